@@ -1,0 +1,52 @@
+"""Sizes: parsing what people type, printing what they read. All sizes are bytes."""
+
+from __future__ import annotations
+
+import re
+
+from btrfs_ublk.errors import UsageError
+
+#: btrfs' sector size and the logical block of every device made here.
+BLOCK_BYTES = 4096
+
+KIB, MIB, GIB, TIB, PIB, EIB = (1 << shift for shift in range(10, 70, 10))
+
+_UNITS = "KMGTPE"
+_SIZE = re.compile(rf"(\d+)\s*(?:([{_UNITS}])(?:iB|B)?|B)?", re.IGNORECASE)
+
+
+def parse_size(text: str, *, what: str = "size") -> int:
+    """Bytes of "4096", "275G", "4MiB" or "4E"; units are binary, case does not matter.
+
+    ``what`` names the value in the UsageError that an unparsable text raises.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"{what} {text!r} is not a size",
+            hint="give bytes or a binary unit: 4096, 64K, 275G, 4E, 1GiB",
+        )
+    number, unit = match.groups()
+    shift = 10 * (_UNITS.index(unit.upper()) + 1) if unit else 0
+    return int(number) << shift
+
+
+def parse_block_size(text: str, *, what: str = "size") -> int:
+    """Like parse_size, for sizes that must be a positive multiple of BLOCK_BYTES."""
+    size_bytes = parse_size(text, what=what)
+    if size_bytes <= 0 or size_bytes % BLOCK_BYTES:
+        raise UsageError(
+            f"{what} {text!r} ({size_bytes} bytes) is not a positive multiple of "
+            f"{BLOCK_BYTES} bytes",
+        )
+    return size_bytes
+
+
+def format_size(size_bytes: int) -> str:
+    """ "4 EiB", "7.2 MiB", "512 B": the largest unit that keeps the value >= 1."""
+    value, unit = float(size_bytes), "B"
+    for letter in _UNITS:
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, f"{letter}iB"
+    return f"{value:.4g} {unit}" if unit != "B" else f"{size_bytes} B"

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+#include "base/message.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static const char *program_name = "btrfs-ublk";
+static bool verbose_enabled;
+
+void message_init(const char *program)
+{
+	program_name = program;
+}
+
+void message_set_verbose(bool verbose)
+{
+	verbose_enabled = verbose;
+}
+
+/* One write per message, so that lines of several threads do not mix. */
+static void emit(const char *prefix, const char *format, va_list args)
+{
+	char text[2048];
+
+	vsnprintf(text, sizeof(text), format, args);
+	fprintf(stderr, "%s%s%s\n", prefix[0] == ' ' ? "" : program_name, prefix, text);
+}
+
+#define DEFINE_MESSAGE(name, prefix)            \
+	void name(const char *format, ...)      \
+	{                                       \
+		va_list args;                   \
+                                                \
+		va_start(args, format);         \
+		emit(prefix, format, args);     \
+		va_end(args);                   \
+	}
+
+DEFINE_MESSAGE(msg_error, ": error: ")
+DEFINE_MESSAGE(msg_hint, "  hint: ")
+DEFINE_MESSAGE(msg_warning, ": warning: ")
+
+void msg_debug(const char *format, ...)
+{
+	va_list args;
+
+	if (!verbose_enabled)
+		return;
+	va_start(args, format);
+	emit(": ", format, args);
+	va_end(args);
+}

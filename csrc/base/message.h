@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a helper tells a person. stdout is data, stderr is talk: every message goes to stderr, as
+ * "PROGRAM: error: what was wrong, with what value", followed by "  hint: what to do".
+ */
+#ifndef BASE_MESSAGE_H
+#define BASE_MESSAGE_H
+
+#include <stdbool.h>
+
+/* Exit statuses of every helper. */
+enum {
+	EXIT_OK = 0,
+	EXIT_FAILED = 1, /* the environment or the kernel said no */
+	EXIT_USAGE = 2,	 /* the caller's input is wrong; nothing was touched */
+};
+
+void message_init(const char *program);
+void message_set_verbose(bool verbose);
+
+void msg_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void msg_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void msg_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Shown with --verbose only. */
+void msg_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif
