@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT */
+/* The JSON description of an address space; its form is in the README. */
+#ifndef SERVER_DESCRIPTION_H
+#define SERVER_DESCRIPTION_H
+
+#include <stdio.h>
+
+#include "server/engine.h"
+
+/*
+ * Read and validate a description; on success `engine` has its size and segments, and nothing has
+ * been opened yet. `name` stands for the input in messages. Returns 0, or a negative errno with a
+ * message given (-EINVAL: the description is wrong).
+ */
+int description_load(FILE *input, const char *name, struct engine *engine);
+
+#endif

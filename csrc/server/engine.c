@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/engine.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/segment.h"
+
+static void counter_add(uint64_t *counter, uint64_t amount)
+{
+	/* One writer, so no locked instruction is needed. */
+	__atomic_store_n(counter, *counter + amount, __ATOMIC_RELAXED);
+}
+
+static void account(struct io *io, int result)
+{
+	struct counters *counters = &io->worker->counters[io->segment->index];
+
+	counter_add(&counters->requests[io->op], 1);
+	if (result < 0)
+		counter_add(&counters->errors, 1);
+	else
+		counter_add(&counters->bytes[io->op], io->part.length);
+}
+
+static bool segment_holds(const struct segment *segment, uint64_t offset)
+{
+	return offset - segment->offset < segment->length;
+}
+
+/* `offset` lies in the device, and segments have no gaps, so there is always one. */
+static struct segment *find_segment(struct worker *worker, uint64_t offset)
+{
+	struct engine *engine = worker->engine;
+	unsigned low = 0, high = engine->segment_count;
+
+	if (segment_holds(worker->last_segment, offset))
+		return worker->last_segment;
+	while (high - low > 1) {
+		unsigned middle = low + (high - low) / 2;
+
+		if (engine->segments[middle].offset <= offset)
+			low = middle;
+		else
+			high = middle;
+	}
+	worker->last_segment = &engine->segments[low];
+	return worker->last_segment;
+}
+
+/* A flush visits every segment that can have something to flush; `done` counts segments. */
+static bool next_flush_part(struct io *io)
+{
+	struct engine *engine = io->worker->engine;
+
+	for (; io->done < engine->segment_count; io->done++) {
+		struct segment *segment = &engine->segments[io->done];
+
+		if (!segment->ops->flush)
+			continue;
+		io->segment = segment;
+		io->part = (struct part){};
+		return true;
+	}
+	return false;
+}
+
+/* Returns false when nothing is left to do. */
+static bool next_part(struct io *io)
+{
+	uint64_t offset = io->offset + io->done;
+	struct segment *segment;
+	uint64_t room;
+
+	if (io->op == IO_OP_FLUSH)
+		return next_flush_part(io);
+	if (io->done == io->length)
+		return false;
+	segment = find_segment(io->worker, offset);
+	room = segment->offset + segment->length - offset;
+	io->segment = segment;
+	io->part.offset = offset - segment->offset;
+	io->part.length = io->length - io->done;
+	if (io->part.length > room)
+		io->part.length = (uint32_t)room;
+	io->part.done = 0;
+	io->part.data = io->data ? io->data + io->done : NULL;
+	return true;
+}
+
+static int start_part(struct io *io)
+{
+	struct segment *segment = io->segment;
+	const struct segment_ops *ops = segment->ops;
+
+	switch (io->op) {
+	case IO_OP_READ:
+		return ops->read(segment, io);
+	case IO_OP_WRITE:
+		return ops->write ? ops->write(segment, io) : -EROFS;
+	case IO_OP_FLUSH:
+		return ops->flush(segment, io);
+	case IO_OP_DISCARD:
+		return ops->discard ? ops->discard(segment, io) : -EOPNOTSUPP;
+	case IO_OP_WRITE_ZEROES:
+		return ops->write_zeroes ? ops->write_zeroes(segment, io) : -EOPNOTSUPP;
+	default:
+		return -EOPNOTSUPP;
+	}
+}
+
+/* Returns false when the request is over. */
+static bool finish_part(struct io *io, int result)
+{
+	account(io, result);
+	if (result < 0) {
+		io->result = result;
+		return false;
+	}
+	io->done += io->op == IO_OP_FLUSH ? 1 : io->part.length;
+	return true;
+}
+
+static void run(struct io *io)
+{
+	while (next_part(io)) {
+		int result = start_part(io);
+
+		if (result == PART_PENDING)
+			return;
+		if (!finish_part(io, result))
+			break;
+	}
+	io->worker->io_done(io);
+}
+
+void engine_submit(struct worker *worker, struct io *io)
+{
+	const struct engine *engine = worker->engine;
+
+	io->worker = worker;
+	io->result = 0;
+	io->done = 0;
+	if (io->op != IO_OP_FLUSH &&
+	    (io->length > engine->size || io->offset > engine->size - io->length)) {
+		io->result = -EIO;
+		worker->io_done(io);
+		return;
+	}
+	if (engine->read_only && io->op != IO_OP_READ && io->op != IO_OP_FLUSH) {
+		io->result = -EROFS;
+		worker->io_done(io);
+		return;
+	}
+	run(io);
+}
+
+void engine_part_done(struct io *io, int result)
+{
+	if (finish_part(io, result))
+		run(io);
+	else
+		io->worker->io_done(io);
+}
+
+void engine_complete(struct io *io, int cqe_result)
+{
+	int result = io->segment->ops->complete(io->segment, io, cqe_result);
+
+	if (result != PART_PENDING)
+		engine_part_done(io, result);
+}
+
+struct io_uring_sqe *worker_get_sqe(struct worker *worker)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(worker->ring);
+
+	/* The ring has room for one SQE per tag, but those of this round may not be out yet. */
+	while (!sqe) {
+		io_uring_submit(worker->ring);
+		sqe = io_uring_get_sqe(worker->ring);
+	}
+	return sqe;
+}
+
+void worker_prepare_file(struct worker *worker, struct io_uring_sqe *sqe, struct io *io,
+			 unsigned file)
+{
+	sqe->fd = (int)(worker->first_file + file);
+	sqe->flags |= IOSQE_FIXED_FILE;
+	io_uring_sqe_set_data(sqe, io);
+}
+
+int engine_add_file(struct engine *engine, int fd)
+{
+	int *files = realloc(engine->files, (engine->file_count + 1) * sizeof(*files));
+
+	if (!files) {
+		close(fd);
+		return -ENOMEM;
+	}
+	engine->files = files;
+	files[engine->file_count] = fd;
+	return (int)engine->file_count++;
+}
+
+int engine_open(struct engine *engine, unsigned worker_count)
+{
+	engine->workers = calloc(worker_count, sizeof(*engine->workers));
+	if (!engine->workers)
+		return -ENOMEM;
+	engine->worker_count = worker_count;
+	for (unsigned i = 0; i < worker_count; i++) {
+		struct worker *worker = &engine->workers[i];
+
+		worker->engine = engine;
+		worker->last_segment = engine->segments;
+		worker->counters = calloc(engine->segment_count, sizeof(*worker->counters));
+		if (!worker->counters)
+			return -ENOMEM;
+	}
+	for (unsigned i = 0; i < engine->segment_count; i++) {
+		struct segment *segment = &engine->segments[i];
+		int err = segment->ops->open ? segment->ops->open(engine, segment) : 0;
+
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+void engine_close(struct engine *engine)
+{
+	for (unsigned i = 0; i < engine->segment_count; i++) {
+		struct segment *segment = &engine->segments[i];
+
+		if (segment->ops->close)
+			segment->ops->close(segment);
+		free(segment->private);
+	}
+	for (unsigned i = 0; i < engine->file_count; i++)
+		close(engine->files[i]);
+	for (unsigned i = 0; i < engine->worker_count; i++)
+		free(engine->workers[i].counters);
+	free(engine->workers);
+	free(engine->files);
+	free(engine->segments);
+	*engine = (struct engine){};
+}
+
+void engine_count(const struct engine *engine, unsigned segment_index, struct counters *sum)
+{
+	*sum = (struct counters){};
+	for (unsigned i = 0; i < engine->worker_count; i++) {
+		const struct counters *counters = &engine->workers[i].counters[segment_index];
+
+		for (unsigned op = 0; op < IO_OP_COUNT; op++) {
+			sum->requests[op] +=
+				__atomic_load_n(&counters->requests[op], __ATOMIC_RELAXED);
+			sum->bytes[op] += __atomic_load_n(&counters->bytes[op], __ATOMIC_RELAXED);
+		}
+		sum->errors += __atomic_load_n(&counters->errors, __ATOMIC_RELAXED);
+	}
+}

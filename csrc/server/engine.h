@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The engine: takes a request on the device's address space and answers it from segments.
+ *
+ * A front end owns one `struct io` per tag, fills in the request and calls engine_submit() on the
+ * worker (thread) it belongs to; the worker's io_done() is called once, on the same thread, perhaps
+ * before engine_submit() returns. A request that spans segments is cut into parts, which run one
+ * after the other: that is rare, and it keeps the common request free of allocation and counting.
+ * A request is answered whole or fails whole.
+ */
+#ifndef SERVER_ENGINE_H
+#define SERVER_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct io_uring;
+struct io_uring_sqe;
+struct segment;
+struct worker;
+
+enum io_op {
+	IO_OP_READ,
+	IO_OP_WRITE,
+	IO_OP_FLUSH,
+	IO_OP_DISCARD,
+	IO_OP_WRITE_ZEROES,
+	IO_OP_COUNT,
+};
+
+/* What a segment kind sees: a range that lies inside its segment. */
+struct part {
+	uint64_t offset; /* bytes from the start of the segment */
+	uint32_t length; /* bytes; 0 for a flush */
+	uint32_t done;	 /* for the kind's own use: bytes finished so far */
+	uint8_t *data;
+};
+
+struct io {
+	/* The request, set by the front end. */
+	enum io_op op;
+	bool fua;	 /* durable before it completes */
+	bool no_unmap;	 /* IO_OP_WRITE_ZEROES: keep the blocks allocated */
+	uint32_t length; /* bytes */
+	uint64_t offset; /* bytes from the start of the device */
+	uint8_t *data;	 /* reads and writes */
+
+	/* The answer: 0, or a negative errno. */
+	int result;
+
+	/* The engine's own. */
+	struct worker *worker;
+	struct segment *segment;
+	struct part part;
+	uint32_t done;
+};
+
+/* Written by one worker, read by anybody: relaxed atomics. */
+struct counters {
+	uint64_t requests[IO_OP_COUNT];
+	uint64_t bytes[IO_OP_COUNT];
+	uint64_t errors;
+};
+
+struct engine {
+	struct segment *segments; /* in order, without gaps, from 0 to size */
+	unsigned segment_count;
+	uint64_t size; /* bytes, a multiple of BLOCK_BYTES */
+	bool read_only;
+
+	/* Descriptors that workers register with their ring; see engine_add_file(). */
+	int *files;
+	unsigned file_count;
+
+	struct worker *workers;
+	unsigned worker_count;
+};
+
+/* One thread of a front end. Not shared between threads. */
+struct worker {
+	/* Set by the front end before its first submit. */
+	struct engine *engine;
+	struct io_uring *ring;
+	unsigned first_file; /* index of engine->files[0] in the ring's file table */
+	void (*io_done)(struct io *io);
+
+	/* The engine's own. */
+	struct segment *last_segment;
+	struct counters *counters; /* per segment */
+};
+
+/* Acquire what the segments need. Returns 0 or a negative errno, with a message given. */
+int engine_open(struct engine *engine, unsigned worker_count);
+void engine_close(struct engine *engine);
+
+/* Takes ownership of `fd`; returns its index for worker_prepare_file(), or a negative errno. */
+int engine_add_file(struct engine *engine, int fd);
+
+void engine_submit(struct worker *worker, struct io *io);
+
+/*
+ * For segment kinds: an SQE for `io` on registered file `file`, fields to be filled in by an
+ * io_uring_prep_*() call *before* this one; see segment/file.c. The completion arrives in
+ * segment_ops.complete.
+ */
+struct io_uring_sqe *worker_get_sqe(struct worker *worker);
+void worker_prepare_file(struct worker *worker, struct io_uring_sqe *sqe, struct io *io,
+			 unsigned file);
+
+/* For front ends: a CQE whose user_data is the `struct io` came in. */
+void engine_complete(struct io *io, int cqe_result);
+
+/* For segment kinds that finish outside of segment_ops.complete, on the io's worker thread. */
+void engine_part_done(struct io *io, int result);
+
+/* Sum over workers; any thread. */
+void engine_count(const struct engine *engine, unsigned segment_index, struct counters *sum);
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A front end makes the engine's address space a block device (or a file) and feeds requests to the
+ * engine's workers. One front end = one file (or prefix) behind one ops table.
+ */
+#ifndef SERVER_FRONTEND_H
+#define SERVER_FRONTEND_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "server/engine.h"
+
+struct frontend_ops;
+
+struct frontend {
+	/* Set by the caller. */
+	const struct frontend_ops *ops;
+	struct engine *engine;
+	unsigned queues;
+	unsigned depth;	       /* requests in flight per queue */
+	uint32_t max_io_bytes; /* of one request */
+	int wanted_id;	       /* -1: any */
+	uint64_t tag;	       /* by which `gc` recognises the device */
+
+	/* The front end's own. */
+	void *private;
+};
+
+/* Each returns 0 or a negative errno, with a message given. */
+struct frontend_ops {
+	const char *name;
+
+	/* Acquire what needs the host's view of the file system; no device exists after it. */
+	int (*open)(struct frontend *frontend);
+	/* Make the device; it answers reads when this returns. Undoes itself on failure. */
+	int (*start)(struct frontend *frontend);
+	/* Keys for the ready line: "device", "id", ... */
+	int (*describe)(const struct frontend *frontend, json_t *ready);
+	/* A descriptor that becomes readable when the front end has died; -1: none. */
+	int (*failure_fd)(const struct frontend *frontend);
+	/* Remove the device, serving what is still in flight. */
+	int (*stop)(struct frontend *frontend);
+	void (*close)(struct frontend *frontend);
+};
+
+extern const struct frontend_ops ublk_frontend;
+
+#endif

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/frontend/ublk_control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/message.h"
+
+static const char control_path[] = "/dev/ublk-control";
+
+/* In the ring's 128-byte SQEs the command starts where the addr3 field of a short one is. */
+static struct ublksrv_ctrl_cmd *sqe_command(struct io_uring_sqe *sqe)
+{
+	return (struct ublksrv_ctrl_cmd *)sqe->cmd;
+}
+
+static int wait_for(struct ublk_control *control, uint64_t number)
+{
+	struct __kernel_timespec deadline = { .tv_sec = UBLK_CONTROL_WAIT_S };
+	struct io_uring_cqe *cqe;
+
+	for (;;) {
+		int err = io_uring_wait_cqe_timeout(&control->ring, &cqe, &deadline);
+		bool ours;
+
+		if (err == -EINTR)
+			continue;
+		if (err)
+			return err == -ETIME ? -ETIMEDOUT : err;
+		ours = cqe->user_data == number;
+		err = cqe->res;
+		io_uring_cqe_seen(&control->ring, cqe);
+		/* Anything else is the answer to a command that was given up on. */
+		if (ours)
+			return err;
+	}
+}
+
+static int send_command(struct ublk_control *control, uint32_t encoded,
+			const struct ublksrv_ctrl_cmd *command)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
+	int err;
+
+	if (!sqe)
+		return -EBUSY;
+	memset(sqe, 0, 2 * sizeof(*sqe));
+	sqe->opcode = IORING_OP_URING_CMD;
+	sqe->fd = control->fd;
+	sqe->cmd_op = control->encoded ? encoded : _IOC_NR(encoded);
+	*sqe_command(sqe) = *command;
+	io_uring_sqe_set_data64(sqe, ++control->sent);
+	err = io_uring_submit(&control->ring);
+	if (err < 0)
+		return err;
+	return wait_for(control, control->sent);
+}
+
+int ublk_control_open(struct ublk_control *control)
+{
+	struct io_uring_params params = { .flags = IORING_SETUP_SQE128 };
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = UINT32_MAX,
+		.queue_id = UINT16_MAX,
+		.addr = (uintptr_t)&control->features,
+		.len = sizeof(control->features),
+	};
+	int err;
+
+	*control = (struct ublk_control){ .encoded = true };
+	control->fd = open(control_path, O_RDWR | O_CLOEXEC);
+	if (control->fd < 0) {
+		err = -errno;
+		if (err == -ENOENT || err == -ENODEV || err == -ENXIO) {
+			msg_error("this kernel has no ublk driver (%s is missing)", control_path);
+			msg_hint("'modprobe ublk_drv' loads it where the kernel has it (Linux 6.0, "
+				 "CONFIG_BLK_DEV_UBLK); scripts/vm runs a command on one that has");
+		} else {
+			msg_error("cannot open %s: %s", control_path, strerror(-err));
+			if (err == -EACCES || err == -EPERM)
+				msg_hint("making block devices needs root");
+		}
+		return err;
+	}
+	err = io_uring_queue_init_params(4, &control->ring, &params);
+	if (err) {
+		msg_error("cannot set up io_uring: %s", strerror(-err));
+		if (err == -EPERM)
+			msg_hint("see the sysctl kernel.io_uring_disabled");
+		close(control->fd);
+		return err;
+	}
+	err = send_command(control, UBLK_U_CMD_GET_FEATURES, &command);
+	if (err) {
+		/* Before 6.5; opcodes in ioctl form came with 6.4, plain ones went on to work. */
+		msg_debug("the kernel does not tell its ublk features: %s", strerror(-err));
+		control->features = 0;
+		control->encoded = false;
+	}
+	return 0;
+}
+
+void ublk_control_close(struct ublk_control *control)
+{
+	if (control->fd < 0)
+		return;
+	io_uring_queue_exit(&control->ring);
+	close(control->fd);
+	control->fd = -1;
+}
+
+int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *info)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = info->dev_id,
+		.queue_id = UINT16_MAX,
+		.addr = (uintptr_t)info,
+		.len = sizeof(*info),
+	};
+
+	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_ADD_DEV), &command);
+}
+
+int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.addr = (uintptr_t)info,
+		.len = sizeof(*info),
+	};
+
+	*info = (struct ublksrv_ctrl_dev_info){};
+	return send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO), &command);
+}
+
+int ublk_set_params(struct ublk_control *control, uint32_t id, struct ublk_params *params)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.addr = (uintptr_t)params,
+		.len = sizeof(*params),
+	};
+
+	params->len = sizeof(*params);
+	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_SET_PARAMS), &command);
+}
+
+int ublk_get_affinity(struct ublk_control *control, uint32_t id, uint16_t queue, cpu_set_t *cpus)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.addr = (uintptr_t)cpus,
+		.len = sizeof(*cpus),
+		.data = { queue },
+	};
+
+	CPU_ZERO(cpus);
+	return send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_QUEUE_AFFINITY), &command);
+}
+
+int ublk_start_device(struct ublk_control *control, uint32_t id)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.data = { (uint64_t)getpid() },
+	};
+
+	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_START_DEV), &command);
+}
+
+int ublk_stop_device(struct ublk_control *control, uint32_t id)
+{
+	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
+
+	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_STOP_DEV), &command);
+}
+
+int ublk_delete_device(struct ublk_control *control, uint32_t id)
+{
+	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
+	int err;
+
+	if (control->encoded) {
+		err = send_command(control, UBLK_U_CMD_DEL_DEV_ASYNC, &command);
+		if (err != -EOPNOTSUPP)
+			return err;
+	}
+	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_DEL_DEV), &command);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * /dev/ublk-control: one wrapper per control command. Each waits at most UBLK_CONTROL_WAIT_S (some
+ * kernels hang in ADD_DEV or START_DEV) and returns 0 or a negative errno, without a message.
+ */
+#ifndef FRONTEND_UBLK_CONTROL_H
+#define FRONTEND_UBLK_CONTROL_H
+
+#include <liburing.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/frontend/ublk_uapi.h"
+
+enum { UBLK_CONTROL_WAIT_S = 30 };
+
+struct ublk_control {
+	int fd;
+	struct io_uring ring;
+	uint64_t features; /* UBLK_F_*; 0 where the kernel cannot tell (before 6.5) */
+	bool encoded;	   /* opcodes in ioctl form */
+	uint64_t sent;	   /* number of commands, to tell a late completion from ours */
+};
+
+/* Opens the device and asks for features. Gives a message on failure. */
+int ublk_control_open(struct ublk_control *control);
+void ublk_control_close(struct ublk_control *control);
+
+int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *info);
+int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info);
+int ublk_set_params(struct ublk_control *control, uint32_t id, struct ublk_params *params);
+int ublk_get_affinity(struct ublk_control *control, uint32_t id, uint16_t queue, cpu_set_t *cpus);
+int ublk_start_device(struct ublk_control *control, uint32_t id);
+int ublk_stop_device(struct ublk_control *control, uint32_t id);
+/* Where the kernel can (6.9), does not wait until the last user has closed the block device. */
+int ublk_delete_device(struct ublk_control *control, uint32_t id);
+
+#endif

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/frontend/ublk_queue.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/message.h"
+#include "base/size.h"
+#include "server/sandbox.h"
+
+enum {
+	SECTOR_SHIFT = 9,
+	STACK_BYTES = 256 << 10, /* mlock()ed as a whole */
+};
+
+/*
+ * user_data of an SQE is the tag's address. Commands to the driver have bit 0 set, which tells them
+ * from the I/O that segments do.
+ */
+#define DRIVER_COMMAND 1u
+
+static struct ublk_tag *tag_of(struct io *io)
+{
+	return (struct ublk_tag *)io; /* its first member */
+}
+
+static void offer_tag(struct ublk_tag *tag, uint32_t opcode, int32_t result)
+{
+	struct ublk_queue *queue = tag->queue;
+	struct io_uring_sqe *sqe = worker_get_sqe(queue->worker);
+	struct ublksrv_io_cmd *command = (struct ublksrv_io_cmd *)sqe->cmd;
+
+	memset(sqe, 0, sizeof(*sqe));
+	sqe->opcode = IORING_OP_URING_CMD;
+	sqe->fd = 0; /* of the ring's file table */
+	sqe->flags = IOSQE_FIXED_FILE;
+	sqe->cmd_op = queue->encoded ? UBLK_ENCODE_IO(opcode) : opcode;
+	command->q_id = queue->index;
+	command->tag = tag->tag;
+	command->result = result;
+	command->addr = (uintptr_t)(queue->buffers + (size_t)tag->tag * queue->buffer_bytes);
+	io_uring_sqe_set_data64(sqe, (uintptr_t)tag | DRIVER_COMMAND);
+	queue->offered++;
+}
+
+static void io_done(struct io *io)
+{
+	struct ublk_tag *tag = tag_of(io);
+	bool data = io->op == IO_OP_READ || io->op == IO_OP_WRITE;
+
+	tag->queue->running--;
+	offer_tag(tag, UBLK_IO_COMMIT_AND_FETCH_REQ,
+		  io->result < 0 ? io->result : (data ? (int32_t)io->length : 0));
+}
+
+/* Returns false for an operation that this server never announced. */
+static bool decode(const struct ublksrv_io_desc *descriptor, struct io *io)
+{
+	/* NB: UBLK_IO_F_* are bits of op_flags itself, not of ublksrv_get_flags(). */
+	uint32_t op_flags = descriptor->op_flags;
+
+	switch (ublksrv_get_op(descriptor)) {
+	case UBLK_IO_OP_READ:
+		io->op = IO_OP_READ;
+		break;
+	case UBLK_IO_OP_WRITE:
+		io->op = IO_OP_WRITE;
+		break;
+	case UBLK_IO_OP_FLUSH:
+		io->op = IO_OP_FLUSH;
+		break;
+	case UBLK_IO_OP_DISCARD:
+		io->op = IO_OP_DISCARD;
+		break;
+	case UBLK_IO_OP_WRITE_ZEROES:
+		io->op = IO_OP_WRITE_ZEROES;
+		break;
+	default:
+		return false;
+	}
+	io->fua = op_flags & UBLK_IO_F_FUA;
+	io->no_unmap = op_flags & UBLK_IO_F_NOUNMAP;
+	io->offset = descriptor->start_sector << SECTOR_SHIFT;
+	io->length = descriptor->nr_sectors << SECTOR_SHIFT;
+	return true;
+}
+
+static void start_request(struct ublk_tag *tag)
+{
+	struct ublk_queue *queue = tag->queue;
+	struct io *io = &tag->io;
+
+	queue->running++;
+	io->data = queue->buffers + (size_t)tag->tag * queue->buffer_bytes;
+	io->result = 0;
+	if (!decode(&queue->descriptors[tag->tag], io))
+		io->result = -EOPNOTSUPP;
+	else if ((io->op == IO_OP_READ || io->op == IO_OP_WRITE) &&
+		 io->length > queue->buffer_bytes)
+		io->result = -EIO;
+	if (io->result)
+		io_done(io);
+	else
+		engine_submit(queue->worker, io);
+}
+
+/* Returns 0, or a negative errno when the queue cannot go on. */
+static int handle_command(struct ublk_queue *queue, struct ublk_tag *tag, int result)
+{
+	queue->offered--;
+	if (result == UBLK_IO_RES_OK) {
+		start_request(tag);
+		return 0;
+	}
+	/* UBLK_IO_RES_ABORT: the device is being stopped; the tag is not offered again. */
+	return result == UBLK_IO_RES_ABORT ? 0 : result;
+}
+
+static int handle_completions(struct ublk_queue *queue)
+{
+	struct io_uring_cqe *cqe;
+	unsigned head, seen = 0;
+	int err = 0;
+
+	io_uring_for_each_cqe(&queue->ring, head, cqe)
+	{
+		uint64_t data = cqe->user_data;
+
+		seen++;
+		if (data & DRIVER_COMMAND) {
+			struct ublk_tag *tag = (struct ublk_tag *)(uintptr_t)(data & ~1ull);
+			int ret = handle_command(queue, tag, cqe->res);
+
+			if (ret && !err)
+				err = ret;
+		} else {
+			engine_complete((struct io *)(uintptr_t)data, cqe->res);
+		}
+	}
+	io_uring_cq_advance(&queue->ring, seen);
+	return err;
+}
+
+static int serve(struct ublk_queue *queue)
+{
+	int failure = 0;
+
+	while (queue->offered || queue->running) {
+		int err = io_uring_submit_and_wait(&queue->ring, 1);
+
+		if (err < 0 && err != -EINTR && err != -EAGAIN && err != -EBUSY)
+			return err;
+		err = handle_completions(queue);
+		if (err && !failure) {
+			msg_error("queue %u: the driver refused a tag: %s", queue->index,
+				  strerror(-err));
+			failure = err;
+		}
+	}
+	return failure;
+}
+
+/* One ring flag set after the other, newest first: DEFER_TASKRUN is 6.1, COOP_TASKRUN 5.19. */
+static int init_ring(struct ublk_queue *queue)
+{
+	static const unsigned flag_sets[] = {
+		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
+		IORING_SETUP_COOP_TASKRUN,
+		0,
+	};
+	int err = -EINVAL;
+
+	for (unsigned i = 0; i < sizeof(flag_sets) / sizeof(*flag_sets) && err == -EINVAL; i++) {
+		struct io_uring_params params = { .flags = flag_sets[i] };
+
+		err = io_uring_queue_init_params(queue->depth, &queue->ring, &params);
+	}
+	return err;
+}
+
+/* File 0 of the table is the ublk device, the segments' files follow. */
+static int register_files(struct ublk_queue *queue)
+{
+	const struct engine *engine = queue->worker->engine;
+	int *files = calloc(engine->file_count + 1, sizeof(*files));
+	int err;
+
+	if (!files)
+		return -ENOMEM;
+	files[0] = queue->device_fd;
+	memcpy(files + 1, engine->files, engine->file_count * sizeof(*files));
+	queue->worker->first_file = 1;
+	err = io_uring_register_files(&queue->ring, files, engine->file_count + 1);
+	free(files);
+	return err;
+}
+
+static size_t descriptor_bytes(unsigned depth)
+{
+	return round_up_u64(depth * sizeof(struct ublksrv_io_desc), (uint64_t)getpagesize());
+}
+
+static int map_descriptors(struct ublk_queue *queue)
+{
+	/* NB: queues lie UBLK_MAX_QUEUE_DEPTH descriptors apart, whatever their depth. */
+	off_t offset = UBLKSRV_CMD_BUF_OFFSET +
+		       (off_t)(queue->index * descriptor_bytes(UBLK_MAX_QUEUE_DEPTH));
+	void *map = mmap(NULL, descriptor_bytes(queue->depth), PROT_READ,
+			 MAP_SHARED | MAP_POPULATE, queue->device_fd, offset);
+
+	if (map == MAP_FAILED)
+		return -errno;
+	queue->descriptors = map;
+	return 0;
+}
+
+static int allocate_tags(struct ublk_queue *queue)
+{
+	size_t bytes = (size_t)queue->depth * queue->buffer_bytes;
+	/* After the thread was pinned, so that the pages come from its own node. */
+	void *buffers = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	if (buffers == MAP_FAILED)
+		return -errno;
+	queue->buffers = buffers;
+	queue->tags = calloc(queue->depth, sizeof(*queue->tags));
+	if (!queue->tags)
+		return -ENOMEM;
+	for (unsigned i = 0; i < queue->depth; i++) {
+		queue->tags[i].queue = queue;
+		queue->tags[i].tag = (uint16_t)i;
+	}
+	return 0;
+}
+
+static int queue_init(struct ublk_queue *queue)
+{
+	int err;
+
+	if (CPU_COUNT(&queue->cpus))
+		pthread_setaffinity_np(pthread_self(), sizeof(queue->cpus), &queue->cpus);
+	err = sandbox_io_thread();
+	if (!err)
+		err = allocate_tags(queue);
+	if (!err)
+		err = map_descriptors(queue);
+	if (err)
+		return err;
+	err = init_ring(queue);
+	if (err)
+		return err;
+	queue->worker->ring = &queue->ring;
+	queue->worker->io_done = io_done;
+	err = register_files(queue);
+	if (err)
+		return err;
+	for (unsigned i = 0; i < queue->depth; i++)
+		offer_tag(&queue->tags[i], UBLK_IO_FETCH_REQ, 0);
+	err = io_uring_submit(&queue->ring);
+	return err < 0 ? err : 0;
+}
+
+static void queue_deinit(struct ublk_queue *queue)
+{
+	if (queue->worker->ring) {
+		io_uring_queue_exit(&queue->ring);
+		queue->worker->ring = NULL;
+	}
+	if (queue->descriptors)
+		munmap((void *)queue->descriptors, descriptor_bytes(queue->depth));
+	if (queue->buffers)
+		munmap(queue->buffers, (size_t)queue->depth * queue->buffer_bytes);
+	free(queue->tags);
+}
+
+static void *queue_main(void *argument)
+{
+	struct ublk_queue *queue = argument;
+
+	queue->error = queue_init(queue);
+	if (queue->error) {
+		queue_deinit(queue);
+		sem_post(&queue->serving);
+		return NULL;
+	}
+	sem_post(&queue->serving);
+	queue->error = serve(queue);
+	if (queue->error)
+		eventfd_write(queue->failure_fd, 1);
+	queue_deinit(queue);
+	return NULL;
+}
+
+int ublk_queue_start(struct ublk_queue *queue)
+{
+	pthread_attr_t attributes;
+	int err;
+
+	sem_init(&queue->serving, 0, 0);
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	err = -pthread_create(&queue->thread, &attributes, queue_main, queue);
+	pthread_attr_destroy(&attributes);
+	if (err)
+		return err;
+	while (sem_wait(&queue->serving) && errno == EINTR)
+		;
+	/* Joined here on failure, so that the caller joins only queues that serve. */
+	if (queue->error) {
+		pthread_join(queue->thread, NULL);
+		return queue->error;
+	}
+	return 0;
+}
+
+void ublk_queue_join(struct ublk_queue *queue)
+{
+	pthread_join(queue->thread, NULL);
+	sem_destroy(&queue->serving);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/* One ublk hardware queue: a thread with its own ring, buffers and engine worker. */
+#ifndef FRONTEND_UBLK_QUEUE_H
+#define FRONTEND_UBLK_QUEUE_H
+
+#include <liburing.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/engine.h"
+#include "server/frontend/ublk_uapi.h"
+
+struct ublk_queue;
+
+struct ublk_tag {
+	struct io io;
+	struct ublk_queue *queue;
+	uint16_t tag;
+};
+
+struct ublk_queue {
+	/* Set by ublk.c. */
+	uint16_t index;
+	uint16_t depth;
+	uint32_t buffer_bytes; /* per tag */
+	bool encoded;	       /* opcodes in ioctl form */
+	int device_fd;	       /* /dev/ublkcN */
+	int failure_fd;	       /* eventfd: written when the thread ends with an error */
+	cpu_set_t cpus;
+	struct worker *worker;
+
+	/* The thread's result. */
+	sem_t serving; /* posted once: all tags are on offer, or `error` is set */
+	int error;
+
+	/* The thread's own. */
+	pthread_t thread;
+	struct io_uring ring;
+	const struct ublksrv_io_desc *descriptors;
+	struct ublk_tag *tags;
+	uint8_t *buffers;
+	unsigned offered; /* tags that are with the driver */
+	unsigned running; /* tags that are with the engine */
+};
+
+/* Starts the thread and waits until the queue serves. */
+int ublk_queue_start(struct ublk_queue *queue);
+/* The thread ends by itself once the driver has aborted every tag. */
+void ublk_queue_join(struct ublk_queue *queue);
+
+#endif

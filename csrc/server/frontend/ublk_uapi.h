@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What <linux/ublk_cmd.h> gained after Linux 6.1, whose header Debian 12 has. Values from the
+ * kernel's include/uapi/linux/ublk_cmd.h.
+ */
+#ifndef FRONTEND_UBLK_UAPI_H
+#define FRONTEND_UBLK_UAPI_H
+
+#include <linux/ioctl.h>
+#include <linux/ublk_cmd.h>
+#include <stdint.h>
+
+#ifndef UBLK_U_CMD_GET_FEATURES /* 6.5 */
+#define UBLK_U_CMD_GET_FEATURES _IOR('u', 0x13, struct ublksrv_ctrl_cmd)
+#endif
+#ifndef UBLK_U_CMD_DEL_DEV_ASYNC /* 6.9: does not wait for the last opener */
+#define UBLK_U_CMD_DEL_DEV_ASYNC _IOR('u', 0x14, struct ublksrv_ctrl_cmd)
+#endif
+
+#ifndef UBLK_F_UNPRIVILEGED_DEV /* 6.3 */
+#define UBLK_F_UNPRIVILEGED_DEV (1ULL << 5)
+#endif
+#ifndef UBLK_F_CMD_IOCTL_ENCODE /* 6.4 */
+#define UBLK_F_CMD_IOCTL_ENCODE (1ULL << 6)
+#endif
+#ifndef UBLK_F_USER_COPY /* 6.5 */
+#define UBLK_F_USER_COPY (1ULL << 7)
+#endif
+#ifndef UBLK_F_ZONED /* 6.6 */
+#define UBLK_F_ZONED (1ULL << 8)
+#endif
+#ifndef UBLK_F_USER_RECOVERY_FAIL_IO /* 6.13 */
+#define UBLK_F_USER_RECOVERY_FAIL_IO (1ULL << 9)
+#endif
+
+/*
+ * Since 6.4 a command carries direction and size as an ioctl number does (UBLK_F_CMD_IOCTL_ENCODE);
+ * the low byte stays the old opcode, which is what is sent to older kernels.
+ */
+#define UBLK_ENCODE_CTRL_READ(opcode) ((uint32_t)_IOR('u', opcode, struct ublksrv_ctrl_cmd))
+#define UBLK_ENCODE_CTRL_WRITE(opcode) ((uint32_t)_IOWR('u', opcode, struct ublksrv_ctrl_cmd))
+#define UBLK_ENCODE_IO(opcode) ((uint32_t)_IOWR('u', opcode, struct ublksrv_io_cmd))
+
+#endif

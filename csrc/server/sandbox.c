@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/sandbox.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/message.h"
+
+/* Any directory that every system has; it is covered in our own namespace only. */
+static const char empty_root[] = "/proc";
+
+/*
+ * A copy of the host's mounts would keep them alive after their owners unmounted them, and a mount
+ * of our own device in it would have to be flushed by us while we exit. So nothing is kept.
+ */
+static int leave_mounts(void)
+{
+	if (unshare(CLONE_NEWNS))
+		return -errno;
+	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+		return -errno;
+	if (mount("none", empty_root, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NODEV, "size=0,mode=500"))
+		return -errno;
+	if (chdir(empty_root))
+		return -errno;
+	/* The old root is stacked on the new one, so that "." is the old one again. */
+	if (syscall(SYS_pivot_root, ".", "."))
+		return -errno;
+	if (umount2(".", MNT_DETACH))
+		return -errno;
+	return chdir("/") ? -errno : 0;
+}
+
+int sandbox_enter(void)
+{
+	int err = leave_mounts();
+
+	if (err) {
+		msg_error("cannot leave the mount namespace: %s", strerror(-err));
+		if (err == -EPERM)
+			msg_hint("this needs root (CAP_SYS_ADMIN)");
+		return err;
+	}
+	if (mlockall(MCL_CURRENT | MCL_FUTURE)) {
+		err = -errno;
+		msg_error("cannot lock memory: %s", strerror(-err));
+		msg_hint("raise RLIMIT_MEMLOCK, or run with CAP_IPC_LOCK");
+		return err;
+	}
+	return 0;
+}
+
+int sandbox_io_thread(void)
+{
+	/* NB: 1 means on. Memory reclaim for our allocations then never waits for I/O. */
+	if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)) {
+		int err = -errno;
+
+		msg_error("cannot set PR_SET_IO_FLUSHER: %s", strerror(-err));
+		msg_hint("this needs CAP_SYS_RESOURCE");
+		return err;
+	}
+	return 0;
+}

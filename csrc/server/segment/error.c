@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT */
+/* Reads fail: address space that holds nothing yet. */
+#include <errno.h>
+
+#include "server/segment.h"
+
+static int error_read(struct segment *segment, struct io *io)
+{
+	(void)segment;
+	(void)io;
+	return -EIO;
+}
+
+static const struct segment_ops error_ops = {
+	.name = "error",
+	.read = error_read,
+};
+SEGMENT_KIND(error_ops);

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A range of a local file or block device: `"path"`, `"file_offset"` (bytes, default 0),
+ * `"writable"` and `"direct"` (O_DIRECT), both off by default.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <liburing.h>
+#include <linux/falloc.h>
+#include <linux/fs.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
+#include "base/cleanup.h"
+#include "base/message.h"
+#include "base/size.h"
+#include "server/segment.h"
+
+struct file_segment {
+	char *path;
+	uint64_t file_offset;
+	bool writable;
+	bool direct;
+	unsigned file; /* index of engine_add_file() */
+};
+
+static int file_parse(struct segment *segment, json_t *keys)
+{
+	struct file_segment *file = segment->private;
+	int err = description_take_string(keys, "path", &file->path);
+
+	if (!err)
+		err = description_take_u64(keys, "file_offset", false, &file->file_offset);
+	if (!err)
+		err = description_take_bool(keys, "writable", &file->writable);
+	if (!err)
+		err = description_take_bool(keys, "direct", &file->direct);
+	if (err)
+		return err;
+	if (file->file_offset % BLOCK_BYTES || file->file_offset > INT64_MAX - segment->length) {
+		msg_error("segment %u (file): \"file_offset\" %llu is not a multiple of %u, or "
+			  "reaches beyond what a file can hold",
+			  segment->index, (unsigned long long)file->file_offset, BLOCK_BYTES);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int file_size(int fd, uint64_t *size)
+{
+	struct stat status;
+
+	if (fstat(fd, &status))
+		return -errno;
+	if (S_ISBLK(status.st_mode))
+		return ioctl(fd, BLKGETSIZE64, size) ? -errno : 0;
+	if (!S_ISREG(status.st_mode))
+		return -EMEDIUMTYPE;
+	*size = (uint64_t)status.st_size;
+	return 0;
+}
+
+static int file_open(struct engine *engine, struct segment *segment)
+{
+	struct file_segment *file = segment->private;
+	int flags = (file->writable ? O_RDWR : O_RDONLY) | (file->direct ? O_DIRECT : 0);
+	uint64_t needed = file->file_offset + segment->length;
+	_cleanup_close_ int fd = -1;
+	uint64_t size = 0;
+	int err;
+
+	if (file->writable && engine->read_only) {
+		msg_error("segment %u (file %s) is writable, the device is read-only",
+			  segment->index, file->path);
+		return -EINVAL;
+	}
+	/* O_NONBLOCK: opening a FIFO must not hang; it has no effect on files and disks. */
+	fd = open(file->path, flags | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0) {
+		err = -errno;
+		msg_error("segment %u: cannot open file '%s': %s", segment->index, file->path,
+			  strerror(-err));
+		if (err == -EINVAL && file->direct)
+			msg_hint("its file system has no O_DIRECT; leave \"direct\" out");
+		return err;
+	}
+	err = file_size(fd, &size);
+	if (err) {
+		msg_error("segment %u: '%s': %s", segment->index, file->path,
+			  err == -EMEDIUMTYPE ? "neither a regular file nor a block device" :
+						strerror(-err));
+		return err;
+	}
+	if (size < needed) {
+		msg_error("segment %u: '%s' has %llu bytes, the segment needs %llu", segment->index,
+			  file->path, (unsigned long long)size, (unsigned long long)needed);
+		msg_hint("shorten the segment, or fill the rest with a \"zero\" segment");
+		return -EINVAL;
+	}
+	err = engine_add_file(engine, take_fd(&fd));
+	if (err < 0)
+		return err;
+	file->file = (unsigned)err;
+	return 0;
+}
+
+static void file_close(struct segment *segment)
+{
+	struct file_segment *file = segment->private;
+
+	free(file->path);
+}
+
+static uint64_t file_position(const struct file_segment *file, const struct part *part)
+{
+	return file->file_offset + part->offset + part->done;
+}
+
+/* The rest of the part; short I/O brings us here again. */
+static int file_transfer(struct segment *segment, struct io *io)
+{
+	const struct file_segment *file = segment->private;
+	struct io_uring_sqe *sqe = worker_get_sqe(io->worker);
+	struct part *part = &io->part;
+	uint8_t *data = part->data + part->done;
+	unsigned length = part->length - part->done;
+
+	if (io->op == IO_OP_READ) {
+		io_uring_prep_read(sqe, -1, data, length, file_position(file, part));
+	} else {
+		io_uring_prep_write(sqe, -1, data, length, file_position(file, part));
+		if (io->fua)
+			sqe->rw_flags = RWF_DSYNC;
+	}
+	worker_prepare_file(io->worker, sqe, io, file->file);
+	return PART_PENDING;
+}
+
+static int file_write(struct segment *segment, struct io *io)
+{
+	const struct file_segment *file = segment->private;
+
+	return file->writable ? file_transfer(segment, io) : -EROFS;
+}
+
+static int file_flush(struct segment *segment, struct io *io)
+{
+	const struct file_segment *file = segment->private;
+	struct io_uring_sqe *sqe;
+
+	if (!file->writable)
+		return 0;
+	sqe = worker_get_sqe(io->worker);
+	io_uring_prep_fsync(sqe, -1, IORING_FSYNC_DATASYNC);
+	worker_prepare_file(io->worker, sqe, io, file->file);
+	return PART_PENDING;
+}
+
+static int file_allocate(struct segment *segment, struct io *io, int mode)
+{
+	const struct file_segment *file = segment->private;
+	struct io_uring_sqe *sqe;
+
+	if (!file->writable)
+		return -EROFS;
+	sqe = worker_get_sqe(io->worker);
+	io_uring_prep_fallocate(sqe, -1, mode | FALLOC_FL_KEEP_SIZE,
+				(off_t)file_position(file, &io->part), io->part.length);
+	worker_prepare_file(io->worker, sqe, io, file->file);
+	return PART_PENDING;
+}
+
+static int file_discard(struct segment *segment, struct io *io)
+{
+	return file_allocate(segment, io, FALLOC_FL_PUNCH_HOLE);
+}
+
+static int file_write_zeroes(struct segment *segment, struct io *io)
+{
+	return file_allocate(segment, io,
+			     io->no_unmap ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE);
+}
+
+static int file_complete(struct segment *segment, struct io *io, int cqe_result)
+{
+	struct part *part = &io->part;
+
+	if (io->op != IO_OP_READ && io->op != IO_OP_WRITE)
+		return cqe_result;
+	if (cqe_result == -EAGAIN || cqe_result == -EINTR)
+		return file_transfer(segment, io);
+	if (cqe_result < 0)
+		return cqe_result;
+	/* The file shrank under us: an error, never zeroes. */
+	if (cqe_result == 0)
+		return -EIO;
+	part->done += (uint32_t)cqe_result;
+	return part->done == part->length ? 0 : file_transfer(segment, io);
+}
+
+static const struct segment_ops file_ops = {
+	.name = "file",
+	.private_bytes = sizeof(struct file_segment),
+	.parse = file_parse,
+	.open = file_open,
+	.close = file_close,
+	.read = file_transfer,
+	.write = file_write,
+	.flush = file_flush,
+	.discard = file_discard,
+	.write_zeroes = file_write_zeroes,
+	.complete = file_complete,
+};
+SEGMENT_KIND(file_ops);

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/* Every byte is the same: `"byte": 0..255`. The cheapest source there is, so benchmarks use it. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/message.h"
+#include "server/segment.h"
+
+struct memset_segment {
+	uint8_t byte;
+};
+
+static int memset_parse(struct segment *segment, json_t *keys)
+{
+	struct memset_segment *memset_segment = segment->private;
+	uint64_t byte;
+	int err = description_take_u64(keys, "byte", true, &byte);
+
+	if (err)
+		return err;
+	if (byte > 255) {
+		msg_error("segment %u (memset): \"byte\" is %llu, it must be 0 to 255",
+			  segment->index, (unsigned long long)byte);
+		return -EINVAL;
+	}
+	memset_segment->byte = (uint8_t)byte;
+	return 0;
+}
+
+static int memset_read(struct segment *segment, struct io *io)
+{
+	const struct memset_segment *memset_segment = segment->private;
+
+	memset(io->part.data, memset_segment->byte, io->part.length);
+	return 0;
+}
+
+static const struct segment_ops memset_ops = {
+	.name = "memset",
+	.private_bytes = sizeof(struct memset_segment),
+	.parse = memset_parse,
+	.read = memset_read,
+};
+SEGMENT_KIND(memset_ops);

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * engine-shell DESCRIPTION: the engine with one worker, driven from standard input, so that tests
+ * (and sanitizers) reach it without a kernel that has ublk. Each line is one request:
+ *
+ *   read OFFSET LENGTH | write OFFSET LENGTH BYTE | flush | discard OFFSET LENGTH | zero OFFSET LENGTH
+ *
+ * The answer is a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes.
+ */
+#include <errno.h>
+#include <liburing.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/message.h"
+#include "server/description.h"
+#include "server/engine.h"
+
+static bool finished;
+
+static void io_done(struct io *io)
+{
+	(void)io;
+	finished = true;
+}
+
+/* Returns false when the line is not a request. */
+static bool parse_request(const char *line, struct io *io, int *byte)
+{
+	unsigned long long offset = 0, length = 0;
+	char word[16];
+	int fields = sscanf(line, "%15s %llu %llu %d", word, &offset, &length, byte);
+
+	*io = (struct io){ .offset = offset, .length = (uint32_t)length };
+	if (fields == 3 && !strcmp(word, "read"))
+		io->op = IO_OP_READ;
+	else if (fields == 4 && !strcmp(word, "write"))
+		io->op = IO_OP_WRITE;
+	else if (fields == 1 && !strcmp(word, "flush"))
+		io->op = IO_OP_FLUSH;
+	else if (fields == 3 && !strcmp(word, "discard"))
+		io->op = IO_OP_DISCARD;
+	else if (fields == 3 && !strcmp(word, "zero"))
+		io->op = IO_OP_WRITE_ZEROES;
+	else
+		return false;
+	return true;
+}
+
+static int run(struct worker *worker, struct io *io)
+{
+	finished = false;
+	engine_submit(worker, io);
+	while (!finished) {
+		struct io_uring_cqe *cqe;
+		int err = io_uring_submit_and_wait(worker->ring, 1);
+
+		if (err < 0)
+			return err;
+		if (io_uring_peek_cqe(worker->ring, &cqe))
+			continue;
+		struct io *completed = io_uring_cqe_get_data(cqe);
+		int result = cqe->res;
+
+		io_uring_cqe_seen(worker->ring, cqe);
+		engine_complete(completed, result);
+	}
+	return io->result;
+}
+
+static void answer(struct worker *worker, struct io *io, int byte)
+{
+	int result;
+
+	/* Exactly as large as the request, so that the sanitizer sees a byte too much. */
+	io->data = malloc(io->length ? io->length : 1);
+	if (!io->data)
+		abort();
+	memset(io->data, io->op == IO_OP_WRITE ? byte : 0xee, io->length);
+	result = run(worker, io);
+	if (result < 0) {
+		printf("error %d\n", -result);
+	} else {
+		printf("ok %u\n", io->length);
+		if (io->op == IO_OP_READ)
+			fwrite(io->data, 1, io->length, stdout);
+	}
+	fflush(stdout);
+	free(io->data);
+}
+
+int main(int argc, char **argv)
+{
+	struct io_uring ring;
+	struct engine engine;
+	struct worker *worker;
+	char line[256];
+	FILE *file;
+	int err;
+
+	message_init("engine-shell");
+	if (argc != 2 || !(file = fopen(argv[1], "re"))) {
+		msg_error("usage: engine-shell DESCRIPTION");
+		return EXIT_USAGE;
+	}
+	err = description_load(file, argv[1], &engine);
+	fclose(file);
+	if (err)
+		return EXIT_USAGE;
+	err = engine_open(&engine, 1);
+	if (err) {
+		engine_close(&engine);
+		return EXIT_FAILED;
+	}
+	worker = &engine.workers[0];
+	worker->ring = &ring;
+	worker->io_done = io_done;
+	err = io_uring_queue_init(8, &ring, 0);
+	if (!err && engine.file_count)
+		err = io_uring_register_files(&ring, engine.files, engine.file_count);
+	while (!err && fgets(line, sizeof(line), stdin)) {
+		struct io io;
+		int byte;
+
+		if (!parse_request(line, &io, &byte)) {
+			msg_error("not a request: %s", line);
+			err = -EINVAL;
+			break;
+		}
+		answer(worker, &io, byte);
+	}
+	io_uring_queue_exit(&ring);
+	engine_close(&engine);
+	return err ? EXIT_FAILED : EXIT_OK;
+}
