@@ -111,7 +111,7 @@ int main(int argc, char **argv)
 	err = engine_open(&engine, 1);
 	if (err) {
 		engine_close(&engine);
-		return EXIT_FAILED;
+		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
 	}
 	worker = &engine.workers[0];
 	worker->ring = &ring;

@@ -1,0 +1,65 @@
+"""The C helpers and test programs, built with AddressSanitizer and UBSan, once a session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+BUILD_TIMEOUT_S = 300
+#: A virtual environment's own tools are found also when it is not activated.
+SEARCH_PATH = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+)
+
+
+def _run(*argv: str | Path) -> None:
+    done = subprocess.run(
+        [str(word) for word in argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+        env=os.environ | {"PATH": SEARCH_PATH},
+    )
+    assert done.returncode == 0, f"{argv} failed:\n{done.stdout[-4000:]}"
+
+
+@pytest.fixture(scope="session")
+def sanitized_build() -> Path:
+    """Build directory; helpers are in csrc/tools, test programs in csrc/tests.
+
+    It is kept (and brought up to date) between runs, because a fresh one takes ten
+    seconds; BTRFS_UBLK_SANITIZED_BUILD names another place.
+    """
+    if not all(shutil.which(tool, path=SEARCH_PATH) for tool in ("meson", "ninja")):
+        if os.environ.get("BTRFS_UBLK_REQUIRE") == "1":
+            pytest.fail("meson and ninja are needed for the sanitizer build")
+        pytest.skip("meson and ninja are needed for the sanitizer build")
+    build = Path(
+        os.environ.get("BTRFS_UBLK_SANITIZED_BUILD", PROJECT / "build" / "sanitized")
+    )
+    if not (build / "build.ninja").exists():
+        _run(
+            "meson",
+            "setup",
+            "-Db_sanitize=address,undefined",
+            "-Db_lundef=false",
+            "--werror",
+            build,
+            PROJECT,
+        )
+    _run("ninja", "-C", build)
+    return build
+
+
+#: Any report ends the program with a status that no test expects.
+SANITIZER_ENVIRONMENT = {
+    "ASAN_OPTIONS": "exitcode=99:detect_leaks=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99:print_stacktrace=1",
+}

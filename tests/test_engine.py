@@ -1,0 +1,312 @@
+"""The engine, through engine-shell in a sanitizer build: descriptions and splitting."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sanitized_build import SANITIZER_ENVIRONMENT
+
+BLOCK = 4096
+SHELL_TIMEOUT_S = 30
+
+
+class EngineShell:
+    """One engine-shell process; requests go in as lines, answers come back whole."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def request(self, line: str) -> bytes | int:
+        """The bytes of a successful request (b"" but for reads), or a positive errno."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+        word, number = self._process.stdout.readline().split()
+        if word == b"error":
+            return int(number)
+        if not line.startswith("read"):
+            return b""
+        return self._process.stdout.read(int(number))
+
+
+@contextmanager
+def engine_shell(build: Path, description: dict[str, Any]) -> Iterator[EngineShell]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(description, file)
+        file.flush()
+        process = subprocess.Popen(
+            [build / "csrc/tests/engine-shell", file.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | SANITIZER_ENVIRONMENT,
+        )
+        with process:
+            try:
+                yield EngineShell(process)
+                assert process.stdin is not None
+                process.stdin.close()
+                assert process.wait(SHELL_TIMEOUT_S) == 0
+            finally:
+                process.kill()
+
+
+def describe(*segments: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """Segments one after the other; each says its length only."""
+    offset = 0
+    placed = []
+    for segment in segments:
+        placed.append({"offset": offset} | segment)
+        offset += segment["length"]
+    return {"version": 1, "size": offset, "segments": placed} | keys
+
+
+def pattern_bytes(offset: int, length: int, base: int = 0) -> bytes:
+    return b"".join(
+        ((offset + at + base) % 2**64).to_bytes(8, "little")
+        for at in range(0, length, 8)
+    )
+
+
+@dataclass
+class Model:
+    """What the address space must hold: bytes, and which blocks fail or take writes."""
+
+    content: bytearray
+    failing: set[int]
+    writable: set[int]
+
+    def blocks(self, offset: int, length: int) -> range:
+        return range(offset // BLOCK, (offset + length) // BLOCK)
+
+
+kinds = st.sampled_from(["file", "writable", "memset", "zero", "pattern", "error"])
+layouts = st.lists(st.tuples(kinds, st.integers(1, 6)), min_size=1, max_size=8)
+requests = st.lists(
+    st.tuples(
+        st.sampled_from(["read", "read", "write", "discard", "zero", "flush"]),
+        st.integers(0, 48),
+        st.integers(1, 24),
+        st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def build_model(
+    layout: list[tuple[str, int]], directory: Path, seed: int
+) -> tuple[dict[str, Any], Model]:
+    content = bytearray()
+    model = Model(content, set(), set())
+    segments = []
+    source = random.Random(seed)
+    for index, (kind, blocks) in enumerate(layout):
+        offset, length = len(content), blocks * BLOCK
+        own = set(model.blocks(offset, length))
+        segment: dict[str, Any] = {"kind": kind, "length": length}
+        if kind in ("file", "writable"):
+            path = directory / f"segment-{index}"
+            before = source.randrange(3) * BLOCK
+            path.write_bytes(source.randbytes(before + length))
+            segment |= {"kind": "file", "path": str(path), "file_offset": before}
+            content += path.read_bytes()[before:]
+            if kind == "writable":
+                segment["writable"] = True
+                model.writable |= own
+        elif kind == "memset":
+            segment["byte"] = index + 1
+            content += bytes([index + 1]) * length
+        elif kind == "pattern":
+            segment["base"] = -index
+            content += pattern_bytes(offset, length, -index)
+        else:
+            content += bytes(length)
+            if kind == "error":
+                model.failing |= own
+        segments.append(segment)
+    return describe(*segments, read_only=False), model
+
+
+def check_request(
+    shell: EngineShell, model: Model, op: str, offset: int, length: int, byte: int
+) -> None:
+    touched = set(model.blocks(offset, length))
+    inside = offset + length <= len(model.content)
+    if op == "flush":
+        assert shell.request("flush") == b""
+        return
+    line = f"{op} {offset} {length}" + (f" {byte}" if op == "write" else "")
+    answer = shell.request(line)
+    if op == "read":
+        if not inside or touched & model.failing:
+            assert answer == errno.EIO
+        else:
+            assert answer == model.content[offset : offset + length]
+        return
+    if inside and touched <= model.writable:
+        assert answer == b""
+        fill = byte if op == "write" else 0
+        model.content[offset : offset + length] = bytes([fill]) * length
+        return
+    assert isinstance(answer, int)
+    # A request that fails half way may have changed the blocks before the failure.
+    for block in sorted(touched):
+        if not inside or block not in model.writable:
+            break
+        fill = byte if op == "write" else 0
+        model.content[block * BLOCK : (block + 1) * BLOCK] = bytes([fill]) * BLOCK
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(layout=layouts, requests=requests, seed=st.integers(0, 2**32))
+def test_requests_match_the_model(
+    sanitized_build: Path,
+    layout: list[tuple[str, int]],
+    requests: list[tuple[str, int, int, int]],
+    seed: int,
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        description, model = build_model(layout, Path(directory), seed)
+        with engine_shell(sanitized_build, description) as shell:
+            for op, block, blocks, byte in requests:
+                check_request(shell, model, op, block * BLOCK, blocks * BLOCK, byte)
+
+
+def test_a_file_that_shrinks_gives_eio_never_zeroes(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "shrinking"
+    path.write_bytes(b"x" * 4 * BLOCK)
+    description = describe({"kind": "file", "length": 4 * BLOCK, "path": str(path)})
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {4 * BLOCK}") == b"x" * 4 * BLOCK
+        os.truncate(path, BLOCK + 100)
+        assert shell.request(f"read 0 {BLOCK}") == b"x" * BLOCK
+        assert shell.request(f"read 0 {2 * BLOCK}") == errno.EIO
+        assert shell.request(f"read {2 * BLOCK} {BLOCK}") == errno.EIO
+
+
+def test_a_read_only_device_takes_no_write(sanitized_build: Path) -> None:
+    description = describe({"kind": "zero", "length": BLOCK})
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"write 0 {BLOCK} 1") == errno.EROFS
+        assert shell.request(f"discard 0 {BLOCK}") == errno.EROFS
+
+
+ZERO = {"kind": "zero", "length": BLOCK}
+BAD_DESCRIPTIONS: dict[str, tuple[Any, str]] = {
+    "not an object": ([], "must be a JSON object"),
+    "no version": ({"size": BLOCK, "segments": []}, '"version" is missing'),
+    "version of the future": (describe(ZERO, version=2), "version 2"),
+    "no segments": (describe(size=BLOCK), "1 to"),
+    "size not a multiple": (describe(ZERO, size=BLOCK + 1), '"size" is 4097'),
+    "size is a string": (describe(ZERO, size="4096"), "must be an integer"),
+    "negative size": (describe(ZERO, size=-BLOCK), "must not be negative"),
+    "size over 63 bits": (describe(ZERO, size=2**63), "not valid JSON"),
+    "unknown key": (describe(ZERO, colour="red"), 'unknown key "colour"'),
+    "unknown segment key": (describe(ZERO | {"byte": 1}), 'unknown key "byte"'),
+    "unknown kind": (describe({"kind": "nfs", "length": BLOCK}), "known kinds: "),
+    "no kind": (describe({"length": BLOCK}), '"kind" is missing'),
+    "segment not an object": (
+        {"version": 1, "size": BLOCK, "segments": [1]},
+        "segment must be a JSON object",
+    ),
+    "zero length": (describe(ZERO | {"length": 0}, size=BLOCK), "not zero"),
+    "unaligned length": (describe(ZERO | {"length": 100}, size=BLOCK), "multiples of"),
+    "overlap": (describe(ZERO, ZERO | {"offset": 0}), "must not overlap"),
+    "misordered": (
+        describe(ZERO | {"offset": BLOCK}, ZERO | {"offset": 0}),
+        "nothing covers the range from 0 to 4096",
+    ),
+    "gap": (describe(ZERO, ZERO | {"offset": 2 * BLOCK}), "nothing covers the range"),
+    "short of the end": (describe(ZERO, size=2 * BLOCK), "to the device's end at 8192"),
+    "over the end": (describe(ZERO, ZERO, size=BLOCK), "the device at 4096"),
+    "byte out of range": (
+        describe({"kind": "memset", "length": BLOCK, "byte": 256}),
+        "it must be 0 to 255",
+    ),
+    "no byte": (describe({"kind": "memset", "length": BLOCK}), '"byte" is missing'),
+    "no path": (describe({"kind": "file", "length": BLOCK}), '"path" is missing'),
+    "empty path": (
+        describe({"kind": "file", "length": BLOCK, "path": ""}),
+        "non-empty string",
+    ),
+    "unaligned file offset": (
+        describe({"kind": "file", "length": BLOCK, "path": "/x", "file_offset": 1}),
+        "not a multiple",
+    ),
+    "writable is a number": (
+        describe({"kind": "file", "length": BLOCK, "path": "/x", "writable": 1}),
+        "true or false",
+    ),
+}
+
+
+def run_shell(build: Path, text: str) -> subprocess.CompletedProcess[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(text)
+        file.flush()
+        return subprocess.run(
+            [build / "csrc/tests/engine-shell", file.name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SHELL_TIMEOUT_S,
+            env=os.environ | SANITIZER_ENVIRONMENT,
+        )
+
+
+@pytest.mark.parametrize("case", BAD_DESCRIPTIONS)
+def test_a_bad_description_is_refused(sanitized_build: Path, case: str) -> None:
+    description, message = BAD_DESCRIPTIONS[case]
+    done = run_shell(sanitized_build, json.dumps(description))
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 1, "version": 1}', "\x00", "[" * 5000])
+def test_what_is_not_json_is_refused(sanitized_build: Path, text: str) -> None:
+    done = run_shell(sanitized_build, text)
+    assert done.returncode == 2
+    assert "not valid JSON" in done.stderr
+
+
+def test_files_that_cannot_be_served_are_refused(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.write_bytes(bytes(BLOCK - 1))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path, message in (
+        (tmp_path / "missing", "No such file"),
+        (small, "has 4095 bytes, the segment needs 4096"),
+        (fifo, "neither a regular file nor a block device"),
+        (tmp_path, "neither a regular file nor a block device"),
+    ):
+        segment = {"kind": "file", "length": BLOCK, "path": str(path)}
+        done = run_shell(sanitized_build, json.dumps(describe(segment)))
+        assert done.returncode == (2 if path == small else 1)
+        assert message in done.stderr
+    writable = {"kind": "file", "length": BLOCK, "path": str(small), "writable": True}
+    done = run_shell(sanitized_build, json.dumps(describe(writable)))
+    assert "the device is read-only" in done.stderr
