@@ -1,0 +1,60 @@
+"""What the guest is told: the command as a shell script, and its settings."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Exact names, and prefixes that end in "*".
+_PASSED_ON = (
+    *("BTRFS_UBLK_*", "CI", "TERM", "COLUMNS", "LINES", "LANG", "LC_*", "TZ"),
+    *("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "PYTEST_ADDOPTS", "HYPOTHESIS_PROFILE"),
+    *("PATH", "HOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"),
+)
+
+
+def guest_environment(
+    host: Mapping[str, str], extra: Mapping[str, str], project: Path
+) -> dict[str, str]:
+    passed = {
+        name: value
+        for name, value in host.items()
+        if any(
+            name.startswith(rule[:-1]) if rule.endswith("*") else name == rule
+            for rule in _PASSED_ON
+        )
+    }
+    return {
+        "HOME": "/root",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "USER": "root",
+        "LOGNAME": "root",
+        "SHELL": "/bin/sh",
+        # Or else importing the editable package runs ninja, which the host did.
+        "MESONPY_EDITABLE_SKIP": os.pathsep.join(
+            str(path) for path in sorted(project.glob("build/cp*"))
+        ),
+        "BTRFS_UBLK_IN_VM": "1",
+        **passed,
+        **extra,
+    }
+
+
+def command_script(
+    argv: Sequence[str], environment: Mapping[str, str], *, cwd: str, project: Path
+) -> bytes:
+    """A script for /bin/sh that replaces itself by the command."""
+    # NB: cd before the environment: PATH must still not matter.
+    lines = [f"cd {shlex.quote(cwd)} 2>/dev/null || cd {shlex.quote(str(project))}"]
+    exports = [
+        shlex.quote(f"{name}={value}") for name, value in sorted(environment.items())
+    ]
+    words = [shlex.quote(word) for word in argv]
+    lines.append(f"exec /usr/bin/env -i {' '.join(exports)} {' '.join(words)}")
+    return os.fsencode("\n".join(lines) + "\n")
+
+
+def guest_config(settings: Mapping[str, str]) -> bytes:
+    """Settings as shell assignments."""
+    lines = (f"{name}={shlex.quote(value)}\n" for name, value in settings.items())
+    return os.fsencode("".join(lines))

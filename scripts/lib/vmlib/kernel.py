@@ -1,0 +1,78 @@
+"""Which kernel boots, and where its modules are."""
+
+import os
+import shutil
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache, debian_kernel
+from .errors import VmError
+
+NAMES = ("6.1", "6.12", "latest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    image: Path
+    release: str
+    modules_base: Path | None  # holds lib/modules/RELEASE; None: all built in
+
+
+def find(name: str, *, refresh: bool = False) -> Kernel:
+    """The kernel called 6.1, 6.12, latest, host, or that at a path.
+
+    A kernel that was fetched once stays until `refresh` asks for a newer one.
+    """
+    if name in NAMES:
+        return _fetched(name, refresh)
+    if name == "host":
+        release = os.uname().release
+        for path in (f"/lib/modules/{release}/vmlinuz", f"/boot/vmlinuz-{release}"):
+            if Path(path).is_file():
+                return _at_path(Path(path))
+        raise VmError(f"the running kernel {release} has no image in /boot")
+    if "/" not in name and not Path(name).exists():
+        raise VmError(
+            f"--kernel {name}: neither one of {', '.join(NAMES)}, host, nor a file"
+        )
+    return _at_path(Path(name).absolute())
+
+
+def _fetched(name: str, refresh: bool) -> Kernel:
+    directory = cache.cache_dir() / "kernels" / name
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    if refresh or not directory.exists():
+        with cache.locked("kernels"):
+            # Another process may have fetched it while this one waited.
+            if refresh or not directory.exists():
+                if not shutil.which("depmod"):
+                    raise VmError("no depmod: apt-get install kmod")
+                print(f"vm: fetching Debian's kernel {name} ...", file=sys.stderr)
+                debian_kernel.fetch(name, directory)
+                release = _release(directory / "vmlinuz")
+                print(f"vm: kernel {name} is {release}", file=sys.stderr)
+    return _at_path(directory / "vmlinuz")
+
+
+def _at_path(image: Path) -> Kernel:
+    if not image.is_file():
+        raise VmError(f"--kernel {image}: no such file")
+    release = _release(image)
+    # A fetched kernel's own tree, one unpacked by dpkg -x, or the system's.
+    for base in (image.parent, image.parent.parent, Path("/")):
+        if (base / "lib/modules" / release / "modules.dep").exists():
+            return Kernel(image=image, release=release, modules_base=base)
+    return Kernel(image=image, release=release, modules_base=None)
+
+
+def _release(image: Path) -> str:
+    """The release in an x86 bzImage (Documentation/arch/x86/boot.rst)."""
+    with open(image, "rb") as file:
+        header = file.read(0x8000)
+    if header[0x202:0x206] != b"HdrS":
+        raise VmError(f"{image}: not an x86 kernel image (bzImage)")
+    (offset,) = struct.unpack_from("<H", header, 0x20E)
+    text = header[offset + 0x200 :].split(b"\0", 1)[0].decode("ascii", "replace")
+    return text.split(" ", 1)[0]
