@@ -1,1 +1,19 @@
-"""resources"""
+"""Kernel resources: one context manager each, usable alone and composed."""
+
+from btrfs_ublk.resources.loop import LoopDevice, loop_device
+from btrfs_ublk.resources.mount import Mount, mounted
+from btrfs_ublk.resources.reflink import clone_file, clone_range
+from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.resources.ublk_devices import UblkDevice, list_ublk_devices
+
+__all__ = [
+    "LoopDevice",
+    "Mount",
+    "UblkDevice",
+    "clone_file",
+    "clone_range",
+    "list_ublk_devices",
+    "loop_device",
+    "mounted",
+    "tempdir",
+]

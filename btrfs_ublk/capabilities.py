@@ -1,0 +1,203 @@
+"""What this machine can do, why not, and the cure. Features are probed, never guessed
+from a version.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from btrfs_ublk.errors import CapabilityError, CommandError
+from btrfs_ublk.helpers import helper_path
+from btrfs_ublk.process import run
+from btrfs_ublk.units import format_size
+
+_MODPROBE_TIMEOUT_S = 20
+
+
+class Capability(Protocol):
+    """Something that a machine can or cannot do."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cure(self) -> str:
+        """What makes it available."""
+
+    def probe(self) -> str | None:
+        """None when it is there, else the reason why not."""
+
+
+def require(*capabilities: Capability) -> None:
+    """Raise CapabilityError with reason and cure for the first that is missing."""
+    for capability in capabilities:
+        reason = capability.probe()
+        if reason is not None:
+            raise CapabilityError(
+                f"{capability.name} is needed here: {reason}", hint=capability.cure
+            )
+
+
+@dataclass(frozen=True)
+class Root:
+    """To be root, as mounting, loop and ublk devices demand."""
+
+    name: ClassVar[str] = "root"
+    cure: ClassVar[str] = "run as root (sudo)"
+
+    def probe(self) -> str | None:
+        uid = os.geteuid()
+        return f"the effective user is {uid}, not 0" if uid else None
+
+
+def _device_node(path: str, module: str) -> str | None:
+    """None when the kernel offers the device; loads its module if need be."""
+    if Path(path).exists():
+        return None
+    reason = f"{path} does not exist"
+    if os.geteuid() != 0:
+        return f"{reason}, and only root can load the module {module}"
+    if not shutil.which("modprobe"):
+        return f"{reason}, and there is no modprobe to load the module {module}"
+    try:
+        run(["modprobe", module], timeout_s=_MODPROBE_TIMEOUT_S)
+    except CommandError as error:
+        last_line = error.message.splitlines()[-1].strip()
+        return f"{reason}, and the module {module} does not load ({last_line})"
+    return None if Path(path).exists() else f"{reason}, though {module} is loaded"
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A kernel feature whose control node shows that it is there."""
+
+    name: str
+    path: str
+    module: str
+    cure: str
+
+    def probe(self) -> str | None:
+        return _device_node(self.path, self.module)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program on PATH."""
+
+    program: str
+    package: str
+
+    @property
+    def name(self) -> str:
+        return self.program
+
+    @property
+    def cure(self) -> str:
+        return f"install the package {self.package}"
+
+    def probe(self) -> str | None:
+        return None if shutil.which(self.program) else "it is not on PATH"
+
+
+@dataclass(frozen=True)
+class Helper:
+    """One of the project's own C helpers, built."""
+
+    helper: str
+
+    @property
+    def name(self) -> str:
+        return self.helper
+
+    @property
+    def cure(self) -> str:
+        try:
+            helper_path(self.helper)
+        except CapabilityError as error:
+            return error.hint or ""
+        return ""
+
+    def probe(self) -> str | None:
+        try:
+            helper_path(self.helper)
+        except CapabilityError as error:
+            return error.message
+        return None
+
+
+@dataclass(frozen=True)
+class SparseFile:
+    """A directory whose file system holds a sparse file of ``size_bytes``.
+
+    ext4 stops at 16 TiB; tmpfs goes to 2^63 - 1 bytes, XFS and btrfs nearly as far.
+    """
+
+    directory: Path
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"a sparse file of {format_size(self.size_bytes)} in {self.directory}"
+
+    @property
+    def cure(self) -> str:
+        return "use a directory on tmpfs, XFS or btrfs: /dev/shm, say"
+
+    def probe(self) -> str | None:
+        try:
+            with tempfile.TemporaryFile(dir=self.directory) as file:
+                os.ftruncate(file.fileno(), self.size_bytes)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                return "its file system has a lower limit on the size of a file"
+            return f"{error.strerror}"
+        return None
+
+
+ROOT = Root()
+BTRFS = DeviceNode(
+    "btrfs", "/dev/btrfs-control", "btrfs", "use a kernel that has CONFIG_BTRFS_FS"
+)
+LOOP = DeviceNode(
+    "loop devices",
+    "/dev/loop-control",
+    "loop",
+    "use a kernel that has CONFIG_BLK_DEV_LOOP; in a container, pass /dev/loop-control",
+)
+UBLK = DeviceNode(
+    "ublk",
+    "/dev/ublk-control",
+    "ublk_drv",
+    "use a kernel >= 6.0 that has CONFIG_BLK_DEV_UBLK, or run this in a VM: scripts/vm",
+)
+FUSE = DeviceNode("FUSE", "/dev/fuse", "fuse", "use a kernel that has CONFIG_FUSE_FS")
+MOUNT = Program("mount", "mount (util-linux)")
+MKFS_BTRFS = Program("mkfs.btrfs", "btrfs-progs")
+BTRFS_PROGS = Program("btrfs", "btrfs-progs")
+
+
+def sparse_directory(
+    size_bytes: int, *, candidates: Iterable[Path | str] | None = None
+) -> Path:
+    """The first directory that holds a sparse file of that size: of ``candidates``, by
+    default the temporary directory and /dev/shm. Raises CapabilityError when none does.
+    """
+    reasons = []
+    for directory in candidates or (tempfile.gettempdir(), "/dev/shm"):
+        capability = SparseFile(Path(directory), size_bytes)
+        reason = capability.probe()
+        if reason is None:
+            return capability.directory
+        reasons.append(f"{directory}: {reason}")
+    raise CapabilityError(
+        f"no directory holds a sparse file of {format_size(size_bytes)} "
+        f"({'; '.join(reasons)})",
+        hint="set TMPDIR to a directory on tmpfs, XFS or btrfs",
+    )

@@ -1,0 +1,421 @@
+"""What this process made, on disk, so that ``gc`` can remove what a killed run left.
+
+One directory (``BTRFS_UBLK_STATE_DIR``, else /run/btrfs-ublk, mode 0700) holds one file
+of JSON lines per process. Its maker keeps it locked (flock(2)) for life, so an unlocked
+file is a dead process's. Lines are only appended: a header, then ``enter`` before a
+thing is made, ``amend`` when more is known, ``strike`` after it is gone. There is no
+fsync: what is listed does not survive the power either, but for temporary directories.
+
+A *kind* of thing is one function, registered with ``@remover``, that recognises the
+thing from its entry, removes it and waits until it is gone. Leaving a ``with`` block
+and ``gc`` use the same function, so it is idempotent and trusts nothing but the entry.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import json
+import os
+import secrets
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.log import log
+from btrfs_ublk.process import ProcessIdentity
+
+FORMAT_VERSION = 1
+SUFFIX = ".ledger"
+
+Details = dict[str, Any]
+
+
+@dataclass
+class Entry:
+    """One thing: its number in the ledger, kind, random tag and what identifies it.
+
+    ``tag`` (16 hex digits) goes into the thing itself where the kernel has room for it:
+    the recognition is certain then.
+    """
+
+    sequence: int
+    kind: str
+    tag: str
+    details: Details = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        known = " ".join(f"{key}={value}" for key, value in self.details.items())
+        return f"{self.kind} {known}"
+
+
+#: Returns True when the thing was there and is gone now, False when it was gone before.
+#: Raises LeftoverError (or any BtrfsUblkError or OSError) when it is still there.
+Remover = Callable[[Entry], bool]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    remove: Remover
+    survives_reboot: bool
+
+
+_kinds: dict[str, _Kind] = {}
+
+
+def remover(
+    kind: str, *, survives_reboot: bool = False
+) -> Callable[[Remover], Remover]:
+    """Register the function that removes things of this kind."""
+
+    def register(function: Remover) -> Remover:
+        _kinds[kind] = _Kind(function, survives_reboot)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one entry; ``reason`` says why a thing is left."""
+
+    entry: Entry
+    result: Literal["removed", "gone", "left", "would-remove"]
+    reason: str | None = None
+
+
+def boot_id() -> str:
+    """Differs after every boot (random(4), /proc/sys/kernel/random/boot_id)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def state_directory() -> Path:
+    """Where ledgers live; made if missing.
+
+    Raises BtrfsUblkError when it is not ours alone: whoever can write there chooses
+    what root removes.
+    """
+    path = Path(os.environ.get("BTRFS_UBLK_STATE_DIR") or "/run/btrfs-ublk")
+    hint = "run as root, or name a directory of yours in BTRFS_UBLK_STATE_DIR"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"no state directory {path}: {error.strerror}", hint=hint
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise BtrfsUblkError(
+            f"state directory {path} is not a directory owned by user {os.geteuid()}",
+            hint=hint,
+        )
+    if status.st_mode & 0o022:
+        raise BtrfsUblkError(
+            f"state directory {path} is writable for others "
+            f"(mode {stat.S_IMODE(status.st_mode):04o})",
+            hint=f"chmod 0700 {path}",
+        )
+    return path
+
+
+class Ledger:
+    """The ledger of this process: entries made, amended and struck out.
+
+    Made on first use by ``process_ledger()``; tests make their own in a directory of
+    theirs. Safe in threads. A forked child holds neither the lock nor the entries.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._entries: dict[int, Entry] = {}
+        self._last_sequence = 0
+        self.path, self._fd = _create_locked(directory)
+        _ledgers.add(self)
+        identity = ProcessIdentity.of_self()
+        self._append(
+            {
+                "version": FORMAT_VERSION,
+                "boot_id": boot_id(),
+                "pid": identity.pid,
+                "start_ticks": identity.start_ticks,
+            }
+        )
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a forked child, and after close()."""
+        return self._fd >= 0 and self._pid == os.getpid()
+
+    def fileno(self) -> int:
+        """The locked descriptor. A child that inherits it keeps ``gc`` waiting until it
+        has ended too: for commands that make what is entered here.
+        """
+        return self._fd
+
+    def entries(self) -> list[Entry]:
+        """What has been entered and not struck out, oldest first."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def enter(self, kind: str, **details: Any) -> Entry:
+        """Note a thing that is about to be made."""
+        with self._lock:
+            self._check_ours()
+            self._last_sequence += 1
+            entry = Entry(self._last_sequence, kind, secrets.token_hex(8), details)
+            self._append(
+                {
+                    "enter": entry.sequence,
+                    "kind": kind,
+                    "tag": entry.tag,
+                    "details": details,
+                }
+            )
+            self._entries[entry.sequence] = entry
+            return entry
+
+    def amend(self, entry: Entry, **details: Any) -> None:
+        """Note more about a thing: what the kernel called it, say."""
+        with self._lock:
+            self._check_ours()
+            self._append({"amend": entry.sequence, "details": details})
+            entry.details.update(details)
+
+    def strike(self, entry: Entry) -> None:
+        """Note that a thing is gone; idempotent."""
+        with self._lock:
+            self._check_ours()
+            if self._entries.pop(entry.sequence, None) is not None:
+                self._append({"strike": entry.sequence})
+
+    @contextmanager
+    def holding(
+        self,
+        kind: str,
+        *,
+        undo: Callable[[Entry], object] | None = None,
+        **details: Any,
+    ) -> Iterator[Entry]:
+        """Enter a thing, and remove and strike it out when the block is left.
+
+        The block makes the thing. ``undo`` takes the place of the kind's remover where
+        the owner knows a better way; it too must cope with a thing that was never made.
+        When removal fails, the entry stays: an error that is already on its way gets a
+        note, otherwise the failure is raised.
+        """
+        entry: Entry | None = None
+        try:
+            with deferred():
+                entry = self.enter(kind, **details)
+            yield entry
+        except BaseException as error:
+            if entry is not None:
+                try:
+                    self._undo(entry, undo)
+                except Exception as failure:
+                    log.warning("%s is left: %s", entry, failure)
+                    error.add_note(f"while cleaning up after this: {failure}")
+            raise
+        self._undo(entry, undo)
+
+    def _undo(self, entry: Entry, undo: Callable[[Entry], object] | None) -> None:
+        if not self.is_ours:
+            return  # a forked child unwinds its copy of the stack: nothing here is its
+        with deferred():
+            (undo or _kinds[entry.kind].remove)(entry)
+            self.strike(entry)
+
+    def close(self) -> list[Outcome]:
+        """Remove what is still entered, then the file if it is empty; idempotent.
+
+        The safety net of a process that ends: ``with`` blocks have normally left
+        nothing.
+        """
+        with self._lock, deferred():
+            if not self.is_ours:
+                return []
+            outcomes = _sweep(self.entries(), strike=self.strike, same_boot=True)
+            if not self._entries:
+                with suppress(FileNotFoundError):
+                    self.path.unlink()
+            for outcome in outcomes:
+                if outcome.result == "left":
+                    log.error("left behind: %s: %s", outcome.entry, outcome.reason)
+            self._forget()
+            return outcomes
+
+    def _append(self, record: Details) -> None:
+        _append_line(self._fd, record)
+
+    def _check_ours(self) -> None:
+        if not self.is_ours:
+            raise BtrfsUblkError(
+                f"ledger {self.path} belongs to process {self._pid}, not to this one",
+                hint="let each forked child make its own resources",
+            )
+
+    def _forget(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+#: Every open ledger, so that a forked child can drop its copies of the locks.
+_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_process_ledger: Ledger | None = None
+
+
+def _after_fork_in_child() -> None:
+    # NB: flock locks belong to the open file, not to the process: while a child had a
+    # copy, the ledger of a dead parent would seem to be in use.
+    global _process_ledger
+    for ledger in list(_ledgers):
+        ledger._forget()
+    _process_ledger = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def process_ledger() -> Ledger:
+    """This process's ledger, made on first use and swept when the process exits."""
+    global _process_ledger
+    if _process_ledger is None or not _process_ledger.is_ours:
+        with deferred():
+            _process_ledger = Ledger(state_directory())
+            atexit.register(_process_ledger.close)
+    return _process_ledger
+
+
+def _create_locked(directory: Path) -> tuple[Path, int]:
+    while True:
+        path = directory / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        fd = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
+        if _lock_if_current(path, fd):
+            return path, fd
+        os.close(fd)  # a gc came between creation and lock and took it for abandoned
+
+
+def _lock_if_current(path: Path, fd: int) -> bool:
+    """Lock without waiting; False when it is in use or no longer at ``path``."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _append_line(fd: int, record: Details) -> None:
+    line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    if os.write(fd, line) != len(line):
+        raise BtrfsUblkError(
+            "the ledger could not be written whole", hint="is the state directory full?"
+        )
+
+
+def _sweep(
+    entries: list[Entry], *, strike: Callable[[Entry], None], same_boot: bool
+) -> list[Outcome]:
+    """Remove things in the reverse order of their making, each on its own."""
+    outcomes = []
+    for entry in reversed(entries):
+        kind = _kinds.get(entry.kind)
+        try:
+            if kind is None:
+                raise LeftoverError(
+                    f"unknown kind {entry.kind!r}: made by a newer version?"
+                )
+            was_there = (same_boot or kind.survives_reboot) and kind.remove(entry)
+        except (BtrfsUblkError, OSError) as error:
+            outcomes.append(Outcome(entry, "left", str(error)))
+        else:
+            strike(entry)
+            outcomes.append(Outcome(entry, "removed" if was_there else "gone"))
+    return outcomes
+
+
+@dataclass(frozen=True)
+class AbandonedLedger:
+    """A dead process's ledger, locked by us so that no other gc works on it."""
+
+    path: Path
+    pid: int | None
+    same_boot: bool
+    entries: list[Entry]
+    damaged_lines: int
+    _fd: int
+
+    def sweep(self) -> list[Outcome]:
+        """Remove what is listed; the file too when nothing is left and it was whole."""
+        remaining = {entry.sequence for entry in self.entries}
+
+        def strike(entry: Entry) -> None:
+            remaining.discard(entry.sequence)
+            _append_line(self._fd, {"strike": entry.sequence})
+
+        # A torn last line must not swallow what is appended now.
+        os.write(self._fd, b"\n")
+        outcomes = _sweep(self.entries, strike=strike, same_boot=self.same_boot)
+        if not remaining and not self.damaged_lines:
+            self.path.unlink()
+        return outcomes
+
+
+def abandoned_ledgers(directory: Path) -> Generator[AbandonedLedger, None, None]:
+    """The ledgers that nobody locks, each locked until the next one is asked for.
+
+    Close the generator (contextlib.closing) to release the last one.
+    """
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue  # its owner ended well, or another gc was quicker
+        try:
+            if _lock_if_current(path, fd):
+                yield _read(path, fd)
+        finally:
+            os.close(fd)
+
+
+def _read(path: Path, fd: int) -> AbandonedLedger:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    whole, _, _torn = text.rpartition("\n")
+    header: Details = {}
+    entries: dict[int, Entry] = {}
+    damaged = 0
+    for line in filter(None, whole.split("\n")):
+        try:
+            record = json.loads(line)
+            if "version" in record:
+                header = record
+            elif "enter" in record:
+                entries[record["enter"]] = Entry(
+                    record["enter"], record["kind"], record["tag"], record["details"]
+                )
+            elif "amend" in record:
+                entries[record["amend"]].details.update(record["details"])
+            else:
+                entries.pop(record["strike"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged += 1
+    if header.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+        damaged += 1
+    return AbandonedLedger(
+        path=path,
+        pid=header.get("pid"),
+        same_boot=header.get("boot_id") == boot_id(),
+        entries=list(entries.values()),
+        damaged_lines=damaged,
+        _fd=fd,
+    )

@@ -1,0 +1,367 @@
+"""External commands: one ``run()`` for those that end, one ``spawn()`` for those that
+stay.
+
+Every child runs in a process group of its own, so that Ctrl-C on the terminal reaches
+only us and a teardown's own commands survive it, and gets a signal when we die
+(``setpriv --pdeathsig``, prctl(2) PR_SET_PDEATHSIG; NB: the kernel sends it when the
+*thread* that started the child ends).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from btrfs_ublk.errors import CommandError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.log import log
+
+#: How long a killed child may take to vanish; longer means that it hangs in the kernel.
+KILL_TIMEOUT_S = 5.0
+_STDERR_LINES = 20
+
+Argument = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process that no later one can be mistaken for: pid and start time.
+
+    The start time is in clock ticks since boot (/proc/<pid>/stat field 22, proc(5)).
+    psutil's ``create_time()`` will not do across processes: it adds the boot time,
+    which moves whenever the wall clock is set.
+    """
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """Raise ProcessLookupError when there is no such process."""
+        return cls(pid, _start_ticks_and_state(pid)[0])
+
+    @classmethod
+    def of_self(cls) -> ProcessIdentity:
+        return cls.of(os.getpid())
+
+    def is_alive(self) -> bool:
+        """False once the process has ended, even if nobody has reaped it yet."""
+        try:
+            start_ticks, state = _start_ticks_and_state(self.pid)
+        except ProcessLookupError:
+            return False
+        return start_ticks == self.start_ticks and state not in ("Z", "X")
+
+    def stop(self, *, timeout_s: float) -> bool:
+        """Terminate, wait, kill, wait; for processes that are not our children.
+
+        True when the process is gone, whoever ended it.
+        """
+        for signum, wait_s in (
+            (signal.SIGTERM, timeout_s),
+            (signal.SIGKILL, KILL_TIMEOUT_S),
+        ):
+            try:
+                pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                return True
+            try:
+                # Checked with the pidfd open: from here on it can be no other process.
+                if not self.is_alive():
+                    return True
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signum)
+                if select.select([pidfd], [], [], wait_s)[0]:
+                    return True
+            finally:
+                os.close(pidfd)
+        return not self.is_alive()
+
+
+def _start_ticks_and_state(pid: int) -> tuple[int, str]:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The command name may hold blanks and parentheses; fields go on behind it.
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(f"there is no process {pid}") from None
+    return int(fields[19]), fields[0]
+
+
+def run(
+    argv: Sequence[Argument],
+    *,
+    timeout_s: float,
+    input: str | None = None,
+    hint: str | None = None,
+    env: Mapping[str, str] | None = None,
+    ok_statuses: Sequence[int] = (0,),
+    keep_open_fds: Sequence[int] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return its stdout and stderr as text.
+
+    Raises CommandError, with the command to copy, its exit status and its last words,
+    when it cannot be started, ends with a status outside ``ok_statuses`` or runs longer
+    than ``timeout_s`` seconds; it is killed then. ``keep_open_fds`` are inherited.
+    """
+    words = [os.fspath(word) for word in argv]
+    log.debug("run: %s", shlex.join(words))
+    child = _start(
+        words,
+        hint=hint,
+        env=env,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        keep_open_fds=keep_open_fds,
+        death_signal=signal.SIGKILL,
+    )
+    try:
+        stdout, stderr = child.communicate(input, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        stderr = _kill(child)
+        raise CommandError(
+            _failure(words, f"did not end within {timeout_s:g} s", stderr), hint=hint
+        ) from None
+    except BaseException:
+        with deferred():
+            _kill(child)
+        raise
+    if child.returncode not in ok_statuses:
+        raise CommandError(
+            _failure(words, describe_exit(child.returncode), stderr), hint=hint
+        )
+    return subprocess.CompletedProcess(words, child.returncode, stdout, stderr)
+
+
+def describe_exit(returncode: int) -> str:
+    """ "exited with status 1", or "was ended by SIGKILL" for a negative code."""
+    if returncode >= 0:
+        return f"exited with status {returncode}"
+    try:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was ended by signal {-returncode}"
+
+
+def _failure(words: Sequence[str], what: str, stderr: str) -> str:
+    lines = stderr.rstrip().splitlines()[-_STDERR_LINES:]
+    return "\n".join(
+        [f"command {what}: {shlex.join(words)}", *(f"  {x}" for x in lines)]
+    )
+
+
+def _start(
+    words: Sequence[str],
+    *,
+    hint: str | None,
+    env: Mapping[str, str] | None,
+    stdin: int | IO[bytes] | None,
+    stdout: int | IO[bytes] | None,
+    stderr: int | IO[bytes] | None,
+    keep_open_fds: Sequence[int],
+    death_signal: signal.Signals | None,
+) -> subprocess.Popen[str]:
+    program = shutil.which(words[0], path=(env or os.environ).get("PATH"))
+    if program is None:
+        raise CommandError(
+            f"there is no program {words[0]!r}, wanted for: {shlex.join(words)}",
+            hint=hint or "install the package that has it, or correct PATH",
+        )
+    prefix = []
+    if death_signal is not None and shutil.which("setpriv"):
+        # Not preexec_fn: that runs Python between fork and exec, unsafe with threads.
+        prefix = ["setpriv", "--pdeathsig", death_signal.name.removeprefix("SIG"), "--"]
+    try:
+        return subprocess.Popen(
+            [*prefix, program, *words[1:]],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            pass_fds=keep_open_fds,
+            process_group=0,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        raise CommandError(
+            f"cannot start {shlex.join(words)}: {error.strerror}", hint=hint
+        ) from error
+
+
+def _kill(child: subprocess.Popen[str]) -> str:
+    """Kill the child's whole group, wait a bounded time; what it said on stderr."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        return child.communicate(timeout=KILL_TIMEOUT_S)[1] or ""
+    except subprocess.TimeoutExpired as expired:
+        text = expired.stderr or b""
+        # Killed and still there: it waits in the kernel, for a device that is stuck.
+        return f"{text.decode(errors='replace')}\n(killed, but it hangs in the kernel)"
+
+
+class Child:
+    """A long-running child process; made by ``spawn()``."""
+
+    def __init__(
+        self, process: subprocess.Popen[str], words: Sequence[str], stderr: IO[bytes]
+    ) -> None:
+        self._process = process
+        self._stderr = stderr
+        self.argv = tuple(words)
+        self.pid = process.pid
+        self.identity = ProcessIdentity.of(process.pid)
+        self._pidfd = os.pidfd_open(process.pid)
+
+    @property
+    def stdout(self) -> IO[str] | None:
+        return self._process.stdout
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll()
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the child ends (pidfd_open(2))."""
+        return self._pidfd
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit status, or None when it runs on for ``timeout_s`` seconds."""
+        if self._process.returncode is None:
+            select.select([self._pidfd], [], [], timeout_s)
+        return self._process.poll()
+
+    def send_signal(self, signum: int) -> None:
+        self._process.send_signal(signum)
+
+    def stderr_tail(self, lines: int = _STDERR_LINES) -> str:
+        """The last lines that it wrote to stderr."""
+        end = os.fstat(self._stderr.fileno()).st_size
+        start = max(0, end - lines * 256)
+        text = os.pread(self._stderr.fileno(), end - start, start)
+        return "\n".join(text.decode(errors="replace").splitlines()[-lines:])
+
+    def failure(self, what: str) -> str:
+        """An error message: ``what`` happened, to which command, and its last words."""
+        return _failure(self.argv, what, self.stderr_tail())
+
+    def stop(
+        self, *, timeout_s: float, signum: signal.Signals | None = signal.SIGTERM
+    ) -> int:
+        """Terminate, wait ``timeout_s``, kill. Returns the exit status; idempotent.
+
+        ``signum`` None only waits before it kills: the child was asked another way.
+        Raises CommandError when the child cannot even be killed.
+        """
+        if signum is not None and self.returncode is None:
+            self.send_signal(signum)
+        if self.wait(timeout_s) is None:
+            log.warning("%s: pid %d ignores us, killing it", self.argv[0], self.pid)
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        status = self.wait(KILL_TIMEOUT_S)
+        if status is None:
+            raise CommandError(
+                self.failure(f"(pid {self.pid}) hangs in the kernel, even killed")
+            )
+        return status
+
+    def close(self) -> None:
+        os.close(self._pidfd)
+        self._stderr.close()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+@contextmanager
+def spawn(
+    argv: Sequence[Argument],
+    *,
+    stop_timeout_s: float = 10.0,
+    hint: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    pipe_stdout: bool = False,
+    keep_open_fds: Sequence[int] = (),
+    death_signal: signal.Signals | None = signal.SIGTERM,
+) -> Iterator[Child]:
+    """Start a command that stays; stop it (terminate, wait, kill) when the block is
+    left.
+
+    ``stdin`` is text that it can read; stderr goes to an unlinked file, so that the
+    child can always write, even after our death. ``death_signal`` is what it gets when
+    the thread that called spawn() ends; None for children with a lifeline of their own.
+    """
+    words = [os.fspath(word) for word in argv]
+    log.debug("spawn: %s", shlex.join(words))
+    child: Child | None = None
+    try:
+        with deferred(), tempfile.TemporaryFile() as source:
+            source.write((stdin or "").encode())
+            source.seek(0)
+            stderr = tempfile.TemporaryFile()
+            try:
+                process = _start(
+                    words,
+                    hint=hint,
+                    env=env,
+                    stdin=source if stdin is not None else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if pipe_stdout else subprocess.DEVNULL,
+                    stderr=stderr,
+                    keep_open_fds=keep_open_fds,
+                    death_signal=death_signal,
+                )
+            except BaseException:
+                stderr.close()
+                raise
+            child = Child(process, words, stderr)
+        yield child
+    finally:
+        if child is not None:
+            with deferred():
+                try:
+                    child.stop(timeout_s=stop_timeout_s)
+                finally:
+                    child.close()
+
+
+def pids_using(directory: Path, *, limit: int = 20) -> dict[int, str]:
+    """Who has something open at or below a directory, and so keeps a mount busy: pid to
+    "pid 12 (bash): working directory /mnt/x/y", at most ``limit`` of them.
+
+    Sees only what this process may look into (proc_pid_fd(5)); mapped files show up as
+    long as they are open too.
+    """
+    found: dict[int, str] = {}
+    root = str(directory)
+    for process in psutil.process_iter(["name"]):
+        base = f"/proc/{process.pid}"
+        uses = {"cwd": "working directory", "root": "root directory", "exe": "program"}
+        with suppress(OSError):
+            uses |= {f"fd/{fd}": "has open" for fd in os.listdir(f"{base}/fd")}
+        for link, use in uses.items():
+            with suppress(OSError):
+                path = os.readlink(f"{base}/{link}")
+                if path == root or path.startswith(f"{root.rstrip('/')}/"):
+                    name = process.info["name"]
+                    found[process.pid] = f"pid {process.pid} ({name}): {use} {path}"
+                    break
+        if len(found) >= limit:
+            break
+    return found

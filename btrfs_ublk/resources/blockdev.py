@@ -1,0 +1,129 @@
+"""Facts about any block device: size, state, and who holds it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+from pathlib import Path
+
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.resources.mountinfo import read_mountinfo
+from btrfs_ublk.resources.uevents import wait_until
+
+# linux/fs.h
+_BLKROGET = 0x125E
+_BLKSSZGET = 0x1268
+_BLKGETSIZE64 = 0x80081272
+
+
+def device_number(path: Path) -> tuple[int, int]:
+    """(major, minor). Raises UsageError when the path is not a block device."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UsageError(f"block device {path}: {error.strerror}") from error
+    if not stat.S_ISBLK(status.st_mode):
+        raise UsageError(
+            f"{path} is not a block device", hint="a file needs a loop device first"
+        )
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+def sysfs_directory(path: Path) -> Path:
+    """/sys/dev/block/MAJOR:MINOR, resolved to the device's own directory."""
+    major, minor = device_number(path)
+    return Path(f"/sys/dev/block/{major}:{minor}").resolve()
+
+
+def _query(path: Path, request: int, form: str) -> int:
+    device_number(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        answer = fcntl.ioctl(fd, request, bytes(struct.calcsize(form)))
+    finally:
+        os.close(fd)
+    value: int = struct.unpack(form, answer)[0]
+    return value
+
+
+def size_bytes(path: Path) -> int:
+    """The device's capacity (BLKGETSIZE64)."""
+    return _query(path, _BLKGETSIZE64, "=Q")
+
+
+def logical_block_bytes(path: Path) -> int:
+    """The smallest unit that the device addresses (BLKSSZGET)."""
+    return _query(path, _BLKSSZGET, "=i")
+
+
+def is_read_only(path: Path) -> bool:
+    """True when writes are refused (BLKROGET)."""
+    return _query(path, _BLKROGET, "=i") != 0
+
+
+def is_claimed(path: Path) -> bool:
+    """True when a file system or another driver holds the device, in any namespace.
+
+    open(2), O_EXCL on a block device: EBUSY "if in use by the system (e.g., mounted)".
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return True
+        raise
+    os.close(fd)
+    return False
+
+
+def users(path: Path) -> list[str]:
+    """What holds the device, for people: "mounted at /mnt (btrfs)"; [] when nothing.
+
+    NB: btrfs shows one of its devices as a mount's source, so mounts are looked for by
+    all devices of the file system (/sys/fs/btrfs/FSID/devices).
+    """
+    sysfs = sysfs_directory(path)
+    names = {sysfs.name}
+    found = []
+    for member in Path("/sys/fs/btrfs").glob("*/devices/*"):
+        if member.name == sysfs.name:
+            found.append(f"device of the btrfs {member.parent.parent.name}")
+            names.update(sibling.name for sibling in member.parent.iterdir())
+    for mount in read_mountinfo():
+        source = Path(mount.source)
+        if source.parent == Path("/dev") and source.name in names:
+            found.append(f"mounted at {mount.target} ({mount.fs_type})")
+        elif mount.device == f"{_device_text(path)}":
+            found.append(f"mounted at {mount.target} ({mount.fs_type})")
+    holders = sysfs / "holders"
+    if holders.is_dir():
+        found += [f"held by /dev/{holder.name}" for holder in holders.iterdir()]
+    if not found and is_claimed(path):
+        found.append("in use, perhaps mounted in another mount namespace")
+    return found
+
+
+def _device_text(path: Path) -> str:
+    major, minor = device_number(path)
+    return f"{major}:{minor}"
+
+
+def wait_for_node(path: Path, *, timeout_s: float) -> None:
+    """Wait until the device's node is there. Raises TimeoutError."""
+    wait_until(
+        lambda: path.exists() or None,
+        timeout_s=timeout_s,
+        what=f"{path} did not appear",
+    )
+
+
+def wait_until_gone(path: Path, *, timeout_s: float) -> None:
+    """Wait until the device's node has vanished. Raises TimeoutError."""
+    wait_until(
+        lambda: not path.exists() or None,
+        timeout_s=timeout_s,
+        what=f"{path} is still there",
+    )

@@ -1,0 +1,265 @@
+"""Loop devices, straight from the kernel's interface (linux/loop.h, loop(4)).
+
+A device carries its ledger tag as its reference string (``lo_file_name``, which is free
+for that: losetup(8) --loop-ref), so no other loop device on the same file is mistaken
+for ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from btrfs_ublk.capabilities import LOOP, ROOT, require
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.ledger import Entry, Ledger, process_ledger, remover
+from btrfs_ublk.resources import blockdev
+from btrfs_ublk.resources.uevents import wait_until
+
+_KIND = "loop"
+
+_LOOP_CLR_FD = 0x4C01
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_CONFIGURE = 0x4C0A  # Linux 5.8, 3448914e8cc5: one step, nothing half made
+_LOOP_CTL_GET_FREE = 0x4C82
+
+_LO_FLAGS_READ_ONLY = 1
+_LO_FLAGS_DIRECT_IO = 16
+
+#: struct loop_info64: device, inode, rdevice, offset, sizelimit, number, encrypt_type,
+#: encrypt_key_size, flags, file_name, crypt_name, encrypt_key, init[2].
+_INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
+#: struct loop_config: fd, block_size, info, reserved[8].
+_CONFIG = struct.Struct(f"=II{_INFO.size}s64x")
+assert _INFO.size == 232 and _CONFIG.size == 304
+
+_ATTACH_TIMEOUT_S = 10.0
+_DETACH_TIMEOUT_S = 10.0
+_RETRY_S = 0.01
+
+
+@dataclass(frozen=True)
+class LoopDevice:
+    """A loop device in use."""
+
+    path: Path
+    backing_file: Path
+    size_bytes: int
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class _Status:
+    backing_device: int
+    backing_inode: int
+    reference: str
+
+
+@contextmanager
+def loop_device(
+    backing_file: Path,
+    *,
+    read_only: bool = False,
+    direct_io: bool = False,
+    block_bytes: int = 4096,
+    offset_bytes: int = 0,
+    size_bytes: int | None = None,
+    ledger: Ledger | None = None,
+) -> Iterator[LoopDevice]:
+    """Attach a file to a free loop device; detach it, and wait, when the block is left.
+
+    ``offset_bytes`` and ``size_bytes`` (default: to the end) choose a part of the file;
+    both, and the file's size, must be multiples of ``block_bytes``, since the kernel
+    would silently cut the rest off. ``direct_io`` bypasses the page cache of the file
+    below. A device that is still mounted at the end is not detached: LeftoverError.
+    """
+    require(ROOT, LOOP)
+    ledger = ledger or process_ledger()
+    backing_file = backing_file.resolve()
+    backing_fd = _open_backing_file(backing_file, read_only=read_only)
+    try:
+        status = os.fstat(backing_fd)
+        length_bytes = size_bytes or status.st_size - offset_bytes
+        _check_geometry(
+            backing_file, status.st_size, offset_bytes, length_bytes, block_bytes
+        )
+        with ledger.holding(
+            _KIND,
+            backing_file=str(backing_file),
+            backing_device=status.st_dev,
+            backing_inode=status.st_ino,
+        ) as entry:
+            info = _INFO.pack(
+                *(0, 0, 0, offset_bytes, size_bytes or 0, 0, 0, 0),
+                (read_only and _LO_FLAGS_READ_ONLY)
+                | (direct_io and _LO_FLAGS_DIRECT_IO),
+                *(_reference(entry).encode(), b"", b"", 0, 0),
+            )
+            with deferred():
+                path = _attach(_CONFIG.pack(backing_fd, block_bytes, info))
+                ledger.amend(entry, path=str(path))
+            _check_direct_io(path, wanted=direct_io)
+            yield LoopDevice(path, backing_file, length_bytes, read_only)
+    finally:
+        os.close(backing_fd)
+
+
+def _open_backing_file(path: Path, *, read_only: bool) -> int:
+    access = os.O_RDONLY if read_only else os.O_RDWR
+    try:
+        return os.open(path, access | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"backing file {path}: {error.strerror}") from error
+
+
+def _check_geometry(
+    path: Path, file_bytes: int, offset_bytes: int, length_bytes: int, block_bytes: int
+) -> None:
+    """Raise UsageError for what the kernel would round down without a word."""
+    for what, value in (("offset", offset_bytes), ("length", length_bytes)):
+        if value % block_bytes:
+            raise UsageError(
+                f"loop device on {path}: {what} {value} bytes is not a multiple of "
+                f"{block_bytes} bytes",
+                hint=f"truncate -s %{block_bytes} the file, or choose another part",
+            )
+    end_bytes = offset_bytes + length_bytes
+    if offset_bytes < 0 or length_bytes <= 0 or end_bytes > file_bytes:
+        raise UsageError(
+            f"loop device on {path}: [{offset_bytes}, {end_bytes}) is not a part of "
+            f"its {file_bytes} bytes"
+        )
+
+
+def _reference(entry: Entry) -> str:
+    return f"btrfs-ublk:{entry.tag}"
+
+
+def _attach(config: bytes) -> Path:
+    """Configure a free device, trying others for as long as someone is quicker."""
+    deadline_s = time.monotonic() + _ATTACH_TIMEOUT_S
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        while True:
+            path = Path("/dev/loop-control")
+            try:
+                path = Path(f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}")
+                blockdev.wait_for_node(path, timeout_s=2)
+                _configure(path, config)
+                return path
+            except OSError as error:
+                # EBUSY: another process took it; EAGAIN: its old pages are still going.
+                busy = error.errno in (errno.EBUSY, errno.EAGAIN)
+                if not busy or time.monotonic() > deadline_s:
+                    raise BtrfsUblkError(
+                        f"cannot set up {path}: {error.strerror or error}",
+                        hint=f"see the kernel log: dmesg | grep {path.name}",
+                    ) from error
+                time.sleep(_RETRY_S)
+    finally:
+        os.close(control)
+
+
+def _configure(path: Path, config: bytes) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _LOOP_CONFIGURE, config)
+    finally:
+        os.close(fd)
+
+
+def _check_direct_io(path: Path, *, wanted: bool) -> None:
+    # The kernel falls back to buffered I/O without an error.
+    if wanted and (_sysfs(path) / "dio").read_text().strip() != "1":
+        raise CapabilityError(
+            f"{path}: the file below does not allow direct I/O with these blocks",
+            hint="use another file system, a larger block size, or no direct I/O",
+        )
+
+
+def _sysfs(path: Path) -> Path:
+    """Exists while the device has a backing file."""
+    return Path("/sys/block") / path.name / "loop"
+
+
+def _status_of(fd: int) -> _Status | None:
+    """None when the device has no backing file."""
+    try:
+        answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_INFO.size))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
+    fields = _INFO.unpack(answer)
+    name: bytes = fields[9]
+    return _Status(fields[0], fields[1], name.rstrip(b"\0").decode(errors="replace"))
+
+
+@remover(_KIND)
+def _detach(entry: Entry) -> bool:
+    known = entry.details.get("path")
+    devices = (
+        [Path(known)]
+        if known
+        else [
+            Path("/dev") / directory.parent.name
+            for directory in Path("/sys/block").glob("loop*/loop")
+        ]
+    )
+    return any([_detach_if_ours(path, entry) for path in devices])
+
+
+def _detach_if_ours(path: Path, entry: Entry) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
+            return False
+        raise
+    try:
+        if not _is_ours(_status_of(fd), entry):
+            return False
+        if blockdev.is_claimed(path):
+            raise LeftoverError(
+                f"{path} (on {entry.details['backing_file']}) is not detached: "
+                f"{'; '.join(blockdev.users(path))}",
+                hint="unmount it first",
+            )
+        sequence = _disk_sequence(path)
+        fcntl.ioctl(fd, _LOOP_CLR_FD)
+    finally:
+        # NB: the kernel detaches at the last close; that may be another's (blkid).
+        os.close(fd)
+    try:
+        wait_until(
+            lambda: not _sysfs(path).exists() or _disk_sequence(path) != sequence,
+            timeout_s=_DETACH_TIMEOUT_S,
+            what=f"{path} is still attached",
+        )
+    except TimeoutError as error:
+        raise LeftoverError(f"{error}: some process has it open") from error
+    return True
+
+
+def _is_ours(status: _Status | None, entry: Entry) -> bool:
+    return status is not None and status == _Status(
+        backing_device=entry.details["backing_device"],
+        backing_inode=entry.details["backing_inode"],
+        reference=_reference(entry),
+    )
+
+
+def _disk_sequence(path: Path) -> str | None:
+    """Changes with every attach and detach; None before Linux 5.15."""
+    try:
+        return (Path("/sys/block") / path.name / "diskseq").read_text()
+    except OSError:
+        return None

@@ -1,0 +1,197 @@
+"""Mounts. Never lazy: a busy mount is an error that names who keeps it busy."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from btrfs_ublk.capabilities import MOUNT, ROOT, require
+from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
+from btrfs_ublk.ledger import Entry, Ledger, process_ledger, remover
+from btrfs_ublk.process import pids_using, run
+from btrfs_ublk.resources.mountinfo import MountInfo, read_mountinfo
+
+_KIND = "mount"
+
+_MOUNT_TIMEOUT_S = 60.0
+#: Writing back what is dirty takes its time.
+_UNMOUNT_TIMEOUT_S = 120.0
+#: How long those who keep a mount busy may take to go away.
+_BUSY_TIMEOUT_S = 2.0
+_BUSY_ATTEMPTS = 4
+
+
+class Mount:
+    """A mounted file system; made by ``mounted()``."""
+
+    def __init__(self, ledger: Ledger, entry: Entry) -> None:
+        self._ledger = ledger
+        self._entry = entry
+
+    @property
+    def target(self) -> Path:
+        return Path(self._entry.details["target"])
+
+    def info(self) -> MountInfo:
+        """What the kernel says about it now."""
+        mount = _find(self._entry)
+        if mount is None:
+            raise LeftoverError(f"{self.target} was unmounted by someone else")
+        return mount
+
+    def allow_source(self, device: Path) -> None:
+        """Note that the file system is about to get this device too: btrfs may show it
+        as the mount's source from then on.
+        """
+        sources = [*self._entry.details["sources"], str(device)]
+        self._ledger.amend(self._entry, sources=sources)
+
+    def remount(
+        self, *, options: Sequence[str], timeout_s: float = _MOUNT_TIMEOUT_S
+    ) -> None:
+        """Change options: ``["rw"]``, say. Raises CommandError."""
+        run(
+            ["mount", "-o", ",".join(["remount", *options]), self.target],
+            timeout_s=timeout_s,
+            hint="see the kernel log: dmesg",
+        )
+
+
+@contextmanager
+def mounted(
+    source: Path | str,
+    target: Path,
+    *,
+    fs_type: str = "btrfs",
+    options: Sequence[str] = (),
+    read_only: bool = False,
+    timeout_s: float = _MOUNT_TIMEOUT_S,
+    ledger: Ledger | None = None,
+) -> Iterator[Mount]:
+    """Mount on an existing directory; unmount when the block is left.
+
+    Raises UsageError when the target is no directory or is a mount point already (what
+    lies below could not be told apart), CommandError when mount(8) fails, and at the
+    end LeftoverError when the mount stays busy.
+    """
+    require(ROOT, MOUNT)
+    ledger = ledger or process_ledger()
+    target = target.resolve()
+    if not target.is_dir():
+        raise UsageError(f"mount point {target} is not a directory")
+    if any(mount.target == target for mount in read_mountinfo()):
+        raise UsageError(
+            f"{target} is a mount point already", hint="choose an empty directory"
+        )
+    with ledger.holding(
+        _KIND,
+        target=str(target),
+        sources=[str(source)],
+        fs_type=fs_type,
+        namespace=_mount_namespace(),
+    ) as entry:
+        words = ["ro" if read_only else "rw", *options]
+        # The lock goes along: were we killed now, gc would wait for mount(8) to end.
+        run(
+            ["mount", "-t", fs_type, "-o", ",".join(words), source, target],
+            timeout_s=timeout_s,
+            hint="see the kernel log: dmesg",
+            keep_open_fds=[ledger.fileno()],
+        )
+        mount = _find(entry)
+        if mount is None:
+            raise LeftoverError(f"{target} is mounted, but not as asked")
+        ledger.amend(entry, mount_id=mount.mount_id, unique_id=unique_mount_id(target))
+        yield Mount(ledger, entry)
+
+
+def _mount_namespace() -> str:
+    return os.readlink("/proc/self/ns/mnt")
+
+
+def unique_mount_id(target: Path) -> int | None:
+    """The number that no other mount has until the next boot, or None before Linux 6.8.
+
+    statx(2), STATX_MNT_ID_UNIQUE; the kernel says in the answer's mask what it filled
+    in.
+    """
+    at_fdcwd, statx_mnt_id_unique, mnt_id_offset = -100, 0x4000, 0x90
+    answer = ctypes.create_string_buffer(256)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.statx(at_fdcwd, os.fsencode(target), 0, statx_mnt_id_unique, answer):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(target))
+    (mask,) = struct.unpack_from("=I", answer)
+    if not mask & statx_mnt_id_unique:
+        return None
+    unique_id: int = struct.unpack_from("=Q", answer, mnt_id_offset)[0]
+    return unique_id
+
+
+def _find(entry: Entry) -> MountInfo | None:
+    """The mount that the entry means, if it is the uppermost one on its target."""
+    details = entry.details
+    target = Path(details["target"])
+    here = [mount for mount in read_mountinfo() if mount.target == target]
+    if not here:
+        return None
+    mount = here[-1]
+    if mount.fs_type != details["fs_type"]:
+        return None
+    if details.get("unique_id") is not None:
+        return mount if unique_mount_id(target) == details["unique_id"] else None
+    # NB: without the unique id: a later mount may get the same number, but not the same
+    # device, as that is ours until this mount is gone.
+    same_id = details.get("mount_id", mount.mount_id) == mount.mount_id
+    return mount if same_id and mount.source in details["sources"] else None
+
+
+@remover(_KIND)
+def _unmount(entry: Entry) -> bool:
+    if _find(entry) is None:
+        # A private namespace of a dead process is gone, and its mounts with it.
+        return False
+    target = Path(entry.details["target"])
+    attempt_timeout_s = _BUSY_TIMEOUT_S / _BUSY_ATTEMPTS
+    for attempt in range(1, _BUSY_ATTEMPTS + 1):
+        try:
+            run(
+                ["umount", target],
+                timeout_s=_UNMOUNT_TIMEOUT_S,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+            return True
+        except CommandError as error:
+            if _find(entry) is None:
+                return True  # someone else was quicker
+            if "busy" not in error.message:
+                raise LeftoverError(f"{target} is still mounted: {error}") from error
+            if attempt < _BUSY_ATTEMPTS:
+                _wait_for_users(target, timeout_s=attempt_timeout_s)
+    users = "; ".join(pids_using(target).values())
+    raise LeftoverError(
+        f"{target} is still mounted and busy: "
+        f"{users or 'nobody whom this process may see uses it'}",
+        hint=f"end what uses it, then: btrfs-ublk gc (or: umount {target})",
+    )
+
+
+def _wait_for_users(target: Path, *, timeout_s: float) -> None:
+    """Wait until one of those who keep the mount busy has ended, or for a while."""
+    deadline_s = time.monotonic() + timeout_s
+    pidfds = []
+    try:
+        for pid in pids_using(target):
+            with suppress(OSError):
+                pidfds.append(os.pidfd_open(pid))
+        remaining_s = max(0.0, deadline_s - time.monotonic())
+        select.select(pidfds, [], [], remaining_s)
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)

@@ -1,0 +1,68 @@
+"""A temporary directory that ``gc`` can recognise by its name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from btrfs_ublk.errors import LeftoverError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.ledger import Entry, Ledger, process_ledger, remover
+from btrfs_ublk.resources.mountinfo import mounts_at_or_below
+
+_KIND = "tempdir"
+
+
+@contextmanager
+def tempdir(
+    *,
+    prefix: str = "btrfs-ublk-",
+    parent: Path | None = None,
+    ledger: Ledger | None = None,
+) -> Iterator[Path]:
+    """A new directory of mode 0700, removed with its content when the block is left.
+
+    ``parent`` defaults to the system's temporary directory. Nothing is removed while
+    something is mounted in it: LeftoverError.
+    """
+    ledger = ledger or process_ledger()
+    where = (parent or Path(tempfile.gettempdir())).resolve()
+    with ledger.holding(_KIND, parent=str(where), prefix=prefix) as entry:
+        path = _path(entry)
+        with deferred():
+            path.mkdir(mode=0o700)
+            status = path.stat()
+            ledger.amend(entry, device=status.st_dev, inode=status.st_ino)
+        yield path
+
+
+def _path(entry: Entry) -> Path:
+    # The random tag in the name makes it ours even if we died before noting the inode.
+    return Path(entry.details["parent"]) / f"{entry.details['prefix']}{entry.tag}"
+
+
+@remover(_KIND, survives_reboot=True)
+def _remove(entry: Entry) -> bool:
+    path = _path(entry)
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise LeftoverError(f"{path} is no directory of ours: someone else made it")
+    # NB: the inode alone, as a file system's device number may change with a reboot.
+    if entry.details.get("inode", status.st_ino) != status.st_ino:
+        raise LeftoverError(f"{path} is another directory than the one made here")
+    mounts = mounts_at_or_below(path)
+    if mounts:
+        raise LeftoverError(
+            f"{path} is not removed: {mounts[-1].target} is still mounted in it",
+            hint=f"umount {mounts[-1].target}",
+        )
+    shutil.rmtree(path)
+    return True

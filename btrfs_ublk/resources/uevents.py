@@ -1,0 +1,106 @@
+"""Kernel events, for waiting until a device appears or is gone.
+
+The kernel multicasts every uevent on the netlink family NETLINK_KOBJECT_UEVENT, group 1
+(lib/kobject_uevent.c); udev is not needed. Where no event arrives (some network
+namespaces), the condition is still looked at again every now and then.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Not named in Python's socket module; linux/netlink.h.
+_NETLINK_KOBJECT_UEVENT = 15
+_KERNEL_GROUP = 1
+#: How long a missed event delays us at most.
+_RECHECK_S = 0.2
+_MESSAGE_BYTES = 16384
+
+
+def parse_uevent(message: bytes) -> dict[str, str]:
+    """The KEY=value strings behind "action@devpath", each ended by a NUL.
+
+    Empty for a message that is none of the kernel's (udev's own begin otherwise).
+    """
+    head, *strings = message.split(b"\0")
+    if b"@" not in head:
+        return {}
+    pairs = (text.decode(errors="replace").partition("=") for text in strings if text)
+    return {key: value for key, separator, value in pairs if separator}
+
+
+class UeventMonitor:
+    """The stream of uevents from the moment of subscription on."""
+
+    def __init__(self, channel: socket.socket | None) -> None:
+        self._channel = channel
+
+    def wait(self, *, timeout_s: float, subsystem: str = "block") -> bool:
+        """True when an event of the subsystem came within ``timeout_s`` seconds."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            channels = [self._channel] if self._channel else []
+            if not select.select(channels, [], [], remaining_s)[0]:
+                return False
+            assert self._channel is not None
+            try:
+                event = parse_uevent(self._channel.recv(_MESSAGE_BYTES))
+            except OSError:
+                return True  # ENOBUFS: events were lost; ours may be one of them
+            if event.get("SUBSYSTEM") == subsystem:
+                return True
+
+
+@contextmanager
+def uevent_monitor() -> Iterator[UeventMonitor]:
+    """Subscribe to uevents; a monitor that only times out where that is refused."""
+    channel: socket.socket | None = None
+    with suppress(OSError):
+        channel = socket.socket(
+            socket.AF_NETLINK,
+            socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+            _NETLINK_KOBJECT_UEVENT,
+        )
+    try:
+        if channel is not None:
+            try:
+                channel.bind((0, _KERNEL_GROUP))
+            except OSError:
+                channel.close()
+                channel = None
+        yield UeventMonitor(channel)
+    finally:
+        if channel is not None:
+            channel.close()
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    *,
+    timeout_s: float,
+    what: str,
+    subsystem: str = "block",
+) -> T:
+    """The first true value of ``condition``, which is asked again after each uevent.
+
+    Subscribes before it asks for the first time, so no event is missed. Raises
+    TimeoutError, naming ``what``, after ``timeout_s`` seconds.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with uevent_monitor() as monitor:
+        while True:
+            value = condition()
+            if value:
+                return value
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError(f"waited {timeout_s:g} s in vain: {what}")
+            monitor.wait(timeout_s=min(remaining_s, _RECHECK_S), subsystem=subsystem)
