@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: MIT */
+/* The trees of what is in use and what is free. Each walks the image's extents once. */
+#include <errno.h>
+#include <string.h>
+
+#include "btrfs/trees.h"
+
+/* The kernel's limit for inline references is 1/16 of a leaf (BTRFS_MAX_EXTENT_ITEM_SIZE). */
+enum { EXTENT_ITEM_FRACTION = 16, EXTENT_ITEM_MAX_BYTES = STRIPE_LEN / EXTENT_ITEM_FRACTION };
+
+static size_t append(uint8_t *item, size_t used, const void *data, size_t size)
+{
+	memcpy(item + used, data, size);
+	return used + size;
+}
+
+static int emit_tree_block(struct tree_builder *tree, const struct extent *block)
+{
+	struct key key = { block->start, KEY_METADATA_ITEM, block->level };
+	uint8_t item[sizeof(struct disk_extent) + sizeof(struct disk_tree_block_ref)];
+	struct disk_extent extent = {
+		.refs = htole64(1),
+		.generation = htole64(tree->format->generation),
+		.flags = htole64(EXTENT_TREE_BLOCK_FLAG),
+	};
+	struct disk_tree_block_ref ref = {
+		.type = KEY_TREE_BLOCK_REF,
+		.offset = htole64(block->root),
+	};
+	size_t size = append(item, 0, &extent, sizeof(extent));
+
+	size = append(item, size, &ref, sizeof(ref));
+	return tree_add(tree, &key, item, size);
+}
+
+static int emit_data_extent(struct tree_builder *tree, const struct extent *refs, size_t count)
+{
+	struct key key = { refs->start, KEY_EXTENT_ITEM, refs->length };
+	uint8_t item[EXTENT_ITEM_MAX_BYTES];
+	struct disk_extent extent = {
+		.generation = htole64(tree->format->generation),
+		.flags = htole64(EXTENT_DATA_FLAG),
+	};
+	size_t size = sizeof(extent);
+	uint64_t total = 0;
+
+	if (size + count * sizeof(struct disk_data_ref) >
+	    tree->format->node_bytes / EXTENT_ITEM_FRACTION - sizeof(struct disk_item))
+		return -E2BIG;
+	for (size_t i = 0; i < count; i++) {
+		struct disk_data_ref ref = {
+			.type = KEY_EXTENT_DATA_REF,
+			.root = htole64(refs[i].root),
+			.objectid = htole64(refs[i].objectid),
+			.offset = htole64(refs[i].offset),
+			.count = htole32(refs[i].count),
+		};
+
+		if (refs[i].length != refs->length)
+			return -EINVAL;
+		size = append(item, size, &ref, sizeof(ref));
+		total += refs[i].count;
+	}
+	extent.refs = htole64(total);
+	append(item, 0, &extent, sizeof(extent));
+	return tree_add(tree, &key, item, size);
+}
+
+int emit_extent_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	struct extent_walk walk = image_walk(image);
+	const struct extent *refs;
+	size_t count;
+	int ret = 0;
+
+	(void)context;
+	while (!ret && (refs = extent_walk_next(&walk, &count))) {
+		if (refs->is_data)
+			ret = emit_data_extent(tree, refs, count);
+		else if (count == 1)
+			ret = emit_tree_block(tree, refs);
+		else
+			ret = -EINVAL; /* one place for two tree blocks */
+	}
+	return ret;
+}
+
+/* Adds up what of `chunk` is in use, from `walk`, which has to stand at the chunk's start. */
+static uint64_t chunk_used_bytes(struct extent_walk *walk, const struct chunk *chunk)
+{
+	struct extent_walk ahead = *walk;
+	const struct extent *extent;
+	uint64_t used = 0;
+	size_t count;
+
+	while ((extent = extent_walk_next(&ahead, &count)) &&
+	       extent->start - chunk->logical < chunk->length) {
+		used += extent->length;
+		*walk = ahead;
+	}
+	return used;
+}
+
+int emit_block_group_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	struct extent_walk walk = image_walk(image);
+
+	(void)context;
+	image->used_bytes = 0;
+	for (size_t i = 0; i < image->chunks.count; i++) {
+		const struct chunk *chunk = &image->chunks.chunks[i];
+		struct key key = { chunk->logical, KEY_BLOCK_GROUP_ITEM, chunk->length };
+		uint64_t used = chunk_used_bytes(&walk, chunk);
+		struct disk_block_group item = {
+			.used = htole64(used),
+			.chunk_objectid = htole64(OBJECT_FIRST_CHUNK),
+			.flags = htole64(chunk->type),
+		};
+		int ret = tree_add(tree, &key, &item, sizeof(item));
+
+		if (ret)
+			return ret;
+		image->used_bytes += used;
+	}
+	return 0;
+}
+
+/*
+ * Visit the free extents of `chunk`; with `tree` NULL they are only counted. `walk` stands at the
+ * chunk's first extent, and at the end at the next chunk's. -EINVAL: extents overlap, or one is
+ * in no chunk.
+ */
+static int visit_free(struct extent_walk *walk, const struct chunk *chunk,
+		      struct tree_builder *tree, uint32_t *free_count)
+{
+	uint64_t position = chunk->logical, end = chunk->logical + chunk->length;
+	struct extent_walk ahead = *walk;
+	const struct extent *extent;
+	size_t count;
+	int ret = 0;
+
+	*free_count = 0;
+	while (!ret && position < end) {
+		struct key key = { position, KEY_FREE_SPACE_EXTENT, 0 };
+		uint64_t used_from = end, used_to = end;
+
+		extent = extent_walk_next(&ahead, &count);
+		if (extent && extent->start < end) {
+			used_from = extent->start;
+			used_to = used_from + extent->length;
+			*walk = ahead;
+		}
+		if (used_from < position || used_to > end)
+			return -EINVAL;
+		key.offset = used_from - position;
+		if (key.offset) {
+			++*free_count;
+			ret = tree ? tree_add(tree, &key, NULL, 0) : 0;
+		}
+		position = used_to;
+	}
+	return ret;
+}
+
+int emit_free_space_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	struct extent_walk walk = image_walk(image);
+	size_t count;
+
+	(void)context;
+	for (size_t i = 0; i < image->chunks.count; i++) {
+		const struct chunk *chunk = &image->chunks.chunks[i];
+		struct key key = { chunk->logical, KEY_FREE_SPACE_INFO, chunk->length };
+		struct extent_walk start = walk;
+		struct disk_free_space_info info = { 0 };
+		uint32_t free_count;
+		int ret;
+
+		/* The count stands in front of what it counts. */
+		ret = visit_free(&start, chunk, NULL, &free_count);
+		info.extent_count = htole32(free_count);
+		if (!ret)
+			ret = tree_add(tree, &key, &info, sizeof(info));
+		if (!ret)
+			ret = visit_free(&walk, chunk, tree, &free_count);
+		if (ret)
+			return ret;
+	}
+	return extent_walk_next(&walk, &count) ? -EINVAL : 0;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT */
+#include "btrfs/csum.h"
+
+#include <isa-l.h>
+#include <limits.h>
+#include <string.h>
+
+uint32_t crc32c_raw(uint32_t seed, const void *data, size_t length)
+{
+	const unsigned char *bytes = data;
+
+	/* The library takes its length as an int. */
+	while (length) {
+		size_t part = length < INT_MAX ? length : INT_MAX;
+
+		seed = crc32_iscsi((unsigned char *)bytes, (int)part, seed);
+		bytes += part;
+		length -= part;
+	}
+	return seed;
+}
+
+static void compute_crc32c(const void *data, size_t length, uint8_t csum[CSUM_BYTES])
+{
+	le32 value = htole32(~crc32c_raw(~0u, data, length));
+
+	memset(csum, 0, CSUM_BYTES);
+	memcpy(csum, &value, sizeof(value));
+}
+
+static const struct csum_kind csum_kinds[] = {
+	{ .name = "crc32c", .id = CSUM_TYPE_CRC32C, .bytes = 4, .compute = compute_crc32c },
+};
+
+const struct csum_kind *csum_kind_by_id(uint16_t id)
+{
+	for (size_t i = 0; i < sizeof(csum_kinds) / sizeof(csum_kinds[0]); i++) {
+		if (csum_kinds[i].id == id)
+			return &csum_kinds[i];
+	}
+	return NULL;
+}
+
+void csum_block_set(const struct csum_kind *kind, void *block, size_t length)
+{
+	kind->compute((uint8_t *)block + CSUM_BYTES, length - CSUM_BYTES, block);
+}
+
+bool csum_block_matches(const struct csum_kind *kind, const void *block, size_t length)
+{
+	uint8_t csum[CSUM_BYTES];
+
+	kind->compute((const uint8_t *)block + CSUM_BYTES, length - CSUM_BYTES, csum);
+	return memcmp(csum, block, kind->bytes) == 0;
+}

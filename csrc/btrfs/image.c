@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+#include "btrfs/image.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/fileio.h"
+
+static bool params_are_valid(const struct image_params *params)
+{
+	uint32_t node = params->node_bytes;
+
+	if (node < SECTOR_BYTES || node > STRIPE_LEN || node & (node - 1))
+		return false;
+	if (!params->device_bytes || params->device_bytes % SECTOR_BYTES)
+		return false;
+	return params->generation && csum_kind_by_id(params->csum_type) &&
+	       strlen(params->label) < LABEL_BYTES;
+}
+
+int image_init(struct image *image, const struct image_params *params)
+{
+	*image = (struct image){ .params = *params };
+	if (!params_are_valid(params))
+		return -EINVAL;
+	image->format.node_bytes = params->node_bytes;
+	image->format.generation = params->generation;
+	image->format.csum = csum_kind_by_id(params->csum_type);
+	memcpy(image->format.fsid, params->fsid, UUID_BYTES);
+	memcpy(image->format.chunk_tree_uuid, params->chunk_tree_uuid, UUID_BYTES);
+	block_alloc_init(&image->system_alloc, params->node_bytes);
+	block_alloc_init(&image->metadata_alloc, params->node_bytes);
+	return 0;
+}
+
+void image_deinit(struct image *image)
+{
+	chunk_list_deinit(&image->chunks);
+	block_alloc_deinit(&image->system_alloc);
+	block_alloc_deinit(&image->metadata_alloc);
+	extent_list_deinit(&image->extents);
+	extent_list_deinit(&image->late_extents);
+}
+
+int image_add_chunk(struct image *image, const struct chunk *chunk)
+{
+	int ret;
+
+	for (unsigned i = 0; i < chunk->stripe_count && i < CHUNK_STRIPES_MAX; i++) {
+		uint64_t offset = chunk->stripes[i];
+
+		if (offset > image->params.device_bytes ||
+		    chunk->length > image->params.device_bytes - offset)
+			return -EINVAL;
+	}
+	ret = chunk_list_add(&image->chunks, chunk);
+	if (ret)
+		return ret;
+	if (chunk->type & CHUNK_SYSTEM)
+		return block_alloc_add_range(&image->system_alloc, chunk->logical, chunk->length);
+	if (chunk->type & CHUNK_METADATA)
+		return block_alloc_add_range(&image->metadata_alloc, chunk->logical, chunk->length);
+	return 0;
+}
+
+int image_add_data(struct image *image, const struct extent *reference)
+{
+	const struct chunk *chunk = chunk_find(&image->chunks, reference->start, reference->length);
+
+	if (!chunk || !(chunk->type & CHUNK_DATA) || !reference->is_data || !reference->count ||
+	    !reference->length || (reference->start | reference->length) % SECTOR_BYTES)
+		return -EINVAL;
+	return extent_list_add(&image->extents, reference);
+}
+
+struct image_root *image_root_find(struct image *image, uint64_t objectid)
+{
+	for (size_t i = 0; i < image->root_count; i++) {
+		if (image->roots[i].objectid == objectid)
+			return &image->roots[i];
+	}
+	return NULL;
+}
+
+int image_root_add(struct image *image, const struct image_tree *tree, struct image_root **root)
+{
+	size_t slot = image->root_count;
+
+	if (image_root_find(image, tree->objectid))
+		return -EEXIST;
+	if (slot == IMAGE_ROOTS_MAX)
+		return -E2BIG;
+	for (; slot && image->roots[slot - 1].objectid > tree->objectid; slot--)
+		image->roots[slot] = image->roots[slot - 1];
+	image->root_count++;
+	*root = &image->roots[slot];
+	**root = (struct image_root){ .objectid = tree->objectid, .top_inode = tree->top_inode };
+	if (tree->uuid) {
+		memcpy((*root)->uuid, tree->uuid, UUID_BYTES);
+		(*root)->has_uuid = true;
+	}
+	return 0;
+}
+
+int image_write_block(void *context, uint64_t bytenr, const void *block)
+{
+	struct image *image = context;
+	uint32_t node_bytes = image->params.node_bytes;
+	const struct chunk *chunk = chunk_find(&image->chunks, bytenr, node_bytes);
+
+	if (!chunk)
+		return -EINVAL;
+	for (unsigned i = 0; i < chunk->stripe_count; i++) {
+		int ret = pwrite_full(image->params.fd, block, node_bytes,
+				      chunk->stripes[i] + (bytenr - chunk->logical));
+
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+/* What image_build_tree's sink needs to know. */
+struct build {
+	struct image *image;
+	uint64_t owner;
+};
+
+static int build_place(void *context, unsigned level, uint64_t *bytenr)
+{
+	struct build *build = context;
+	struct image *image = build->image;
+	struct extent extent = {
+		.length = image->params.node_bytes,
+		.root = build->owner,
+		.level = (uint8_t)level,
+	};
+	int ret = block_alloc_take(build->owner == TREE_CHUNK ? &image->system_alloc :
+								&image->metadata_alloc,
+				   &extent.start);
+
+	if (ret)
+		return ret;
+	*bytenr = extent.start;
+	return extent_list_add(&image->extents, &extent);
+}
+
+static int build_write(void *context, uint64_t bytenr, const void *block)
+{
+	struct build *build = context;
+
+	return image_write_block(build->image, bytenr, block);
+}
+
+int image_build_tree(struct image *image, const struct image_tree *tree)
+{
+	struct build build = { .image = image, .owner = tree->objectid };
+	struct tree_sink sink = {
+		.place = build_place,
+		.write = image->params.fd < 0 ? NULL : build_write,
+		.context = &build,
+	};
+	struct tree_builder builder;
+	struct image_root *root;
+	struct tree_root built;
+	int ret;
+
+	ret = tree_builder_init(&builder, &image->format, &sink, tree->objectid);
+	if (!ret && tree->emit)
+		ret = tree->emit(image, &builder, tree->context);
+	if (!ret)
+		ret = tree_finish(&builder, &built);
+	if (!ret)
+		ret = image_root_add(image, tree, &root);
+	if (!ret)
+		root->tree = built;
+	tree_builder_deinit(&builder);
+	return ret;
+}
+
+struct extent_walk image_walk(struct image *image)
+{
+	extent_list_sort(&image->extents);
+	extent_list_sort(&image->late_extents);
+	return (struct extent_walk){ .lists = { &image->extents, &image->late_extents } };
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/* Keys in the CPU's byte order, and their order in a tree. */
+#ifndef BTRFS_KEY_H
+#define BTRFS_KEY_H
+
+#include "btrfs/format.h"
+
+struct key {
+	uint64_t objectid;
+	uint8_t type; /* KEY_* */
+	uint64_t offset;
+};
+
+/* By object id, then type, then offset (btrfs_comp_cpu_keys); negative, zero or positive. */
+static inline int key_compare(const struct key *a, const struct key *b)
+{
+	if (a->objectid != b->objectid)
+		return a->objectid < b->objectid ? -1 : 1;
+	if (a->type != b->type)
+		return a->type < b->type ? -1 : 1;
+	if (a->offset != b->offset)
+		return a->offset < b->offset ? -1 : 1;
+	return 0;
+}
+
+static inline struct disk_key key_to_disk(const struct key *key)
+{
+	return (struct disk_key){
+		.objectid = htole64(key->objectid),
+		.type = key->type,
+		.offset = htole64(key->offset),
+	};
+}
+
+static inline struct key key_from_disk(const struct disk_key *disk)
+{
+	return (struct key){
+		.objectid = le64toh(disk->objectid),
+		.type = disk->type,
+		.offset = le64toh(disk->offset),
+	};
+}
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT */
+/* Superblocks and their mirrors. */
+#ifndef BTRFS_SUPER_H
+#define BTRFS_SUPER_H
+
+#include "btrfs/csum.h"
+#include "btrfs/format.h"
+
+/* 64 KiB, 64 MiB, 256 GiB (btrfs_sb_offset); `index` < SUPER_MIRRORS. */
+uint64_t super_mirror_offset(unsigned index);
+
+/* How many mirrors a device of this size has: those that end within it. */
+unsigned super_mirror_count(uint64_t device_bytes);
+
+/*
+ * Write `super` to all mirrors of its device (`total_bytes`), each with its own address and
+ * checksum. Returns 0 or a negative errno.
+ */
+int super_write(int fd, const struct disk_super *super, const struct csum_kind *csum);
+
+#endif

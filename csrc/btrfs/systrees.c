@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+/* The trees of devices, chunks and trees. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "btrfs/inode.h"
+#include "btrfs/trees.h"
+
+enum { DIR_MODE = 040755 };
+
+void image_fill_device(const struct image *image, struct disk_device *device)
+{
+	uint64_t used = 0;
+
+	for (size_t i = 0; i < image->chunks.count; i++)
+		used += chunk_device_bytes(&image->chunks.chunks[i]);
+	*device = (struct disk_device){
+		.devid = htole64(CHUNK_DEVID),
+		.total_bytes = htole64(image->params.device_bytes),
+		.bytes_used = htole64(used),
+		.io_align = htole32(SECTOR_BYTES),
+		.io_width = htole32(SECTOR_BYTES),
+		.sector_bytes = htole32(SECTOR_BYTES),
+	};
+	memcpy(device->uuid, image->params.device_uuid, UUID_BYTES);
+	memcpy(device->fsid, image->params.fsid, UUID_BYTES);
+}
+
+int emit_chunk_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	struct key key = { OBJECT_DEV_ITEMS, KEY_DEV_ITEM, CHUNK_DEVID };
+	struct disk_device device;
+	int ret;
+
+	(void)context;
+	image_fill_device(image, &device);
+	ret = tree_add(tree, &key, &device, sizeof(device));
+	for (size_t i = 0; i < image->chunks.count && !ret; i++) {
+		const struct chunk *chunk = &image->chunks.chunks[i];
+		uint8_t item[CHUNK_ITEM_MAX_BYTES];
+		size_t size = chunk_encode(chunk, image->params.device_uuid, item);
+
+		key = (struct key){ OBJECT_FIRST_CHUNK, KEY_CHUNK_ITEM, chunk->logical };
+		ret = tree_add(tree, &key, item, size);
+	}
+	return ret;
+}
+
+struct device_extent {
+	uint64_t offset;
+	const struct chunk *chunk;
+};
+
+static int compare_device_extents(const void *left, const void *right)
+{
+	const struct device_extent *a = left, *b = right;
+
+	return (a->offset > b->offset) - (a->offset < b->offset);
+}
+
+int emit_dev_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	_cleanup_free_ struct device_extent *extents =
+		calloc(image->chunks.count * CHUNK_STRIPES_MAX + 1, sizeof(*extents));
+	size_t count = 0;
+
+	(void)context;
+	if (!extents)
+		return -ENOMEM;
+	for (size_t i = 0; i < image->chunks.count; i++) {
+		const struct chunk *chunk = &image->chunks.chunks[i];
+
+		for (unsigned s = 0; s < chunk->stripe_count; s++)
+			extents[count++] = (struct device_extent){ chunk->stripes[s], chunk };
+	}
+	qsort(extents, count, sizeof(*extents), compare_device_extents);
+
+	for (size_t i = 0; i < count; i++) {
+		const struct chunk *chunk = extents[i].chunk;
+		struct key key = { CHUNK_DEVID, KEY_DEV_EXTENT, extents[i].offset };
+		struct disk_dev_extent item = {
+			.chunk_tree = htole64(TREE_CHUNK),
+			.chunk_objectid = htole64(OBJECT_FIRST_CHUNK),
+			.chunk_offset = htole64(chunk->logical),
+			.length = htole64(chunk->length),
+		};
+		int ret;
+
+		if (i && extents[i].offset < extents[i - 1].offset + extents[i - 1].chunk->length)
+			return -EINVAL; /* two chunks on one place of the device */
+		memcpy(item.chunk_tree_uuid, image->params.chunk_tree_uuid, UUID_BYTES);
+		ret = tree_add(tree, &key, &item, sizeof(item));
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+/* The directory of the root tree. Its one entry says which subvolume is mounted by default. */
+static int emit_root_dir(struct image *image, struct tree_builder *tree)
+{
+	uint64_t generation = image->params.generation;
+	struct disk_inode inode = inode_make(generation, image->params.time, DIR_MODE);
+	struct key target = { TREE_FS, KEY_ROOT_ITEM, UINT64_MAX };
+	int ret;
+
+	inode.byte_count = htole64(image->params.node_bytes);
+	ret = inode_add(tree, TREE_ROOT_DIR, &inode);
+	if (!ret)
+		ret = inode_ref_add(tree, TREE_ROOT_DIR, TREE_ROOT_DIR, 0, "..");
+	if (!ret)
+		ret = dir_item_add(tree, TREE_ROOT_DIR, "default", &target, ENTRY_DIR);
+	return ret;
+}
+
+static int emit_root_item(struct image *image, struct tree_builder *tree,
+			  const struct image_root *root)
+{
+	struct key key = { root->objectid, KEY_ROOT_ITEM, 0 };
+	le64 generation = htole64(image->params.generation);
+	struct disk_root item = {
+		.inode = { .generation = htole64(1),
+			   .size = htole64(3),
+			   .byte_count = htole64(image->params.node_bytes),
+			   .link_count = htole32(1),
+			   .mode = htole32(DIR_MODE),
+			   .flags = htole64(INODE_ROOT_ITEM_INIT) },
+		.generation = generation,
+		.top_inode = htole64(root->top_inode),
+		.bytenr = htole64(root->tree.bytenr),
+		.bytes_used = htole64(root->tree.block_count * image->params.node_bytes),
+		.refs = htole32(1),
+		.level = root->tree.level,
+		.generation_v2 = generation,
+	};
+
+	if (root->has_uuid) {
+		memcpy(item.uuid, root->uuid, UUID_BYTES);
+		item.ctransid = item.otransid = generation;
+		item.ctime = item.otime = time_make(image->params.time);
+	}
+	return tree_add(tree, &key, &item, sizeof(item));
+}
+
+int emit_root_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	bool dir_done = false;
+
+	(void)context;
+	for (size_t i = 0; i < image->root_count; i++) {
+		const struct image_root *root = &image->roots[i];
+		int ret = 0;
+
+		/* The superblock points to these two. */
+		if (root->objectid == TREE_ROOT || root->objectid == TREE_CHUNK)
+			continue;
+		if (root->objectid > TREE_ROOT_DIR && !dir_done) {
+			ret = emit_root_dir(image, tree);
+			dir_done = true;
+		}
+		if (!ret)
+			ret = emit_root_item(image, tree, root);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+struct uuid_entry {
+	struct key key;
+	uint64_t objectid;
+};
+
+static int compare_uuid_entries(const void *left, const void *right)
+{
+	const struct uuid_entry *a = left, *b = right;
+
+	return key_compare(&a->key, &b->key);
+}
+
+/* Leads from a subvolume's UUID, halved into a key's object id and offset, to its object id. */
+int emit_uuid_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	struct uuid_entry entries[IMAGE_ROOTS_MAX];
+	size_t count = 0;
+
+	(void)context;
+	for (size_t i = 0; i < image->root_count; i++) {
+		const struct image_root *root = &image->roots[i];
+		le64 halves[2];
+
+		if (!root->has_uuid)
+			continue;
+		memcpy(halves, root->uuid, UUID_BYTES);
+		entries[count++] = (struct uuid_entry){
+			.key = { le64toh(halves[0]), KEY_UUID_SUBVOL, le64toh(halves[1]) },
+			.objectid = root->objectid,
+		};
+	}
+	qsort(entries, count, sizeof(entries[0]), compare_uuid_entries);
+	for (size_t i = 0; i < count; i++) {
+		le64 value = htole64(entries[i].objectid);
+		int ret = tree_add(tree, &entries[i].key, &value, sizeof(value));
+
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+/* The kernel's balance works here; mounting demands its top directory. */
+int emit_data_reloc_tree(struct image *image, struct tree_builder *tree, void *context)
+{
+	struct disk_inode inode =
+		inode_make(image->params.generation, image->params.time, DIR_MODE);
+	int ret;
+
+	(void)context;
+	ret = inode_add(tree, OBJECT_FIRST_FREE, &inode);
+	if (!ret)
+		ret = inode_ref_add(tree, OBJECT_FIRST_FREE, OBJECT_FIRST_FREE, 0, "..");
+	return ret;
+}

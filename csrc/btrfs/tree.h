@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Builds a tree bottom-up from items that come in the order of their keys. Memory: one block per
+ * level. Each block goes to a sink as soon as it is full; the sink says where it stands.
+ */
+#ifndef BTRFS_TREE_H
+#define BTRFS_TREE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "btrfs/csum.h"
+#include "btrfs/format.h"
+#include "btrfs/key.h"
+
+/* What all blocks of one file system share. */
+struct tree_format {
+	uint32_t node_bytes;
+	uint64_t generation;
+	uint8_t fsid[UUID_BYTES];
+	uint8_t chunk_tree_uuid[UUID_BYTES];
+	const struct csum_kind *csum;
+};
+
+struct tree_sink {
+	/* Choose the logical address of the next block, which is at `level`. */
+	int (*place)(void *context, unsigned level, uint64_t *bytenr);
+	/* Take a finished block. NULL: the tree is only measured, and blocks get no checksum. */
+	int (*write)(void *context, uint64_t bytenr, const void *block);
+	void *context;
+};
+
+/* Where a finished tree is found. */
+struct tree_root {
+	uint64_t bytenr;
+	uint64_t block_count;
+	uint8_t level;
+};
+
+struct tree_level {
+	uint8_t *block;
+	uint32_t count;	   /* items or pointers in `block` */
+	uint32_t data_end; /* leaf: where the data of the last item starts */
+};
+
+struct tree_builder {
+	const struct tree_format *format;
+	const struct tree_sink *sink;
+	uint64_t owner;
+	struct tree_level levels[TREE_LEVELS];
+	unsigned level_count;
+	struct key last_key;
+	bool has_items;
+	uint64_t block_count;
+};
+
+/* `format` and `sink` must outlive the builder. Returns 0 or -ENOMEM. */
+int tree_builder_init(struct tree_builder *tree, const struct tree_format *format,
+		      const struct tree_sink *sink, uint64_t owner);
+void tree_builder_deinit(struct tree_builder *tree);
+
+/*
+ * Append an item. -EINVAL: `key` is not greater than the one before; -E2BIG: it fits in no leaf;
+ * -EFBIG: the tree would be higher than TREE_LEVELS; else what the sink returned.
+ */
+int tree_add(struct tree_builder *tree, const struct key *key, const void *data, size_t size);
+
+/* Write out what is still open. A tree without items is one empty leaf. */
+int tree_finish(struct tree_builder *tree, struct tree_root *root);
+
+/* The largest item that fits in a leaf, in bytes. */
+static inline size_t tree_item_max_bytes(const struct tree_format *format)
+{
+	return format->node_bytes - sizeof(struct disk_header) - sizeof(struct disk_item);
+}
+
+#endif
