@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: MIT */
+#include "tools/mkseed-options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <uuid/uuid.h>
+
+#include "base/message.h"
+#include "base/size.h"
+
+#define PROGRAM MKSEED_PROGRAM
+#define DEFAULT_NAME ".btrfs-ublk-virtual-data"
+
+static const char help_text[] =
+	"Usage: " PROGRAM " [OPTION]... OUTPUT\n"
+	"Write a btrfs seed whose one file consists of virtual data: its blocks are not\n"
+	"in the image but come from a block device server. Needs no privileges.\n"
+	"\n"
+	"  --virtual-data-size SIZE     size of that file, 4M to 8E less 516G, in steps\n"
+	"                               of 4K (default: 4E)\n"
+	"  --virtual-data-filename NAME its name in the top directory\n"
+	"                               (default: " DEFAULT_NAME ")\n"
+	"  --chunk-size SIZE            length of its chunks, a multiple of 4G up to 255T\n"
+	"                               (default: 255T; kernels refuse longer ones)\n"
+	"  --label LABEL                label of the file system, up to 255 bytes\n"
+	"  --metadata-only              end the file after the last byte that a block\n"
+	"                               server has to store; else it is sparse and of the\n"
+	"                               device's full size: a loop device over it mounts\n"
+	"  --force                      replace OUTPUT if it is a regular file\n"
+	"  --json                       describe the result as one line of JSON\n"
+	"  --help, --version\n"
+	"\n"
+	"For images that are the same byte for byte:\n"
+	"  --fsid UUID                  UUID of the file system (default: random)\n"
+	"  --time SECONDS               of all timestamps, since 1970\n"
+	"                               (default: $SOURCE_DATE_EPOCH, or now)\n"
+	"  --device-uuid UUID, --chunk-tree-uuid UUID, --subvolume-uuid UUID\n"
+	"                               default: derived from the fsid\n"
+	"\n"
+	"SIZE is a number of bytes, or one with a binary unit: 4096K, 275G, 4E.\n"
+	"Exit status: 0 done, 1 failed, 2 wrong usage; unless 0, OUTPUT is as before.\n";
+
+static int parse_size(const char *option, const char *text, uint64_t *bytes)
+{
+	int ret = size_parse(text, bytes);
+
+	if (!ret)
+		return 0;
+	if (ret == -ERANGE)
+		msg_error("%s: %s is more than 64 bits hold", option, text);
+	else
+		msg_error("%s: \"%s\" is not a size", option, text);
+	msg_hint("give a number of bytes, or one with a binary unit: 4096K, 275G, 4E");
+	return ret;
+}
+
+static int parse_uuid(const char *option, const char *text, uint8_t uuid[UUID_BYTES], bool *given)
+{
+	if (uuid_parse(text, uuid) || uuid_is_null(uuid)) {
+		msg_error("%s: \"%s\" is not a UUID that can be used", option, text);
+		msg_hint("it looks like 01234567-89ab-cdef-0123-456789abcdef and is not all zero");
+		return -EINVAL;
+	}
+	*given = true;
+	return 0;
+}
+
+static int parse_time(const char *option, const char *text, int64_t *seconds)
+{
+	char *end;
+
+	errno = 0;
+	*seconds = strtoll(text, &end, 10);
+	if (errno || end == text || *end || *text < '0' || *text > '9') {
+		msg_error("%s: \"%s\" is not a time", option, text);
+		msg_hint("give the seconds since 1970, as `date +%%s` prints them");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+/* Names and labels are shown as JSON and on terminals. */
+static bool is_utf8(const char *text)
+{
+	json_t *json = json_string(text);
+
+	json_decref(json);
+	return json != NULL;
+}
+
+static int check_name(const char *name)
+{
+	if (!*name)
+		msg_error("--virtual-data-filename: the name is empty");
+	else if (strchr(name, '/'))
+		msg_error("--virtual-data-filename: \"%s\" contains a slash", name);
+	else if (!strcmp(name, ".") || !strcmp(name, ".."))
+		msg_error("--virtual-data-filename: \"%s\" names a directory", name);
+	else if (strlen(name) > NAME_MAX_BYTES)
+		msg_error("--virtual-data-filename: the name has %zu bytes, btrfs allows %d",
+			  strlen(name), NAME_MAX_BYTES);
+	else if (!is_utf8(name))
+		msg_error("--virtual-data-filename: the name is not valid UTF-8");
+	else
+		return 0;
+	msg_hint("give the name of a file in the top directory, such as " DEFAULT_NAME);
+	return -EINVAL;
+}
+
+static int check_label(const char *label)
+{
+	if (strlen(label) >= LABEL_BYTES)
+		msg_error("--label: it has %zu bytes, btrfs allows %d", strlen(label),
+			  LABEL_BYTES - 1);
+	else if (strchr(label, '\n'))
+		msg_error("--label: it contains a line break");
+	else if (!is_utf8(label))
+		msg_error("--label: it is not valid UTF-8");
+	else
+		return 0;
+	msg_hint("give a shorter one, of one line, or none");
+	return -EINVAL;
+}
+
+static int check_virtual_size(uint64_t bytes)
+{
+	char text[SIZE_TEXT_BYTES];
+
+	if (bytes % BLOCK_BYTES) {
+		msg_error("--virtual-data-size: %llu bytes is not a multiple of %u",
+			  (unsigned long long)bytes, BLOCK_BYTES);
+		msg_hint("btrfs stores data in blocks of that size; the next one is %llu",
+			 (unsigned long long)(bytes - bytes % BLOCK_BYTES + BLOCK_BYTES));
+	} else if (bytes < SEED_VIRTUAL_MIN_BYTES) {
+		msg_error("--virtual-data-size: %s is too small", size_format(bytes, text));
+		msg_hint("the smallest size is %s", size_format(SEED_VIRTUAL_MIN_BYTES, text));
+	} else if (bytes > SEED_VIRTUAL_MAX_BYTES) {
+		msg_error("--virtual-data-size: %llu bytes (%s) is too large, the limit is %llu",
+			  (unsigned long long)bytes, size_format(bytes, text),
+			  (unsigned long long)SEED_VIRTUAL_MAX_BYTES);
+		msg_hint("Linux ends devices before 8 EiB, as offsets are signed 64-bit numbers; "
+			 "512 GiB precede the virtual data, and chunks end on 4 GiB");
+	} else {
+		return 0;
+	}
+	return -EINVAL;
+}
+
+static int check_chunk_size(const struct seed *seed)
+{
+	uint64_t bytes = seed->chunk_bytes;
+
+	if (!bytes || bytes % SEED_CHUNK_STEP_BYTES || bytes > CHUNK_LENGTH_MAX) {
+		msg_error("--chunk-size: %llu bytes is not a multiple of 4 GiB up to 255 TiB",
+			  (unsigned long long)bytes);
+		msg_hint("kernels since 6.4 refuse chunks of 256 TiB, and scrub reads virtual "
+			 "data unless chunks end on 4 GiB; 255T suits most");
+		return -EINVAL;
+	}
+	if (seed_chunk_count(seed->virtual_bytes, bytes) > SEED_CHUNKS_MAX) {
+		msg_error("--chunk-size: this makes %llu chunks, the limit is %u",
+			  (unsigned long long)seed_chunk_count(seed->virtual_bytes, bytes),
+			  SEED_CHUNKS_MAX);
+		msg_hint("each chunk slows mounting; choose longer ones");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+enum option_id {
+	OPT_VIRTUAL_SIZE = 256,
+	OPT_VIRTUAL_NAME,
+	OPT_CHUNK_SIZE,
+	OPT_LABEL,
+	OPT_FSID,
+	OPT_DEVICE_UUID,
+	OPT_CHUNK_TREE_UUID,
+	OPT_SUBVOLUME_UUID,
+	OPT_TIME,
+	OPT_METADATA_ONLY,
+	OPT_FORCE,
+	OPT_JSON,
+	OPT_HELP,
+	OPT_VERSION,
+};
+
+static const struct option long_options[] = {
+	{ "virtual-data-size", required_argument, NULL, OPT_VIRTUAL_SIZE },
+	{ "virtual-data-filename", required_argument, NULL, OPT_VIRTUAL_NAME },
+	{ "chunk-size", required_argument, NULL, OPT_CHUNK_SIZE },
+	{ "label", required_argument, NULL, OPT_LABEL },
+	{ "fsid", required_argument, NULL, OPT_FSID },
+	{ "device-uuid", required_argument, NULL, OPT_DEVICE_UUID },
+	{ "chunk-tree-uuid", required_argument, NULL, OPT_CHUNK_TREE_UUID },
+	{ "subvolume-uuid", required_argument, NULL, OPT_SUBVOLUME_UUID },
+	{ "time", required_argument, NULL, OPT_TIME },
+	{ "metadata-only", no_argument, NULL, OPT_METADATA_ONLY },
+	{ "force", no_argument, NULL, OPT_FORCE },
+	{ "json", no_argument, NULL, OPT_JSON },
+	{ "help", no_argument, NULL, OPT_HELP },
+	{ "version", no_argument, NULL, OPT_VERSION },
+	{ 0 },
+};
+
+static int parse_option(struct options *options, int id)
+{
+	struct seed *seed = &options->seed;
+
+	switch (id) {
+	case OPT_VIRTUAL_SIZE:
+		return parse_size("--virtual-data-size", optarg, &seed->virtual_bytes);
+	case OPT_VIRTUAL_NAME:
+		seed->virtual_name = optarg;
+		return 0;
+	case OPT_CHUNK_SIZE:
+		return parse_size("--chunk-size", optarg, &seed->chunk_bytes);
+	case OPT_LABEL:
+		seed->label = optarg;
+		return 0;
+	case OPT_FSID:
+		return parse_uuid("--fsid", optarg, seed->fsid, &options->has_fsid);
+	case OPT_DEVICE_UUID:
+		return parse_uuid("--device-uuid", optarg, seed->device_uuid,
+				  &options->has_device_uuid);
+	case OPT_CHUNK_TREE_UUID:
+		return parse_uuid("--chunk-tree-uuid", optarg, seed->chunk_tree_uuid,
+				  &options->has_chunk_tree_uuid);
+	case OPT_SUBVOLUME_UUID:
+		return parse_uuid("--subvolume-uuid", optarg, seed->subvolume_uuid,
+				  &options->has_subvolume_uuid);
+	case OPT_TIME:
+		options->has_time = true;
+		return parse_time("--time", optarg, &seed->time);
+	case OPT_METADATA_ONLY:
+		options->metadata_only = true;
+		return 0;
+	case OPT_FORCE:
+		options->force = true;
+		return 0;
+	case OPT_JSON:
+		options->json = true;
+		return 0;
+	}
+	return -EINVAL;
+}
+
+/* getopt says no more than that something was wrong; say what. */
+static void report_bad_option(int id, const char *argument)
+{
+	if (id == ':')
+		msg_error("%s needs a value", argument);
+	else if (optopt >= OPT_VIRTUAL_SIZE)
+		msg_error("%s: this option takes no value", argument);
+	else
+		msg_error("%s: no such option, or not a whole one", argument);
+	msg_hint("`" PROGRAM " --help` lists the options");
+}
+
+int options_parse(struct options *options, int argc, char **argv)
+{
+	struct seed *seed = &options->seed;
+	int id;
+
+	*options = (struct options){
+		.seed = { .virtual_bytes = EIB(4),
+			  .chunk_bytes = CHUNK_LENGTH_MAX,
+			  .virtual_name = DEFAULT_NAME,
+			  .label = "" },
+	};
+	opterr = 0;
+	for (;;) {
+		int index = optind;
+
+		id = getopt_long(argc, argv, ":", long_options, NULL);
+		if (id < 0)
+			break;
+		if (id == OPT_HELP) {
+			fputs(help_text, stdout);
+			return EXIT_OK;
+		}
+		if (id == OPT_VERSION) {
+			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
+			return EXIT_OK;
+		}
+		if (id == '?' || id == ':') {
+			report_bad_option(id, optind > index ? argv[optind - 1] : argv[optind]);
+			return EXIT_USAGE;
+		}
+		if (parse_option(options, id))
+			return EXIT_USAGE;
+	}
+	if (argc - optind != 1 || !*argv[optind]) {
+		if (argc - optind > 1)
+			msg_error("one OUTPUT only; unexpected \"%s\"", argv[optind + 1]);
+		else
+			msg_error("OUTPUT is missing");
+		msg_hint("`" PROGRAM " --help` shows the usage");
+		return EXIT_USAGE;
+	}
+	options->output = argv[optind];
+	if (check_name(seed->virtual_name) || check_label(seed->label) ||
+	    check_virtual_size(seed->virtual_bytes) || check_chunk_size(seed))
+		return EXIT_USAGE;
+	return -1;
+}
+
+int options_fill_identity(struct options *options)
+{
+	const char *epoch = getenv("SOURCE_DATE_EPOCH");
+	struct seed *seed = &options->seed;
+
+	if (!options->has_time && epoch && *epoch) {
+		if (parse_time("SOURCE_DATE_EPOCH", epoch, &seed->time))
+			return -EINVAL;
+	} else if (!options->has_time) {
+		seed->time = time(NULL);
+	}
+	if (!options->has_fsid)
+		uuid_generate_random(seed->fsid);
+	/* The fsid as the name space makes them differ from each other and from one seed to the next. */
+	if (!options->has_device_uuid)
+		uuid_generate_sha1(seed->device_uuid, seed->fsid, "device", 6);
+	if (!options->has_chunk_tree_uuid)
+		uuid_generate_sha1(seed->chunk_tree_uuid, seed->fsid, "chunk-tree", 10);
+	if (!options->has_subvolume_uuid)
+		uuid_generate_sha1(seed->subvolume_uuid, seed->fsid, "subvolume", 9);
+	return 0;
+}

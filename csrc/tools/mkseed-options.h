@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* The command line of btrfs-ublk-mkseed: what was asked for, checked before anything is touched. */
+#ifndef TOOLS_MKSEED_OPTIONS_H
+#define TOOLS_MKSEED_OPTIONS_H
+
+#include <stdbool.h>
+
+#include "btrfs/seed.h"
+
+#define MKSEED_PROGRAM "btrfs-ublk-mkseed"
+
+struct options {
+	struct seed seed;
+	const char *output;
+	bool metadata_only;
+	bool force;
+	bool json;
+	bool has_time;
+	bool has_fsid;
+	bool has_device_uuid;
+	bool has_chunk_tree_uuid;
+	bool has_subvolume_uuid;
+};
+
+/* Defaults, overridden by the arguments. Returns an exit status, or -1 when there is work to do. */
+int options_parse(struct options *options, int argc, char **argv);
+
+/*
+ * Whatever was not given: the time, a random fsid, and UUIDs derived from the fsid. -EINVAL, with
+ * a message, when $SOURCE_DATE_EPOCH is not a time.
+ */
+int options_fill_identity(struct options *options);
+
+#endif
