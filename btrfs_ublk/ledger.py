@@ -59,6 +59,8 @@ class Entry:
 #: Returns True when the thing was there and is gone now, False when it was gone before.
 #: Raises LeftoverError (or any BtrfsUblkError or OSError) when it is still there.
 Remover = Callable[[Entry], bool]
+#: The same by an owner who knows a better way; what it returns does not matter.
+Undo = Callable[[Entry], object]
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Ledger:
         self,
         kind: str,
         *,
-        undo: Callable[[Entry], object] | None = None,
+        undo: Undo | None = None,
         **details: Any,
     ) -> Iterator[Entry]:
         """Enter a thing, and remove and strike it out when the block is left.
@@ -218,20 +220,27 @@ class Ledger:
             yield entry
         except BaseException as error:
             if entry is not None:
-                try:
-                    self._undo(entry, undo)
-                except Exception as failure:
-                    log.warning("%s is left: %s", entry, failure)
-                    error.add_note(f"while cleaning up after this: {failure}")
+                self.undo_after(error, entry, undo)
             raise
-        self._undo(entry, undo)
+        self.undo(entry, undo)
 
-    def _undo(self, entry: Entry, undo: Callable[[Entry], object] | None) -> None:
+    def undo(self, entry: Entry, undo: Undo | None = None) -> None:
+        """Remove a thing and strike it out, undisturbed by signals; idempotent."""
         if not self.is_ours:
             return  # a forked child unwinds its copy of the stack: nothing here is its
         with deferred():
             (undo or _kinds[entry.kind].remove)(entry)
             self.strike(entry)
+
+    def undo_after(
+        self, error: BaseException, entry: Entry, undo: Undo | None = None
+    ) -> None:
+        """undo() on the way of an error, which must not be hidden by another one."""
+        try:
+            self.undo(entry, undo)
+        except Exception as failure:
+            log.warning("%s is left: %s", entry, failure)
+            error.add_note(f"while cleaning up after this: {failure}")
 
     def close(self) -> list[Outcome]:
         """Remove what is still entered, then the file if it is empty; idempotent.

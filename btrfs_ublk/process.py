@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -63,6 +63,20 @@ class ProcessIdentity:
         except ProcessLookupError:
             return False
         return start_ticks == self.start_ticks and state not in ("Z", "X")
+
+    def wait(self, *, timeout_s: float) -> bool:
+        """True when the process has ended within ``timeout_s`` seconds."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            # Looked at with the pidfd open: from here on it can be no other process.
+            if self.is_alive():
+                select.select([pidfd], [], [], timeout_s)
+            return not self.is_alive()
+        finally:
+            os.close(pidfd)
 
     def stop(self, *, timeout_s: float) -> bool:
         """Terminate, wait, kill, wait; for processes that are not our children.
@@ -289,6 +303,42 @@ class Child:
             self._process.stdout.close()
 
 
+def launch(
+    argv: Sequence[Argument],
+    *,
+    hint: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    pipe_stdout: bool = False,
+    keep_open_fds: Sequence[int] = (),
+    death_signal: signal.Signals | None = signal.SIGTERM,
+) -> Child:
+    """Start a command that stays; the caller stops and closes it. See spawn()."""
+    words = [os.fspath(word) for word in argv]
+    log.debug("launch: %s", shlex.join(words))
+    with deferred(), ExitStack() as files:
+        source: IO[bytes] | None = None
+        if stdin is not None:
+            # A file, not a pipe: nobody waits for a child that does not read.
+            source = files.enter_context(tempfile.TemporaryFile())
+            source.write(stdin.encode())
+            source.seek(0)
+        with ExitStack() as on_failure:
+            stderr = on_failure.enter_context(tempfile.TemporaryFile())
+            process = _start(
+                words,
+                hint=hint,
+                env=env,
+                stdin=subprocess.DEVNULL if source is None else source,
+                stdout=subprocess.PIPE if pipe_stdout else subprocess.DEVNULL,
+                stderr=stderr,
+                keep_open_fds=keep_open_fds,
+                death_signal=death_signal,
+            )
+            on_failure.pop_all()
+        return Child(process, words, stderr)
+
+
 @contextmanager
 def spawn(
     argv: Sequence[Argument],
@@ -308,29 +358,18 @@ def spawn(
     child can always write, even after our death. ``death_signal`` is what it gets when
     the thread that called spawn() ends; None for children with a lifeline of their own.
     """
-    words = [os.fspath(word) for word in argv]
-    log.debug("spawn: %s", shlex.join(words))
     child: Child | None = None
     try:
-        with deferred(), tempfile.TemporaryFile() as source:
-            source.write((stdin or "").encode())
-            source.seek(0)
-            stderr = tempfile.TemporaryFile()
-            try:
-                process = _start(
-                    words,
-                    hint=hint,
-                    env=env,
-                    stdin=source if stdin is not None else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if pipe_stdout else subprocess.DEVNULL,
-                    stderr=stderr,
-                    keep_open_fds=keep_open_fds,
-                    death_signal=death_signal,
-                )
-            except BaseException:
-                stderr.close()
-                raise
-            child = Child(process, words, stderr)
+        with deferred():
+            child = launch(
+                argv,
+                hint=hint,
+                env=env,
+                stdin=stdin,
+                pipe_stdout=pipe_stdout,
+                keep_open_fds=keep_open_fds,
+                death_signal=death_signal,
+            )
         yield child
     finally:
         if child is not None:

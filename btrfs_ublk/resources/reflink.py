@@ -32,7 +32,11 @@ def _opened(file: File, flags: int, what: str) -> Iterator[int]:
     try:
         fd = os.open(file, flags | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"clone {what} {file}: {error.strerror}") from error
+        immutable = "is it immutable? lsattr shows an i"
+        raise UsageError(
+            f"clone {what} {file}: {error.strerror}",
+            hint=immutable if error.errno == errno.EPERM else None,
+        ) from error
     try:
         yield fd
     finally:

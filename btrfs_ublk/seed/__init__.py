@@ -1,1 +1,5 @@
-"""seed"""
+"""Seeds: read-only btrfs templates whose data blocks are virtual."""
+
+from btrfs_ublk.seed.mega_extent import DEFAULT_FILENAME, Seed, VirtualData, make_seed
+
+__all__ = ["DEFAULT_FILENAME", "Seed", "VirtualData", "make_seed"]

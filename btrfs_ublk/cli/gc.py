@@ -1,0 +1,35 @@
+"""``btrfs-ublk gc``"""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from btrfs_ublk.gc import Report, collect
+
+
+@click.command("gc")
+@click.option("--dry-run", is_flag=True, help="Only list what would be looked for.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(dry_run: bool, as_json: bool) -> int:
+    """Remove what killed runs left behind: mounts, loop and ublk devices, temporary
+    directories. Touches only what this project made. Exit status 1: something is left.
+    """
+    report = collect(dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print(report)
+    return 0 if report.is_clean else 1
+
+
+def _print(report: Report) -> None:
+    for ledger in report.ledgers:
+        for outcome in ledger.outcomes:
+            reason = f": {outcome.reason}" if outcome.reason else ""
+            click.echo(f"{outcome.result:12} {outcome.entry}{reason}")
+        if ledger.damaged_lines:
+            click.echo(f"damaged      {ledger.damaged_lines} lines of {ledger.path}")
+    if not any(ledger.outcomes for ledger in report.ledgers):
+        click.echo("nothing to remove")

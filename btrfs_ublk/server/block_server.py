@@ -1,0 +1,208 @@
+"""A server process and the block device that it answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.ledger import Entry, Ledger, process_ledger
+from btrfs_ublk.log import log
+from btrfs_ublk.process import Child, describe_exit, launch
+from btrfs_ublk.resources import blockdev
+from btrfs_ublk.server.control import ControlConnection, ControlError
+from btrfs_ublk.server.description import Description
+from btrfs_ublk.server.devices import KIND, refuse_if_used, remove_device
+
+_PROTOCOL = 1
+_EXIT_USAGE = 2
+_READY_TIMEOUT_S = 30.0
+_REQUEST_TIMEOUT_S = 10.0
+#: The server bounds its own control commands to 30 s.
+_STOP_TIMEOUT_S = 45.0
+
+
+class BlockServer:
+    """``with BlockServer(description) as server:`` serves it at ``server.device``.
+
+    The server process dies with us: it stops when the control connection closes.
+    Leaving the block while the device is mounted or held raises LeftoverError, which
+    names the mount, and leaves the device as it is; ``stop()`` may then be tried again.
+    ``queues``, ``depth`` and ``max_io_bytes`` (largest request) default to the server's
+    own choice. Entering raises UsageError for a description that the server refuses (a
+    missing file, say), CapabilityError and BtrfsUblkError with the server's last words.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        *,
+        queues: int | None = None,
+        depth: int | None = None,
+        max_io_bytes: int | None = None,
+        ready_timeout_s: float = _READY_TIMEOUT_S,
+        stop_timeout_s: float = _STOP_TIMEOUT_S,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.description = description
+        self._options = {"queues": queues, "depth": depth, "max-io": max_io_bytes}
+        self._ready_timeout_s = ready_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._ledger = ledger
+        self._entry: Entry | None = None
+        self._child: Child | None = None
+        self._control: ControlConnection | None = None
+        self._ready: dict[str, Any] = {}
+        #: The statistics that the server sent when it stopped.
+        self.final_stats: dict[str, Any] | None = None
+
+    def __enter__(self) -> BlockServer:
+        if self._entry is not None:
+            raise BtrfsUblkError("this block server runs already")
+        self._ledger = ledger = self._ledger or process_ledger()
+        try:
+            with deferred():
+                self._entry = entry = ledger.enter(KIND)
+                child = self._start(entry)
+                ledger.amend(entry, server=dataclasses.asdict(child.identity))
+            self._wait_ready()
+            ledger.amend(entry, device=str(self.device))
+        except BaseException as error:
+            self._stop_after(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.stop()
+        else:
+            self._stop_after(error)
+
+    @property
+    def device(self) -> Path:
+        """The block device: /dev/ublkbN."""
+        return Path(self._ready["device"])
+
+    @property
+    def device_id(self) -> int:
+        return int(self._ready["id"])
+
+    @property
+    def pid(self) -> int:
+        """The server process."""
+        if self._child is None:
+            raise BtrfsUblkError("the block server does not run")
+        return self._child.pid
+
+    def stats(self) -> dict[str, Any]:
+        """What the server has delivered so far. Raises BtrfsUblkError if it does not
+        run or does not answer.
+        """
+        if self._child is None or self._control is None:
+            raise BtrfsUblkError("the block server does not run")
+        stats: dict[str, Any] = self._control.request(
+            "stats", child=self._child, timeout_s=_REQUEST_TIMEOUT_S
+        )["stats"]
+        return stats
+
+    def _argv(self, tag: str, control_fd: int) -> list[str | Path]:
+        argv: list[str | Path] = [helper_path(SERVER)]
+        for name, value in self._options.items():
+            if value is not None:
+                argv += [f"--{name}", str(value)]
+        return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
+
+    def _start(self, entry: Entry) -> Child:
+        control = ControlConnection()
+        try:
+            self._child = launch(
+                self._argv(entry.tag, control.server_fd()),
+                stdin=self.description.to_json(),
+                keep_open_fds=[control.server_fd()],
+                # The connection is its lifeline: it must finish its own teardown.
+                death_signal=None,
+            )
+        except BaseException:
+            control.close()
+            raise
+        control.started()
+        self._control = control
+        return self._child
+
+    def _wait_ready(self) -> None:
+        assert self._child is not None and self._control is not None
+        try:
+            ready = self._control.wait_event(
+                "ready", child=self._child, timeout_s=self._ready_timeout_s
+            )
+            if ready.get("protocol") != _PROTOCOL:
+                raise ControlError(
+                    f"the server speaks protocol {ready.get('protocol')}, "
+                    f"not {_PROTOCOL}",
+                    hint="build package and helpers from one version",
+                )
+            if not isinstance(ready.get("device"), str) or not isinstance(
+                ready.get("id"), int
+            ):
+                raise ControlError(f"the server does not name its device: {ready}")
+            self._ready = ready
+            blockdev.wait_for_node(self.device, timeout_s=_REQUEST_TIMEOUT_S)
+        except (ControlError, TimeoutError) as error:
+            raise self._explain(self._child, str(error)) from error
+
+    def _explain(self, child: Child, what: str) -> BtrfsUblkError:
+        """The server's own words, if it ended by itself, tell more than ``what``."""
+        status = child.wait(timeout_s=1.0)
+        if status is None:
+            return BtrfsUblkError(child.failure(f"gave no device ({what})"))
+        message = child.failure(f"{describe_exit(status)} before its device was ready")
+        return UsageError(message) if status == _EXIT_USAGE else BtrfsUblkError(message)
+
+    def stop(self) -> None:
+        """Take the device down and end the server; idempotent.
+
+        Raises LeftoverError while the device is mounted or held.
+        """
+        if self._entry is not None and self._ledger is not None:
+            self._ledger.undo(self._entry, self._take_down)
+            self._entry = None
+
+    def _stop_after(self, error: BaseException) -> None:
+        if self._entry is not None and self._ledger is not None:
+            self._ledger.undo_after(error, self._entry, self._take_down)
+
+    def _take_down(self, entry: Entry) -> None:
+        if self._ready:
+            refuse_if_used(self.device)
+        child, control = self._child, self._control
+        if child is not None and control is not None:
+            self._ask_to_stop(child, control)
+            child.stop(timeout_s=_REQUEST_TIMEOUT_S)
+            control.close()
+            child.close()
+            self._child = self._control = None
+        # What a killed server left. The driver takes the node away before the record.
+        remove_device(entry)
+        self._ready = {}
+
+    def _ask_to_stop(self, child: Child, control: ControlConnection) -> None:
+        """In good order, as long as the server plays along; stop() does the rest."""
+        if not self._ready or child.returncode is not None:
+            return
+        try:
+            control.request("stop", child=child, timeout_s=_REQUEST_TIMEOUT_S)
+            self.final_stats = control.wait_event(
+                "stopped", child=child, timeout_s=self._stop_timeout_s
+            )["stats"]
+            child.wait(timeout_s=_REQUEST_TIMEOUT_S)
+        except ControlError as error:
+            log.warning("%s", child.failure(f"does not stop as asked ({error})"))

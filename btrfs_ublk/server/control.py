@@ -1,0 +1,121 @@
+"""The control connection: JSON lines on a socket to a server process (README)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from typing import Any
+
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.process import Child
+
+#: A server's line is a ready message or statistics; much longer is no server of ours.
+_MAX_LINE_BYTES = 1 << 20
+
+Message = dict[str, Any]
+
+
+class ControlError(BtrfsUblkError):
+    """The server does not answer, or not as it should."""
+
+
+class ControlConnection:
+    """Our end of the socket. The server takes its closing as our death, and stops."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._received = b""
+        self._events: list[Message] = []
+        self._lock = threading.Lock()
+        _connections.add(self)
+
+    def server_fd(self) -> int:
+        """The descriptor that the server is to inherit."""
+        return self._theirs.fileno()
+
+    def started(self) -> None:
+        """The server has its end now. NB: were it ours too, its death went unseen."""
+        self._theirs.close()
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+    def wait_event(self, name: str, *, child: Child, timeout_s: float) -> Message:
+        """The server's next event of that name. Raises ControlError when the server
+        ends, sends anything else or nothing within ``timeout_s`` seconds.
+        """
+        with self._lock:
+            deadline_s = time.monotonic() + timeout_s
+            message = (
+                self._events.pop(0)
+                if self._events
+                else self._receive(child, deadline_s, what=f"the {name} event")
+            )
+        if message.get("event") != name:
+            raise ControlError(f"the server sent {message}, not the {name} event")
+        return message
+
+    def request(self, name: str, *, child: Child, timeout_s: float) -> Message:
+        """The server's reply. Raises ControlError as wait_event(), and on an error."""
+        with self._lock:
+            deadline_s = time.monotonic() + timeout_s
+            try:
+                self._ours.send(json.dumps({"request": name}).encode() + b"\n")
+            except OSError as error:
+                raise ControlError(
+                    f"cannot ask the server to {name}: {error.strerror}"
+                ) from error
+            while True:
+                message = self._receive(child, deadline_s, what=f"a reply to {name}")
+                if message.get("reply") == name:
+                    return message
+                if "event" not in message:
+                    raise ControlError(f"the server answers {name} with {message}")
+                self._events.append(message)
+
+    def _receive(self, child: Child, deadline_s: float, *, what: str) -> Message:
+        while b"\n" not in self._received:
+            if len(self._received) > _MAX_LINE_BYTES:
+                raise ControlError(f"the server sends an endless line, not {what}")
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            ours = self._ours.fileno()
+            ready = select.select([ours, child.fileno()], [], [], remaining_s)[0]
+            if not ready:
+                raise ControlError(f"the server did not send {what} in time")
+            data = self._read() if ours in ready else b""
+            if not data:
+                raise ControlError(f"the server ended and did not send {what}")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise ControlError(f"the server sent {line[:200]!r}, not {what}")
+        return message
+
+    def _read(self) -> bytes:
+        try:
+            return self._ours.recv(65536)
+        except OSError:
+            return b""
+
+
+#: NB: a forked child that kept our end would keep the servers of a dead parent alive.
+_connections: weakref.WeakSet[ControlConnection] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for connection in list(_connections):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,295 @@
+"""The address space of a device: what answers which range (README, "a description").
+
+A kind of segment is one subclass of Segment; its fields are the keys of the JSON
+object. The server checks a description again: it trusts nobody. Checked here, before
+anything is made, are form and arithmetic; files are checked where they are opened, in
+the server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import BLOCK_BYTES
+
+FORMAT_VERSION = 1
+#: loff_t is signed: the kernel addresses no byte at or above 8 EiB.
+MAX_DEVICE_BYTES = (1 << 63) - BLOCK_BYTES
+
+_kinds: dict[str, type[Segment]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A range [offset, offset + length) of the device, in bytes."""
+
+    kind: ClassVar[str]
+
+    offset: int
+    length: int
+
+    def __init_subclass__(cls) -> None:
+        _kinds[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        _check_block("offset", self.offset, self._where)
+        _check_block("length", self.length, self._where)
+        if self.length == 0:
+            raise UsageError(
+                f"{self._where}: length is 0", hint="leave the segment out"
+            )
+        if self.end > MAX_DEVICE_BYTES:
+            raise UsageError(f"{self._where} ends beyond {MAX_DEVICE_BYTES} bytes")
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    @property
+    def _where(self) -> str:
+        return f"{self.kind} segment [{self.offset}, {self.offset + self.length})"
+
+    def moved(self, by_bytes: int) -> Segment:
+        """The same segment at another place of the device."""
+        keys = {key.name: getattr(self, key.name) for key in fields(self)}
+        return type(self)(**(keys | {"offset": self.offset + by_bytes}))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            **{
+                key.name: getattr(self, key.name)
+                for key in fields(self)
+                # What has the default value need not be said.
+                if key.default is MISSING or getattr(self, key.name) != key.default
+            },
+        }
+
+    @staticmethod
+    def from_dict(keys: dict[str, Any]) -> Segment:
+        """Raise UsageError for an unknown kind, and unknown, missing or wrong keys."""
+        if not isinstance(keys, dict):
+            raise UsageError(f"a segment is {keys!r}, it must be an object")
+        keys = dict(keys)
+        name = keys.pop("kind", None)
+        kind = _kinds.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise UsageError(
+                f"segment kind {name!r} is unknown", hint=f"known: {', '.join(_kinds)}"
+            )
+        _check_keys(
+            keys,
+            known={key.name for key in fields(kind)},
+            required={key.name for key in fields(kind) if key.default is MISSING},
+            where=f"{name} segment",
+        )
+        return kind(**keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSegment(Segment):
+    """A range of a local file or block device; ``direct``: past the page cache."""
+
+    kind: ClassVar[str] = "file"
+
+    path: str
+    file_offset: int = 0
+    writable: bool = False
+    direct: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_block("file_offset", self.file_offset, self._where)
+        if not isinstance(self.path, str) or not self.path:
+            raise UsageError(f"{self._where}: path is {self.path!r}, not a file's name")
+        for key in ("writable", "direct"):
+            _check_bool(key, getattr(self, key), self._where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroSegment(Segment):
+    """Zeroes."""
+
+    kind: ClassVar[str] = "zero"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemsetSegment(Segment):
+    """Every byte is ``byte``."""
+
+    kind: ClassVar[str] = "memset"
+
+    byte: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_integer("byte", self.byte, self._where)
+        if not 0 <= self.byte <= 255:
+            raise UsageError(f"{self._where}: byte is {self.byte}, not 0 to 255")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatternSegment(Segment):
+    """Each aligned 8 bytes hold their device offset plus ``base``, little-endian."""
+
+    kind: ClassVar[str] = "pattern"
+
+    base: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_integer("base", self.base, self._where)
+        if not -(1 << 63) <= self.base < 1 << 63:
+            raise UsageError(f"{self._where}: base {self.base} needs more than 64 bits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorSegment(Segment):
+    """Reads fail (EIO): nothing is defined here."""
+
+    kind: ClassVar[str] = "error"
+
+
+_GAPS: dict[str, type[Segment]] = {"error": ErrorSegment, "zero": ZeroSegment}
+
+
+def fill(
+    start: int, end: int, segments: Iterable[Segment], *, gaps: Literal["error", "zero"]
+) -> list[Segment]:
+    """The segments in order, with what they leave free of [start, end) filled up.
+
+    Raises UsageError when two overlap or one lies outside.
+    """
+    filled: list[Segment] = []
+    position = start
+    for segment in sorted(segments, key=lambda segment: segment.offset):
+        where = f"{segment.kind} segment [{segment.offset}, {segment.end})"
+        if segment.offset < position:
+            raise UsageError(
+                f"{where} begins before {position}, where "
+                f"{'the one before it ends' if filled else 'the range begins'}",
+                hint="segments must not overlap",
+            )
+        if segment.end > end:
+            raise UsageError(f"{where} ends after {end}, where the range ends")
+        if segment.offset > position:
+            gap = segment.offset - position
+            filled.append(_GAPS[gaps](offset=position, length=gap))
+        filled.append(segment)
+        position = segment.end
+    if position < end:
+        filled.append(_GAPS[gaps](offset=position, length=end - position))
+    return filled
+
+
+@dataclass(frozen=True)
+class Description:
+    """A whole device: segments in order that touch each other and fill [0, size)."""
+
+    size: int
+    segments: Sequence[Segment]
+    read_only: bool = True
+
+    def __post_init__(self) -> None:
+        _check_block("size", self.size, "description")
+        _check_bool("read_only", self.read_only, "description")
+        if not 0 < self.size <= MAX_DEVICE_BYTES:
+            raise UsageError(
+                f"description: size {self.size} is not within (0, {MAX_DEVICE_BYTES}] "
+                "bytes"
+            )
+        object.__setattr__(self, "segments", tuple(self.segments))
+        position = 0
+        for number, segment in enumerate(self.segments):
+            where = f"segment {number} ({segment.kind})"
+            if segment.offset != position:
+                problem = "overlap" if segment.offset < position else "leave a hole"
+                raise UsageError(
+                    f"{where} begins at {segment.offset}, the one before it ends at "
+                    f"{position}: they {problem}",
+                    hint="put them in order; write holes as error or zero segments",
+                )
+            if self.read_only and getattr(segment, "writable", False):
+                raise UsageError(f"{where} is writable, the device is read-only")
+            position = segment.end
+        if position != self.size:
+            raise UsageError(
+                f"the segments end at {position}, the device at {self.size}",
+                hint="fill the rest with an error or a zero segment",
+            )
+
+    @classmethod
+    def filled(
+        cls,
+        size: int,
+        segments: Iterable[Segment],
+        *,
+        gaps: Literal["error", "zero"] = "error",
+        read_only: bool = True,
+    ) -> Description:
+        """Like Description(), with what the segments leave free filled up."""
+        return cls(size, fill(0, size, segments, gaps=gaps), read_only)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "version": FORMAT_VERSION,
+                "size": self.size,
+                "read_only": self.read_only,
+                "segments": [segment.to_dict() for segment in self.segments],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Description:
+        """Raise UsageError, which names the place, for anything that is not one."""
+        try:
+            keys = json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"the description is no JSON: {error}") from error
+        if not isinstance(keys, dict):
+            raise UsageError("the description is no JSON object")
+        known = {"version", "size", "read_only", "segments"}
+        required = {"version", "size", "segments"}
+        _check_keys(keys, known=known, required=required, where="description")
+        if keys["version"] != FORMAT_VERSION:
+            raise UsageError(
+                f"description of version {keys['version']!r}, known is {FORMAT_VERSION}"
+            )
+        if not isinstance(keys["segments"], list):
+            raise UsageError("description: segments is not a list")
+        segments = [Segment.from_dict(segment) for segment in keys["segments"]]
+        return cls(keys["size"], segments, keys.get("read_only", True))
+
+
+def _check_keys(
+    keys: dict[str, Any], *, known: set[str], required: set[str], where: str
+) -> None:
+    for key in sorted(keys.keys() - known):
+        hint = f"known: {', '.join(sorted(known))}"
+        raise UsageError(f"{where}: key {key!r} is unknown", hint=hint)
+    for key in sorted(required - keys.keys()):
+        raise UsageError(f"{where}: {key} is missing")
+
+
+def _check_integer(key: str, value: object, where: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{where}: {key} is {value!r}, not an integer")
+
+
+def _check_bool(key: str, value: object, where: str) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{where}: {key} is {value!r}, neither true nor false")
+
+
+def _check_block(key: str, value: int, where: str) -> None:
+    _check_integer(key, value, where)
+    if value < 0 or value % BLOCK_BYTES:
+        raise UsageError(
+            f"{where}: {key} {value} is not a multiple of {BLOCK_BYTES} bytes",
+            hint=f"round it to {max(0, value) // BLOCK_BYTES * BLOCK_BYTES}",
+        )

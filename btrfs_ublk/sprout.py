@@ -1,0 +1,131 @@
+"""A sprout: a seed, mounted, with a writable device added; all that is written lands
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, require
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.ledger import Ledger, process_ledger
+from btrfs_ublk.log import log, step
+from btrfs_ublk.resources import blockdev
+from btrfs_ublk.resources.btrfs import add_device, filesystem_uuid, forget_device
+from btrfs_ublk.resources.loop import LoopDevice, loop_device
+from btrfs_ublk.resources.mount import Mount, mounted
+from btrfs_ublk.resources.tempdir import tempdir
+
+#: btrfs wants room for its own chunks; below this `device add` fails.
+MIN_WRITABLE_BYTES = 64 << 20
+DEFAULT_WRITABLE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Sprout:
+    """A mounted sprout."""
+
+    mount: Mount
+    seed_device: Path
+    writable: LoopDevice
+    seed_fsid: UUID
+    fsid: UUID
+
+    @property
+    def target(self) -> Path:
+        return self.mount.target
+
+
+@contextmanager
+def sprout(
+    seed_device: Path,
+    target: Path,
+    *,
+    writable_file: Path | None = None,
+    writable_bytes: int = DEFAULT_WRITABLE_BYTES,
+    parent: Path | None = None,
+    options: Sequence[str] = (),
+    validate: Callable[[Path], object] | None = None,
+    direct_io: bool = False,
+    ledger: Ledger | None = None,
+) -> Iterator[Sprout]:
+    """Mount a seed, add a writable loop device, make the mount writable.
+
+    ``writable_file`` backs that device; what it held is lost. Without it, a sparse file
+    of ``writable_bytes`` is made in a temporary directory below ``parent``, and goes
+    away at the end. ``options`` are further mount options. ``validate`` is called with
+    the mount point of the untouched, read-only seed; when it raises, nothing is added.
+    Unmounts and detaches in order at the end; after an error at any step, everything
+    made until then is undone.
+    """
+    require(ROOT, BTRFS, LOOP)
+    ledger = ledger or process_ledger()
+    blockdev.device_number(seed_device)
+    with ExitStack() as stack:
+        if writable_file is None:
+            directory = stack.enter_context(tempdir(parent=parent, ledger=ledger))
+            writable_file = _sparse_file(directory / "writable.img", writable_bytes)
+        _check_size(writable_file)
+        writable = stack.enter_context(
+            loop_device(writable_file, direct_io=direct_io, ledger=ledger)
+        )
+        stack.callback(_forget, writable.path)
+        with step(f"mount seed {seed_device}"):
+            mount = stack.enter_context(
+                mounted(
+                    seed_device,
+                    target,
+                    # A seed that was never scanned is found by this option only.
+                    options=[f"device={seed_device}", *options],
+                    read_only=True,
+                    ledger=ledger,
+                )
+            )
+        seed_fsid = filesystem_uuid(mount.target)
+        if validate is not None:
+            with step("validate the seed"):
+                validate(mount.target)
+        with step(f"add {writable.path}"):
+            mount.allow_source(writable.path)
+            add_device(mount.target, writable.path)
+        fsid = filesystem_uuid(mount.target)
+        if fsid == seed_fsid:
+            raise UsageError(
+                f"the btrfs on {seed_device} is no seed: it took the device and kept "
+                f"its fsid {fsid}",
+                hint="make it a seed while unmounted: btrfstune -S 1",
+            )
+        with step("remount rw"):
+            mount.remount(options=["rw"])
+        yield Sprout(mount, seed_device, writable, seed_fsid, fsid)
+
+
+def _sparse_file(path: Path, size_bytes: int) -> Path:
+    with path.open("xb") as file:
+        file.truncate(size_bytes)
+    return path
+
+
+def _check_size(path: Path) -> None:
+    try:
+        size_bytes = path.stat().st_size
+    except OSError as error:
+        raise UsageError(f"writable file {path}: {error.strerror}") from error
+    if size_bytes < MIN_WRITABLE_BYTES:
+        raise UsageError(
+            f"writable file {path} has {size_bytes} bytes, btrfs needs "
+            f"{MIN_WRITABLE_BYTES} at least"
+        )
+
+
+def _forget(device: Path) -> None:
+    # Every sprout has a new fsid: without this the kernel's list of known file systems
+    # grows with each. It does no harm when it fails.
+    try:
+        forget_device(device)
+    except BtrfsUblkError as error:
+        log.debug("%s", error)
