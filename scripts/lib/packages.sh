@@ -1,0 +1,110 @@
+# shellcheck shell=bash
+# Distribution packages.  The names are Debian's; fedora_name knows the others.
+# Needs say.sh.
+
+packages_of_part() { # build|demo|test|vm
+    case $1 in
+    build)
+        echo gcc libc6-dev pkg-config python3 python3-venv \
+            liburing-dev libjansson-dev uuid-dev libisal-dev
+        ;;
+    demo) echo btrfs-progs kmod util-linux mount ;;
+    test) echo fio clang-format clang-tidy shellcheck ;;
+    vm)
+        echo qemu-system-x86 busybox-static kmod xz-utils zstd "$(virtiofsd_package)"
+        ;;
+    esac
+}
+
+virtiofsd_package() {
+    # Debian 12 has the C one inside QEMU's package, later releases the Rust one.
+    case $(. /etc/os-release && echo "${VERSION_CODENAME:-}") in
+    bookworm) echo qemu-system-common ;;
+    *) echo virtiofsd ;;
+    esac
+}
+
+fedora_name() {
+    case $1 in
+    libc6-dev) echo glibc-devel ;;
+    pkg-config) echo pkgconf-pkg-config ;;
+    python3-venv) echo python3-libs ;;
+    liburing-dev) echo liburing-devel ;;
+    libjansson-dev) echo jansson-devel ;;
+    uuid-dev) echo libuuid-devel ;;
+    libisal-dev) echo isa-l-devel ;;
+    mount) echo util-linux-core ;;
+    clang-format | clang-tidy) echo clang-tools-extra ;;
+    shellcheck) echo ShellCheck ;;
+    qemu-system-x86) echo qemu-system-x86-core ;;
+    busybox-static) echo busybox ;;
+    xz-utils) echo xz ;;
+    *) echo "$1" ;;
+    esac
+}
+
+# install_packages PART…: make sure that the packages of the parts are there.
+install_packages() {
+    local part wanted=() missing=()
+    for part in "$@"; do
+        read -ra names <<<"$(packages_of_part "$part")"
+        wanted+=("${names[@]}")
+    done
+    if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
+        mapfile -t missing < <(missing_debian "${wanted[@]}")
+        if ((${#missing[@]})); then
+            install_debian "${missing[@]}"
+        fi
+    elif command -v rpm >/dev/null; then
+        mapfile -t missing < <(missing_fedora "${wanted[@]}")
+        if ((${#missing[@]})); then
+            die "packages are missing; install them, then run this again:" \
+                $'\n    sudo dnf install' "${missing[*]}"
+        fi
+    else
+        say "neither apt-get nor rpm here, so packages are not checked; needed" \
+            "are what Debian calls: ${wanted[*]}"
+    fi
+}
+
+missing_debian() {
+    local installed package
+    # NB: ${db:Status-Status}, because dpkg also knows packages that were removed.
+    installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null |
+        sed -n 's/^installed //p') || :
+    for package in "$@"; do
+        grep -qxF -e "$package" <<<"$installed" || echo "$package"
+    done | sort -u
+}
+
+missing_fedora() {
+    local package
+    for package in "$@"; do
+        package=$(fedora_name "$package")
+        rpm --quiet -q "$package" || echo "$package"
+    done | sort -u
+}
+
+install_debian() {
+    local command="apt-get install --no-install-recommends $*"
+    if [ "$(id -u)" != 0 ]; then
+        die "packages are missing and only root can install them:" \
+            $'\n    sudo' "$command"
+    fi
+    # The lists of a fresh system are empty, those of an old one name what is gone.
+    if apt_quietly install --simulate "$@" >/dev/null 2>&1 &&
+        run_logged "installing $*" apt_quietly install "$@"; then
+        return
+    fi
+    run_logged "reading the package lists" apt_quietly update ||
+        die "the package lists cannot be read (no network?); needed:" \
+            $'\n   ' "$command"
+    run_logged "installing $*" apt_quietly install "$@" ||
+        die "these packages could not be installed:" $'\n   ' "$command"
+}
+
+apt_quietly() {
+    DEBIAN_FRONTEND=noninteractive apt-get --yes --no-install-recommends \
+        -o DPkg::Lock::Timeout=300 -o APT::Update::Error-Mode=any \
+        -o Acquire::Retries=3 "$@"
+}
