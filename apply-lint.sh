@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Format and check Python, C and shell.  --check changes nothing and fails if anything
+# would be changed.  Every check runs, also after a failure; the end lists those.
+set -euo pipefail
+PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$PROJECT"
+# shellcheck source=scripts/lib/say.sh
+. scripts/lib/say.sh
+
+check=no
+case $#:${1:-} in
+0:) ;;
+1:--check) check=yes ;;
+*)
+    echo "usage: apply-lint.sh [--check]" >&2
+    exit 2
+    ;;
+esac
+
+scripts/setup --test
+bin=$PROJECT/.venv/bin
+build=$PROJECT/build/lint
+
+files() { # find's tests…: the project's own files
+    find . -type d \( -name .git -o -name .venv -o -name 'build*' -o -name dist \) -prune -o \
+        -type f "$@" -print | LC_ALL=C sort
+}
+scripts_of() { # INTERPRETER: executable files without a suffix that it runs
+    files -perm /111 ! -name '*.*' | while read -r file; do
+        case $(head -n 1 "$file") in
+        '#!'*"$1"*) echo "$file" ;;
+        esac
+    done
+}
+mapfile -t python < <(files -name '*.py' && scripts_of python3)
+mapfile -t python_scripts < <(scripts_of python3)
+mapfile -t c_files < <(files \( -name '*.c' -o -name '*.h' \) -path './csrc/*')
+mapfile -t c_sources < <(files -name '*.c' -path './csrc/*')
+mapfile -t shell < <(files -name '*.sh' && scripts_of 'bash' && scripts_of '/bin/sh' &&
+    files -path './.ci/*')
+
+failed=()
+step() { # NAME command…
+    local name=$1 start=$SECONDS
+    shift
+    say "$name"
+    if ! "$@" >&2; then
+        failed+=("$name")
+    fi
+    if ((SECONDS - start > 5)); then
+        say "$name took $((SECONDS - start)) s"
+    fi
+}
+
+check_types() {
+    "$bin/mypy" --no-error-summary || return
+    # Standard library only, so neither the package nor its settings are needed.
+    MYPYPATH=scripts/lib "$bin/mypy" --no-error-summary --strict --scripts-are-modules \
+        --explicit-package-bases scripts/lib/vmlib "${python_scripts[@]}"
+}
+
+check_c_format() {
+    local file status=0
+    for file in "${c_files[@]}"; do
+        clang-format "$file" | diff -u --label "$file" --label "$file, formatted" \
+            "$file" - || status=1
+    done
+    return "$status"
+}
+
+compile() { # all warnings are errors; also makes what clang-tidy reads
+    if [ ! -f "$build/build.ninja" ]; then
+        rm -rf "$build"
+        "$bin/meson" setup --werror "$build" . || return
+    fi
+    "$bin/ninja" --quiet -C "$build"
+}
+
+analyse() { # only sources the build knows, as the others have no compile command
+    local known source
+    known=$(cd "$build" && "$bin/python" -c '
+import json, os
+for entry in json.load(open("compile_commands.json")):
+    print(os.path.relpath(os.path.abspath(entry["file"]), "../.."))')
+    for source in "${c_sources[@]}"; do
+        grep -qxF -e "${source#./}" <<<"$known" && printf '%s\0' "$source"
+    done | xargs -0 --max-procs="$(nproc)" --max-args=1 \
+        clang-tidy --quiet -p "$build" 2>/dev/null
+}
+
+if [ "$check" = yes ]; then
+    step "black" "$bin/black" --quiet --check --diff "${python[@]}"
+    step "isort" "$bin/isort" --quiet --check --diff "${python[@]}"
+    step "clang-format" check_c_format
+else
+    step "isort" "$bin/isort" --quiet "${python[@]}"
+    step "black" "$bin/black" --quiet "${python[@]}"
+    step "clang-format" clang-format -i "${c_files[@]}"
+fi
+step "flake8" "$bin/flake8" "${python[@]}"
+step "mypy" check_types
+step "shellcheck" shellcheck "${shell[@]}"
+step "C warnings" compile
+step "clang-tidy" analyse
+
+if ((${#failed[@]})); then
+    printf -v list ', %s' "${failed[@]}"
+    die "failed: ${list#, }"
+fi
+say "all clean"
