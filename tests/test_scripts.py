@@ -1,0 +1,242 @@
+"""scripts/vm and scripts/isolate: arguments, streams, exit statuses, clean ends."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+VM = PROJECT / "scripts/vm"
+ISOLATE = PROJECT / "scripts/isolate"
+
+sys.path.insert(0, str(PROJECT / "scripts/lib"))
+from vmlib import command, streams  # noqa: E402
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+
+
+def run(*argv: object, **options: object) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [str(word) for word in argv], capture_output=True, timeout=120, **options
+    )
+
+
+# --- scripts/vm without a guest
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--"],
+        ["--kernel"],
+        ["--cpus", "0", "--", "true"],
+        ["--cpus", "two", "--", "true"],
+        ["--memory", "2", "--", "true"],
+        ["--memory", "-1G", "--", "true"],
+        ["--timeout", "0", "--", "true"],
+        ["--timeout", "soon", "--", "true"],
+        ["--icount", "--cpus", "2", "--", "true"],
+        ["--icount", "--accel", "kvm", "--", "true"],
+        ["--env", "A-B=1", "--", "true"],
+        ["--unknown", "--", "true"],
+    ],
+)
+def test_vm_refuses_bad_arguments(arguments: list[str]) -> None:
+    done = run(VM, *arguments)
+    assert done.returncode == 2
+    assert b"scripts/vm: error:" in done.stderr
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("5.4", b"neither one of"),
+        ("/nonexistent/vmlinuz", b"no such file"),
+        ("/etc/passwd", b"not an x86 kernel image"),
+    ],
+)
+def test_vm_refuses_what_is_no_kernel(kernel: str, message: bytes) -> None:
+    done = run(VM, "--kernel", kernel, "--", "true")
+    assert done.returncode == 125
+    assert message in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_the_commands_words_reach_the_shell_unchanged(tmp_path: Path) -> None:
+    odd = ["", "a b", "'", '"', "$HOME", "`id`", "\\", "new\nline", "ä", "-n", "*"]
+    show = "import sys; print(ascii(sys.argv[1:]))"
+    script = command.command_script(
+        [sys.executable, "-c", show, *odd], {"A": "x'y"}, cwd="/", project=tmp_path
+    )
+    done = run("sh", "-c", script.decode())
+    assert done.stdout.decode().strip() == ascii(odd)
+
+
+def test_only_named_variables_are_passed_on(tmp_path: Path) -> None:
+    host = {"BTRFS_UBLK_REQUIRE": "1", "CI": "1", "SECRET": "x", "PATH": "/bin"}
+    passed = command.guest_environment(host, {"EXTRA": "y"}, tmp_path)
+    assert passed["BTRFS_UBLK_REQUIRE"] == passed["CI"] == "1"
+    assert passed["PATH"] == "/bin"
+    assert passed["EXTRA"] == "y"
+    assert "SECRET" not in passed
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 100])
+def test_the_end_mark_is_found_however_it_is_cut(step: int) -> None:
+    data = b"abMMabM" + b"MARK" + b"after"
+    flow = streams.FromGuest(-1, -1, b"MARK")
+    seen = b""
+    for start in range(0, len(data), step):
+        if not flow.finished:
+            seen += flow.received(data[start : start + step])
+    assert seen == b"abMMabM"
+    assert flow.marked
+
+
+def test_what_only_begins_like_the_end_mark_is_passed_on() -> None:
+    flow = streams.FromGuest(-1, -1, b"MARK")
+    assert flow.received(b"xMA") == b"x"
+    assert flow.received(b"x") == b"MAx"
+    assert not flow.finished
+
+
+# --- scripts/vm with a guest: one boot does all it can
+
+
+_IN_GUEST = r"""
+set -u
+uname -r
+id -u
+pwd
+modprobe ublk_drv && test -c /dev/ublk-control && echo ublk
+for fs in /tmp /dev/shm; do
+    truncate -s 4E $fs/sparse && stat -c %s $fs/sparse && rm $fs/sparse
+done
+ip -br link show lo | grep -o LOOPBACK,UP
+touch /usr/only-in-the-guest && echo overlay
+echo "$BTRFS_UBLK_TEST_WORD"
+cat >"$1/from-stdin"
+head -c 1000000 /dev/zero | tr '\0' '\377'
+echo talk >&2
+exit 7
+"""
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+@needs_root
+def test_vm_runs_a_command(shared_dir: Path) -> None:
+    data = bytes(range(256)) * 5000
+    done = subprocess.run(
+        [VM, "--timeout", "100", "--", "sh", "-c", _IN_GUEST, "sh", shared_dir],
+        input=data,
+        capture_output=True,
+        timeout=200,
+        check=False,
+        cwd="/usr/share",
+        env={**os.environ, "BTRFS_UBLK_TEST_WORD": "a 'word'"},
+    )
+    assert done.stderr == b"talk\n"
+    assert done.returncode == 7
+    lines, binary = done.stdout[:-1000000], done.stdout[-1000000:]
+    assert binary == b"\377" * 1000000
+    release, *rest = lines.decode().splitlines()
+    assert release[0].isdigit()
+    assert rest == [
+        *("0", "/usr/share", "ublk", str(1 << 62), str(1 << 62)),
+        *("LOOPBACK,UP", "overlay", "a 'word'"),
+    ]
+    assert not Path("/usr/only-in-the-guest").exists()
+    written = (shared_dir / "from-stdin").read_bytes()
+    assert hashlib.sha256(written).digest() == hashlib.sha256(data).digest()
+
+
+@pytest.fixture
+def shared_dir() -> Iterator[Path]:
+    """A directory within the project, as only that is shared with the guest."""
+    path = PROJECT / "build" / f"test-scripts-{os.getpid()}"
+    path.mkdir(parents=True)
+    yield path
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
+
+
+# --- scripts/isolate
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 9", 9), ("kill -KILL $$", 137), ("exit 0", 0)]
+)
+def test_isolate_passes_the_exit_status_on(script: str, status: int) -> None:
+    assert run(ISOLATE, "sh", "-c", script).returncode == status
+
+
+@needs_root
+def test_isolate_says_what_it_cannot_run() -> None:
+    done = run(ISOLATE, "no-such-command")
+    assert done.returncode == 127
+    assert b"no-such-command" in done.stderr
+    assert run(ISOLATE).returncode == 2
+
+
+@needs_root
+def test_isolate_hides_mounts_and_processes(tmp_path: Path) -> None:
+    script = f"mount -t tmpfs tmpfs {tmp_path}; touch {tmp_path}/x; ls -d /proc/[0-9]*"
+    done = run(ISOLATE, "sh", "-c", script)
+    assert done.returncode == 0
+    assert {int(line.rsplit(b"/")[-1]) for line in done.stdout.split()} <= {1, 2, 3, 4}
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_isolate_forwards_signals() -> None:
+    script = "trap 'exit 4' TERM; echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen(
+        [ISOLATE, "sh", "-c", script], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 4
+
+
+@needs_root
+@pytest.mark.parametrize("end", ["by itself", "killed"])
+def test_isolate_leaves_no_process_behind(end: str) -> None:
+    marker = f"{300_000_000 + os.getpid()}"  # recognised in /proc by its argument
+    script = (
+        f"setsid sleep {marker} & echo ready; {'' if end == 'by itself' else 'wait'}"
+    )
+    with subprocess.Popen(
+        [ISOLATE, "sh", "-c", script], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        if end == "killed":
+            process.kill()
+        process.wait(10)
+    deadline = time.monotonic() + 5  # the kernel ends the namespace asynchronously
+    while _processes_with(marker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert _processes_with(marker) == []
+
+
+def _processes_with(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+        except OSError:  # it ended meanwhile
+            pass
+    return found
