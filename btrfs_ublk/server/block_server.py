@@ -22,6 +22,8 @@ _PROTOCOL = 1
 _EXIT_USAGE = 2
 _READY_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 10.0
+#: Between the closing of the connection and the end of the process.
+_LAST_WORDS_TIMEOUT_S = 1.0
 #: The server bounds its own control commands to 30 s.
 _STOP_TIMEOUT_S = 45.0
 
@@ -161,7 +163,7 @@ class BlockServer:
 
     def _explain(self, child: Child, what: str) -> BtrfsUblkError:
         """The server's own words, if it ended by itself, tell more than ``what``."""
-        status = child.wait(timeout_s=1.0)
+        status = child.wait(_LAST_WORDS_TIMEOUT_S)
         if status is None:
             return BtrfsUblkError(child.failure(f"gave no device ({what})"))
         message = child.failure(f"{describe_exit(status)} before its device was ready")

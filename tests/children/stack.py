@@ -1,0 +1,43 @@
+"""Builds and takes down seed, loop device and sprout again and again, until a signal.
+
+Argument: a directory for everything. Prints a line per cycle.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from btrfs_ublk.interrupts import exit_status_of, interruptible
+from btrfs_ublk.resources import clone_file, loop_device, tempdir
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.sprout import sprout
+
+
+def cycle(parent: Path) -> None:
+    with tempdir(parent=parent) as directory:
+        target = directory / "mnt"
+        target.mkdir()
+        seed = make_seed(directory / "seed.img", virtual_data_size=1 << 30)
+        with loop_device(seed.path, read_only=True) as device:
+            with sprout(device.path, target, parent=directory) as made:
+                source = made.target / seed.virtual_data.filename
+                clone_file(
+                    source, made.target / "clone", source_offset=0, size_bytes=10000
+                )
+                (made.target / "file").write_bytes(bytes(100000))
+
+
+def main() -> None:
+    parent = Path(sys.argv[1])
+    while True:
+        print("cycle", flush=True)
+        cycle(parent)
+
+
+if __name__ == "__main__":
+    try:
+        with interruptible():
+            main()
+    except KeyboardInterrupt as error:
+        sys.exit(exit_status_of(error))

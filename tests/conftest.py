@@ -1,0 +1,145 @@
+"""Fixtures of all tests: a place of their own, capabilities, and "nothing is left"."""
+
+from __future__ import annotations
+
+import gc as garbage
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Capability, sparse_directory
+from btrfs_ublk.ledger import process_ledger
+from btrfs_ublk.resources.mountinfo import read_mountinfo
+from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+
+#: Turns every skip for a missing capability into a failure; CI sets it.
+REQUIRE_VARIABLE = "BTRFS_UBLK_REQUIRE"
+#: Sparse files up to the largest seed.
+SPARSE_BYTES = 8 << 60
+#: Tests with one of these markers must leave the system as it was.
+SYSTEM_MARKERS = ("native", "ublk")
+
+Need = Callable[..., None]
+
+
+def _need(*capabilities: Capability) -> None:
+    for capability in capabilities:
+        reason = capability.probe()
+        if reason is None:
+            continue
+        text = f"{capability.name}: {reason} ({capability.cure})"
+        if os.environ.get(REQUIRE_VARIABLE) == "1":
+            pytest.fail(f"{REQUIRE_VARIABLE}=1, but {text}", pytrace=False)
+        pytest.skip(text)
+
+
+@pytest.fixture(scope="session")
+def need() -> Need:
+    """``need(ROOT, LOOP)`` skips the test where one is missing; fails it under
+    BTRFS_UBLK_REQUIRE=1.
+    """
+    return _need
+
+
+@pytest.fixture(scope="session", autouse=True)
+def test_root() -> Iterator[Path]:
+    """Where everything that the tests make stands: state directory, temporary files."""
+    where = sparse_directory(
+        SPARSE_BYTES - 4096, candidates=(tempfile.gettempdir(), "/dev/shm")
+    )
+    root = Path(tempfile.mkdtemp(prefix="btrfs-ublk-tests-", dir=where))
+    state = root / "state"
+    state.mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BTRFS_UBLK_STATE_DIR", str(state))
+        patch.setenv("TMPDIR", str(root))
+        patch.setattr(tempfile, "tempdir", str(root))
+        process_ledger()  # made before the first snapshot: its file is in all of them
+        yield root
+        process_ledger().close()
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def sparse_path(test_root: Path) -> Iterator[Path]:
+    """An empty directory for one test, which holds sparse files of any size."""
+    path = Path(tempfile.mkdtemp(prefix="test-", dir=test_root))
+    yield path
+    shutil.rmtree(path)
+
+
+@dataclass(frozen=True)
+class SystemState:
+    """What a test must leave as it was."""
+
+    loop_devices: dict[str, str]
+    mounts: dict[str, str]
+    ublk_devices: list[int]
+    children: list[str]
+    files: list[str]
+    ledger_entries: list[str]
+    open_files: int
+
+
+def system_state(root: Path) -> SystemState:
+    """The state as far as it is the tests' own: others may use this machine too. With
+    BTRFS_UBLK_REQUIRE=1, in CI, they may not, and all of it counts.
+    """
+    everything = os.environ.get(REQUIRE_VARIABLE) == "1"
+    loops = {}
+    for link in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            backing = link.read_text().strip()
+        except OSError:
+            continue
+        if everything or backing.startswith(str(root)):
+            loops[link.parent.parent.name] = backing
+    mounts = {
+        str(mount.target): mount.source
+        for mount in read_mountinfo()
+        if everything
+        or root in mount.target.parents
+        or Path(mount.source).name in loops
+    }
+    return SystemState(
+        loop_devices=loops,
+        mounts=mounts,
+        ublk_devices=[device.device_id for device in list_ublk_devices()],
+        children=[str(child) for child in psutil.Process().children(recursive=True)],
+        files=sorted(
+            str(path)
+            for path in root.rglob("*")
+            # pytest's own tmp_path keeps directories on purpose.
+            if not path.relative_to(root).parts[0].startswith("pytest-of-")
+        ),
+        ledger_entries=[str(entry) for entry in process_ledger().entries()],
+        open_files=len(os.listdir("/proc/self/fd")),
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test with a system marker leaves the system as it was."""
+    if not any(map(request.node.get_closest_marker, SYSTEM_MARKERS)):
+        yield
+        return
+    _need(ROOT)
+    if request.node.get_closest_marker("native"):
+        _need(BTRFS, LOOP)
+    root = request.getfixturevalue("test_root")
+    before = system_state(root)
+    yield
+    garbage.collect()
+    assert system_state(root) == before
+
+
+@pytest.fixture
+def state_of_system(test_root: Path) -> Callable[[], SystemState]:
+    """For tests that compare in their midst: after each of many runs, say."""
+    return lambda: system_state(test_root)

@@ -1,0 +1,95 @@
+"""Signals become exceptions, and wait for the end of a deferred stretch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from btrfs_ublk.interrupts import Interrupted, deferred, exit_status_of, interruptible
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_unwinds(signum: signal.Signals) -> None:
+    before = signal.getsignal(signum)
+    with pytest.raises(Interrupted) as caught, interruptible():
+        os.kill(os.getpid(), signum)
+    assert exit_status_of(caught.value) == 128 + signum
+    assert signal.getsignal(signum) is before
+
+
+def test_ctrl_c_has_the_usual_status() -> None:
+    assert exit_status_of(KeyboardInterrupt()) == 130
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_deferred_stretch_is_not_cut(signum: signal.Signals) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        with deferred():
+            os.kill(os.getpid(), signum)
+            with deferred():
+                os.kill(os.getpid(), signum)
+            done.append("whole")
+        done.append("never")
+    assert done == ["whole"]
+
+
+def test_handlers_are_as_before() -> None:
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with deferred():
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_the_first_error_is_kept() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        with deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise ValueError("first")
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_other_threads_are_let_through() -> None:
+    results = []
+
+    def work() -> None:
+        with interruptible(), deferred():
+            results.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+    assert results == [1]
+
+
+def test_a_second_ctrl_c_does_not_halve_the_cleanup() -> None:
+    script = (
+        "import os, signal\n"
+        "from btrfs_ublk.interrupts import deferred, interruptible\n"
+        "with interruptible():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    finally:\n"
+        "        with deferred():\n"
+        "            for _ in range(5): os.kill(os.getpid(), signal.SIGINT)\n"
+        "            print('clean', flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "clean\n"
+    assert "KeyboardInterrupt" in done.stderr

@@ -1,0 +1,133 @@
+"""run() and spawn(): messages, deadlines, and children that do not outlive us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from btrfs_ublk.errors import CommandError
+from btrfs_ublk.process import ProcessIdentity, pids_using, run, spawn
+
+
+def test_output_is_returned() -> None:
+    done = run(["sh", "-c", "cat; echo talk >&2"], timeout_s=10, input="data")
+    assert (done.stdout, done.stderr) == ("data", "talk\n")
+
+
+def test_a_failure_shows_the_command_its_status_and_its_last_words() -> None:
+    script = "seq 100 >&2; echo the reason >&2; exit 3"
+    with pytest.raises(CommandError) as caught:
+        run(["sh", "-c", script], timeout_s=10, hint="try again")
+    message = str(caught.value)
+    assert f"exited with status 3: sh -c '{script}'" in message
+    assert "the reason" in message and "try again" in message
+    assert len(message.splitlines()) < 30
+
+
+def test_expected_statuses_are_no_failure() -> None:
+    assert run(["sh", "-c", "exit 2"], timeout_s=10, ok_statuses=(0, 2)).returncode == 2
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(CommandError, match="no program 'no-such-program'"):
+        run(["no-such-program", "--now"], timeout_s=10)
+
+
+def test_a_signal_is_named() -> None:
+    with pytest.raises(CommandError, match="was ended by SIGTERM"):
+        run(["sh", "-c", "kill -TERM $$"], timeout_s=10)
+
+
+def test_a_deadline_kills_the_whole_group(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    start_s = time.monotonic()
+    with pytest.raises(CommandError, match="did not end within 0.5 s"):
+        run(["sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout_s=0.5)
+    assert time.monotonic() - start_s < 5
+    grandchild = int(pid_file.read_text())
+    with pytest.raises(ProcessLookupError):
+        assert not ProcessIdentity.of(grandchild).is_alive()
+        raise ProcessLookupError
+
+
+def test_a_child_is_terminated_at_the_end() -> None:
+    with spawn(["sleep", "60"]) as child:
+        assert child.identity.is_alive()
+    assert not child.identity.is_alive()
+
+
+def test_a_child_that_ignores_sigterm_is_killed() -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    with spawn(["sh", "-c", script], stop_timeout_s=0.3, pipe_stdout=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    assert not child.identity.is_alive()
+
+
+def test_a_child_reads_its_input_and_its_last_words_are_kept() -> None:
+    with spawn(["sh", "-c", "cat >&2"], stdin="some\nwords") as child:
+        assert child.wait(10) == 0
+        assert child.stderr_tail(1) == "words"
+        assert "words" in child.failure("ended")
+
+
+def test_a_child_is_stopped_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        with spawn(["sleep", "60"]) as child:
+            1 / 0
+    assert not child.identity.is_alive()
+
+
+def test_ctrl_c_on_the_terminal_does_not_reach_children() -> None:
+    with spawn(["sleep", "60"]) as child:
+        assert os.getpgid(child.pid) != os.getpgrp()
+
+
+def test_children_die_with_a_killed_parent() -> None:
+    script = (
+        "from btrfs_ublk.process import spawn\n"
+        "with spawn(['sleep', '60']) as child:\n"
+        "    print(child.pid, flush=True)\n"
+        "    child.wait(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = ProcessIdentity.of(int(parent.stdout.readline()))
+        # The child is setpriv until it has asked for its death signal.
+        deadline_s = time.monotonic() + 10
+        while b"sleep" not in Path(f"/proc/{child.pid}/comm").read_bytes():
+            assert time.monotonic() < deadline_s
+        parent.kill()
+    assert child.wait(timeout_s=10)
+
+
+def test_an_identity_is_not_fooled_by_another_process() -> None:
+    own = ProcessIdentity.of_self()
+    assert own.is_alive()
+    assert not ProcessIdentity(own.pid, own.start_ticks - 1).is_alive()
+    # Not ours to stop either.
+    assert ProcessIdentity(own.pid, own.start_ticks - 1).stop(timeout_s=1)
+
+
+def test_a_zombie_is_not_alive() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        identity = ProcessIdentity.of(process.pid)
+        process.send_signal(signal.SIGKILL)
+        assert identity.wait(timeout_s=10)
+        assert not identity.is_alive()
+
+
+def test_who_uses_a_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    with subprocess.Popen(["sleep", "60"], cwd=tmp_path / "inside") as process:
+        users = pids_using(tmp_path)
+        process.kill()
+    assert list(users) == [process.pid]
+    assert "working directory" in users[process.pid] and "sleep" in users[process.pid]

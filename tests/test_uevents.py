@@ -1,0 +1,72 @@
+"""Waiting for kernel events, with and without them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from btrfs_ublk.resources import blockdev, loop_device, uevents
+from btrfs_ublk.resources.uevents import parse_uevent, uevent_monitor, wait_until
+
+
+def test_a_message_is_understood() -> None:
+    message = b"change@/devices/virtual/block/loop0\0ACTION=change\0DEVNAME=loop0\0X\0"
+    assert parse_uevent(message) == {"ACTION": "change", "DEVNAME": "loop0"}
+
+
+@pytest.mark.parametrize("message", [b"", b"libudev\0\xfe\xed", b"\xff\xff\0A=b"])
+def test_other_messages_are_ignored(message: bytes) -> None:
+    assert parse_uevent(message) == {}
+
+
+def test_a_true_condition_needs_no_event() -> None:
+    assert wait_until(lambda: "now", timeout_s=0, what="nothing") == "now"
+
+
+def test_the_deadline_is_kept_and_says_what_was_awaited() -> None:
+    start_s = time.monotonic()
+    with pytest.raises(TimeoutError, match="waited 0.3 s in vain: the thing"):
+        wait_until(lambda: None, timeout_s=0.3, what="the thing")
+    assert 0.25 < time.monotonic() - start_s < 2
+
+
+def test_a_missed_event_only_delays() -> None:
+    happened = threading.Event()
+    threading.Timer(0.1, happened.set).start()
+    assert wait_until(happened.is_set, timeout_s=10, what="the timer")
+
+
+def test_without_netlink_the_condition_is_still_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_arguments: object) -> socket.socket:
+        raise PermissionError
+
+    monkeypatch.setattr(uevents.socket, "socket", refuse)
+    happened = threading.Event()
+    threading.Timer(0.1, happened.set).start()
+    assert wait_until(happened.is_set, timeout_s=10, what="the timer")
+
+
+@pytest.mark.native
+def test_a_loop_device_makes_an_event(sparse_path: Path) -> None:
+    image = sparse_path / "image"
+    image.write_bytes(bytes(4096))
+    with uevent_monitor() as monitor:
+        with loop_device(image):
+            assert monitor.wait(timeout_s=5)
+
+
+@pytest.mark.native
+def test_a_node_is_waited_for(sparse_path: Path) -> None:
+    node = sparse_path / "node"
+    threading.Timer(0.1, node.touch).start()
+    blockdev.wait_for_node(node, timeout_s=10)
+    threading.Timer(0.1, node.unlink).start()
+    blockdev.wait_until_gone(node, timeout_s=10)
+    with pytest.raises(TimeoutError, match="did not appear"):
+        blockdev.wait_for_node(node, timeout_s=0.1)
