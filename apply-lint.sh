@@ -20,6 +20,7 @@ esac
 scripts/setup --test
 bin=$PROJECT/.venv/bin
 build=$PROJECT/build/lint
+export PATH=$bin:$PATH # meson looks for ninja there
 
 files() { # find's tests…: the project's own files
     find . -type d \( -name .git -o -name .venv -o -name 'build*' -o -name dist \) -prune -o \
@@ -78,14 +79,17 @@ compile() { # all warnings are errors; also makes what clang-tidy reads
 
 analyse() { # only sources the build knows, as the others have no compile command
     local known source
+    if [ ! -f "$build/compile_commands.json" ]; then
+        return 1
+    fi
     known=$(cd "$build" && "$bin/python" -c '
 import json, os
 for entry in json.load(open("compile_commands.json")):
     print(os.path.relpath(os.path.abspath(entry["file"]), "../.."))')
     for source in "${c_sources[@]}"; do
         grep -qxF -e "${source#./}" <<<"$known" && printf '%s\0' "$source"
-    done | xargs -0 --max-procs="$(nproc)" --max-args=1 \
-        clang-tidy --quiet -p "$build" 2>/dev/null
+    done | xargs -0 --no-run-if-empty --max-procs="$(nproc)" --max-args=1 \
+        clang-tidy --quiet -p "$build" 2>/dev/null # it counts suppressed warnings there
 }
 
 if [ "$check" = yes ]; then
