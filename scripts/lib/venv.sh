@@ -72,7 +72,9 @@ END
     )
     run_logged "installing the build tools" \
         "$VENV/bin/python" -m pip install --disable-pip-version-check \
-        "${requirements[@]}" || die "no build tools (no network?)"
+        "${requirements[@]}" ||
+        die "the build tools could not be fetched (no network?); needed:" \
+            $'\n   ' ".venv/bin/python -m pip install ${requirements[*]}"
 }
 
 # Changes when the package must be installed anew: its description, the set of
