@@ -120,7 +120,7 @@ modprobe ublk_drv && test -c /dev/ublk-control && echo ublk
 for fs in /tmp /dev/shm; do
     truncate -s 4E $fs/sparse && stat -c %s $fs/sparse && rm $fs/sparse
 done
-ip -br link show lo | grep -o LOOPBACK,UP
+cat /sys/class/net/lo/flags # IFF_UP and IFF_LOOPBACK
 touch /usr/only-in-the-guest && echo overlay
 echo "$BTRFS_UBLK_TEST_WORD"
 cat >"$1/from-stdin"
@@ -152,7 +152,7 @@ def test_vm_runs_a_command(shared_dir: Path) -> None:
     assert release[0].isdigit()
     assert rest == [
         *("0", "/usr/share", "ublk", str(1 << 62), str(1 << 62)),
-        *("LOOPBACK,UP", "overlay", "a 'word'"),
+        *("0x9", "overlay", "a 'word'"),
     ]
     assert not Path("/usr/only-in-the-guest").exists()
     written = (shared_dir / "from-stdin").read_bytes()
