@@ -42,7 +42,8 @@
  * against 0.01 ms with two. New data takes the profile of highest rank that exists, so with the
  * stub it goes to a RAID0 list of its own: 25k files/s instead of 4.3k. The price is that
  * btrfs-progs prints "Multiple block group profiles detected", hence only where it pays: the walk
- * costs some 17 ns per chunk, and with 1,024 it is as costly as writing the file itself.
+ * costs some 17 ns per chunk and file, so with 1,024 chunks a fifth to a third of a new file's
+ * 40 to 80 us.
  */
 #define SEED_STUB_CHUNKS 1024u
 
