@@ -42,7 +42,7 @@ static const char help_text[] =
 	"                               default: derived from the fsid\n"
 	"\n"
 	"SIZE is a number of bytes, or one with a binary unit: 4096K, 275G, 4E.\n"
-	"Exit status: 0 done, 1 failed, 2 wrong usage; unless 0, OUTPUT is as before.\n";
+	"Exit status: 0 done, 1 failed, 2 wrong usage. OUTPUT appears when complete.\n";
 
 static int parse_size(const char *option, const char *text, uint64_t *bytes)
 {
