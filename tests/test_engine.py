@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from sanitized_build import SANITIZER_ENVIRONMENT
 
 BLOCK = 4096
@@ -283,7 +282,9 @@ def test_a_bad_description_is_refused(sanitized_build: Path, case: str) -> None:
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"version": 1, "version": 1}', "\x00", "[" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"version": 1, "version": 1}', "\x00", "[" * 5000]
+)
 def test_what_is_not_json_is_refused(sanitized_build: Path, text: str) -> None:
     done = run_shell(sanitized_build, text)
     assert done.returncode == 2

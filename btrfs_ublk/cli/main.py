@@ -1,8 +1,7 @@
-"""``btrfs-ublk``: finds the nouns, turns errors into messages and exit statuses."""
+"""``btrfs-ublk``: the command whose nouns are the modules of this package."""
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -10,8 +9,7 @@ import click
 
 import btrfs_ublk
 from btrfs_ublk import cli
-from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.interrupts import exit_status_of, interruptible
+from btrfs_ublk.entry import run_command
 from btrfs_ublk.log import setup_logging
 
 
@@ -40,24 +38,8 @@ def command(verbose: int, quiet: bool) -> None:
 
 
 def main() -> None:
-    """The entry point. Exit status: 0, 1 failure, 2 usage, 128 + N after signal N."""
-    try:
-        with interruptible():
-            status = command(standalone_mode=False)
-    except BtrfsUblkError as error:
-        click.echo(f"btrfs-ublk: error: {error}", err=True)
-        for note in getattr(error, "__notes__", ()):
-            click.echo(f"  note: {note}", err=True)
-        status = error.exit_status
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except click.exceptions.Abort:
-        status = 130
-    except KeyboardInterrupt as error:
-        click.echo("btrfs-ublk: interrupted", err=True)
-        status = exit_status_of(error)
-    sys.exit(status)
+    """The entry point; see run_command() for the exit status."""
+    run_command(command, name="btrfs-ublk")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,11 @@ the server.
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -19,6 +23,8 @@ from btrfs_ublk.units import BLOCK_BYTES
 FORMAT_VERSION = 1
 #: loff_t is signed: the kernel addresses no byte at or above 8 EiB.
 MAX_DEVICE_BYTES = (1 << 63) - BLOCK_BYTES
+
+_WORD_BYTES = 8  # of a PatternSegment
 
 _kinds: dict[str, type[Segment]] = {}
 
@@ -54,9 +60,15 @@ class Segment:
         return f"{self.kind} segment [{self.offset}, {self.offset + self.length})"
 
     def moved(self, by_bytes: int) -> Segment:
-        """The same segment at another place of the device."""
+        """The same segment, with the same content, at another place of the device."""
         keys = {key.name: getattr(self, key.name) for key in fields(self)}
         return type(self)(**(keys | {"offset": self.offset + by_bytes}))
+
+    def content(self, offset: int, length: int) -> bytes:
+        """What a read of [offset, offset + length) of the device must return: what the
+        server is checked against. Raises OSError where the read must fail.
+        """
+        raise OSError(errno.EIO, f"{self._where} cannot be read")
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -109,12 +121,23 @@ class FileSegment(Segment):
         for key in ("writable", "direct"):
             _check_bool(key, getattr(self, key), self._where)
 
+    def content(self, offset: int, length: int) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.file_offset + offset - self.offset)
+            data = file.read(length)
+        if len(data) < length:
+            raise OSError(errno.EIO, f"{self._where}: {self.path} is too short")
+        return data
+
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroSegment(Segment):
     """Zeroes."""
 
     kind: ClassVar[str] = "zero"
+
+    def content(self, offset: int, length: int) -> bytes:
+        return bytes(length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +154,9 @@ class MemsetSegment(Segment):
         if not 0 <= self.byte <= 255:
             raise UsageError(f"{self._where}: byte is {self.byte}, not 0 to 255")
 
+    def content(self, offset: int, length: int) -> bytes:
+        return bytes([self.byte]) * length
+
 
 @dataclass(frozen=True, kw_only=True)
 class PatternSegment(Segment):
@@ -145,6 +171,27 @@ class PatternSegment(Segment):
         _check_integer("base", self.base, self._where)
         if not -(1 << 63) <= self.base < 1 << 63:
             raise UsageError(f"{self._where}: base {self.base} needs more than 64 bits")
+
+    def content(self, offset: int, length: int) -> bytes:
+        if offset % _WORD_BYTES or length % _WORD_BYTES:
+            start = offset // _WORD_BYTES * _WORD_BYTES
+            end = -(-(offset + length) // _WORD_BYTES) * _WORD_BYTES
+            return self.content(start, end - start)[offset - start :][:length]
+        first = offset + self.base
+        numbers = range(first, first + length, _WORD_BYTES)
+        # Numbers that leave 64 bits wrap around, as the server's do.
+        words = array("Q", (number % (1 << 64) for number in numbers))
+        if sys.byteorder == "big":
+            words.byteswap()
+        return words.tobytes()
+
+    def moved(self, by_bytes: int) -> PatternSegment:
+        """What it holds counts from where it was."""
+        return PatternSegment(
+            offset=self.offset + by_bytes,
+            length=self.length,
+            base=self.base - by_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +280,20 @@ class Description:
     ) -> Description:
         """Like Description(), with what the segments leave free filled up."""
         return cls(size, fill(0, size, segments, gaps=gaps), read_only)
+
+    def content(self, offset: int, length: int) -> bytes:
+        """What a read of this range must return; raises OSError where it must fail."""
+        end = offset + length
+        if offset < 0 or end > self.size:
+            raise OSError(errno.EIO, f"[{offset}, {end}) is outside of the device")
+        starts = [segment.offset for segment in self.segments]
+        parts = []
+        for segment in self.segments[bisect_right(starts, offset) - 1 :]:
+            if segment.offset >= end:
+                break
+            start = max(offset, segment.offset)
+            parts.append(segment.content(start, min(end, segment.end) - start))
+        return b"".join(parts)
 
     def to_json(self) -> str:
         return json.dumps(
