@@ -30,13 +30,27 @@ def guest_environment(
         "USER": "root",
         "LOGNAME": "root",
         "SHELL": "/bin/sh",
-        # Or else importing the editable package runs ninja, which the host did.
-        "MESONPY_EDITABLE_SKIP": os.pathsep.join(
-            str(path) for path in sorted(project.glob("build/cp*"))
-        ),
         "BTRFS_UBLK_IN_VM": "1",
+        **_editable_install(project),
         **passed,
         **extra,
+    }
+
+
+def _editable_install(project: Path) -> dict[str, str]:
+    """The editable package as the host built it: importing it must not run ninja.
+
+    NB: MESONPY_EDITABLE_SKIP switches meson-python's import hook off altogether, so the
+    package and its helpers are named in other ways.
+    """
+    builds = [path.parent for path in project.glob("build/cp*/build.ninja")]
+    if not builds:
+        return {}
+    newest = max(builds, key=lambda build: (build / "build.ninja").stat().st_mtime)
+    return {
+        "MESONPY_EDITABLE_SKIP": os.pathsep.join(map(str, builds)),
+        "PYTHONPATH": str(project),
+        "BTRFS_UBLK_HELPERS": str(newest / "csrc" / "tools"),
     }
 
 
