@@ -21,6 +21,7 @@ LAYERS = [
     {"sprout"},
     {"volume"},
     {"gc"},
+    {"bench"},
     {"cli", "demo"},
 ]
 MAX_LINES = 500

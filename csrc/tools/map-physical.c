@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <linux/btrfs.h>
 #include <linux/btrfs_tree.h>
 #include <linux/fiemap.h>
@@ -38,6 +39,7 @@ static const char usage_text[] =
 	"                   (0 is the first) and profile (single, dup, raid0, ...)\n"
 	"  --format FORMAT  tsv (default), json, or binary: \"buphys1\\n\", then nine\n"
 	"                   little-endian 64-bit numbers per row, all ones for none\n"
+	"  --output-fd FD   write to this open descriptor instead of stdout\n"
 	"  --help           show this text\n"
 	"  --version        show the version\n"
 	"\n"
@@ -73,6 +75,7 @@ struct mapper {
 	/* Inputs. */
 	const char *path;
 	const struct map_format *format;
+	int output_fd;
 	/* State. */
 	int fd;
 	struct chunk_map chunks;
@@ -314,7 +317,7 @@ static int map_file(struct mapper *mapper)
 		msg_error("out of memory");
 		return EXIT_FAILED;
 	}
-	mapper->output->fd = STDOUT_FILENO;
+	mapper->output->fd = mapper->output_fd;
 	mapper->output->error = 0;
 	mapper->output->used = 0;
 
@@ -342,16 +345,32 @@ static int map_file(struct mapper *mapper)
 	return ret < 0 ? EXIT_FAILED : EXIT_OK;
 }
 
+static int parse_fd(const char *text, int *fd)
+{
+	char *end;
+	long number;
+
+	errno = 0;
+	number = strtol(text, &end, 10);
+	if (errno || end == text || *end || number < 0 || number > INT_MAX)
+		return -EINVAL;
+	if (fcntl((int)number, F_GETFD) < 0)
+		return -errno;
+	*fd = (int)number;
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "json", no_argument, NULL, 'j' },
 		{ "format", required_argument, NULL, 'f' },
+		{ "output-fd", required_argument, NULL, 'o' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'V' },
 		{ 0 },
 	};
-	_cleanup_(mapper_deinit) struct mapper mapper = { .fd = -1 };
+	_cleanup_(mapper_deinit) struct mapper mapper = { .fd = -1, .output_fd = STDOUT_FILENO };
 	const char *format = "tsv";
 	int option;
 
@@ -363,6 +382,12 @@ int main(int argc, char **argv)
 			break;
 		case 'f':
 			format = optarg;
+			break;
+		case 'o':
+			if (parse_fd(optarg, &mapper.output_fd) < 0) {
+				msg_error("'%s' is not an open file descriptor", optarg);
+				return EXIT_USAGE;
+			}
 			break;
 		case 'h':
 			fputs(usage_text, stdout);

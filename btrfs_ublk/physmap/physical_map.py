@@ -1,0 +1,185 @@
+"""The physical map of one file: read it, then assert what it has to be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from btrfs_ublk.helpers import MAP_PHYSICAL, helper_path
+from btrfs_ublk.physmap import parse, rules
+from btrfs_ublk.physmap.columns import Columns
+from btrfs_ublk.physmap.rows import REGULAR, MappingError
+from btrfs_ublk.process import run
+from btrfs_ublk.units import BLOCK_BYTES
+
+#: Of a file in several runs, how much the largest must have.
+CONTIGUOUS_PERCENT = 80
+_READ_TIMEOUT_S = 300.0
+
+
+class ContiguousRun(NamedTuple):
+    """Bytes that follow each other both in the file and on the device."""
+
+    file_offset: int
+    physical_offset: int
+    size_bytes: int
+
+
+class PhysicalMap(Columns):
+    """Where a file's bytes are: a sequence of MapRow, with assertions.
+
+    The assertions raise MappingError with the first row that breaks the rule.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, path: Path, *, timeout_s: float = _READ_TIMEOUT_S) -> Self:
+        """The map of a btrfs file, whose dirty data is written first; needs root.
+
+        Raises CommandError when the file is not on btrfs, or cannot be read.
+        """
+        # run() deals in text, so the numbers take a way of their own.
+        fd = os.memfd_create("physical-map", os.MFD_CLOEXEC)
+        with open(fd, "rb") as file:
+            run(
+                [
+                    *(helper_path(MAP_PHYSICAL), "--format", "binary"),
+                    *("--output-fd", str(fd), "--", path),
+                ],
+                timeout_s=timeout_s,
+                keep_open_fds=[fd],
+            )
+            file.seek(0)
+            return cls.parse_binary(file.read())
+
+    @classmethod
+    def parse_tsv(cls, text: str) -> Self:
+        """From the helper's TSV; raises MappingError for what is malformed."""
+        return cls(parse.parse_tsv(text))
+
+    @classmethod
+    def parse_binary(cls, data: bytes) -> Self:
+        """From the helper's binary form; raises MappingError for what is malformed."""
+        return cls(parse.parse_binary(data))
+
+    def assert_not_empty(self) -> None:
+        """The file has extents at all."""
+        rules.not_empty(self)
+
+    def assert_all_regular(self) -> None:
+        """Every extent is regular: not compressed, preallocated, inline or a hole."""
+        rules.all_regular(self)
+
+    def assert_single_device(self, devid: int = 1) -> None:
+        """All data is on the device of this number."""
+        rules.single_device(self, devid=devid)
+
+    def assert_one_piece(self) -> None:
+        """Physical size = logical size in every row."""
+        rules.one_piece(self)
+
+    def assert_aligned(self, block_bytes: int = BLOCK_BYTES) -> None:
+        """Every offset and size is a multiple of the block, a power of two."""
+        rules.aligned(self, block_bytes=block_bytes)
+
+    def assert_one_run(self) -> None:
+        """The extents are one continuous run in the file, from offset 0."""
+        rules.one_run(self)
+
+    def assert_rising(self) -> None:
+        """File, logical and physical offsets rise together and do not overlap."""
+        rules.rising(self)
+
+    def assert_exact_cover(self) -> None:
+        """Each logical extent is covered by its file extents: all of it, once."""
+        rules.exact_cover(self)
+
+    def assert_equal_totals(self) -> None:
+        """File, logical and physical extents add up to the same size."""
+        rules.equal_totals(self)
+
+    def assert_plain(self) -> None:
+        """All of the above, for device 1 and 4 KiB blocks."""
+        for rule in rules.RULES:
+            rule(self)
+
+    def file_bytes(self) -> int:
+        """What all rows together hold of the file."""
+        return sum(self.file_size)
+
+    def largest_contiguous_run(self) -> ContiguousRun:
+        """The longest run that is contiguous in the file and on one device; the first
+        of equals, and of size 0 when there is none.
+
+        Only regular extents in one piece count; each copy is a run of its own.
+        """
+        best = ContiguousRun(0, 0, 0)
+        if starts := rules.run_starts(self):
+            ends = [*(self.file_offset[row] for row in starts[1:])]
+            ends.append(self.file_offset[-1] + self.file_size[-1])
+            for row, run_end in zip(starts, ends, strict=True):
+                begin = self.file_offset[row]
+                if run_end - begin > best.size_bytes:
+                    best = ContiguousRun(
+                        begin, self.physical_offset[row], run_end - begin
+                    )
+            return best
+        # Of the current run: where it began, and where and on what it would go on.
+        start, size, end = (0, 0), 0, (-1, -1, -1)
+        for kind, whole, stored, position, length, inner, devid, physical in zip(
+            *(self.extent_type, self.logical_size, self.physical_size),
+            *(self.file_offset, self.file_size, self.extent_offset),
+            *(self.devid, self.physical_offset),
+            strict=True,
+        ):
+            if kind != REGULAR or whole != stored:
+                end = (-1, -1, -1)
+                continue
+            begin = physical + inner
+            if (position, begin, devid) != end:
+                start, size = (position, begin), 0
+            size += length
+            end = (position + length, begin + length, devid)
+            if size > best.size_bytes:
+                best = ContiguousRun(*start, size)
+        return best
+
+    def assert_virtual_data(
+        self,
+        *,
+        size_bytes: int,
+        device_offset: int | None = None,
+        whole: bool = True,
+    ) -> ContiguousRun:
+        """What must hold before a file of virtual data goes into use: assert_plain(),
+        and that its bytes lie on the device where they are expected.
+
+        The file must be ``size_bytes`` long. With ``whole`` all of it must be one run,
+        else at least 80 % of it; the run, which is returned, must begin at
+        ``device_offset`` if that is given.
+        """
+        self.assert_plain()
+        if self.file_bytes() != size_bytes:
+            raise MappingError(
+                "virtual data",
+                f"the file has {self.file_bytes()} bytes, not {size_bytes}",
+            )
+        run_found = self.largest_contiguous_run()
+        least_bytes = size_bytes if whole else size_bytes * CONTIGUOUS_PERCENT // 100
+        if run_found.size_bytes < least_bytes:
+            raise MappingError(
+                "virtual data",
+                f"at least {least_bytes} of {size_bytes} bytes must be contiguous; the "
+                f"largest run has {run_found.size_bytes}, from file offset "
+                f"{run_found.file_offset} and device offset "
+                f"{run_found.physical_offset} on",
+            )
+        if device_offset not in (None, run_found.physical_offset):
+            raise MappingError(
+                "virtual data",
+                f"the data begins at device offset {run_found.physical_offset}, not "
+                f"{device_offset}",
+            )
+        return run_found

@@ -1,0 +1,385 @@
+"""The physical map: its forms, each of its rules, and what the benchmark measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from btrfs_ublk.bench import physmap as bench
+from btrfs_ublk.physmap import ContiguousRun, MappingError, MapRow, PhysicalMap
+from btrfs_ublk.physmap.parse import BINARY_MAGIC, TSV_HEADER
+from btrfs_ublk.physmap.rows import type_code, type_text
+from btrfs_ublk.units import EIB, GIB, MIB, TIB
+
+BLOCK = 4096
+BASE = 512 * GIB
+
+
+def row(file_offset: int, size: int, where: int, **changes: object) -> MapRow:
+    plain = MapRow(file_offset, size, 0, "regular", size, where, size, 1, where)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def good_rows() -> list[MapRow]:
+    """Two whole extents, one that two file extents share, and one behind a gap."""
+    shared = {"logical_size": 4 * MIB, "physical_size": 4 * MIB}
+    return [
+        row(0, MIB, BASE),
+        row(MIB, MIB, BASE + MIB),
+        row(2 * MIB, 3 * MIB, BASE + 2 * MIB, **shared),
+        row(5 * MIB, MIB, BASE + 2 * MIB, extent_offset=3 * MIB, **shared),
+        row(6 * MIB, MIB, BASE + 100 * MIB),
+    ]
+
+
+def plain_rows() -> list[MapRow]:
+    return [row(i * MIB, MIB, BASE + i * MIB) for i in range(5)]
+
+
+def mapped(rows: Sequence[MapRow]) -> PhysicalMap:
+    return PhysicalMap.from_rows(rows)
+
+
+def tsv(rows: Sequence[MapRow]) -> str:
+    lines = [TSV_HEADER]
+    for line in rows:
+        values = [getattr(line, name) for name in MapRow.__slots__]
+        lines.append("\t".join("" if x is None else str(x) for x in values))
+    return "".join(line + "\n" for line in lines)
+
+
+def test_good_maps_pass_every_rule() -> None:
+    mapped(good_rows()).assert_plain()
+    mapped(plain_rows()).assert_plain()
+
+
+Check = Callable[[PhysicalMap], object]
+
+#: The row (from 0) to change, how, the rule that it then breaks, and its assertion.
+VIOLATIONS: list[tuple[int, dict[str, object], str, Check]] = [
+    (1, {"extent_type": kind}, "all regular", PhysicalMap.assert_all_regular)
+    for kind in (
+        *("prealloc", "inline", "hole", "regular,compression=zstd"),
+        *("regular,encryption=1", "regular,other_encoding=1", "type=9"),
+    )
+]
+VIOLATIONS += [
+    (2, {"devid": 2}, "single device", PhysicalMap.assert_single_device),
+    (2, {"devid": None}, "single device", PhysicalMap.assert_single_device),
+    (3, {"physical_size": 2 * MIB}, "one piece", PhysicalMap.assert_one_piece),
+    (3, {"physical_size": None}, "one piece", PhysicalMap.assert_one_piece),
+    (0, {"file_offset": BLOCK}, "one run", PhysicalMap.assert_one_run),
+    (1, {"file_offset": MIB + BLOCK}, "one run", PhysicalMap.assert_one_run),
+    (2, {"file_offset": MIB}, "one run", PhysicalMap.assert_one_run),
+    (2, {"file_size": 0}, "one run", PhysicalMap.assert_one_run),
+    (1, {"file_offset": 0}, "rising", PhysicalMap.assert_rising),
+    (1, {"logical_offset": BASE}, "rising", PhysicalMap.assert_rising),
+    (1, {"logical_offset": BASE + BLOCK}, "rising", PhysicalMap.assert_rising),
+    (1, {"physical_offset": BASE + BLOCK}, "rising", PhysicalMap.assert_rising),
+    (4, {"physical_offset": 0}, "rising", PhysicalMap.assert_rising),
+    (1, {"extent_offset": BLOCK}, "exact cover", PhysicalMap.assert_exact_cover),
+    (1, {"logical_size": 2 * MIB}, "exact cover", PhysicalMap.assert_exact_cover),
+    (1, {"logical_size": BLOCK}, "exact cover", PhysicalMap.assert_exact_cover),
+]
+VIOLATIONS += [
+    (1, {name: 512}, "aligned", PhysicalMap.assert_aligned)
+    for name in (
+        *("file_offset", "file_size", "extent_offset", "logical_size"),
+        *("logical_offset", "physical_size", "physical_offset"),
+    )
+]
+
+
+@pytest.mark.parametrize("rows", [good_rows, plain_rows])
+@pytest.mark.parametrize("index, changes, rule, check", VIOLATIONS)
+def test_each_violation_names_its_row_and_rule(
+    rows: Callable[[], list[MapRow]],
+    index: int,
+    changes: dict[str, object],
+    rule: str,
+    check: Check,
+) -> None:
+    wrong = rows()
+    wrong[index] = replace(wrong[index], **changes)  # type: ignore[arg-type]
+    with pytest.raises(MappingError) as caught:
+        check(mapped(wrong))
+    error = caught.value
+    assert (error.rule, error.row_number, error.row) == (rule, index + 1, wrong[index])
+    assert f"row {index + 1} breaks the rule {rule!r}" in str(error)
+    for name, value in changes.items():
+        assert f"{name.replace('_', ' ').upper()} {value}" in str(error)
+    with pytest.raises(MappingError):
+        mapped(wrong).assert_plain()
+
+
+def test_shared_extents_must_be_covered_once_and_in_order() -> None:
+    def number(rows: list[MapRow]) -> int | None:
+        with pytest.raises(MappingError) as caught:
+            mapped(rows).assert_exact_cover()
+        assert caught.value.rule == "exact cover"
+        return caught.value.row_number
+
+    rows = good_rows()
+    assert number(rows[:3]) == 3  # its end is missing
+    assert number([*rows[:2], rows[3]]) == 3  # its beginning is missing
+    assert number([*rows[:2], rows[3], rows[2]]) == 3
+    assert number([*rows[:4], *rows[2:]]) == 5  # covered twice
+    assert number([rows[0], rows[0]]) == 2
+    assert number([*rows[:3], replace(rows[3], file_size=2 * MIB)]) == 4
+
+
+def test_totals_must_be_equal() -> None:
+    mapped(good_rows()).assert_equal_totals()
+    for wrong in (
+        good_rows()[:3],
+        [replace(plain_rows()[0], physical_size=BLOCK)],
+    ):
+        with pytest.raises(MappingError, match="equal totals.* bytes of file"):
+            mapped(wrong).assert_equal_totals()
+
+
+def test_an_empty_map() -> None:
+    empty = mapped([])
+    with pytest.raises(MappingError, match="no extents"):
+        empty.assert_not_empty()
+    with pytest.raises(MappingError, match="no extents"):
+        empty.assert_virtual_data(size_bytes=0)
+    for check in (empty.assert_one_run, empty.assert_rising, empty.assert_aligned):
+        check()
+    assert empty.largest_contiguous_run() == (0, 0, 0)
+
+
+def test_numbers_at_the_limit_do_not_run_over() -> None:
+    """Offsets that do not fit into 63 bits are compared row by row."""
+    top = 1 << 63
+    low = row(0, BLOCK, BASE)
+    for high in (
+        row(BLOCK, top, BASE + BLOCK),
+        row(BLOCK, BLOCK, top),
+        row(BLOCK, BLOCK, 2 * top - BLOCK),
+    ):
+        mapped([low, high]).assert_plain()
+        for rule in ("assert_one_run", "assert_rising"):
+            with pytest.raises(MappingError):
+                getattr(mapped([high, low]), rule)()
+
+
+def test_a_seed_of_four_exbibytes() -> None:
+    chunk = 255 * TIB
+    sizes = [chunk] * (4 * EIB // chunk) + [4 * EIB % chunk]
+    rows = [row(i * chunk, size, BASE + i * chunk) for i, size in enumerate(sizes)]
+    found = mapped(rows).assert_virtual_data(size_bytes=4 * EIB, device_offset=BASE)
+    assert found == ContiguousRun(0, BASE, 4 * EIB)
+
+
+def test_virtual_data_must_have_its_size_and_place() -> None:
+    plain = mapped(plain_rows())
+    assert plain.assert_virtual_data(size_bytes=5 * MIB).physical_offset == BASE
+    with pytest.raises(MappingError, match=f"{5 * MIB} bytes, not {4 * MIB}"):
+        plain.assert_virtual_data(size_bytes=4 * MIB)
+    with pytest.raises(MappingError, match=f"begins at device offset {BASE}, not 0"):
+        plain.assert_virtual_data(size_bytes=5 * MIB, device_offset=0)
+
+
+def test_virtual_data_in_several_runs() -> None:
+    gap = [*plain_rows()[:4], row(4 * MIB, MIB, BASE + 90 * MIB)]
+    with pytest.raises(MappingError, match="must be contiguous"):
+        mapped(gap).assert_virtual_data(size_bytes=5 * MIB)
+    found = mapped(gap).assert_virtual_data(size_bytes=5 * MIB, whole=False)
+    assert found == (0, BASE, 4 * MIB)
+    more = [*gap, row(5 * MIB, MIB, BASE + 99 * MIB)]
+    with pytest.raises(MappingError, match="must be contiguous"):
+        mapped(more).assert_virtual_data(size_bytes=6 * MIB, whole=False)
+
+
+def test_the_largest_run_counts_only_plain_pieces() -> None:
+    assert mapped(good_rows()).largest_contiguous_run() == (0, BASE, 6 * MIB)
+    rows = [
+        row(0, MIB, BASE, devid=2),
+        row(MIB, MIB, BASE + MIB),
+        row(2 * MIB, 9 * MIB, BASE + 2 * MIB, extent_type="prealloc"),
+        row(11 * MIB, 2 * MIB, BASE + 11 * MIB),
+        row(13 * MIB, 9 * MIB, BASE + 13 * MIB, physical_size=MIB),
+        row(30 * MIB, 2 * MIB, BASE + 15 * MIB),
+    ]
+    assert mapped(rows).largest_contiguous_run() == (11 * MIB, BASE + 11 * MIB, 2 * MIB)
+    assert mapped(rows[2:3]).largest_contiguous_run() == (0, 0, 0)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> list[MapRow]:
+    """Extents that follow each other in the file, with gaps on the device."""
+    rows, position, where = [], 0, draw(st.integers(0, 1 << 40)) * BLOCK
+    for size, gap in draw(
+        st.lists(
+            st.tuples(st.integers(1, 1 << 20), st.sampled_from([0, 0, 0, 1, 70])),
+            min_size=1,
+            max_size=12,
+        )
+    ):
+        where += gap * BLOCK
+        rows.append(row(position, size * BLOCK, where))
+        position += size * BLOCK
+        where += size * BLOCK
+    return rows
+
+
+def longest_by_definition(rows: list[MapRow]) -> ContiguousRun:
+    runs: list[list[int]] = []
+    for line in rows:
+        assert line.physical_offset is not None
+        if runs and line.physical_offset == runs[-1][1] + runs[-1][2]:
+            runs[-1][2] += line.file_size
+        else:
+            runs.append([line.file_offset, line.physical_offset, line.file_size])
+    return ContiguousRun(*max(runs, key=lambda run: run[2]))
+
+
+@given(layouts())
+def test_the_largest_run_is_found(rows: list[MapRow]) -> None:
+    mapped(rows).assert_plain()
+    expected = longest_by_definition(rows)
+    assert mapped(rows).largest_contiguous_run() == expected
+    # The same by the general way: a hole at the end makes the map less than plain.
+    end = rows[-1].file_offset + rows[-1].file_size
+    hole = MapRow(end, BLOCK, 0, "hole", None, None, None, None, None)
+    assert mapped([*rows, hole]).largest_contiguous_run() == expected
+
+
+@given(layouts(), st.data())
+def test_a_moved_extent_is_always_noticed(
+    rows: list[MapRow], data: st.DataObject
+) -> None:
+    """Quick comparison of columns and slow search of rows agree."""
+    index = data.draw(st.integers(0, len(rows) - 1))
+    name = data.draw(st.sampled_from(["file_offset", "logical_offset", "file_size"]))
+    delta = data.draw(st.sampled_from([-1, 1])) * BLOCK
+    value = getattr(rows[index], name) + delta
+    if value < 0:
+        return
+    wrong = list(rows)
+    wrong[index] = replace(rows[index], **{name: value})
+    ends = [(x.logical_offset or 0) + (x.logical_size or 0) for x in wrong]
+    rises = all(
+        end <= (following.logical_offset or 0)
+        for end, following in zip(ends, wrong[1:], strict=False)
+    )
+    if name == "logical_offset" and rises:
+        mapped(wrong).assert_plain()
+        return
+    with pytest.raises(MappingError) as caught:
+        mapped(wrong).assert_plain()
+    assert caught.value.row_number in (index + 1, index + 2)
+
+
+@given(layouts())
+def test_forms_agree(rows: list[MapRow]) -> None:
+    rows = [*rows, MapRow(1 << 50, BLOCK, 0, "hole", None, None, None, None, None)]
+    assert list(PhysicalMap.parse_tsv(tsv(rows))) == rows
+    assert list(mapped(rows)) == rows
+    assert mapped(rows)[-1] == rows[-1] and mapped(rows)[1:] == rows[1:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "regular",
+            "prealloc",
+            "inline",
+            "hole",
+            "type=9",
+            "regular,compression=zlib",
+        ),
+        *("prealloc,compression=lzo", "inline,compression=zstd"),
+        "regular,compression=17,encryption=2,other_encoding=65535",
+    ],
+)
+def test_extent_types_survive(text: str) -> None:
+    assert type_text(type_code(text)) == text
+    some = row(0, BLOCK, BASE, extent_type=text)
+    assert list(PhysicalMap.parse_tsv(tsv([some, some]))) == [some, some]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "what", "regular,", "regular,zlib", "regular,compression=", "zlib"),
+        *("regular,compression=256", "regular,type=1", "compression=zlib", "type=-1"),
+        *("regular,compression=1_0", "type=\u0661"),
+    ],
+)
+def test_wrong_extent_types_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        type_code(text)
+
+
+GOOD_LINE = "4096\t4096\t0\tregular\t4096\t8192\t4096\t1\t8192\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        GOOD_LINE.replace("\t1\t", "\t"),
+        GOOD_LINE.replace("\t1\t", "\t1\t1\t"),
+        GOOD_LINE.replace("\t1\t", "\t\t"),
+        GOOD_LINE.replace("\t1\t", "\tone\t"),
+        GOOD_LINE.replace("\t1\t", "\t+1\t"),
+        GOOD_LINE.replace("\t1\t", "\t1_0\t"),
+        GOOD_LINE.replace("\t1\t", "\t 1\t"),
+        GOOD_LINE.replace("\t1\t", "\t\u0661\t"),
+        GOOD_LINE.replace("\t1\t", f"\t{1 << 64}\t"),
+        GOOD_LINE.replace("\t1\t", "\t-1\t"),
+        GOOD_LINE.replace("regular", "1"),
+        GOOD_LINE.replace("regular", ""),
+        GOOD_LINE.replace("8192", "regular"),
+        GOOD_LINE[4:],
+        "\n",
+        "5\n",
+    ],
+)
+def test_malformed_rows_are_named(line: str) -> None:
+    with pytest.raises(MappingError) as caught:
+        PhysicalMap.parse_tsv(f"{TSV_HEADER}\n{GOOD_LINE}{line}{GOOD_LINE}")
+    assert (caught.value.rule, caught.value.row_number) == ("form", 2)
+
+
+def test_a_newline_in_the_wrong_place_is_noticed() -> None:
+    cells = (GOOD_LINE * 2).replace("\n", "\t").split("\t")[:-1]
+    for cut in (7, 8, 10, 11):
+        body = "\t".join(cells[:cut]) + "\n" + "\t".join(cells[cut:]) + "\n"
+        with pytest.raises(MappingError):
+            PhysicalMap.parse_tsv(f"{TSV_HEADER}\n{body}")
+
+
+@pytest.mark.parametrize("text", ["", "x\n", TSV_HEADER, GOOD_LINE])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(MappingError, match="not the output"):
+        PhysicalMap.parse_tsv(text)
+    with pytest.raises(MappingError, match="not the output"):
+        PhysicalMap.parse_tsv(f"{TSV_HEADER}\n{GOOD_LINE[:-1]}")
+
+
+def test_other_binary_data_is_refused() -> None:
+    assert len(PhysicalMap.parse_binary(BINARY_MAGIC)) == 0
+    with pytest.raises(MappingError, match="not the binary output"):
+        PhysicalMap.parse_binary(b"buphys2\n")
+    with pytest.raises(MappingError, match="only a part"):
+        PhysicalMap.parse_binary(BINARY_MAGIC + bytes(71))
+
+
+def test_the_benchmark_measures_what_it_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = [*bench.measure(50, gap_every=50), *bench.measure(50, gap_every=45)]
+    assert [result["form"] for result in results] == ["binary", "tsv"] * 2
+    assert json.dumps(results)
+    cells = bench.numbers(50, gap_every=45)
+    assert list(PhysicalMap.parse_tsv(bench.tsv(cells))) == list(
+        PhysicalMap.parse_binary(BINARY_MAGIC + cells.tobytes())
+    )
