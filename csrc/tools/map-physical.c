@@ -282,7 +282,10 @@ static int open_file(struct mapper *mapper, struct stat *file)
 		int error = errno;
 
 		msg_error("cannot open %s: %s", mapper->path, strerror(error));
-		return error == ENOENT || error == ENOTDIR ? EXIT_USAGE : EXIT_FAILED;
+		return error == ENOENT || error == ENOTDIR || error == ELOOP ||
+				       error == ENAMETOOLONG ?
+			       EXIT_USAGE :
+			       EXIT_FAILED;
 	}
 	if (S_ISDIR(file->st_mode))
 		return refuse(mapper->path, "is a directory");
