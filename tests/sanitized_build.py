@@ -1,4 +1,4 @@
-"""The C helpers and test programs, built with AddressSanitizer and UBSan, once a session."""
+"""The C helpers and test programs under AddressSanitizer and UBSan."""
 
 from __future__ import annotations
 

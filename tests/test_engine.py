@@ -30,7 +30,7 @@ class EngineShell:
         self._process = process
 
     def request(self, line: str) -> bytes | int:
-        """The bytes of a successful request (b"" but for reads), or a positive errno."""
+        """The bytes of a successful request (empty but for reads), or an errno."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()

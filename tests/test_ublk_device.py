@@ -1,4 +1,4 @@
-"""The block server on a kernel with ublk: bytes, refusals, and what protects the host."""
+"""The block server where there is ublk: bytes, refusals, what protects the host."""
 
 from __future__ import annotations
 

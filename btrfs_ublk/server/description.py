@@ -177,10 +177,12 @@ class PatternSegment(Segment):
             start = offset // _WORD_BYTES * _WORD_BYTES
             end = -(-(offset + length) // _WORD_BYTES) * _WORD_BYTES
             return self.content(start, end - start)[offset - start :][:length]
-        first = offset + self.base
-        numbers = range(first, first + length, _WORD_BYTES)
         # Numbers that leave 64 bits wrap around, as the server's do.
-        words = array("Q", (number % (1 << 64) for number in numbers))
+        first = (offset + self.base) % (1 << 64)
+        end = first + length
+        words = array("Q", range(first, min(end, 1 << 64), _WORD_BYTES))
+        wrapped = first + len(words) * _WORD_BYTES - (1 << 64)
+        words.extend(range(wrapped, end - (1 << 64), _WORD_BYTES))
         if sys.byteorder == "big":
             words.byteswap()
         return words.tobytes()

@@ -1,0 +1,362 @@
+"""The demo: from nothing to a writable btrfs with exabytes behind it, and back.
+
+``python -m btrfs_ublk.demo --help``
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, UBLK, require
+from btrfs_ublk.entry import run_command
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.log import setup_logging
+from btrfs_ublk.physmap import PhysicalMap
+from btrfs_ublk.process import run
+from btrfs_ublk.readers import READERS, read_direct
+from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.seed.mega_extent import DEFAULT_FILENAME, Seed
+from btrfs_ublk.server.block_server import BlockServer
+from btrfs_ublk.server.description import FileSegment, PatternSegment, Segment, fill
+from btrfs_ublk.sprout import Sprout
+from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size, parse_block_size
+from btrfs_ublk.volume import Volume, volume
+
+_CLONE_BYTES = 4 * MIB
+_MIN_VIRTUAL_BYTES = 64 * MIB
+_TAG = b"written on the sprout "
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A file to be cloned from the virtual data, and what must be read from it."""
+
+    name: str
+    offset: int
+    size_bytes: int
+    sha256: str
+
+
+class Steps:
+    """Numbered lines: what was done, how long it took, what came out."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._last_s = time.monotonic()
+        self.start_s = self._last_s
+
+    def done(self, what: str, result: str) -> None:
+        """A step that began when the one before it ended."""
+        now_s = time.monotonic()
+        self._number += 1
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=2, justify="right", style="cyan")
+        table.add_column(width=25, style="bold")
+        table.add_column(width=8, justify="right", style="green")
+        table.add_column(overflow="fold")
+        duration = f"{now_s - self._last_s:.3f} s"
+        table.add_row(str(self._number), what, duration, escape(result))
+        console.print(table)
+        self._last_s = now_s
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--virtual-data-size",
+    default="4E",
+    show_default=True,
+    metavar="SIZE",
+    help="Size of the virtual data, from 64M.",
+)
+@click.option(
+    "--virtual-data-filename",
+    default=DEFAULT_FILENAME,
+    show_default=True,
+    metavar="NAME",
+    help="Name of the file that stands for it.",
+)
+@click.option(
+    "--rw-fs-size",
+    default="1G",
+    show_default=True,
+    metavar="SIZE",
+    help="Size of the (sparse) device that takes what is written.",
+)
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A file to map into the virtual data. Default: the largest library that "
+    "this program uses.",
+)
+@click.option("-v", "--verbose", count=True, help="Say what is done; twice: commands.")
+def command(
+    virtual_data_size: str,
+    virtual_data_filename: str,
+    rw_fs_size: str,
+    path: Path | None,
+    verbose: int,
+) -> None:
+    """Make a btrfs seed with exabytes of virtual data, serve its blocks from a ublk
+    device, sprout it, clone files from it, read them back and check them, write to
+    them, and take everything down again. Needs root and a kernel with ublk.
+    """
+    setup_logging(verbosity=verbose)
+    virtual_bytes = parse_block_size(virtual_data_size, what="--virtual-data-size")
+    writable_bytes = parse_block_size(rw_fs_size, what="--rw-fs-size")
+    if virtual_bytes < _MIN_VIRTUAL_BYTES:
+        raise UsageError(
+            f"--virtual-data-size {virtual_data_size} is too small for the demo",
+            hint=f"give {format_size(_MIN_VIRTUAL_BYTES)} or more",
+        )
+    path = _check_file(path or _default_file(), virtual_bytes)
+    require(ROOT, BTRFS, LOOP, UBLK)
+    show(virtual_bytes, virtual_data_filename, writable_bytes, path)
+
+
+def show(virtual_bytes: int, filename: str, writable_bytes: int, path: Path) -> None:
+    """Run the demo; every check that fails raises BtrfsUblkError."""
+    console.print(
+        f"[bold]btrfs-ublk[/bold]: {format_size(virtual_bytes)} of virtual data, "
+        f"Linux {os.uname().release}, {os.cpu_count()} CPUs\n"
+    )
+    clones = _clones(virtual_bytes, path)
+    before = _devices()
+    steps = Steps()
+    with tempdir() as directory:
+        target = directory / "mnt"
+        target.mkdir()
+        contents = list(_contents(virtual_bytes, path, directory))
+        with volume(
+            target,
+            contents,
+            virtual_data_size=virtual_bytes,
+            virtual_data_filename=filename,
+            writable_bytes=writable_bytes,
+            parent=directory,
+            observe=lambda stage, thing: _tell(steps, thing),
+        ) as made:
+            _make_clones(steps, made, clones)
+            _read_back(steps, made, clones)
+            _overwrite(steps, made, clones[0])
+            costs = _costs(made)
+    if _devices() != before:
+        raise BtrfsUblkError(f"left behind: {sorted(_devices() - before)}")
+    steps.done("take all down", "nothing is left")
+    console.print(costs)
+    total_s = time.monotonic() - steps.start_s
+    console.print(f"\n[bold green]All checks passed[/bold green] in {total_s:.1f} s.")
+
+
+def _default_file() -> Path:
+    """The largest file that is mapped into this process: Python, or a library."""
+    mapped: set[Path] = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith("/"):
+            mapped.add(Path(fields[5]))
+    return max((file for file in mapped if file.is_file()), key=_size_of)
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _check_file(path: Path, virtual_bytes: int) -> Path:
+    if not path.is_file():
+        raise UsageError(f"--file {path}: no such regular file")
+    size_bytes = _size_of(path)
+    if not 0 < size_bytes <= virtual_bytes // 4:
+        raise UsageError(
+            f"--file {path} has {format_size(size_bytes)}",
+            hint="it must not be empty, nor over a quarter of --virtual-data-size",
+        )
+    return path.absolute()
+
+
+def _file_offset(virtual_bytes: int) -> int:
+    return virtual_bytes // 4 // BLOCK_BYTES * BLOCK_BYTES
+
+
+def _contents(virtual_bytes: int, path: Path, directory: Path) -> Iterator[Segment]:
+    """The file at a quarter of the virtual data, numbers everywhere else."""
+    offset = _file_offset(virtual_bytes)
+    segments: list[Segment] = []
+    size_bytes = _size_of(path)
+    whole_bytes = size_bytes // BLOCK_BYTES * BLOCK_BYTES
+    if whole_bytes:
+        segments.append(FileSegment(offset=offset, length=whole_bytes, path=str(path)))
+    if size_bytes > whole_bytes:
+        # The server takes no more from a file than it has: pad the last block.
+        tail = directory / "tail"
+        with path.open("rb") as file:
+            file.seek(whole_bytes)
+            tail.write_bytes(file.read(BLOCK_BYTES).ljust(BLOCK_BYTES, b"\0"))
+        segments.append(
+            FileSegment(offset=offset + whole_bytes, length=BLOCK_BYTES, path=str(tail))
+        )
+    for segment in fill(0, virtual_bytes, segments, gaps="zero"):
+        if segment in segments:
+            yield segment
+        else:
+            yield PatternSegment(offset=segment.offset, length=segment.length)
+
+
+def _tell(steps: Steps, thing: object) -> None:
+    if isinstance(thing, Seed):
+        steps.done(
+            "format the seed",
+            f"{format_size(thing.virtual_data.size)} in {thing.chunks} chunks; "
+            f"{format_size(_allocated_bytes(thing.path))} on disk",
+        )
+    elif isinstance(thing, BlockServer):
+        steps.done(
+            "serve its blocks",
+            f"{thing.device}, {format_size(thing.description.size)}, "
+            f"{len(thing.description.segments)} segments",
+        )
+    elif isinstance(thing, PhysicalMap):
+        steps.done(
+            "mount it, check the map",
+            f"{len(thing)} extents, all where the server answers",
+        )
+    elif isinstance(thing, Sprout):
+        steps.done(
+            "sprout it: add a disk",
+            f"{thing.writable.path}, {format_size(thing.writable.size_bytes)}; writable "
+            "now",
+        )
+
+
+def _clones(virtual_bytes: int, path: Path) -> list[Clone]:
+    """From the start, the middle and the end of the virtual data, and the file."""
+    size_bytes = min(_CLONE_BYTES, virtual_bytes // 8 // BLOCK_BYTES * BLOCK_BYTES)
+    middle = virtual_bytes // 2 // BLOCK_BYTES * BLOCK_BYTES
+    places = {"start": 0, "middle": middle, "end": virtual_bytes - size_bytes}
+    clones = []
+    for name, offset in places.items():
+        numbers = PatternSegment(offset=offset, length=size_bytes)
+        sha256 = _sha256(numbers.content(offset, size_bytes))
+        clones.append(Clone(name, offset, size_bytes, sha256))
+    clones.append(
+        Clone(
+            name=path.name,
+            offset=_file_offset(virtual_bytes),
+            size_bytes=_size_of(path),
+            sha256=_sha256(path.read_bytes()),
+        )
+    )
+    return clones
+
+
+def _make_clones(steps: Steps, made: Volume, clones: list[Clone]) -> None:
+    for clone in clones:
+        made.clone(clone.name, offset=clone.offset, size_bytes=clone.size_bytes)
+    _sync(made)
+    total = sum(clone.size_bytes for clone in clones)
+    names = ", ".join(clone.name for clone in clones)
+    steps.done("clone ranges of it", f"{names}: {format_size(total)}, none moved")
+
+
+def _read_back(steps: Steps, made: Volume, clones: list[Clone]) -> None:
+    for how, read in READERS.items():
+        for clone in clones:
+            content = read(made.target / clone.name, 0, clone.size_bytes)
+            if _sha256(content) != clone.sha256:
+                raise BtrfsUblkError(
+                    f"{clone.name}, read {how}, is not what was served: "
+                    f"SHA-256 {_sha256(content)}, not {clone.sha256}"
+                )
+        total = sum(clone.size_bytes for clone in clones)
+        steps.done(f"read them back, {how}", f"{format_size(total)}, hashes agree")
+
+
+def _overwrite(steps: Steps, made: Volume, clone: Clone) -> None:
+    """Change a few blocks of one clone; the rest of it, and its twin, stay."""
+    twin = made.clone("twin", offset=clone.offset, size_bytes=clone.size_bytes)
+    path = made.target / clone.name
+    expected = bytearray(read_direct(path, 0, clone.size_bytes))
+    last = clone.size_bytes // BLOCK_BYTES - 1
+    blocks = sorted({0, last // 2, last})
+    with path.open("r+b", buffering=0) as file:
+        for block in blocks:
+            new = (_TAG * BLOCK_BYTES)[:BLOCK_BYTES]
+            os.pwrite(file.fileno(), new, block * BLOCK_BYTES)
+            expected[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] = new
+        os.fsync(file.fileno())
+    if read_direct(path, 0, clone.size_bytes) != expected:
+        raise BtrfsUblkError(f"{path} does not read as it was written")
+    if _sha256(read_direct(twin, 0, clone.size_bytes)) != clone.sha256:
+        raise BtrfsUblkError(f"a write to {path} changed {twin}")
+    steps.done(
+        "overwrite some blocks",
+        f"{len(blocks)} blocks of '{clone.name}'; its twin stays",
+    )
+
+
+def _costs(made: Volume) -> Table:
+    _sync(made)
+    stats = made.server.stats()
+    table = Table(
+        title="\nWhat it cost", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    virtual_bytes = made.seed.virtual_data.size
+    writable = made.sprout.writable.backing_file
+    table.add_row("virtual data", format_size(virtual_bytes))
+    table.add_row("on disk: seed", format_size(_allocated_bytes(made.seed.path)))
+    table.add_row("on disk: sprout", format_size(_allocated_bytes(writable)))
+    table.add_row("server's memory", format_size(_resident_bytes(made.server.pid)))
+    for kind, counts in stats["kinds"].items():
+        if counts["reads"]:
+            table.add_row(
+                f"read from {kind} segments",
+                format_size(counts["read_bytes"]),
+                f"in {counts['reads']} requests",
+            )
+    table.add_row("read errors", str(stats["errors"]))
+    return table
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _allocated_bytes(path: Path) -> int:
+    return path.stat().st_blocks * 512  # stat(2): st_blocks counts 512-byte units
+
+
+def _sha256(data: bytes | bytearray) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync(made: Volume) -> None:
+    # Only this file system: others may be large and slow.
+    run(["sync", "--file-system", made.target], timeout_s=60)
+
+
+def _devices() -> set[str]:
+    """Loop devices in use, ublk devices and mounts."""
+    found = {str(path.parent) for path in Path("/sys/block").glob("loop*/loop")}
+    found |= {path.name for path in Path("/sys/class/ublk-char").glob("*")}
+    return found | set(Path("/proc/self/mounts").read_text().splitlines())
+
+
+if __name__ == "__main__":
+    run_command(command, name="btrfs_ublk.demo")

@@ -1,0 +1,153 @@
+"""A whole volume on ublk: what is read through clones is what the server defines."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Need, SystemState
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.physmap import PhysicalMap
+from btrfs_ublk.readers import READERS, read_direct
+from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment, Segment
+from btrfs_ublk.units import BLOCK_BYTES, EIB, KIB, MIB, TIB
+from btrfs_ublk.volume import Volume, volume
+
+pytestmark = pytest.mark.ublk
+
+SIZE = 4 * EIB
+CHUNK = 255 * TIB
+
+
+@pytest.fixture(autouse=True)
+def _needs(need: Need) -> None:
+    need(UBLK, BTRFS, LOOP)
+
+
+@pytest.fixture
+def target(sparse_path: Path) -> Path:
+    path = sparse_path / "mnt"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def made(sparse_path: Path, target: Path) -> Iterator[Volume]:
+    """4 EiB: a file, then one byte, then nothing, then numbers up to the end."""
+    source = sparse_path / "source"
+    source.write_bytes(random.Random(2).randbytes(3 * MIB))
+    contents: list[Segment] = [
+        FileSegment(offset=0, length=3 * MIB, path=str(source)),
+        MemsetSegment(offset=3 * MIB, length=5 * MIB, byte=98),
+        PatternSegment(offset=16 * MIB, length=SIZE - 16 * MIB),
+    ]
+    with volume(target, contents, virtual_data_size=SIZE, parent=sparse_path) as it:
+        yield it
+
+
+def content(made: Volume, offset: int, length: int) -> bytes:
+    """What the server defines for a range of the virtual file."""
+    start = made.seed.virtual_data.device_offset
+    return made.server.description.content(start + offset, length)
+
+
+def test_clones_read_as_the_server_defines(made: Volume) -> None:
+    """Random ranges of clones from the start, both sides of chunk boundaries, the
+    middle and the end; direct, buffered and mapped.
+    """
+    chances = random.Random(3)
+    size = 2 * MIB
+    places = [0, 2 * MIB, 16 * MIB, CHUNK - MIB, 2 * CHUNK - 64 * KIB]
+    places += [chances.randrange(1, 16449) * CHUNK - MIB for _ in range(4)]
+    places += [SIZE // 2, SIZE - size]
+    for number, place in enumerate(places):
+        clone = made.clone(f"clone-{number}", offset=place, size_bytes=size)
+        for how, read in READERS.items():
+            for _ in range(5):
+                length = chances.randrange(1, 200 * KIB)
+                offset = chances.randrange(0, size - length)
+                expected = content(made, place + offset, length)
+                assert read(clone, offset, length) == expected, (place, how, offset)
+    assert made.server.stats()["errors"] == 0
+
+
+def test_a_clone_may_have_any_size(made: Volume) -> None:
+    for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 100_001):
+        clone = made.clone(f"size-{size}", offset=MIB, size_bytes=size)
+        assert clone.stat().st_size == size
+        assert clone.read_bytes() == content(made, MIB, size)
+
+
+def test_unmapped_data_cannot_be_read_but_overwritten(made: Volume) -> None:
+    clone = made.clone("unmapped", offset=8 * MIB, size_bytes=MIB)
+    with pytest.raises(OSError) as caught:
+        read_direct(clone, 0, BLOCK_BYTES)
+    assert caught.value.errno == errno.EIO
+    with pytest.raises(OSError):
+        clone.read_bytes()
+    with clone.open("r+b", buffering=0) as file:
+        file.write(b"n" * BLOCK_BYTES)
+    assert read_direct(clone, 0, BLOCK_BYTES) == b"n" * BLOCK_BYTES
+    # The volume is as writable as before.
+    (made.target / "other").write_text("written")
+
+
+def test_writes_stay_in_the_clone_that_got_them(made: Volume) -> None:
+    first = made.clone("first", offset=MIB, size_bytes=MIB)
+    second = made.clone("second", offset=MIB, size_bytes=MIB)
+    expected = bytearray(content(made, MIB, MIB))
+    with first.open("r+b", buffering=0) as file:
+        for offset in (0, 300_000, MIB - 10):
+            file.seek(offset)
+            file.write(b"0123456789")
+            expected[offset : offset + 10] = b"0123456789"
+    assert first.read_bytes() == expected
+    assert second.read_bytes() == content(made, MIB, MIB)
+    assert read_direct(made.virtual_file, MIB, MIB) == content(made, MIB, MIB)
+
+
+def test_the_virtual_file_can_be_neither_changed_nor_removed(made: Volume) -> None:
+    with pytest.raises(PermissionError):
+        made.virtual_file.unlink()
+    with pytest.raises(PermissionError):
+        made.virtual_file.open("r+b")
+
+
+def test_a_file_is_not_replaced_by_a_clone(made: Volume) -> None:
+    (made.target / "there").write_text("keep")
+    with pytest.raises(BtrfsUblkError, match="exists"):
+        made.clone("there", offset=0, size_bytes=4096)
+    assert (made.target / "there").read_text() == "keep"
+
+
+def test_the_map_is_checked_before_use(made: Volume) -> None:
+    mapping = PhysicalMap.read(made.virtual_file)
+    assert len(mapping) == made.seed.chunks
+    start = made.seed.virtual_data.device_offset
+    assert mapping.largest_contiguous_run() == (0, start, SIZE)
+
+
+@pytest.mark.parametrize("failing", ["seed", "server", "mapping", "sprout"])
+def test_a_failure_at_any_stage_undoes_all(
+    sparse_path: Path,
+    target: Path,
+    state_of_system: Callable[[], SystemState],
+    failing: str,
+) -> None:
+    before = state_of_system()
+
+    def fail(stage: str, thing: object) -> None:
+        if stage == failing:
+            raise RuntimeError(stage)
+
+    with pytest.raises(RuntimeError, match=failing):
+        with volume(
+            target, [], virtual_data_size=MIB * 64, parent=sparse_path, observe=fail
+        ):
+            raise AssertionError("it went on")
+    assert state_of_system() == before
