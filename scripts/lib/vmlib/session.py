@@ -25,6 +25,9 @@ from .streams import Flow, FromGuest, ToGuest, poll_flows
 EXIT_TIMEOUT = 124
 EXIT_GUEST_FAILED = 125
 _BOOT_LIMIT_S = 180.0
+# Emulated CPUs that run in parallel now and then execute code that another one is
+# just patching, which the kernel does a lot while it boots; seen once in 200 boots.
+_BOOT_TRIES = 3
 # After the command's end its output is waited for as long as any comes.
 _IDLE_END_S = 5.0
 _SHOWN_LINES = 30
@@ -54,13 +57,26 @@ class _Signalled(Exception):
         self.number = number
 
 
+class _DiedBooting(VmError):
+    """The guest died before it ran anything, so it can be tried again."""
+
+
 def run(what: Run) -> int:
     """Boot, run, clean up; returns the command's status or one of the above."""
     end = time.monotonic() + what.timeout_s if what.timeout_s else None
+    _remove_dead_runs()
+    with _signals_as_bytes() as signals:
+        for tries_left in range(_BOOT_TRIES - 1, 0, -1):
+            try:
+                return _run_once(what, end, signals, tries_left)
+            except _DiedBooting as error:
+                print(f"vm: {error} while it booted; trying again", file=sys.stderr)
+        return _run_once(what, end, signals, 0)
+
+
+def _run_once(what: Run, end: float | None, signals: int, tries_left: int) -> int:
     keep = False
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(_signals_as_bytes())
-        _remove_dead_runs()
         run_dir = Path(tempfile.mkdtemp(prefix=f"{_RUN_PREFIX}{os.getpid()}-"))
         console = what.console or run_dir / "console.log"
 
@@ -85,6 +101,8 @@ def run(what: Run) -> int:
             print(f"\nvm: {error}; the guest was ended", file=sys.stderr)
             return EXIT_TIMEOUT
         except VmError as error:
+            if tries_left and isinstance(error, _DiedBooting):
+                raise
             keep = True
             print(f"\nvm: {error}", file=sys.stderr)
             for line in _last_words(console) + _last_words(run_dir / "host.log"):
@@ -168,8 +186,6 @@ class _Guest:
         out = FromGuest(self._ports["stdout"].fileno(), 1, mark)
         err = FromGuest(self._ports["stderr"].fileno(), 2, mark)
         flows: list[Flow] = [out, err]
-        if self._forward_stdin:
-            flows.append(ToGuest(0, self._ports["stdin"]))
         control = self._ports["control"].fileno()
         messages = b""
         status: int | None = None
@@ -192,13 +208,18 @@ class _Guest:
             if control in ready:
                 data = os.read(control, 4096)
                 messages += data
-                if b"started\n" in messages:
+                if boot_end is not None and b"started\n" in messages:
                     boot_end = None
+                    if self._forward_stdin:  # not before: it can be read only once
+                        flows.append(ToGuest(0, self._ports["stdin"]))
                 if b"status " in messages and messages.endswith(b"\n"):
                     status = int(messages.split()[-1])
                     idle_since = time.monotonic()
                 if not data and status is None:
-                    raise VmError(self._cause_of_death())
+                    cause = self._cause_of_death()
+                    # QEMU's own refusals are the same the next time.
+                    again = boot_end is not None and not self._qemu.returncode
+                    raise _DiedBooting(cause) if again else VmError(cause)
             waiting_for_reader = any(1 in i or 2 in i for i in before)
             if (
                 ready
@@ -217,7 +238,7 @@ class _Guest:
             return "the guest's kernel panicked"
         if self._qemu.returncode:
             return f"QEMU ended with status {self._qemu.returncode}"
-        return "the guest ended before the command did"
+        return "the guest ended by itself"
 
     def stop(self) -> None:
         self._cleanup.close()
