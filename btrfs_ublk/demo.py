@@ -236,8 +236,8 @@ def _tell(steps: Steps, thing: object) -> None:
     elif isinstance(thing, Sprout):
         steps.done(
             "sprout it: add a disk",
-            f"{thing.writable.path}, {format_size(thing.writable.size_bytes)}; writable "
-            "now",
+            f"{thing.writable.path}, {format_size(thing.writable.size_bytes)}; "
+            "writable now",
         )
 
 

@@ -26,14 +26,14 @@ static void emit(const char *prefix, const char *format, va_list args)
 	fprintf(stderr, "%s%s%s\n", prefix[0] == ' ' ? "" : program_name, prefix, text);
 }
 
-#define DEFINE_MESSAGE(name, prefix)            \
-	void name(const char *format, ...)      \
-	{                                       \
-		va_list args;                   \
-                                                \
-		va_start(args, format);         \
-		emit(prefix, format, args);     \
-		va_end(args);                   \
+#define DEFINE_MESSAGE(name, prefix)        \
+	void name(const char *format, ...)  \
+	{                                   \
+		va_list args;               \
+                                            \
+		va_start(args, format);     \
+		emit(prefix, format, args); \
+		va_end(args);               \
 	}
 
 DEFINE_MESSAGE(msg_error, ": error: ")

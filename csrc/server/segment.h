@@ -55,9 +55,9 @@ struct segment_ops {
 };
 
 /* Linked into one array; see segment_kind_find(). */
-#define SEGMENT_KIND(ops)                                             \
-	static const struct segment_ops *const ops##_entry __attribute__( \
-		(used, section("segment_kinds"))) = &ops
+#define SEGMENT_KIND(ops)                                  \
+	static const struct segment_ops *const ops##_entry \
+		__attribute__((used, section("segment_kinds"))) = &ops
 
 const struct segment_ops *segment_kind_find(const char *name);
 /* "error, file, memset, ...", in `text`. */

@@ -19,7 +19,7 @@
 enum {
 	SECTOR_SHIFT = 9,
 	BLOCK_SHIFT = 12,
-	MAX_DEPTH = 1024,   /* more than that goes wrong on older kernels */
+	MAX_DEPTH = 1024,    /* more than that goes wrong on older kernels */
 	OPEN_WAIT_MS = 5000, /* for /dev/ublkcN */
 };
 

@@ -209,8 +209,8 @@ static int map_descriptors(struct ublk_queue *queue)
 	/* NB: queues lie UBLK_MAX_QUEUE_DEPTH descriptors apart, whatever their depth. */
 	off_t offset = UBLKSRV_CMD_BUF_OFFSET +
 		       (off_t)(queue->index * descriptor_bytes(UBLK_MAX_QUEUE_DEPTH));
-	void *map = mmap(NULL, descriptor_bytes(queue->depth), PROT_READ,
-			 MAP_SHARED | MAP_POPULATE, queue->device_fd, offset);
+	void *map = mmap(NULL, descriptor_bytes(queue->depth), PROT_READ, MAP_SHARED | MAP_POPULATE,
+			 queue->device_fd, offset);
 
 	if (map == MAP_FAILED)
 		return -errno;
