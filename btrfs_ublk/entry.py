@@ -17,7 +17,7 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
     ``name`` stands before the messages on stderr.
     """
     try:
-        with interruptible():
+        with interruptible(exiting=True):
             status = command(standalone_mode=False, prog_name=name)
     except BtrfsUblkError as error:
         click.echo(f"{name}: error: {error}", err=True)

@@ -10,7 +10,8 @@ from typing import Any
 # Imported so that the kinds of things they make are known.
 import btrfs_ublk.resources  # noqa: F401
 import btrfs_ublk.server  # noqa: F401
-from btrfs_ublk.ledger import Outcome, abandoned_ledgers, state_directory
+from btrfs_ublk.abandoned import LOCK_TIMEOUT_S, abandoned_ledgers
+from btrfs_ublk.ledger import Outcome, state_directory
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,25 @@ class Report:
         }
 
 
-def collect(directory: Path | None = None, *, dry_run: bool = False) -> Report:
+def collect(
+    directory: Path | None = None,
+    *,
+    dry_run: bool = False,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+) -> Report:
     """Remove what the ledgers that nobody locks still list, the youngest things first.
 
     ``directory`` defaults to the state directory. Each thing is removed only if it is
     still the one that was entered. Two runs at once do not disturb each other: a ledger
-    is locked while it is worked on. What cannot be removed stays in its ledger.
-    ``dry_run`` only lists what would be looked for.
+    is locked while it is worked on. A command that a dead process ran (mount(8), say)
+    keeps the ledger locked until it has ended; ``lock_timeout_s`` bounds that wait.
+    What cannot be removed stays in its ledger. ``dry_run`` only lists what would be
+    looked for.
     """
     reports = []
-    with closing(abandoned_ledgers(directory or state_directory())) as ledgers:
+    with closing(
+        abandoned_ledgers(directory or state_directory(), lock_timeout_s=lock_timeout_s)
+    ) as ledgers:
         for ledger in ledgers:
             if dry_run:
                 outcomes = [

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,25 +37,41 @@ def _raise_interrupted(signum: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(*, exiting: bool = False) -> Iterator[None]:
     """TERM and HUP raise Interrupted inside the block; for entry points.
 
-    Outside the main thread, where Python allows no handlers, it does nothing.
+    ``exiting``: the process ends after the block. Once it was interrupted, further
+    signals are ignored for good, so that none cuts off what is done at exit. Outside
+    the main thread, where Python allows no handlers, this does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not _is_main_thread():
         yield
         return
-    previous = {}
+    previous: dict[int, _Handler | int | None] = {}
+    after = previous
     try:
-        for signum in (signal.SIGTERM, signal.SIGHUP):
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
             # A signal that whoever started us ignores (nohup) stays ignored.
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                previous[signum] = signal.signal(signum, _raise_interrupted)
+            if handler is not signal.SIG_IGN:
+                previous[number] = handler
+                if number != signal.SIGINT:
+                    signal.signal(number, _raise_interrupted)
         yield
+    except KeyboardInterrupt:
+        if exiting:
+            after = dict.fromkeys(previous, signal.SIG_IGN)
+        raise
     finally:
         with deferred():
-            for signum, handler in previous.items():
+            for signum, handler in after.items():
                 _deferral.replace(signum, handler)
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    depth: int  # to go back to
+    outer: _Window | None
 
 
 class _Deferral:
@@ -62,6 +79,8 @@ class _Deferral:
 
     def __init__(self) -> None:
         self.depth = 0
+        #: The innermost delivered() that is open.
+        self.window: _Window | None = None
         self.pending: list[int] = []
         #: What was in force for each signal that ``_dispatch`` stands in for.
         self.handlers: dict[int, _Handler] = {}
@@ -70,37 +89,51 @@ class _Deferral:
         if self.depth > 0:
             self.pending.append(signum)
         else:
-            # A signal came while leave() was putting handlers back.
+            if self.window is not None:
+                self.close_window(self.window)
             self.handlers[signum](signum, frame)
 
+    # NB: with the depth at zero a signal may raise between any two lines of these.
+
     def enter(self) -> None:
-        self.depth += 1
-        if self.depth > 1:
+        if self.depth > 0:
+            self.depth += 1
             return
-        try:
-            for signum in _SIGNALS:
-                handler = signal.getsignal(signum)
-                # Only what would raise is deferred: an untouched SIGTERM still kills.
-                if callable(handler) and handler != self._dispatch:
-                    self.handlers[signum] = handler
-                    signal.signal(signum, self._dispatch)
-        except BaseException:
-            self.depth -= 1
-            raise
+        self.pending.clear()
+        for signum in _SIGNALS:
+            handler = signal.getsignal(signum)
+            # Only what would raise is deferred: an untouched SIGTERM still kills.
+            if callable(handler) and handler != self._dispatch:
+                self.handlers[signum] = handler
+                signal.signal(signum, self._dispatch)
+        self.depth = 1
 
     def leave(self) -> None:
         self.depth -= 1
-        if self.depth > 0:
+        if self.depth > 0 or self.window is not None:
             return
-        pending, self.pending = self.pending, []
         try:
             for signum, handler in self.handlers.items():
                 if signal.getsignal(signum) == self._dispatch:
                     signal.signal(signum, handler)
         finally:
-            if pending:
+            if self.pending:
                 # The first one decides the exit status; the others meant the same.
-                signal.raise_signal(pending[0])
+                signal.raise_signal(self.pending[0])
+
+    def open_window(self) -> _Window:
+        """Undo the innermost enter() for a while."""
+        window = self.window = _Window(self.depth, self.window)
+        self.depth -= 1
+        if self.depth == 0 and self.pending:
+            signal.raise_signal(self.pending.pop(0))
+        return window
+
+    def close_window(self, window: _Window) -> None:
+        # NB: once only. A signal closes it as well, and the generator of delivered()
+        # may be finalised much later, with the traceback that refers to it.
+        if self.window is window:
+            self.depth, self.window = window.depth, window.outer
 
     def replace(self, signum: int, handler: _Handler | int | None) -> None:
         """Set the handler that is to be in force after the deferral."""
@@ -114,6 +147,10 @@ class _Deferral:
 _deferral = _Deferral()
 
 
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextmanager
 def deferred() -> Iterator[None]:
     """Hold INT, TERM and HUP back until the block is left, then deliver them.
@@ -121,11 +158,32 @@ def deferred() -> Iterator[None]:
     Nests. In other threads it does nothing, because Python runs handlers in the main
     thread only. Keep waits inside short or bounded: Ctrl-C has no effect meanwhile.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not _is_main_thread():
         yield
         return
     _deferral.enter()
     try:
         yield
+    except KeyboardInterrupt:
+        _deferral.pending.clear()  # we are stopping already
+        raise
     finally:
         _deferral.leave()
+
+
+@contextmanager
+def delivered() -> Iterator[None]:
+    """Within ``deferred()``, a wait that a signal may end.
+
+    The signal that raises closes the window at once: what cleans up after it is
+    deferred again, and no second signal comes in between. When a caller has deferred
+    signals as well, they stay deferred.
+    """
+    if not _is_main_thread():
+        yield
+        return
+    window = _deferral.open_window()
+    try:
+        yield
+    finally:
+        _deferral.close_window(window)

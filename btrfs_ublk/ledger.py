@@ -19,9 +19,11 @@ import json
 import os
 import secrets
 import stat
+import sys
 import threading
+import traceback
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +100,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def pid_namespace() -> str:
+    """Where this process's pid means something (pid_namespaces(7))."""
+    return os.readlink("/proc/self/ns/pid")
+
+
 def state_directory() -> Path:
     """Where ledgers live; made if missing.
 
@@ -148,6 +155,7 @@ class Ledger:
                 "boot_id": boot_id(),
                 "pid": identity.pid,
                 "start_ticks": identity.start_ticks,
+                "pid_namespace": pid_namespace(),
             }
         )
 
@@ -222,7 +230,7 @@ class Ledger:
             if entry is not None:
                 self.undo_after(error, entry, undo)
             raise
-        self.undo(entry, undo)
+        self.undo_at_end(entry, undo)
 
     def undo(self, entry: Entry, undo: Undo | None = None) -> None:
         """Remove a thing and strike it out, undisturbed by signals; idempotent."""
@@ -232,26 +240,49 @@ class Ledger:
             (undo or _kinds[entry.kind].remove)(entry)
             self.strike(entry)
 
+    def undo_at_end(self, entry: Entry, undo: Undo | None = None) -> None:
+        """undo() as the last act, done also when a signal comes just before it."""
+        try:
+            self.undo(entry, undo)
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            self.undo_after(interrupt, entry, undo)
+            raise
+
     def undo_after(
         self, error: BaseException, entry: Entry, undo: Undo | None = None
     ) -> None:
         """undo() on the way of an error, which must not be hidden by another one."""
         try:
-            self.undo(entry, undo)
+            try:
+                self.undo(entry, undo)
+            except Exception as failure:
+                log.info("once more: %s", failure)
+                _release_frames(error)
+                self.undo(entry, undo)
         except Exception as failure:
             log.warning("%s is left: %s", entry, failure)
             error.add_note(f"while cleaning up after this: {failure}")
 
-    def close(self) -> list[Outcome]:
-        """Remove what is still entered, then the file if it is empty; idempotent.
+    def sweep(self) -> list[Outcome]:
+        """Remove what is still entered, the youngest first.
 
-        The safety net of a process that ends: ``with`` blocks have normally left
-        nothing.
+        The safety net: a signal may come between the last line of a ``with`` block and
+        the first one of its cleanup.
         """
+        with self._lock, deferred():
+            if not self.is_ours or not self._entries:
+                return []
+            _release_frames(getattr(sys, "last_value", None))
+            return sweep_entries(self.entries(), strike=self.strike, same_boot=True)
+
+    def close(self) -> list[Outcome]:
+        """sweep(), then remove the file if it is empty; idempotent."""
         with self._lock, deferred():
             if not self.is_ours:
                 return []
-            outcomes = _sweep(self.entries(), strike=self.strike, same_boot=True)
+            outcomes = self.sweep()
             if not self._entries:
                 with suppress(FileNotFoundError):
                     self.path.unlink()
@@ -262,7 +293,7 @@ class Ledger:
             return outcomes
 
     def _append(self, record: Details) -> None:
-        _append_line(self._fd, record)
+        append_line(self._fd, record)
 
     def _check_ours(self) -> None:
         if not self.is_ours:
@@ -304,18 +335,27 @@ def process_ledger() -> Ledger:
     return _process_ledger
 
 
+def _release_frames(error: BaseException | None) -> None:
+    """Drop the local variables of the frames that an error has left, which its
+    traceback keeps alive: an open file among them keeps a mount busy.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
 def _create_locked(directory: Path) -> tuple[Path, int]:
     while True:
         path = directory / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
         fd = os.open(
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
-        if _lock_if_current(path, fd):
+        if lock_if_current(path, fd):
             return path, fd
         os.close(fd)  # a gc came between creation and lock and took it for abandoned
 
 
-def _lock_if_current(path: Path, fd: int) -> bool:
+def lock_if_current(path: Path, fd: int) -> bool:
     """Lock without waiting; False when it is in use or no longer at ``path``."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -324,7 +364,7 @@ def _lock_if_current(path: Path, fd: int) -> bool:
         return False
 
 
-def _append_line(fd: int, record: Details) -> None:
+def append_line(fd: int, record: Details) -> None:
     line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
     if os.write(fd, line) != len(line):
         raise BtrfsUblkError(
@@ -332,7 +372,7 @@ def _append_line(fd: int, record: Details) -> None:
         )
 
 
-def _sweep(
+def sweep_entries(
     entries: list[Entry], *, strike: Callable[[Entry], None], same_boot: bool
 ) -> list[Outcome]:
     """Remove things in the reverse order of their making, each on its own."""
@@ -351,80 +391,3 @@ def _sweep(
             strike(entry)
             outcomes.append(Outcome(entry, "removed" if was_there else "gone"))
     return outcomes
-
-
-@dataclass(frozen=True)
-class AbandonedLedger:
-    """A dead process's ledger, locked by us so that no other gc works on it."""
-
-    path: Path
-    pid: int | None
-    same_boot: bool
-    entries: list[Entry]
-    damaged_lines: int
-    _fd: int
-
-    def sweep(self) -> list[Outcome]:
-        """Remove what is listed; the file too when nothing is left and it was whole."""
-        remaining = {entry.sequence for entry in self.entries}
-
-        def strike(entry: Entry) -> None:
-            remaining.discard(entry.sequence)
-            _append_line(self._fd, {"strike": entry.sequence})
-
-        # A torn last line must not swallow what is appended now.
-        os.write(self._fd, b"\n")
-        outcomes = _sweep(self.entries, strike=strike, same_boot=self.same_boot)
-        if not remaining and not self.damaged_lines:
-            self.path.unlink()
-        return outcomes
-
-
-def abandoned_ledgers(directory: Path) -> Generator[AbandonedLedger, None, None]:
-    """The ledgers that nobody locks, each locked until the next one is asked for.
-
-    Close the generator (contextlib.closing) to release the last one.
-    """
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue  # its owner ended well, or another gc was quicker
-        try:
-            if _lock_if_current(path, fd):
-                yield _read(path, fd)
-        finally:
-            os.close(fd)
-
-
-def _read(path: Path, fd: int) -> AbandonedLedger:
-    text = path.read_text(encoding="utf-8", errors="replace")
-    whole, _, _torn = text.rpartition("\n")
-    header: Details = {}
-    entries: dict[int, Entry] = {}
-    damaged = 0
-    for line in filter(None, whole.split("\n")):
-        try:
-            record = json.loads(line)
-            if "version" in record:
-                header = record
-            elif "enter" in record:
-                entries[record["enter"]] = Entry(
-                    record["enter"], record["kind"], record["tag"], record["details"]
-                )
-            elif "amend" in record:
-                entries[record["amend"]].details.update(record["details"])
-            else:
-                entries.pop(record["strike"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            damaged += 1
-    if header.get("version", FORMAT_VERSION) != FORMAT_VERSION:
-        damaged += 1
-    return AbandonedLedger(
-        path=path,
-        pid=header.get("pid"),
-        same_boot=header.get("boot_id") == boot_id(),
-        entries=list(entries.values()),
-        damaged_lines=damaged,
-        _fd=fd,
-    )

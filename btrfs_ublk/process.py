@@ -25,7 +25,7 @@ from typing import IO
 import psutil
 
 from btrfs_ublk.errors import CommandError
-from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.interrupts import deferred, delivered
 from btrfs_ublk.log import log
 
 #: How long a killed child may take to vanish; longer means that it hangs in the kernel.
@@ -132,27 +132,30 @@ def run(
     """
     words = [os.fspath(word) for word in argv]
     log.debug("run: %s", shlex.join(words))
-    child = _start(
-        words,
-        hint=hint,
-        env=env,
-        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        keep_open_fds=keep_open_fds,
-        death_signal=signal.SIGKILL,
-    )
-    try:
-        stdout, stderr = child.communicate(input, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        stderr = _kill(child)
-        raise CommandError(
-            _failure(words, f"did not end within {timeout_s:g} s", stderr), hint=hint
-        ) from None
-    except BaseException:
-        with deferred():
+    with deferred():
+        child = _start(
+            words,
+            hint=hint,
+            env=env,
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            keep_open_fds=keep_open_fds,
+            death_signal=signal.SIGKILL,
+        )
+        try:
+            with delivered():
+                stdout, stderr = child.communicate(input, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            stderr = _kill(child)
+            raise CommandError(
+                _failure(words, f"did not end within {timeout_s:g} s", stderr),
+                hint=hint,
+            ) from None
+        except BaseException:
+            # NB: whoever takes down what the command made must find it ended.
             _kill(child)
-        raise
+            raise
     if child.returncode not in ok_statuses:
         raise CommandError(
             _failure(words, describe_exit(child.returncode), stderr), hint=hint

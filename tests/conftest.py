@@ -91,6 +91,7 @@ def system_state(root: Path) -> SystemState:
     """The state as far as it is the tests' own: others may use this machine too. With
     BTRFS_UBLK_REQUIRE=1, in CI, they may not, and all of it counts.
     """
+    garbage.collect()  # an error's traceback may still hold files open
     everything = os.environ.get(REQUIRE_VARIABLE) == "1"
     loops = {}
     for link in Path("/sys/block").glob("loop*/loop/backing_file"):
@@ -135,7 +136,6 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     root = request.getfixturevalue("test_root")
     before = system_state(root)
     yield
-    garbage.collect()
     assert system_state(root) == before
 
 

@@ -10,7 +10,13 @@ import threading
 
 import pytest
 
-from btrfs_ublk.interrupts import Interrupted, deferred, exit_status_of, interruptible
+from btrfs_ublk.interrupts import (
+    Interrupted,
+    deferred,
+    delivered,
+    exit_status_of,
+    interruptible,
+)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
@@ -20,6 +26,21 @@ def test_a_signal_unwinds(signum: signal.Signals) -> None:
         os.kill(os.getpid(), signum)
     assert exit_status_of(caught.value) == 128 + signum
     assert signal.getsignal(signum) is before
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_on_its_way_out_is_left_alone(signum: signal.Signals) -> None:
+    before = signal.getsignal(signum)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible(exiting=True):
+            os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signum)
+        assert signal.getsignal(signum) == signal.SIG_IGN
+    finally:
+        for restored in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(restored, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signum, before)
 
 
 def test_ctrl_c_has_the_usual_status() -> None:
@@ -46,6 +67,42 @@ def test_a_deferred_stretch_is_not_cut(signum: signal.Signals) -> None:
             done.append("whole")
         done.append("never")
     assert done == ["whole"]
+
+
+def test_a_wait_may_be_ended_but_not_what_cleans_up_after_it() -> None:
+    done = []
+    with pytest.raises(Interrupted), interruptible():
+        with deferred():
+            try:
+                with delivered():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    done.append("never")
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("clean")
+    assert done == ["clean"]
+
+
+def test_a_signal_from_before_the_wait_ends_it() -> None:
+    done = []
+    with pytest.raises(Interrupted), interruptible(), deferred():
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append("whole")
+        with delivered():
+            done.append("never")
+    assert done == ["whole"]
+
+
+def test_a_wait_within_a_callers_deferral_is_not_ended() -> None:
+    done = []
+    with pytest.raises(Interrupted), interruptible():
+        with deferred():
+            with deferred(), delivered():
+                os.kill(os.getpid(), signal.SIGTERM)
+                done.append("wait")
+            done.append("whole")
+        done.append("never")
+    assert done == ["wait", "whole"]
 
 
 def test_handlers_are_as_before() -> None:

@@ -15,15 +15,9 @@ from pathlib import Path
 import pytest
 
 from btrfs_ublk import ledger as module
+from btrfs_ublk.abandoned import AbandonedLedger, abandoned_ledgers
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.ledger import (
-    AbandonedLedger,
-    Entry,
-    Ledger,
-    abandoned_ledgers,
-    remover,
-    state_directory,
-)
+from btrfs_ublk.ledger import Entry, Ledger, remover, state_directory
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ import fcntl
 import os
 import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.resources.mountinfo import read_mountinfo
 from btrfs_ublk.resources.uevents import wait_until
 
@@ -38,6 +40,7 @@ def sysfs_directory(path: Path) -> Path:
     return Path(f"/sys/dev/block/{major}:{minor}").resolve()
 
 
+@deferred()
 def _query(path: Path, request: int, form: str) -> int:
     device_number(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,6 +67,7 @@ def is_read_only(path: Path) -> bool:
     return _query(path, _BLKROGET, "=i") != 0
 
 
+@deferred()
 def is_claimed(path: Path) -> bool:
     """True when a file system or another driver holds the device, in any namespace.
 
@@ -80,29 +84,45 @@ def is_claimed(path: Path) -> bool:
 
 
 def users(path: Path) -> list[str]:
-    """What holds the device, for people: "mounted at /mnt (btrfs)"; [] when nothing.
+    """Who holds the device, for people: "mounted at /mnt (btrfs)", "held by /dev/dm-0".
 
-    NB: btrfs shows one of its devices as a mount's source, so mounts are looked for by
-    all devices of the file system (/sys/fs/btrfs/FSID/devices).
+    Sees only this mount namespace. NB: btrfs shows one of its devices as a mount's
+    source, so mounts are looked for by all devices of the file system
+    (/sys/fs/btrfs/FSID/devices).
     """
     sysfs = sysfs_directory(path)
     names = {sysfs.name}
-    found = []
-    for member in Path("/sys/fs/btrfs").glob("*/devices/*"):
-        if member.name == sysfs.name:
-            found.append(f"device of the btrfs {member.parent.parent.name}")
+    for member in Path("/sys/fs/btrfs").glob(f"*/devices/{sysfs.name}"):
+        with suppress(OSError):  # it may be unmounted while we look
             names.update(sibling.name for sibling in member.parent.iterdir())
+    found = []
     for mount in read_mountinfo():
         source = Path(mount.source)
-        if source.parent == Path("/dev") and source.name in names:
+        is_member = source.parent == Path("/dev") and source.name in names
+        if is_member or mount.device == _device_text(path):
             found.append(f"mounted at {mount.target} ({mount.fs_type})")
-        elif mount.device == f"{_device_text(path)}":
-            found.append(f"mounted at {mount.target} ({mount.fs_type})")
-    holders = sysfs / "holders"
-    if holders.is_dir():
-        found += [f"held by /dev/{holder.name}" for holder in holders.iterdir()]
-    if not found and is_claimed(path):
-        found.append("in use, perhaps mounted in another mount namespace")
+    with suppress(OSError):
+        for holder in (sysfs / "holders").iterdir():
+            found.append(f"held by /dev/{holder.name}")
+    return found
+
+
+def wait_until_unused(path: Path, *, timeout_s: float) -> list[str]:
+    """[] as soon as nothing claims the device, else who holds it, for people.
+
+    Those who are seen are told at once. A claim without any is waited for: an unmount
+    that is under way has left the list of mounts before it lets go of its devices.
+    """
+    found: list[str] = []
+
+    def settled() -> bool:
+        found[:] = users(path) if is_claimed(path) else []
+        return bool(found) or not is_claimed(path)
+
+    try:
+        wait_until(settled, timeout_s=timeout_s, what=f"{path} is in use")
+    except TimeoutError:
+        return ["in use, perhaps mounted in another mount namespace"]
     return found
 
 

@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.interrupts import deferred
 
 _IOC_FORGET_DEV = 0x50009405
 _IOC_ADD_DEV = 0x5000940A
@@ -21,6 +22,7 @@ _FS_INFO = struct.Struct("=QQ16s")
 _FS_INFO_BYTES = 1024
 
 
+@deferred()
 def _ioctl(path: Path, request: int, argument: bytes, *, what: str) -> bytes:
     fd = -1
     try:

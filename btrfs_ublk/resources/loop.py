@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from btrfs_ublk.capabilities import LOOP, ROOT, require
@@ -84,9 +85,8 @@ def loop_device(
     require(ROOT, LOOP)
     ledger = ledger or process_ledger()
     backing_file = backing_file.resolve()
-    backing_fd = _open_backing_file(backing_file, read_only=read_only)
-    try:
-        status = os.fstat(backing_fd)
+    with _open_backing_file(backing_file, read_only=read_only) as backing:
+        status = os.fstat(backing.fileno())
         length_bytes = size_bytes or status.st_size - offset_bytes
         _check_geometry(
             backing_file, status.st_size, offset_bytes, length_bytes, block_bytes
@@ -104,18 +104,15 @@ def loop_device(
                 *(_reference(entry).encode(), b"", b"", 0, 0),
             )
             with deferred():
-                path = _attach(_CONFIG.pack(backing_fd, block_bytes, info))
+                path = _attach(_CONFIG.pack(backing.fileno(), block_bytes, info))
                 ledger.amend(entry, path=str(path))
             _check_direct_io(path, wanted=direct_io)
             yield LoopDevice(path, backing_file, length_bytes, read_only)
-    finally:
-        os.close(backing_fd)
 
 
-def _open_backing_file(path: Path, *, read_only: bool) -> int:
-    access = os.O_RDONLY if read_only else os.O_RDWR
+def _open_backing_file(path: Path, *, read_only: bool) -> FileIO:
     try:
-        return os.open(path, access | os.O_CLOEXEC)
+        return open(path, "rb" if read_only else "r+b", buffering=0)
     except OSError as error:
         raise UsageError(f"backing file {path}: {error.strerror}") from error
 
@@ -227,10 +224,11 @@ def _detach_if_ours(path: Path, entry: Entry) -> bool:
     try:
         if not _is_ours(_status_of(fd), entry):
             return False
-        if blockdev.is_claimed(path):
+        users = blockdev.wait_until_unused(path, timeout_s=_DETACH_TIMEOUT_S)
+        if users:
             raise LeftoverError(
                 f"{path} (on {entry.details['backing_file']}) is not detached: "
-                f"{'; '.join(blockdev.users(path))}",
+                f"{'; '.join(users)}",
                 hint="unmount it first",
             )
         sequence = _disk_sequence(path)

@@ -6,9 +6,9 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import IO
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES
@@ -24,23 +24,25 @@ _RANGE = struct.Struct("=qQQQ")
 File = Path | int
 
 
-@contextmanager
-def _opened(file: File, flags: int, what: str) -> Iterator[int]:
+def _opened(
+    file: File, mode: str, what: str
+) -> AbstractContextManager[int | IO[bytes]]:
     if isinstance(file, int):
-        yield file
-        return
+        return nullcontext(file)
+    # NB: a bare descriptor would leak, and keep the mount busy, when a signal comes
+    # before anything guards it; a file object closes itself.
     try:
-        fd = os.open(file, flags | os.O_CLOEXEC)
+        return open(file, mode, buffering=0)
     except OSError as error:
         immutable = "is it immutable? lsattr shows an i"
         raise UsageError(
             f"clone {what} {file}: {error.strerror}",
             hint=immutable if error.errno == errno.EPERM else None,
         ) from error
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+
+
+def _fileno(file: int | IO[bytes]) -> int:
+    return file if isinstance(file, int) else file.fileno()
 
 
 def _name(fd: int) -> str:
@@ -63,9 +65,10 @@ def clone_range(
     which explains what the kernel's error number means here.
     """
     with (
-        _opened(source, os.O_RDONLY, "source") as source_fd,
-        _opened(target, os.O_WRONLY, "target") as target_fd,
+        _opened(source, "rb", "source") as source_file,
+        _opened(target, "r+b", "target") as target_file,
     ):
+        source_fd, target_fd = _fileno(source_file), _fileno(target_file)
         argument = _RANGE.pack(source_fd, source_offset, length_bytes, target_offset)
         try:
             fcntl.ioctl(target_fd, _FICLONERANGE, argument)
@@ -90,27 +93,25 @@ def clone_file(
     gone then.
     """
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(target, flags, 0o644)
+        file = open(target, "xb", buffering=0)
     except OSError as error:
         raise UsageError(f"new file {target}: {error.strerror}") from error
-    try:
-        if size_bytes:
-            blocks_bytes = -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-            source_bytes = os.stat(source).st_size
-            clone_range(
-                source,
-                fd,
-                source_offset=source_offset,
-                # The source's own last block may be cut as well.
-                length_bytes=min(blocks_bytes, source_bytes - source_offset),
-            )
-            os.ftruncate(fd, size_bytes)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
+    with file:
+        try:
+            if size_bytes:
+                blocks_bytes = -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+                source_bytes = os.stat(source).st_size
+                clone_range(
+                    source,
+                    file.fileno(),
+                    source_offset=source_offset,
+                    # The source's own last block may be cut as well.
+                    length_bytes=min(blocks_bytes, source_bytes - source_offset),
+                )
+                file.truncate(size_bytes)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
 
 
 def is_nodatasum(fd: int) -> bool | None:

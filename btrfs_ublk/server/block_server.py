@@ -175,7 +175,7 @@ class BlockServer:
         Raises LeftoverError while the device is mounted or held.
         """
         if self._entry is not None and self._ledger is not None:
-            self._ledger.undo(self._entry, self._take_down)
+            self._ledger.undo_at_end(self._entry, self._take_down)
             self._entry = None
 
     def _stop_after(self, error: BaseException) -> None:

@@ -17,6 +17,8 @@ KIND = "ublk-device"
 
 #: The server bounds each of its own control commands to 30 s.
 _ADMIN_TIMEOUT_S = 60.0
+#: For an unmount that is still under way.
+_UNUSED_TIMEOUT_S = 10.0
 #: How long a server whose owner died may take to notice and to end.
 _LIFELINE_TIMEOUT_S = 10.0
 
@@ -49,12 +51,14 @@ def device_records() -> list[DeviceRecord]:
 
 def refuse_if_used(path: Path) -> None:
     """Raise LeftoverError, naming the mount, while the device is mounted or held."""
-    if not path.exists() or not blockdev.is_claimed(path):
-        return
-    raise LeftoverError(
-        f"{path} is in use and was not removed: {'; '.join(blockdev.users(path))}",
-        hint="unmount it first",
+    users = path.exists() and blockdev.wait_until_unused(
+        path, timeout_s=_UNUSED_TIMEOUT_S
     )
+    if users:
+        raise LeftoverError(
+            f"{path} is in use and was not removed: {'; '.join(users)}",
+            hint="unmount it first",
+        )
 
 
 @remover(KIND)

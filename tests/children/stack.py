@@ -37,7 +37,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        with interruptible():
+        with interruptible(exiting=True):
             main()
     except KeyboardInterrupt as error:
         sys.exit(exit_status_of(error))

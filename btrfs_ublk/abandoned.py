@@ -1,0 +1,153 @@
+"""Ledgers of processes that are dead: reading them, and removing what they list."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from btrfs_ublk.ledger import (
+    FORMAT_VERSION,
+    SUFFIX,
+    Details,
+    Entry,
+    Outcome,
+    append_line,
+    boot_id,
+    lock_if_current,
+    pid_namespace,
+    sweep_entries,
+)
+from btrfs_ublk.process import ProcessIdentity
+
+#: A dead process's ledger may stay locked while a command that it ran still ends.
+LOCK_TIMEOUT_S = 10.0
+_LOCK_RETRY_S = 0.02
+
+
+@dataclass(frozen=True)
+class AbandonedLedger:
+    """A dead process's ledger.
+
+    ``is_locked``: by us, so that no other gc works on it. It is not when, for all the
+    time that we waited, another gc or a command of the dead process had it.
+    """
+
+    path: Path
+    pid: int | None
+    same_boot: bool
+    entries: list[Entry]
+    damaged_lines: int
+    is_locked: bool
+    _fd: int
+
+    def sweep(self) -> list[Outcome]:
+        """Remove what is listed; the file too when nothing is left and it was whole."""
+        if not self.is_locked:
+            reason = f"another gc, or a command of the dead process {self.pid}, has it"
+            return [Outcome(entry, "left", reason) for entry in reversed(self.entries)]
+        remaining = {entry.sequence for entry in self.entries}
+
+        def strike(entry: Entry) -> None:
+            remaining.discard(entry.sequence)
+            append_line(self._fd, {"strike": entry.sequence})
+
+        # A torn last line must not swallow what is appended now.
+        os.write(self._fd, b"\n")
+        outcomes = sweep_entries(self.entries, strike=strike, same_boot=self.same_boot)
+        if not remaining and not self.damaged_lines:
+            self.path.unlink()
+        return outcomes
+
+
+def abandoned_ledgers(
+    directory: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S
+) -> Generator[AbandonedLedger, None, None]:
+    """The ledgers of dead processes, each locked until the next one is asked for.
+
+    Close the generator (contextlib.closing) to release the last one.
+    """
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue  # its owner ended well, or another gc was quicker
+        try:
+            is_locked = _lock_of_the_dead(path, fd, time.monotonic() + lock_timeout_s)
+            if is_locked is not None:
+                yield _read(path, fd, is_locked=is_locked)
+        finally:
+            os.close(fd)
+
+
+def _lock_of_the_dead(path: Path, fd: int, deadline_s: float) -> bool | None:
+    """True: locked; False: somebody else had it until the deadline; None: nobody's, as
+    its owner lives or the file is gone.
+    """
+    while not lock_if_current(path, fd):
+        if not path.exists() or _owner_may_live(path):
+            return None
+        if time.monotonic() > deadline_s:
+            return False
+        # flock(2) has no deadline of its own, and no event tells of its release.
+        time.sleep(_LOCK_RETRY_S)
+    return True
+
+
+def _owner_may_live(path: Path) -> bool:
+    header, _, _ = _parse(path)
+    try:
+        owner = ProcessIdentity(int(header["pid"]), int(header["start_ticks"]))
+    except (KeyError, TypeError, ValueError):
+        return True  # locked and without a header: it is just being made
+    # From another namespace we would see another process, or none.
+    return header.get("pid_namespace") != pid_namespace() or owner.is_alive()
+
+
+def _read(path: Path, fd: int, *, is_locked: bool) -> AbandonedLedger:
+    header, entries, damaged = _parse(path)
+    if header.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+        damaged += 1
+    return AbandonedLedger(
+        path=path,
+        pid=header.get("pid"),
+        same_boot=header.get("boot_id") == boot_id(),
+        entries=entries,
+        damaged_lines=damaged,
+        is_locked=is_locked,
+        _fd=fd,
+    )
+
+
+def _parse(path: Path) -> tuple[Details, list[Entry], int]:
+    """Header, entries that are not struck out, number of lines that make no sense.
+
+    A last line without its end was not written to the end: what it would have entered
+    was never made.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        text = ""
+    header: Details = {}
+    entries: dict[int, Entry] = {}
+    damaged = 0
+    for line in filter(None, text.rpartition("\n")[0].split("\n")):
+        try:
+            record = json.loads(line)
+            if "version" in record:
+                header = record
+            elif "enter" in record:
+                entries[record["enter"]] = Entry(
+                    record["enter"], record["kind"], record["tag"], record["details"]
+                )
+            elif "amend" in record:
+                entries[record["amend"]].details.update(record["details"])
+            else:
+                entries.pop(record["strike"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged += 1
+    return header, list(entries.values()), damaged

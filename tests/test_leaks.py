@@ -1,0 +1,123 @@
+"""Interrupted at any moment, a process leaves nothing; killed, nothing after gc."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from children import stack
+from conftest import Need, SystemState
+
+import btrfs_ublk
+from btrfs_ublk.capabilities import Helper
+from btrfs_ublk.gc import collect
+from btrfs_ublk.helpers import MKSEED
+from btrfs_ublk.interrupts import interruptible
+from btrfs_ublk.ledger import process_ledger
+
+pytestmark = pytest.mark.native
+
+STACK = Path(stack.__file__)
+PACKAGE = str(Path(btrfs_ublk.__file__).parent)
+SEED = 20261120
+RUNS_PER_SIGNAL = 8
+INTERRUPTED_LINES = 40
+
+
+@pytest.fixture(autouse=True)
+def _needs(need: Need) -> None:
+    need(Helper(MKSEED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_at_a_random_moment(
+    sparse_path: Path,
+    state_of_system: Callable[[], SystemState],
+    signum: signal.Signals,
+) -> None:
+    """A process that builds and takes down a whole stack without end is interrupted."""
+    moments = random.Random(SEED + signum)
+    before = state_of_system()
+    for run_number in range(RUNS_PER_SIGNAL):
+        with subprocess.Popen(
+            [sys.executable, str(STACK), str(sparse_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.readline()
+            time.sleep(moments.uniform(0, 0.4))
+            for _ in range(moments.choice([1, 1, 2])):  # an impatient user
+                process.send_signal(signum)
+                time.sleep(moments.uniform(0, 0.02))
+            _, talk = process.communicate(timeout=60)
+        expected = -signum if signum == signal.SIGKILL else 128 + signum
+        assert process.returncode == expected, talk
+        if signum == signal.SIGKILL:
+            ledgers = collect().ledgers
+            left = [o for ledger in ledgers for o in ledger.outcomes if o.reason]
+            assert left == []
+        assert state_of_system() == before, f"run {run_number}: {talk}"
+
+
+class _InterruptAtLine:
+    """A trace function that sends a signal at the Nth line of the package."""
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+        self.lines = 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        # In contextlib too: between a resource's making and its registration.
+        if not name.startswith(PACKAGE) and not name.endswith("/contextlib.py"):
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.number:
+                self.where = f"{name}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGTERM)
+        return self
+
+
+def traced(trace: _InterruptAtLine, body: Callable[[], None]) -> None:
+    sys.settrace(trace)
+    try:
+        body()
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.slow
+def test_a_signal_at_any_line(
+    sparse_path: Path, state_of_system: Callable[[], SystemState]
+) -> None:
+    """The same, at lines spread over one whole cycle instead of at moments."""
+    count = _InterruptAtLine(None)
+    traced(count, lambda: stack.cycle(sparse_path))
+    assert count.lines > 1000
+    before = state_of_system()
+    lines = random.Random(SEED).sample(range(1, count.lines), INTERRUPTED_LINES)
+    for number in sorted(lines):
+        trace = _InterruptAtLine(number)
+        interrupted = False
+        try:
+            with interruptible():
+                traced(trace, lambda: stack.cycle(sparse_path))
+        except KeyboardInterrupt:
+            interrupted = True
+        assert interrupted or not trace.where
+        # As at the process's exit: for signals just before the first line of a cleanup.
+        assert [o for o in process_ledger().sweep() if o.reason] == []
+        assert state_of_system() == before, f"interrupted at {trace.where}"
