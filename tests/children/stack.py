@@ -5,6 +5,7 @@ Argument: a directory for everything. Prints a line per cycle.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def cycle(parent: Path) -> None:
 
 
 def main() -> None:
+    # Whoever runs the tests in the background may have it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parent = Path(sys.argv[1])
     while True:
         print("cycle", flush=True)
