@@ -1,6 +1,7 @@
 """One run of one command in one guest."""
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -77,7 +78,8 @@ def run(what: Run) -> int:
 def _run_once(what: Run, end: float | None, signals: int, tries_left: int) -> int:
     keep = False
     with contextlib.ExitStack() as stack:
-        run_dir = Path(tempfile.mkdtemp(prefix=f"{_RUN_PREFIX}{os.getpid()}-"))
+        run_dir = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX))
+        stack.enter_context(_locked(run_dir))
         console = what.console or run_dir / "console.log"
 
         def clean() -> None:
@@ -287,9 +289,25 @@ def _last_words(log: Path) -> list[str]:
     return lines[-_SHOWN_LINES:]
 
 
+@contextlib.contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Held for life: a process id says nothing across PID namespaces.
+
+    Raises BlockingIOError when another run has it.
+    """
+    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
 def _remove_dead_runs() -> None:
     """Remove what a killed scripts/vm left; logs that were kept stay."""
     for path in Path(tempfile.gettempdir()).glob(f"{_RUN_PREFIX}*"):
-        pid = path.name.removeprefix(_RUN_PREFIX).split("-")[0]
-        if (path / "initramfs").exists() and not Path("/proc", pid).exists():
+        # NB: looked at first: a directory without it may be about to be locked.
+        if not (path / "initramfs").exists():
+            continue
+        with contextlib.suppress(OSError), _locked(path):
             shutil.rmtree(path, ignore_errors=True)
