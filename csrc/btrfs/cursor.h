@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Iterates the items of a tree in the order of their keys:
+ *
+ *	_cleanup_(cursor_close) struct cursor cursor;
+ *
+ *	cursor_init(&cursor, reader, &root);
+ *	for (ret = cursor_first(&cursor); ret > 0; ret = cursor_next(&cursor))
+ *		... cursor.key, cursor.data, cursor.size
+ *	if (ret < 0)
+ *		... reader->error says what is wrong where
+ *
+ * NB: item data is not aligned and as long as the image says: copy it with cursor_copy().
+ */
+#ifndef BTRFS_CURSOR_H
+#define BTRFS_CURSOR_H
+
+#include "btrfs/block.h"
+#include "btrfs/reader.h"
+
+struct cursor_level {
+	struct block_expect expect;
+	uint8_t *block; /* NULL: none read yet */
+	uint32_t slot;
+};
+
+struct cursor {
+	struct reader *reader;
+	struct block_expect root;
+	struct cursor_level levels[TREE_LEVELS]; /* 0: the leaf, whose `block` holds the item */
+	/* The item, valid until the cursor moves. */
+	struct key key;
+	const uint8_t *data;
+	uint32_t size;
+};
+
+/* Where a tree starts, from the root tree, or for TREE_ROOT and TREE_CHUNK from the superblock.
+ * -ENOENT, with a reason: there is no such tree. */
+int tree_root_find(struct reader *reader, uint64_t objectid, struct block_expect *root);
+
+/* From a cursor that stands on a ROOT_ITEM; the whole item goes to `item`, what it lacks is zero. */
+int tree_root_of_item(struct cursor *cursor, struct disk_root *item, struct block_expect *root);
+
+/* TREE_ROOT or TREE_CHUNK. */
+void tree_root_of_super(const struct reader *reader, uint64_t objectid, struct block_expect *root);
+
+/* Reads nothing yet. `reader` has to stay. */
+void cursor_init(struct cursor *cursor, struct reader *reader, const struct block_expect *root);
+void cursor_close(struct cursor *cursor);
+
+/* Each returns 1 and stands on an item, 0 when there is none any more, or a negative errno. */
+int cursor_first(struct cursor *cursor);
+int cursor_next(struct cursor *cursor);
+/* The first item whose key is not smaller than `key`. */
+int cursor_seek(struct cursor *cursor, const struct key *key);
+
+/* The item with just this key: 0, -ENOENT (with a reason) when there is none, or another errno. */
+int cursor_find(struct cursor *cursor, const struct key *key);
+
+/* The first `size` bytes of the item; -EUCLEAN when it is shorter. */
+int cursor_copy(struct cursor *cursor, void *data, size_t size);
+
+enum { CURSOR_NAME_BYTES = BLOCK_NAME_BYTES + KEY_TEXT_BYTES + 24 };
+
+/* "extent tree, leaf at 30490624, item 17 (257 EXTENT_DATA 0)" */
+const char *cursor_name(const struct cursor *cursor, char text[static CURSOR_NAME_BYTES]);
+
+/* reader_fail(-EUCLEAN) with the item's name in front. */
+int cursor_fail(struct cursor *cursor, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Reads a btrfs image or device of one device, and trusts none of its bytes: arbitrary input gives
+ * an error that names the structure, never a crash, a loop or a large allocation.
+ *
+ *	struct reader reader;
+ *
+ *	if (reader_open(&reader, fd))
+ *		msg_error("%s", reader.error);
+ *	... tree_root_find() and struct cursor (cursor.h), or tree_walk() (walk.h)
+ *	reader_close(&reader);
+ *
+ * Every function that returns a negative errno has put its reason into `error`. -EUCLEAN: the
+ * bytes are not what the format wants; -ENOTSUP: they are fine, but nothing that this library
+ * reads; -EIO: the image ends too early; or what read(2) says.
+ */
+#ifndef BTRFS_READER_H
+#define BTRFS_READER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "btrfs/chunk.h"
+#include "btrfs/csum.h"
+#include "btrfs/format.h"
+#include "btrfs/key.h"
+
+enum { READER_ERROR_BYTES = 512 };
+
+/* What is known of a tree block before it is read: from the pointer that leads to it. */
+struct block_expect {
+	uint64_t tree; /* object id */
+	uint64_t bytenr;
+	uint64_t generation;
+	uint8_t level;
+	bool has_first_key; /* false for the root of a tree, which may be empty */
+	bool has_end_key;   /* false where nothing follows in the tree */
+	struct key first_key;
+	struct key end_key; /* all keys are smaller */
+};
+
+enum mirror_state {
+	MIRROR_NONE,	/* the device ends before it */
+	MIRROR_GOOD,	/* equal to the first one */
+	MIRROR_CUT_OFF, /* the image ends before it, though the device does not */
+	MIRROR_BAD,	/* `problem` says why */
+};
+
+struct super_mirror {
+	enum mirror_state state;
+	uint64_t offset;
+	char problem[160];
+};
+
+struct reader {
+	int fd; /* the caller's */
+	uint64_t file_bytes;
+	struct disk_super super; /* the first one, verified */
+	struct super_mirror mirrors[SUPER_MIRRORS];
+	const struct csum_kind *csum;
+	uint32_t node_bytes;
+	uint64_t generation;
+	uint64_t devid;
+	uint64_t device_bytes;
+	uint8_t block_fsid[UUID_BYTES]; /* what tree blocks carry */
+	uint8_t chunk_tree_uuid[UUID_BYTES];
+	bool has_chunk_tree_uuid;
+	struct chunk_list chunks; /* ordered by logical address */
+	char error[READER_ERROR_BYTES];
+};
+
+/*
+ * Verify the superblock, compare its mirrors (damage there is noted, not fatal), and read the
+ * chunk tree. `fd` must stay open. On failure nothing has to be closed.
+ */
+int reader_open(struct reader *reader, int fd);
+void reader_close(struct reader *reader);
+
+/* Put a reason into `error`; returns `error_number` (negative). */
+int reader_fail(struct reader *reader, int error_number, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* The chunk that holds [logical, +length), or NULL with a reason. */
+const struct chunk *reader_map(struct reader *reader, uint64_t logical, uint64_t length);
+
+/* Read a tree block of node_bytes (its first copy) and verify it: see block.h. */
+int reader_read_block(struct reader *reader, const struct block_expect *expect, void *block);
+
+/* That all copies of a block (DUP) are equal to this one. */
+int reader_compare_copies(struct reader *reader, const struct block_expect *expect,
+			  const void *block);
+
+/*
+ * Write a changed tree block back to where it came from, all its copies, its checksum redone.
+ * `fd` is the same image or device, writable. -EINVAL: it is not the block of that address.
+ */
+int reader_write_block(struct reader *reader, int fd, uint64_t bytenr, void *block);
+
+/* Write a changed superblock, all mirrors, with checksums; the reader goes on with that one. */
+int reader_write_super(struct reader *reader, int fd, const struct disk_super *super);
+
+enum { TREE_NAME_BYTES = 48, KEY_TEXT_BYTES = 80 };
+
+/* "extent tree", "tree of subvolume 257", and "(257 EXTENT_DATA 0)". */
+const char *tree_name(uint64_t objectid, char text[static TREE_NAME_BYTES]);
+const char *key_text(const struct key *key, char text[static KEY_TEXT_BYTES]);
+
+/* Trees that hold files: the top-level subvolume, others, and the one for data relocation. */
+static inline bool tree_holds_files(uint64_t objectid)
+{
+	return objectid == TREE_FS || objectid == TREE_DATA_RELOC ||
+	       (objectid >= OBJECT_FIRST_FREE && objectid <= (uint64_t)-256);
+}
+
+/* For the library's own files: readsuper.c, readchunk.c. */
+int reader_read_supers(struct reader *reader);
+int reader_read_chunks(struct reader *reader);
+/* pread with reasons; `what` names the structure. */
+int reader_pread(struct reader *reader, const char *what, void *data, size_t length,
+		 uint64_t offset);
+
+/* A chunk item, or an entry of the superblock's array; `where` begins the reason. */
+int reader_parse_chunk(struct reader *reader, const char *where, const struct key *key,
+		       const void *data, size_t size, struct chunk *chunk);
+
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+/* Walks the blocks of trees, for those who check or change whole blocks. */
+#ifndef BTRFS_WALK_H
+#define BTRFS_WALK_H
+
+#include "btrfs/block.h"
+#include "btrfs/reader.h"
+
+/* Blocks that a walk has been to. Zeroed, it is empty. */
+struct block_set {
+	struct block_expect *slots; /* open addressing; an unused slot has bytenr 0 */
+	size_t count;
+	size_t capacity; /* a power of two, or 0 */
+};
+
+void block_set_deinit(struct block_set *set);
+/* The entry of this address, or NULL. */
+const struct block_expect *block_set_find(const struct block_set *set, uint64_t bytenr);
+/* Returns 0 or -ENOMEM. */
+int block_set_add(struct block_set *set, const struct block_expect *expect);
+
+struct walk {
+	struct reader *reader;
+	/* Subvolumes share blocks; with a set, which outlives one walk, each is visited once. */
+	struct block_set *visited;
+	/*
+	 * Called with each verified block, a node before its children. The block may be changed
+	 * (and written: reader_write_block()), but not its list of children. Negative: stop.
+	 */
+	int (*visit)(struct walk *walk, const struct block_expect *expect, void *block);
+	/*
+	 * Called where a block cannot be read or used; 0: go on with the next one. NULL: stop.
+	 * reader->error says what is wrong. -ENOMEM always stops.
+	 */
+	int (*damaged)(struct walk *walk, const struct block_expect *expect, int error_number);
+	void *context;
+};
+
+/* All blocks below `root`, itself included. Returns 0, or what stopped it. */
+int tree_walk(struct walk *walk, const struct block_expect *root);
+
+#endif
