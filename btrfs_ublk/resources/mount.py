@@ -20,6 +20,8 @@ from btrfs_ublk.resources.mountinfo import MountInfo, read_mountinfo
 _KIND = "mount"
 
 _MOUNT_TIMEOUT_S = 60.0
+#: What btrfs shows for a device that was taken away under it (btrfs_show_devname).
+_MISSING_SOURCE = "<missing disk>"
 #: Writing back what is dirty takes its time.
 _UNMOUNT_TIMEOUT_S = 120.0
 #: How long those who keep a mount busy may take to go away.
@@ -149,7 +151,8 @@ def _find(entry: Entry) -> MountInfo | None:
     # NB: without the unique id: a later mount may get the same number, but not the same
     # device, as that is ours until this mount is gone.
     same_id = details.get("mount_id", mount.mount_id) == mount.mount_id
-    return mount if same_id and mount.source in details["sources"] else None
+    sources = [*details["sources"], _MISSING_SOURCE]
+    return mount if same_id and mount.source in sources else None
 
 
 @remover(_KIND)

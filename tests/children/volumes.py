@@ -1,0 +1,48 @@
+"""Brings volumes up and takes them down again and again, until a signal.
+
+Argument: a directory for everything. Prints a line per cycle.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from btrfs_ublk.interrupts import exit_status_of, interruptible
+from btrfs_ublk.readers import read_direct
+from btrfs_ublk.resources import tempdir
+from btrfs_ublk.server import PatternSegment
+from btrfs_ublk.volume import volume
+
+_SIZE = 1 << 40
+
+
+def cycle(parent: Path) -> None:
+    pattern = PatternSegment(offset=0, length=_SIZE)
+    with tempdir(parent=parent) as directory:
+        target = directory / "mnt"
+        target.mkdir()
+        with volume(
+            target, [pattern], virtual_data_size=_SIZE, parent=directory
+        ) as made:
+            clone = made.clone("clone", offset=_SIZE // 2, size_bytes=10000)
+            assert read_direct(clone, 0, 10000) == pattern.content(_SIZE // 2, 10000)
+            (made.target / "file").write_bytes(bytes(100000))
+
+
+def main() -> None:
+    # Whoever runs the tests in the background may have it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    parent = Path(sys.argv[1])
+    while True:
+        print("cycle", flush=True)
+        cycle(parent)
+
+
+if __name__ == "__main__":
+    try:
+        with interruptible(exiting=True):
+            main()
+    except KeyboardInterrupt as error:
+        sys.exit(exit_status_of(error))

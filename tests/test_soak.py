@@ -1,0 +1,69 @@
+"""Up and down many times, and interrupted at any moment, on ublk: nothing stays."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from children import volumes
+from conftest import Need, SystemState
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK
+from btrfs_ublk.gc import collect
+
+pytestmark = [pytest.mark.ublk, pytest.mark.slow, pytest.mark.timeout(900)]
+
+#: How much of it to do; scripts/test does all of it on one kernel, a part on others.
+PERCENT = int(os.environ.get("BTRFS_UBLK_SOAK_PERCENT", "100"))
+CYCLES = 200 * PERCENT // 100
+INTERRUPTED_RUNS = 50 * PERCENT // 100
+SEED = 20261120
+CHILD_TIMEOUT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def _needs(need: Need) -> None:
+    need(UBLK, BTRFS, LOOP)
+
+
+def test_up_and_down_many_times(
+    sparse_path: Path, state_of_system: Callable[[], SystemState]
+) -> None:
+    before = state_of_system()
+    for number in range(CYCLES):
+        volumes.cycle(sparse_path)
+        assert state_of_system() == before, f"after cycle {number}"
+
+
+def test_interrupted_at_any_moment(
+    sparse_path: Path, state_of_system: Callable[[], SystemState]
+) -> None:
+    """By INT, TERM and KILL at random moments; after KILL, gc puts things right."""
+    chances = random.Random(SEED)
+    before = state_of_system()
+    for number in range(INTERRUPTED_RUNS):
+        signum = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[number % 3]
+        with subprocess.Popen(
+            [sys.executable, str(volumes.__file__), str(sparse_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chances.uniform(0, 1.5))
+            process.send_signal(signum)
+            _, talk = process.communicate(timeout=CHILD_TIMEOUT_S)
+        killed = signum == signal.SIGKILL
+        assert process.returncode == (-signum if killed else 128 + signum), talk
+        if killed:
+            report = collect()
+            assert report.is_clean, report.to_dict()
+        assert state_of_system() == before, f"run {number}, {signum.name}: {talk}"
