@@ -9,6 +9,7 @@ Making a thing and noting that it was made, and all of taking it down, stand in
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Until a swallowed signal is sent again: the finaliser should have ended.
+_REPEAT_S = 0.01
 _Handler = Callable[[int, FrameType | None], object]
 
 
@@ -49,6 +52,7 @@ def interruptible(*, exiting: bool = False) -> Iterator[None]:
         return
     previous: dict[int, _Handler | int | None] = {}
     after = previous
+    hook, sys.unraisablehook = sys.unraisablehook, _repeat_swallowed
     try:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
@@ -64,8 +68,25 @@ def interruptible(*, exiting: bool = False) -> Iterator[None]:
         raise
     finally:
         with deferred():
+            sys.unraisablehook = hook
             for signum, handler in after.items():
                 _deferral.replace(signum, handler)
+
+
+def _repeat_swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+    """Python swallows what a signal raises in a finaliser (``__del__``): send it again.
+
+    From another thread, as here it would be swallowed again.
+    """
+    error = unraisable.exc_value
+    if not isinstance(error, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    signum = error.signum if isinstance(error, Interrupted) else signal.SIGINT
+    main_thread = threading.main_thread().ident
+    if main_thread is not None:
+        arguments = (main_thread, signum)
+        threading.Timer(_REPEAT_S, signal.pthread_kill, arguments).start()
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,29 +133,52 @@ def run(
     words = [os.fspath(word) for word in argv]
     log.debug("run: %s", shlex.join(words))
     with deferred():
-        child = _start(
+        return _run(
             words,
+            timeout_s=timeout_s,
+            input=input,
             hint=hint,
             env=env,
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            ok_statuses=ok_statuses,
             keep_open_fds=keep_open_fds,
-            death_signal=signal.SIGKILL,
         )
-        try:
-            with delivered():
-                stdout, stderr = child.communicate(input, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            stderr = _kill(child)
-            raise CommandError(
-                _failure(words, f"did not end within {timeout_s:g} s", stderr),
-                hint=hint,
-            ) from None
-        except BaseException:
-            # NB: whoever takes down what the command made must find it ended.
-            _kill(child)
-            raise
+
+
+def _run(
+    words: Sequence[str],
+    *,
+    timeout_s: float,
+    input: str | None,
+    hint: str | None,
+    env: Mapping[str, str] | None,
+    ok_statuses: Sequence[int],
+    keep_open_fds: Sequence[int],
+) -> subprocess.CompletedProcess[str]:
+    """run(), with signals deferred but for the wait. NB: Popen's finaliser, which would
+    swallow an exception that a signal raises in it, runs at the end of this.
+    """
+    child = _start(
+        words,
+        hint=hint,
+        env=env,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        keep_open_fds=keep_open_fds,
+        death_signal=signal.SIGKILL,
+    )
+    try:
+        with delivered():
+            stdout, stderr = child.communicate(input, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        stderr = _kill(child)
+        raise CommandError(
+            _failure(words, f"did not end within {timeout_s:g} s", stderr), hint=hint
+        ) from None
+    except BaseException:
+        # NB: whoever takes down what the command made must find it ended.
+        _kill(child)
+        raise
     if child.returncode not in ok_statuses:
         raise CommandError(
             _failure(words, describe_exit(child.returncode), stderr), hint=hint

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -26,6 +27,16 @@ def test_a_signal_unwinds(signum: signal.Signals) -> None:
         os.kill(os.getpid(), signum)
     assert exit_status_of(caught.value) == 128 + signum
     assert signal.getsignal(signum) is before
+
+
+def test_a_signal_that_a_finaliser_swallowed_comes_again() -> None:
+    class Unlucky:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted), interruptible():
+        Unlucky()
+        time.sleep(10)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
