@@ -235,13 +235,9 @@ static int ublk_start(struct frontend *frontend)
 	if (!err) {
 		/* Reads the partition table, which the queues answer. */
 		err = ublk_start_device(&ublk->control, ublk->info.dev_id);
-		if (err) {
+		if (err)
 			msg_error("the kernel did not start the device (START_DEV): %s",
 				  strerror(-err));
-			if (err == -EINVAL)
-				msg_hint("is this process in a PID namespace? older kernels "
-					 "compare process ids of the host");
-		}
 	}
 	if (err)
 		ublk_stop(frontend);
