@@ -15,7 +15,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -345,12 +344,12 @@ def launch(
     with deferred(), ExitStack() as files:
         source: IO[bytes] | None = None
         if stdin is not None:
-            # A file, not a pipe: nobody waits for a child that does not read.
-            source = files.enter_context(tempfile.TemporaryFile())
+            # Not a pipe: nobody waits for a child that does not read.
+            source = files.enter_context(_memory_file("stdin"))
             source.write(stdin.encode())
             source.seek(0)
         with ExitStack() as on_failure:
-            stderr = on_failure.enter_context(tempfile.TemporaryFile())
+            stderr = on_failure.enter_context(_memory_file("stderr"))
             process = _start(
                 words,
                 hint=hint,
@@ -363,6 +362,11 @@ def launch(
             )
             on_failure.pop_all()
         return Child(process, words, stderr)
+
+
+def _memory_file(name: str) -> IO[bytes]:
+    # NB: tempfile looks for a directory first, by writing files: a kill leaves them.
+    return os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w+b")
 
 
 @contextmanager
@@ -380,7 +384,7 @@ def spawn(
     """Start a command that stays; stop it (terminate, wait, kill) when the block is
     left.
 
-    ``stdin`` is text that it can read; stderr goes to an unlinked file, so that the
+    ``stdin`` is text that it can read; stderr goes to memory, so that the
     child can always write, even after our death. ``death_signal`` is what it gets when
     the thread that called spawn() ends; None for children with a lifeline of their own.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,11 +26,12 @@ def tempdir(
 ) -> Iterator[Path]:
     """A new directory of mode 0700, removed with its content when the block is left.
 
-    ``parent`` defaults to the system's temporary directory. Nothing is removed while
+    ``parent`` defaults to $TMPDIR or /tmp. Nothing is removed while
     something is mounted in it: LeftoverError.
     """
     ledger = ledger or process_ledger()
-    where = (parent or Path(tempfile.gettempdir())).resolve()
+    # NB: not tempfile.gettempdir(), which writes files that a kill leaves behind.
+    where = (parent or Path(os.environ.get("TMPDIR") or "/tmp")).resolve()
     with ledger.holding(_KIND, parent=str(where), prefix=prefix) as entry:
         path = _path(entry)
         with deferred():
