@@ -1,0 +1,92 @@
+"""What the machine lacks is said with its reason and its cure."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import REQUIRE_VARIABLE, Need
+
+from btrfs_ublk.capabilities import (
+    BTRFS_PROGS,
+    DeviceNode,
+    Helper,
+    Program,
+    SparseFile,
+    require,
+    sparse_directory,
+)
+from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.helpers import HELPERS_VARIABLE, helper_path
+
+
+@dataclass(frozen=True)
+class Missing:
+    name: str = "time travel"
+    cure: str = "wait for a newer kernel"
+
+    def probe(self) -> str | None:
+        return "the flux is too low"
+
+
+def test_a_missing_one_is_named_with_reason_and_cure() -> None:
+    with pytest.raises(CapabilityError) as caught:
+        require(Missing())
+    assert str(caught.value) == (
+        "time travel is needed here: the flux is too low\n"
+        "  hint: wait for a newer kernel"
+    )
+    require()
+
+
+def test_programs() -> None:
+    assert Program("sh", "dash").probe() is None
+    program = Program("no-such-program", "no-package")
+    assert program.probe() == "it is not on PATH" and "no-package" in program.cure
+    assert BTRFS_PROGS.cure == "install the package btrfs-progs"
+
+
+def test_a_module_that_does_not_exist() -> None:
+    node = DeviceNode("x", "/dev/no-such-node", "no_such_module", "none")
+    reason = node.probe()
+    assert reason is not None and "/dev/no-such-node does not exist" in reason
+
+
+def test_where_sparse_files_fit(sparse_path: Path) -> None:
+    assert SparseFile(sparse_path, 4 << 60).probe() is None
+    assert SparseFile(Path("/no-such-directory"), 1).probe() is not None
+    assert sparse_directory(4 << 60, candidates=["/no", sparse_path]) == sparse_path
+    with pytest.raises(CapabilityError, match="/no: .* /none: "):
+        sparse_directory(1, candidates=["/no", "/none"])
+
+
+def test_helpers_are_found_and_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HELPERS_VARIABLE, str(tmp_path))
+    helper = Helper("btrfs-ublk-mkseed")
+    assert "is not at" in (helper.probe() or "") and HELPERS_VARIABLE in helper.cure
+    (tmp_path / helper.helper).touch(mode=0o644)
+    assert "not executable" in (helper.probe() or "")
+    (tmp_path / helper.helper).chmod(0o755)
+    assert helper.probe() is None
+    assert helper_path(helper.helper) == tmp_path / helper.helper
+    monkeypatch.delenv(HELPERS_VARIABLE)
+    with pytest.raises(CapabilityError, match="build it: pip install"):
+        helper_path("no-such-helper")
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)]
+)
+def test_a_skip_becomes_a_failure_where_everything_is_required(
+    need: Need,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    outcome: type[BaseException],
+) -> None:
+    monkeypatch.setitem(os.environ, REQUIRE_VARIABLE, value)
+    with pytest.raises(outcome, match="time travel: the flux is too low"):
+        need(Missing())
