@@ -2,7 +2,8 @@
 
 The kernel multicasts every uevent on the netlink family NETLINK_KOBJECT_UEVENT, group 1
 (lib/kobject_uevent.c); udev is not needed. Where no event arrives (some network
-namespaces), the condition is still looked at again every now and then.
+namespaces), the condition is still looked at again every now and then. pyroute2 reads
+uevents too, but its ``get()`` knows no deadline, and a wait without one can hang.
 """
 
 from __future__ import annotations
