@@ -9,7 +9,6 @@
 #include "btrfs/super.h"
 
 enum {
-	SEED_GENERATION = 1,
 	VIRTUAL_INODE = OBJECT_FIRST_FREE + 1,
 	TOP_MODE = 040755,
 	/*

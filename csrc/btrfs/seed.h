@@ -23,6 +23,7 @@
 #define SEED_VIRTUAL_START GIB(512)
 #define SEED_VIRTUAL_MIN_BYTES MIB(4)
 #define SEED_CHUNK_STEP_BYTES GIB(4)
+#define SEED_GENERATION 1
 
 /*
  * Offsets are signed 64-bit numbers in the kernel, so the device ends before 8 EiB, and at a

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/* What the parts of the check share. */
+#ifndef BTRFS_CHECK_INTERNAL_H
+#define BTRFS_CHECK_INTERNAL_H
+
+#include "btrfs/check/check.h"
+#include "btrfs/cursor.h"
+#include "btrfs/walk.h"
+
+/* An entry of the extent tree: something is in use. */
+struct used {
+	uint64_t start;
+	uint64_t length;
+	uint64_t refs;
+	uint64_t flags; /* EXTENT_* */
+	uint8_t level;	/* of a tree block */
+};
+
+/* A reference to an extent, as an extent item tells it or as a tree makes it. */
+struct ref {
+	uint64_t start;	 /* the extent's address */
+	uint64_t origin; /* object id of a tree; shared: address of the block that refers */
+	uint64_t objectid;
+	uint64_t offset;
+	uint64_t length; /* what the one who refers takes it for; 0 in the extent tree */
+	uint64_t count;
+	uint8_t type;  /* KEY_TREE_BLOCK_REF and so on */
+	uint8_t level; /* of a tree block */
+};
+
+struct ref_list {
+	struct ref *refs;
+	size_t count;
+	size_t capacity;
+};
+
+struct check {
+	struct reader *reader;
+	struct layout *layout;
+	struct report *report;
+
+	struct used *used; /* ordered by address */
+	size_t used_count;
+	size_t used_capacity;
+	bool used_known; /* the extent tree could be read to its end */
+
+	struct ref_list told; /* by the extent tree */
+	struct ref_list made; /* by all trees */
+	bool refs_known;      /* all trees could be read to their end */
+	struct block_set blocks;
+};
+
+int ref_list_add(struct ref_list *list, const struct ref *ref);
+
+/* The entry with just this address, or NULL. */
+const struct used *check_find_used(const struct check *check, uint64_t start);
+
+/*
+ * For the result of a reader's function: damage becomes a violation of `rule` and 0 is returned;
+ * what else went wrong is returned.
+ */
+int check_damage(struct check *check, const char *rule, int error_number);
+
+/* Each returns 0, or a negative errno when the check cannot go on. */
+int check_read_extents(struct check *check); /* extents.c: fills `used` and `told` */
+int check_walk_trees(struct check *check);   /* trees.c: fills `made` and `blocks` */
+int check_references(struct check *check);   /* references.c: compares them */
+int check_space(struct check *check);	     /* space.c: device, chunks, block groups */
+int check_free_space(struct check *check);   /* freespace.c */
+int check_virtual_file(struct check *check); /* virtual.c: what holds of seeds only */
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT */
+#include "btrfs/layout.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/cleanup.h"
+#include "btrfs/cursor.h"
+#include "btrfs/seed.h"
+
+const char *layout_strategy_name(enum layout_strategy strategy)
+{
+	switch (strategy) {
+	case STRATEGY_MEGA_EXTENT:
+		return "mega-extent";
+	case STRATEGY_FALLOCATE:
+		return "fallocate";
+	default:
+		return "other";
+	}
+}
+
+const char *chunk_type_name(uint64_t type)
+{
+	switch (type & CHUNK_TYPE_MASK) {
+	case CHUNK_DATA:
+		return "DATA";
+	case CHUNK_SYSTEM:
+		return "SYSTEM";
+	case CHUNK_METADATA:
+		return "METADATA";
+	case CHUNK_DATA | CHUNK_METADATA:
+		return "DATA+METADATA";
+	default:
+		return "unknown";
+	}
+}
+
+const char *chunk_profile_name(uint64_t type)
+{
+	if (type & CHUNK_DUP)
+		return "DUP";
+	return type & CHUNK_RAID0 ? "RAID0" : "SINGLE";
+}
+
+/* What one pass over the file tree keeps of the inode that it is at. */
+struct pass {
+	struct layout *layout;
+	struct virtual_file file;
+	bool is_candidate;
+};
+
+/* Done with an inode: is it the one? */
+static void finish_inode(struct pass *pass)
+{
+	struct layout *layout = pass->layout;
+	struct virtual_file *best = &layout->file;
+
+	if (pass->is_candidate &&
+	    (!layout->has_file || le64toh(pass->file.inode.size) > le64toh(best->inode.size))) {
+		layout->other_bytes += best->data_bytes;
+		*best = pass->file;
+		layout->has_file = true;
+	} else {
+		layout->other_bytes += pass->file.data_bytes;
+	}
+	pass->file = (struct virtual_file){ 0 };
+	pass->is_candidate = false;
+}
+
+static int take_inode(struct pass *pass, struct cursor *cursor)
+{
+	struct disk_inode *inode = &pass->file.inode;
+	int ret;
+
+	finish_inode(pass);
+	pass->file.inode_number = cursor->key.objectid;
+	ret = cursor_copy(cursor, inode, sizeof(*inode));
+	if (!ret && cursor->key.objectid == OBJECT_FIRST_FREE)
+		pass->layout->top_flags = le64toh(inode->flags);
+	pass->is_candidate =
+		!ret && S_ISREG(le32toh(inode->mode)) && le64toh(inode->flags) & INODE_NODATASUM &&
+		le64toh(inode->size) >= SEED_VIRTUAL_MIN_BYTES && le64toh(inode->size) <= INT64_MAX;
+	return ret;
+}
+
+static int take_name(struct virtual_file *file, struct cursor *cursor)
+{
+	struct disk_inode_ref ref;
+	size_t length;
+	int ret = cursor_copy(cursor, &ref, sizeof(ref));
+
+	if (ret || file->name[0])
+		return ret;
+	length = le16toh(ref.name_length);
+	if (!length || length > NAME_MAX_BYTES || length > cursor->size - sizeof(ref))
+		return cursor_fail(cursor, "a name of %zu bytes cannot be", length);
+	memcpy(file->name, cursor->data + sizeof(ref), length);
+	file->name[length] = 0;
+	file->parent = cursor->key.offset;
+	file->name_index = le64toh(ref.index);
+	return 0;
+}
+
+static int take_extent(struct virtual_file *file, struct cursor *cursor)
+{
+	struct disk_file_extent extent;
+	size_t inline_bytes = offsetof(struct disk_file_extent, disk_bytenr);
+	int ret = cursor_copy(cursor, &extent, inline_bytes);
+
+	if (ret || extent.type == FILE_EXTENT_INLINE)
+		return ret;
+	ret = cursor_copy(cursor, &extent, sizeof(extent));
+	if (ret || !extent.disk_bytenr)
+		return ret;
+	if (!file->extent_count++)
+		file->logical = le64toh(extent.disk_bytenr) + le64toh(extent.offset);
+	file->prealloc_count += extent.type == FILE_EXTENT_PREALLOC;
+	file->data_bytes += le64toh(extent.bytes);
+	return 0;
+}
+
+static int read_files(struct reader *reader, struct layout *layout)
+{
+	_cleanup_(cursor_close) struct cursor cursor = { 0 };
+	struct pass pass = { .layout = layout };
+	struct block_expect root;
+	int ret = tree_root_find(reader, TREE_FS, &root);
+
+	if (ret)
+		return ret;
+	cursor_init(&cursor, reader, &root);
+	for (ret = cursor_first(&cursor); ret > 0; ret = cursor_next(&cursor)) {
+		bool same_inode = cursor.key.objectid == pass.file.inode_number;
+
+		ret = 0;
+		if (cursor.key.type == KEY_INODE_ITEM)
+			ret = take_inode(&pass, &cursor);
+		else if (cursor.key.type == KEY_INODE_REF && same_inode)
+			ret = take_name(&pass.file, &cursor);
+		else if (cursor.key.type == KEY_EXTENT_DATA && same_inode)
+			ret = take_extent(&pass.file, &cursor);
+		if (ret)
+			return ret;
+	}
+	finish_inode(&pass);
+	return ret;
+}
+
+static int count_subvolumes(struct reader *reader, struct layout *layout)
+{
+	_cleanup_(cursor_close) struct cursor cursor = { 0 };
+	struct block_expect root;
+	int ret;
+
+	tree_root_of_super(reader, TREE_ROOT, &root);
+	cursor_init(&cursor, reader, &root);
+	for (ret = cursor_first(&cursor); ret > 0; ret = cursor_next(&cursor))
+		layout->subvolume_count += cursor.key.type == KEY_ROOT_ITEM &&
+					   cursor.key.objectid != TREE_DATA_RELOC &&
+					   tree_holds_files(cursor.key.objectid);
+	return ret;
+}
+
+int layout_find(struct reader *reader, struct layout *layout)
+{
+	int ret;
+
+	*layout = (struct layout){
+		.is_seeding = le64toh(reader->super.flags) & SUPER_SEEDING,
+	};
+	/*
+	 * All of it in one transaction: no mkfs.btrfs writes so, and whatever is done to a file
+	 * system later makes another one.
+	 */
+	if (reader->generation == SEED_GENERATION)
+		layout->strategy = STRATEGY_MEGA_EXTENT;
+	ret = count_subvolumes(reader, layout);
+	if (!ret)
+		ret = read_files(reader, layout);
+	if (ret)
+		return ret;
+	if (layout->strategy == STRATEGY_OTHER) {
+		if (layout->is_seeding && layout->has_file &&
+		    layout->file.data_bytes > layout->other_bytes)
+			layout->strategy = STRATEGY_FALLOCATE;
+		else
+			layout->has_file = false;
+	}
+	return 0;
+}
+
+int layout_count_extents(struct reader *reader, struct layout *layout)
+{
+	_cleanup_(cursor_close) struct cursor cursor = { 0 };
+	struct block_expect root;
+	int ret = tree_root_find(reader, TREE_EXTENT, &root);
+
+	if (ret)
+		return ret;
+	cursor_init(&cursor, reader, &root);
+	for (ret = cursor_first(&cursor); ret > 0; ret = cursor_next(&cursor)) {
+		struct disk_extent extent;
+
+		if (cursor.key.type == KEY_METADATA_ITEM)
+			layout->tree_block_count++;
+		if (cursor.key.type != KEY_EXTENT_ITEM)
+			continue;
+		ret = cursor_copy(&cursor, &extent, sizeof(extent));
+		if (ret)
+			return ret;
+		if (le64toh(extent.flags) & EXTENT_DATA_FLAG) {
+			layout->data_extent_count++;
+			layout->data_extent_bytes += cursor.key.offset;
+		} else {
+			layout->tree_block_count++;
+		}
+	}
+	return ret;
+}

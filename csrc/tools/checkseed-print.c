@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: MIT */
+#include "tools/checkseed-print.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <uuid/uuid.h>
+
+#include "base/cleanup.h"
+#include "base/size.h"
+
+struct flag_name {
+	uint64_t flag;
+	const char *name;
+};
+
+/* BTRFS_SUPER_FLAG_*, BTRFS_FEATURE_INCOMPAT_*, BTRFS_FEATURE_COMPAT_RO_*, BTRFS_INODE_*. */
+static const struct flag_name super_flags[] = {
+	{ SUPER_WRITTEN, "WRITTEN" },
+	{ SUPER_SEEDING, "SEEDING" },
+	{ 0 },
+};
+static const struct flag_name incompat_flags[] = {
+	{ INCOMPAT_MIXED_BACKREF, "MIXED_BACKREF" },
+	{ 1 << 1, "DEFAULT_SUBVOL" },
+	{ 1 << 2, "MIXED_GROUPS" },
+	{ 1 << 3, "COMPRESS_LZO" },
+	{ 1 << 4, "COMPRESS_ZSTD" },
+	{ INCOMPAT_BIG_METADATA, "BIG_METADATA" },
+	{ INCOMPAT_EXTENDED_IREF, "EXTENDED_IREF" },
+	{ INCOMPAT_SKINNY_METADATA, "SKINNY_METADATA" },
+	{ INCOMPAT_NO_HOLES, "NO_HOLES" },
+	{ 1 << 10, "METADATA_UUID" },
+	{ 1 << 16, "SIMPLE_QUOTA" },
+	{ 0 },
+};
+static const struct flag_name compat_ro_flags[] = {
+	{ COMPAT_RO_FREE_SPACE_TREE, "FREE_SPACE_TREE" },
+	{ COMPAT_RO_FREE_SPACE_TREE_VALID, "FREE_SPACE_TREE_VALID" },
+	{ 1 << 2, "VERITY" },
+	{ COMPAT_RO_BLOCK_GROUP_TREE, "BLOCK_GROUP_TREE" },
+	{ 0 },
+};
+static const struct flag_name inode_flags[] = {
+	{ INODE_NODATASUM, "NODATASUM" },
+	{ INODE_NODATACOW, "NODATACOW" },
+	{ 1 << 2, "READONLY" },
+	{ 1 << 3, "NOCOMPRESS" },
+	{ 1 << 4, "PREALLOC" },
+	{ 1 << 5, "SYNC" },
+	{ INODE_IMMUTABLE, "IMMUTABLE" },
+	{ 1 << 7, "APPEND" },
+	{ 1 << 8, "NODUMP" },
+	{ 1 << 9, "NOATIME" },
+	{ 1 << 10, "DIRSYNC" },
+	{ 1 << 11, "COMPRESS" },
+	{ 0 },
+};
+
+/* Names of the flags that are set; those without a name as one number. */
+static json_t *json_flags(const struct flag_name *names, uint64_t flags)
+{
+	json_t *list = json_array();
+
+	for (; names->flag; names++) {
+		if (flags & names->flag)
+			json_array_append_new(list, json_string(names->name));
+		flags &= ~names->flag;
+	}
+	if (flags)
+		json_array_append_new(list, json_sprintf("0x%" PRIx64, flags));
+	return list;
+}
+
+/* Paths, names and labels may be any bytes; JSON is Unicode. Others are shown as \xNN. */
+static json_t *json_bytes(const char *text)
+{
+	json_t *json = json_string(text);
+	_cleanup_free_ char *escaped = NULL;
+	char *at;
+
+	if (json)
+		return json;
+	escaped = malloc(4 * strlen(text) + 1);
+	if (!escaped)
+		return NULL;
+	for (at = escaped; *text; text++) {
+		if ((unsigned char)*text >= 0x80)
+			at += sprintf(at, "\\x%02x", (unsigned char)*text);
+		else
+			*at++ = *text;
+	}
+	*at = 0;
+	return json_string(escaped);
+}
+
+static json_t *json_uuid(const uint8_t uuid[UUID_BYTES])
+{
+	char text[UUID_STR_LEN];
+
+	uuid_unparse_lower(uuid, text);
+	return json_string(text);
+}
+
+/* Chunks of one type and profile. */
+struct chunk_sum {
+	uint64_t type;
+	uint64_t count, total, shortest, longest;
+};
+
+enum { CHUNK_SUMS_MAX = 16 }; /* there are four types and three profiles that can be read */
+
+static size_t sum_chunks(const struct chunk_list *chunks, struct chunk_sum sums[CHUNK_SUMS_MAX])
+{
+	size_t count = 0;
+
+	for (size_t i = 0; i < chunks->count; i++) {
+		const struct chunk *chunk = &chunks->chunks[i];
+		struct chunk_sum *sum = sums;
+
+		while (sum < sums + count && sum->type != chunk->type)
+			sum++;
+		if (sum == sums + count) {
+			if (count == CHUNK_SUMS_MAX)
+				continue;
+			count++;
+			*sum = (struct chunk_sum){ .type = chunk->type, .shortest = UINT64_MAX };
+		}
+		sum->count++;
+		sum->total += chunk->length;
+		sum->shortest = chunk->length < sum->shortest ? chunk->length : sum->shortest;
+		sum->longest = chunk->length > sum->longest ? chunk->length : sum->longest;
+	}
+	return count;
+}
+
+static json_t *json_chunks(const struct chunk_list *chunks)
+{
+	struct chunk_sum sums[CHUNK_SUMS_MAX];
+	size_t count = sum_chunks(chunks, sums);
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < count; i++)
+		json_array_append_new(list, json_pack("{ss ss sI sI sI sI}", "type",
+						      chunk_type_name(sums[i].type), "profile",
+						      chunk_profile_name(sums[i].type), "count",
+						      (json_int_t)sums[i].count, "total_bytes",
+						      (json_int_t)sums[i].total, "shortest_bytes",
+						      (json_int_t)sums[i].shortest, "longest_bytes",
+						      (json_int_t)sums[i].longest));
+	return list;
+}
+
+static uint64_t device_offset(const struct reader *reader, uint64_t logical)
+{
+	const struct chunk *chunk = chunk_find(&reader->chunks, logical, 1);
+
+	return chunk ? chunk->stripes[0] + (logical - chunk->logical) : UINT64_MAX;
+}
+
+static json_t *json_file(const struct reader *reader, const struct layout *layout)
+{
+	const struct virtual_file *file = &layout->file;
+	uint64_t offset = device_offset(reader, file->logical);
+
+	if (!layout->has_file)
+		return json_null();
+	return json_pack(
+		"{so sI sI sI sI so so}", "filename", json_bytes(file->name), "inode",
+		(json_int_t)file->inode_number, "size", (json_int_t)le64toh(file->inode.size),
+		"extents", (json_int_t)file->extent_count, "preallocated_extents",
+		(json_int_t)file->prealloc_count, "device_offset",
+		file->extent_count && offset != UINT64_MAX ? json_integer((json_int_t)offset) :
+							     json_null(),
+		"flags", json_flags(inode_flags, le64toh(file->inode.flags)));
+}
+
+static json_t *layout_json(const char *path, const struct reader *reader,
+			   const struct layout *layout)
+{
+	const struct disk_super *super = &reader->super;
+
+	return json_pack(
+		"{so so so so sI sI sI sI sI ss so so so sb ss sI so sI sI sI sb so}", "path",
+		json_bytes(path), "fsid", json_uuid(super->fsid), "device_uuid",
+		json_uuid(super->device.uuid), "label", json_bytes(super->label), "generation",
+		(json_int_t)reader->generation, "device_bytes", (json_int_t)reader->device_bytes,
+		"file_bytes", (json_int_t)reader->file_bytes, "used_bytes",
+		(json_int_t)le64toh(super->bytes_used), "node_bytes",
+		(json_int_t)reader->node_bytes, "checksum", reader->csum->name, "flags",
+		json_flags(super_flags, le64toh(super->flags)), "incompat_flags",
+		json_flags(incompat_flags, le64toh(super->incompat_flags)), "compat_ro_flags",
+		json_flags(compat_ro_flags, le64toh(super->compat_ro_flags)), "seeding",
+		(int)layout->is_seeding, "strategy", layout_strategy_name(layout->strategy),
+		"subvolumes", (json_int_t)layout->subvolume_count, "chunks",
+		json_chunks(&reader->chunks), "data_extents", (json_int_t)layout->data_extent_count,
+		"data_extent_bytes", (json_int_t)layout->data_extent_bytes, "tree_blocks",
+		(json_int_t)layout->tree_block_count, "new_files_nodatasum",
+		(int)!!(layout->top_flags & INODE_NODATACOW), "virtual_data",
+		json_file(reader, layout));
+}
+
+static int print_json(json_t *json)
+{
+	int ret;
+
+	if (!json)
+		return -ENOMEM;
+	ret = json_dumpf(json, stdout, JSON_COMPACT);
+	putchar('\n');
+	json_decref(json);
+	return ret ? -EIO : 0;
+}
+
+/* Texts from the image must not move the cursor or set the colours of a terminal. */
+static void print_safely(const char *text)
+{
+	for (; *text; text++) {
+		if ((unsigned char)*text < 0x20 || *text == 0x7f)
+			printf("\\x%02x", (unsigned char)*text);
+		else
+			putchar(*text);
+	}
+}
+
+static void print_flags(const char *what, const struct flag_name *names, uint64_t flags)
+{
+	uint64_t unnamed = flags;
+
+	printf("  %-13s", what);
+	for (; names->flag; names++) {
+		if (flags & names->flag)
+			printf(" %s", names->name);
+		unnamed &= ~names->flag;
+	}
+	if (unnamed)
+		printf(" 0x%" PRIx64, unnamed);
+	printf("%s\n", flags ? "" : " none");
+}
+
+static void print_chunks(const struct chunk_list *chunks)
+{
+	struct chunk_sum sums[CHUNK_SUMS_MAX];
+	size_t count = sum_chunks(chunks, sums);
+	char size[SIZE_TEXT_BYTES];
+
+	for (size_t i = 0; i < count; i++) {
+		printf("  %-13s %" PRIu64 " %s %s of %s", i ? "" : "chunks", sums[i].count,
+		       chunk_type_name(sums[i].type), chunk_profile_name(sums[i].type),
+		       size_format(sums[i].longest, size));
+		if (sums[i].shortest != sums[i].longest)
+			printf(" down to %s", size_format(sums[i].shortest, size));
+		printf(", %s in all\n", size_format(sums[i].total, size));
+	}
+}
+
+static void print_file(const struct reader *reader, const struct layout *layout)
+{
+	const struct virtual_file *file = &layout->file;
+	char size[SIZE_TEXT_BYTES];
+
+	if (!layout->has_file) {
+		printf("  virtual data  none found\n");
+		return;
+	}
+	printf("  virtual data  ");
+	print_safely(file->name);
+	printf(": inode %" PRIu64 ", %s (%" PRIu64 " bytes)\n", file->inode_number,
+	       size_format(le64toh(file->inode.size), size), le64toh(file->inode.size));
+	if (file->extent_count)
+		printf("  %-13s %" PRIu64 " extents from device offset %" PRIu64 "\n", "",
+		       file->extent_count, device_offset(reader, file->logical));
+	if (file->prealloc_count)
+		printf("  %-13s %" PRIu64 " of them preallocated: these read as zeroes\n", "",
+		       file->prealloc_count);
+	print_flags("", inode_flags, le64toh(file->inode.flags));
+}
+
+static void layout_text(const char *path, const struct reader *reader, const struct layout *layout)
+{
+	const struct disk_super *super = &reader->super;
+	char size[SIZE_TEXT_BYTES], other[SIZE_TEXT_BYTES], uuid[UUID_STR_LEN];
+
+	uuid_unparse_lower(super->fsid, uuid);
+	printf("%s: btrfs %s %s\n", path, layout->is_seeding ? "seed" : "file system", uuid);
+	if (super->label[0]) {
+		printf("  label         ");
+		print_safely(super->label);
+		putchar('\n');
+	}
+	uuid_unparse_lower(super->device.uuid, uuid);
+	printf("  device        %s, %s (%" PRIu64 " bytes)\n", uuid,
+	       size_format(reader->device_bytes, size), reader->device_bytes);
+	if (reader->file_bytes != reader->device_bytes)
+		printf("  image         ends at %s (%" PRIu64 " bytes)\n",
+		       size_format(reader->file_bytes, size), reader->file_bytes);
+	printf("  strategy      %s\n", layout_strategy_name(layout->strategy));
+	print_flags("flags", super_flags, le64toh(super->flags));
+	print_flags("incompat", incompat_flags, le64toh(super->incompat_flags));
+	print_flags("compat_ro", compat_ro_flags, le64toh(super->compat_ro_flags));
+	printf("  format        generation %" PRIu64 ", nodes of %s, %s\n", reader->generation,
+	       size_format(reader->node_bytes, size), reader->csum->name);
+	printf("  subvolumes    %" PRIu64 "\n", layout->subvolume_count);
+	print_chunks(&reader->chunks);
+	printf("  in use        %s: %" PRIu64 " data extents, %s; %" PRIu64 " tree blocks\n",
+	       size_format(le64toh(super->bytes_used), size), layout->data_extent_count,
+	       size_format(layout->data_extent_bytes, other), layout->tree_block_count);
+	printf("  new files     %s checksums\n",
+	       layout->top_flags & INODE_NODATACOW ? "without" : "with");
+	print_file(reader, layout);
+}
+
+int print_layout(const char *path, const struct reader *reader, const struct layout *layout,
+		 bool as_json)
+{
+	int ret = 0;
+
+	if (as_json)
+		ret = print_json(layout_json(path, reader, layout));
+	else
+		layout_text(path, reader, layout);
+	return ret ? ret : fflush(stdout) || ferror(stdout) ? -EIO : 0;
+}
+
+static json_t *report_json(const char *path, const struct layout *layout,
+			   const struct report *report)
+{
+	json_t *violations = json_array(), *notes = json_array();
+
+	for (size_t i = 0; i < report->count; i++)
+		json_array_append_new(violations,
+				      json_pack("{ss so}", "rule", report->violations[i].rule,
+						"text", json_bytes(report->violations[i].text)));
+	for (size_t i = 0; i < report->note_count; i++)
+		json_array_append_new(notes, json_string(report->notes[i]));
+	return json_pack("{so sb sb ss sI so so sI sI sI}", "path", json_bytes(path), "clean",
+			 (int)!report->total, "seeding", (int)layout->is_seeding, "strategy",
+			 layout_strategy_name(layout->strategy), "violation_count",
+			 (json_int_t)report->total, "violations", violations, "notes", notes,
+			 "tree_blocks", (json_int_t)report->tree_blocks, "extents",
+			 (json_int_t)report->extents, "references", (json_int_t)report->references);
+}
+
+static void report_text(const char *path, const struct layout *layout, const struct report *report)
+{
+	for (size_t i = 0; i < report->count; i++)
+		printf("%s: %s\n", report->violations[i].rule, report->violations[i].text);
+	if (report->total > report->count)
+		printf("and %" PRIu64 " more\n", report->total - report->count);
+	for (size_t i = 0; i < report->note_count; i++)
+		printf("note: %s\n", report->notes[i]);
+	printf("%s: ", path);
+	if (report->total)
+		printf("%" PRIu64 " violation%s", report->total, report->total == 1 ? "" : "s");
+	else
+		printf("clean, strategy %s", layout_strategy_name(layout->strategy));
+	printf("; %" PRIu64 " tree blocks, %" PRIu64 " extents, %" PRIu64 " references\n",
+	       report->tree_blocks, report->extents, report->references);
+}
+
+int print_report(const char *path, const struct layout *layout, const struct report *report,
+		 bool as_json)
+{
+	int ret = 0;
+
+	if (as_json)
+		ret = print_json(report_json(path, layout, report));
+	else
+		report_text(path, layout, report);
+	return ret ? ret : fflush(stdout) || ferror(stdout) ? -EIO : 0;
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* What btrfs-ublk-checkseed says: as text, and as one line of JSON. */
+#ifndef TOOLS_CHECKSEED_PRINT_H
+#define TOOLS_CHECKSEED_PRINT_H
+
+#include "btrfs/check/check.h"
+#include "btrfs/layout.h"
+
+/* Each returns 0, or -ENOMEM or -EIO. */
+int print_layout(const char *path, const struct reader *reader, const struct layout *layout,
+		 bool as_json);
+int print_report(const char *path, const struct layout *layout, const struct report *report,
+		 bool as_json);
+
+#endif

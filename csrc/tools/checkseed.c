@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT */
+/* btrfs-ublk-checkseed: says what a btrfs image is laid out like, and whether all of it holds. */
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/message.h"
+#include "tools/checkseed-print.h"
+#include "tools/unmounted.h"
+
+#define PROGRAM "btrfs-ublk-checkseed"
+
+static const char help_text[] =
+	"Usage: " PROGRAM " inspect|check [OPTION]... IMAGE\n"
+	"Look at a btrfs seed, or any btrfs of one device, in a file or on a block device\n"
+	"that is not mounted. Nothing is written.\n"
+	"\n"
+	"  inspect      print its layout: sizes, flags, chunks, the file of virtual data\n"
+	"  check        check all that has to hold of a seed: superblocks, trees and their\n"
+	"               checksums, that chunks, device extents and block groups, extents\n"
+	"               and references, free and used space agree, and the mapping of\n"
+	"               the virtual data; each violation is one line\n"
+	"\n"
+	"  --json       print one line of JSON\n"
+	"  --help, --version\n"
+	"\n"
+	"Exit status: 0 all is well, 1 a violation was found or IMAGE cannot be read, 2\n"
+	"wrong usage.\n";
+
+enum option_id { OPT_JSON = 256, OPT_HELP, OPT_VERSION };
+
+static const struct option long_options[] = {
+	{ "json", no_argument, NULL, OPT_JSON },
+	{ "help", no_argument, NULL, OPT_HELP },
+	{ "version", no_argument, NULL, OPT_VERSION },
+	{ 0 },
+};
+
+struct options {
+	const char *path;
+	bool check;
+	bool json;
+};
+
+static int usage_error(const char *problem, const char *value)
+{
+	if (value)
+		msg_error("%s: \"%s\"", problem, value);
+	else
+		msg_error("%s", problem);
+	msg_hint("`" PROGRAM " --help` shows the usage");
+	return EXIT_USAGE;
+}
+
+/* Returns an exit status, or -1 when there is work to do. */
+static int options_parse(struct options *options, int argc, char **argv)
+{
+	int id;
+
+	*options = (struct options){ 0 };
+	opterr = 0;
+	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
+		switch (id) {
+		case OPT_JSON:
+			options->json = true;
+			break;
+		case OPT_HELP:
+			fputs(help_text, stdout);
+			return EXIT_OK;
+		case OPT_VERSION:
+			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
+			return EXIT_OK;
+		default:
+			return usage_error("no such option, or not one with a value",
+					   argv[optind - 1]);
+		}
+	}
+	if (optind == argc)
+		return usage_error("inspect or check is missing", NULL);
+	options->check = !strcmp(argv[optind], "check");
+	if (!options->check && strcmp(argv[optind], "inspect") != 0)
+		return usage_error("neither inspect nor check", argv[optind]);
+	if (argc - optind < 2 || !*argv[optind + 1])
+		return usage_error("IMAGE is missing", NULL);
+	if (argc - optind > 2)
+		return usage_error("one IMAGE only; unexpected", argv[optind + 2]);
+	options->path = argv[optind + 1];
+	return -1;
+}
+
+static int print_failed(int error_number)
+{
+	msg_error("cannot print the result: %s", strerror(-error_number));
+	return EXIT_FAILED;
+}
+
+static int inspect(const struct options *options, struct reader *reader)
+{
+	struct layout layout;
+	int ret = layout_find(reader, &layout);
+
+	if (!ret)
+		ret = layout_count_extents(reader, &layout);
+	if (ret) {
+		msg_error("%s: %s", options->path, reader->error);
+		msg_hint("`" PROGRAM " check` lists all that is wrong");
+		return EXIT_FAILED;
+	}
+	ret = print_layout(options->path, reader, &layout, options->json);
+	return ret ? print_failed(ret) : EXIT_OK;
+}
+
+/* What keeps an image from being read at all is a violation like others. */
+static int check(const struct options *options, struct reader *reader, int open_error)
+{
+	_cleanup_(report_deinit) struct report report = { 0 };
+	struct layout layout = { 0 };
+	int ret = 0;
+
+	if (open_error)
+		report_add(&report, RULE_SUPERBLOCK, "%s", reader->error);
+	else
+		ret = check_image(reader, &layout, &report);
+	if (ret) {
+		msg_error("%s: %s", options->path,
+			  ret == -ENOMEM ? strerror(ENOMEM) : reader->error);
+		return EXIT_FAILED;
+	}
+	ret = print_report(options->path, &layout, &report, options->json);
+	if (ret)
+		return print_failed(ret);
+	return report.total ? EXIT_FAILED : EXIT_OK;
+}
+
+int main(int argc, char **argv)
+{
+	_cleanup_close_ int fd = -1;
+	struct options options;
+	struct reader reader;
+	int status, ret;
+
+	message_init(PROGRAM);
+	status = options_parse(&options, argc, argv);
+	if (status >= 0)
+		return status;
+	fd = open_unmounted(options.path);
+	if (fd < 0)
+		return EXIT_FAILED;
+	ret = reader_open(&reader, fd);
+	if (ret && (!options.check || ret == -ENOMEM)) {
+		msg_error("%s: %s", options.path, reader.error);
+		return EXIT_FAILED;
+	}
+	status = options.check ? check(&options, &reader, ret) : inspect(&options, &reader);
+	if (!ret)
+		reader_close(&reader);
+	return status;
+}
