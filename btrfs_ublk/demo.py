@@ -25,7 +25,7 @@ from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.process import run
 from btrfs_ublk.readers import READERS, read_direct
 from btrfs_ublk.resources.tempdir import tempdir
-from btrfs_ublk.seed.mega_extent import DEFAULT_FILENAME, Seed
+from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import FileSegment, PatternSegment, Segment, fill
 from btrfs_ublk.sprout import Sprout

@@ -12,7 +12,7 @@ from btrfs_ublk.log import step
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.resources.reflink import clone_file
 from btrfs_ublk.resources.tempdir import tempdir
-from btrfs_ublk.seed.mega_extent import DEFAULT_FILENAME, Seed, make_seed
+from btrfs_ublk.seed import DEFAULT_FILENAME, Seed, make_seed
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import Segment
 from btrfs_ublk.sprout import DEFAULT_WRITABLE_BYTES, Sprout, sprout
@@ -56,9 +56,7 @@ def assert_mapping(seed: Seed, target: Path) -> PhysicalMap:
     """
     virtual = seed.virtual_data
     mapping = PhysicalMap.read(target / virtual.filename)
-    mapping.assert_virtual_data(
-        size_bytes=virtual.size, device_offset=virtual.device_offset
-    )
+    virtual.assert_matches(mapping)
     return mapping
 
 

@@ -18,6 +18,7 @@ from btrfs_ublk.helpers import MKSEED
 from btrfs_ublk.process import run
 from btrfs_ublk.resources import clone_file, loop_device
 from btrfs_ublk.seed import Seed, make_seed
+from btrfs_ublk.seed.mega_extent import parse_report
 from btrfs_ublk.server import MemsetSegment, PatternSegment
 from btrfs_ublk.sprout import sprout
 
@@ -95,7 +96,7 @@ class TestSeed:
     def test_nonsense_is_no_seed(self) -> None:
         for text in ("", "[]", "{}", '{"path": 3}'):
             with pytest.raises(BtrfsUblkError, match="describes no seed"):
-                Seed.from_json(text)
+                parse_report(text)
 
     def test_the_address_space_of_its_device(self, seed: Seed) -> None:
         start = seed.virtual_data.device_offset

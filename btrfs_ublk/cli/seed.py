@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from uuid import UUID
@@ -63,7 +62,7 @@ def create(
         force=force,
     )
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(seed), default=str))
+        click.echo(json.dumps(seed.to_dict()))
         return
     virtual = seed.virtual_data
     click.echo(f"{seed.path}: btrfs seed {seed.fsid}")

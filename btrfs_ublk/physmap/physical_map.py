@@ -109,6 +109,23 @@ class PhysicalMap(Columns):
         """What all rows together hold of the file."""
         return sum(self.file_size)
 
+    def contiguous_runs(self) -> list[ContiguousRun]:
+        """All its runs, in the order of the file, of a map that assert_plain() passes.
+
+        Raises MappingError when an extent is not a row of its own, whole.
+        """
+        starts = rules.run_starts(self)
+        if starts is None:
+            raise MappingError(
+                "contiguous runs", "an extent is not plain, or not whole"
+            )
+        positions = [self.file_offset[row] for row in starts]
+        ends = [*positions[1:], self.file_offset[-1] + self.file_size[-1]]
+        return [
+            ContiguousRun(begin, self.physical_offset[row], end - begin)
+            for row, begin, end in zip(starts, positions, ends, strict=True)
+        ]
+
     def largest_contiguous_run(self) -> ContiguousRun:
         """The longest run that is contiguous in the file and on one device; the first
         of equals, and of size 0 when there is none.
@@ -116,16 +133,8 @@ class PhysicalMap(Columns):
         Only regular extents in one piece count; each copy is a run of its own.
         """
         best = ContiguousRun(0, 0, 0)
-        if starts := rules.run_starts(self):
-            ends = [*(self.file_offset[row] for row in starts[1:])]
-            ends.append(self.file_offset[-1] + self.file_size[-1])
-            for row, run_end in zip(starts, ends, strict=True):
-                begin = self.file_offset[row]
-                if run_end - begin > best.size_bytes:
-                    best = ContiguousRun(
-                        begin, self.physical_offset[row], run_end - begin
-                    )
-            return best
+        if rules.run_starts(self):
+            return max(self.contiguous_runs(), key=lambda run: run.size_bytes)
         # Of the current run: where it began, and where and on what it would go on.
         start, size, end = (0, 0), 0, (-1, -1, -1)
         for kind, whole, stored, position, length, inner, devid, physical in zip(

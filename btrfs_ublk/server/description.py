@@ -14,7 +14,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from btrfs_ublk.errors import UsageError
@@ -63,6 +63,11 @@ class Segment:
         """The same segment, with the same content, at another place of the device."""
         keys = {key.name: getattr(self, key.name) for key in fields(self)}
         return type(self)(**(keys | {"offset": self.offset + by_bytes}))
+
+    def part(self, start: int, end: int) -> Segment:
+        """What of it is in [start, end), which it must touch; the content stays."""
+        first = max(start, self.offset)
+        return replace(self, offset=first, length=min(end, self.end) - first)
 
     def content(self, offset: int, length: int) -> bytes:
         """What a read of [offset, offset + length) of the device must return: what the
@@ -120,6 +125,15 @@ class FileSegment(Segment):
             raise UsageError(f"{self._where}: path is {self.path!r}, not a file's name")
         for key in ("writable", "direct"):
             _check_bool(key, getattr(self, key), self._where)
+
+    def part(self, start: int, end: int) -> FileSegment:
+        first = max(start, self.offset)
+        return replace(
+            self,
+            offset=first,
+            length=min(end, self.end) - first,
+            file_offset=self.file_offset + first - self.offset,
+        )
 
     def content(self, offset: int, length: int) -> bytes:
         with open(self.path, "rb") as file:

@@ -1,0 +1,146 @@
+"""Seeds as layouts: where virtual data and what is stored are on the device."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from btrfs_ublk.physmap import ContiguousRun, MappingError, PhysicalMap
+from btrfs_ublk.physmap.parse import TSV_HEADER
+from btrfs_ublk.seed import Seed, VirtualData
+from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment
+from btrfs_ublk.units import GIB, MIB
+
+#: Three runs with gaps of 1, 2 and 3 MiB before them, and 4 MiB at the end.
+RUNS = (
+    ContiguousRun(0, 1 * MIB, 8 * MIB),
+    ContiguousRun(8 * MIB, 11 * MIB, 40 * MIB),
+    ContiguousRun(48 * MIB, 54 * MIB, 2 * MIB),
+)
+SIZE = 50 * MIB
+DEVICE = 60 * MIB
+
+
+def make(path: Path, *, local_bytes: int = DEVICE) -> Seed:
+    return Seed(
+        path=path,
+        fsid=uuid.UUID(int=1),
+        device_uuid=uuid.UUID(int=2),
+        label="label",
+        device_bytes=DEVICE,
+        file_bytes=local_bytes,
+        metadata_bytes=16384,
+        local_bytes=local_bytes,
+        virtual_data=VirtualData("name", 257, SIZE, RUNS),
+        chunks=3,
+        chunk_bytes=GIB,
+        strategy="fallocate",
+    )
+
+
+def rows(*runs: ContiguousRun) -> PhysicalMap:
+    """A map with an extent for each MiB."""
+    lines = [TSV_HEADER]
+    for run in runs:
+        for at in range(0, run.size_bytes, MIB):
+            physical = run.physical_offset + at
+            lines.append(
+                f"{run.file_offset + at}\t{MIB}\t0\tregular\t{MIB}\t{physical}\t"
+                f"{MIB}\t1\t{physical}"
+            )
+    return PhysicalMap.parse_tsv("\n".join(lines) + "\n")
+
+
+def test_what_is_between_the_runs_is_local(tmp_path: Path) -> None:
+    seed = make(tmp_path / "seed", local_bytes=55 * MIB)
+    others = [(0, 1), (9, 2), (51, 3), (56, 4)]
+    assert list(seed.other_ranges()) == [(a * MIB, b * MIB) for a, b in others]
+    assert list(seed.local_ranges()) == [(a * MIB, b * MIB) for a, b in others[:3]]
+    short = make(tmp_path / "seed", local_bytes=10 * MIB)
+    assert list(short.local_ranges()) == [(0, MIB), (9 * MIB, MIB)]
+    assert seed.virtual_data.device_offset == MIB
+    assert seed.virtual_data.largest_run == RUNS[1]
+
+
+def test_every_byte_of_the_device_is_what_it_should_be(tmp_path: Path) -> None:
+    image = tmp_path / "seed"
+    image.write_bytes(b"".join(i.to_bytes(4, "little") * 1024 for i in range(15360)))
+    source = tmp_path / "source"
+    source.write_bytes(bytes(range(256)) * 4096 * 8)
+    seed = make(image)
+    contents = [
+        FileSegment(offset=4 * MIB, length=8 * MIB, path=str(source)),
+        MemsetSegment(offset=12 * MIB, length=20 * MIB, byte=97),
+        PatternSegment(offset=32 * MIB, length=17 * MIB),
+    ]
+    description = seed.description(contents)
+    assert description.size == DEVICE
+    for run in RUNS:
+        for at in range(0, run.size_bytes, MIB // 2):
+            place = run.physical_offset + at
+            position = run.file_offset + at
+            wanted = [s for s in contents if s.offset <= position < s.end]
+            if not wanted:
+                with pytest.raises(OSError):
+                    description.content(place, 4096)
+                continue
+            expected = wanted[0].content(position, 4096)
+            assert description.content(place, 4096) == expected, (place, position)
+    for start, length in seed.other_ranges():
+        expected = image.read_bytes()[start : start + length]
+        assert description.content(start, length) == expected
+
+
+def test_what_is_not_stored_reads_as_zeroes(tmp_path: Path) -> None:
+    image = tmp_path / "seed"
+    image.write_bytes(b"x" * 10 * MIB)
+    description = make(image, local_bytes=10 * MIB).description([])
+    assert description.content(9 * MIB, 2 * MIB) == b"x" * MIB + bytes(MIB)
+    assert description.content(51 * MIB, 3 * MIB) == bytes(3 * MIB)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        RUNS[:2],
+        RUNS[1:],
+        (RUNS[0], RUNS[2], RUNS[1]),
+        (RUNS[0], ContiguousRun(8 * MIB, 2 * MIB, 42 * MIB)),
+    ],
+)
+def test_runs_that_cannot_be(runs: tuple[ContiguousRun, ...]) -> None:
+    with pytest.raises(ValueError):
+        VirtualData("name", 257, SIZE, runs)
+
+
+def test_the_map_has_to_say_the_same(tmp_path: Path) -> None:
+    virtual = make(tmp_path / "seed").virtual_data
+    virtual.assert_matches(rows(*RUNS))
+    moved = ContiguousRun(48 * MIB, 55 * MIB, 2 * MIB)
+    merged = ContiguousRun(48 * MIB, 51 * MIB, 2 * MIB)
+    for wrong in (
+        rows(*RUNS[:2]),
+        rows(*RUNS[:2], moved),
+        rows(*RUNS[:2], merged),
+        rows(RUNS[0]._replace(physical_offset=0), *RUNS[1:]),
+    ):
+        with pytest.raises(MappingError):
+            virtual.assert_matches(wrong)
+
+
+def test_runs_of_a_map() -> None:
+    assert rows(*RUNS).contiguous_runs() == list(RUNS)
+    assert rows(RUNS[0]).contiguous_runs() == [RUNS[0]]
+    with pytest.raises(MappingError, match="contiguous runs"):
+        rows().contiguous_runs()
+
+
+def test_it_fits_in_json(tmp_path: Path) -> None:
+    seed = make(tmp_path / "seed")
+    keys = json.loads(json.dumps(seed.to_dict()))
+    assert keys["fsid"] == str(seed.fsid) and keys["strategy"] == "fallocate"
+    assert keys["virtual_data"]["device_offset"] == MIB
+    assert keys["virtual_data"]["runs"][2] == RUNS[2]._asdict()
