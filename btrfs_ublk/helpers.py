@@ -14,6 +14,7 @@ HELPERS_VARIABLE = "BTRFS_UBLK_HELPERS"
 MKSEED = "btrfs-ublk-mkseed"
 SERVER = "btrfs-ublk-server"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
+RESHAPE = "btrfs-ublk-reshape"
 
 
 def helper_path(name: str) -> Path:
