@@ -90,6 +90,7 @@ static int add_virtual_extents(const struct seed *seed, struct image *image,
 /*
  * The top directory is NODATACOW, which new files inherit together with NODATASUM: only then do
  * they accept clones of the virtual file, which has no checksums as nobody knows its data yet.
+ * Where inheritance is not wanted, those files need `chattr +C`, or `mount -o nodatasum`.
  *
  * The virtual file is IMMUTABLE: it can be cloned from, but not removed, which would free all
  * that nobody has cloned yet.
@@ -106,7 +107,7 @@ static int emit_files(struct image *image, struct tree_builder *tree, void *cont
 
 	directory.size = htole64(2 * strlen(name));
 	directory.byte_count = htole64(image->params.node_bytes);
-	directory.flags = htole64(INODE_NODATACOW);
+	directory.flags = htole64(seed->inherit_nodatasum ? INODE_NODATACOW : 0);
 	file.size = file.byte_count = htole64(seed->virtual_bytes);
 	file.flags = htole64(INODE_NODATASUM | INODE_IMMUTABLE);
 
@@ -173,27 +174,35 @@ static int build(const struct seed *seed, struct image *image, int fd)
 	return ret;
 }
 
-static struct chunk place_chunk(uint64_t from, uint64_t length, uint64_t type)
+/* Place a chunk, all copies, from `*at` on, which moves behind them. */
+static struct chunk place_chunk(uint64_t *at, uint64_t length, uint64_t type)
 {
-	uint64_t start = chunk_place(from, length);
-
-	return (struct chunk){
-		.logical = start,
+	struct chunk chunk = {
 		.length = length,
 		.type = type,
-		.stripe_count = 1,
-		.stripes = { start },
+		.stripe_count = type & CHUNK_DUP ? 2 : 1,
 	};
+
+	for (unsigned i = 0; i < chunk.stripe_count; i++) {
+		chunk.stripes[i] = chunk_place(*at, length);
+		*at = chunk.stripes[i] + length;
+	}
+	chunk.logical = chunk.stripes[0];
+	return chunk;
 }
 
-/* SINGLE: a sprout inherits it, and DUP within one local file only writes everything twice. */
+/*
+ * By default SINGLE: a sprout inherits it, and DUP within one local file only writes everything
+ * twice. On a disk of its own, DUP survives a bad sector.
+ */
 static void place_local_chunks(struct seed *seed, uint64_t system_bytes, uint64_t metadata_bytes)
 {
-	seed->system = place_chunk(0, system_bytes, CHUNK_SYSTEM);
-	seed->metadata =
-		place_chunk(seed->system.logical + system_bytes, metadata_bytes, CHUNK_METADATA);
-	seed->stub = place_chunk(seed->metadata.logical + metadata_bytes, STUB_BYTES,
-				 CHUNK_DATA | CHUNK_RAID0);
+	uint64_t profile = seed->metadata_dup ? CHUNK_DUP : 0;
+	uint64_t at = 0;
+
+	seed->system = place_chunk(&at, system_bytes, CHUNK_SYSTEM | profile);
+	seed->metadata = place_chunk(&at, metadata_bytes, CHUNK_METADATA | profile);
+	seed->stub = place_chunk(&at, STUB_BYTES, CHUNK_DATA | CHUNK_RAID0);
 }
 
 /* One block more than needed (see alloc.h), in whole MiB. */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The mega-extent seed: a read-only file system with one file of virtual data, whose blocks are
- * not in the image but are served by a block device. Logical addresses equal device offsets.
+ * not in the image but are served by a block device. Logical addresses equal device offsets (of
+ * the first copy).
  *
- *	1 MiB			SYSTEM, METADATA and perhaps an empty stub chunk, and the superblocks:
- *				all that has to be stored, see local_bytes
+ *	1 MiB			SYSTEM, METADATA (one or two copies) and perhaps an empty stub chunk,
+ *				and the superblocks: all that has to be stored, see local_bytes
  *	512 GiB (virtual_start)	the virtual file, byte by byte: chunks of up to chunk_bytes, each
  *				filled by one extent
  *
@@ -54,7 +55,9 @@ struct seed {
 	uint64_t chunk_bytes;	  /* length of its chunks but the last; 0: CHUNK_LENGTH_MAX */
 	const char *virtual_name; /* its name in the top directory */
 	const char *label;
-	int64_t time; /* of everything; seconds since 1970 */
+	int64_t time;		/* of everything; seconds since 1970 */
+	bool metadata_dup;	/* metadata twice on the device; a sprout inherits that */
+	bool inherit_nodatasum; /* new files do not get checksums, and so accept clones */
 	uint8_t fsid[UUID_BYTES];
 	uint8_t device_uuid[UUID_BYTES];
 	uint8_t chunk_tree_uuid[UUID_BYTES];
@@ -65,7 +68,7 @@ struct seed {
 	uint64_t local_bytes;	 /* the image has to be served up to here; then come holes... */
 	uint64_t virtual_start;	 /* ...and from here on virtual data (device offset) */
 	uint64_t virtual_inode;	 /* inode number */
-	uint64_t metadata_bytes; /* in tree blocks */
+	uint64_t metadata_bytes; /* in tree blocks, one copy of each */
 	uint64_t chunk_count;	 /* of virtual data */
 	bool has_stub;
 

@@ -26,6 +26,11 @@ static const char help_text[] =
 	"                               (default: " DEFAULT_NAME ")\n"
 	"  --chunk-size SIZE            length of its chunks, a multiple of 4G up to 255T\n"
 	"                               (default: 255T; kernels refuse longer ones)\n"
+	"  --metadata-profile PROFILE   single, or dup: metadata twice on the device;\n"
+	"                               sprouts inherit it (default: single)\n"
+	"  --inherit-nodatasum on|off   whether new files have no checksums, as those\n"
+	"                               must be that take clones of virtual data; off:\n"
+	"                               such files need chattr +C (default: on)\n"
 	"  --label LABEL                label of the file system, up to 255 bytes\n"
 	"  --metadata-only              end the file after the last byte that a block\n"
 	"                               server has to store; else it is sparse and of the\n"
@@ -81,6 +86,18 @@ static int parse_time(const char *option, const char *text, int64_t *seconds)
 		return -EINVAL;
 	}
 	return 0;
+}
+
+/* One of two words; says whether it is the second one. */
+static int parse_choice(const char *option, const char *text, const char *const words[2],
+			bool *second)
+{
+	*second = !strcmp(text, words[1]);
+	if (*second || !strcmp(text, words[0]))
+		return 0;
+	msg_error("%s: \"%s\" is neither %s nor %s", option, text, words[0], words[1]);
+	msg_hint("`" PROGRAM " --help` says what they mean");
+	return -EINVAL;
 }
 
 /* Names and labels are shown as JSON and on terminals. */
@@ -175,6 +192,8 @@ enum option_id {
 	OPT_VIRTUAL_SIZE = 256,
 	OPT_VIRTUAL_NAME,
 	OPT_CHUNK_SIZE,
+	OPT_METADATA_PROFILE,
+	OPT_INHERIT_NODATASUM,
 	OPT_LABEL,
 	OPT_FSID,
 	OPT_DEVICE_UUID,
@@ -192,6 +211,8 @@ static const struct option long_options[] = {
 	{ "virtual-data-size", required_argument, NULL, OPT_VIRTUAL_SIZE },
 	{ "virtual-data-filename", required_argument, NULL, OPT_VIRTUAL_NAME },
 	{ "chunk-size", required_argument, NULL, OPT_CHUNK_SIZE },
+	{ "metadata-profile", required_argument, NULL, OPT_METADATA_PROFILE },
+	{ "inherit-nodatasum", required_argument, NULL, OPT_INHERIT_NODATASUM },
 	{ "label", required_argument, NULL, OPT_LABEL },
 	{ "fsid", required_argument, NULL, OPT_FSID },
 	{ "device-uuid", required_argument, NULL, OPT_DEVICE_UUID },
@@ -208,6 +229,8 @@ static const struct option long_options[] = {
 
 static int parse_option(struct options *options, int id)
 {
+	static const char *const profiles[2] = { "single", "dup" };
+	static const char *const switches[2] = { "off", "on" };
 	struct seed *seed = &options->seed;
 
 	switch (id) {
@@ -218,6 +241,11 @@ static int parse_option(struct options *options, int id)
 		return 0;
 	case OPT_CHUNK_SIZE:
 		return parse_size("--chunk-size", optarg, &seed->chunk_bytes);
+	case OPT_METADATA_PROFILE:
+		return parse_choice("--metadata-profile", optarg, profiles, &seed->metadata_dup);
+	case OPT_INHERIT_NODATASUM:
+		return parse_choice("--inherit-nodatasum", optarg, switches,
+				    &seed->inherit_nodatasum);
 	case OPT_LABEL:
 		seed->label = optarg;
 		return 0;
@@ -269,6 +297,7 @@ int options_parse(struct options *options, int argc, char **argv)
 		.seed = { .virtual_bytes = EIB(4),
 			  .chunk_bytes = CHUNK_LENGTH_MAX,
 			  .virtual_name = DEFAULT_NAME,
+			  .inherit_nodatasum = true,
 			  .label = "" },
 	};
 	opterr = 0;

@@ -117,7 +117,7 @@ static int print_json(const struct options *options, const struct stat *st)
 	uuid_unparse_lower(seed->fsid, fsid);
 	uuid_unparse_lower(seed->device_uuid, device_uuid);
 	json = json_pack(
-		"{so ss ss ss sI sI sI sI sI s{ss sI sI sI} sI sI sb}", "path",
+		"{so ss ss ss sI sI sI sI sI s{ss sI sI sI} sI sI sb ss sb}", "path",
 		json_path(options->output), "fsid", fsid, "device_uuid", device_uuid, "label",
 		seed->label, "device_bytes", (json_int_t)seed->device_bytes, "file_bytes",
 		(json_int_t)st->st_size, "allocated_bytes", (json_int_t)st->st_blocks * 512,
@@ -126,7 +126,9 @@ static int print_json(const struct options *options, const struct stat *st)
 		"inode", (json_int_t)seed->virtual_inode, "size", (json_int_t)seed->virtual_bytes,
 		"device_offset", (json_int_t)seed->virtual_start, "chunks",
 		(json_int_t)seed->chunk_count, "chunk_bytes", (json_int_t)seed->chunk_bytes,
-		"stub_chunk", (int)seed->has_stub);
+		"stub_chunk", (int)seed->has_stub, "metadata_profile",
+		seed->metadata_dup ? "dup" : "single", "inherit_nodatasum",
+		(int)seed->inherit_nodatasum);
 	if (!json)
 		return -ENOMEM;
 	ret = json_dumpf(json, stdout, JSON_COMPACT);
