@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fuzz-reader [--seed N] [--iterations N] IMAGE...: changes superblocks and tree blocks of healthy
+ * images, mostly with correct checksums, and has the reader, inspect and check look at the result,
+ * all in this process. Whatever they say, they must not crash, hang or allocate without bound.
+ *
+ * What is changed is encoded as a string of bytes, see change(). Without libFuzzer the strings are
+ * random; with it (clang -fsanitize=fuzzer -DFUZZ_LIBFUZZER, FUZZ_IMAGE=path) it makes them.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/fileio.h"
+#include "base/message.h"
+#include "btrfs/check/check.h"
+#include "btrfs/cursor.h"
+#include "btrfs/layout.h"
+#include "btrfs/super.h"
+#include "btrfs/walk.h"
+
+enum {
+	PIECES_MAX = 200,
+	INPUT_BYTES_MAX = 96,
+	ITERATION_SECONDS_MAX = 20,
+	COPY_BYTES_MAX = 64,
+};
+
+/* A superblock or a copy of a tree block. */
+struct piece {
+	uint64_t offset; /* in the image */
+	uint32_t length;
+	uint8_t *clean;
+	uint8_t *changed;
+	bool is_dirty;
+};
+
+struct target {
+	int fd; /* a copy of the image, in memory */
+	uint64_t file_bytes;
+	struct piece pieces[PIECES_MAX];
+	size_t piece_count;
+	uint64_t values[2 * PIECES_MAX]; /* that mean something in this image */
+	size_t value_count;
+};
+
+static void die(const char *what, int error_number)
+{
+	msg_error("%s: %s", what, strerror(-error_number));
+	exit(EXIT_FAILED);
+}
+
+static void add_value(struct target *target, uint64_t value)
+{
+	if (target->value_count < sizeof(target->values) / sizeof(target->values[0]))
+		target->values[target->value_count++] = value;
+}
+
+static int add_piece(struct target *target, uint64_t offset, uint32_t length)
+{
+	struct piece *piece = &target->pieces[target->piece_count];
+
+	if (target->piece_count == PIECES_MAX || offset + length > target->file_bytes)
+		return 0;
+	piece->offset = offset;
+	piece->length = length;
+	piece->clean = malloc(length);
+	piece->changed = malloc(length);
+	if (!piece->clean || !piece->changed)
+		return -ENOMEM;
+	target->piece_count++;
+	return pread_full(target->fd, piece->clean, length, offset);
+}
+
+static int add_block(struct walk *walk, const struct block_expect *expect, void *block)
+{
+	struct target *target = walk->context;
+	const struct chunk *chunk = reader_map(walk->reader, expect->bytenr, 1);
+
+	(void)block;
+	add_value(target, expect->bytenr);
+	return add_piece(target, chunk->stripes[0] + (expect->bytenr - chunk->logical),
+			 walk->reader->node_bytes);
+}
+
+static int add_trees(struct target *target, struct reader *reader)
+{
+	_cleanup_(block_set_deinit) struct block_set visited = { 0 };
+	_cleanup_(cursor_close) struct cursor cursor = { 0 };
+	struct walk walk = {
+		.reader = reader, .visited = &visited, .visit = add_block, .context = target
+	};
+	struct block_expect root;
+	int ret;
+
+	tree_root_of_super(reader, TREE_CHUNK, &root);
+	ret = tree_walk(&walk, &root);
+	tree_root_of_super(reader, TREE_ROOT, &root);
+	if (!ret)
+		ret = tree_walk(&walk, &root);
+	if (ret)
+		return ret;
+	cursor_init(&cursor, reader, &root);
+	for (ret = cursor_first(&cursor); ret > 0; ret = cursor_next(&cursor)) {
+		struct block_expect tree;
+		struct disk_root item;
+
+		if (cursor.key.type != KEY_ROOT_ITEM)
+			continue;
+		ret = tree_root_of_item(&cursor, &item, &tree);
+		if (!ret)
+			ret = tree_walk(&walk, &tree);
+		if (ret)
+			return ret;
+	}
+	return ret;
+}
+
+/* Copy what of the file is not a hole. */
+static int copy_file(struct target *target, int from)
+{
+	static uint8_t buffer[65536];
+	off_t at = 0, end = lseek(from, 0, SEEK_END);
+	int ret = 0;
+
+	target->file_bytes = (uint64_t)end;
+	target->fd = memfd_create("image", MFD_CLOEXEC);
+	if (target->fd < 0 || ftruncate(target->fd, end))
+		return -errno;
+	while (!ret && (at = lseek(from, at, SEEK_DATA)) >= 0) {
+		off_t hole = lseek(from, at, SEEK_HOLE);
+
+		for (; at < hole && !ret; at += (off_t)sizeof(buffer)) {
+			size_t part = sizeof(buffer);
+
+			if ((uint64_t)(hole - at) < part)
+				part = (size_t)(hole - at);
+			ret = pread_full(from, buffer, part, (uint64_t)at);
+			if (!ret)
+				ret = pwrite_full(target->fd, buffer, part, (uint64_t)at);
+		}
+		at = hole;
+	}
+	return ret;
+}
+
+static int load(struct target *target, const char *path)
+{
+	_cleanup_close_ int from = open(path, O_RDONLY | O_CLOEXEC);
+	struct reader reader;
+	int ret = from < 0 ? -errno : copy_file(target, from);
+
+	if (!ret)
+		ret = reader_open(&reader, target->fd);
+	if (ret)
+		return ret;
+	add_value(target, reader.file_bytes);
+	add_value(target, reader.device_bytes);
+	for (size_t i = 0; i < reader.chunks.count && i < PIECES_MAX; i++)
+		add_value(target, reader.chunks.chunks[i].logical);
+	for (unsigned i = 0; i < SUPER_MIRRORS && !ret; i++)
+		ret = add_piece(target, super_mirror_offset(i), SUPER_BYTES);
+	if (!ret)
+		ret = add_trees(target, &reader);
+	reader_close(&reader);
+	return ret || target->piece_count ? ret : -EINVAL;
+}
+
+struct input {
+	const uint8_t *data;
+	size_t length;
+};
+
+static uint64_t take(struct input *input, size_t bytes)
+{
+	uint64_t value = 0;
+
+	for (; bytes && input->length; bytes--, input->length--)
+		value = value << 8 | *input->data++;
+	return value;
+}
+
+static uint64_t interesting(const struct target *target, struct input *input)
+{
+	static const uint64_t values[] = {
+		0,
+		1,
+		2,
+		7,
+		8,
+		16,
+		101,
+		255,
+		256,
+		4095,
+		4096,
+		4097,
+		16283,
+		16384,
+		65535,
+		65536,
+		UINT32_MAX,
+		1u << 31,
+		1ull << 32,
+		1ull << 48,
+		INT64_MAX,
+		1ull << 63,
+		UINT64_MAX - 4095,
+		UINT64_MAX,
+	};
+	size_t count = sizeof(values) / sizeof(values[0]);
+	uint64_t which = take(input, 1);
+
+	if (which % 2)
+		return target->values[which / 2 % target->value_count] + take(input, 1) % 3 - 1;
+	return values[which / 2 % count];
+}
+
+/* Where in a tree block: header, list of items, an item's data, or anywhere. */
+static uint32_t place_in(const struct piece *piece, struct input *input)
+{
+	uint64_t kind = take(input, 1), at = take(input, 2);
+	const struct disk_header *header = (const void *)piece->clean;
+	bool is_tree = piece->length != SUPER_BYTES;
+	uint64_t count = is_tree ? le32toh(header->item_count) : 0;
+
+	if (!is_tree && kind % 2)
+		return at % 900; /* fields, and the beginning of the array of chunks */
+	if (!is_tree || kind % 4 == 0 || !count)
+		return at % piece->length;
+	if (kind % 4 == 1)
+		return at % sizeof(*header);
+	if (kind % 4 == 2 || header->level)
+		return sizeof(*header) +
+		       at % (count * (header->level ? sizeof(struct disk_key_ptr) :
+						      sizeof(struct disk_item)));
+	{
+		const struct disk_item *items = (const void *)(header + 1);
+		const struct disk_item *item = &items[at / 64 % count];
+
+		return sizeof(*header) + le32toh(item->offset) +
+		       at % (le32toh(item->size) ? le32toh(item->size) : 1);
+	}
+}
+
+static void change(struct target *target, struct input *input)
+{
+	struct piece *piece = &target->pieces[take(input, 1) % target->piece_count];
+	const struct piece *other;
+	uint32_t at = place_in(piece, input), width = 1, from;
+	uint64_t kind = take(input, 1), value;
+	le64 disk = 0;
+
+	if (!piece->is_dirty)
+		memcpy(piece->changed, piece->clean, piece->length);
+	piece->is_dirty = true;
+	switch (kind % 5) {
+	case 0:
+		piece->changed[at] ^= 1 << take(input, 1) % 8;
+		return;
+	case 1:
+		width = 1u << kind / 5 % 4;
+		value = interesting(target, input);
+		break;
+	case 2: /* a small step up or down */
+		width = 1u << kind / 5 % 4;
+		if (at + width > piece->length)
+			return;
+		memcpy(&disk, piece->changed + at, width);
+		value = le64toh(disk) + take(input, 1) % 17 - 8;
+		break;
+	case 3:
+		other = &target->pieces[take(input, 1) % target->piece_count];
+		width = 1 + (uint32_t)take(input, 1) % COPY_BYTES_MAX;
+		from = place_in(other, input);
+		if (at + width <= piece->length && from + width <= other->length)
+			memmove(piece->changed + at, other->clean + from, width);
+		return;
+	default:
+		width = 8;
+		value = take(input, 8);
+		break;
+	}
+	disk = htole64(value);
+	if (at + width <= piece->length)
+		memcpy(piece->changed + at, &disk, width);
+}
+
+static void look(int fd)
+{
+	_cleanup_(report_deinit) struct report report = { 0 };
+	struct layout layout = { 0 };
+	struct reader reader;
+
+	if (reader_open(&reader, fd))
+		return;
+	if (!layout_find(&reader, &layout))
+		layout_count_extents(&reader, &layout);
+	check_image(&reader, &layout, &report);
+	reader_close(&reader);
+}
+
+static void run_input(struct target *target, const uint8_t *data, size_t length)
+{
+	const struct csum_kind *csum = csum_kind_by_id(CSUM_TYPE_CRC32C);
+	struct input input = { data, length };
+	uint64_t how = take(&input, 1), cut;
+	int ret = 0;
+
+	while (input.length)
+		change(target, &input);
+	for (size_t i = 0; i < target->piece_count && !ret; i++) {
+		struct piece *piece = &target->pieces[i];
+
+		if (!piece->is_dirty)
+			continue;
+		if (how % 16 != 1)
+			csum_block_set(csum, piece->changed, piece->length);
+		ret = pwrite_full(target->fd, piece->changed, piece->length, piece->offset);
+	}
+	cut = target->pieces[how / 16 < target->piece_count ? how / 16 : 0].offset + how;
+	if (!ret && how % 16 == 2 && ftruncate(target->fd, (off_t)cut))
+		ret = -errno;
+	if (ret)
+		die("cannot change the image", ret);
+	look(target->fd);
+
+	if (how % 16 == 2 && ftruncate(target->fd, (off_t)target->file_bytes))
+		die("cannot restore the image", -errno);
+	for (size_t i = 0; i < target->piece_count && !ret; i++) {
+		struct piece *piece = &target->pieces[i];
+
+		if (piece->is_dirty || (how % 16 == 2 && piece->offset + piece->length > cut))
+			ret = pwrite_full(target->fd, piece->clean, piece->length, piece->offset);
+		piece->is_dirty = false;
+	}
+	if (ret)
+		die("cannot restore the image", ret);
+}
+
+#ifdef FUZZ_LIBFUZZER
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
+{
+	static struct target target = { .fd = -1 };
+	int ret;
+
+	if (target.fd < 0) {
+		ret = load(&target, getenv("FUZZ_IMAGE"));
+		if (ret)
+			die("FUZZ_IMAGE", ret);
+	}
+	run_input(&target, data, length < INPUT_BYTES_MAX ? length : INPUT_BYTES_MAX);
+	return 0;
+}
+#else
+/* splitmix64: small, and the same on every machine. */
+static uint64_t random_next(uint64_t *state)
+{
+	uint64_t value = *state += 0x9E3779B97F4A7C15ull;
+
+	value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9ull;
+	value = (value ^ value >> 27) * 0x94D049BB133111EBull;
+	return value ^ value >> 31;
+}
+
+/* Ready before the signal comes: its handler can do little. */
+static char hang_text[96];
+static size_t hang_text_length;
+
+static void hung(int signal_number)
+{
+	(void)signal_number;
+	(void)!write(STDERR_FILENO, hang_text, hang_text_length);
+	_exit(EXIT_FAILED);
+}
+
+static void fuzz(const char *path, uint64_t seed, uint64_t iterations)
+{
+	static struct target target;
+	uint8_t data[INPUT_BYTES_MAX];
+	int ret;
+
+	target = (struct target){ .fd = -1 };
+	ret = load(&target, path);
+	if (ret)
+		die(path, ret);
+	for (uint64_t i = 0; i < iterations; i++) {
+		uint64_t state = seed + i;
+		size_t length = 6 + random_next(&state) % (sizeof(data) - 6);
+
+		/* Mostly few changes: with many, the first checks stop it. */
+		if (random_next(&state) % 4)
+			length = 6 + length % 14;
+		for (size_t b = 0; b < length; b++)
+			data[b] = (uint8_t)random_next(&state);
+		hang_text_length = (size_t)snprintf(
+			hang_text, sizeof(hang_text),
+			"fuzz-reader: --seed %" PRIu64 " --iterations 1 hangs\n", seed + i);
+		alarm(ITERATION_SECONDS_MAX);
+		run_input(&target, data, length);
+	}
+	alarm(0);
+	close(target.fd);
+	for (size_t i = 0; i < target.piece_count; i++) {
+		free(target.pieces[i].clean);
+		free(target.pieces[i].changed);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t seed = 1, iterations = 1000;
+	int i = 1;
+
+	message_init("fuzz-reader");
+	for (; i + 1 < argc && argv[i][0] == '-'; i += 2) {
+		if (!strcmp(argv[i], "--seed"))
+			seed = strtoull(argv[i + 1], NULL, 10);
+		else if (!strcmp(argv[i], "--iterations"))
+			iterations = strtoull(argv[i + 1], NULL, 10);
+	}
+	if (i >= argc) {
+		msg_error("usage: fuzz-reader [--seed N] [--iterations N] IMAGE...");
+		return EXIT_USAGE;
+	}
+	signal(SIGALRM, hung);
+	for (; i < argc; i++)
+		fuzz(argv[i], seed, iterations);
+	return EXIT_OK;
+}
+#endif
