@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sanitized_build import sanitized_build  # noqa: F401  (a fixture for all)
 
 from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Capability, sparse_directory
 from btrfs_ublk.ledger import process_ledger
