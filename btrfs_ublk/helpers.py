@@ -12,6 +12,7 @@ from btrfs_ublk.errors import CapabilityError
 HELPERS_VARIABLE = "BTRFS_UBLK_HELPERS"
 
 MKSEED = "btrfs-ublk-mkseed"
+CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
 RESHAPE = "btrfs-ublk-reshape"

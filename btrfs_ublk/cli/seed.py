@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Literal
 from uuid import UUID
 
 import click
 
+from btrfs_ublk.helpers import CHECKSEED, helper_path
 from btrfs_ublk.seed import DEFAULT_FILENAME, make_seed
+from btrfs_ublk.seed.check import (
+    ProgsReport,
+    SeedReport,
+    check_seed,
+    check_with_progs,
+)
 from btrfs_ublk.units import format_size, parse_block_size
 
 
 @click.group("seed")
 def command() -> None:
-    """Make seeds: btrfs templates whose data blocks come from a block server."""
+    """Make and check seeds: btrfs templates whose data come from a block server."""
 
 
 @command.command()
@@ -22,6 +32,16 @@ def command() -> None:
 @click.option("--virtual-data-size", default="4E", show_default=True, metavar="SIZE")
 @click.option("--virtual-data-filename", default=DEFAULT_FILENAME, show_default=True)
 @click.option("--chunk-size", metavar="SIZE", help="Length of a chunk.  [255T]")
+@click.option(
+    "--metadata-profile",
+    type=click.Choice(["single", "dup"]),
+    help="Metadata once or twice; sprouts inherit it.  [single]",
+)
+@click.option(
+    "--inherit-nodatasum/--no-inherit-nodatasum",
+    default=None,
+    help="Whether new files have no checksums, and so take clones.  [they have none]",
+)
 @click.option("--label", help="Label of the file system.")
 @click.option("--fsid", type=click.UUID, help="UUID of the file system.  [random]")
 @click.option("--device-uuid", type=click.UUID, help="UUID of the device.  [derived]")
@@ -34,6 +54,8 @@ def create(
     virtual_data_size: str,
     virtual_data_filename: str,
     chunk_size: str | None,
+    metadata_profile: Literal["single", "dup"] | None,
+    inherit_nodatasum: bool | None,
     label: str | None,
     fsid: UUID | None,
     device_uuid: UUID | None,
@@ -54,6 +76,8 @@ def create(
             if chunk_size is None
             else parse_block_size(chunk_size, what="--chunk-size")
         ),
+        metadata_profile=metadata_profile or "single",
+        inherit_nodatasum=inherit_nodatasum is not False,
         label=label,
         fsid=fsid,
         device_uuid=device_uuid,
@@ -71,3 +95,64 @@ def create(
         f"  chunks        {seed.chunks} of up to {format_size(seed.chunk_bytes)}"
     )
     click.echo(f"  metadata      {format_size(seed.metadata_bytes)}")
+
+
+@command.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the layout as JSON.")
+def inspect(path: Path, as_json: bool) -> None:
+    """Print the layout of a seed, or of any btrfs of one device: sizes, flags, chunks,
+    strategy, virtual data. PATH is an image or a device that is not mounted.
+    """
+    helper = helper_path(CHECKSEED)
+    sys.stdout.flush()
+    options = ["--json"] if as_json else []
+    # In our place: it prints what there is to print, and so is the status.
+    os.execv(helper, [str(helper), "inspect", *options, "--", str(path)])
+
+
+@command.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--no-btrfs-check", is_flag=True, help="Leave `btrfs check` out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def check(path: Path, no_btrfs_check: bool, as_json: bool) -> int:
+    """Check all that has to hold of a seed, offline: superblocks, trees and checksums,
+    chunks, extents, references, free space, the mapping of the virtual data. Then have
+    `btrfs check` look at it, where installed. Writes nothing.
+
+    PATH is an image or a device that is not mounted. Exit status 1: a violation.
+    """
+    report = check_seed(path)
+    if no_btrfs_check:
+        progs = ProgsReport(None, "--no-btrfs-check was given")
+    else:
+        progs = check_with_progs(path)
+    if as_json:
+        answer = report.to_dict() | {"btrfs_check": progs.to_dict()}
+        click.echo(json.dumps(answer))
+    else:
+        _print_report(report, progs)
+    return 0 if report.clean and progs.clean is not False else 1
+
+
+def _print_report(report: SeedReport, progs: ProgsReport) -> None:
+    for violation in report.violations:
+        click.echo(violation)
+    if report.violation_count > len(report.violations):
+        click.echo(f"and {report.violation_count - len(report.violations)} more")
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    count = report.violation_count
+    result = f"clean, strategy {report.strategy}"
+    if count:
+        result = f"{count} violation{'s' * (count > 1)}"
+    click.echo(
+        f"{report.path}: {result}; {report.tree_blocks} tree blocks, "
+        f"{report.extents} extents, {report.references} references"
+    )
+    for line in progs.output:
+        click.echo(f"  {line}")
+    if progs.clean is None:
+        click.echo(f"btrfs check: left out: {progs.reason}")
+    else:
+        click.echo(f"btrfs check: {'clean' if progs.clean else progs.reason}")

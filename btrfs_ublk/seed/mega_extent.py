@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 from uuid import UUID
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -59,6 +60,8 @@ def make_seed(
     device_uuid: UUID | None = None,
     time: int | None = None,
     chunk_bytes: int | None = None,
+    metadata_profile: Literal["single", "dup"] = "single",
+    inherit_nodatasum: bool = True,
     metadata_only: bool = False,
     force: bool = False,
 ) -> Seed:
@@ -66,6 +69,9 @@ def make_seed(
 
     ``virtual_data_size`` and ``chunk_bytes`` are in bytes, ``time`` in seconds since
     1970. With fsid and time given, the image is the same every time.
+    With ``metadata_profile`` "dup" metadata are on the device twice, also on that of a
+    sprout, which inherits it. Without ``inherit_nodatasum`` new files on a sprout have
+    checksums; those that virtual data are to be cloned into need ``chattr +C``.
     ``metadata_only`` leaves the image as small as a block server needs; without it, the
     (sparse) file has the device's full size and can be mounted over a loop device.
     ``force`` replaces an existing file. Raises UsageError for what the formatter
@@ -79,6 +85,8 @@ def make_seed(
         "--device-uuid": device_uuid,
         "--time": time,
         "--chunk-size": chunk_bytes,
+        "--metadata-profile": metadata_profile,
+        "--inherit-nodatasum": "on" if inherit_nodatasum else "off",
     }
     argv: list[str | Path] = [helper_path(MKSEED), "--json"]
     argv += [
