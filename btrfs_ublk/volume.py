@@ -12,7 +12,7 @@ from btrfs_ublk.log import step
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.resources.reflink import clone_file
 from btrfs_ublk.resources.tempdir import tempdir
-from btrfs_ublk.seed import DEFAULT_FILENAME, Seed, make_seed
+from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, Seed, make_seed_by
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import Segment
 from btrfs_ublk.sprout import DEFAULT_WRITABLE_BYTES, Sprout, sprout
@@ -67,6 +67,7 @@ def volume(
     *,
     virtual_data_size: int,
     virtual_data_filename: str = DEFAULT_FILENAME,
+    strategy: str = MEGA_EXTENT,
     writable_bytes: int = DEFAULT_WRITABLE_BYTES,
     parent: Path | None = None,
     queues: int | None = None,
@@ -77,19 +78,22 @@ def volume(
     """Make a volume, mount it on the directory ``target``; take all down at the end.
 
     ``contents`` answer ranges of the virtual file (offsets count from its start); what
-    they leave free gives EIO. Sizes are bytes. Images go to a temporary directory below
-    ``parent``. ``observe(stage, thing)`` is told when each stage is reached: "seed"
-    (a Seed), "server" (a BlockServer), "mapping" (a PhysicalMap), "sprout" (a Sprout).
+    they leave free gives EIO. Sizes are bytes. ``strategy`` (see STRATEGIES) makes the
+    seed. Images go to a temporary directory below ``parent``. ``observe(stage, thing)``
+    is told when each stage is reached: "seed" (a Seed), "server" (a BlockServer),
+    "mapping" (a PhysicalMap), "sprout" (a Sprout).
     """
     ledger = ledger or process_ledger()
     with ExitStack() as stack:
         directory = stack.enter_context(tempdir(parent=parent, ledger=ledger))
         with step("make the seed"):
-            seed = make_seed(
+            seed = make_seed_by(
+                strategy,
                 directory / "seed.img",
                 virtual_data_size=virtual_data_size,
                 virtual_data_filename=virtual_data_filename,
                 metadata_only=True,
+                ledger=ledger,
             )
         observe("seed", seed)
         with step("start the block server"):

@@ -37,7 +37,6 @@ from reshape_support import (
     with_checksum,
     write_at,
 )
-from sanitized_build import sanitized_build
 
 from btrfs_ublk.capabilities import BTRFS, BTRFS_PROGS, LOOP, MKFS_BTRFS, ROOT, Program
 from btrfs_ublk.helpers import RESHAPE
@@ -46,13 +45,10 @@ from btrfs_ublk.resources import loop_device, mounted
 
 pytestmark = pytest.mark.native
 
-#: The fixture, under a name of this module's.
-sanitizers = sanitized_build
-
 
 @pytest.fixture(scope="module")
-def reshape(sanitizers: Path) -> Reshape:
-    return Reshape(sanitizers / "csrc" / "tools" / RESHAPE)
+def reshape(sanitized_build: Path) -> Reshape:
+    return Reshape(sanitized_build / "csrc" / "tools" / RESHAPE)
 
 
 @pytest.fixture(scope="module")

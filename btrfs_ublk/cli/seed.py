@@ -12,7 +12,7 @@ from uuid import UUID
 import click
 
 from btrfs_ublk.helpers import CHECKSEED, helper_path
-from btrfs_ublk.seed import DEFAULT_FILENAME, make_seed
+from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, STRATEGIES, make_seed_by
 from btrfs_ublk.seed.check import (
     ProgsReport,
     SeedReport,
@@ -29,9 +29,21 @@ def command() -> None:
 
 @command.command()
 @click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--strategy",
+    type=click.Choice(list(STRATEGIES)),
+    default=MEGA_EXTENT,
+    show_default=True,
+    help="fallocate: by mkfs.btrfs and the kernel, up to 255T; needs root.",
+)
 @click.option("--virtual-data-size", default="4E", show_default=True, metavar="SIZE")
 @click.option("--virtual-data-filename", default=DEFAULT_FILENAME, show_default=True)
 @click.option("--chunk-size", metavar="SIZE", help="Length of a chunk.  [255T]")
+@click.option(
+    "--chunks",
+    type=click.Choice(["kernel", "stretched"]),
+    help="fallocate: chunks of 1G, or a single one.  [by the size]",
+)
 @click.option(
     "--metadata-profile",
     type=click.Choice(["single", "dup"]),
@@ -51,9 +63,11 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the seed as JSON.")
 def create(
     path: Path,
+    strategy: str,
     virtual_data_size: str,
     virtual_data_filename: str,
     chunk_size: str | None,
+    chunks: str | None,
     metadata_profile: Literal["single", "dup"] | None,
     inherit_nodatasum: bool | None,
     label: str | None,
@@ -64,8 +78,9 @@ def create(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write a seed image to PATH. Needs no privileges."""
-    seed = make_seed(
+    """Write a seed image to PATH. The default strategy needs no privileges."""
+    seed = make_seed_by(
+        strategy,
         path,
         virtual_data_size=parse_block_size(
             virtual_data_size, what="--virtual-data-size"
@@ -76,8 +91,9 @@ def create(
             if chunk_size is None
             else parse_block_size(chunk_size, what="--chunk-size")
         ),
-        metadata_profile=metadata_profile or "single",
-        inherit_nodatasum=inherit_nodatasum is not False,
+        chunks=chunks,
+        metadata_profile=metadata_profile,
+        inherit_nodatasum=inherit_nodatasum,
         label=label,
         fsid=fsid,
         device_uuid=device_uuid,

@@ -1,0 +1,324 @@
+"""Seeds of the fallocate strategy: an ordinary btrfs, whose own allocator lays out a
+preallocated file, turned into a seed offline by btrfs-ublk-reshape.
+
+Where the data chunks come from decides how far this scales. The kernel's own have 1 GiB
+each, and its allocator walks the list of all block groups for each that it begins to
+fill (find_free_extent(): since Linux 6.2 a new one, of no size class yet, is only taken
+in the second pass over the list). So the time grows with the square of the size: 8 s
+for 8 TiB, 42 s for 16 TiB, hours for 250 TiB. Nothing in mkfs.btrfs, mount options or
+/sys/fs/btrfs/FSID/allocation makes such chunks larger. Besides, copies of the
+superblock at 64 MiB and 256 GiB stand in the midst of the data.
+
+So the kernel lays out its chunks where that gives one run for most of the file; for all
+other sizes the empty data chunk that mkfs.btrfs makes is stretched to what is needed
+and moved past the copies, before the first mount: 250 TiB take 10 s then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Helper, require
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.helpers import RESHAPE, helper_path
+from btrfs_ublk.ledger import Ledger, process_ledger
+from btrfs_ublk.log import log, step
+from btrfs_ublk.physmap import PhysicalMap
+from btrfs_ublk.process import run
+from btrfs_ublk.resources.attributes import IMMUTABLE, NO_COW, add_attributes
+from btrfs_ublk.resources.btrfs import forget_device
+from btrfs_ublk.resources.loop import loop_device
+from btrfs_ublk.resources.mount import mounted
+from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.seed.layout import DEFAULT_FILENAME, Range, Seed, VirtualData
+from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB, TIB, format_size
+
+#: Who makes the data chunks: the kernel, 1 GiB each, or mkfs.btrfs, one and stretched.
+Chunks = Literal["kernel", "stretched"]
+
+#: The sizes for which the kernel makes the chunks unless it is asked otherwise. Below,
+#: what is left over in the first chunk, behind a superblock, would be more than a
+#: fifth; above, up to 1.3 TiB, the superblock at 256 GiB cuts the file into two large
+#: halves.
+KERNEL_CHUNKS_BYTES = range(5 * GIB, 300 * GIB + 1)
+#: With more it takes minutes.
+KERNEL_CHUNKS_MAX_BYTES = 16 * TIB
+#: As for the other strategy; the kernel allocates no less anyway.
+MIN_BYTES = 4 * MIB
+#: The longest chunk that kernels since 6.4 take, see CHUNK_LENGTH_MAX in btrfs/chunk.h.
+STRETCHED_MAX_BYTES = 255 * TIB
+#: Past the last copy of the superblock, so that nothing interrupts the data.
+STRETCHED_START = 512 * GIB
+#: `scrub -r` since Linux 6.12 reads virtual data in chunks that end elsewhere.
+_CHUNK_STEP_BYTES = 4 * GIB
+
+#: For chunks that superblock copies cut, so that their last pieces go unused, and for
+#: metadata: 200 bytes for each extent of 256 MiB, in chunks of 1 GiB.
+_KERNEL_SLACK_BYTES = 16 * GIB
+
+#: The most that the kernel puts into one extent (__btrfs_prealloc_file_range()).
+_EXTENT_BYTES = 256 * MIB
+#: How much one call allocates: it holds the file's lock, and no signal ends it.
+_PIECE_BYTES = 64 * GIB
+_DEFAULT_TIMEOUT_S = 900.0
+_COMMAND_TIMEOUT_S = 120.0
+_MODE = 0o400
+_NAME_MAX_BYTES = 255
+
+
+def make_fallocate_seed(
+    path: Path,
+    *,
+    virtual_data_size: int,
+    virtual_data_filename: str = DEFAULT_FILENAME,
+    label: str | None = None,
+    fsid: UUID | None = None,
+    chunks: Chunks | None = None,
+    metadata_only: bool = False,
+    force: bool = False,
+    timeout_s: float = _DEFAULT_TIMEOUT_S,
+    ledger: Ledger | None = None,
+) -> Seed:
+    """Make a seed image with mkfs.btrfs and the kernel's allocator; needs root.
+
+    The virtual file is in extents of up to 256 MiB. In chunks of the kernel's it has a
+    few gaps, where copies of the superblock and metadata are: see Seed.virtual_data;
+    at least 80 % are in one run. In a stretched chunk all of it is. ``chunks`` None
+    chooses by the size.
+
+    ``metadata_only`` cuts the image off where what must be stored ends. ``force``
+    replaces an existing file. Raises UsageError for what cannot be, CommandError and
+    BtrfsUblkError when a step fails or all of the allocation takes longer than
+    ``timeout_s``; the path is as before then, and nothing is left behind.
+    """
+    require(ROOT, BTRFS, LOOP, MKFS_BTRFS, Helper(RESHAPE))
+    if chunks is None:
+        chunks = "kernel" if virtual_data_size in KERNEL_CHUNKS_BYTES else "stretched"
+    _check_size(virtual_data_size, chunks)
+    _check_name(virtual_data_filename)
+    _check_output(path, force=force)
+    if chunks == "stretched":
+        chunk_bytes = _round_up(virtual_data_size, _CHUNK_STEP_BYTES)
+        device_bytes = STRETCHED_START + chunk_bytes
+    else:
+        device_bytes = _round_up(virtual_data_size + _KERNEL_SLACK_BYTES, GIB)
+    ledger = ledger or process_ledger()
+    with ExitStack() as stack:
+        # Next to the result, so that it becomes that by its name alone.
+        directory = stack.enter_context(tempdir(parent=path.parent, ledger=ledger))
+        image, target = directory / "seed.img", directory / "mount"
+        target.mkdir()
+        _make_sparse(image, device_bytes, path)
+        with step("format it"):
+            _format(image, label=label, fsid=fsid)
+        if chunks == "stretched":
+            _reshape(
+                *("stretch", f"--offset={STRETCHED_START}", f"--length={chunk_bytes}"),
+                image,
+            )
+        with step(f"allocate {format_size(virtual_data_size)}"):
+            with _mounted_image(image, target, read_only=False, ledger=ledger):
+                inode = _allocate(
+                    target,
+                    virtual_data_filename,
+                    virtual_data_size,
+                    deadline_s=time.monotonic() + timeout_s,
+                )
+        with step("make it a seed"):
+            about = json.loads(_reshape("seed", f"--inode={inode}", "--json", image))
+        with step("validate the map"):
+            with _mounted_image(image, target, read_only=True, ledger=ledger):
+                mapping = PhysicalMap.read(target / virtual_data_filename)
+            mapping.assert_virtual_data(
+                size_bytes=virtual_data_size,
+                device_offset=STRETCHED_START if chunks == "stretched" else None,
+                whole=chunks == "stretched",
+            )
+        if metadata_only:
+            os.truncate(image, about["local_bytes"])
+        seed = Seed(
+            path=path,
+            fsid=UUID(about["fsid"]),
+            device_uuid=UUID(about["device_uuid"]),
+            label=about.get("label", ""),
+            device_bytes=about["device_bytes"],
+            file_bytes=image.stat().st_size,
+            metadata_bytes=about["metadata_bytes"],
+            local_bytes=about["local_bytes"],
+            virtual_data=VirtualData(
+                filename=virtual_data_filename,
+                inode=inode,
+                size=virtual_data_size,
+                runs=tuple(mapping.contiguous_runs()),
+            ),
+            chunks=about["chunks"],
+            chunk_bytes=about["chunk_bytes"],
+            strategy="fallocate",
+        )
+        _publish(image, path, force=force)
+    return seed
+
+
+def _round_up(value: int, step_bytes: int) -> int:
+    return -(-value // step_bytes) * step_bytes
+
+
+def _check_size(size_bytes: int, chunks: Chunks) -> None:
+    most_bytes = STRETCHED_MAX_BYTES
+    hint = "the mega-extent strategy makes seeds of up to 8 EiB"
+    if chunks == "kernel":
+        most_bytes = KERNEL_CHUNKS_MAX_BYTES
+        hint = "with more the kernel's allocator takes too long: stretch the chunk"
+    if size_bytes % BLOCK_BYTES or not MIN_BYTES <= size_bytes <= most_bytes:
+        raise UsageError(
+            f"virtual data size {size_bytes} is not a multiple of {BLOCK_BYTES} from "
+            f"{MIN_BYTES} to {most_bytes} bytes",
+            hint=hint,
+        )
+
+
+def _check_name(name: str) -> None:
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"virtual data filename {name!r} is not UTF-8") from None
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise UsageError(f"virtual data filename {name!r} is not the name of a file")
+    if length > _NAME_MAX_BYTES:
+        raise UsageError(
+            f"virtual data filename has {length} bytes, the limit is {_NAME_MAX_BYTES}"
+        )
+
+
+def _check_output(path: Path, *, force: bool) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is not a directory", hint="create it first")
+    if path.is_symlink() or path.exists():
+        if not path.is_file() or path.is_symlink():
+            raise UsageError(f"{path} exists and is not a regular file")
+        if not force:
+            raise UsageError(
+                f"{path} exists", hint="choose another name, or replace it (force)"
+            )
+
+
+def _make_sparse(image: Path, size_bytes: int, path: Path) -> None:
+    try:
+        with image.open("xb") as file:
+            file.truncate(size_bytes)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: no sparse file of {format_size(size_bytes)}: {error.strerror}",
+            hint="ext4 stops at 16 TiB: use tmpfs (/dev/shm), XFS or btrfs",
+        ) from error
+
+
+def _format(image: Path, *, label: str | None, fsid: UUID | None) -> None:
+    """SINGLE as in seeds of the other strategy: the sprout inherits it."""
+    argv: list[str | Path] = ["mkfs.btrfs", "--quiet", "--nodiscard"]
+    argv += ["--metadata=single", "--data=single", f"--sectorsize={BLOCK_BYTES}"]
+    argv += [f"--uuid={fsid}"] if fsid else []
+    argv += [f"--label={label}"] if label else []
+    run([*argv, "--", image], timeout_s=_COMMAND_TIMEOUT_S)
+
+
+def _reshape(*arguments: str | Path) -> str:
+    return run([helper_path(RESHAPE), *arguments], timeout_s=_COMMAND_TIMEOUT_S).stdout
+
+
+@contextmanager
+def _mounted_image(
+    image: Path, target: Path, *, read_only: bool, ledger: Ledger
+) -> Iterator[None]:
+    with ExitStack() as stack:
+        loop = stack.enter_context(
+            loop_device(image, read_only=read_only, ledger=ledger)
+        )
+        stack.callback(_forget, loop.path)
+        stack.enter_context(
+            mounted(
+                loop.path,
+                target,
+                # Discarding what was never written only costs time.
+                options=["nodiscard", "noatime", f"device={loop.path}"],
+                read_only=read_only,
+                ledger=ledger,
+            )
+        )
+        yield
+
+
+def _forget(device: Path) -> None:
+    # The image goes on to other devices; it does no harm when this fails.
+    try:
+        forget_device(device)
+    except BtrfsUblkError as error:
+        log.debug("%s", error)
+
+
+def _pieces(size_bytes: int) -> Iterator[Range]:
+    """What to allocate one after the other: (offset, length) each.
+
+    NB: what is not a multiple of the largest extent comes first, in extents that are
+    not small. At the end it would go back to where a superblock has left a gap; and
+    since Linux 6.2 small extents and large ones do not go into the same chunk while
+    another one can be made.
+    """
+    odd_bytes = size_bytes % _EXTENT_BYTES
+    heads = [odd_bytes] if odd_bytes else []
+    if 0 < odd_bytes < _EXTENT_BYTES // 2 and size_bytes > _EXTENT_BYTES:
+        heads = [_EXTENT_BYTES // 2, _EXTENT_BYTES // 2 + odd_bytes]
+    offset = 0
+    for length_bytes in heads:
+        yield offset, length_bytes
+        offset += length_bytes
+    for start in range(offset, size_bytes, _PIECE_BYTES):
+        yield start, min(_PIECE_BYTES, size_bytes - start)
+
+
+def _allocate(target: Path, name: str, size_bytes: int, *, deadline_s: float) -> int:
+    """Make the virtual file, all of it preallocated; its inode number."""
+    # Inherited by the virtual file, and later by all that clones from it.
+    add_attributes(target, NO_COW)
+    with open(target / name, "xb", buffering=0) as file:
+        fd = file.fileno()
+        os.fchmod(fd, _MODE)
+        for offset, length_bytes in _pieces(size_bytes):
+            if time.monotonic() > deadline_s:
+                raise BtrfsUblkError(
+                    f"allocating {format_size(size_bytes)} takes too long: it is at "
+                    f"{format_size(offset)}",
+                    hint="use the mega-extent strategy, or a longer timeout",
+                )
+            try:
+                os.posix_fallocate(fd, offset, length_bytes)
+            except OSError as error:
+                raise BtrfsUblkError(
+                    f"cannot allocate [{offset}, {offset + length_bytes}) of the "
+                    f"virtual file: {error.strerror}",
+                    hint="see the kernel log: dmesg | grep -i btrfs",
+                ) from error
+        # NB: only now: an immutable file takes no allocation.
+        add_attributes(fd, IMMUTABLE)
+        os.fsync(fd)
+        return os.fstat(fd).st_ino
+
+
+def _publish(image: Path, path: Path, *, force: bool) -> None:
+    """Give the image its name, which it keeps even if the temporary one goes on."""
+    try:
+        if force:
+            os.replace(image, path)
+        else:
+            os.link(image, path)
+    except FileExistsError:
+        raise UsageError(f"{path} exists now", hint="choose another name") from None
+    except OSError as error:
+        raise BtrfsUblkError(f"{path}: {error.strerror}") from error
