@@ -9,6 +9,11 @@ fsync: what is listed does not survive the power either, but for temporary direc
 A *kind* of thing is one function, registered with ``@remover``, that recognises the
 thing from its entry, removes it and waits until it is gone. Leaving a ``with`` block
 and ``gc`` use the same function, so it is idempotent and trusts nothing but the entry.
+
+Things stand on each other: a mount on a loop device, that on a file in a temporary
+directory. Which ones do is read from the paths in their entries. As long as a younger
+thing is there, what it stands on is left, whoever takes things down and in what order:
+a directory must not be emptied under a mount that turned out to be busy.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,25 +70,68 @@ Remover = Callable[[Entry], bool]
 Undo = Callable[[Entry], object]
 
 
+#: The path at which a thing is, or None while that is not known.
+Place = Callable[[Entry], str | None]
+
+
+def _path_in_details(entry: Entry) -> str | None:
+    return entry.details.get("path")
+
+
 @dataclass(frozen=True)
 class _Kind:
     remove: Remover
     survives_reboot: bool
+    place: Place
 
 
 _kinds: dict[str, _Kind] = {}
 
 
 def remover(
-    kind: str, *, survives_reboot: bool = False
+    kind: str, *, survives_reboot: bool = False, place: Place = _path_in_details
 ) -> Callable[[Remover], Remover]:
-    """Register the function that removes things of this kind."""
+    """Register the function that removes things of this kind.
+
+    ``place`` says what other things' entries name when they stand on this one.
+    """
 
     def register(function: Remover) -> Remover:
-        _kinds[kind] = _Kind(function, survives_reboot)
+        _kinds[kind] = _Kind(function, survives_reboot, place)
         return function
 
     return register
+
+
+def _paths(value: object) -> Iterator[str]:
+    if isinstance(value, str) and value.startswith("/"):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _paths(item)
+
+
+def stands_on(younger: Entry, elder: Entry) -> bool:
+    """True when the younger entry names the elder's place, or what is below it."""
+    kind = _kinds.get(elder.kind)
+    place = kind and kind.place(elder)
+    if not place or younger.sequence <= elder.sequence:
+        return False
+    return any(
+        path == place or path.startswith(f"{place}/")
+        for value in younger.details.values()
+        for path in _paths(value)
+    )
+
+
+def _refuse_if_stood_on(elder: Entry, others: Iterable[Entry]) -> None:
+    """Raise LeftoverError, naming the oldest one, when others stand on the elder."""
+    for entry in others:
+        if stands_on(entry, elder):
+            raise LeftoverError(
+                f"it is kept, as something stands on it: {entry}",
+                hint="that must go first",
+            )
 
 
 @dataclass(frozen=True)
@@ -237,6 +285,7 @@ class Ledger:
         if not self.is_ours:
             return  # a forked child unwinds its copy of the stack: nothing here is its
         with deferred():
+            _refuse_if_stood_on(entry, self.entries())
             (undo or _kinds[entry.kind].remove)(entry)
             self.strike(entry)
 
@@ -375,8 +424,10 @@ def append_line(fd: int, record: Details) -> None:
 def sweep_entries(
     entries: list[Entry], *, strike: Callable[[Entry], None], same_boot: bool
 ) -> list[Outcome]:
-    """Remove things in the reverse order of their making, each on its own."""
-    outcomes = []
+    """Remove things in the reverse order of their making, but for those that something
+    stands on which could not be removed.
+    """
+    outcomes: list[Outcome] = []
     for entry in reversed(entries):
         kind = _kinds.get(entry.kind)
         try:
@@ -384,6 +435,8 @@ def sweep_entries(
                 raise LeftoverError(
                     f"unknown kind {entry.kind!r}: made by a newer version?"
                 )
+            left = [outcome.entry for outcome in outcomes if outcome.result == "left"]
+            _refuse_if_stood_on(entry, left)
             was_there = (same_boot or kind.survives_reboot) and kind.remove(entry)
         except (BtrfsUblkError, OSError) as error:
             outcomes.append(Outcome(entry, "left", str(error)))

@@ -310,7 +310,7 @@ class TestWithUblk:
         run(["mkfs.btrfs", "-q", image], timeout_s=60)
         segment = FileSegment(offset=0, length=128 * MIB, path=str(image))
         server = BlockServer(Description(128 * MIB, [segment]))
-        with pytest.raises(LeftoverError, match=f"mounted at {target}"):
+        with pytest.raises(LeftoverError, match=f"mount target={target}"):
             with server:
                 mount = mounted(server.device, target, read_only=True)
                 mount.__enter__()

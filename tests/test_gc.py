@@ -89,7 +89,7 @@ def test_what_is_busy_stays_and_is_removed_later(leftovers: tuple[Path, Path]) -
         user.kill()
     assert not report.is_clean
     text = json.dumps(report.to_dict())
-    assert f"pid {user.pid} (sleep)" in text and f"mounted at {target}" in text
+    assert f"pid {user.pid} (sleep)" in text and f"mount target={target}" in text
     assert [result for _, result in results()] == ["removed"] * 3
 
 

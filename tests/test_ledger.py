@@ -65,8 +65,10 @@ def abandon(directory: Path, *records: dict[str, object], tail: str = "") -> Pat
     return path
 
 
-def enter(sequence: int, name: str, kind: str = "thing") -> dict[str, object]:
-    details = {"name": name}
+def enter(
+    sequence: int, name: str, kind: str = "thing", **more: object
+) -> dict[str, object]:
+    details = {"name": name, **more}
     return {"enter": sequence, "kind": kind, "tag": "0" * 16, "details": details}
 
 
@@ -150,6 +152,43 @@ def test_sweeping_goes_backwards_and_keeps_what_is_stuck(
     assert things == []
     # The next one sees only what is left.
     assert path.exists() and only_sweep(tmp_path) == [("stuck", "left")]
+
+
+def test_what_a_stuck_thing_stands_on_is_left(
+    tmp_path: Path, things: list[str]
+) -> None:
+    """Also what that stands on in turn; the rest is removed."""
+    things += ["a", "b", "c", "beside"]
+    abandon(
+        tmp_path,
+        enter(1, "a", path="/a"),
+        enter(2, "beside", path="/a-b"),
+        enter(3, "b", path="/b", on=["none", "/a/sub/file"]),
+        enter(4, "stuck", on="/b"),
+        enter(5, "c", on="/b"),
+    )
+    outcomes = only_sweep(tmp_path)
+    assert outcomes == [
+        ("c", "removed"),
+        ("stuck", "left"),
+        ("b", "left"),
+        ("beside", "removed"),
+        ("a", "left"),
+    ]
+    assert things == ["a", "b"]
+
+
+def test_unwinding_keeps_what_a_stuck_thing_stands_on(
+    ledger: Ledger, things: list[str]
+) -> None:
+    things += ["a", "b"]
+    with pytest.raises(LeftoverError, match="stuck is stuck") as caught:
+        with ledger.holding("thing", name="a", path="/a"):
+            with ledger.holding("thing", name="b", path="/b"):
+                with ledger.holding("thing", name="stuck", on="/a"):
+                    pass
+    assert things == ["a"]
+    assert "something stands on it: thing name=stuck" in caught.value.__notes__[0]
 
 
 def only_sweep(directory: Path) -> list[tuple[str, str]]:

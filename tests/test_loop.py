@@ -156,7 +156,9 @@ def test_a_device_that_stays_open_is_reported(
     process_ledger().undo(process_ledger().entries()[0])
 
 
-def test_a_mounted_device_is_not_detached(sparse_path: Path) -> None:
+def test_a_mounted_device_is_not_detached(
+    sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image, target = sparse_path / "image", sparse_path / "mnt"
     target.mkdir()
     with image.open("wb") as file:
@@ -164,8 +166,13 @@ def test_a_mounted_device_is_not_detached(sparse_path: Path) -> None:
     run(["mkfs.btrfs", "-q", image], timeout_s=60)
     with loop_device(image) as device, mounted(device.path, target):
         entry = process_ledger().entries()[0]
+        with pytest.raises(LeftoverError, match=f"stands on it: mount target={target}"):
+            process_ledger().undo(entry)
+        # Nor when the mount is in nobody's ledger.
+        monkeypatch.setattr(process_ledger(), "_entries", {entry.sequence: entry})
         with pytest.raises(LeftoverError, match=f"mounted at {target}"):
             process_ledger().undo(entry)
+        monkeypatch.undo()
         assert backing_of(device.path) == str(image)
         assert blockdev.is_claimed(device.path)
 

@@ -11,6 +11,7 @@ import pytest
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
 from btrfs_ublk.ledger import process_ledger
 from btrfs_ublk.process import run
+from btrfs_ublk.resources import loop_device
 from btrfs_ublk.resources import mount as module
 from btrfs_ublk.resources import mounted, tempdir
 from btrfs_ublk.resources.mountinfo import parse_mountinfo, read_mountinfo
@@ -134,9 +135,45 @@ class TestMounted:
         run(["umount", target], timeout_s=10)
         process_ledger().undo(process_ledger().entries()[0])
 
+    def test_a_busy_mount_elsewhere_keeps_what_it_stands_on(
+        self, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The image below it, above all, in a directory that has no mount in it."""
+        monkeypatch.setattr(module, "_BUSY_TIMEOUT_S", 0.2)
+        target = sparse_path / "mnt"
+        target.mkdir()
+        with pytest.raises(LeftoverError, match="still mounted and busy"):
+            with tempdir(parent=sparse_path) as directory:
+                image = directory / "image"
+                with image.open("xb") as file:
+                    file.truncate(128 << 20)
+                run(["mkfs.btrfs", "-q", image], timeout_s=60)
+                with loop_device(image) as device, mounted(device.path, target):
+                    user = subprocess.Popen(["sleep", "60"], cwd=target)
+        left = [entry.kind for entry in process_ledger().entries()]
+        exists = image.exists()
+        user.kill()
+        user.wait(10)
+        outcomes = process_ledger().sweep()
+        assert left == ["tempdir", "loop", "mount"] and exists
+        assert [outcome.result for outcome in outcomes] == ["removed"] * 3
+
 
 @pytest.mark.native
 class TestTempdir:
+    def test_it_stays_while_a_loop_device_stands_on_a_file_in_it(
+        self, sparse_path: Path
+    ) -> None:
+        """Anybody's; and what is mounted from that may be elsewhere."""
+        with pytest.raises(LeftoverError, match="/dev/loop[0-9]+ stands on .*/image"):
+            with tempdir(parent=sparse_path) as directory:
+                image = directory / "image"
+                image.write_bytes(bytes(1 << 20))
+                find = run(["losetup", "--find", "--show", image], timeout_s=10)
+        assert image.exists()
+        run(["losetup", "-d", find.stdout.strip()], timeout_s=10)
+        process_ledger().undo(process_ledger().entries()[0])
+
     def test_it_is_private_and_goes_away(self, sparse_path: Path) -> None:
         with tempdir(parent=sparse_path, prefix="x-") as directory:
             assert directory.stat().st_mode & 0o777 == 0o700

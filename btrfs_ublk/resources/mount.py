@@ -94,7 +94,7 @@ def mounted(
     with ledger.holding(
         _KIND,
         target=str(target),
-        sources=[str(source)],
+        sources=_source_names(source),
         fs_type=fs_type,
         namespace=_mount_namespace(),
     ) as entry:
@@ -111,6 +111,12 @@ def mounted(
             raise LeftoverError(f"{target} is mounted, but not as asked")
         ledger.amend(entry, mount_id=mount.mount_id, unique_id=unique_mount_id(target))
         yield Mount(ledger, entry)
+
+
+def _source_names(source: Path | str) -> list[str]:
+    """As given, and the device itself, should that be a link to it."""
+    real = os.path.realpath(source) if str(source).startswith("/") else str(source)
+    return sorted({str(source), real})
 
 
 def _mount_namespace() -> str:

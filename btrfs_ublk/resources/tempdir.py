@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.errors import LeftoverError
@@ -26,8 +26,8 @@ def tempdir(
 ) -> Iterator[Path]:
     """A new directory of mode 0700, removed with its content when the block is left.
 
-    ``parent`` defaults to $TMPDIR or /tmp. Nothing is removed while
-    something is mounted in it: LeftoverError.
+    ``parent`` defaults to $TMPDIR or /tmp. Nothing is removed while something is
+    mounted in it, or a loop device stands on a file in it: LeftoverError.
     """
     ledger = ledger or process_ledger()
     # NB: not tempfile.gettempdir(), which writes files that a kill leaves behind.
@@ -46,7 +46,7 @@ def _path(entry: Entry) -> Path:
     return Path(entry.details["parent"]) / f"{entry.details['prefix']}{entry.tag}"
 
 
-@remover(_KIND, survives_reboot=True)
+@remover(_KIND, survives_reboot=True, place=lambda entry: str(_path(entry)))
 def _remove(entry: Entry) -> bool:
     path = _path(entry)
     try:
@@ -64,5 +64,26 @@ def _remove(entry: Entry) -> bool:
             f"{path} is not removed: {mounts[-1].target} is still mounted in it",
             hint=f"umount {mounts[-1].target}",
         )
+    loops = loops_below(path)
+    if loops:
+        device, backing_file = loops[0]
+        raise LeftoverError(
+            f"{path} is not removed: {device} stands on {backing_file}",
+            hint=f"unmount what is on it, then: losetup -d {device}",
+        )
     shutil.rmtree(path)
     return True
+
+
+def loops_below(directory: Path) -> list[tuple[Path, Path]]:
+    """Loop devices, anybody's, whose backing files lie in the directory, and these.
+
+    NB: what is mounted from them may be elsewhere, even in another mount namespace.
+    """
+    found = []
+    for link in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # it may be detached while we look
+            backing_file = Path(os.fsdecode(link.read_bytes().removesuffix(b"\n")))
+            if directory in backing_file.parents:
+                found.append((Path("/dev") / link.parent.parent.name, backing_file))
+    return sorted(found)

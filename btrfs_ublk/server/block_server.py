@@ -15,7 +15,7 @@ from btrfs_ublk.log import log
 from btrfs_ublk.process import Child, describe_exit, launch
 from btrfs_ublk.resources import blockdev
 from btrfs_ublk.server.control import ControlConnection, ControlError
-from btrfs_ublk.server.description import Description
+from btrfs_ublk.server.description import Description, FileSegment
 from btrfs_ublk.server.devices import KIND, refuse_if_used, remove_device
 
 _PROTOCOL = 1
@@ -68,7 +68,8 @@ class BlockServer:
         self._ledger = ledger = self._ledger or process_ledger()
         try:
             with deferred():
-                self._entry = entry = ledger.enter(KIND)
+                files = _files(self.description)
+                self._entry = entry = ledger.enter(KIND, files=files)
                 child = self._start(entry)
                 ledger.amend(entry, server=dataclasses.asdict(child.identity))
             self._wait_ready()
@@ -208,3 +209,15 @@ class BlockServer:
             child.wait(timeout_s=_REQUEST_TIMEOUT_S)
         except ControlError as error:
             log.warning("%s", child.failure(f"does not stop as asked ({error})"))
+
+
+def _files(description: Description) -> list[str]:
+    """What the server needs as long as it runs: devices, and directories of files."""
+    paths = {
+        Path(segment.path).resolve()
+        for segment in description.segments
+        if isinstance(segment, FileSegment)
+    }
+    return sorted(
+        {str(path if path.is_block_device() else path.parent) for path in paths}
+    )

@@ -61,7 +61,7 @@ def refuse_if_used(path: Path) -> None:
         )
 
 
-@remover(KIND)
+@remover(KIND, place=lambda entry: entry.details.get("device"))
 def remove_device(entry: Entry) -> bool:
     """Remove the device that carries the entry's tag, and its server with it.
 
