@@ -156,13 +156,16 @@ static int check_no_checksum(struct extent_pass *pass, uint64_t logical, uint64_
 	struct key first = { CSUM_OBJECTID, KEY_EXTENT_CSUM, logical };
 	int ret = pass->csums ? cursor_seek(pass->csums, &first) : 0;
 
+	if (ret < 0) {
+		pass->csums = NULL; /* once will do */
+		return check_damage(pass->check, RULE_TREE, ret);
+	}
 	if (ret > 0 && pass->csums->key.objectid == first.objectid &&
-	    pass->csums->key.type == first.type && pass->csums->key.offset - logical < bytes)
-		ret = cursor_fail(pass->csums, "virtual data have a checksum");
-	if (ret >= 0)
-		return 0;
-	pass->csums = NULL; /* once will do */
-	return check_damage(pass->check, RULE_FILE_EXTENT, ret);
+	    pass->csums->key.type == first.type && pass->csums->key.offset - logical < bytes) {
+		cursor_fail(pass->csums, "virtual data have a checksum");
+		report_add(pass->check->report, RULE_FILE_EXTENT, "%s", pass->check->reader->error);
+	}
+	return 0;
 }
 
 static const char *extent_problem(const struct disk_file_extent *extent)
