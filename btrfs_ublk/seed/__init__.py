@@ -1,6 +1,8 @@
 """Seeds: read-only btrfs templates whose data blocks are virtual."""
 
+from btrfs_ublk.seed.check import SeedReport, check_seed, check_with_progs
 from btrfs_ublk.seed.fallocate import make_fallocate_seed
+from btrfs_ublk.seed.inspect import SeedLayout, inspect_seed
 from btrfs_ublk.seed.layout import DEFAULT_FILENAME, Seed, VirtualData
 from btrfs_ublk.seed.mega_extent import make_seed
 from btrfs_ublk.seed.strategies import MEGA_EXTENT, STRATEGIES, make_seed_by
@@ -10,7 +12,12 @@ __all__ = [
     "MEGA_EXTENT",
     "STRATEGIES",
     "Seed",
+    "SeedLayout",
+    "SeedReport",
     "VirtualData",
+    "check_seed",
+    "check_with_progs",
+    "inspect_seed",
     "make_fallocate_seed",
     "make_seed",
     "make_seed_by",
