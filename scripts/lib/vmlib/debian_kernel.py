@@ -17,6 +17,9 @@ from pathlib import Path
 from .errors import VmError
 
 _META_PACKAGE = "linux-image-cloud-amd64"
+# For each command; the longest is the download of about 100 MB.
+_COMMAND_LIMIT_S = 300.0
+
 _OWN_PACKAGE = re.compile(r"linux-(image|binary|modules|base)-\d\S*")
 
 # Modules that tests load at every boot.  They are stored unpacked: unpacking
@@ -209,15 +212,21 @@ def _os_release() -> dict[str, str]:
 
 
 def _run(argv: Sequence[str], *, cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        argv,
-        check=False,
-        cwd=cwd,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    try:
+        done = subprocess.run(
+            argv,
+            check=False,
+            cwd=cwd,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_COMMAND_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise VmError(
+            f"{' '.join(argv)}\nnot finished after {_COMMAND_LIMIT_S:.0f} s"
+        ) from error
     if done.returncode:
         raise VmError(
             f"{' '.join(argv)}\nfailed with status {done.returncode}:\n{done.stdout}"
