@@ -16,7 +16,8 @@ VM = PROJECT / "scripts/vm"
 ISOLATE = PROJECT / "scripts/isolate"
 
 sys.path.insert(0, str(PROJECT / "scripts/lib"))
-from vmlib import command, streams  # noqa: E402
+from vmlib import cache, command, kernel, streams  # noqa: E402
+from vmlib.errors import VmError  # noqa: E402
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 
@@ -106,6 +107,33 @@ def test_what_only_begins_like_the_end_mark_is_passed_on() -> None:
     assert flow.received(b"xMA") == b"x"
     assert flow.received(b"x") == b"MAx"
     assert not flow.finished
+
+
+def test_a_kernel_is_called_old_when_nobody_looked_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernel.stale_note("latest") is None
+    fetched = cache.cache_dir() / "kernels" / "latest"
+    fetched.mkdir(parents=True)
+    assert kernel.stale_note("latest") is None
+    long_ago = time.time() - 20 * 86400
+    os.utime(fetched, (long_ago, long_ago))
+    assert "20 days ago" in str(kernel.stale_note("latest"))
+
+
+def test_a_lock_is_waited_for_with_a_word_and_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache, "_LOCK_LIMIT_S", 0.2)
+    with cache.locked("kernels"):
+        with pytest.raises(VmError, match="another process"):
+            with cache.locked("kernels"):
+                pass
+    assert "waiting for another" in capfd.readouterr().err
+    with cache.locked("kernels"):
+        pass
 
 
 # --- scripts/vm with a guest: one boot does all it can

@@ -5,6 +5,7 @@ configuration changes.  Signatures are verified by the machine's own
 debian-archive-keyring; the mirror is the one the machine already uses.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,10 +17,11 @@ from pathlib import Path
 
 from .errors import VmError
 
-_META_PACKAGE = "linux-image-cloud-amd64"
 # For each command; the longest is the download of about 100 MB.
 _COMMAND_LIMIT_S = 300.0
 
+_META_PACKAGE = "linux-image-cloud-amd64"
+_RECORD = "packages"  # beside a fetched kernel: what it was made of
 _OWN_PACKAGE = re.compile(r"linux-(image|binary|modules|base)-\d\S*")
 
 # Modules that tests load at every boot.  They are stored unpacked: unpacking
@@ -48,8 +50,12 @@ def suite_of(name: str, codename: str) -> str:
     raise VmError(f"no kernel is known as {name!r}: 6.1, 6.12, latest or a PATH")
 
 
-def fetch(name: str, destination: Path) -> None:
-    """Make `destination` hold vmlinuz and lib/modules/RELEASE of kernel `name`."""
+def fetch(name: str, destination: Path) -> bool:
+    """Make `destination` hold vmlinuz and lib/modules/RELEASE of kernel `name`.
+
+    Its time of modification is then that of the last look into the archive.  Returns
+    whether it changed: what is the newest already is not downloaded again.
+    """
     if os.uname().machine != "x86_64":
         raise VmError(
             f"fetching kernels for {os.uname().machine} is not supported yet, only "
@@ -65,6 +71,16 @@ def fetch(name: str, destination: Path) -> None:
         apt = _Apt(scratch / "apt", archive=archive, suite=suite)
         apt.run("apt-get", "update")
         packages = _package_closure(apt, _META_PACKAGE)
+        versions = apt.run("apt-cache", "show", "--no-all-versions", *packages)
+        record = "".join(
+            f"{line}\n"
+            for line in versions.splitlines()
+            if line.startswith(("Package:", "Version:"))
+        )
+        with contextlib.suppress(FileNotFoundError):
+            if (destination / _RECORD).read_text(encoding="utf-8") == record:
+                os.utime(destination)
+                return False
         debs = scratch / "debs"
         debs.mkdir()
         apt.run("apt-get", "download", *packages, cwd=debs)
@@ -73,9 +89,11 @@ def fetch(name: str, destination: Path) -> None:
             _run(["dpkg", "-x", str(deb), str(tree)])
         kernel = scratch / "kernel"
         _arrange(tree, kernel)
+        (kernel / _RECORD).write_text(record, encoding="utf-8")
         if destination.exists():
             destination.rename(scratch / "old")
         kernel.rename(destination)
+        return True
 
 
 class _Apt:

@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from . import cache, debian_kernel
 from .errors import VmError
 
 NAMES = ("6.1", "6.12", "latest")
+_STALE_DAYS = 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,26 @@ def _fetched(name: str, refresh: bool) -> Kernel:
             if refresh or not directory.exists():
                 if not shutil.which("depmod"):
                     raise VmError("no depmod: apt-get install kmod")
-                print(f"vm: fetching Debian's kernel {name} ...", file=sys.stderr)
-                debian_kernel.fetch(name, directory)
+                print(f"vm: looking for Debian's kernel {name} ...", file=sys.stderr)
+                changed = debian_kernel.fetch(name, directory)
                 release = _release(directory / "vmlinuz")
-                print(f"vm: kernel {name} is {release}", file=sys.stderr)
+                still = "" if changed else "still "
+                print(f"vm: kernel {name} is {still}{release}", file=sys.stderr)
     return _at_path(directory / "vmlinuz")
+
+
+def stale_note(name: str) -> str | None:
+    """What to say of a kernel for which nobody looked for long; no network is used."""
+    directory = cache.cache_dir() / "kernels" / name
+    if name not in NAMES or not directory.exists():
+        return None
+    days = int((time.time() - directory.stat().st_mtime) / 86400)
+    if days < _STALE_DAYS:
+        return None
+    return (
+        f"kernel {name} was the newest {days} days ago; "
+        f"scripts/vm --kernel {name} --refresh --fetch-only looks for a newer one"
+    )
 
 
 def _at_path(image: Path) -> Kernel:
