@@ -16,8 +16,8 @@ import pytest
 from conftest import SystemState
 
 from btrfs_ublk.gc import collect
-from btrfs_ublk.ledger import state_directory
-from btrfs_ublk.process import run
+from btrfs_ublk.ledger import boot_id, state_directory
+from btrfs_ublk.process import ProcessIdentity, run
 from btrfs_ublk.resources import loop_device
 from btrfs_ublk.resources.mountinfo import read_mountinfo
 
@@ -150,7 +150,8 @@ class TestCommand:
     def test_leftovers_that_stay_are_a_failure(self) -> None:
         path = state_directory() / "7-future.ledger"
         entry = {"enter": 1, "kind": "hologram", "tag": "0" * 16, "details": {}}
-        path.write_text(json.dumps({"version": 1}) + "\n" + json.dumps(entry) + "\n")
+        header = {"version": 1, "boot_id": boot_id()}
+        path.write_text(json.dumps(header) + "\n" + json.dumps(entry) + "\n")
         done = self.gc()
         path.unlink()
         assert done.returncode == 1
@@ -158,6 +159,41 @@ class TestCommand:
 
     def test_wrong_usage(self) -> None:
         assert self.gc("--no-such-option").returncode == 2
+
+
+def test_a_mount_namespace_that_exists_keeps_its_mounts(
+    sparse_path: Path, tmp_path: Path
+) -> None:
+    """The process that mounted is dead, another one is still where the mount is."""
+    target = sparse_path / "mnt"
+    target.mkdir()
+    script = (
+        "import os, subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "from btrfs_ublk.resources import mounted\n"
+        "with mounted('none', Path(sys.argv[1]), fs_type='tmpfs'):\n"
+        "    other = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        "    print(os.getpid(), other.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        ["unshare", "--mount", sys.executable, "-c", script, str(target)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as victim:
+        assert victim.stdout is not None
+        _, other = map(int, victim.stdout.readline().split())
+        victim.kill()
+    assert not any(mount.target == target for mount in read_mountinfo())
+    try:
+        report = collect()
+    finally:
+        identity = ProcessIdentity.of(other)
+        assert identity.stop(timeout_s=10)
+    (outcome,) = report.ledgers[0].outcomes
+    assert outcome.result == "left" and f"pid {other} is in it" in str(outcome.reason)
+    wait_for(lambda: not Path(f"/proc/{other}/ns/mnt").exists())
+    assert results() == [("mount", "gone")]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

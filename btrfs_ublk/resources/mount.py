@@ -96,7 +96,7 @@ def mounted(
         target=str(target),
         sources=_source_names(source),
         fs_type=fs_type,
-        namespace=_mount_namespace(),
+        namespace=mount_namespace(),
     ) as entry:
         words = ["ro" if read_only else "rw", *options]
         # The lock goes along: were we killed now, gc would wait for mount(8) to end.
@@ -119,8 +119,23 @@ def _source_names(source: Path | str) -> list[str]:
     return sorted({str(source), real})
 
 
-def _mount_namespace() -> str:
+def mount_namespace() -> str:
+    """Where this process's mounts are: "mnt:[4026531840]" (mount_namespaces(7))."""
     return os.readlink("/proc/self/ns/mnt")
+
+
+def _holder_of(namespace: str) -> str | None:
+    """Who keeps a mount namespace alive, for people; None when nobody is seen to.
+
+    NB: numbers are used again. Another namespace that has it now is only waited for.
+    """
+    for link in Path("/proc").glob("[0-9]*/ns/mnt"):
+        with suppress(OSError):  # it ended, or we may not look
+            if os.readlink(link) == namespace:
+                return f"pid {link.parent.parent.name} is in it"
+    # Bound to a file: unshare(1), --mount=FILE; nsfs shows the number as the root.
+    text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    return f"{namespace} is bound to a file" if f" {namespace} " in text else None
 
 
 def unique_mount_id(target: Path) -> int | None:
@@ -163,8 +178,18 @@ def _find(entry: Entry) -> MountInfo | None:
 
 @remover(_KIND)
 def _unmount(entry: Entry) -> bool:
+    namespace = entry.details.get("namespace", mount_namespace())
+    if namespace != mount_namespace():
+        # It goes with the last one who is in it, and its mounts with it.
+        holder = _holder_of(namespace)
+        if holder is None:
+            return False
+        raise LeftoverError(
+            f"the mount on {entry.details['target']} is in another mount namespace, "
+            f"which exists: {holder}",
+            hint="end who is in it, or go there: nsenter --mount=/proc/PID/ns/mnt",
+        )
     if _find(entry) is None:
-        # A private namespace of a dead process is gone, and its mounts with it.
         return False
     target = Path(entry.details["target"])
     attempt_timeout_s = _BUSY_TIMEOUT_S / _BUSY_ATTEMPTS
