@@ -32,8 +32,9 @@ _LOCK_RETRY_S = 0.02
 class AbandonedLedger:
     """A dead process's ledger.
 
-    ``is_locked``: by us, so that no other gc works on it. It is not when, for all the
-    time that we waited, another gc or a command of the dead process had it.
+    ``refusal`` says why nothing in it may be touched: it is of another version or has
+    no header; or it is not locked by us, as for all the time that we waited, another gc
+    or a command of the dead process had it.
     """
 
     path: Path
@@ -41,14 +42,16 @@ class AbandonedLedger:
     same_boot: bool
     entries: list[Entry]
     damaged_lines: int
-    is_locked: bool
+    refusal: str | None
     _fd: int
 
-    def sweep(self) -> list[Outcome]:
+    def sweep(self, *, dry_run: bool = False) -> list[Outcome]:
         """Remove what is listed; the file too when nothing is left and it was whole."""
-        if not self.is_locked:
-            reason = f"another gc, or a command of the dead process {self.pid}, has it"
-            return [Outcome(entry, "left", reason) for entry in reversed(self.entries)]
+        if self.refusal is not None:
+            youngest_first = reversed(self.entries)
+            return [Outcome(entry, "left", self.refusal) for entry in youngest_first]
+        if dry_run:
+            return [Outcome(entry, "would-remove") for entry in reversed(self.entries)]
         remaining = {entry.sequence for entry in self.entries}
 
         def strike(entry: Entry) -> None:
@@ -109,16 +112,32 @@ def _owner_may_live(path: Path) -> bool:
 
 def _read(path: Path, fd: int, *, is_locked: bool) -> AbandonedLedger:
     header, entries, damaged = _parse(path)
-    if header.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+    pid = header.get("pid")
+    refusal = None
+    # An empty file is fine: its maker came no further.
+    if (entries or damaged or header) and not _is_understood(header):
         damaged += 1
+        refusal = (
+            f"its ledger has no whole header of version {FORMAT_VERSION}: "
+            "made by a newer version?"
+        )
+    elif not is_locked:
+        refusal = f"another gc, or a command of the dead process {pid}, has it"
     return AbandonedLedger(
         path=path,
-        pid=header.get("pid"),
+        pid=pid,
         same_boot=header.get("boot_id") == boot_id(),
         entries=entries,
         damaged_lines=damaged,
-        is_locked=is_locked,
+        refusal=refusal,
         _fd=fd,
+    )
+
+
+def _is_understood(header: Details) -> bool:
+    # NB: without the boot id, all that the kernel has would be taken for gone.
+    return header.get("version") == FORMAT_VERSION and isinstance(
+        header.get("boot_id"), str
     )
 
 
@@ -135,10 +154,11 @@ def _parse(path: Path) -> tuple[Details, list[Entry], int]:
     header: Details = {}
     entries: dict[int, Entry] = {}
     damaged = 0
-    for line in filter(None, text.rpartition("\n")[0].split("\n")):
+    lines = filter(None, text.rpartition("\n")[0].split("\n"))
+    for number, line in enumerate(lines):
         try:
             record = json.loads(line)
-            if "version" in record:
+            if number == 0 and "version" in record:
                 header = record
             elif "enter" in record:
                 entries[record["enter"]] = Entry(

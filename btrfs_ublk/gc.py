@@ -76,7 +76,8 @@ def collect(
     still the one that was entered. Two runs at once do not disturb each other: a ledger
     is locked while it is worked on. A command that a dead process ran (mount(8), say)
     keeps the ledger locked until it has ended; ``lock_timeout_s`` bounds that wait.
-    What cannot be removed stays in its ledger. ``dry_run`` only lists what would be
+    What cannot be removed stays in its ledger; one that is not understood (of another
+    version, say) is reported and left as it is. ``dry_run`` only lists what would be
     looked for.
     """
     reports = []
@@ -84,12 +85,7 @@ def collect(
         abandoned_ledgers(directory or state_directory(), lock_timeout_s=lock_timeout_s)
     ) as ledgers:
         for ledger in ledgers:
-            if dry_run:
-                outcomes = [
-                    Outcome(entry, "would-remove") for entry in reversed(ledger.entries)
-                ]
-            else:
-                outcomes = ledger.sweep()
+            outcomes = ledger.sweep(dry_run=dry_run)
             reports.append(
                 LedgerReport(ledger.path, ledger.pid, outcomes, ledger.damaged_lines)
             )

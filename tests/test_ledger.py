@@ -229,6 +229,37 @@ def test_an_unknown_kind_is_left(tmp_path: Path, things: list[str]) -> None:
     assert only_sweep(tmp_path) == [("a", "left")]
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"version":2,"boot_id":"some boot","pid":1}\n',
+        '{"version":1,"pid":1}\n',
+        '{"versi\n',
+        "[]\n",
+        "",
+    ],
+)
+def test_a_ledger_that_is_not_understood_is_left_as_it_is(
+    tmp_path: Path, things: list[str], header: str
+) -> None:
+    things.append("a")
+    path = abandon(tmp_path, enter(1, "a"), enter(2, "gone"))
+    path.write_text(header + path.read_text().partition("\n")[2])
+    before = path.read_text()
+    assert only(tmp_path).damaged_lines > 0
+    assert only_sweep(tmp_path) == [("gone", "left"), ("a", "left")]
+    assert things == ["a"] and path.read_text() == before
+
+
+def test_a_process_that_died_before_its_first_line_left_nothing(
+    tmp_path: Path,
+) -> None:
+    for text in ("", '{"version":1,"bo'):
+        (tmp_path / "1-dead.ledger").write_text(text)
+        assert only_sweep(tmp_path) == []
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_a_reboot_takes_kernel_things_with_it(
     tmp_path: Path, things: list[str]
 ) -> None:
