@@ -16,7 +16,7 @@ VM = PROJECT / "scripts/vm"
 ISOLATE = PROJECT / "scripts/isolate"
 
 sys.path.insert(0, str(PROJECT / "scripts/lib"))
-from vmlib import cache, command, kernel, streams  # noqa: E402
+from vmlib import cache, children, command, kernel, streams  # noqa: E402
 from vmlib.errors import VmError  # noqa: E402
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root")
@@ -134,6 +134,25 @@ def test_a_lock_is_waited_for_with_a_word_and_an_end(
     assert "waiting for another" in capfd.readouterr().err
     with cache.locked("kernels"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("argv", "refusal", "message"),
+    [
+        (["true"], PermissionError(1, "unshare: not permitted"), "unshare: not"),
+        (["/nonexistent/virtiofsd"], None, "No such file"),
+    ],
+)
+def test_a_child_that_cannot_be_started_is_one_message(
+    argv: list[str], refusal: OSError | None, message: str
+) -> None:
+    def prepare() -> None:
+        if refusal is not None:
+            raise refusal
+
+    with open(os.devnull, "wb") as log:
+        with pytest.raises(VmError, match=message):
+            children.spawn(argv, log=log.fileno(), prepare=prepare)
 
 
 # --- scripts/vm with a guest: one boot does all it can

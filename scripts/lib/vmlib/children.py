@@ -6,6 +6,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
+from .errors import VmError
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS = 0x00020000
@@ -66,26 +68,49 @@ def spawn(
     """Start `argv` with its output in `log`; it is killed when this process dies.
 
     It gets a session of its own, so that the terminal's Ctrl-C reaches only us.
+    Raises VmError when it cannot be started, or `prepare` is refused something.
     """
     parent = os.getpid()
+    # NB: what is raised in the child arrives here without its text.
+    cause, cause_writer = os.pipe()
 
     def in_child() -> None:
-        if prepare is not None:
-            prepare()
+        try:
+            if prepare is not None:
+                prepare()
+        except OSError as error:
+            os.write(cause_writer, os.fsencode(error.strerror or str(error)))
+            raise
         # NB: after `prepare`, and last: a change of credentials clears it.
         _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
         if os.getppid() != parent:  # died before the call above
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=pass_fds,
-        start_new_session=True,
-        preexec_fn=in_child,
-    )
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            preexec_fn=in_child,
+        )
+    except subprocess.SubprocessError as error:
+        os.set_blocking(cause, False)
+        try:
+            text = os.fsdecode(os.read(cause, 4096))
+        except BlockingIOError:
+            text = str(error)
+        raise VmError(
+            f"{argv[0]} could not be prepared: {text}; a container must be allowed "
+            "to make mount namespaces (CAP_SYS_ADMIN)"
+        ) from error
+    except OSError as error:
+        raise VmError(f"{argv[0]} could not be started: {error.strerror}") from error
+    finally:
+        os.close(cause)
+        os.close(cause_writer)
 
 
 def stop(child: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> None:

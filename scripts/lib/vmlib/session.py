@@ -189,6 +189,7 @@ class _Guest:
         err = FromGuest(self._ports["stderr"].fileno(), 2, mark)
         flows: list[Flow] = [out, err]
         control = self._ports["control"].fileno()
+        watched = {control, self._signals}
         messages = b""
         status: int | None = None
         boot_end: float | None = time.monotonic() + _BOOT_LIMIT_S
@@ -204,7 +205,7 @@ class _Guest:
             if status is not None and now - idle_since > _IDLE_END_S:
                 break  # something unkillable still holds the pipe
             before = (out.interest(), err.interest())
-            ready = poll_flows(flows, {control, self._signals}, 0.5)
+            ready = poll_flows(flows, watched, 0.5)
             if self._signals in ready:
                 raise _Signalled(os.read(self._signals, 1)[0])
             if control in ready:
@@ -217,6 +218,8 @@ class _Guest:
                 if b"status " in messages and messages.endswith(b"\n"):
                     status = int(messages.split()[-1])
                     idle_since = time.monotonic()
+                if not data:
+                    watched.discard(control)  # or it would be ready from now on
                 if not data and status is None:
                     cause = self._cause_of_death()
                     # QEMU's own refusals are the same the next time.
