@@ -25,9 +25,14 @@ from btrfs_ublk.errors import (
 )
 from btrfs_ublk.gc import collect
 from btrfs_ublk.helpers import HELPERS_VARIABLE, SERVER
-from btrfs_ublk.ledger import process_ledger
+from btrfs_ublk.ledger import Entry, process_ledger
 from btrfs_ublk.process import ProcessIdentity, run
-from btrfs_ublk.resources import list_ublk_devices, loop_device, mounted
+from btrfs_ublk.resources import (
+    UblkDevice,
+    list_ublk_devices,
+    loop_device,
+    mounted,
+)
 from btrfs_ublk.server import (
     BlockServer,
     Description,
@@ -38,7 +43,8 @@ from btrfs_ublk.server import (
     ZeroSegment,
 )
 from btrfs_ublk.server import block_server as module
-from btrfs_ublk.server import device_records
+from btrfs_ublk.server import device_records, devices
+from btrfs_ublk.server.devices import DeviceRecord, parse_records
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -243,6 +249,41 @@ class TestWithStandIn:
                         raise
                 assert "mounted at" in caught.value.__notes__[0]
             server.stop()
+
+
+class TestRecords:
+    """Devices of others that hang, or that we do not understand."""
+
+    def test_what_makes_no_sense_is_passed_over(self) -> None:
+        text = (
+            '{"id":3,"state":"unknown"}\n'
+            "nonsense\n[]\n7\n{}\n"
+            '{"id":4,"state":"live","server_pid":9,"tag":"0123456789abcdef","x":1}\n'
+        )
+        assert parse_records(text) == [
+            DeviceRecord(3, "unknown", None, None),
+            DeviceRecord(4, "live", 9, "0123456789abcdef"),
+        ]
+
+    @pytest.fixture
+    def hung(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Device 3 does not answer."""
+        record = DeviceRecord(3, "unknown", None, None)
+        device = UblkDevice(3, Path("/dev/ublkc3"), None, None, None)
+        monkeypatch.setattr(devices, "list_ublk_devices", lambda: [device])
+        monkeypatch.setattr(devices, "device_records", lambda: [record])
+
+    def test_a_hung_device_of_others_is_not_in_the_way(self, hung: None) -> None:
+        ours = Entry(1, "ublk-device", "0" * 16, {"device": "/dev/ublkb4"})
+        assert not devices.remove_device(ours)
+
+    @pytest.mark.parametrize("details", [{"device": "/dev/ublkb3"}, {}])
+    def test_a_hung_device_that_may_be_ours_is_left(
+        self, hung: None, details: dict[str, str]
+    ) -> None:
+        ours = Entry(1, "ublk-device", "0" * 16, details)
+        with pytest.raises(LeftoverError, match="ublk device 3 does not answer"):
+            devices.remove_device(ours)
 
 
 def read(path: Path, offset: int, length: int) -> bytes:

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.ledger import Entry, remover
+from btrfs_ublk.log import log
 from btrfs_ublk.process import ProcessIdentity, run
 from btrfs_ublk.resources import blockdev
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
 
 KIND = "ublk-device"
 
-#: The server bounds each of its own control commands to 30 s.
-_ADMIN_TIMEOUT_S = 60.0
+#: The server bounds each of its own control commands to this (ublk_control.c).
+COMMAND_TIMEOUT_S = 30.0
+_MARGIN_S = 10.0
+#: To take a device down: STOP_DEV, DEL_DEV. A server may need as long to end in order.
+STOP_TIMEOUT_S = 2 * COMMAND_TIMEOUT_S + _MARGIN_S
 #: For an unmount that is still under way.
 _UNUSED_TIMEOUT_S = 10.0
-#: How long a server whose owner died may take to notice and to end.
-_LIFELINE_TIMEOUT_S = 10.0
+#: After all the time that it may take: between TERM and KILL.
+_KILL_AFTER_S = 10.0
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What the driver knows of a device; ``tag`` is 16 hex digits (ublksrv_flags)."""
+    """What the driver knows of a device; ``tag`` is 16 hex digits (ublksrv_flags).
+
+    A device that does not answer has the state "unknown", and neither pid nor tag.
+    """
 
     device_id: int
     state: str
-    server_pid: int
-    tag: str
+    server_pid: int | None
+    tag: str | None
 
     @property
     def block_path(self) -> Path:
@@ -39,14 +48,36 @@ class DeviceRecord:
 
 def device_records() -> list[DeviceRecord]:
     """Every ublk device of the machine. Raises CommandError, CapabilityError."""
-    if not list_ublk_devices():
+    count = len(list_ublk_devices())
+    if not count:
         return []
-    output = run([helper_path(SERVER), "--list-devices"], timeout_s=_ADMIN_TIMEOUT_S)
-    lines = [json.loads(line) for line in output.stdout.splitlines()]
-    return [
-        DeviceRecord(line["id"], line["state"], line["server_pid"], line["tag"])
-        for line in lines
-    ]
+    output = run(
+        [helper_path(SERVER), "--list-devices"],
+        # In the worst case none of them answers.
+        timeout_s=count * COMMAND_TIMEOUT_S + _MARGIN_S,
+    )
+    return parse_records(output.stdout)
+
+
+def parse_records(text: str) -> list[DeviceRecord]:
+    """What ``--list-devices`` prints. A line that makes no sense is passed over: it may
+    be about a device that is not ours, and must not keep ours from being removed.
+    """
+    records = []
+    for line in text.splitlines():
+        try:
+            keys = json.loads(line)
+            records.append(
+                DeviceRecord(
+                    int(keys["id"]),
+                    str(keys["state"]),
+                    keys.get("server_pid"),
+                    keys.get("tag"),
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            log.warning("%s: no record of a ublk device: %.200r", SERVER, line)
+    return records
 
 
 def refuse_if_used(path: Path) -> None:
@@ -67,32 +98,51 @@ def remove_device(entry: Entry) -> bool:
 
     A server whose owner died stops by itself; it is waited for, then ended.
     """
-    refuse_if_used_by_tag(entry.tag)
+    for record in _records_of(entry):
+        refuse_if_used(record.block_path)
     was_there = False
     server = entry.details.get("server")
     if server is not None:
         identity = ProcessIdentity(**server)
         was_there = identity.is_alive()
-        if not identity.wait(timeout_s=_LIFELINE_TIMEOUT_S) and not identity.stop(
-            timeout_s=_LIFELINE_TIMEOUT_S
+        if not identity.wait(timeout_s=STOP_TIMEOUT_S) and not identity.stop(
+            timeout_s=_KILL_AFTER_S
         ):
             raise LeftoverError(f"server process {identity.pid} hangs in the kernel")
-    for record in _records_with_tag(entry.tag):
+    for record in _records_of(entry):
         refuse_if_used(record.block_path)
         device_id = str(record.device_id)
         run(
             [helper_path(SERVER), "--delete-device", device_id, "--tag", entry.tag],
-            timeout_s=_ADMIN_TIMEOUT_S,
+            # GET_DEV_INFO comes first.
+            timeout_s=COMMAND_TIMEOUT_S + STOP_TIMEOUT_S,
         )
         was_there = True
     return was_there
 
 
-def refuse_if_used_by_tag(tag: str) -> None:
-    """As refuse_if_used(), for whatever device carries the tag."""
-    for record in _records_with_tag(tag):
-        refuse_if_used(record.block_path)
+def _records_of(entry: Entry) -> list[DeviceRecord]:
+    """The devices that carry the entry's tag: one or none.
+
+    Raises LeftoverError when one that does not answer is the entry's, or may be.
+    """
+    known = _number(entry.details.get("device"))
+    present = {device.device_id for device in list_ublk_devices()}
+    # The driver is not asked in vain: some other device may make it wait.
+    if not present or (known is not None and known not in present):
+        return []
+    records = device_records()
+    for record in records:
+        if record.state == _UNKNOWN and known in (None, record.device_id):
+            raise LeftoverError(
+                f"ublk device {record.device_id} does not answer: it is not known "
+                "whose it is",
+                hint="see the kernel log: dmesg | grep -i ublk; end its server",
+            )
+    return [record for record in records if record.tag == entry.tag]
 
 
-def _records_with_tag(tag: str) -> list[DeviceRecord]:
-    return [record for record in device_records() if record.tag == tag]
+def _number(path: str | None) -> int | None:
+    """N of /dev/ublkbN."""
+    match = re.fullmatch(r"/dev/ublkb([0-9]+)", path or "")
+    return int(match.group(1)) if match else None
