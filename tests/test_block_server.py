@@ -175,9 +175,52 @@ class TestWithStandIn:
         stand_in(
             "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(60)"
         )
-        with BlockServer(TINY) as server:
+        start_s = time.monotonic()
+        with BlockServer(TINY, stop_timeout_s=1.5) as server:
             identity = ProcessIdentity.of(server.pid)
         assert not identity.is_alive()
+        assert time.monotonic() - start_s < 10
+
+    def test_a_server_that_is_slow_to_stop_is_given_its_time(
+        self, stand_in: StandIn
+    ) -> None:
+        """More than its answers may take; it must not be cut off in mid teardown."""
+        stand_in(
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(2.5)\n"
+            "send(reply='stop'); send(event='stopped', stats={}); sys.exit(5)"
+        )
+        with BlockServer(TINY) as server:
+            child = server._child
+        assert child is not None and child.returncode == 5  # and not killed
+
+    def test_it_may_be_entered_again_after_a_failure(self, stand_in: StandIn) -> None:
+        server = BlockServer(TINY)
+        stand_in("sys.exit(1)")
+        with pytest.raises(BtrfsUblkError, match="before its device was ready"):
+            server.__enter__()
+        stand_in("serve()")
+        with server:
+            assert server.stats() == {"reads": 3}
+
+    def test_an_answer_that_comes_too_late_is_not_taken_for_another(
+        self, stand_in: StandIn
+    ) -> None:
+        stand_in(
+            "ready()\n"
+            "for number, line in enumerate(lines):\n"
+            "    request = json.loads(line)['request']\n"
+            "    number or time.sleep(1.5)\n"
+            "    send(**(dict(reply='stats', stats=number) if number else"
+            " dict(error='no')))\n"
+            "    if request == 'stop': break\n"
+        )
+        with pytest.raises(BtrfsUblkError):  # the stand-in does not stop as it should
+            with BlockServer(TINY) as server:
+                with pytest.raises(BtrfsUblkError, match="not send a reply to stats"):
+                    server.stats()
+                assert server.stats() == 1
+                assert server.stats() == 2
+                raise BtrfsUblkError("end")
 
     def test_a_server_that_died_meanwhile(self, stand_in: StandIn) -> None:
         stand_in("serve()")

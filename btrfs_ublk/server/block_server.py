@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,12 @@ from btrfs_ublk.process import Child, describe_exit, launch
 from btrfs_ublk.resources import blockdev
 from btrfs_ublk.server.control import ControlConnection, ControlError
 from btrfs_ublk.server.description import Description, FileSegment
-from btrfs_ublk.server.devices import KIND, refuse_if_used, remove_device
+from btrfs_ublk.server.devices import (
+    KIND,
+    STOP_TIMEOUT_S,
+    refuse_if_used,
+    remove_device,
+)
 
 _PROTOCOL = 1
 _EXIT_USAGE = 2
@@ -24,8 +30,6 @@ _READY_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 10.0
 #: Between the closing of the connection and the end of the process.
 _LAST_WORDS_TIMEOUT_S = 1.0
-#: The server bounds its own control commands to 30 s.
-_STOP_TIMEOUT_S = 45.0
 
 
 class BlockServer:
@@ -47,7 +51,7 @@ class BlockServer:
         depth: int | None = None,
         max_io_bytes: int | None = None,
         ready_timeout_s: float = _READY_TIMEOUT_S,
-        stop_timeout_s: float = _STOP_TIMEOUT_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
         ledger: Ledger | None = None,
     ) -> None:
         self.description = description
@@ -182,14 +186,19 @@ class BlockServer:
     def _stop_after(self, error: BaseException) -> None:
         if self._entry is not None and self._ledger is not None:
             self._ledger.undo_after(error, self._entry, self._take_down)
+            if self._entry not in self._ledger.entries():
+                self._entry = None  # it may be entered again
 
     def _take_down(self, entry: Entry) -> None:
         if self._ready:
             refuse_if_used(self.device)
         child, control = self._child, self._control
         if child is not None and control is not None:
+            deadline_s = time.monotonic() + self._stop_timeout_s
             self._ask_to_stop(child, control)
-            child.stop(timeout_s=_REQUEST_TIMEOUT_S)
+            # It may be at it and not say so: it gets what is left of its time.
+            remaining_s = deadline_s - time.monotonic()
+            child.stop(timeout_s=max(_REQUEST_TIMEOUT_S, remaining_s))
             control.close()
             child.close()
             self._child = self._control = None

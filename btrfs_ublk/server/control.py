@@ -32,6 +32,8 @@ class ControlConnection:
         self._ours.setblocking(False)
         self._received = b""
         self._events: list[Message] = []
+        #: Requests that were sent and not answered: they are answered in order.
+        self._unanswered = 0
         self._lock = threading.Lock()
         _connections.add(self)
 
@@ -63,22 +65,33 @@ class ControlConnection:
         return message
 
     def request(self, name: str, *, child: Child, timeout_s: float) -> Message:
-        """The server's reply. Raises ControlError as wait_event(), and on an error."""
+        """The server's reply. Raises ControlError as wait_event(), and on an error.
+
+        Replies to earlier requests, whose wait was interrupted or in vain, are dropped.
+        """
         with self._lock:
             deadline_s = time.monotonic() + timeout_s
+            # NB: before it is sent: a signal may come in between. One too many only
+            # makes this request wait in vain; one too few would mix up all replies.
+            self._unanswered += 1
             try:
                 self._ours.send(json.dumps({"request": name}).encode() + b"\n")
             except OSError as error:
+                self._unanswered -= 1
                 raise ControlError(
                     f"cannot ask the server to {name}: {error.strerror}"
                 ) from error
             while True:
                 message = self._receive(child, deadline_s, what=f"a reply to {name}")
+                if "event" in message:
+                    self._events.append(message)
+                    continue
+                self._unanswered -= 1
+                if self._unanswered > 0:
+                    continue
                 if message.get("reply") == name:
                     return message
-                if "event" not in message:
-                    raise ControlError(f"the server answers {name} with {message}")
-                self._events.append(message)
+                raise ControlError(f"the server answers {name} with {message}")
 
     def _receive(self, child: Child, deadline_s: float, *, what: str) -> Message:
         while b"\n" not in self._received:
