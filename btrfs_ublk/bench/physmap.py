@@ -1,19 +1,34 @@
 """How long a large physical map takes to parse and to assert.
 
-``python -m btrfs_ublk.bench.physmap [ROWS]`` makes the map of a fully allocated file in
-extents of 256 MiB (the largest that preallocation makes; 307,203 rows are some 75 TiB)
-and prints one JSON object per form and layout: rows, parse and assert in seconds, the
-best of several turns.
+The map is that of a fully allocated file in extents of 256 MiB, the largest that
+preallocation makes; 307,203 rows are some 75 TiB.
+
+``python -m btrfs_ublk.bench.physmap --help``
 """
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import time
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 
+import click
+
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.environment import wait_until_quiet
+from btrfs_ublk.bench.report import (
+    Document,
+    Result,
+    Table,
+    finish,
+    make_document,
+    number,
+)
+from btrfs_ublk.bench.stats import grouped, median_of
+from btrfs_ublk.entry import run_command
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.physmap.parse import BINARY_MAGIC, TSV_HEADER
 from btrfs_ublk.units import GIB, MIB
@@ -21,7 +36,6 @@ from btrfs_ublk.units import GIB, MIB
 DEFAULT_ROWS = 307_203
 _EXTENT_BYTES = 256 * MIB
 _DEVICE_OFFSET = 512 * GIB
-_TURNS = 5
 
 
 def numbers(rows: int, *, gap_every: int) -> array[int]:
@@ -45,15 +59,12 @@ def tsv(cells: array[int]) -> str:
 
 
 def _time(what: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(_TURNS):
-        begin = time.perf_counter()
-        what()
-        best = min(best, time.perf_counter() - begin)
-    return best
+    begin = time.perf_counter()
+    what()
+    return time.perf_counter() - begin
 
 
-def measure(rows: int, *, gap_every: int) -> list[dict[str, object]]:
+def measure(rows: int, *, gap_every: int) -> list[Result]:
     """One result for each form; parsed and asserted as a seed's map is before use."""
     cells = numbers(rows, gap_every=gap_every)
     text = tsv(cells)
@@ -67,7 +78,7 @@ def measure(rows: int, *, gap_every: int) -> list[dict[str, object]]:
             size_bytes=rows * _EXTENT_BYTES, whole=gap_every >= rows
         )
 
-    results: list[dict[str, object]] = []
+    results: list[Result] = []
     assert_s = _time(check)
     for form, parse_s in (
         ("binary", _time(lambda: PhysicalMap.parse_binary(data))),
@@ -78,20 +89,52 @@ def measure(rows: int, *, gap_every: int) -> list[dict[str, object]]:
                 "form": form,
                 "layout": "one run" if gap_every >= rows else "with gaps",
                 "rows": rows,
-                "parse_s": round(parse_s, 4),
-                "assert_s": round(assert_s, 4),
-                "total_s": round(parse_s + assert_s, 4),
+                "load": os.getloadavg()[0],
+                "parse_s": parse_s,
+                "assert_s": assert_s,
+                "total_s": parse_s + assert_s,
             }
         )
     return results
 
 
-def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_ROWS
-    for gap_every in (rows, max(1, rows * 9 // 10)):
-        for result in measure(rows, gap_every=gap_every):
-            print(json.dumps(result), flush=True)
+def tables(document: Document) -> list[Table]:
+    """Milliseconds: medians, and the best."""
+    groups = grouped(
+        document["results"], lambda result: (result["form"], result["layout"])
+    )
+    rows = [
+        (
+            *names,
+            number(results[0]["rows"]),
+            str(len(results)),
+            *(
+                f"{number(median_of(results, name) * 1e3, 1)} "
+                f"({number(min(result[name] for result in results) * 1e3, 1)})"
+                for name in ("parse_s", "assert_s", "total_s")
+            ),
+            number(median_of(results, "load"), 1),
+        )
+        for names, results in groups.items()
+    ]
+    columns = ("form", "layout", "rows", "turns", "parse", "assert", "both", "load")
+    return [Table("Physical maps: milliseconds, median (best)", columns, rows, 2)]
+
+
+@click.command(context_settings=options.SETTINGS)
+@click.option("--rows", type=options.COUNT, default=DEFAULT_ROWS)
+@options.common_options(repeats=11)
+def command(
+    rows: int, repeats: int, parent: Path, patience_s: float, as_json: bool
+) -> None:
+    """Parse and assert large physical maps, which are made up: nothing is mounted."""
+    document = make_document("physmap", parameters={}, directory=parent, results=[])
+    for _turn in range(repeats):
+        for gap_every in (rows, max(1, rows * 9 // 10)):
+            wait_until_quiet(timeout_s=patience_s)
+            document["results"] += measure(rows, gap_every=gap_every)
+    finish(document, as_json=as_json)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(command, name="python -m btrfs_ublk.bench.physmap")

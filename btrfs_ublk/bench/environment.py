@@ -1,0 +1,121 @@
+"""What a figure depends on: kernel, machine, versions, and what else was running."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import btrfs_ublk
+from btrfs_ublk.errors import CommandError
+from btrfs_ublk.process import run
+from btrfs_ublk.resources.mountinfo import read_mountinfo
+
+_TIMEOUT_S = 20.0
+
+#: What others may use of the CPUs for a turn to count as undisturbed, in cores.
+QUIET_CORES = 0.3
+QUIET_NOTE = (
+    f"Medians are those of turns during which all else on the machine, kernel threads "
+    f"included, used at most {QUIET_CORES} cores, or of all turns if there was none."
+)
+_QUIET_S = 1.0
+
+
+def environment(directory: Path) -> dict[str, Any]:
+    """What may stand beside published results: it names neither host nor paths.
+
+    ``directory`` is where the images are.
+    """
+    memory = psutil.virtual_memory()
+    space = os.statvfs(directory)
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "cpu": _cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory.total,
+        "file_system": _fs_type(directory),
+        "file_system_bytes": space.f_blocks * space.f_frsize,
+        "file_system_free_bytes": space.f_bavail * space.f_frsize,
+        "loop_direct_io": False,
+        "load": list(os.getloadavg()),
+        "btrfs_ublk": btrfs_ublk.__version__,
+        "revision": _revision(),
+        "btrfs_progs": _first_line("btrfs", "--version"),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return platform.processor() or "unknown"
+
+
+def _fs_type(directory: Path) -> str:
+    path = directory.resolve()
+    mounts = {mount.target: mount.fs_type for mount in read_mountinfo()}
+    return next(mounts[at] for at in (path, *path.parents) if at in mounts)
+
+
+def _first_line(*argv: str | Path) -> str | None:
+    try:
+        return run(argv, timeout_s=_TIMEOUT_S).stdout.partition("\n")[0]
+    except CommandError:
+        return None
+
+
+def _revision() -> str | None:
+    """The commit, in a checkout: "1a2b3c4", with a "+" when files differ from it."""
+    package = Path(btrfs_ublk.__file__).parent
+    if not (package.parent / ".git").exists():
+        return None
+    return _first_line(
+        *("git", "-C", package, "describe", "--always", "--abbrev=12", "--dirty=+")
+    )
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system) + sum(
+        float(getattr(times, name, 0.0)) for name in ("irq", "softirq", "steal")
+    )
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, float]]:
+    """How busy the machine is meanwhile; filled in at the end of the block.
+
+    "load" is the load average of the last minute before, "busy_cores" what all
+    processes and the kernel use in the block.
+    """
+    record = {"load": os.getloadavg()[0]}
+    begin_s, before_s = time.monotonic(), _busy_s()
+    yield record
+    # NB: the kernel counts in ticks; for shorter blocks the figure means little.
+    elapsed_s = max(time.monotonic() - begin_s, 0.01)
+    record["busy_cores"] = (_busy_s() - before_s) / elapsed_s
+
+
+def wait_until_quiet(*, timeout_s: float) -> bool:
+    """Wait for a second in which the machine has hardly anything to do, at most so
+    long; whether there was one.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        before_s = _busy_s()
+        # Nothing tells when others pause: the kernel has only counters.
+        time.sleep(_QUIET_S)
+        if _busy_s() - before_s < QUIET_CORES * _QUIET_S:
+            return True
+    return False

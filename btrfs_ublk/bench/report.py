@@ -1,0 +1,174 @@
+"""Documents of benchmarks, and tables made of them.
+
+A benchmark is a module of this package. It makes a document (JSON): what was asked for,
+the environment, and one result for each turn. Its ``tables(document)`` is a pure
+function, so that stored documents can be printed again, and joined:
+
+``python -m btrfs_ublk.bench.report [--json] DOCUMENT...``
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from btrfs_ublk.bench.environment import environment
+from btrfs_ublk.entry import run_command
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import format_size
+
+Result = dict[str, Any]
+Document = dict[str, Any]
+
+#: Wide enough for every table, so that files do not depend on somebody's terminal.
+_WIDTH = 160
+#: What has to be equal for results to stand in one document.
+_MACHINE = ("kernel", "architecture", "cpu", "cpus", "file_system", "btrfs_progs")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in columns; the first ``left`` are flush left, the others are numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+    note: str = ""
+
+
+def make_document(
+    benchmark: str,
+    *,
+    parameters: dict[str, Any],
+    directory: Path,
+    results: list[Result],
+) -> Document:
+    """``benchmark`` is the module's name, ``directory`` where the images are."""
+    return {
+        "version": 1,
+        "benchmark": benchmark,
+        "parameters": parameters,
+        "environment": environment(directory),
+        "results": results,
+    }
+
+
+def merged(documents: Sequence[Document]) -> Document:
+    """One document with all results. Raises UsageError for different benchmarks or
+    machines; the environment and parameters are those of the first.
+    """
+    first = documents[0]
+    for other in documents[1:]:
+        if other["benchmark"] != first["benchmark"]:
+            raise UsageError(
+                f"results of {first['benchmark']} and {other['benchmark']} do not mix"
+            )
+        for name in _MACHINE:
+            values = [each["environment"].get(name) for each in (first, other)]
+            if values[0] != values[1]:
+                raise UsageError(
+                    f"results of different machines do not mix: {name} is "
+                    f"{values[0]!r} and {values[1]!r}"
+                )
+    results = [result for each in documents for result in each["results"]]
+    return first | {"results": results}
+
+
+def tables_of(document: Document) -> list[Table]:
+    """The tables of whatever benchmark it is. Raises UsageError."""
+    name = document.get("benchmark")
+    try:
+        if not str(name).isidentifier():
+            raise ImportError
+        module = import_module(f"{__package__}.{name}")
+    except ImportError:
+        raise UsageError(f"there is no benchmark {name!r}") from None
+    tables: list[Table] = module.tables(document)
+    return tables
+
+
+def number(value: float, digits: int = 0) -> str:
+    """ "31,250", "0.52", and a dash for what is not there (NaN)."""
+    return "-" if value != value else f"{value:,.{digits}f}"
+
+
+def _environment_lines(record: dict[str, Any]) -> Iterable[str]:
+    load = " ".join(f"{value:.2f}" for value in record["load"])
+    yield f"Linux {record['kernel']} {record['architecture']}, {record['cpu']}"
+    yield (
+        f"{record['cpus']} CPUs, {format_size(record['memory_bytes'])} of memory; "
+        f"load {load} at {record['time']}"
+    )
+    yield (
+        f"images on {record['file_system']} of "
+        f"{format_size(record['file_system_bytes'])} "
+        f"({format_size(record['file_system_free_bytes'])} free), buffered loop devices"
+    )
+    versions = [f"btrfs-ublk {record['btrfs_ublk']} ({record['revision'] or 'wheel'})"]
+    versions += [record["btrfs_progs"] or "no btrfs-progs"]
+    yield ", ".join([*versions, f"Python {record['python']}"])
+
+
+def show(document: Document, console: Console | None = None) -> None:
+    """Print the environment and all tables."""
+    console = console or Console(highlight=False, width=_WIDTH)
+    for line in _environment_lines(document["environment"]):
+        console.print(escape(line))
+    for table in tables_of(document):
+        shown = RichTable(
+            box=None, pad_edge=False, title_justify="left", title_style="bold"
+        )
+        for position, column in enumerate(table.columns):
+            flush = "left" if position < table.left else "right"
+            shown.add_column(column, justify="left" if flush == "left" else "right")
+        for row in table.rows:
+            shown.add_row(*map(escape, row))
+        console.print()
+        console.print(f"[bold]{escape(table.title)}[/bold]")
+        console.print(shown)
+        if table.note:
+            console.print(escape(table.note))
+
+
+def finish(document: Document, *, as_json: bool) -> None:
+    """What a benchmark's command prints at its end."""
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        show(document)
+
+
+def load(path: Path) -> Document:
+    """A stored document. Raises UsageError for what is none."""
+    try:
+        document: Document = json.loads(path.read_text())
+        if not {"benchmark", "environment", "results"} <= document.keys():
+            raise ValueError("it has no results")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} is not what a benchmark printed: {error}") from error
+    return document
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one document instead.")
+def command(paths: tuple[Path, ...], as_json: bool) -> None:
+    """Print the tables of documents that benchmarks made with --json.
+
+    Several of one benchmark, from one machine, become one.
+    """
+    finish(merged([load(path) for path in paths]), as_json=as_json)
+
+
+if __name__ == "__main__":
+    run_command(command, name="python -m btrfs_ublk.bench.report")

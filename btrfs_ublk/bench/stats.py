@@ -1,0 +1,73 @@
+"""Numbers of a benchmark: quantiles, medians, groups. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result", bound=Mapping[str, Any])
+
+#: What is said of a distribution of latencies.
+LATENCY_QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The least of the values, given in order, that ``share`` of them do not exceed.
+
+    The nearest rank: always one of the values, as interpolating would invent some.
+    """
+    if not ordered or not 0 < share <= 1:
+        raise ValueError(f"no quantile {share} of {len(ordered)} values")
+    # The product may be off by a bit: 0.07 * 100 is more than 7.
+    return ordered[math.ceil(round(share * len(ordered), 6)) - 1]
+
+
+def latency_record(latencies_ns: Iterable[int]) -> dict[str, float]:
+    """Quantiles and maximum in microseconds: "p50_us" ... "max_us"."""
+    ordered = sorted(latencies_ns)
+    record = {
+        f"{name}_us": quantile(ordered, share) / 1e3
+        for name, share in LATENCY_QUANTILES.items()
+    }
+    return record | {"max_us": ordered[-1] / 1e3}
+
+
+def part_rates(latencies_ns: Sequence[int], *, parts: int) -> list[float]:
+    """Operations per second in each of so many equal parts of a series, for one
+    process: whether it slows down. Shorter series have fewer parts.
+    """
+    parts = max(1, min(parts, len(latencies_ns)))
+    ends = [len(latencies_ns) * number // parts for number in range(parts + 1)]
+    return [
+        (end - begin) * 1e9 / max(1, sum(latencies_ns[begin:end]))
+        for begin, end in zip(ends, ends[1:])
+        if end > begin
+    ]
+
+
+def grouped(
+    items: Iterable[_Item], key: Callable[[_Item], object]
+) -> dict[Any, list[_Item]]:
+    """The items with equal keys together, in the order of the first of each."""
+    groups: dict[Any, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def median_of(results: Iterable[Mapping[str, Any]], name: str) -> float:
+    """The median of one value of the results; NaN when none has it."""
+    values = [result[name] for result in results if result.get(name) is not None]
+    return float(median(values)) if values else math.nan
+
+
+def undisturbed(results: Sequence[_Result], *, most_cores: float) -> Sequence[_Result]:
+    """The results during which all else used at most so many cores ("other_cores"); all
+    of them when that is true of none.
+    """
+    return [
+        result for result in results if result["other_cores"] <= most_cores
+    ] or results

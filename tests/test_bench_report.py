@@ -1,0 +1,223 @@
+"""The benchmarks' pure parts: quantiles, documents, tables; and what they print."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from btrfs_ublk.bench import options, report
+from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
+from btrfs_ublk.bench.physmap import command as physmap_command
+from btrfs_ublk.bench.report import Document, make_document, merged, number, show
+from btrfs_ublk.bench.stats import (
+    grouped,
+    latency_record,
+    median_of,
+    part_rates,
+    quantile,
+    undisturbed,
+)
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import EIB, GIB, TIB
+
+
+class TestStats:
+    def test_quantiles_of_known_data(self) -> None:
+        values = list(range(1, 101))
+        assert [quantile(values, share) for share in (0.01, 0.07, 0.5, 0.99, 1)] == [
+            *(1, 7, 50, 99, 100)
+        ]
+        assert quantile([5], 0.001) == 5
+        for share in (0, -1, 1.1):
+            with pytest.raises(ValueError):
+                quantile(values, share)
+        with pytest.raises(ValueError):
+            quantile([], 0.5)
+
+    @given(
+        st.lists(st.integers(), min_size=1),
+        st.floats(min_value=0, max_value=1, exclude_min=True),
+    )
+    def test_quantiles_are_ranks(self, values: list[int], share: float) -> None:
+        values.sort()
+        found = quantile(values, share)
+        covered = sum(value <= found for value in values)
+        assert found in values and covered >= share * len(values) - 1e-6
+        assert quantile(values, 1) == values[-1]
+
+    def test_latencies_in_microseconds(self) -> None:
+        latencies = list(range(1000, 1001000, 1000))
+        random.Random(1).shuffle(latencies)
+        assert latency_record(latencies) == {
+            "p50_us": 500,
+            "p99_us": 990,
+            "p99.9_us": 999,
+            "max_us": 1000,
+        }
+
+    def test_the_rate_of_each_part(self) -> None:
+        millisecond = 1_000_000
+        latencies = [millisecond] * 5 + [2 * millisecond] * 5
+        assert part_rates(latencies, parts=2) == [1000, 500]
+        assert part_rates(latencies, parts=100) == [1000] * 5 + [500] * 5
+        assert part_rates([], parts=3) == []
+
+    def test_groups_keep_the_order_of_the_first(self) -> None:
+        assert grouped([3, 1, 5, 2], lambda number: number % 2) == {
+            1: [3, 1, 5],
+            0: [2],
+        }
+
+    def test_medians_skip_what_is_missing(self) -> None:
+        results = [{"a": 1}, {"a": 3}, {"b": 9}]
+        assert median_of(results, "a") == 2
+        assert math.isnan(median_of(results, "c"))
+        assert number(median_of(results, "c")) == "-"
+
+    def test_disturbed_turns_do_not_count_unless_all_are(self) -> None:
+        calm, busy = {"other_cores": 0.1}, {"other_cores": 1.5}
+        assert undisturbed([calm, busy], most_cores=0.3) == [calm]
+        assert undisturbed([busy, busy], most_cores=0.3) == [busy, busy]
+
+
+class TestEnvironment:
+    def test_it_names_neither_host_nor_paths(self, tmp_path: Path) -> None:
+        record = environment(tmp_path)
+        assert record["kernel"] == platform.release() and record["cpus"] >= 1
+        assert len(record["load"]) == 3
+        assert 0 < record["file_system_free_bytes"] <= record["file_system_bytes"]
+        text = json.dumps(record)
+        assert str(tmp_path) not in text and str(Path(__file__).parent) not in text
+        assert socket.gethostname() not in text
+
+    def test_a_busy_process_is_seen(self) -> None:
+        with watched() as record:
+            assert "busy_cores" not in record
+            sum(range(5_000_000))
+        assert record["busy_cores"] > 0 and record["load"] >= 0
+
+    def test_without_patience_nobody_waits(self) -> None:
+        assert wait_until_quiet(timeout_s=0) is False
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Document:
+    results = [
+        {
+            "form": "tsv",
+            "layout": "[one] run",
+            "rows": 1234567,
+            "load": load,
+            "parse_s": 0.1,
+            "assert_s": 0.2 * load,
+            "total_s": 0.3,
+        }
+        for load in (1.0, 2.0, 4.0)
+    ]
+    return make_document(
+        "physmap", parameters={}, directory=tmp_path, results=list(results)
+    )
+
+
+def shown(document: Document) -> str:
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        show(document, console)
+    return capture.get()
+
+
+class TestReport:
+    def test_tables_are_made_of_documents(self, document: Document) -> None:
+        text = shown(json.loads(json.dumps(document)))
+        environment_lines, table = text.split("\n\n")
+        assert platform.release() in environment_lines and "load" in environment_lines
+        last = table.splitlines()[-1]
+        assert last.split("  ")[:2] == ["tsv", " [one] run"]
+        assert "1,234,567" in last and "400.0 (200.0)" in last
+        assert last.endswith("2.0")
+
+    def test_documents_of_one_machine_become_one(self, document: Document) -> None:
+        joined = merged([document, document])
+        assert joined["results"] == document["results"] * 2
+        assert len(document["results"]) == 3
+        with pytest.raises(UsageError, match="seed"):
+            merged([document, document | {"benchmark": "seed"}])
+        elsewhere = document["environment"] | {"kernel": "0.01"}
+        with pytest.raises(UsageError, match="0.01"):
+            merged([document, document | {"environment": elsewhere}])
+
+    @pytest.mark.parametrize("name", [None, "nothing", "..ledger", "os.path"])
+    def test_unknown_benchmarks_are_refused(
+        self, document: Document, name: Any
+    ) -> None:
+        with pytest.raises(UsageError, match="no benchmark"):
+            shown(document | {"benchmark": name})
+
+    def test_its_command(self, document: Document, tmp_path: Path) -> None:
+        path = tmp_path / "document.json"
+        path.write_text(json.dumps(document))
+        done = CliRunner().invoke(report.command, [str(path), str(path)])
+        assert done.exit_code == 0 and "[one] run  1,234,567      6" in done.stdout
+        done = CliRunner().invoke(report.command, ["--json", str(path), str(path)])
+        assert len(json.loads(done.stdout)["results"]) == 6
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"results": []}'])
+    def test_its_command_refuses_other_files(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "document.json"
+        path.write_text(text)
+        done = CliRunner().invoke(report.command, [str(path)])
+        assert isinstance(done.exception, UsageError)
+        assert "not what a benchmark printed" in str(done.exception)
+
+
+class TestOptions:
+    def parse(self, *words: str) -> tuple[Any, Any]:
+        @click.command()
+        @click.option("--size", callback=options.parse_sizes, default="4K")
+        @click.option("--seed", callback=options.parse_seed_sizes, multiple=True)
+        def command(size: int, seed: tuple[options.SeedSize, ...]) -> tuple[Any, Any]:
+            return size, seed
+
+        answer: tuple[Any, Any] = command(list(words), standalone_mode=False)
+        return answer
+
+    def test_sizes(self) -> None:
+        assert self.parse() == (4096, ())
+        assert self.parse("--seed", "4E", "--seed=4T:4G", "--size", "16K") == (
+            16384,
+            ((4 * EIB, None), (4 * TIB, 4 * GIB)),
+        )
+
+    @pytest.mark.parametrize(
+        "words", [["--size", "5"], ["--seed", "4E:"], ["--seed=x"], ["--seed=:4G"]]
+    )
+    def test_wrong_sizes_name_the_option(self, words: list[str]) -> None:
+        with pytest.raises(UsageError, match="--s[ie][ze]"):
+            self.parse(*words)
+
+    def test_sizes_are_told_apart(self) -> None:
+        names = [options.seed_name(size) for size in (275 * GIB, 250 * TIB, 4 * EIB)]
+        assert names == ["275 GiB", "250 TiB", "4 EiB"]
+
+
+def test_physmap_prints_tables_and_json() -> None:
+    words = ["--rows", "50", "--repeats", "2"]
+    done = CliRunner().invoke(physmap_command, words)
+    assert done.exit_code == 0, done.output
+    assert "with gaps" in done.stdout
+    done = CliRunner().invoke(physmap_command, [*words, "--json"])
+    results = json.loads(done.stdout)["results"]
+    assert len(results) == 8 and {result["rows"] for result in results} == {50}
+    assert CliRunner().invoke(physmap_command, ["--rows", "0"]).exit_code == 2
