@@ -16,6 +16,7 @@ CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
 RESHAPE = "btrfs-ublk-reshape"
+MAKE_FILES = "btrfs-ublk-make-files"
 
 
 def helper_path(name: str) -> Path:

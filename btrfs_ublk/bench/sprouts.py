@@ -1,0 +1,140 @@
+"""Sprouts for benchmarks: a full-size seed image over a loop device, no block server.
+
+What is measured here is btrfs' own cost; blocks that nobody reads cost nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.process import run
+from btrfs_ublk.resources.btrfs import filesystem_uuid, forget_device
+from btrfs_ublk.resources.loop import LoopDevice, loop_device
+from btrfs_ublk.resources.mount import Mount, mounted
+from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.seed import Seed, make_seed
+from btrfs_ublk.sprout import Sprout, sprout
+from btrfs_ublk.units import GIB
+from btrfs_ublk.volume import assert_mapping
+
+#: Sparse. Only what is written to it takes memory.
+WRITABLE_BYTES = 16 * GIB
+_CHECK_TIMEOUT_S = 900.0
+
+
+class Stopwatch:
+    """``lap()``: seconds since the last one."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def lap(self) -> float:
+        now_s = time.monotonic()
+        lap_s, self._last_s = now_s - self._last_s, now_s
+        return lap_s
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A seed on a loop device, and places for a sprout of it."""
+
+    seed: Seed
+    seed_device: LoopDevice
+    target: Path
+    writable_file: Path
+
+    @contextmanager
+    def sprouted(self) -> Iterator[Sprout]:
+        """A new sprout. Its mapping was checked before."""
+        with sprout(
+            self.seed_device.path,
+            self.target,
+            writable_file=self.writable_file,
+            validate=lambda target: assert_mapping(self.seed, target),
+        ) as made:
+            yield made
+
+    @contextmanager
+    def reattached(self) -> Iterator[Path]:
+        """The device of the sprout that was, not mounted."""
+        with loop_device(self.writable_file) as device:
+            yield device.path
+
+    @contextmanager
+    def remounted(self, device: Path) -> Iterator[Mount]:
+        """The sprout that was, mounted again."""
+        try:
+            options = [f"device={self.seed_device.path}"]
+            with mounted(device, self.target, options=options) as mount:
+                yield mount
+        finally:
+            with suppress(BtrfsUblkError):
+                forget_device(device)
+
+
+@contextmanager
+def bed(
+    parent: Path,
+    *,
+    virtual_data_size: int,
+    chunk_bytes: int | None = None,
+    prepare: Callable[[Seed], None] = lambda seed: None,
+) -> Iterator[Bed]:
+    """A new seed below ``parent``; ``prepare`` may write its virtual data."""
+    with tempdir(parent=parent) as directory:
+        seed = make_seed(
+            directory / "seed.img",
+            virtual_data_size=virtual_data_size,
+            chunk_bytes=chunk_bytes,
+        )
+        prepare(seed)
+        writable_file, target = directory / "writable.img", directory / "mount"
+        with writable_file.open("xb") as file:
+            file.truncate(WRITABLE_BYTES)
+        target.mkdir()
+        with loop_device(seed.path, read_only=True) as device:
+            yield Bed(seed, device, target, writable_file)
+
+
+@contextmanager
+def plain_btrfs(parent: Path, *, nodatacow: bool) -> Iterator[Mount]:
+    """What mkfs.btrfs makes, with the profiles of a sprout, on a device as large."""
+    with tempdir(parent=parent) as directory:
+        image, target = directory / "plain.img", directory / "mount"
+        with image.open("xb") as file:
+            file.truncate(WRITABLE_BYTES)
+        target.mkdir()
+        run(
+            ["mkfs.btrfs", "--quiet", "--metadata=single", "--data=single", image],
+            timeout_s=60,
+        )
+        with loop_device(image) as device:
+            try:
+                options = ["nodatacow"] if nodatacow else []
+                with mounted(device.path, target, options=options) as mount:
+                    yield mount
+            finally:
+                with suppress(BtrfsUblkError):
+                    forget_device(device.path)
+
+
+def metadata_used_bytes(target: Path) -> int:
+    """What the tree blocks of a mounted btrfs take, each copy counted once."""
+    fsid = filesystem_uuid(target)
+    path = Path(f"/sys/fs/btrfs/{fsid}/allocation/metadata/bytes_used")
+    return int(path.read_text())
+
+
+def check_file_system(device: Path) -> float:
+    """btrfs check of a device that is not mounted; the seconds that it took.
+
+    Raises CommandError when it finds fault.
+    """
+    watch = Stopwatch()
+    run(["btrfs", "check", "--readonly", device], timeout_s=_CHECK_TIMEOUT_S)
+    return watch.lap()

@@ -1,0 +1,206 @@
+"""The benchmarks that mount, scaled down: plausible numbers, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from conftest import Need
+
+from btrfs_ublk.bench import clone, seed, small_files
+from btrfs_ublk.bench.clone import Case
+from btrfs_ublk.bench.files import PlannedFile
+from btrfs_ublk.bench.options import SeedSize
+from btrfs_ublk.bench.report import Result, tables_of
+from btrfs_ublk.bench.sprouts import bed
+from btrfs_ublk.bench.verify import pieces, stamp, verify, verify_physical
+from btrfs_ublk.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.helpers import MAKE_FILES, MAP_PHYSICAL, MKSEED
+from btrfs_ublk.resources.reflink import clone_file
+from btrfs_ublk.units import EIB, GIB, TIB
+
+BLOCK = 4096
+
+
+@pytest.fixture(autouse=True)
+def _needs(need: Need) -> None:
+    need(Helper(MKSEED), Helper(MAKE_FILES), Helper(MAP_PHYSICAL))
+
+
+def invoke(command: click.Command, *words: str | Path) -> dict[str, Any]:
+    """Run a benchmark for JSON: its document."""
+    done = CliRunner().invoke(command, [*map(str, words), "--json"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert all(table.rows for table in tables_of(document))
+    return document
+
+
+def assert_plausible(result: Result, *, files: int, processes: int = 1) -> None:
+    assert (result["files"], result["processes"]) == (files, processes)
+    assert 100 < result["rate"] < 1e6
+    assert 0 < result["p50_us"] <= result["p99_us"] <= result["p99.9_us"]
+    assert result["p99.9_us"] <= result["max_us"] <= result["wall_s"] * 1e6
+    assert 1 < result["cpu_us"] < 10_000
+    assert result["load"] >= 0 and result["other_cores"] >= 0
+
+
+@pytest.mark.native
+class TestClone:
+    @pytest.mark.parametrize(
+        "case",
+        [
+            Case(275 * GIB, "sequential", clones=500),
+            Case(4 * EIB, "random", clones=500, processes=2),
+            Case(4 * EIB, "one-extent", clones=501, processes=2, sources="own"),
+        ],
+        ids=lambda case: f"{case.pattern}-{case.processes}-{case.sources}",
+    )
+    def test_what_is_measured(self, need: Need, sparse_path: Path, case: Case) -> None:
+        need(BTRFS_PROGS)
+        result = clone.measure(case, parent=sparse_path, samples=100, check=True)
+        assert_plausible(result, files=case.clones, processes=case.processes)
+        assert result["verified_clones"] == 100 and result["verified_stamps"] == 200
+        assert result["verified_maps"] >= 20
+        # Inode, name, reference and extent: some hundred bytes, in few tree blocks.
+        assert 200 < result["metadata_bytes"] < 2000
+        assert result["extents"] == (1 if case.virtual_data_size < TIB else 16_449)
+        for name in ("sync_s", "unmount_s", "mount_s", "check_s"):
+            assert 0 < result[name] < 60
+
+    def test_its_command(self, sparse_path: Path) -> None:
+        document = invoke(
+            clone.command,
+            *("--clones", "100", "--virtual-data-size", "1G", "--no-check"),
+            *("--processes", "1", "--processes", "2", "--pattern", "random"),
+            *("--sources=own", "--sources=shared", "--verify", "0", "--repeats", "2"),
+            *("--parent", sparse_path),
+        )
+        cases = [(each["processes"], each["sources"]) for each in document["results"]]
+        # One process has nobody to share with.
+        assert cases == [(1, "shared"), (2, "own"), (2, "shared")] * 2
+        rates, parts, costs = tables_of(document)
+        assert all(row[6] in ("1 of 2", "2 of 2") for row in rates.rows)
+        assert len(parts.rows) == len(costs.rows) == 3
+
+    def test_wrong_clones_are_found(self, sparse_path: Path) -> None:
+        good = PlannedFile(0, GIB // 2, 5 * BLOCK - 7)
+        with (
+            bed(
+                sparse_path,
+                virtual_data_size=GIB,
+                prepare=lambda seed: stamp(seed, [good]),
+            ) as place,
+            place.sprouted() as made,
+        ):
+            name = place.seed.virtual_data.filename
+            source, path = made.target / name, made.target / "clone"
+            start = place.seed.virtual_data.device_offset
+            clone_file(source, path, source_offset=good.offset, size_bytes=good.size)
+            assert verify(source, [(path, good)]) == {
+                "verified_clones": 1,
+                "verified_stamps": 2,
+            }
+            assert verify_physical(start, [(path, good)]) == {"verified_maps": 1}
+            elsewhere = PlannedFile(0, good.offset + BLOCK, good.size)
+            with pytest.raises(BtrfsUblkError, match="extents"):
+                verify(source, [(path, elsewhere)])
+            with pytest.raises(BtrfsUblkError, match="mapped to"):
+                verify_physical(start, [(path, elsewhere)])
+            shorter = PlannedFile(0, good.offset, good.size - 1)
+            with pytest.raises(BtrfsUblkError, match="bytes, not"):
+                verify(source, [(path, shorter)])
+            # The right extents with other content: there is no stamp.
+            unstamped, path = PlannedFile(0, BLOCK, BLOCK), made.target / "unstamped"
+            clone_file(source, path, source_offset=BLOCK, size_bytes=BLOCK)
+            with pytest.raises(BtrfsUblkError, match="not virtual data from"):
+                verify(source, [(path, unstamped)])
+            with source.open("rb") as file:
+                found = pieces(file.fileno(), 3 * BLOCK, 2 * BLOCK)
+            assert found == [(0, start + 3 * BLOCK, 2 * BLOCK)]
+
+
+@pytest.mark.native
+class TestSmallFiles:
+    def test_its_command(self, need: Need, sparse_path: Path) -> None:
+        need(MKFS_BTRFS)
+        document = invoke(
+            small_files.command,
+            *("--files", "300", "--fsync-files", "20", "--repeats", "1"),
+            *("--seed", "1G", "--seed", "4T:4G", "--parent", sparse_path),
+        )
+        results = document["results"]
+        assert [(each["chunks"], each["stub_chunk"]) for each in results] == [
+            *((0, False), (0, False), (1, False), (1024, True))
+        ]
+        for result in results:
+            assert_plausible(result, files=300)
+            assert_plausible(result["fsync"], files=20)
+            assert result["rate_with_sync"] < result["rate"]
+        ratios = {row[0]: float(row[5]) for row in tables_of(document)[0].rows}
+        assert ratios["plain, nodatacow"] == 1
+        assert all(0.01 < ratio < 100 for ratio in ratios.values())
+
+    def test_without_fsync_and_plain(self, sparse_path: Path) -> None:
+        document = invoke(
+            small_files.command,
+            *("--files=50", "--fsync-files=0", "--repeats=1", "--file-size=4K"),
+            *("--seed=1G", "--no-plain", "--parent", sparse_path),
+        )
+        (table,) = tables_of(document)
+        assert len(table.rows) == 1 and table.rows[0][5] == "-"
+
+
+@pytest.mark.native
+class TestSeed:
+    def test_each_step_takes_its_time(self, sparse_path: Path) -> None:
+        result = seed.measure(SeedSize(4 * EIB), parent=sparse_path)
+        assert result["chunks"] == 16_449 and result["stub_chunk"]
+        assert 6e6 < result["metadata_bytes"] <= result["allocated_bytes"] < 8e6
+        for name in seed.STEPS:
+            assert 0 < result[name] < 10
+
+    def test_its_command(self, sparse_path: Path) -> None:
+        document = invoke(
+            seed.command,
+            *("--seed=1G", "--seed=8G:4G", "--repeats=2", "--parent", sparse_path),
+        )
+        assert [each["chunks"] for each in document["results"]] == [1, 2, 1, 2]
+        (table,) = tables_of(document)
+        assert [row[:3] for row in table.rows] == [
+            ("1 GiB", "1", "2"),
+            ("8 GiB", "2", "2"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (clone.command, ["--clones", "0"]),
+        (clone.command, ["--pattern", "zigzag"]),
+        (clone.command, ["--virtual-data-size", "4X"]),
+        (clone.command, ["--virtual-data-size", "4M"]),
+        (clone.command, ["--processes", "0"]),
+        (clone.command, ["--processes", "2", "--clones", "1"]),
+        (clone.command, ["--parent", "/nowhere"]),
+        (small_files.command, ["--file-size", "2M"]),
+        (small_files.command, ["--file-size", "1000"]),
+        (small_files.command, ["--seed", "4E:x"]),
+        (seed.command, ["--repeats", "none"]),
+        (seed.command, ["argument"]),
+    ],
+)
+def test_wrong_usage_makes_nothing(
+    command: click.Command, words: list[str], sparse_path: Path
+) -> None:
+    parent = ["--parent", str(sparse_path)]
+    done = CliRunner().invoke(command, [*parent, *words])
+    status = getattr(done.exception, "exit_status", done.exit_code)
+    assert status == 2 and (isinstance(done.exception, (UsageError, SystemExit)))
+    assert not list(sparse_path.iterdir())
+    assert CliRunner().invoke(command, ["--help"]).exit_code == 0

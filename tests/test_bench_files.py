@@ -1,0 +1,176 @@
+"""The benchmarks' plans of files, the helper that makes them, and the checks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Need
+from hypothesis import given
+from hypothesis import strategies as st
+
+from btrfs_ublk.bench import files
+from btrfs_ublk.bench.clone import MAX_BYTES, MIN_BYTES, Case, make_plan
+from btrfs_ublk.bench.files import Plan, PlannedFile, make_files
+from btrfs_ublk.bench.small_files import content
+from btrfs_ublk.bench.verify import joined
+from btrfs_ublk.capabilities import Helper
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.helpers import MAKE_FILES, helper_path
+from btrfs_ublk.units import GIB, MIB, TIB
+
+
+class TestPlan:
+    @given(st.integers(1, 100), st.integers(1, 9))
+    def test_its_parts_are_all_of_it(self, count: int, processes: int) -> None:
+        plan = Plan([0] * count, [1] * count)
+        parts = plan.parts(processes)
+        assert [number for part in parts for number in part] == list(range(count))
+        lengths = {len(part) for part in parts}
+        assert max(lengths) - min(lengths) <= 1
+        sample = plan.sample(processes)
+        assert len(sample) == min(count, processes)
+        assert len({file.number for file in sample}) == len(sample)
+
+    def test_where_its_files_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files, "FILES_PER_DIRECTORY", 3)
+        plan = Plan(range(10), [4096] * 10)
+        paths = [str(plan.path(Path("d"), number, processes=2)) for number in range(10)]
+        assert paths[:5] == ["d/0/0/0", "d/0/0/1", "d/0/0/2", "d/0/1/3", "d/0/1/4"]
+        assert paths[5:] == ["d/1/0/0", "d/1/0/1", "d/1/0/2", "d/1/1/3", "d/1/1/4"]
+        with pytest.raises(IndexError):
+            plan.path(Path("d"), 10, processes=2)
+
+    def test_offsets_and_sizes_belong_together(self) -> None:
+        with pytest.raises(ValueError):
+            Plan([1], [])
+        assert Plan([5], [7])[0] == PlannedFile(0, 5, 7)
+
+    @pytest.mark.parametrize("pattern", ["sequential", "one-extent", "random"])
+    def test_clones_stay_where_they_should(self, pattern: str) -> None:
+        case = Case(4 * TIB, pattern, clones=2000)
+        plan = make_plan(case, extent_bytes=16 * MIB)
+        planned = plan.sample(2000)
+        again = make_plan(case, extent_bytes=16 * MIB).sample(2000)
+        assert planned == again
+        assert all(MIN_BYTES <= file.size <= MAX_BYTES for file in planned)
+        assert all(file.offset % 4096 == 0 for file in planned)
+        assert any(file.size % 4096 for file in planned)
+        ends = [file.offset + -(-file.size // 4096) * 4096 for file in planned]
+        limit = 4 * TIB if pattern == "random" else 16 * MIB
+        assert max(ends) <= limit and max(ends) > limit // 2
+        if pattern == "sequential":
+            follow = sum(a == file.offset for a, file in zip(ends, planned[1:]))
+            # All but where it starts again from the beginning.
+            assert 1980 < follow < 1999
+
+    def test_pieces_that_follow_each_other_are_one(self) -> None:
+        assert joined([(0, 100, 8), (8, 108, 8), (16, 116, 4)]) == [(0, 100, 20)]
+        apart = [(0, 100, 8), (8, 109, 8), (17, 117, 4)]
+        assert joined(apart) == apart
+        assert joined([]) == []
+
+
+class TestMakeFiles:
+    @pytest.fixture(autouse=True)
+    def _needs(self, need: Need) -> None:
+        need(Helper(MAKE_FILES))
+
+    @pytest.mark.parametrize("processes", [1, 2, 3])
+    def test_it_makes_what_is_planned(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+    ) -> None:
+        monkeypatch.setattr(files, "FILES_PER_DIRECTORY", 7)
+        sizes = [1 + number * 100 for number in range(50)]
+        plan = Plan([0] * 50, sizes)
+        outcome = make_files(tmp_path, plan, operation="write", processes=processes)
+        for number, size in enumerate(sizes):
+            path = plan.path(tmp_path, number, processes=processes)
+            assert path.read_bytes() == content(size)
+        assert sum(len(names) for _, _, names in os.walk(tmp_path)) == 50
+        assert len(outcome.latencies_ns) == 50 and min(outcome.latencies_ns) > 0
+        record = outcome.record()
+        assert record["files"] == 50 and record["processes"] == processes
+        assert record["p50_us"] <= record["p99_us"] <= record["max_us"]
+        assert 50 < record["rate"] < 50e6 and record["wall_s"] > 0
+        slowest = max(
+            sum(outcome.latencies_ns[part.start : part.stop]) for part in outcome.parts
+        )
+        assert record["wall_s"] * 1e9 >= slowest
+        assert len(record["rate_by_part"]) == 10
+
+    def test_an_error_names_the_file_and_the_step(self, tmp_path: Path) -> None:
+        source = tmp_path / "source"
+        source.write_bytes(bytes(4096))
+        target = tmp_path / "target"
+        target.mkdir()
+        with pytest.raises(BtrfsUblkError, match="file 0 in .*/target/0: FICLONERANGE"):
+            make_files(
+                target, Plan([0], [1 << 20]), operation="clone", sources=[source]
+            )
+        missing = tmp_path / "missing"
+        (tmp_path / "other").mkdir()
+        with pytest.raises(
+            BtrfsUblkError, match="ready.*\n.*error: .*missing: No such"
+        ):
+            make_files(
+                *(tmp_path / "other", Plan([0], [1])),
+                operation="clone",
+                sources=[missing],
+            )
+
+    def test_a_file_of_a_plan_has_its_limit(self, tmp_path: Path) -> None:
+        with pytest.raises(BtrfsUblkError, match="a file of the plan"):
+            make_files(tmp_path, Plan([0], [GIB]), operation="write")
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            [],
+            ["clone"],
+            ["nothing"],
+            ["--count=x", "write"],
+            ["--nothing"],
+            ["--directory=d", "--plan-fd=3", "--start-fd=4", "--count=1", "write"],
+            [
+                *("--directory=d", "--plan-fd=3", "--start-fd=4", "--count=1"),
+                *("--files-per-directory=1", "clone"),
+            ],
+        ],
+    )
+    def test_wrong_usage_touches_nothing(
+        self, tmp_path: Path, words: list[str]
+    ) -> None:
+        done = subprocess.run(
+            [helper_path(MAKE_FILES), *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 2 and MAKE_FILES in done.stderr
+        assert not list(tmp_path.iterdir()) and not done.stdout
+
+    def test_it_does_nothing_when_whoever_drives_it_is_gone(
+        self, tmp_path: Path
+    ) -> None:
+        plan = tmp_path / "plan"
+        plan.write_bytes(Plan([0], [1]).to_bytes())
+        (tmp_path / "target").mkdir()
+        with plan.open("r+b") as file, open(os.devnull, "rb") as start:
+            done = subprocess.run(
+                [
+                    *(helper_path(MAKE_FILES), f"--directory={tmp_path}/target"),
+                    *(f"--plan-fd={file.fileno()}", f"--start-fd={start.fileno()}"),
+                    *("--count=1", "--files-per-directory=1", "write"),
+                ],
+                pass_fds=[file.fileno(), start.fileno()],
+                capture_output=True,
+                text=True,
+                timeout=30,
+            )
+        assert done.returncode == 1 and done.stdout == "ready\n"
+        assert "--start-fd: Broken pipe" in done.stderr
+        assert not list((tmp_path / "target").iterdir())
