@@ -155,6 +155,26 @@ def test_a_child_that_cannot_be_started_is_one_message(
             children.spawn(argv, log=log.fileno(), prepare=prepare)
 
 
+def test_files_are_named_as_in_the_guest() -> None:
+    """The library of scripts/demo: what /tmp holds here is elsewhere there."""
+    script = (
+        f"PROJECT={PROJECT}; . {PROJECT}/scripts/lib/guest.sh; cd /usr; "
+        'files_for_guest --file "$@"; printf "%s\n" "${guest_command[@]}"'
+    )
+    hidden = f"/tmp/guest-{os.getpid()}"
+    Path(hidden).touch()
+    words = ["demo", "--file", hidden, f"--file={hidden}", "--file", "bin", hidden]
+    words += ["--file", "no such"]
+    try:
+        done = run("bash", "-c", script, "bash", *words)
+    finally:
+        Path(hidden).unlink()
+    assert done.stdout.decode().splitlines() == [
+        *("demo", "--file", f"/run/host{hidden}", f"--file=/run/host{hidden}"),
+        *("--file", "/usr/bin", hidden, "--file", "no such"),
+    ]
+
+
 # --- scripts/vm with a guest: one boot does all it can
 
 
@@ -170,6 +190,8 @@ done
 cat /sys/class/net/lo/flags # IFF_UP and IFF_LOOPBACK
 touch /usr/only-in-the-guest && echo overlay
 echo "$BTRFS_UBLK_TEST_WORD"
+cat "/run/host$2"
+touch "/run/host$2" 2>/dev/null || echo read-only
 cat >"$1/from-stdin"
 head -c 1000000 /dev/zero | tr '\0' '\377'
 echo talk >&2
@@ -182,8 +204,10 @@ exit 7
 @needs_root
 def test_vm_runs_a_command(shared_dir: Path) -> None:
     data = bytes(range(256)) * 5000
+    hidden = Path("/tmp") / shared_dir.name  # the guest has a /tmp of its own
+    hidden.write_text("host's\n")
     done = subprocess.run(
-        [VM, "--timeout", "100", "--", "sh", "-c", _IN_GUEST, "sh", shared_dir],
+        [VM, "--timeout", "100", "--", "sh", "-c", _IN_GUEST, "sh", shared_dir, hidden],
         input=data,
         capture_output=True,
         timeout=200,
@@ -191,6 +215,7 @@ def test_vm_runs_a_command(shared_dir: Path) -> None:
         cwd="/usr/share",
         env={**os.environ, "BTRFS_UBLK_TEST_WORD": "a 'word'"},
     )
+    hidden.unlink()
     assert done.stderr == b"talk\n"
     assert done.returncode == 7
     lines, binary = done.stdout[:-1000000], done.stdout[-1000000:]
@@ -199,7 +224,7 @@ def test_vm_runs_a_command(shared_dir: Path) -> None:
     assert release[0].isdigit()
     assert rest == [
         *("0", "/usr/share", "ublk", str(1 << 62), str(1 << 62)),
-        *("0x9", "overlay", "a 'word'"),
+        *("0x9", "overlay", "a 'word'", "host's", "read-only"),
     ]
     assert not Path("/usr/only-in-the-guest").exists()
     written = (shared_dir / "from-stdin").read_bytes()
