@@ -69,7 +69,7 @@ static int check_loops(const char *path, const struct stat *file)
 int open_unmounted(const char *path)
 {
 	_cleanup_close_ int fd = -1;
-	struct stat st;
+	struct stat st = { 0 };
 	int ret;
 
 	/* Opening a FIFO would wait for a writer, opening a tape rewind it. */
