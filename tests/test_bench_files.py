@@ -99,7 +99,7 @@ class TestMakeFiles:
             sum(outcome.latencies_ns[part.start : part.stop]) for part in outcome.parts
         )
         assert record["wall_s"] * 1e9 >= slowest
-        assert len(record["rate_by_part"]) == 10
+        assert len(record["p50_by_part_us"]) == 10
 
     def test_an_error_names_the_file_and_the_step(self, tmp_path: Path) -> None:
         source = tmp_path / "source"

@@ -23,9 +23,9 @@ from btrfs_ublk.bench.physmap import command as physmap_command
 from btrfs_ublk.bench.report import Document, make_document, merged, number, show
 from btrfs_ublk.bench.stats import (
     grouped,
+    in_parts,
     latency_record,
     median_of,
-    part_rates,
     quantile,
     undisturbed,
 )
@@ -67,12 +67,10 @@ class TestStats:
             "max_us": 1000,
         }
 
-    def test_the_rate_of_each_part(self) -> None:
-        millisecond = 1_000_000
-        latencies = [millisecond] * 5 + [2 * millisecond] * 5
-        assert part_rates(latencies, parts=2) == [1000, 500]
-        assert part_rates(latencies, parts=100) == [1000] * 5 + [500] * 5
-        assert part_rates([], parts=3) == []
+    def test_series_are_cut_into_equal_parts(self) -> None:
+        assert in_parts([1, 2, 3, 4, 5], parts=2) == [[1, 2], [3, 4, 5]]
+        assert in_parts([1, 2], parts=100) == [[1], [2]]
+        assert in_parts([], parts=3) == [[]]
 
     def test_groups_keep_the_order_of_the_first(self) -> None:
         assert grouped([3, 1, 5, 2], lambda number: number % 2) == {

@@ -11,11 +11,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from btrfs_ublk.bench.environment import watched
-from btrfs_ublk.bench.stats import latency_record, part_rates
+from btrfs_ublk.bench.stats import in_parts, latency_record, quantile
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.helpers import MAKE_FILES, helper_path
 from btrfs_ublk.interrupts import deferred
@@ -105,16 +106,22 @@ class Outcome:
     def record(self) -> dict[str, Any]:
         """For a result: rates per second, latencies in microseconds, CPU."""
         count = len(self.latencies_ns)
-        each = [
-            part_rates(self.latencies_ns[part.start : part.stop], parts=_PARTS)
-            for part in self.parts
-        ]
+        # Of all processes together: their first parts, their second parts, ...
+        tenths = zip(
+            *(
+                in_parts(self.latencies_ns[part.start : part.stop], parts=_PARTS)
+                for part in self.parts
+            )
+        )
         return {
             "files": count,
             "processes": len(self.parts),
             "wall_s": self.wall_s,
             "rate": count / self.wall_s,
-            "rate_by_part": [sum(rates) for rates in zip(*each)],
+            # Unlike rates, medians hardly depend on what else the machine does.
+            "p50_by_part_us": [
+                quantile(sorted(chain(*tenth)), 0.5) / 1e3 for tenth in tenths
+            ],
             "cpu_us": self.cpu_s * 1e6 / count,
             "waits": self.waits / count,
             "preemptions": self.preemptions,

@@ -35,17 +35,11 @@ def latency_record(latencies_ns: Iterable[int]) -> dict[str, float]:
     return record | {"max_us": ordered[-1] / 1e3}
 
 
-def part_rates(latencies_ns: Sequence[int], *, parts: int) -> list[float]:
-    """Operations per second in each of so many equal parts of a series, for one
-    process: whether it slows down. Shorter series have fewer parts.
-    """
-    parts = max(1, min(parts, len(latencies_ns)))
-    ends = [len(latencies_ns) * number // parts for number in range(parts + 1)]
-    return [
-        (end - begin) * 1e9 / max(1, sum(latencies_ns[begin:end]))
-        for begin, end in zip(ends, ends[1:])
-        if end > begin
-    ]
+def in_parts(series: Sequence[int], *, parts: int) -> list[Sequence[int]]:
+    """A series cut into so many equal parts; a shorter one into parts of one each."""
+    parts = max(1, min(parts, len(series)))
+    ends = [len(series) * number // parts for number in range(parts + 1)]
+    return [series[begin:end] for begin, end in zip(ends, ends[1:])]
 
 
 def grouped(
