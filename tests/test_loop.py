@@ -145,6 +145,33 @@ def test_someone_who_has_it_open_delays_the_detaching(image: Path) -> None:
             assert reader.wait(10) == 0
 
 
+def test_a_device_that_vanishes_is_not_in_use(image: Path) -> None:
+    path = Path("/dev/no-such-device")
+    assert not blockdev.is_claimed(path)
+    assert blockdev.wait_until_unused(path, timeout_s=0) == []
+    with pytest.raises(UsageError, match="not a block device"):
+        blockdev.wait_until_unused(image, timeout_s=0)
+
+
+def test_a_mounted_device_is_not_opened_to_find_out(
+    sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor while an unmount is under way: a mount that comes just then would fail."""
+    image, target = sparse_path / "image", sparse_path / "mnt"
+    target.mkdir()
+    with image.open("wb") as file:
+        file.truncate(128 * MIB)
+    run(["mkfs.btrfs", "-q", image], timeout_s=60)
+    with loop_device(image) as device:
+        with mounted(device.path, target), monkeypatch.context() as patch:
+            patch.setattr(blockdev, "is_claimed", lambda path: pytest.fail("opened"))
+            (user,) = blockdev.wait_until_unused(device.path, timeout_s=1)
+            assert user == f"mounted at {target} (btrfs)"
+            patch.setattr(blockdev, "read_mountinfo", list)
+            (user,) = blockdev.wait_until_unused(device.path, timeout_s=0.1)
+            assert "another mount namespace" in user
+
+
 def test_a_device_that_stays_open_is_reported(
     image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

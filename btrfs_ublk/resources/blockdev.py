@@ -67,20 +67,34 @@ def is_read_only(path: Path) -> bool:
     return _query(path, _BLKROGET, "=i") != 0
 
 
+#: What open(2) says of a device that is going away, or has gone.
+_GONE = (errno.ENOENT, errno.ENXIO, errno.ENODEV)
+
+
 @deferred()
 def is_claimed(path: Path) -> bool:
     """True when a file system or another driver holds the device, in any namespace.
+    A device that has gone is not claimed.
 
     open(2), O_EXCL on a block device: EBUSY "if in use by the system (e.g., mounted)".
+    NB: where nobody holds it, we do for a moment: a mount that comes just then fails.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+        # O_NONBLOCK: not to wait for a medium.
+        fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.EBUSY:
             return True
+        if error.errno in _GONE:
+            return False
         raise
     os.close(fd)
     return False
+
+
+def _is_in_btrfs(path: Path) -> bool:
+    """True while a mounted btrfs has it, in any namespace: asked without opening it."""
+    return any(Path("/sys/fs/btrfs").glob(f"*/devices/{sysfs_directory(path).name}"))
 
 
 def users(path: Path) -> list[str]:
@@ -96,10 +110,11 @@ def users(path: Path) -> list[str]:
         with suppress(OSError):  # it may be unmounted while we look
             names.update(sibling.name for sibling in member.parent.iterdir())
     found = []
+    number = _device_text(path)
     for mount in read_mountinfo():
         source = Path(mount.source)
         is_member = source.parent == Path("/dev") and source.name in names
-        if is_member or mount.device == _device_text(path):
+        if is_member or mount.device == number:
             found.append(f"mounted at {mount.target} ({mount.fs_type})")
     with suppress(OSError):
         for holder in (sysfs / "holders").iterdir():
@@ -111,18 +126,24 @@ def wait_until_unused(path: Path, *, timeout_s: float) -> list[str]:
     """[] as soon as nothing claims the device, else who holds it, for people.
 
     Those who are seen are told at once. A claim without any is waited for: an unmount
-    that is under way has left the list of mounts before it lets go of its devices.
+    that is under way has left the list of mounts before it lets go of its devices. The
+    device is opened only when nothing else speaks against it. A device that goes away
+    meanwhile is unused.
     """
     found: list[str] = []
 
     def settled() -> bool:
-        found[:] = users(path) if is_claimed(path) else []
-        return bool(found) or not is_claimed(path)
+        found[:] = users(path)
+        return bool(found) or not (_is_in_btrfs(path) or is_claimed(path))
 
     try:
         wait_until(settled, timeout_s=timeout_s, what=f"{path} is in use")
     except TimeoutError:
         return ["in use, perhaps mounted in another mount namespace"]
+    except UsageError:
+        if path.exists():
+            raise
+        return []
     return found
 
 

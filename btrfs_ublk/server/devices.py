@@ -82,7 +82,7 @@ def parse_records(text: str) -> list[DeviceRecord]:
 
 def refuse_if_used(path: Path) -> None:
     """Raise LeftoverError, naming the mount, while the device is mounted or held."""
-    users = path.exists() and blockdev.wait_until_unused(
+    users = path.is_block_device() and blockdev.wait_until_unused(
         path, timeout_s=_UNUSED_TIMEOUT_S
     )
     if users:
