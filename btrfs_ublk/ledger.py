@@ -251,8 +251,9 @@ class Ledger:
         """Note that a thing is gone; idempotent."""
         with self._lock:
             self._check_ours()
-            if self._entries.pop(entry.sequence, None) is not None:
+            if entry.sequence in self._entries:
                 self._append({"strike": entry.sequence})
+                del self._entries[entry.sequence]
 
     @contextmanager
     def holding(
@@ -414,11 +415,20 @@ def lock_if_current(path: Path, fd: int) -> bool:
 
 
 def append_line(fd: int, record: Details) -> None:
+    """Append a whole line or nothing. Raises BtrfsUblkError."""
     line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-    if os.write(fd, line) != len(line):
-        raise BtrfsUblkError(
-            "the ledger could not be written whole", hint="is the state directory full?"
-        )
+    end = os.fstat(fd).st_size
+    reason = "it was cut off"
+    try:
+        if os.write(fd, line) == len(line):
+            return
+    except OSError as error:
+        reason = error.strerror or str(error)
+    # The next record must not be glued to half a line.
+    os.ftruncate(fd, end)
+    raise BtrfsUblkError(
+        f"the ledger cannot be written: {reason}", hint="is the state directory full?"
+    )
 
 
 def sweep_entries(

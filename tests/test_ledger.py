@@ -127,6 +127,23 @@ def test_closing_removes_what_unwinding_missed(
     assert things == [] and list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_leaves_no_half_line(
+    ledger: Ledger, things: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ledger.enter("thing", name="a")
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:10]))
+        with pytest.raises(BtrfsUblkError, match="the ledger cannot be written"):
+            ledger.enter("thing", name="b")
+        with pytest.raises(BtrfsUblkError, match="the ledger cannot be written"):
+            ledger.strike(entry)
+    assert lines(ledger) == ["version", "enter"]
+    assert ledger.entries() == [entry]
+    ledger.strike(entry)
+    assert lines(ledger) == ["version", "enter", "strike"]
+
+
 def test_a_live_ledger_is_not_abandoned(ledger: Ledger) -> None:
     ledger.enter("thing", name="a")
     with closing(abandoned_ledgers(ledger.path.parent)) as found:
