@@ -9,17 +9,18 @@ only us and a teardown's own commands survive it, and gets a signal when we die
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import psutil
 
@@ -32,6 +33,24 @@ KILL_TIMEOUT_S = 5.0
 _STDERR_LINES = 20
 
 Argument = str | os.PathLike[str]
+
+
+class SupportsFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+def readable(
+    descriptors: Iterable[int | SupportsFileno], *, timeout_s: float
+) -> set[int]:
+    """Those that can be read, or have ended, as soon as any is; empty after
+    ``timeout_s`` seconds.
+
+    NB: not select(2), which fails with descriptors above 1023.
+    """
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return {fd for fd, _ in poller.poll(math.ceil(max(0.0, timeout_s) * 1000))}
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,7 @@ class ProcessIdentity:
         try:
             # Looked at with the pidfd open: from here on it can be no other process.
             if self.is_alive():
-                select.select([pidfd], [], [], timeout_s)
+                readable([pidfd], timeout_s=timeout_s)
             return not self.is_alive()
         finally:
             os.close(pidfd)
@@ -96,7 +115,7 @@ class ProcessIdentity:
                     return True
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signum)
-                if select.select([pidfd], [], [], wait_s)[0]:
+                if readable([pidfd], timeout_s=wait_s):
                     return True
             finally:
                 os.close(pidfd)
@@ -283,7 +302,7 @@ class Child:
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, or None when it runs on for ``timeout_s`` seconds."""
         if self._process.returncode is None:
-            select.select([self._pidfd], [], [], timeout_s)
+            readable([self._pidfd], timeout_s=timeout_s)
         return self._process.poll()
 
     def send_signal(self, signum: int) -> None:
@@ -360,8 +379,16 @@ def launch(
                 keep_open_fds=keep_open_fds,
                 death_signal=death_signal,
             )
+            on_failure.callback(_abandon, process)
+            child = Child(process, words, stderr)
             on_failure.pop_all()
-        return Child(process, words, stderr)
+        return child
+
+
+def _abandon(process: subprocess.Popen[str]) -> None:
+    _kill(process)
+    if process.stdout:
+        process.stdout.close()
 
 
 def _memory_file(name: str) -> IO[bytes]:

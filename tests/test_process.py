@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from btrfs_ublk.errors import CommandError
-from btrfs_ublk.process import ProcessIdentity, pids_using, run, spawn
+from btrfs_ublk.process import ProcessIdentity, launch, pids_using, run, spawn
+from btrfs_ublk.resources.uevents import wait_until
 
 
 def test_output_is_returned() -> None:
@@ -74,6 +77,47 @@ def test_a_child_reads_its_input_and_its_last_words_are_kept() -> None:
         assert child.wait(10) == 0
         assert child.stderr_tail(1) == "words"
         assert "words" in child.failure("ended")
+
+
+def test_a_child_that_cannot_be_watched_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No descriptor is left for its pidfd, say."""
+    started: list[int] = []
+
+    def fail(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Too many"):
+        launch(["sleep", "60"], pipe_stdout=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_open_files_are_no_hindrance() -> None:
+    """Descriptors above 1023, which select(2) does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"the limit on open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    fds = []
+    try:
+        while not fds or fds[-1] < 1024:
+            fds.append(os.open("/dev/null", os.O_RDONLY))
+        with spawn(["sleep", "60"]) as child:
+            assert child.wait(0.01) is None
+            assert not child.identity.wait(timeout_s=0.01)
+        with pytest.raises(TimeoutError):
+            wait_until(lambda: None, timeout_s=0.01, what="nothing")
+    finally:
+        for fd in fds:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not child.identity.is_alive()
 
 
 def test_a_child_is_stopped_after_an_error() -> None:

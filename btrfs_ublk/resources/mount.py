@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from btrfs_ublk.capabilities import MOUNT, ROOT, require
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
 from btrfs_ublk.ledger import Entry, Ledger, process_ledger, remover
-from btrfs_ublk.process import pids_using, run
+from btrfs_ublk.process import pids_using, readable, run
 from btrfs_ublk.resources.mountinfo import MountInfo, read_mountinfo
 
 _KIND = "mount"
@@ -224,8 +223,7 @@ def _wait_for_users(target: Path, *, timeout_s: float) -> None:
         for pid in pids_using(target):
             with suppress(OSError):
                 pidfds.append(os.pidfd_open(pid))
-        remaining_s = max(0.0, deadline_s - time.monotonic())
-        select.select(pidfds, [], [], remaining_s)
+        readable(pidfds, timeout_s=deadline_s - time.monotonic())
     finally:
         for pidfd in pidfds:
             os.close(pidfd)

@@ -8,12 +8,13 @@ uevents too, but its ``get()`` knows no deadline, and a wait without one can han
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
+
+from btrfs_ublk.process import readable
 
 T = TypeVar("T")
 
@@ -47,9 +48,8 @@ class UeventMonitor:
         """True when an event of the subsystem came within ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            remaining_s = max(0.0, deadline_s - time.monotonic())
             channels = [self._channel] if self._channel else []
-            if not select.select(channels, [], [], remaining_s)[0]:
+            if not readable(channels, timeout_s=deadline_s - time.monotonic()):
                 return False
             assert self._channel is not None
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import threading
 import time
@@ -12,7 +11,7 @@ import weakref
 from typing import Any
 
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.process import Child
+from btrfs_ublk.process import Child, readable
 
 #: A server's line is a ready message or statistics; much longer is no server of ours.
 _MAX_LINE_BYTES = 1 << 20
@@ -97,9 +96,9 @@ class ControlConnection:
         while b"\n" not in self._received:
             if len(self._received) > _MAX_LINE_BYTES:
                 raise ControlError(f"the server sends an endless line, not {what}")
-            remaining_s = max(0.0, deadline_s - time.monotonic())
+            remaining_s = deadline_s - time.monotonic()
             ours = self._ours.fileno()
-            ready = select.select([ours, child.fileno()], [], [], remaining_s)[0]
+            ready = readable([ours, child], timeout_s=remaining_s)
             if not ready:
                 raise ControlError(f"the server did not send {what} in time")
             data = self._read() if ours in ready else b""
