@@ -85,11 +85,17 @@ analyse() { # only sources the build knows, as the others have no compile comman
     known=$(cd "$build" && "$bin/python" -c '
 import json, os
 for entry in json.load(open("compile_commands.json")):
-    print(os.path.relpath(os.path.abspath(entry["file"]), "../.."))')
-    for source in "${c_sources[@]}"; do
-        grep -qxF -e "${source#./}" <<<"$known" && printf '%s\0' "$source"
-    done | xargs -0 --no-run-if-empty --max-procs="$(nproc)" --max-args=1 \
-        clang-tidy --quiet -p "$build" 2>/dev/null # it counts suppressed warnings there
+    print(os.path.relpath(os.path.abspath(entry["file"]), "../.."))') || return
+    # On stderr it counts suppressed warnings, which says nothing, and tells of crashes.
+    {
+        for source in "${c_sources[@]}"; do
+            if grep -qxF -e "${source#./}" <<<"$known"; then
+                printf '%s\0' "$source"
+            fi
+        done | xargs -0 --no-run-if-empty --max-procs="$(nproc)" --max-args=1 \
+            clang-tidy --quiet -p "$build" 2>&1 >&3 3>&- |
+            sed '/^[0-9]* warnings\{0,1\} generated\.$/d' >&2
+    } 3>&1
 }
 
 if [ "$check" = yes ]; then
