@@ -84,7 +84,7 @@ build_state() {
         echo "$PROJECT"
         cat "$PROJECT/pyproject.toml"
         find "$PROJECT" -path "$PROJECT/build*" -prune -o -path "$VENV" -prune -o \
-            \( -name meson.build -o -name 'meson*options*' \) -print |
-            LC_ALL=C sort | xargs cat
+            \( -name meson.build -o -name 'meson*options*' \) -print0 |
+            LC_ALL=C sort -z | xargs -0 cat
     } | sha256sum | cut -d' ' -f1
 }
