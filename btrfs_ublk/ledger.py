@@ -1,10 +1,12 @@
 """What this process made, on disk, so that ``gc`` can remove what a killed run left.
 
-One directory (``BTRFS_UBLK_STATE_DIR``, else /run/btrfs-ublk, mode 0700) holds one file
-of JSON lines per process. Its maker keeps it locked (flock(2)) for life, so an unlocked
-file is a dead process's. Lines are only appended: a header, then ``enter`` before a
-thing is made, ``amend`` when more is known, ``strike`` after it is gone. There is no
-fsync: what is listed does not survive the power either, but for temporary directories.
+One directory (``BTRFS_UBLK_STATE_DIR``, else /var/lib/btrfs-ublk, or /run/btrfs-ublk
+where that cannot be made; mode 0700) holds one file of JSON lines per process. Its
+maker keeps it locked (flock(2)) for life, so an unlocked file is a dead process's.
+Lines are only appended: a header, then ``enter`` before a thing is made, ``amend`` when
+more is known, ``strike`` after it is gone. What the kernel made ends with it. Temporary
+directories do not, and neither do ledgers; but there is no fsync: a loss of power may
+take the last lines.
 
 A *kind* of thing is one function, registered with ``@remover``, that recognises the
 thing from its entry, removes it and waits until it is gone. Leaving a ``with`` block
@@ -153,13 +155,27 @@ def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
+#: In this order. A boot empties /run, but not the temporary directories listed there.
+STATE_DIRECTORIES = ("/var/lib/btrfs-ublk", "/run/btrfs-ublk")
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)  # False for root too on a read-only file system
+
+
 def state_directory() -> Path:
     """Where ledgers live; made if missing.
 
     Raises BtrfsUblkError when it is not ours alone: whoever can write there chooses
     what root removes.
     """
-    path = Path(os.environ.get("BTRFS_UBLK_STATE_DIR") or "/run/btrfs-ublk")
+    named = os.environ.get("BTRFS_UBLK_STATE_DIR")
+    paths = [Path(named)] if named else [Path(path) for path in STATE_DIRECTORIES]
+    path = next(filter(_made, paths), paths[0])
     hint = "run as root, or name a directory of yours in BTRFS_UBLK_STATE_DIR"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -386,6 +386,21 @@ def test_a_state_directory_that_others_write_is_refused(
         state_directory()
 
 
+def test_the_state_directory_outlives_a_boot_where_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BTRFS_UBLK_STATE_DIR", raising=False)
+    (tmp_path / "file").touch()  # no directory can be made below it, by root either
+    places = tuple(str(tmp_path / name) for name in ("file/state", "var", "run"))
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", places[1:])
+    assert state_directory() == tmp_path / "var"
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", places)
+    assert state_directory() == tmp_path / "var"
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", places[:1])
+    with pytest.raises(BtrfsUblkError, match="no state directory .*file/state"):
+        state_directory()
+
+
 def test_a_symbolic_link_as_state_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_only_named_variables_are_passed_on(tmp_path: Path) -> None:
     passed = command.guest_environment(host, {"EXTRA": "y"}, tmp_path)
     assert passed["BTRFS_UBLK_REQUIRE"] == passed["CI"] == "1"
     assert passed["PATH"] == "/bin"
+    assert passed["BTRFS_UBLK_STATE_DIR"].startswith("/run/")
     assert passed["EXTRA"] == "y"
     assert "SECRET" not in passed
 

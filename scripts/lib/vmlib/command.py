@@ -31,6 +31,8 @@ def guest_environment(
         "LOGNAME": "root",
         "SHELL": "/bin/sh",
         "BTRFS_UBLK_IN_VM": "1",
+        # The guest sees the host's ledgers too, in /var/lib, but not whose they are.
+        "BTRFS_UBLK_STATE_DIR": "/run/btrfs-ublk",
         **_editable_install(project),
         **passed,
         **extra,
