@@ -82,5 +82,14 @@ class TestSeedCreate:
         path.write_text("precious")
         done = run("seed", "create", path)
         assert done.returncode == 1
-        assert "exists" in done.stderr and "--force" in done.stderr
+        assert done.stderr == (
+            f"btrfs-ublk: error: {path} exists\n"
+            "  hint: choose another name, or replace it with --force\n"
+        )
         assert path.read_text() == "precious"
+
+    def test_a_missing_directory_is_named(self, sparse_path: Path) -> None:
+        done = run("seed", "create", sparse_path / "none" / "seed.img")
+        assert done.returncode == 1
+        message, hint = done.stderr.splitlines()
+        assert f"error: {sparse_path}/none/seed.img: " in message and "hint" in hint

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
 from btrfs_ublk.helpers import MKSEED, helper_path
 from btrfs_ublk.physmap import ContiguousRun
 from btrfs_ublk.process import run
@@ -15,6 +15,7 @@ from btrfs_ublk.seed.layout import DEFAULT_FILENAME, Seed, VirtualData
 
 #: It takes a tenth of a second for 4 EiB; a slow disk below makes it longer.
 _TIMEOUT_S = 120.0
+_EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
 
@@ -94,7 +95,11 @@ def make_seed(
     ]
     argv += ["--metadata-only"] if metadata_only else []
     argv += ["--force"] if force else []
-    done = run([*argv, "--", path], timeout_s=_TIMEOUT_S, ok_statuses=(0, _EXIT_USAGE))
-    if done.returncode == _EXIT_USAGE:
-        raise UsageError(done.stderr.strip().removeprefix(f"{MKSEED}: error: "))
+    argv += ["--", path]
+    done = run(argv, timeout_s=_TIMEOUT_S, ok_statuses=(0, _EXIT_FAILED, _EXIT_USAGE))
+    if done.returncode != 0:
+        # Its own message says it all; it may end with a hint.
+        message = done.stderr.strip().removeprefix(f"{MKSEED}: error: ")
+        kind = UsageError if done.returncode == _EXIT_USAGE else CommandError
+        raise kind(message or f"{MKSEED} failed without a word")
     return parse_report(done.stdout)
