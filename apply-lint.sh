@@ -72,7 +72,10 @@ check_c_format() {
 compile() { # all warnings are errors; also makes what clang-tidy reads
     if [ ! -f "$build/build.ninja" ]; then
         rm -rf "$build"
-        "$bin/meson" setup --werror "$build" . || return
+        "$bin/meson" setup --werror -Dtests=true "$build" . || return
+    elif ! { "$bin/ninja" --quiet -C "$build" build.ninja &&
+        grep -q csrc/tests/ "$build/build.ninja"; }; then # older than that option
+        "$bin/meson" setup --reconfigure -Dtests=true "$build" . || return
     fi
     "$bin/ninja" --quiet -C "$build"
 }

@@ -50,10 +50,15 @@ def sanitized_build() -> Path:
             "setup",
             "-Db_sanitize=address,undefined",
             "-Db_lundef=false",
+            "-Dtests=true",
             "--werror",
             build,
             PROJECT,
         )
+    else:  # it may be older than that option
+        _run("ninja", "-C", build, "build.ninja")
+        if "csrc/tests/" not in (build / "build.ninja").read_text(encoding="utf-8"):
+            _run("meson", "setup", "--reconfigure", "-Dtests=true", build, PROJECT)
     _run("ninja", "-C", build)
     return build
 
