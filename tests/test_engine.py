@@ -260,12 +260,14 @@ BAD_DESCRIPTIONS: dict[str, tuple[Any, str]] = {
 }
 
 
-def run_shell(build: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run_shell(
+    build: Path, text: str, program: str = "tests/engine-shell"
+) -> subprocess.CompletedProcess[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(text)
         file.flush()
         return subprocess.run(
-            [build / "csrc/tests/engine-shell", file.name],
+            [build / "csrc" / program, file.name],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -280,6 +282,30 @@ def test_a_bad_description_is_refused(sanitized_build: Path, case: str) -> None:
     done = run_shell(sanitized_build, json.dumps(description))
     assert done.returncode == 2
     assert message in done.stderr
+
+
+FILE = {"kind": "file", "length": BLOCK, "path": "/missing"}
+
+
+@pytest.mark.parametrize("program", ["tests/engine-shell", "tools/btrfs-ublk-server"])
+@pytest.mark.parametrize(
+    "description",
+    [
+        describe(FILE | {"offset": BLOCK}, size=2 * BLOCK),
+        describe(FILE, FILE | {"offset": 0}),
+        describe(FILE | {"length": 1}, size=BLOCK),
+        describe(FILE, size=2 * BLOCK),
+        describe(FILE | {"path": 3}),
+        describe(FILE | {"colour": "red"}),
+    ],
+    ids=["gap", "overlap", "unaligned", "short", "no path", "unknown key"],
+)
+def test_a_refused_file_segment_is_cleaned_up(
+    sanitized_build: Path, program: str, description: dict[str, Any]
+) -> None:
+    """It is refused at different stages: before and after it was parsed."""
+    done = run_shell(sanitized_build, json.dumps(description), program)
+    assert done.returncode == 2, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,18 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Need
+from sanitized_build import SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.capabilities import UBLK
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.helpers import HELPERS_VARIABLE, SERVER, helper_path
 from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.readers import READERS, read_direct
 from btrfs_ublk.resources.mount import mounted
@@ -40,6 +43,8 @@ from btrfs_ublk.server.description import (
 from btrfs_ublk.units import BLOCK_BYTES, EIB, KIB, MIB, TIB
 
 pytestmark = pytest.mark.ublk
+
+ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
 
 # linux/fs.h, linux/falloc.h
 BLKROGET = 0x125E
@@ -139,6 +144,25 @@ def read_mapped_device(device: Path, offset: int, length: int) -> bytes:
         os.close(fd)
 
 
+def test_the_server_under_sanitizers(
+    source: Path, sanitized_build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads, ring, buffers and teardown of the front end itself."""
+    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
+    # The server sees no /proc, which leak detection wants.
+    monkeypatch.setenv("ASAN_OPTIONS", "exitcode=99:detect_leaks=0")
+    monkeypatch.setenv("UBSAN_OPTIONS", SANITIZER_ENVIRONMENT["UBSAN_OPTIONS"])
+    description = description_of_all_kinds(source)
+    with BlockServer(description, queues=2, depth=8, max_io_bytes=64 * KIB) as server:
+        for offset, length in ranges(4, 120 * BLOCK_BYTES, 60, 40 * BLOCK_BYTES):
+            read = read_direct(server.device, offset, length)
+            assert read == description.content(offset, length)
+        os.truncate(source, 0)
+        with pytest.raises(OSError):
+            read_direct(server.device, 0, 4 * MIB)
+    assert server.final_stats is not None, "it did not end in good order"
+
+
 def test_queues_serve_their_own_cpus(source: Path) -> None:
     """Readers on every CPU at once: a wrong descriptor of queue 1 would mix them up."""
     description = description_of_all_kinds(source)
@@ -162,6 +186,12 @@ def test_queues_serve_their_own_cpus(source: Path) -> None:
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+def test_more_queues_than_cpus_are_cut_to_them() -> None:
+    with BlockServer(ZEROES, queues=(os.cpu_count() or 1) + 2, depth=4) as server:
+        assert device_record(server.device_id)["queues"] == os.cpu_count()
+        assert read_direct(server.device, 0, 64 * KIB) == bytes(64 * KIB)
 
 
 def test_the_largest_device() -> None:
@@ -253,9 +283,6 @@ def test_writes_reach_a_writable_file(source: Path) -> None:
     assert source.read_bytes() == expected
 
 
-ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
-
-
 def test_the_server_cannot_wait_for_itself() -> None:
     """A mount namespace with nothing in it, memory locked, I/O threads as flushers."""
     with BlockServer(ZEROES, queues=2) as server:
@@ -343,6 +370,47 @@ def test_the_device_goes_when_its_owner_is_killed() -> None:
     )
 
 
+def test_a_mounted_device_outlives_its_owner(sparse_path: Path) -> None:
+    """It is served until it is unmounted; pulled away, btrfs would turn read-only."""
+    seed = make_seed(
+        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
+    )
+    target = sparse_path / "mnt"
+    target.mkdir()
+    description = seed.description([PatternSegment(offset=0, length=64 * MIB)])
+    program = f"""
+        import signal
+        from btrfs_ublk.server.block_server import BlockServer
+        from btrfs_ublk.server.description import Description
+        with BlockServer(Description.from_json({description.to_json()!r})) as server:
+            print(server.pid, server.device, flush=True)
+            signal.pause()
+    """
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    pid, device = owner.stdout.readline().split()
+    server = ProcessIdentity.of(int(pid))
+    with mounted(Path(device), target, read_only=True):
+        owner.kill()
+        owner.wait(30)
+        owner.stdout.close()
+        file = target / seed.virtual_data.filename
+        for offset in range(0, 64 * MIB, 4 * MIB):
+            time.sleep(0.1)
+            expected = PatternSegment(offset=0, length=64 * MIB).content(offset, 4096)
+            assert read_direct(file, offset, 4096) == expected
+        assert server.is_alive()
+    wait_until(lambda: not server.is_alive(), timeout_s=30, what="no server")
+    wait_until(lambda: not list_ublk_devices(), timeout_s=10, what="no device")
+    subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "gc"], check=True, timeout=60
+    )
+
+
 def test_a_mounted_device_is_not_taken_down(sparse_path: Path) -> None:
     seed = make_seed(
         sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
@@ -373,7 +441,7 @@ def run_server(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def device_record(device_id: int) -> dict[str, str]:
+def device_record(device_id: int) -> dict[str, Any]:
     done = run_server("--list-devices")
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]

@@ -5,9 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 
 #include "base/cleanup.h"
 #include "server/stats.h"
+
+enum { SEND_WAIT_S = 5 };
+
+int control_init(struct control_connection *connection, int fd, const struct engine *engine)
+{
+	struct timeval wait = { .tv_sec = SEND_WAIT_S };
+
+	*connection = (struct control_connection){ .fd = fd, .engine = engine };
+	if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait)))
+		return -errno;
+	return 0;
+}
 
 static int send_full(int fd, const char *text, size_t length)
 {
@@ -87,18 +100,23 @@ enum control_action control_receive(struct control_connection *connection)
 	if (got < 0 && (errno == EINTR || errno == EAGAIN))
 		return CONTROL_GO_ON;
 	if (got <= 0)
-		return CONTROL_STOP;
+		return CONTROL_GONE;
 	connection->used += (size_t)got;
 	while (action == CONTROL_GO_ON &&
 	       (end = memchr(connection->line, '\n', connection->used)) != NULL) {
 		size_t length = (size_t)(end - connection->line);
 
-		action = handle_line(connection, connection->line, length);
+		if (connection->skipping)
+			connection->skipping = false;
+		else
+			action = handle_line(connection, connection->line, length);
 		connection->used -= length + 1;
 		memmove(connection->line, end + 1, connection->used);
 	}
 	if (connection->used == sizeof(connection->line)) {
-		send_error(connection, "request too long");
+		if (!connection->skipping)
+			send_error(connection, "request too long");
+		connection->skipping = true;
 		connection->used = 0;
 	}
 	return action;

@@ -4,6 +4,7 @@
 #define SERVER_CONTROL_CONNECTION_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "server/engine.h"
@@ -17,13 +18,18 @@ struct control_connection {
 	int fd; /* -1: none */
 	const struct engine *engine;
 	size_t used;
+	bool skipping; /* the rest of a line that was too long */
 	char line[CONTROL_LINE_BYTES];
 };
 
 enum control_action {
 	CONTROL_GO_ON,
-	CONTROL_STOP, /* asked for, or the peer has gone */
+	CONTROL_STOP, /* asked for */
+	CONTROL_GONE, /* the peer has closed its end, or died */
 };
+
+/* Bounds how long a peer that does not read can hold us up. Returns 0 or a negative errno. */
+int control_init(struct control_connection *connection, int fd, const struct engine *engine);
 
 /* Takes a reference away from `message`, like all json_*_new(). Errors mean that the peer is gone. */
 int control_send(struct control_connection *connection, json_t *message);

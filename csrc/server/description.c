@@ -125,7 +125,32 @@ static int take_kind(json_t *keys, struct segment *segment)
 		err = -EINVAL;
 	}
 	free(name);
+	if (!err && segment->ops->private_bytes) {
+		segment->private = calloc(1, segment->ops->private_bytes);
+		if (!segment->private)
+			err = -ENOMEM;
+	}
 	return err;
+}
+
+/* Number the kinds in use, so that they can be counted by kind. */
+static int number_kind(struct engine *engine, struct segment *segment)
+{
+	const struct segment_ops **kinds;
+
+	for (unsigned i = 0; i < engine->kind_count; i++) {
+		if (engine->kinds[i] == segment->ops) {
+			segment->kind = i;
+			return 0;
+		}
+	}
+	kinds = realloc(engine->kinds, (engine->kind_count + 1) * sizeof(*kinds));
+	if (!kinds)
+		return -ENOMEM;
+	engine->kinds = kinds;
+	segment->kind = engine->kind_count++;
+	kinds[segment->kind] = segment->ops;
+	return 0;
 }
 
 /* `expected` is where the segment before this one ends. */
@@ -176,11 +201,6 @@ static int load_segment(json_t *keys, struct segment *segment, uint64_t expected
 		err = check_range(segment, expected, size);
 	if (err)
 		return err;
-	if (segment->ops->private_bytes) {
-		segment->private = calloc(1, segment->ops->private_bytes);
-		if (!segment->private)
-			return -ENOMEM;
-	}
 	if (segment->ops->parse)
 		err = segment->ops->parse(segment, keys);
 	return err ? err : refuse_unknown(keys);
@@ -207,6 +227,8 @@ static int load_segments(json_t *list, struct engine *engine)
 		/* Counted once its kind is known, so that engine_close() can close it. */
 		if (segment->ops)
 			engine->segment_count = (unsigned)i + 1;
+		if (!err)
+			err = number_kind(engine, segment);
 		if (err) {
 			msg_hint("in segment %zu (counted from 0) of %zu", i, count);
 			return err;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/message.h"
 #include "server/segment.h"
 
 static void counter_add(uint64_t *counter, uint64_t amount)
@@ -17,7 +18,7 @@ static void counter_add(uint64_t *counter, uint64_t amount)
 
 static void account(struct io *io, int result)
 {
-	struct counters *counters = &io->worker->counters[io->segment->index];
+	struct counters *counters = &io->worker->counters[io->segment->kind];
 
 	counter_add(&counters->requests[io->op], 1);
 	if (result < 0)
@@ -180,7 +181,12 @@ struct io_uring_sqe *worker_get_sqe(struct worker *worker)
 
 	/* The ring has room for one SQE per tag, but those of this round may not be out yet. */
 	while (!sqe) {
-		io_uring_submit(worker->ring);
+		int err = io_uring_submit(worker->ring);
+
+		if (err < 0 && err != -EINTR && err != -EAGAIN && err != -EBUSY) {
+			msg_error("cannot submit I/O: %s", strerror(-err));
+			abort();
+		}
 		sqe = io_uring_get_sqe(worker->ring);
 	}
 	return sqe;
@@ -218,7 +224,7 @@ int engine_open(struct engine *engine, unsigned worker_count)
 
 		worker->engine = engine;
 		worker->last_segment = engine->segments;
-		worker->counters = calloc(engine->segment_count, sizeof(*worker->counters));
+		worker->counters = calloc(engine->kind_count, sizeof(*worker->counters));
 		if (!worker->counters)
 			return -ENOMEM;
 	}
@@ -237,7 +243,8 @@ void engine_close(struct engine *engine)
 	for (unsigned i = 0; i < engine->segment_count; i++) {
 		struct segment *segment = &engine->segments[i];
 
-		if (segment->ops->close)
+		/* Without its private part it was refused before it was parsed. */
+		if (segment->ops->close && segment->private)
 			segment->ops->close(segment);
 		free(segment->private);
 	}
@@ -248,14 +255,15 @@ void engine_close(struct engine *engine)
 	free(engine->workers);
 	free(engine->files);
 	free(engine->segments);
+	free(engine->kinds);
 	*engine = (struct engine){};
 }
 
-void engine_count(const struct engine *engine, unsigned segment_index, struct counters *sum)
+void engine_count(const struct engine *engine, unsigned kind, struct counters *sum)
 {
 	*sum = (struct counters){};
 	for (unsigned i = 0; i < engine->worker_count; i++) {
-		const struct counters *counters = &engine->workers[i].counters[segment_index];
+		const struct counters *counters = &engine->workers[i].counters[kind];
 
 		for (unsigned op = 0; op < IO_OP_COUNT; op++) {
 			sum->requests[op] +=

@@ -63,9 +63,13 @@ struct counters {
 	uint64_t errors;
 };
 
+struct segment_ops;
+
 struct engine {
 	struct segment *segments; /* in order, without gaps, from 0 to size */
 	unsigned segment_count;
+	const struct segment_ops **kinds; /* those that the segments are of */
+	unsigned kind_count;
 	uint64_t size; /* bytes, a multiple of BLOCK_BYTES */
 	bool read_only;
 
@@ -87,7 +91,7 @@ struct worker {
 
 	/* The engine's own. */
 	struct segment *last_segment;
-	struct counters *counters; /* per segment */
+	struct counters *counters; /* per kind */
 };
 
 /* Acquire what the segments need. Returns 0 or a negative errno, with a message given. */
@@ -114,7 +118,7 @@ void engine_complete(struct io *io, int cqe_result);
 /* For segment kinds that finish outside of segment_ops.complete, on the io's worker thread. */
 void engine_part_done(struct io *io, int result);
 
-/* Sum over workers; any thread. */
-void engine_count(const struct engine *engine, unsigned segment_index, struct counters *sum);
+/* Sum over workers of what segments of kinds[kind] did; any thread. */
+void engine_count(const struct engine *engine, unsigned kind, struct counters *sum);
 
 #endif

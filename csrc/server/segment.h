@@ -19,6 +19,7 @@ struct segment {
 	uint64_t offset; /* bytes, device */
 	uint64_t length; /* bytes */
 	unsigned index;
+	unsigned kind; /* index in engine->kinds */
 	void *private; /* ops->private_bytes, zeroed */
 };
 

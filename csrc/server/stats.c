@@ -35,30 +35,18 @@ static int add_counters(json_t *object, const struct counters *counters)
 	return err;
 }
 
-static json_t *kind_of(json_t *kinds, const char *name)
-{
-	json_t *kind = json_object_get(kinds, name);
-
-	if (!kind) {
-		kind = json_object();
-		if (json_object_set_new(kinds, name, kind))
-			return NULL;
-	}
-	return kind;
-}
-
 json_t *stats_json(const struct engine *engine)
 {
 	json_t *stats = json_object();
 	json_t *kinds = json_object();
 	int err = json_object_set_new(stats, "kinds", kinds);
 
-	for (unsigned i = 0; i < engine->segment_count && !err; i++) {
-		json_t *kind = kind_of(kinds, engine->segments[i].ops->name);
+	for (unsigned i = 0; i < engine->kind_count && !err; i++) {
+		json_t *kind = json_object();
 		struct counters sum;
 
+		err = json_object_set_new(kinds, engine->kinds[i]->name, kind);
 		engine_count(engine, i, &sum);
-		err = add_to(kind, "segments", 1);
 		if (!err)
 			err = add_counters(kind, &sum);
 		if (!err)

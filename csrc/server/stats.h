@@ -8,7 +8,7 @@
 
 /*
  * What was served so far, in total and by segment kind: {"read_bytes": n, ..., "kinds": {"file":
- * {"segments": n, "read_bytes": n, ...}}}. NULL when memory is short. Any thread may call it.
+ * {"read_bytes": n, ...}}}. NULL when memory is short. Any thread may call it.
  */
 json_t *stats_json(const struct engine *engine);
 

@@ -28,6 +28,7 @@ enum {
 	MIN_IO_BYTES = 64 << 10,
 	MAX_IO_BYTES = 32 << 20,
 	DEFAULT_IO_BYTES = 256 << 10,
+	IN_USE_POLL_MS = 250,
 };
 
 static const char help_text[] =
@@ -37,7 +38,8 @@ static const char help_text[] =
 	"\n"
 	"Serve one block device whose address space DESCRIPTION (a JSON file, or - for\n"
 	"standard input) defines, until TERM or INT, or until the owner at the other end\n"
-	"of the control socket has gone.\n"
+	"of the control socket has gone. While the device is mounted it is served on;\n"
+	"a second signal ends it all the same.\n"
 	"\n"
 	"  --queues N          hardware queues, one thread each (default: one per CPU\n"
 	"                      that this process may use, at most 4)\n"
@@ -193,6 +195,22 @@ static int parse_option(int code, const char *argument, struct options *options)
 	}
 }
 
+/* Buffers are locked: more of them than the machine has memory would kill others. */
+static int check_memory(const struct options *options)
+{
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t buffers = options->queues * options->depth * options->max_io_bytes;
+	char wanted[SIZE_TEXT_BYTES], limit[SIZE_TEXT_BYTES];
+
+	if (buffers <= memory / 4)
+		return 0;
+	msg_error("%lu queues x %lu requests x %llu bytes would lock %s; the limit is a quarter of "
+		  "this machine's memory, %s",
+		  options->queues, options->depth, (unsigned long long)options->max_io_bytes,
+		  size_format(buffers, wanted), size_format(memory / 4, limit));
+	return -EINVAL;
+}
+
 static int parse_options(int argc, char **argv, struct options *options)
 {
 	int code, err;
@@ -224,7 +242,7 @@ static int parse_options(int argc, char **argv, struct options *options)
 		return -EINVAL;
 	}
 	options->description = argv[optind];
-	return 0;
+	return check_memory(options);
 }
 
 static int load(const char *path, struct engine *engine)
@@ -283,29 +301,56 @@ static int announce(struct control_connection *control, const struct frontend *f
 	return fflush(stdout) ? -EIO : 0;
 }
 
-/* Returns 0 when asked to stop, or a negative errno when the front end failed. */
+/* Returns true when the device may go: nobody uses it, or a second signal insists. */
+static bool may_stop(const struct frontend *frontend, int signals, bool *warned)
+{
+	if (signals > 1 || !frontend->ops->in_use(frontend))
+		return true;
+	if (!*warned)
+		msg_warning("the device is in use: it is served until it is not, or until another "
+			    "signal comes");
+	*warned = true;
+	return false;
+}
+
+/*
+ * Returns 0 when it is time to stop, or a negative errno when the front end failed. An owner that
+ * died, or a signal, does not pull the device from under a file system that has it mounted.
+ */
 static int wait_for_stop(struct control_connection *control, const struct frontend *frontend,
 			 int signal_fd)
 {
 	struct pollfd fds[] = {
 		{ .fd = signal_fd, .events = POLLIN },
 		{ .fd = control->fd, .events = POLLIN },
-		{ .fd = frontend->ops->failure_fd(frontend), .events = POLLIN },
+		{ .fd = frontend->ops->ended_fd(frontend), .events = POLLIN },
 	};
+	bool stopping = false, warned = false;
+	int signals = 0;
 
 	for (;;) {
-		if (poll(fds, 3, -1) < 0) {
+		struct signalfd_siginfo signal_info;
+		enum control_action action = CONTROL_GO_ON;
+
+		if (poll(fds, 3, stopping ? IN_USE_POLL_MS : -1) < 0) {
 			if (errno == EINTR)
 				continue;
 			return -errno;
 		}
 		if (fds[2].revents) {
-			msg_error("the front end died; the device is taken down");
+			msg_error("the device failed, or somebody else stopped it");
 			return -EIO;
 		}
-		if (fds[0].revents)
+		while (read(signal_fd, &signal_info, sizeof(signal_info)) > 0)
+			signals++;
+		if (fds[1].revents)
+			action = control_receive(control);
+		if (action == CONTROL_STOP)
 			return 0;
-		if (fds[1].revents && control_receive(control) == CONTROL_STOP)
+		if (action == CONTROL_GONE)
+			fds[1].fd = -1;
+		stopping |= signals || action == CONTROL_GONE;
+		if (stopping && may_stop(frontend, signals, &warned))
 			return 0;
 	}
 }
@@ -321,9 +366,11 @@ static int serve(struct frontend *frontend, struct control_connection *control, 
 		err = frontend->ops->start(frontend);
 	if (err)
 		return err;
-	/* An owner that has gone already shows in wait_for_stop(). */
-	announce(control, frontend);
-	err = wait_for_stop(control, frontend, signal_fd);
+	err = announce(control, frontend);
+	if (err)
+		msg_error("cannot say that the device is ready: %s", strerror(-err));
+	else
+		err = wait_for_stop(control, frontend, signal_fd);
 	stop_err = frontend->ops->stop(frontend);
 	if (!err)
 		err = stop_err;
@@ -336,7 +383,7 @@ static int serve(struct frontend *frontend, struct control_connection *control, 
 static int run(const struct options *options)
 {
 	_cleanup_close_ int signal_fd = open_signals(options->control_fd >= 0);
-	struct control_connection control = { .fd = options->control_fd };
+	struct control_connection control;
 	struct engine engine;
 	struct frontend frontend = {
 		.ops = &ublk_frontend,
@@ -354,7 +401,12 @@ static int run(const struct options *options)
 	err = load(options->description, &engine);
 	if (err)
 		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
-	control.engine = &engine;
+	err = control_init(&control, options->control_fd, &engine);
+	if (err) {
+		msg_error("--control-fd %d is no socket: %s", options->control_fd, strerror(-err));
+		engine_close(&engine);
+		return EXIT_USAGE;
+	}
 	err = engine_open(&engine, frontend.queues);
 	if (err) {
 		engine_close(&engine);

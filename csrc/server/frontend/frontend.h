@@ -37,8 +37,10 @@ struct frontend_ops {
 	int (*start)(struct frontend *frontend);
 	/* Keys for the ready line: "device", "id", ... */
 	int (*describe)(const struct frontend *frontend, json_t *ready);
-	/* A descriptor that becomes readable when the front end has died; -1: none. */
-	int (*failure_fd)(const struct frontend *frontend);
+	/* A descriptor that becomes readable when the front end serves no more; -1: none. */
+	int (*ended_fd)(const struct frontend *frontend);
+	/* Whether somebody has the device mounted, or claimed it otherwise. */
+	bool (*in_use)(const struct frontend *frontend);
 	/* Remove the device, serving what is still in flight. */
 	int (*stop)(struct frontend *frontend);
 	void (*close)(struct frontend *frontend);

@@ -33,7 +33,7 @@ struct ublk {
 	bool added;
 	int dev_dir; /* /dev, opened while it could be seen */
 	int device_fd;
-	int failure_fd;
+	int ended_fd;
 };
 
 static int ublk_open(struct frontend *frontend)
@@ -47,8 +47,8 @@ static int ublk_open(struct frontend *frontend)
 	ublk->device_fd = -1;
 	ublk->dev_dir = -1;
 	frontend->private = ublk;
-	ublk->failure_fd = eventfd(0, EFD_CLOEXEC);
-	if (ublk->failure_fd < 0)
+	ublk->ended_fd = eventfd(0, EFD_CLOEXEC);
+	if (ublk->ended_fd < 0)
 		return -errno;
 	if (frontend->depth > MAX_DEPTH) {
 		msg_error("queue depth %u is over the limit of %d", frontend->depth, MAX_DEPTH);
@@ -162,10 +162,11 @@ static int start_queues(struct frontend *frontend)
 {
 	struct ublk *ublk = frontend->private;
 
-	ublk->queues = calloc(frontend->queues, sizeof(*ublk->queues));
+	/* NB: the kernel gives no more queues than there are CPUs (ADD_DEV). */
+	ublk->queues = calloc(ublk->info.nr_hw_queues, sizeof(*ublk->queues));
 	if (!ublk->queues)
 		return -ENOMEM;
-	for (unsigned i = 0; i < frontend->queues; i++) {
+	for (unsigned i = 0; i < ublk->info.nr_hw_queues; i++) {
 		struct ublk_queue *queue = &ublk->queues[i];
 		int err;
 
@@ -175,7 +176,7 @@ static int start_queues(struct frontend *frontend)
 			.buffer_bytes = ublk->info.max_io_buf_bytes,
 			.encoded = ublk->control.encoded,
 			.device_fd = ublk->device_fd,
-			.failure_fd = ublk->failure_fd,
+			.ended_fd = ublk->ended_fd,
 			.worker = &frontend->engine->workers[i],
 		};
 		err = ublk_get_affinity(&ublk->control, ublk->info.dev_id, (uint16_t)i,
@@ -201,7 +202,8 @@ static int ublk_stop(struct frontend *frontend)
 		return 0;
 	/* Requests in flight are still answered; then the driver aborts every tag. */
 	err = ublk_stop_device(&ublk->control, ublk->info.dev_id);
-	if (err) {
+	/* -ENODEV: somebody else deleted it, so the queues have ended. */
+	if (err && err != -ENODEV) {
 		/* Without it the queues do not end: the device stays for `gc`. */
 		msg_error("cannot stop ublk device %u (STOP_DEV): %s", ublk->info.dev_id,
 			  strerror(-err));
@@ -213,6 +215,8 @@ static int ublk_stop(struct frontend *frontend)
 		close(ublk->device_fd);
 	ublk->device_fd = -1;
 	err = ublk_delete_device(&ublk->control, ublk->info.dev_id);
+	if (err == -ENODEV)
+		err = 0;
 	if (err)
 		msg_error("cannot delete ublk device %u (DEL_DEV): %s", ublk->info.dev_id,
 			  strerror(-err));
@@ -261,11 +265,23 @@ static int ublk_describe(const struct frontend *frontend, json_t *ready)
 	return 0;
 }
 
-static int ublk_failure_fd(const struct frontend *frontend)
+/* NB: claims it for a moment, so it must not be asked often. */
+static bool ublk_in_use(const struct frontend *frontend)
+{
+	const struct ublk *ublk = frontend->private;
+	_cleanup_close_ int fd = -1;
+	char name[32];
+
+	snprintf(name, sizeof(name), "ublkb%u", ublk->info.dev_id);
+	fd = openat(ublk->dev_dir, name, O_RDONLY | O_EXCL | O_CLOEXEC | O_NONBLOCK);
+	return fd < 0 && errno == EBUSY;
+}
+
+static int ublk_ended_fd(const struct frontend *frontend)
 {
 	const struct ublk *ublk = frontend->private;
 
-	return ublk->failure_fd;
+	return ublk->ended_fd;
 }
 
 static void ublk_close(struct frontend *frontend)
@@ -274,13 +290,18 @@ static void ublk_close(struct frontend *frontend)
 
 	if (!ublk)
 		return;
+	if (ublk->serving || ublk->control.stuck) {
+		/* Threads, or the kernel, still use this memory: only the exit may take it. */
+		fflush(NULL);
+		_exit(EXIT_FAILED);
+	}
 	ublk_control_close(&ublk->control);
 	if (ublk->device_fd >= 0)
 		close(ublk->device_fd);
 	if (ublk->dev_dir >= 0)
 		close(ublk->dev_dir);
-	if (ublk->failure_fd >= 0)
-		close(ublk->failure_fd);
+	if (ublk->ended_fd >= 0)
+		close(ublk->ended_fd);
 	free(ublk->queues);
 	free(ublk);
 	frontend->private = NULL;
@@ -291,7 +312,8 @@ const struct frontend_ops ublk_frontend = {
 	.open = ublk_open,
 	.start = ublk_start,
 	.describe = ublk_describe,
-	.failure_fd = ublk_failure_fd,
+	.ended_fd = ublk_ended_fd,
+	.in_use = ublk_in_use,
 	.stop = ublk_stop,
 	.close = ublk_close,
 };

@@ -37,8 +37,10 @@ static int print_device(struct ublk_control *control, unsigned id)
 	if (err == -ENODEV || err == -EINVAL)
 		return 0; /* gone since the directory was read */
 	if (err) {
-		msg_error("cannot look at ublk device %u (GET_DEV_INFO): %s", id, strerror(-err));
-		return err;
+		msg_warning("ublk device %u does not answer (GET_DEV_INFO): %s", id,
+			    strerror(-err));
+		printf("{\"id\":%u,\"state\":\"unknown\"}\n", id);
+		return 0;
 	}
 	snprintf(tag, sizeof(tag), "%016llx", (unsigned long long)info.ublksrv_flags);
 	line = json_pack("{s:i, s:s, s:i, s:s, s:I, s:i, s:i}", "id", (int)id, "state",
@@ -73,15 +75,17 @@ int ublk_list_devices(void)
 	return err;
 }
 
-/* O_EXCL on a block device fails while it is mounted or otherwise claimed. */
-static int check_unused(unsigned id)
+/*
+ * O_EXCL on a block device fails while it is mounted or otherwise claimed, and keeps others from
+ * claiming it while `fd` is open. A device that was never started has no block device.
+ */
+static int claim(unsigned id, int *fd)
 {
-	_cleanup_close_ int fd = -1;
 	char path[32];
 
 	snprintf(path, sizeof(path), "/dev/ublkb%u", id);
-	fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC | O_NONBLOCK);
-	if (fd < 0 && errno == EBUSY) {
+	*fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC | O_NONBLOCK);
+	if (*fd < 0 && errno == EBUSY) {
 		msg_error("%s is mounted or in use; it was left alone", path);
 		msg_hint("see 'findmnt %s' and /sys/block/ublkb%u/holders", path, id);
 		return -EBUSY;
@@ -91,6 +95,7 @@ static int check_unused(unsigned id)
 
 static int remove_device(struct ublk_control *control, unsigned id, uint64_t tag)
 {
+	_cleanup_close_ int claimed = -1;
 	struct ublksrv_ctrl_dev_info info;
 	int err = ublk_get_device(control, id, &info);
 
@@ -103,10 +108,12 @@ static int remove_device(struct ublk_control *control, unsigned id, uint64_t tag
 			  (unsigned long long)info.ublksrv_flags, (unsigned long long)tag);
 		return -EPERM;
 	}
-	err = check_unused(id);
+	err = claim(id, &claimed);
 	if (err)
 		return err;
 	err = ublk_stop_device(control, id);
+	cleanup_close(&claimed);
+	claimed = -1;
 	if (!err)
 		err = ublk_delete_device(control, id);
 	if (err)

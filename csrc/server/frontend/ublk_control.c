@@ -27,8 +27,12 @@ static int wait_for(struct ublk_control *control, uint64_t number)
 
 		if (err == -EINTR)
 			continue;
+		if (err == -ETIME) {
+			control->stuck = true;
+			return -ETIMEDOUT;
+		}
 		if (err)
-			return err == -ETIME ? -ETIMEDOUT : err;
+			return err;
 		ours = cqe->user_data == number;
 		err = cqe->res;
 		io_uring_cqe_seen(&control->ring, cqe);
@@ -44,7 +48,7 @@ static int send_command(struct ublk_control *control, uint32_t encoded,
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
 	int err;
 
-	if (!sqe)
+	if (!sqe || control->stuck)
 		return -EBUSY;
 	memset(sqe, 0, 2 * sizeof(*sqe));
 	sqe->opcode = IORING_OP_URING_CMD;
@@ -58,14 +62,20 @@ static int send_command(struct ublk_control *control, uint32_t encoded,
 	return wait_for(control, control->sent);
 }
 
+/* What drivers return for a command they do not have; -524 is the kernel's own ENOTSUPP. */
+static bool is_unknown_command(int err)
+{
+	return err == -EOPNOTSUPP || err == -EINVAL || err == -524;
+}
+
 int ublk_control_open(struct ublk_control *control)
 {
 	struct io_uring_params params = { .flags = IORING_SETUP_SQE128 };
 	struct ublksrv_ctrl_cmd command = {
 		.dev_id = UINT32_MAX,
 		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)&control->features,
-		.len = sizeof(control->features),
+		.addr = (uintptr_t)&control->buffer.features,
+		.len = sizeof(control->buffer.features),
 	};
 	int err;
 
@@ -90,15 +100,22 @@ int ublk_control_open(struct ublk_control *control)
 		if (err == -EPERM)
 			msg_hint("see the sysctl kernel.io_uring_disabled");
 		close(control->fd);
+		control->fd = -1;
 		return err;
 	}
 	err = send_command(control, UBLK_U_CMD_GET_FEATURES, &command);
-	if (err) {
-		/* Before 6.5; opcodes in ioctl form came with 6.4, plain ones went on to work. */
-		msg_debug("the kernel does not tell its ublk features: %s", strerror(-err));
-		control->features = 0;
-		control->encoded = false;
+	if (!err) {
+		control->features = control->buffer.features;
+		return 0;
 	}
+	if (!is_unknown_command(err) && err != -ENODEV) {
+		msg_error("the ublk driver does not answer (GET_FEATURES): %s", strerror(-err));
+		ublk_control_close(control);
+		return err;
+	}
+	/* Before 6.5; opcodes in ioctl form came with 6.4, plain ones went on to work. */
+	msg_debug("the kernel does not tell its ublk features: %s", strerror(-err));
+	control->encoded = false;
 	return 0;
 }
 
@@ -116,11 +133,16 @@ int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *
 	struct ublksrv_ctrl_cmd command = {
 		.dev_id = info->dev_id,
 		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)info,
-		.len = sizeof(*info),
+		.addr = (uintptr_t)&control->buffer.info,
+		.len = sizeof(control->buffer.info),
 	};
+	int err;
 
-	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_ADD_DEV), &command);
+	control->buffer.info = *info;
+	err = send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_ADD_DEV), &command);
+	if (!err)
+		*info = control->buffer.info;
+	return err;
 }
 
 int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info)
@@ -128,24 +150,29 @@ int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ct
 	struct ublksrv_ctrl_cmd command = {
 		.dev_id = id,
 		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)info,
-		.len = sizeof(*info),
+		.addr = (uintptr_t)&control->buffer.info,
+		.len = sizeof(control->buffer.info),
 	};
+	int err;
 
-	*info = (struct ublksrv_ctrl_dev_info){};
-	return send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO), &command);
+	control->buffer.info = (struct ublksrv_ctrl_dev_info){};
+	err = send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO), &command);
+	if (!err)
+		*info = control->buffer.info;
+	return err;
 }
 
-int ublk_set_params(struct ublk_control *control, uint32_t id, struct ublk_params *params)
+int ublk_set_params(struct ublk_control *control, uint32_t id, const struct ublk_params *params)
 {
 	struct ublksrv_ctrl_cmd command = {
 		.dev_id = id,
 		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)params,
-		.len = sizeof(*params),
+		.addr = (uintptr_t)&control->buffer.params,
+		.len = sizeof(control->buffer.params),
 	};
 
-	params->len = sizeof(*params);
+	control->buffer.params = *params;
+	control->buffer.params.len = sizeof(control->buffer.params);
 	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_SET_PARAMS), &command);
 }
 
@@ -154,13 +181,17 @@ int ublk_get_affinity(struct ublk_control *control, uint32_t id, uint16_t queue,
 	struct ublksrv_ctrl_cmd command = {
 		.dev_id = id,
 		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)cpus,
-		.len = sizeof(*cpus),
+		.addr = (uintptr_t)&control->buffer.cpus,
+		.len = sizeof(control->buffer.cpus),
 		.data = { queue },
 	};
+	int err;
 
-	CPU_ZERO(cpus);
-	return send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_QUEUE_AFFINITY), &command);
+	CPU_ZERO(&control->buffer.cpus);
+	err = send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_QUEUE_AFFINITY), &command);
+	if (!err)
+		*cpus = control->buffer.cpus;
+	return err;
 }
 
 int ublk_start_device(struct ublk_control *control, uint32_t id)
@@ -188,7 +219,7 @@ int ublk_delete_device(struct ublk_control *control, uint32_t id)
 
 	if (control->encoded) {
 		err = send_command(control, UBLK_U_CMD_DEL_DEV_ASYNC, &command);
-		if (err != -EOPNOTSUPP)
+		if (!is_unknown_command(err))
 			return err;
 	}
 	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_DEL_DEV), &command);

@@ -21,6 +21,13 @@ struct ublk_control {
 	uint64_t features; /* UBLK_F_*; 0 where the kernel cannot tell (before 6.5) */
 	bool encoded;	   /* opcodes in ioctl form */
 	uint64_t sent;	   /* number of commands, to tell a late completion from ours */
+	bool stuck;	   /* a command did not end in time; the kernel may yet write to `buffer` */
+	union {
+		struct ublksrv_ctrl_dev_info info;
+		struct ublk_params params;
+		cpu_set_t cpus;
+		uint64_t features;
+	} buffer; /* what commands point to */
 };
 
 /* Opens the device and asks for features. Gives a message on failure. */
@@ -29,7 +36,7 @@ void ublk_control_close(struct ublk_control *control);
 
 int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *info);
 int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info);
-int ublk_set_params(struct ublk_control *control, uint32_t id, struct ublk_params *params);
+int ublk_set_params(struct ublk_control *control, uint32_t id, const struct ublk_params *params);
 int ublk_get_affinity(struct ublk_control *control, uint32_t id, uint16_t queue, cpu_set_t *cpus);
 int ublk_start_device(struct ublk_control *control, uint32_t id);
 int ublk_stop_device(struct ublk_control *control, uint32_t id);

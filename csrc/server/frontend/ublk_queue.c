@@ -159,6 +159,8 @@ static int serve(struct ublk_queue *queue)
 			msg_error("queue %u: the driver refused a tag: %s", queue->index,
 				  strerror(-err));
 			failure = err;
+			/* Now: other tags may keep this thread going for as long as it likes. */
+			eventfd_write(queue->ended_fd, 1);
 		}
 	}
 	return failure;
@@ -192,7 +194,8 @@ static int register_files(struct ublk_queue *queue)
 	if (!files)
 		return -ENOMEM;
 	files[0] = queue->device_fd;
-	memcpy(files + 1, engine->files, engine->file_count * sizeof(*files));
+	for (unsigned i = 0; i < engine->file_count; i++)
+		files[1 + i] = engine->files[i];
 	queue->worker->first_file = 1;
 	err = io_uring_register_files(&queue->ring, files, engine->file_count + 1);
 	free(files);
@@ -238,6 +241,14 @@ static int allocate_tags(struct ublk_queue *queue)
 	return 0;
 }
 
+/* Nothing completes before the device is started, but what the driver refuses. */
+static int refused_tag(struct ublk_queue *queue)
+{
+	struct io_uring_cqe *cqe;
+
+	return io_uring_peek_cqe(&queue->ring, &cqe) ? 0 : (cqe->res < 0 ? cqe->res : -EPROTO);
+}
+
 static int queue_init(struct ublk_queue *queue)
 {
 	int err;
@@ -262,7 +273,7 @@ static int queue_init(struct ublk_queue *queue)
 	for (unsigned i = 0; i < queue->depth; i++)
 		offer_tag(&queue->tags[i], UBLK_IO_FETCH_REQ, 0);
 	err = io_uring_submit(&queue->ring);
-	return err < 0 ? err : 0;
+	return err < 0 ? err : refused_tag(queue);
 }
 
 static void queue_deinit(struct ublk_queue *queue)
@@ -290,8 +301,8 @@ static void *queue_main(void *argument)
 	}
 	sem_post(&queue->serving);
 	queue->error = serve(queue);
-	if (queue->error)
-		eventfd_write(queue->failure_fd, 1);
+	/* Also without an error: somebody else may have stopped the device. */
+	eventfd_write(queue->ended_fd, 1);
 	queue_deinit(queue);
 	return NULL;
 }

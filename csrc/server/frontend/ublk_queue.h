@@ -28,7 +28,7 @@ struct ublk_queue {
 	uint32_t buffer_bytes; /* per tag */
 	bool encoded;	       /* opcodes in ioctl form */
 	int device_fd;	       /* /dev/ublkcN */
-	int failure_fd;	       /* eventfd: written when the thread ends with an error */
+	int ended_fd;	       /* eventfd: written when the queue fails, or serves no more */
 	cpu_set_t cpus;
 	struct worker *worker;
 

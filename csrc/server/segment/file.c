@@ -62,6 +62,24 @@ static int file_size(int fd, uint64_t *size)
 	return 0;
 }
 
+/*
+ * A block device that is to be written must be nobody else's. And O_NONBLOCK has done its service:
+ * io_uring would take it for a promise that reads never wait.
+ */
+static int claim(int *fd, const struct file_segment *file)
+{
+	struct stat status;
+	int flags = fcntl(*fd, F_GETFL);
+
+	if (flags < 0 || fcntl(*fd, F_SETFL, flags & ~O_NONBLOCK) || fstat(*fd, &status))
+		return -errno;
+	if (!file->writable || !S_ISBLK(status.st_mode))
+		return 0;
+	close(*fd);
+	*fd = open(file->path, O_RDWR | O_EXCL | O_CLOEXEC | (file->direct ? O_DIRECT : 0));
+	return *fd < 0 ? -errno : 0;
+}
+
 static int file_open(struct engine *engine, struct segment *segment)
 {
 	struct file_segment *file = segment->private;
@@ -84,6 +102,14 @@ static int file_open(struct engine *engine, struct segment *segment)
 			  strerror(-err));
 		if (err == -EINVAL && file->direct)
 			msg_hint("its file system has no O_DIRECT; leave \"direct\" out");
+		return err;
+	}
+	err = claim(&fd, file);
+	if (err) {
+		msg_error("segment %u: cannot have '%s' for writing: %s", segment->index,
+			  file->path, strerror(-err));
+		if (err == -EBUSY)
+			msg_hint("it is mounted, or another program has claimed it");
 		return err;
 	}
 	err = file_size(fd, &size);
@@ -189,7 +215,7 @@ static int file_complete(struct segment *segment, struct io *io, int cqe_result)
 
 	if (io->op != IO_OP_READ && io->op != IO_OP_WRITE)
 		return cqe_result;
-	if (cqe_result == -EAGAIN || cqe_result == -EINTR)
+	if (cqe_result == -EINTR)
 		return file_transfer(segment, io);
 	if (cqe_result < 0)
 		return cqe_result;

@@ -13,7 +13,7 @@ struct memset_segment {
 static int memset_parse(struct segment *segment, json_t *keys)
 {
 	struct memset_segment *memset_segment = segment->private;
-	uint64_t byte;
+	uint64_t byte = 0;
 	int err = description_take_u64(keys, "byte", true, &byte);
 
 	if (err)
