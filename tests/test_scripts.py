@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Need
+
+from btrfs_ublk.capabilities import ROOT
 
 PROJECT = Path(__file__).resolve().parent.parent
 VM = PROJECT / "scripts/vm"
@@ -19,7 +22,12 @@ sys.path.insert(0, str(PROJECT / "scripts/lib"))
 from vmlib import cache, children, command, kernel, streams  # noqa: E402
 from vmlib.errors import VmError  # noqa: E402
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+needs_root = pytest.mark.usefixtures("root")
+
+
+@pytest.fixture
+def root(need: Need) -> None:
+    need(ROOT)
 
 
 def run(*argv: object, **options: object) -> "subprocess.CompletedProcess[bytes]":
@@ -241,6 +249,33 @@ def shared_dir() -> Iterator[Path]:
     for file in path.iterdir():
         file.unlink()
     path.rmdir()
+
+
+# --- scripts/test
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "require", "counts"),
+    [
+        ('tests="5" failures="1" errors="0" skipped="2"', 1, "", "2 1 2"),
+        ('tests="0" failures="0" errors="0" skipped="0"', 5, "", "0 0 0"),
+        ('tests="0" failures="0" errors="0" skipped="0"', 5, "1", "0 1 0"),
+        ('tests="2" failures="0" errors="0" skipped="2"', 0, "1", "0 1 2"),
+        ('tests="2" failures="0" errors="0" skipped="0"', 124, "", "2 1 0"),
+        (None, 125, "", "0 1 0"),
+        (None, 0, "1", "0 1 0"),
+    ],
+)
+def test_what_did_not_run_is_not_counted_as_passed(
+    tmp_path: Path, report: str | None, status: int, require: str, counts: str
+) -> None:
+    path = tmp_path / "report.xml"
+    if report is not None:
+        path.write_text(f"<testsuites><testsuite {report}/></testsuites>")
+    counter = PROJECT / "scripts/lib/count_tests.py"
+    environment = {**os.environ, "BTRFS_UBLK_REQUIRE": require}
+    done = run(sys.executable, counter, path, status, env=environment)
+    assert done.stdout.decode().strip() == counts
 
 
 # --- scripts/isolate
