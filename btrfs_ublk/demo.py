@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from rich.table import Table
 from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, UBLK, require
 from btrfs_ublk.entry import run_command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.ledger import process_ledger
 from btrfs_ublk.log import setup_logging
 from btrfs_ublk.physmap import PhysicalMap
-from btrfs_ublk.process import run
-from btrfs_ublk.readers import READERS, read_direct
-from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.process import ProcessIdentity, run
+from btrfs_ublk.readers import READERS, Reader, read_direct
+from btrfs_ublk.resources.mountinfo import mounts_at_or_below
+from btrfs_ublk.resources.tempdir import loops_below, tempdir
 from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import FileSegment, PatternSegment, Segment, fill
@@ -35,6 +37,8 @@ from btrfs_ublk.volume import Volume, volume
 _CLONE_BYTES = 4 * MIB
 _MIN_VIRTUAL_BYTES = 64 * MIB
 _TAG = b"written on the sprout "
+_TWIN = "twin"
+_PIECE_BYTES = 16 * MIB
 
 console = Console(highlight=False)
 
@@ -133,8 +137,8 @@ def show(virtual_bytes: int, filename: str, writable_bytes: int, path: Path) -> 
         f"[bold]btrfs-ublk[/bold]: {format_size(virtual_bytes)} of virtual data, "
         f"Linux {os.uname().release}, {os.cpu_count()} CPUs\n"
     )
-    clones = _clones(virtual_bytes, path)
-    before = _devices()
+    clones = _clones(virtual_bytes, path, taken={filename})
+    before = process_ledger().entries()
     steps = Steps()
     with tempdir() as directory:
         target = directory / "mnt"
@@ -153,8 +157,12 @@ def show(virtual_bytes: int, filename: str, writable_bytes: int, path: Path) -> 
             _read_back(steps, made, clones)
             _overwrite(steps, made, clones[0])
             costs = _costs(made)
-    if _devices() != before:
-        raise BtrfsUblkError(f"left behind: {sorted(_devices() - before)}")
+            server = ProcessIdentity.of(made.server.pid)
+    left = [str(entry) for entry in process_ledger().entries() if entry not in before]
+    left += _things_in(directory)
+    left += [f"server process {server.pid}"] if server.is_alive() else []
+    if left:
+        raise BtrfsUblkError(f"left behind: {', '.join(left)}")
     steps.done("take all down", "nothing is left")
     console.print(costs)
     total_s = time.monotonic() - steps.start_s
@@ -241,22 +249,33 @@ def _tell(steps: Steps, thing: object) -> None:
         )
 
 
-def _clones(virtual_bytes: int, path: Path) -> list[Clone]:
-    """From the start, the middle and the end of the virtual data, and the file."""
+def _free_name(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "-clone"
+    return name
+
+
+def _clones(virtual_bytes: int, path: Path, *, taken: set[str]) -> list[Clone]:
+    """From the start, the middle and the end of the virtual data, and the file, under
+    names that are not taken.
+    """
+    taken = taken | {_TWIN}
     size_bytes = min(_CLONE_BYTES, virtual_bytes // 8 // BLOCK_BYTES * BLOCK_BYTES)
     middle = virtual_bytes // 2 // BLOCK_BYTES * BLOCK_BYTES
     places = {"start": 0, "middle": middle, "end": virtual_bytes - size_bytes}
     clones = []
-    for name, offset in places.items():
+    for place, offset in places.items():
+        name = _free_name(place, taken)
+        taken.add(name)
         numbers = PatternSegment(offset=offset, length=size_bytes)
         sha256 = _sha256(numbers.content(offset, size_bytes))
         clones.append(Clone(name, offset, size_bytes, sha256))
     clones.append(
         Clone(
-            name=path.name,
+            name=_free_name(path.name, taken),
             offset=_file_offset(virtual_bytes),
             size_bytes=_size_of(path),
-            sha256=_sha256(path.read_bytes()),
+            sha256=_sha256_of_source(path),
         )
     )
     return clones
@@ -274,11 +293,11 @@ def _make_clones(steps: Steps, made: Volume, clones: list[Clone]) -> None:
 def _read_back(steps: Steps, made: Volume, clones: list[Clone]) -> None:
     for how, read in READERS.items():
         for clone in clones:
-            content = read(made.target / clone.name, 0, clone.size_bytes)
-            if _sha256(content) != clone.sha256:
+            sha256 = _sha256_of(made.target / clone.name, clone.size_bytes, read)
+            if sha256 != clone.sha256:
                 raise BtrfsUblkError(
                     f"{clone.name}, read {how}, is not what was served: "
-                    f"SHA-256 {_sha256(content)}, not {clone.sha256}"
+                    f"SHA-256 {sha256}, not {clone.sha256}"
                 )
         total = sum(clone.size_bytes for clone in clones)
         steps.done(f"read them back, {how}", f"{format_size(total)}, hashes agree")
@@ -286,7 +305,8 @@ def _read_back(steps: Steps, made: Volume, clones: list[Clone]) -> None:
 
 def _overwrite(steps: Steps, made: Volume, clone: Clone) -> None:
     """Change a few blocks of one clone; the rest of it, and its twin, stay."""
-    twin = made.clone("twin", offset=clone.offset, size_bytes=clone.size_bytes)
+    name = _free_name(_TWIN, os.listdir(made.target))
+    twin = made.clone(name, offset=clone.offset, size_bytes=clone.size_bytes)
     path = made.target / clone.name
     expected = bytearray(read_direct(path, 0, clone.size_bytes))
     last = clone.size_bytes // BLOCK_BYTES - 1
@@ -346,16 +366,29 @@ def _sha256(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _sha256_of_source(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of(path: Path, size_bytes: int, read: Reader) -> str:
+    """Of the first ``size_bytes`` of a file, which may be larger than the memory."""
+    digest = hashlib.sha256()
+    for offset in range(0, size_bytes, _PIECE_BYTES):
+        digest.update(read(path, offset, min(_PIECE_BYTES, size_bytes - offset)))
+    return digest.hexdigest()
+
+
 def _sync(made: Volume) -> None:
     # Only this file system: others may be large and slow.
     run(["sync", "--file-system", made.target], timeout_s=60)
 
 
-def _devices() -> set[str]:
-    """Loop devices in use, ublk devices and mounts."""
-    found = {str(path.parent) for path in Path("/sys/block").glob("loop*/loop")}
-    found |= {path.name for path in Path("/sys/class/ublk-char").glob("*")}
-    return found | set(Path("/proc/self/mounts").read_text().splitlines())
+def _things_in(directory: Path) -> list[str]:
+    """What the kernel shows of ours: others may use this machine too."""
+    left = [f"mount on {mount.target}" for mount in mounts_at_or_below(directory)]
+    left += [f"{device} on {file}" for device, file in loops_below(directory)]
+    return left + ([str(directory)] if directory.exists() else [])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""The demo, with names that get into each other's way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Need
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK
+from btrfs_ublk.demo import _clones
+from btrfs_ublk.units import GIB
+
+NAMES = ["start", "middle", "end", "twin", "virtual", "file"]
+
+
+@pytest.mark.parametrize("virtual", NAMES)
+@pytest.mark.parametrize("file", NAMES)
+def test_clones_have_names_of_their_own(
+    tmp_path: Path, virtual: str, file: str
+) -> None:
+    path = tmp_path / file
+    path.write_bytes(b"x")
+    names = [clone.name for clone in _clones(GIB, path, taken={virtual})]
+    assert len(set(names)) == 4 and not {virtual, "twin"} & set(names)
+
+
+@pytest.mark.ublk
+@pytest.mark.parametrize(("file", "virtual"), [("start", "twin"), ("twin", "end")])
+def test_it_runs_through(
+    need: Need, sparse_path: Path, file: str, virtual: str
+) -> None:
+    need(UBLK, BTRFS, LOOP)
+    path = sparse_path / file
+    path.write_bytes(os.urandom((17 << 20) + 5))  # more than one piece, and no block
+    argv = [sys.executable, "-m", "btrfs_ublk.demo", "--virtual-data-size", "1T"]
+    done = subprocess.run(
+        [*argv, "--virtual-data-filename", virtual, "--file", path],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing is left" in done.stdout and "All checks passed" in done.stdout
