@@ -14,8 +14,9 @@ from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.readers import READERS, read_direct
+from btrfs_ublk.resources import clone_range
 from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment, Segment
-from btrfs_ublk.units import BLOCK_BYTES, EIB, KIB, MIB, TIB
+from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, KIB, MIB, TIB, format_size
 from btrfs_ublk.volume import Volume, volume
 
 pytestmark = pytest.mark.ublk
@@ -74,6 +75,33 @@ def test_clones_read_as_the_server_defines(made: Volume) -> None:
                 expected = content(made, place + offset, length)
                 assert read(clone, offset, length) == expected, (place, how, offset)
     assert made.server.stats()["errors"] == 0
+
+
+@pytest.mark.parametrize("size", [275 * GIB, 250 * TIB, SIZE], ids=format_size)
+def test_both_sides_of_every_chunk_boundary(
+    sparse_path: Path, target: Path, size: int
+) -> None:
+    """One file of clones: start, end, middle, and across each boundary of chunks."""
+    pattern = PatternSegment(offset=0, length=size)
+    length = 2 * BLOCK_BYTES
+    middle = size // 2 // BLOCK_BYTES * BLOCK_BYTES
+    places = [0, middle, size - length]
+    places += [boundary - BLOCK_BYTES for boundary in range(CHUNK, size, CHUNK)]
+    with volume(target, [pattern], virtual_data_size=size, parent=sparse_path) as made:
+        assert len(places) == 3 + made.seed.chunks - 1
+        path = made.target / "boundaries"
+        with made.virtual_file.open("rb") as source, path.open("xb") as clone:
+            for number, place in enumerate(places):
+                clone_range(
+                    source.fileno(),
+                    clone.fileno(),
+                    source_offset=place,
+                    length_bytes=length,
+                    target_offset=number * length,
+                )
+        with path.open("rb") as file:
+            for place in places:
+                assert file.read(length) == pattern.content(place, length), place
 
 
 def test_a_clone_may_have_any_size(made: Volume) -> None:
