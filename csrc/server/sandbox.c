@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -11,6 +12,8 @@
 #include <unistd.h>
 
 #include "base/message.h"
+
+static bool io_flusher_allowed;
 
 /* Any directory that every system has; it is covered in our own namespace only. */
 static const char empty_root[] = "/proc";
@@ -37,6 +40,22 @@ static int leave_mounts(void)
 	return chdir("/") ? -errno : 0;
 }
 
+/* Tried here, where it has no effect yet, and said once. */
+static int try_io_flusher(void)
+{
+	if (!prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)) {
+		prctl(PR_SET_IO_FLUSHER, 0, 0, 0, 0);
+		io_flusher_allowed = true;
+		return 0;
+	}
+	if (errno != EPERM)
+		return -errno;
+	/* Some containers. Serving is safe but for one case: reclaim that has to wait for us. */
+	msg_warning("without CAP_SYS_RESOURCE, PR_SET_IO_FLUSHER cannot be set: memory reclaim "
+		    "in this server may wait for I/O");
+	return 0;
+}
+
 int sandbox_enter(void)
 {
 	int err = leave_mounts();
@@ -53,18 +72,21 @@ int sandbox_enter(void)
 		msg_hint("raise RLIMIT_MEMLOCK, or run with CAP_IPC_LOCK");
 		return err;
 	}
-	return 0;
+	err = try_io_flusher();
+	if (err)
+		msg_error("cannot set PR_SET_IO_FLUSHER: %s", strerror(-err));
+	return err;
 }
 
 int sandbox_io_thread(void)
 {
+	if (!io_flusher_allowed)
+		return 0;
 	/* NB: 1 means on. Memory reclaim for our allocations then never waits for I/O. */
-	if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)) {
-		int err = -errno;
+	return prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) ? -errno : 0;
+}
 
-		msg_error("cannot set PR_SET_IO_FLUSHER: %s", strerror(-err));
-		msg_hint("this needs CAP_SYS_RESOURCE");
-		return err;
-	}
-	return 0;
+bool sandbox_has_io_flushers(void)
+{
+	return io_flusher_allowed;
 }

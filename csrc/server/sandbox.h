@@ -6,6 +6,8 @@
 #ifndef SERVER_SANDBOX_H
 #define SERVER_SANDBOX_H
 
+#include <stdbool.h>
+
 /*
  * For the process, once everything it needs from the host's file system is open: leaves the host's
  * mount namespace for an empty one, and locks all memory, present and future. Returns 0 or a
@@ -13,7 +15,10 @@
  */
 int sandbox_enter(void);
 
-/* For each thread that serves I/O. Returns 0 or a negative errno with a message given. */
+/* For each thread that serves I/O. Returns 0 or a negative errno. */
 int sandbox_io_thread(void);
+
+/* False where CAP_SYS_RESOURCE is missing, as in some containers; sandbox_enter() has said so. */
+bool sandbox_has_io_flushers(void);
 
 #endif
