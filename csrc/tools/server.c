@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* btrfs-ublk-server: one process serves one device. */
+/* btrfs-ublk-server: one process serves one address space. */
 #include <errno.h>
 #include <getopt.h>
 #include <malloc.h>
@@ -23,11 +23,9 @@
 #include "server/stats.h"
 
 enum {
-	DEFAULT_DEPTH = 64,
 	MAX_QUEUES = 256,
 	MIN_IO_BYTES = 64 << 10,
 	MAX_IO_BYTES = 32 << 20,
-	DEFAULT_IO_BYTES = 256 << 10,
 	IN_USE_POLL_MS = 250,
 };
 
@@ -36,18 +34,22 @@ static const char help_text[] =
 	"       btrfs-ublk-server --list-devices\n"
 	"       btrfs-ublk-server --delete-device ID --tag HEX\n"
 	"\n"
-	"Serve one block device whose address space DESCRIPTION (a JSON file, or - for\n"
-	"standard input) defines, until TERM or INT, or until the owner at the other end\n"
-	"of the control socket has gone. While the device is mounted it is served on;\n"
+	"Serve the address space that DESCRIPTION (a JSON file, or - for standard input)\n"
+	"defines, until TERM or INT, or until the owner at the other end of the control\n"
+	"socket has gone. While the device is mounted, or the file open, it is served on;\n"
 	"a second signal ends it all the same.\n"
 	"\n"
-	"  --queues N          hardware queues, one thread each (default: one per CPU\n"
-	"                      that this process may use, at most 4)\n"
-	"  --depth N           requests in flight per queue, 1 to 1024 (default 64)\n"
-	"  --max-io SIZE       largest request, 64K to 32M (default 256K); the server\n"
-	"                      locks queues x depth x this much memory\n"
-	"  --id N              device number (default: the first free one)\n"
-	"  --tag HEX           64-bit mark in the device's kernel record\n"
+	"  --front-end NAME    ublk: as a block device; fuse: as a file, for a loop device\n"
+	"                      on it; auto (default): ublk if /dev/ublk-control exists\n"
+	"  --queues N          hardware queues, or threads on the file (default: one per\n"
+	"                      CPU that this process may use, at most 4)\n"
+	"  --depth N           requests in flight per queue, 1 to 1024 (default: ublk 64,\n"
+	"                      fuse 16)\n"
+	"  --max-io SIZE       largest request, 64K to 32M (default: ublk 256K, fuse 1M,\n"
+	"                      which is also its limit); the server locks queues x depth\n"
+	"                      x this much memory\n"
+	"  --id N              ublk: device number (default: the first free one)\n"
+	"  --tag HEX           64-bit mark in the device's kernel record, or file name\n"
 	"  --control-fd FD     connected Unix socket that speaks JSON lines; INT and HUP\n"
 	"                      are then left to the owner\n"
 	"  --list-devices      one JSON line per ublk device of this machine\n"
@@ -55,15 +57,16 @@ static const char help_text[] =
 	"  --verbose           say more on standard error\n"
 	"  --help, --version\n"
 	"\n"
-	"When the device answers reads, a JSON line with \"event\": \"ready\" goes to the\n"
-	"control socket, or to standard output where there is none.\n"
+	"When reads are answered, a JSON line with \"event\": \"ready\", and \"device\" or\n"
+	"\"file\", goes to the control socket, or to standard output where there is none.\n"
 	"Exit status: 0 stopped as asked, 1 failure, 2 wrong usage or description.\n";
 
 struct options {
 	const char *description;
+	const struct frontend_ops *frontend; /* NULL: auto */
 	unsigned long queues;
-	unsigned long depth;
-	uint64_t max_io_bytes;
+	unsigned long depth;   /* 0: the front end's default */
+	uint64_t max_io_bytes; /* 0: the front end's default */
 	int id;
 	uint64_t tag;
 	bool tag_given;
@@ -113,6 +116,16 @@ static int parse_max_io(const char *text, struct options *options)
 	return 0;
 }
 
+static int parse_frontend(const char *name, struct options *options)
+{
+	options->frontend = frontend_find(name);
+	if (!options->frontend && strcmp(name, "auto") != 0) {
+		msg_error("--front-end '%s' is neither auto, ublk nor fuse", name);
+		return -EINVAL;
+	}
+	return 0;
+}
+
 static unsigned long default_queues(void)
 {
 	cpu_set_t cpus;
@@ -124,7 +137,8 @@ static unsigned long default_queues(void)
 }
 
 enum option_code {
-	OPT_QUEUES = 1,
+	OPT_FRONT_END = 1,
+	OPT_QUEUES,
 	OPT_DEPTH,
 	OPT_MAX_IO,
 	OPT_ID,
@@ -138,6 +152,7 @@ enum option_code {
 };
 
 static const struct option long_options[] = {
+	{ "front-end", required_argument, NULL, OPT_FRONT_END },
 	{ "queues", required_argument, NULL, OPT_QUEUES },
 	{ "depth", required_argument, NULL, OPT_DEPTH },
 	{ "max-io", required_argument, NULL, OPT_MAX_IO },
@@ -158,6 +173,8 @@ static int parse_option(int code, const char *argument, struct options *options)
 	int err;
 
 	switch (code) {
+	case OPT_FRONT_END:
+		return parse_frontend(argument, options);
 	case OPT_QUEUES:
 		return parse_number("--queues", argument, 1, MAX_QUEUES, &options->queues);
 	case OPT_DEPTH:
@@ -195,30 +212,12 @@ static int parse_option(int code, const char *argument, struct options *options)
 	}
 }
 
-/* Buffers are locked: more of them than the machine has memory would kill others. */
-static int check_memory(const struct options *options)
-{
-	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t buffers = options->queues * options->depth * options->max_io_bytes;
-	char wanted[SIZE_TEXT_BYTES], limit[SIZE_TEXT_BYTES];
-
-	if (buffers <= memory / 4)
-		return 0;
-	msg_error("%lu queues x %lu requests x %llu bytes would lock %s; the limit is a quarter of "
-		  "this machine's memory, %s",
-		  options->queues, options->depth, (unsigned long long)options->max_io_bytes,
-		  size_format(buffers, wanted), size_format(memory / 4, limit));
-	return -EINVAL;
-}
-
 static int parse_options(int argc, char **argv, struct options *options)
 {
 	int code, err;
 
 	*options = (struct options){
 		.queues = default_queues(),
-		.depth = DEFAULT_DEPTH,
-		.max_io_bytes = DEFAULT_IO_BYTES,
 		.id = -1,
 		.control_fd = -1,
 		.delete_device = -1,
@@ -242,7 +241,7 @@ static int parse_options(int argc, char **argv, struct options *options)
 		return -EINVAL;
 	}
 	options->description = argv[optind];
-	return check_memory(options);
+	return 0;
 }
 
 static int load(const char *path, struct engine *engine)
@@ -285,8 +284,9 @@ static int open_signals(bool owned)
 
 static int announce(struct control_connection *control, const struct frontend *frontend)
 {
-	json_t *ready = json_pack("{s:s, s:i, s:s}", "event", "ready", "protocol", CONTROL_PROTOCOL,
-				  "front_end", frontend->ops->name);
+	json_t *ready = json_pack("{s:s, s:i, s:s, s:b}", "event", "ready", "protocol",
+				  CONTROL_PROTOCOL, "front_end", frontend->ops->name, "io_flusher",
+				  (int)sandbox_has_io_flushers());
 	int err = ready ? frontend->ops->describe(frontend, ready) : -ENOMEM;
 
 	if (err) {
@@ -379,25 +379,45 @@ static int serve(struct frontend *frontend, struct control_connection *control, 
 	return err;
 }
 
+/* Buffers are locked: more of them than the machine has memory would kill others. */
+static int check_memory(const struct frontend *frontend)
+{
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t buffers = (uint64_t)frontend->queues * frontend->depth * frontend->max_io_bytes;
+	char wanted[SIZE_TEXT_BYTES], limit[SIZE_TEXT_BYTES];
+
+	if (buffers <= memory / 4)
+		return 0;
+	msg_error("%u queues x %u requests x %u bytes would lock %s; the limit is a quarter of "
+		  "this machine's memory, %s",
+		  frontend->queues, frontend->depth, frontend->max_io_bytes,
+		  size_format(buffers, wanted), size_format(memory / 4, limit));
+	return -EINVAL;
+}
+
 /* Returns an exit status: only a wrong description is the caller's fault, not a kernel's EINVAL. */
 static int run(const struct options *options)
 {
 	_cleanup_close_ int signal_fd = open_signals(options->control_fd >= 0);
+	const struct frontend_ops *ops = options->frontend ?: frontend_default();
 	struct control_connection control;
 	struct engine engine;
 	struct frontend frontend = {
-		.ops = &ublk_frontend,
+		.ops = ops,
 		.engine = &engine,
 		.queues = (unsigned)options->queues,
-		.depth = (unsigned)options->depth,
-		.max_io_bytes = (uint32_t)options->max_io_bytes,
 		.wanted_id = options->id,
 		.tag = options->tag,
 	};
 	int err;
 
-	if (signal_fd < 0)
+	if (signal_fd < 0 || !ops)
 		return EXIT_FAILED;
+	frontend.depth = options->depth ? (unsigned)options->depth : ops->default_depth;
+	frontend.max_io_bytes = options->max_io_bytes ? (uint32_t)options->max_io_bytes :
+							ops->default_max_io_bytes;
+	if (check_memory(&frontend))
+		return EXIT_USAGE;
 	err = load(options->description, &engine);
 	if (err)
 		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;

@@ -6,7 +6,7 @@ packages_of_part() { # build|demo|test|vm
     case $1 in
     build)
         echo gcc libc6-dev pkg-config python3 python3-venv \
-            liburing-dev libjansson-dev uuid-dev libisal-dev
+            liburing-dev libjansson-dev libfuse3-dev uuid-dev libisal-dev
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     test) echo fio clang-format clang-tidy shellcheck ;;
@@ -31,6 +31,7 @@ fedora_name() {
     python3-venv) echo python3-libs ;;
     liburing-dev) echo liburing-devel ;;
     libjansson-dev) echo jansson-devel ;;
+    libfuse3-dev) echo fuse3-devel ;;
     uuid-dev) echo libuuid-devel ;;
     libisal-dev) echo isa-l-devel ;;
     mount) echo util-linux-core ;;

@@ -17,11 +17,11 @@ struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
 	struct engine *engine;
-	unsigned queues;
+	unsigned queues;       /* threads, each with a worker of the engine */
 	unsigned depth;	       /* requests in flight per queue */
 	uint32_t max_io_bytes; /* of one request */
-	int wanted_id;	       /* -1: any */
-	uint64_t tag;	       /* by which `gc` recognises the device */
+	int wanted_id;	       /* of the device, where there are numbers; -1: any */
+	uint64_t tag;	       /* by which `gc` recognises what was made */
 
 	/* The front end's own. */
 	void *private;
@@ -30,22 +30,31 @@ struct frontend {
 /* Each returns 0 or a negative errno, with a message given. */
 struct frontend_ops {
 	const char *name;
+	const char *kernel_device; /* is there where the kernel has what this front end needs */
+	unsigned default_depth;
+	uint32_t default_max_io_bytes;
 
 	/* Acquire what needs the host's view of the file system; no device exists after it. */
 	int (*open)(struct frontend *frontend);
-	/* Make the device; it answers reads when this returns. Undoes itself on failure. */
+	/* Make the device or file; it answers reads when this returns. Undoes itself on failure. */
 	int (*start)(struct frontend *frontend);
-	/* Keys for the ready line: "device", "id", ... */
+	/* Keys for the ready line: "device" or "file", ... */
 	int (*describe)(const struct frontend *frontend, json_t *ready);
 	/* A descriptor that becomes readable when the front end serves no more; -1: none. */
 	int (*ended_fd)(const struct frontend *frontend);
-	/* Whether somebody has the device mounted, or claimed it otherwise. */
+	/* Whether somebody has the device mounted or claimed, or the file open. */
 	bool (*in_use)(const struct frontend *frontend);
-	/* Remove the device, serving what is still in flight. */
+	/* Remove the device or file, serving what is still in flight. */
 	int (*stop)(struct frontend *frontend);
 	void (*close)(struct frontend *frontend);
 };
 
 extern const struct frontend_ops ublk_frontend;
+extern const struct frontend_ops fuse_frontend;
+
+/* NULL: there is none of that name. */
+const struct frontend_ops *frontend_find(const char *name);
+/* The first one that this kernel can do. NULL, with a message given: none. */
+const struct frontend_ops *frontend_default(void);
 
 #endif

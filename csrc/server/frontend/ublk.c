@@ -309,6 +309,9 @@ static void ublk_close(struct frontend *frontend)
 
 const struct frontend_ops ublk_frontend = {
 	.name = "ublk",
+	.kernel_device = "/dev/ublk-control",
+	.default_depth = 64,
+	.default_max_io_bytes = 256 << 10,
 	.open = ublk_open,
 	.start = ublk_start,
 	.describe = ublk_describe,

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/frontend/frontend.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/message.h"
+
+/* In the order in which "auto" prefers them. */
+static const struct frontend_ops *const frontends[] = { &ublk_frontend, &fuse_frontend };
+
+enum { FRONTEND_COUNT = sizeof(frontends) / sizeof(*frontends) };
+
+const struct frontend_ops *frontend_find(const char *name)
+{
+	for (unsigned i = 0; i < FRONTEND_COUNT; i++) {
+		if (!strcmp(frontends[i]->name, name))
+			return frontends[i];
+	}
+	return NULL;
+}
+
+const struct frontend_ops *frontend_default(void)
+{
+	for (unsigned i = 0; i < FRONTEND_COUNT; i++) {
+		if (!access(frontends[i]->kernel_device, F_OK))
+			return frontends[i];
+	}
+	msg_error("this kernel has neither %s nor %s", frontends[0]->kernel_device,
+		  frontends[FRONTEND_COUNT - 1]->kernel_device);
+	msg_hint("modprobe ublk_drv, or modprobe fuse");
+	return NULL;
+}

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/frontend/fuse_queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/message.h"
+#include "base/size.h"
+#include "server/sandbox.h"
+
+enum {
+	STACK_BYTES = 256 << 10, /* mlock()ed as a whole */
+	STOP_RETRY_NS = 10 * 1000000,
+};
+
+/* The queue of the calling thread: libfuse passes no context of a thread through. */
+static __thread struct fuse_queue *own_queue;
+
+static ssize_t read_request(int fd, void *data, size_t bytes, void *userdata)
+{
+	(void)fd;
+	(void)userdata;
+	return read(own_queue->device_fd, data, bytes);
+}
+
+static ssize_t write_reply(int fd, struct iovec *parts, int count, void *userdata)
+{
+	(void)fd;
+	(void)userdata;
+	return writev(own_queue->device_fd, parts, count);
+}
+
+const struct fuse_custom_io fuse_queue_io = {
+	.read = read_request,
+	.writev = write_reply,
+};
+
+/* A reply that the kernel no longer wants (ENOENT) is no failure. */
+static void reply(fuse_req_t request, const struct io *io)
+{
+	if (io->result < 0)
+		fuse_reply_err(request, -io->result);
+	else if (io->op == IO_OP_READ)
+		fuse_reply_buf(request, (const char *)io->data, io->length);
+	else if (io->op == IO_OP_WRITE)
+		fuse_reply_write(request, io->length);
+	else
+		fuse_reply_err(request, 0);
+}
+
+static void io_done(struct io *io)
+{
+	struct fuse_tag *tag = (struct fuse_tag *)io; /* its first member */
+	struct fuse_queue *queue = tag->queue;
+
+	reply(tag->request, io);
+	queue->running--;
+	tag->next_free = queue->free_tags;
+	queue->free_tags = tag;
+}
+
+/* What FOPEN_DIRECT_IO lets through: only whole blocks, as from O_DIRECT on a disk. */
+static int check_range(const struct fuse_queue *queue, enum io_op op, uint64_t offset,
+		       size_t length)
+{
+	if (offset % BLOCK_BYTES || length % BLOCK_BYTES || length > UINT32_MAX)
+		return -EINVAL;
+	if ((op == IO_OP_READ || op == IO_OP_WRITE) && length > queue->buffer_bytes)
+		return -EIO;
+	return 0;
+}
+
+void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_t length,
+		       const void *data, bool flag)
+{
+	struct fuse_queue *queue = own_queue;
+	struct fuse_tag *tag = queue->free_tags; /* there is one, or nothing is received */
+	struct io *io = &tag->io;
+	int err = check_range(queue, op, offset, length);
+
+	if (err) {
+		fuse_reply_err(request, -err);
+		return;
+	}
+	queue->free_tags = tag->next_free;
+	queue->running++;
+	tag->request = request;
+	*io = (struct io){
+		.op = op,
+		.fua = op == IO_OP_WRITE && flag,
+		.no_unmap = op == IO_OP_WRITE_ZEROES && flag,
+		.length = (uint32_t)length,
+		.offset = offset,
+		.data = tag->buffer,
+	};
+	if (op == IO_OP_WRITE)
+		memcpy(tag->buffer, data, length);
+	engine_submit(queue->worker, io);
+}
+
+static int init_ring(struct fuse_queue *queue)
+{
+	static const unsigned flag_sets[] = {
+		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN, /* 6.0 */
+		0,
+	};
+	const struct engine *engine = queue->worker->engine;
+	int err = -EINVAL;
+
+	for (unsigned i = 0; i < sizeof(flag_sets) / sizeof(*flag_sets) && err == -EINVAL; i++)
+		err = io_uring_queue_init(queue->depth, &queue->ring, flag_sets[i]);
+	if (err)
+		return err;
+	queue->ring_ready = true;
+	queue->worker->ring = &queue->ring;
+	queue->worker->io_done = io_done;
+	if (!engine->file_count)
+		return 0;
+	return io_uring_register_files(&queue->ring, engine->files, engine->file_count);
+}
+
+static int allocate_tags(struct fuse_queue *queue)
+{
+	size_t bytes = (size_t)queue->depth * queue->buffer_bytes;
+	void *buffers = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	if (buffers == MAP_FAILED)
+		return -errno;
+	queue->buffers = buffers;
+	queue->tags = calloc(queue->depth, sizeof(*queue->tags));
+	if (!queue->tags)
+		return -ENOMEM;
+	for (unsigned i = 0; i < queue->depth; i++) {
+		struct fuse_tag *tag = &queue->tags[i];
+
+		tag->queue = queue;
+		tag->buffer = queue->buffers + (size_t)i * queue->buffer_bytes;
+		tag->next_free = queue->free_tags;
+		queue->free_tags = tag;
+	}
+	return 0;
+}
+
+static int queue_init(struct fuse_queue *queue)
+{
+	int err = sandbox_io_thread();
+
+	queue->blocking = true;
+	if (!err)
+		err = allocate_tags(queue);
+	return err ? err : init_ring(queue);
+}
+
+static void queue_deinit(struct fuse_queue *queue)
+{
+	if (queue->ring_ready)
+		io_uring_queue_exit(&queue->ring);
+	queue->worker->ring = NULL;
+	if (queue->buffers)
+		munmap(queue->buffers, (size_t)queue->depth * queue->buffer_bytes);
+	free(queue->tags);
+	free(queue->received.mem);
+}
+
+static void handle_completions(struct fuse_queue *queue)
+{
+	struct io_uring_cqe *cqe;
+
+	/* One at a time: an answer may need another SQE, whose completion comes here too. */
+	while (!io_uring_peek_cqe(&queue->ring, &cqe)) {
+		struct io *io = io_uring_cqe_get_data(cqe);
+		int result = cqe->res;
+
+		io_uring_cqe_seen(&queue->ring, cqe);
+		engine_complete(io, result);
+	}
+}
+
+/* Gives to the kernel what the engine has prepared; much of it is complete at once. */
+static int settle(struct fuse_queue *queue)
+{
+	while (io_uring_sq_ready(&queue->ring)) {
+		int err = io_uring_submit(&queue->ring);
+
+		if (err < 0 && err != -EINTR && err != -EAGAIN && err != -EBUSY)
+			return err;
+		handle_completions(queue);
+	}
+	return 0;
+}
+
+static int set_blocking(struct fuse_queue *queue, bool blocking)
+{
+	if (queue->blocking == blocking)
+		return 0;
+	if (fcntl(queue->device_fd, F_SETFL, blocking ? 0 : O_NONBLOCK))
+		return -errno;
+	queue->blocking = blocking;
+	return 0;
+}
+
+/* Waits until the ring or, if there is a tag for it, the connection has something. */
+static int wait_for_either(struct fuse_queue *queue)
+{
+	struct pollfd fds[] = {
+		{ .fd = queue->ring.ring_fd, .events = POLLIN },
+		{ .fd = queue->free_tags ? queue->device_fd : -1, .events = POLLIN },
+	};
+
+	if (poll(fds, 2, -1) < 0)
+		return errno == EINTR ? 0 : -errno;
+	handle_completions(queue);
+	return 0;
+}
+
+/*
+ * While nothing runs, the thread waits in read(2), which is the cheapest way; otherwise it must not,
+ * as another thread may take the request that poll(2) has announced.
+ */
+static int serve(struct fuse_queue *queue)
+{
+	for (;;) {
+		bool stopping = __atomic_load_n(queue->stopping, __ATOMIC_ACQUIRE);
+		int err = settle(queue);
+
+		if (!err && queue->running)
+			err = wait_for_either(queue);
+		if (!err)
+			err = set_blocking(queue, !queue->running && !stopping);
+		if (err)
+			return err;
+		if (!queue->free_tags)
+			continue;
+		err = fuse_session_receive_buf(queue->session, &queue->received);
+		if (err > 0)
+			fuse_session_process_buf(queue->session, &queue->received);
+		else if (err == -EAGAIN && stopping && !queue->running)
+			return 0;
+		else if (err != -EAGAIN && err != -EINTR)
+			return err ? err : -ENOTCONN; /* the kernel has ended the connection */
+	}
+}
+
+static void *queue_main(void *argument)
+{
+	struct fuse_queue *queue = argument;
+
+	own_queue = queue;
+	queue->error = queue_init(queue);
+	if (queue->error) {
+		queue_deinit(queue);
+		sem_post(&queue->serving);
+		return NULL;
+	}
+	sem_post(&queue->serving);
+	queue->error = serve(queue);
+	if (queue->error)
+		eventfd_write(queue->ended_fd, 1);
+	queue_deinit(queue);
+	return NULL;
+}
+
+int fuse_queue_start(struct fuse_queue *queue)
+{
+	pthread_attr_t attributes;
+	int err;
+
+	sem_init(&queue->serving, 0, 0);
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	err = -pthread_create(&queue->thread, &attributes, queue_main, queue);
+	pthread_attr_destroy(&attributes);
+	if (err)
+		return err;
+	while (sem_wait(&queue->serving) && errno == EINTR)
+		;
+	if (queue->error) {
+		pthread_join(queue->thread, NULL);
+		return queue->error;
+	}
+	return 0;
+}
+
+void fuse_queue_stop(struct fuse_queue *queue)
+{
+	struct timespec deadline;
+
+	/* Again and again, as a signal that comes just before the read does not end it. */
+	do {
+		pthread_kill(queue->thread, FUSE_QUEUE_SIGNAL);
+		clock_gettime(CLOCK_REALTIME, &deadline);
+		deadline.tv_nsec += STOP_RETRY_NS;
+		if (deadline.tv_nsec >= 1000000000) {
+			deadline.tv_sec++;
+			deadline.tv_nsec -= 1000000000;
+		}
+	} while (pthread_timedjoin_np(queue->thread, NULL, &deadline) == ETIMEDOUT);
+	sem_destroy(&queue->serving);
+}

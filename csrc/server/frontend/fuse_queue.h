@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One thread of the FUSE front end: a descriptor of its own on the connection, its own ring,
+ * buffers and engine worker. What it receives, it answers itself.
+ */
+#ifndef FRONTEND_FUSE_QUEUE_H
+#define FRONTEND_FUSE_QUEUE_H
+
+#include <fuse_lowlevel.h>
+#include <liburing.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/engine.h"
+
+/* Ends what a thread waits for in read(2), as it must look at `stopping`. */
+#define FUSE_QUEUE_SIGNAL SIGUSR1
+
+struct fuse_queue;
+
+struct fuse_tag {
+	struct io io;
+	struct fuse_queue *queue;
+	struct fuse_tag *next_free;
+	fuse_req_t request;
+	uint8_t *buffer;
+};
+
+struct fuse_queue {
+	/* Set by fuse.c. */
+	unsigned index;
+	unsigned depth;
+	uint32_t buffer_bytes; /* per tag */
+	int device_fd;	       /* a clone of the connection */
+	int ended_fd;	       /* eventfd: written when the thread ends with an error */
+	const bool *stopping;  /* atomic: answer what is there, then end */
+	struct fuse_session *session;
+	struct worker *worker;
+
+	/* The thread's result. */
+	sem_t serving; /* posted once: requests are answered, or `error` is set */
+	int error;
+
+	/* The thread's own. */
+	pthread_t thread;
+	struct io_uring ring;
+	bool ring_ready;
+	bool blocking; /* of device_fd */
+	struct fuse_buf received;
+	struct fuse_tag *tags;
+	struct fuse_tag *free_tags;
+	uint8_t *buffers;
+	unsigned running; /* tags that are with the engine */
+};
+
+/* Starts the thread and waits until it serves. */
+int fuse_queue_start(struct fuse_queue *queue);
+/* Ends the thread, now that `stopping` is set, and waits for it. */
+void fuse_queue_stop(struct fuse_queue *queue);
+
+/* How libfuse reads from and writes to the connection: by the descriptor of the calling thread. */
+extern const struct fuse_custom_io fuse_queue_io;
+
+/*
+ * For the operations of the session, on the thread that they are called on: hand a request to the
+ * engine. `data` of a write is copied. The reply follows.
+ */
+void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_t length,
+		       const void *data, bool flag);
+
+#endif

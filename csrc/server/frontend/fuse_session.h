@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* What the FUSE connection answers: a directory with one file, which is the address space. */
+#ifndef FRONTEND_FUSE_SESSION_H
+#define FRONTEND_FUSE_SESSION_H
+
+#include <stdint.h>
+#include <time.h>
+
+#include "server/engine.h"
+
+struct fuse_session;
+
+struct fuse_export {
+	const struct engine *engine;
+	uint32_t max_io_bytes;
+	struct timespec time; /* of the file */
+	char name[32];	      /* of the file */
+	unsigned opened;      /* atomic: how many have it open */
+};
+
+/*
+ * `export` must outlive the session, which takes ownership of `fuse_fd`. NULL when memory is short.
+ */
+struct fuse_session *fuse_export_session(struct fuse_export *export, int fuse_fd);
+
+#endif
