@@ -24,8 +24,8 @@ _MARGIN_S = 10.0
 STOP_TIMEOUT_S = 2 * COMMAND_TIMEOUT_S + _MARGIN_S
 #: For an unmount that is still under way.
 _UNUSED_TIMEOUT_S = 10.0
-#: After all the time that it may take: between TERM and KILL.
-_KILL_AFTER_S = 10.0
+#: How long a server may take to notice that its owner died, and then usually to end.
+_LIFELINE_TIMEOUT_S = 3.0
 _UNKNOWN = "unknown"
 
 
@@ -105,8 +105,9 @@ def remove_device(entry: Entry) -> bool:
     if server is not None:
         identity = ProcessIdentity(**server)
         was_there = identity.is_alive()
-        if not identity.wait(timeout_s=STOP_TIMEOUT_S) and not identity.stop(
-            timeout_s=_KILL_AFTER_S
+        # NB: TERM asks it to do in order what it does for a dead owner anyway.
+        if not identity.wait(timeout_s=_LIFELINE_TIMEOUT_S) and not identity.stop(
+            timeout_s=STOP_TIMEOUT_S
         ):
             raise LeftoverError(f"server process {identity.pid} hangs in the kernel")
     for record in _records_of(entry):
