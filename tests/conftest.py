@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc as garbage
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +29,18 @@ SPARSE_BYTES = 8 << 60
 #: Tests with one of these markers must leave the system as it was.
 SYSTEM_MARKERS = ("native", "ublk")
 
+#: How long a process that was killed, or lost its parent, may take to be gone.
+ORPHAN_TIMEOUT_S = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
+
 Need = Callable[..., None]
+
+
+def pytest_configure() -> None:
+    """Orphans of the processes that tests start, servers above all, become ours: they
+    would not be seen as left otherwise (prctl(2)).
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _need(*capabilities: Capability) -> None:
@@ -88,6 +102,24 @@ class SystemState:
     open_files: int
 
 
+def children() -> list[str]:
+    """The living processes that tests have started, and those which they started.
+
+    Orphans may still be ending, so there is some time for all to go. Zombies do not
+    count: whoever made one may not have asked for its status yet.
+    """
+    deadline_s = time.monotonic() + ORPHAN_TIMEOUT_S
+    while True:
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{child.pid} {' '.join(child.cmdline())}")
+        if not found or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.02)
+
+
 def system_state(root: Path) -> SystemState:
     """The state as far as it is the tests' own: others may use this machine too. With
     BTRFS_UBLK_REQUIRE=1, in CI, they may not, and all of it counts.
@@ -113,7 +145,7 @@ def system_state(root: Path) -> SystemState:
         loop_devices=loops,
         mounts=mounts,
         ublk_devices=[device.device_id for device in list_ublk_devices()],
-        children=[str(child) for child in psutil.Process().children(recursive=True)],
+        children=children(),
         files=sorted(
             str(path)
             for path in root.rglob("*")

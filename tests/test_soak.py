@@ -42,24 +42,47 @@ def test_up_and_down_many_times(
         assert state_of_system() == before, f"after cycle {number}"
 
 
+def start(where: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(volumes.__file__), str(where)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def measured_cycle_s(where: Path) -> float:
+    """How long one cycle takes on this machine: when emulated, much longer."""
+    with start(where) as process:
+        assert process.stdout is not None
+        moments_s = []
+        for _ in range(4):
+            process.stdout.readline()
+            moments_s.append(time.monotonic())
+        process.terminate()
+        process.communicate(timeout=CHILD_TIMEOUT_S)
+    return (moments_s[-1] - moments_s[0]) / (len(moments_s) - 1)
+
+
 def test_interrupted_at_any_moment(
     sparse_path: Path, state_of_system: Callable[[], SystemState]
 ) -> None:
-    """By INT, TERM and KILL at random moments; after KILL, gc puts things right."""
+    """By INT, TERM and KILL at random moments of the first two cycles, teardowns
+    included, and now and then once more; after KILL, gc puts things right.
+    """
     chances = random.Random(SEED)
+    cycle_s = measured_cycle_s(sparse_path)
     before = state_of_system()
     for number in range(INTERRUPTED_RUNS):
         signum = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[number % 3]
-        with subprocess.Popen(
-            [sys.executable, str(volumes.__file__), str(sparse_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
+        with start(sparse_path) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(chances.uniform(0, 1.5))
+            time.sleep(chances.uniform(0, 2 * cycle_s))
             process.send_signal(signum)
+            if chances.random() < 0.4:  # an impatient user
+                time.sleep(chances.uniform(0, cycle_s / 4))
+                process.send_signal(signum)
             _, talk = process.communicate(timeout=CHILD_TIMEOUT_S)
         killed = signum == signal.SIGKILL
         assert process.returncode == (-signum if killed else 128 + signum), talk
