@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
-from btrfs_ublk.capabilities import UBLK, Helper
+from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK, Helper
 from btrfs_ublk.errors import (
     BtrfsUblkError,
     CapabilityError,
@@ -45,6 +45,7 @@ from btrfs_ublk.server import (
 from btrfs_ublk.server import block_server as module
 from btrfs_ublk.server import device_records, devices
 from btrfs_ublk.server.devices import DeviceRecord, parse_records
+from btrfs_ublk.volume import volume
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -400,6 +401,31 @@ class TestWithUblk:
                 mount.__enter__()
         mount.__exit__(None, None, None)
         server.stop()
+
+    def test_a_busy_mount_keeps_the_server_and_its_seed(
+        self, need: Need, sparse_path: Path
+    ) -> None:
+        need(BTRFS, LOOP)
+        target, images = sparse_path / "mnt", sparse_path / "images"
+        target.mkdir()
+        images.mkdir()
+        pattern = PatternSegment(offset=0, length=1 << 30)
+        with pytest.raises(LeftoverError, match="still mounted and busy"):
+            with volume(
+                target, [pattern], virtual_data_size=1 << 30, parent=images
+            ) as made:
+                clone = made.clone("clone", offset=BLOCK, size_bytes=BLOCK)
+                user = subprocess.Popen(["sleep", "60"], cwd=target)
+        content = clone.read_bytes()
+        left = {path.name for path in images.rglob("*.img")}
+        user.kill()
+        user.wait(10)
+        outcomes = process_ledger().sweep()
+        made.server.stop()  # only its descriptors are left to be closed
+        assert content == pattern.content(BLOCK, BLOCK)
+        assert left == {"seed.img", "writable.img"}
+        assert {outcome.result for outcome in outcomes} == {"removed"}
+        assert entered() == [] and list(images.iterdir()) == []
 
     def test_gc_removes_the_device_of_a_killed_pair(self, sparse_path: Path) -> None:
         """Owner and server are both killed: the device stays until gc."""
