@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, UBLK, require
+from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.entry import run_command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.ledger import process_ledger
@@ -30,6 +30,7 @@ from btrfs_ublk.resources.tempdir import loops_below, tempdir
 from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import FileSegment, PatternSegment, Segment, fill
+from btrfs_ublk.server.front_ends import FrontEndName
 from btrfs_ublk.sprout import Sprout
 from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size, parse_block_size
 from btrfs_ublk.volume import Volume, volume
@@ -106,17 +107,26 @@ class Steps:
     help="A file to map into the virtual data. Default: the largest library that "
     "this program uses.",
 )
+@click.option(
+    "--front-end",
+    type=click.Choice(["auto", "ublk", "fuse"]),
+    default="auto",
+    show_default=True,
+    help="How the blocks are served: by a ublk device, or by a loop device on a file "
+    "in FUSE; auto: ublk where the kernel has it.",
+)
 @click.option("-v", "--verbose", count=True, help="Say what is done; twice: commands.")
 def command(
     virtual_data_size: str,
     virtual_data_filename: str,
     rw_fs_size: str,
     path: Path | None,
+    front_end: FrontEndName,
     verbose: int,
 ) -> None:
-    """Make a btrfs seed with exabytes of virtual data, serve its blocks from a ublk
-    device, sprout it, clone files from it, read them back and check them, write to
-    them, and take everything down again. Needs root and a kernel with ublk.
+    """Make a btrfs seed with exabytes of virtual data, serve its blocks, sprout it,
+    clone files from it, read them back and check them, write to them, and take
+    everything down again. Needs root and a kernel with btrfs and ublk or FUSE.
     """
     setup_logging(verbosity=verbose)
     virtual_bytes = parse_block_size(virtual_data_size, what="--virtual-data-size")
@@ -127,11 +137,17 @@ def command(
             hint=f"give {format_size(_MIN_VIRTUAL_BYTES)} or more",
         )
     path = _check_file(path or _default_file(), virtual_bytes)
-    require(ROOT, BTRFS, LOOP, UBLK)
-    show(virtual_bytes, virtual_data_filename, writable_bytes, path)
+    require(ROOT, BTRFS, LOOP)
+    show(virtual_bytes, virtual_data_filename, writable_bytes, path, front_end)
 
 
-def show(virtual_bytes: int, filename: str, writable_bytes: int, path: Path) -> None:
+def show(
+    virtual_bytes: int,
+    filename: str,
+    writable_bytes: int,
+    path: Path,
+    front_end: FrontEndName,
+) -> None:
     """Run the demo; every check that fails raises BtrfsUblkError."""
     console.print(
         f"[bold]btrfs-ublk[/bold]: {format_size(virtual_bytes)} of virtual data, "
@@ -151,6 +167,7 @@ def show(virtual_bytes: int, filename: str, writable_bytes: int, path: Path) -> 
             virtual_data_filename=filename,
             writable_bytes=writable_bytes,
             parent=directory,
+            front_end=front_end,
             observe=lambda stage, thing: _tell(steps, thing),
         ) as made:
             _make_clones(steps, made, clones)
@@ -233,7 +250,8 @@ def _tell(steps: Steps, thing: object) -> None:
     elif isinstance(thing, BlockServer):
         steps.done(
             "serve its blocks",
-            f"{thing.device}, {format_size(thing.description.size)}, "
+            f"{thing.device} ({thing.front_end}), "
+            f"{format_size(thing.description.size)}, "
             f"{len(thing.description.segments)} segments",
         )
     elif isinstance(thing, PhysicalMap):

@@ -15,6 +15,7 @@ from btrfs_ublk.resources.tempdir import tempdir
 from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, Seed, make_seed_by
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import Segment
+from btrfs_ublk.server.front_ends import FrontEndName
 from btrfs_ublk.sprout import DEFAULT_WRITABLE_BYTES, Sprout, sprout
 
 
@@ -70,6 +71,7 @@ def volume(
     strategy: str = MEGA_EXTENT,
     writable_bytes: int = DEFAULT_WRITABLE_BYTES,
     parent: Path | None = None,
+    front_end: FrontEndName = "auto",
     queues: int | None = None,
     depth: int | None = None,
     observe: Callable[[str, object], None] = lambda stage, thing: None,
@@ -79,9 +81,10 @@ def volume(
 
     ``contents`` answer ranges of the virtual file (offsets count from its start); what
     they leave free gives EIO. Sizes are bytes. ``strategy`` (see STRATEGIES) makes the
-    seed. Images go to a temporary directory below ``parent``. ``observe(stage, thing)``
-    is told when each stage is reached: "seed" (a Seed), "server" (a BlockServer),
-    "mapping" (a PhysicalMap), "sprout" (a Sprout).
+    seed. Images go to a temporary directory below ``parent``. ``front_end``, ``queues``
+    and ``depth`` are BlockServer's. ``observe(stage, thing)`` is told when each stage
+    is reached: "seed" (a Seed), "server" (a BlockServer), "mapping" (a PhysicalMap),
+    "sprout" (a Sprout).
     """
     ledger = ledger or process_ledger()
     with ExitStack() as stack:
@@ -100,6 +103,7 @@ def volume(
             server = stack.enter_context(
                 BlockServer(
                     seed.description(contents),
+                    front_end=front_end,
                     queues=queues,
                     depth=depth,
                     ledger=ledger,

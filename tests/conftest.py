@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc as garbage
 import os
 import shutil
@@ -17,10 +18,19 @@ import psutil
 import pytest
 from sanitized_build import sanitized_build  # noqa: F401  (a fixture for all)
 
-from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Capability, sparse_directory
+from btrfs_ublk.capabilities import (
+    BTRFS,
+    FUSE,
+    LOOP,
+    ROOT,
+    UBLK,
+    Capability,
+    sparse_directory,
+)
 from btrfs_ublk.ledger import process_ledger
 from btrfs_ublk.resources.mountinfo import read_mountinfo
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+from btrfs_ublk.server import BlockServer, FrontEndName
 
 #: Turns every skip for a missing capability into a failure; CI sets it.
 REQUIRE_VARIABLE = "BTRFS_UBLK_REQUIRE"
@@ -28,12 +38,20 @@ REQUIRE_VARIABLE = "BTRFS_UBLK_REQUIRE"
 SPARSE_BYTES = 8 << 60
 #: Tests with one of these markers must leave the system as it was.
 SYSTEM_MARKERS = ("native", "ublk")
+#: What the backing files of loop devices on servers' files are called, before the tag.
+SERVED_PREFIX = "/btrfs-ublk-"
+#: Where other users of this machine may keep ledgers: real ones, and other test runs'.
+LEDGERS = (
+    *("var/lib/btrfs-ublk", "run/btrfs-ublk"),
+    *(f"{x}/btrfs-ublk-tests-*/state" for x in ("tmp", "dev/shm")),
+)
 
 #: How long a process that was killed, or lost its parent, may take to be gone.
 ORPHAN_TIMEOUT_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 Need = Callable[..., None]
+Serve = Callable[..., BlockServer]
 
 
 def pytest_configure() -> None:
@@ -60,6 +78,25 @@ def need() -> Need:
     BTRFS_UBLK_REQUIRE=1.
     """
     return _need
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("fuse", marks=[pytest.mark.native, pytest.mark.fuse]),
+        pytest.param("ublk", marks=pytest.mark.ublk),
+    ]
+)
+def front_end(request: pytest.FixtureRequest) -> FrontEndName:
+    """Each in turn, where the kernel has it: what must hold for all front ends."""
+    name: FrontEndName = request.param
+    _need(*((UBLK,) if name == "ublk" else (FUSE, LOOP)))
+    return name
+
+
+@pytest.fixture
+def serve(front_end: FrontEndName) -> Serve:
+    """BlockServer(), with each front end in turn."""
+    return functools.partial(BlockServer, front_end=front_end)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -132,7 +169,8 @@ def system_state(root: Path) -> SystemState:
             backing = link.read_text().strip()
         except OSError:
             continue
-        if everything or backing.startswith(str(root)):
+        served = backing.startswith(SERVED_PREFIX) and not _is_elsewhere(link, backing)
+        if everything or served or backing.startswith(str(root)):
             loops[link.parent.parent.name] = backing
     mounts = {
         str(mount.target): mount.source
@@ -155,6 +193,18 @@ def system_state(root: Path) -> SystemState:
         ledger_entries=[str(entry) for entry in process_ledger().entries()],
         open_files=len(os.listdir("/proc/self/fd")),
     )
+
+
+def _is_elsewhere(link: Path, backing: str) -> bool:
+    """Whether a device on a server's file is in a ledger that is not of these tests."""
+    tag = backing.removeprefix(SERVED_PREFIX)
+    ours = Path(os.environ["BTRFS_UBLK_STATE_DIR"])
+    for pattern in LEDGERS:
+        for ledger in Path("/").glob(f"{pattern}/*.ledger"):
+            with suppress(FileNotFoundError):
+                if ledger.parent != ours and tag in ledger.read_text():
+                    return True
+    return not link.exists()  # and its ledger with it, while we looked
 
 
 @pytest.fixture(autouse=True)

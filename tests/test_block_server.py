@@ -1,22 +1,20 @@
-"""The server process and its device: with a stand-in that misbehaves on purpose, and on
-kernels with ublk for real.
+"""The owner of a server process, against a stand-in that misbehaves on purpose.
+
+With real servers: test_device.py.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Need
 
-from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK, Helper
 from btrfs_ublk.errors import (
     BtrfsUblkError,
     CapabilityError,
@@ -27,25 +25,11 @@ from btrfs_ublk.gc import collect
 from btrfs_ublk.helpers import HELPERS_VARIABLE, SERVER
 from btrfs_ublk.ledger import Entry, process_ledger
 from btrfs_ublk.process import ProcessIdentity, run
-from btrfs_ublk.resources import (
-    UblkDevice,
-    list_ublk_devices,
-    loop_device,
-    mounted,
-)
-from btrfs_ublk.server import (
-    BlockServer,
-    Description,
-    ErrorSegment,
-    FileSegment,
-    MemsetSegment,
-    PatternSegment,
-    ZeroSegment,
-)
+from btrfs_ublk.resources import UblkDevice, loop_device, mounted
+from btrfs_ublk.server import BlockServer, Description, ZeroSegment
 from btrfs_ublk.server import block_server as module
-from btrfs_ublk.server import device_records, devices
+from btrfs_ublk.server import devices, ublk
 from btrfs_ublk.server.devices import DeviceRecord, parse_records
-from btrfs_ublk.volume import volume
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -89,8 +73,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
         )
         path.chmod(0o755)
         monkeypatch.setenv(HELPERS_VARIABLE, str(tmp_path))
+        # Its device is a name that it tells, so the kernel needs no ublk.
+        monkeypatch.setattr(module, "choose_front_end", lambda _: ublk.UblkFrontEnd())
         # It is small and near: it answers soon, or never.
         monkeypatch.setattr(module, "_REQUEST_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(ublk, "_NODE_TIMEOUT_S", 1.0)
         monkeypatch.setattr(module, "_LAST_WORDS_TIMEOUT_S", 0.2)
 
     return install
@@ -113,7 +100,8 @@ class TestWithStandIn:
         assert server.final_stats == {"reads": 4}
         assert not identity.is_alive() and entered() == []
         text = b" ".join(argv)
-        assert b"--queues 2 --depth 8 --max-io 65536 --tag " in text
+        options = b"--front-end ublk --queues 2 --depth 8 --max-io 65536 --tag "
+        assert options in text
         with pytest.raises(BtrfsUblkError, match="does not run"):
             server.stats()
         server.stop()
@@ -253,6 +241,8 @@ class TestWithStandIn:
         script = (
             "import time\n"
             "from btrfs_ublk.server import *\n"
+            "from btrfs_ublk.server import block_server, ublk\n"
+            "block_server.choose_front_end = lambda _: ublk.UblkFrontEnd()\n"
             "zero = ZeroSegment(offset=0, length=4096)\n"
             "with BlockServer(Description(4096, [zero])) as server:\n"
             "    print(server.pid, flush=True)\n"
@@ -328,124 +318,3 @@ class TestRecords:
         ours = Entry(1, "ublk-device", "0" * 16, details)
         with pytest.raises(LeftoverError, match="ublk device 3 does not answer"):
             devices.remove_device(ours)
-
-
-def read(path: Path, offset: int, length: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(fd, length, offset)
-    finally:
-        os.close(fd)
-
-
-@pytest.mark.ublk
-class TestWithUblk:
-    @pytest.fixture(autouse=True)
-    def _needs(self, need: Need) -> Iterator[None]:
-        need(UBLK, Helper(SERVER))
-        yield
-
-    def test_what_is_described_is_read(self, sparse_path: Path) -> None:
-        data = os.urandom(4 * BLOCK)
-        (sparse_path / "file").write_bytes(data)
-        description = Description.filled(
-            1 << 40,
-            [
-                FileSegment(offset=0, length=4 * BLOCK, path=str(sparse_path / "file")),
-                MemsetSegment(offset=4 * BLOCK, length=BLOCK, byte=97),
-                PatternSegment(offset=1 << 39, length=MIB),
-                ErrorSegment(offset=1 << 20, length=BLOCK),
-            ],
-            gaps="zero",
-        )
-        with BlockServer(description, queues=1, depth=16) as server:
-            assert read(server.device, 0, 6 * BLOCK) == data + b"a" * BLOCK + bytes(
-                BLOCK
-            )
-            word = (1 << 39).to_bytes(8, "little")
-            assert read(server.device, 1 << 39, 8) == word
-            with pytest.raises(OSError):
-                read(server.device, 1 << 20, BLOCK)
-            assert server.stats()["reads"] > 0
-            (device,) = list_ublk_devices()
-            assert device.size_bytes == 1 << 40 and device.read_only
-            assert device.block_path == server.device
-            (record,) = device_records()
-            assert record.server_pid == server.pid and record.state == "live"
-            assert record.tag == process_ledger().entries()[0].tag
-        assert server.final_stats is not None and server.final_stats["errors"] >= 1
-        assert not device.block_path.exists()
-
-    def test_a_missing_file_is_wrong_usage(self, sparse_path: Path) -> None:
-        segment = FileSegment(offset=0, length=BLOCK, path=str(sparse_path / "none"))
-        with pytest.raises((UsageError, BtrfsUblkError), match="none"):
-            with BlockServer(Description(BLOCK, [segment])):
-                pass
-
-    def test_a_killed_server_leaves_nothing(self) -> None:
-        with BlockServer(TINY) as server:
-            os.kill(server.pid, signal.SIGKILL)
-        assert list_ublk_devices() == []
-
-    def test_a_mounted_device_is_not_taken_away(self, sparse_path: Path) -> None:
-        image, target = sparse_path / "image", sparse_path / "mnt"
-        target.mkdir()
-        with image.open("wb") as file:
-            file.truncate(128 * MIB)
-        run(["mkfs.btrfs", "-q", image], timeout_s=60)
-        segment = FileSegment(offset=0, length=128 * MIB, path=str(image))
-        server = BlockServer(Description(128 * MIB, [segment]))
-        with pytest.raises(LeftoverError, match=f"mount target={target}"):
-            with server:
-                mount = mounted(server.device, target, read_only=True)
-                mount.__enter__()
-        mount.__exit__(None, None, None)
-        server.stop()
-
-    def test_a_busy_mount_keeps_the_server_and_its_seed(
-        self, need: Need, sparse_path: Path
-    ) -> None:
-        need(BTRFS, LOOP)
-        target, images = sparse_path / "mnt", sparse_path / "images"
-        target.mkdir()
-        images.mkdir()
-        pattern = PatternSegment(offset=0, length=1 << 30)
-        with pytest.raises(LeftoverError, match="still mounted and busy"):
-            with volume(
-                target, [pattern], virtual_data_size=1 << 30, parent=images
-            ) as made:
-                clone = made.clone("clone", offset=BLOCK, size_bytes=BLOCK)
-                user = subprocess.Popen(["sleep", "60"], cwd=target)
-        content = clone.read_bytes()
-        left = {path.name for path in images.rglob("*.img")}
-        user.kill()
-        user.wait(10)
-        outcomes = process_ledger().sweep()
-        made.server.stop()  # only its descriptors are left to be closed
-        assert content == pattern.content(BLOCK, BLOCK)
-        assert left == {"seed.img", "writable.img"}
-        assert {outcome.result for outcome in outcomes} == {"removed"}
-        assert entered() == [] and list(images.iterdir()) == []
-
-    def test_gc_removes_the_device_of_a_killed_pair(self, sparse_path: Path) -> None:
-        """Owner and server are both killed: the device stays until gc."""
-        script = (
-            "import time\n"
-            "from btrfs_ublk.server import *\n"
-            "zero = ZeroSegment(offset=0, length=4096)\n"
-            "with BlockServer(Description(4096, [zero])) as server:\n"
-            "    print(server.pid, flush=True)\n"
-            "    time.sleep(60)\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
-        ) as owner:
-            assert owner.stdout is not None
-            server = int(owner.stdout.readline())
-            os.kill(server, signal.SIGSTOP)
-            owner.kill()
-            os.kill(server, signal.SIGKILL)
-        report = collect()
-        assert report.is_clean, json.dumps(report.to_dict())
-        results = [o.result for ledger in report.ledgers for o in ledger.outcomes]
-        assert results == ["removed"]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
-from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK
+from btrfs_ublk.capabilities import BTRFS, LOOP
 from btrfs_ublk.demo import _clones
+from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import GIB
 
 NAMES = ["start", "middle", "end", "twin", "virtual", "file"]
@@ -28,15 +29,15 @@ def test_clones_have_names_of_their_own(
     assert len(set(names)) == 4 and not {virtual, "twin"} & set(names)
 
 
-@pytest.mark.ublk
 @pytest.mark.parametrize(("file", "virtual"), [("start", "twin"), ("twin", "end")])
 def test_it_runs_through(
-    need: Need, sparse_path: Path, file: str, virtual: str
+    need: Need, front_end: FrontEndName, sparse_path: Path, file: str, virtual: str
 ) -> None:
-    need(UBLK, BTRFS, LOOP)
+    need(BTRFS, LOOP)
     path = sparse_path / file
     path.write_bytes(os.urandom((17 << 20) + 5))  # more than one piece, and no block
     argv = [sys.executable, "-m", "btrfs_ublk.demo", "--virtual-data-size", "1T"]
+    argv += ["--front-end", front_end]
     done = subprocess.run(
         [*argv, "--virtual-data-filename", virtual, "--file", path],
         capture_output=True,

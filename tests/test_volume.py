@@ -1,25 +1,33 @@
-"""A whole volume on ublk: what is read through clones is what the server defines."""
+"""A whole volume on every front end: what is read through clones is what the server
+defines.
+"""
 
 from __future__ import annotations
 
 import errno
 import random
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Need, SystemState
 
-from btrfs_ublk.capabilities import BTRFS, LOOP, UBLK
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.capabilities import BTRFS, LOOP
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.ledger import process_ledger
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.readers import READERS, read_direct
 from btrfs_ublk.resources import clone_range
-from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment, Segment
+from btrfs_ublk.server import (
+    FileSegment,
+    FrontEndName,
+    MemsetSegment,
+    PatternSegment,
+    Segment,
+)
 from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, KIB, MIB, TIB, format_size
 from btrfs_ublk.volume import Volume, volume
-
-pytestmark = pytest.mark.ublk
 
 SIZE = 4 * EIB
 CHUNK = 255 * TIB
@@ -27,7 +35,7 @@ CHUNK = 255 * TIB
 
 @pytest.fixture(autouse=True)
 def _needs(need: Need) -> None:
-    need(UBLK, BTRFS, LOOP)
+    need(BTRFS, LOOP)
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def target(sparse_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(sparse_path: Path, target: Path) -> Iterator[Volume]:
+def made(front_end: FrontEndName, sparse_path: Path, target: Path) -> Iterator[Volume]:
     """4 EiB: a file, then one byte, then nothing, then numbers up to the end."""
     source = sparse_path / "source"
     source.write_bytes(random.Random(2).randbytes(3 * MIB))
@@ -47,7 +55,13 @@ def made(sparse_path: Path, target: Path) -> Iterator[Volume]:
         MemsetSegment(offset=3 * MIB, length=5 * MIB, byte=98),
         PatternSegment(offset=16 * MIB, length=SIZE - 16 * MIB),
     ]
-    with volume(target, contents, virtual_data_size=SIZE, parent=sparse_path) as it:
+    with volume(
+        target,
+        contents,
+        virtual_data_size=SIZE,
+        parent=sparse_path,
+        front_end=front_end,
+    ) as it:
         yield it
 
 
@@ -79,7 +93,7 @@ def test_clones_read_as_the_server_defines(made: Volume) -> None:
 
 @pytest.mark.parametrize("size", [275 * GIB, 250 * TIB, SIZE], ids=format_size)
 def test_both_sides_of_every_chunk_boundary(
-    sparse_path: Path, target: Path, size: int
+    front_end: FrontEndName, sparse_path: Path, target: Path, size: int
 ) -> None:
     """One file of clones: start, end, middle, and across each boundary of chunks."""
     pattern = PatternSegment(offset=0, length=size)
@@ -87,7 +101,13 @@ def test_both_sides_of_every_chunk_boundary(
     middle = size // 2 // BLOCK_BYTES * BLOCK_BYTES
     places = [0, middle, size - length]
     places += [boundary - BLOCK_BYTES for boundary in range(CHUNK, size, CHUNK)]
-    with volume(target, [pattern], virtual_data_size=size, parent=sparse_path) as made:
+    with volume(
+        target,
+        [pattern],
+        virtual_data_size=size,
+        parent=sparse_path,
+        front_end=front_end,
+    ) as made:
         assert len(places) == 3 + made.seed.chunks - 1
         path = made.target / "boundaries"
         with made.virtual_file.open("rb") as source, path.open("xb") as clone:
@@ -162,6 +182,7 @@ def test_the_map_is_checked_before_use(made: Volume) -> None:
 
 @pytest.mark.parametrize("failing", ["seed", "server", "mapping", "sprout"])
 def test_a_failure_at_any_stage_undoes_all(
+    front_end: FrontEndName,
     sparse_path: Path,
     target: Path,
     state_of_system: Callable[[], SystemState],
@@ -175,7 +196,40 @@ def test_a_failure_at_any_stage_undoes_all(
 
     with pytest.raises(RuntimeError, match=failing):
         with volume(
-            target, [], virtual_data_size=MIB * 64, parent=sparse_path, observe=fail
+            target,
+            [],
+            virtual_data_size=MIB * 64,
+            parent=sparse_path,
+            front_end=front_end,
+            observe=fail,
         ):
             raise AssertionError("it went on")
     assert state_of_system() == before
+
+
+def test_a_busy_mount_keeps_the_server_and_its_seed(
+    front_end: FrontEndName, sparse_path: Path, target: Path
+) -> None:
+    images = sparse_path / "images"
+    images.mkdir()
+    pattern = PatternSegment(offset=0, length=GIB)
+    with pytest.raises(LeftoverError, match="still mounted and busy"):
+        with volume(
+            target,
+            [pattern],
+            virtual_data_size=GIB,
+            parent=images,
+            front_end=front_end,
+        ) as made:
+            clone = made.clone("clone", offset=BLOCK_BYTES, size_bytes=BLOCK_BYTES)
+            user = subprocess.Popen(["sleep", "60"], cwd=target)
+    content = clone.read_bytes()
+    left = {path.name for path in images.rglob("*.img")}
+    user.kill()
+    user.wait(10)
+    outcomes = process_ledger().sweep()
+    made.server.stop()  # only its descriptors are left to be closed
+    assert content == pattern.content(BLOCK_BYTES, BLOCK_BYTES)
+    assert left == {"seed.img", "writable.img"}
+    assert {outcome.result for outcome in outcomes} == {"removed"}
+    assert process_ledger().entries() == [] and list(images.iterdir()) == []

@@ -21,11 +21,12 @@ from pathlib import Path
 from btrfs_ublk.capabilities import LOOP, ROOT, require
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
 from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.ledger import Entry, Ledger, process_ledger, remover
+from btrfs_ublk.ledger import Details, Entry, Ledger, process_ledger, remover
 from btrfs_ublk.resources import blockdev
 from btrfs_ublk.resources.uevents import wait_until
+from btrfs_ublk.units import BLOCK_BYTES
 
-_KIND = "loop"
+KIND = "loop"
 
 _LOOP_CLR_FD = 0x4C01
 _LOOP_GET_STATUS64 = 0x4C05
@@ -33,6 +34,7 @@ _LOOP_CONFIGURE = 0x4C0A  # Linux 5.8, 3448914e8cc5: one step, nothing half made
 _LOOP_CTL_GET_FREE = 0x4C82
 
 _LO_FLAGS_READ_ONLY = 1
+_LO_FLAGS_AUTOCLEAR = 4
 _LO_FLAGS_DIRECT_IO = 16
 
 #: struct loop_info64: device, inode, rdevice, offset, sizelimit, number, encrypt_type,
@@ -70,7 +72,7 @@ def loop_device(
     *,
     read_only: bool = False,
     direct_io: bool = False,
-    block_bytes: int = 4096,
+    block_bytes: int = BLOCK_BYTES,
     offset_bytes: int = 0,
     size_bytes: int | None = None,
     ledger: Ledger | None = None,
@@ -85,32 +87,92 @@ def loop_device(
     require(ROOT, LOOP)
     ledger = ledger or process_ledger()
     backing_file = backing_file.resolve()
-    with _open_backing_file(backing_file, read_only=read_only) as backing:
-        status = os.fstat(backing.fileno())
-        length_bytes = size_bytes or status.st_size - offset_bytes
-        _check_geometry(
-            backing_file, status.st_size, offset_bytes, length_bytes, block_bytes
-        )
-        with ledger.holding(
-            _KIND,
-            backing_file=str(backing_file),
-            backing_device=status.st_dev,
-            backing_inode=status.st_ino,
-        ) as entry:
-            info = _INFO.pack(
-                *(0, 0, 0, offset_bytes, size_bytes or 0, 0, 0, 0),
-                (read_only and _LO_FLAGS_READ_ONLY)
-                | (direct_io and _LO_FLAGS_DIRECT_IO),
-                *(_reference(entry).encode(), b"", b"", 0, 0),
+    with open_backing_file(backing_file, read_only=read_only) as backing:
+        with ledger.holding(KIND, **identity(backing_file, backing)) as entry:
+            yield attach(
+                backing,
+                entry,
+                ledger,
+                read_only=read_only,
+                direct_io=direct_io,
+                block_bytes=block_bytes,
+                offset_bytes=offset_bytes,
+                size_bytes=size_bytes,
             )
-            with deferred():
-                path = _attach(_CONFIG.pack(backing.fileno(), block_bytes, info))
-                ledger.amend(entry, path=str(path))
-            _check_direct_io(path, wanted=direct_io)
-            yield LoopDevice(path, backing_file, length_bytes, read_only)
 
 
-def _open_backing_file(path: Path, *, read_only: bool) -> FileIO:
+def attach(
+    backing: FileIO,
+    entry: Entry,
+    ledger: Ledger,
+    *,
+    read_only: bool,
+    direct_io: bool,
+    block_bytes: int = BLOCK_BYTES,
+    offset_bytes: int = 0,
+    size_bytes: int | None = None,
+    lifeline: bool = False,
+) -> LoopDevice:
+    """The middle of loop_device(), for owners who cannot use a ``with`` block.
+
+    ``entry`` is of KIND and has the details identity() of the file; ``ledger.undo()``
+    of it detaches the device. ``lifeline``: it is also detached when we die, or as
+    soon as nobody has it mounted or open after that.
+    """
+    backing_file = Path(entry.details["backing_file"])
+    file_bytes = os.fstat(backing.fileno()).st_size
+    length_bytes = size_bytes or file_bytes - offset_bytes
+    _check_geometry(backing_file, file_bytes, offset_bytes, length_bytes, block_bytes)
+    info = _INFO.pack(
+        *(0, 0, 0, offset_bytes, size_bytes or 0, 0, 0, 0),
+        (read_only and _LO_FLAGS_READ_ONLY)
+        | (direct_io and _LO_FLAGS_DIRECT_IO)
+        | (lifeline and _LO_FLAGS_AUTOCLEAR),
+        *(_reference(entry).encode(), b"", b"", 0, 0),
+    )
+    with deferred():
+        path, opened = _attach(_CONFIG.pack(backing.fileno(), block_bytes, info))
+        if lifeline:
+            _lifelines[entry.tag] = opened
+        else:
+            opened.close()
+        ledger.amend(entry, path=str(path))
+    _check_direct_io(path, wanted=direct_io)
+    return LoopDevice(path, backing_file, length_bytes, read_only)
+
+
+#: Our own hold on devices that the kernel detaches when nobody holds them any more
+#: (LO_FLAGS_AUTOCLEAR), by the tags of their entries.
+_lifelines: dict[str, FileIO] = {}
+
+
+def _cut_lifeline(tag: str) -> None:
+    lifeline = _lifelines.pop(tag, None)
+    if lifeline is not None:
+        lifeline.close()
+
+
+def _after_fork_in_child() -> None:
+    # NB: a forked child that kept them would keep the devices of a dead parent.
+    for tag in list(_lifelines):
+        _cut_lifeline(tag)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def identity(name: Path, backing: FileIO) -> Details:
+    """What a ledger entry of KIND must say of the file below the device."""
+    status = os.fstat(backing.fileno())
+    return {
+        "backing_file": str(name),
+        "backing_device": status.st_dev,
+        "backing_inode": status.st_ino,
+    }
+
+
+def open_backing_file(path: Path, *, read_only: bool) -> FileIO:
+    """Raise UsageError, which says why, when it cannot be opened."""
     try:
         return open(path, "rb" if read_only else "r+b", buffering=0)
     except OSError as error:
@@ -140,8 +202,10 @@ def _reference(entry: Entry) -> str:
     return f"btrfs-ublk:{entry.tag}"
 
 
-def _attach(config: bytes) -> Path:
-    """Configure a free device, trying others for as long as someone is quicker."""
+def _attach(config: bytes) -> tuple[Path, FileIO]:
+    """Configure a free device, trying others for as long as someone is quicker; it is
+    open.
+    """
     deadline_s = time.monotonic() + _ATTACH_TIMEOUT_S
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -150,8 +214,7 @@ def _attach(config: bytes) -> Path:
             try:
                 path = Path(f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}")
                 blockdev.wait_for_node(path, timeout_s=2)
-                _configure(path, config)
-                return path
+                return path, _configure(path, config)
             except OSError as error:
                 # EBUSY: another process took it; EAGAIN: its old pages are still going.
                 busy = error.errno in (errno.EBUSY, errno.EAGAIN)
@@ -165,12 +228,14 @@ def _attach(config: bytes) -> Path:
         os.close(control)
 
 
-def _configure(path: Path, config: bytes) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def _configure(path: Path, config: bytes) -> FileIO:
+    device = open(path, "r+b", buffering=0)
     try:
-        fcntl.ioctl(fd, _LOOP_CONFIGURE, config)
-    finally:
-        os.close(fd)
+        fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+    except BaseException:
+        device.close()
+        raise
+    return device
 
 
 def _check_direct_io(path: Path, *, wanted: bool) -> None:
@@ -200,7 +265,7 @@ def _status_of(fd: int) -> _Status | None:
     return _Status(fields[0], fields[1], name.rstrip(b"\0").decode(errors="replace"))
 
 
-@remover(_KIND)
+@remover(KIND)
 def _detach(entry: Entry) -> bool:
     known = entry.details.get("path")
     devices = (
@@ -211,7 +276,9 @@ def _detach(entry: Entry) -> bool:
             for directory in Path("/sys/block").glob("loop*/loop")
         ]
     )
-    return any([_detach_if_ours(path, entry) for path in devices])
+    was_there = any([_detach_if_ours(path, entry) for path in devices])
+    _cut_lifeline(entry.tag)  # of a device that is no longer what was entered
+    return was_there
 
 
 def _detach_if_ours(path: Path, entry: Entry) -> bool:
@@ -236,6 +303,7 @@ def _detach_if_ours(path: Path, entry: Entry) -> bool:
     finally:
         # NB: the kernel detaches at the last close; that may be another's (blkid).
         os.close(fd)
+    _cut_lifeline(entry.tag)
     try:
         wait_until(
             lambda: not _sysfs(path).exists() or _disk_sequence(path) != sequence,

@@ -11,6 +11,7 @@ from btrfs_ublk.server.description import (
     ZeroSegment,
 )
 from btrfs_ublk.server.devices import DeviceRecord, device_records
+from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
 
 __all__ = [
     "BlockServer",
@@ -18,9 +19,11 @@ __all__ = [
     "DeviceRecord",
     "ErrorSegment",
     "FileSegment",
+    "FrontEndName",
     "MemsetSegment",
     "PatternSegment",
     "Segment",
     "ZeroSegment",
+    "choose_front_end",
     "device_records",
 ]

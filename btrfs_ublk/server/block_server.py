@@ -14,15 +14,11 @@ from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.ledger import Entry, Ledger, process_ledger
 from btrfs_ublk.log import log
 from btrfs_ublk.process import Child, describe_exit, launch
-from btrfs_ublk.resources import blockdev
 from btrfs_ublk.server.control import ControlConnection, ControlError
 from btrfs_ublk.server.description import Description, FileSegment
-from btrfs_ublk.server.devices import (
-    KIND,
-    STOP_TIMEOUT_S,
-    refuse_if_used,
-    remove_device,
-)
+from btrfs_ublk.server.devices import STOP_TIMEOUT_S
+from btrfs_ublk.server.front_end import FrontEnd
+from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
 
 _PROTOCOL = 1
 _EXIT_USAGE = 2
@@ -35,18 +31,22 @@ _LAST_WORDS_TIMEOUT_S = 1.0
 class BlockServer:
     """``with BlockServer(description) as server:`` serves it at ``server.device``.
 
+    ``front_end``: "ublk", "fuse" (a loop device on a file of the server), or "auto":
+    ublk where the kernel has it. ``queues`` are threads; they, ``depth`` and
+    ``max_io_bytes`` (largest request) default to the server's own choice.
+
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
     names the mount, and leaves the device as it is; ``stop()`` may then be tried again.
-    ``queues``, ``depth`` and ``max_io_bytes`` (largest request) default to the server's
-    own choice. Entering raises UsageError for a description that the server refuses (a
-    missing file, say), CapabilityError and BtrfsUblkError with the server's last words.
+    Entering raises UsageError for a description that the server refuses (a missing
+    file, say), CapabilityError and BtrfsUblkError with the server's last words.
     """
 
     def __init__(
         self,
         description: Description,
         *,
+        front_end: FrontEndName = "auto",
         queues: int | None = None,
         depth: int | None = None,
         max_io_bytes: int | None = None,
@@ -55,6 +55,8 @@ class BlockServer:
         ledger: Ledger | None = None,
     ) -> None:
         self.description = description
+        self._front_end_name = front_end
+        self._front_end: FrontEnd | None = None
         self._options = {"queues": queues, "depth": depth, "max-io": max_io_bytes}
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -63,6 +65,7 @@ class BlockServer:
         self._child: Child | None = None
         self._control: ControlConnection | None = None
         self._ready: dict[str, Any] = {}
+        self._device: Path | None = None
         #: The statistics that the server sent when it stopped.
         self.final_stats: dict[str, Any] | None = None
 
@@ -70,13 +73,15 @@ class BlockServer:
         if self._entry is not None:
             raise BtrfsUblkError("this block server runs already")
         self._ledger = ledger = self._ledger or process_ledger()
+        self._front_end = front_end = choose_front_end(self._front_end_name)
         try:
             with deferred():
                 files = _files(self.description)
-                self._entry = entry = ledger.enter(KIND, files=files)
-                child = self._start(entry)
+                self._entry = entry = ledger.enter(front_end.kind, files=files)
+                child = self._start(entry, front_end)
                 ledger.amend(entry, server=dataclasses.asdict(child.identity))
-            self._wait_ready()
+            self._wait_ready(child)
+            self._attach(child, front_end, entry)
             ledger.amend(entry, device=str(self.device))
         except BaseException as error:
             self._stop_after(error)
@@ -96,12 +101,22 @@ class BlockServer:
 
     @property
     def device(self) -> Path:
-        """The block device: /dev/ublkbN."""
-        return Path(self._ready["device"])
+        """The block device: /dev/ublkbN, or /dev/loopN."""
+        if self._device is None:
+            raise BtrfsUblkError("the block server does not run")
+        return self._device
 
     @property
     def device_id(self) -> int:
+        """The ublk device's number, N of /dev/ublkbN."""
         return int(self._ready["id"])
+
+    @property
+    def front_end(self) -> str:
+        """The one that was chosen: "ublk" or "fuse"."""
+        if self._front_end is None:
+            raise BtrfsUblkError("the block server does not run")
+        return self._front_end.name
 
     @property
     def pid(self) -> int:
@@ -121,18 +136,18 @@ class BlockServer:
         )["stats"]
         return stats
 
-    def _argv(self, tag: str, control_fd: int) -> list[str | Path]:
-        argv: list[str | Path] = [helper_path(SERVER)]
+    def _argv(self, front_end: str, tag: str, control_fd: int) -> list[str | Path]:
+        argv: list[str | Path] = [helper_path(SERVER), "--front-end", front_end]
         for name, value in self._options.items():
             if value is not None:
                 argv += [f"--{name}", str(value)]
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 
-    def _start(self, entry: Entry) -> Child:
+    def _start(self, entry: Entry, front_end: FrontEnd) -> Child:
         control = ControlConnection()
         try:
             self._child = launch(
-                self._argv(entry.tag, control.server_fd()),
+                self._argv(front_end.name, entry.tag, control.server_fd()),
                 stdin=self.description.to_json(),
                 keep_open_fds=[control.server_fd()],
                 # The connection is its lifeline: it must finish its own teardown.
@@ -145,11 +160,11 @@ class BlockServer:
         self._control = control
         return self._child
 
-    def _wait_ready(self) -> None:
-        assert self._child is not None and self._control is not None
+    def _wait_ready(self, child: Child) -> None:
+        assert self._control is not None
         try:
             ready = self._control.wait_event(
-                "ready", child=self._child, timeout_s=self._ready_timeout_s
+                "ready", child=child, timeout_s=self._ready_timeout_s
             )
             if ready.get("protocol") != _PROTOCOL:
                 raise ControlError(
@@ -157,14 +172,20 @@ class BlockServer:
                     f"not {_PROTOCOL}",
                     hint="build package and helpers from one version",
                 )
-            if not isinstance(ready.get("device"), str) or not isinstance(
-                ready.get("id"), int
-            ):
-                raise ControlError(f"the server does not name its device: {ready}")
             self._ready = ready
-            blockdev.wait_for_node(self.device, timeout_s=_REQUEST_TIMEOUT_S)
+        except ControlError as error:
+            raise self._explain(child, str(error)) from error
+        if ready.get("io_flusher") is False:
+            log.info("the server has no CAP_SYS_RESOURCE, so no PR_SET_IO_FLUSHER")
+
+    def _attach(self, child: Child, front_end: FrontEnd, entry: Entry) -> None:
+        assert self._ledger is not None
+        try:
+            self._device = front_end.attach(
+                self._ready, self.description, entry, self._ledger
+            )
         except (ControlError, TimeoutError) as error:
-            raise self._explain(self._child, str(error)) from error
+            raise self._explain(child, str(error)) from error
 
     def _explain(self, child: Child, what: str) -> BtrfsUblkError:
         """The server's own words, if it ended by itself, tell more than ``what``."""
@@ -180,18 +201,23 @@ class BlockServer:
         Raises LeftoverError while the device is mounted or held.
         """
         if self._entry is not None and self._ledger is not None:
+            if self._front_end is not None and self._front_end.attached is not None:
+                self._ledger.undo_at_end(self._front_end.attached)
             self._ledger.undo_at_end(self._entry, self._take_down)
             self._entry = None
 
     def _stop_after(self, error: BaseException) -> None:
         if self._entry is not None and self._ledger is not None:
+            if self._front_end is not None and self._front_end.attached is not None:
+                self._ledger.undo_after(error, self._front_end.attached)
             self._ledger.undo_after(error, self._entry, self._take_down)
             if self._entry not in self._ledger.entries():
                 self._entry = None  # it may be entered again
 
     def _take_down(self, entry: Entry) -> None:
-        if self._ready:
-            refuse_if_used(self.device)
+        assert self._front_end is not None
+        if self._device is not None:
+            self._front_end.refuse_if_used(self._device)
         child, control = self._child, self._control
         if child is not None and control is not None:
             deadline_s = time.monotonic() + self._stop_timeout_s
@@ -203,8 +229,8 @@ class BlockServer:
             child.close()
             self._child = self._control = None
         # What a killed server left. The driver takes the node away before the record.
-        remove_device(entry)
-        self._ready = {}
+        self._front_end.remove(entry)
+        self._ready, self._device = {}, None
 
     def _ask_to_stop(self, child: Child, control: ControlConnection) -> None:
         """In good order, as long as the server plays along; stop() does the rest."""

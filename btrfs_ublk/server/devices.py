@@ -11,9 +11,10 @@ from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.ledger import Entry, remover
 from btrfs_ublk.log import log
-from btrfs_ublk.process import ProcessIdentity, run
+from btrfs_ublk.process import run
 from btrfs_ublk.resources import blockdev
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+from btrfs_ublk.server.front_end import end_server
 
 KIND = "ublk-device"
 
@@ -24,8 +25,6 @@ _MARGIN_S = 10.0
 STOP_TIMEOUT_S = 2 * COMMAND_TIMEOUT_S + _MARGIN_S
 #: For an unmount that is still under way.
 _UNUSED_TIMEOUT_S = 10.0
-#: How long a server may take to notice that its owner died, and then usually to end.
-_LIFELINE_TIMEOUT_S = 3.0
 _UNKNOWN = "unknown"
 
 
@@ -100,16 +99,7 @@ def remove_device(entry: Entry) -> bool:
     """
     for record in _records_of(entry):
         refuse_if_used(record.block_path)
-    was_there = False
-    server = entry.details.get("server")
-    if server is not None:
-        identity = ProcessIdentity(**server)
-        was_there = identity.is_alive()
-        # NB: TERM asks it to do in order what it does for a dead owner anyway.
-        if not identity.wait(timeout_s=_LIFELINE_TIMEOUT_S) and not identity.stop(
-            timeout_s=STOP_TIMEOUT_S
-        ):
-            raise LeftoverError(f"server process {identity.pid} hangs in the kernel")
+    was_there = end_server(entry, timeout_s=STOP_TIMEOUT_S)
     for record in _records_of(entry):
         refuse_if_used(record.block_path)
         device_id = str(record.device_id)
