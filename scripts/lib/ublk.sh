@@ -1,10 +1,19 @@
 # shellcheck shell=bash
-# Whether the running kernel has ublk, and why no VM can have another one.
+# What the running kernel has, and why no VM can have another one.
 
 running_kernel_has_ublk() {
-    [ -e /dev/ublk-control ] ||
-        { [ "$(id -u)" = 0 ] && modprobe --quiet ublk_drv 2>/dev/null &&
-            [ -e /dev/ublk-control ]; }
+    has_device ublk-control ublk_drv
+}
+
+# All that the front end fuse and a sprout on it take.
+running_kernel_has_fuse() {
+    has_device fuse fuse && has_device loop-control loop && has_device btrfs-control btrfs
+}
+
+# has_device NAME MODULE: /dev/NAME is there, or comes with the module.
+has_device() {
+    [ -e "/dev/$1" ] ||
+        { [ "$(id -u)" = 0 ] && modprobe --quiet "$2" 2>/dev/null && [ -e "/dev/$1" ]; }
 }
 
 # why_no_vm [KERNEL]: print why scripts/vm cannot work here; nothing when it can.
