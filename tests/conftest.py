@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 from sanitized_build import sanitized_build  # noqa: F401  (a fixture for all)
 
 from btrfs_ublk.capabilities import (
@@ -31,6 +32,10 @@ from btrfs_ublk.ledger import process_ledger
 from btrfs_ublk.resources.mountinfo import read_mountinfo
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
 from btrfs_ublk.server import BlockServer, FrontEndName
+
+# Machines differ in speed, and a failure must come again: no deadline, fixed examples.
+settings.register_profile("btrfs-ublk", deadline=None, derandomize=True)
+settings.load_profile("btrfs-ublk")
 
 #: Turns every skip for a missing capability into a failure; CI sets it.
 REQUIRE_VARIABLE = "BTRFS_UBLK_REQUIRE"
