@@ -22,8 +22,8 @@ _TIMEOUT_S = 20.0
 #: What others may use of the CPUs for a turn to count as undisturbed, in cores.
 QUIET_CORES = 0.3
 QUIET_NOTE = (
-    f"Medians are those of turns during which all else on the machine, kernel threads "
-    f"included, used at most {QUIET_CORES} cores, or of all turns if there was none."
+    f"Quiet: turns during which all else on the machine, kernel threads included, used "
+    f"at most {QUIET_CORES} cores; if there are any, medians are of those only."
 )
 _QUIET_S = 1.0
 
@@ -47,6 +47,7 @@ def environment(directory: Path) -> dict[str, Any]:
         "file_system_free_bytes": space.f_bavail * space.f_frsize,
         "loop_direct_io": False,
         "load": list(os.getloadavg()),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "btrfs_ublk": btrfs_ublk.__version__,
         "revision": _revision(),
         "btrfs_progs": _first_line("btrfs", "--version"),
@@ -86,8 +87,9 @@ def _revision() -> str | None:
 
 
 def _busy_s() -> float:
+    """Of all CPUs since boot. Low priorities ("nice") are left out: they give way."""
     times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system) + sum(
+    return float(times.user + times.system) + sum(
         float(getattr(times, name, 0.0)) for name in ("irq", "softirq", "steal")
     )
 
@@ -97,7 +99,7 @@ def watched() -> Iterator[dict[str, float]]:
     """How busy the machine is meanwhile; filled in at the end of the block.
 
     "load" is the load average of the last minute before, "busy_cores" what all
-    processes and the kernel use in the block.
+    processes and the kernel use in the block, low priorities apart.
     """
     record = {"load": os.getloadavg()[0]}
     begin_s, before_s = time.monotonic(), _busy_s()

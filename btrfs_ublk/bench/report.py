@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import click
@@ -29,8 +30,9 @@ from btrfs_ublk.units import format_size
 Result = dict[str, Any]
 Document = dict[str, Any]
 
-#: Wide enough for every table, so that files do not depend on somebody's terminal.
-_WIDTH = 160
+#: Wide enough for every table: their width is that of the text, whatever the terminal.
+_WIDTH = 1000
+_NOTE_COLUMNS = 100
 #: What has to be equal for results to stand in one document.
 _MACHINE = ("kernel", "architecture", "cpu", "cpus", "file_system", "btrfs_progs")
 
@@ -107,7 +109,7 @@ def _environment_lines(record: dict[str, Any]) -> Iterable[str]:
     yield f"Linux {record['kernel']} {record['architecture']}, {record['cpu']}"
     yield (
         f"{record['cpus']} CPUs, {format_size(record['memory_bytes'])} of memory; "
-        f"load {load} at {record['time']}"
+        f"load {load} at {record['time']}, benchmark at nice {record['nice']}"
     )
     yield (
         f"images on {record['file_system']} of "
@@ -125,19 +127,18 @@ def show(document: Document, console: Console | None = None) -> None:
     for line in _environment_lines(document["environment"]):
         console.print(escape(line))
     for table in tables_of(document):
-        shown = RichTable(
-            box=None, pad_edge=False, title_justify="left", title_style="bold"
-        )
+        shown = RichTable(box=None, pad_edge=False)
         for position, column in enumerate(table.columns):
-            flush = "left" if position < table.left else "right"
-            shown.add_column(column, justify="left" if flush == "left" else "right")
+            shown.add_column(
+                column, justify="left" if position < table.left else "right"
+            )
         for row in table.rows:
             shown.add_row(*map(escape, row))
         console.print()
         console.print(f"[bold]{escape(table.title)}[/bold]")
         console.print(shown)
         if table.note:
-            console.print(escape(table.note))
+            console.print(escape(fill(table.note, _NOTE_COLUMNS)))
 
 
 def finish(document: Document, *, as_json: bool) -> None:

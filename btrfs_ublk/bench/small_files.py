@@ -126,8 +126,10 @@ def _columns(result: Result) -> tuple[str, str]:
     return result["file_system"], chunks + (" + stub" if result["stub_chunk"] else "")
 
 
-def _quiet(results: Sequence[Result]) -> Sequence[Result]:
-    return undisturbed(results, most_cores=QUIET_CORES)
+def _quiet(results: Sequence[Result]) -> tuple[Sequence[Result], str]:
+    """What medians are of, and how many of the turns those are."""
+    quiet = undisturbed(results, most_cores=QUIET_CORES)
+    return quiet or results, f"{len(quiet)} of {len(results)}"
 
 
 def _fsync(results: Sequence[Result]) -> list[Result]:
@@ -138,16 +140,16 @@ def tables(document: Document) -> list[Table]:
     """Rates, and how many times that of a plain btrfs without checksums."""
     groups = grouped(document["results"], _columns)
     plain = [each for each in document["results"] if each["file_system"] == _REFERENCE]
-    reference, fsync_reference = _quiet(plain), _quiet(_fsync(plain))
+    reference, fsync_reference = _quiet(plain)[0], _quiet(_fsync(plain))[0]
     rows, synced_rows = [], []
     for columns, all_results in groups.items():
         best = max(result["rate_with_sync"] for result in all_results)
-        results = _quiet(all_results)
+        results, turns = _quiet(all_results)
         median = median_of(results, "rate_with_sync")
         rows.append(
             (
                 *columns,
-                f"{len(results)} of {len(all_results)}",
+                turns,
                 number(median),
                 number(best),
                 number(median / median_of(reference, "rate_with_sync"), 2),
@@ -162,12 +164,12 @@ def tables(document: Document) -> list[Table]:
         )
         all_synced = _fsync(all_results)
         if all_synced:
-            synced = _quiet(all_synced)
+            synced, turns = _quiet(all_synced)
             rate = median_of(synced, "rate")
             synced_rows.append(
                 (
                     *columns,
-                    f"{len(synced)} of {len(all_synced)}",
+                    turns,
                     number(rate),
                     number(max(result["rate"] for result in all_synced)),
                     number(rate / median_of(fsync_reference, "rate"), 2),
@@ -179,7 +181,7 @@ def tables(document: Document) -> list[Table]:
             )
     first = document["results"][0]
     size = format_size(first["file_bytes"])
-    head = ("file system", "chunks", "turns", "median/s", "best/s", "ratio")
+    head = ("file system", "chunks", "quiet", "median/s", "best/s", "ratio")
     note = (
         f"{QUIET_NOTE} Ratio: of the median to that of plain btrfs with nodatacow, "
         "which new files on a sprout have as well."

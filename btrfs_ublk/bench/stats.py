@@ -58,10 +58,6 @@ def median_of(results: Iterable[Mapping[str, Any]], name: str) -> float:
     return float(median(values)) if values else math.nan
 
 
-def undisturbed(results: Sequence[_Result], *, most_cores: float) -> Sequence[_Result]:
-    """The results during which all else used at most so many cores ("other_cores"); all
-    of them when that is true of none.
-    """
-    return [
-        result for result in results if result["other_cores"] <= most_cores
-    ] or results
+def undisturbed(results: Sequence[_Result], *, most_cores: float) -> list[_Result]:
+    """The results during which all else used at most so many cores ("other_cores")."""
+    return [result for result in results if result["other_cores"] <= most_cores]
