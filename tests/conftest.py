@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from sanitized_build import sanitized_build  # noqa: F401  (a fixture for all)
 
 from btrfs_ublk.capabilities import (
@@ -34,7 +34,12 @@ from btrfs_ublk.resources.ublk_devices import list_ublk_devices
 from btrfs_ublk.server import BlockServer, FrontEndName
 
 # Machines differ in speed, and a failure must come again: no deadline, fixed examples.
-settings.register_profile("btrfs-ublk", deadline=None, derandomize=True)
+settings.register_profile(
+    "btrfs-ublk",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("btrfs-ublk")
 
 #: Turns every skip for a missing capability into a failure; CI sets it.
