@@ -257,7 +257,7 @@ def _tell(steps: Steps, thing: object) -> None:
     elif isinstance(thing, PhysicalMap):
         steps.done(
             "mount it, check the map",
-            f"{len(thing)} extents, all where the server answers",
+            f"{len(thing)} extents, each where it is served",
         )
     elif isinstance(thing, Sprout):
         steps.done(
@@ -304,8 +304,8 @@ def _make_clones(steps: Steps, made: Volume, clones: list[Clone]) -> None:
         made.clone(clone.name, offset=clone.offset, size_bytes=clone.size_bytes)
     _sync(made)
     total = sum(clone.size_bytes for clone in clones)
-    names = ", ".join(clone.name for clone in clones)
-    steps.done("clone ranges of it", f"{names}: {format_size(total)}, none moved")
+    what = f"{len(clones)} files of {format_size(total)}"
+    steps.done("clone ranges of it", f"{what}; no data moved")
 
 
 def _read_back(steps: Steps, made: Volume, clones: list[Clone]) -> None:
