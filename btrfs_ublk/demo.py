@@ -31,8 +31,8 @@ from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import FileSegment, PatternSegment, Segment, fill
 from btrfs_ublk.server.front_ends import FrontEndName
-from btrfs_ublk.sprout import Sprout
-from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size, parse_block_size
+from btrfs_ublk.sprout import MIN_WRITABLE_BYTES, Sprout
+from btrfs_ublk.units import BLOCK_BYTES, EIB, MIB, format_size, parse_block_size
 from btrfs_ublk.volume import Volume, volume
 
 _CLONE_BYTES = 4 * MIB
@@ -131,12 +131,9 @@ def command(
     setup_logging(verbosity=verbose)
     virtual_bytes = parse_block_size(virtual_data_size, what="--virtual-data-size")
     writable_bytes = parse_block_size(rw_fs_size, what="--rw-fs-size")
-    if virtual_bytes < _MIN_VIRTUAL_BYTES:
-        raise UsageError(
-            f"--virtual-data-size {virtual_data_size} is too small for the demo",
-            hint=f"give {format_size(_MIN_VIRTUAL_BYTES)} or more",
-        )
-    path = _check_file(path or _default_file(), virtual_bytes)
+    _check_range("--virtual-data-size", virtual_bytes, _MIN_VIRTUAL_BYTES, 7 * EIB)
+    _check_range("--rw-fs-size", writable_bytes, MIN_WRITABLE_BYTES, EIB)
+    path = _check_file(path or _default_file(virtual_bytes // 4), virtual_bytes)
     require(ROOT, BTRFS, LOOP)
     show(virtual_bytes, virtual_data_filename, writable_bytes, path, front_end)
 
@@ -186,14 +183,25 @@ def show(
     console.print(f"\n[bold green]All checks passed[/bold green] in {total_s:.1f} s.")
 
 
-def _default_file() -> Path:
-    """The largest file that is mapped into this process: Python, or a library."""
+def _check_range(option: str, size_bytes: int, least: int, most: int) -> None:
+    if not least <= size_bytes <= most:
+        raise UsageError(
+            f"{option} {format_size(size_bytes)} is out of the demo's range",
+            hint=f"give {format_size(least)} to {format_size(most)}",
+        )
+
+
+def _default_file(limit_bytes: int) -> Path:
+    """The largest file within the limit that is mapped into this process: Python, or
+    a library.
+    """
     mapped: set[Path] = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/"):
             mapped.add(Path(fields[5]))
-    return max((file for file in mapped if file.is_file()), key=_size_of)
+    files = [file for file in mapped if file.is_file()]
+    return max((file for file in files if _size_of(file) <= limit_bytes), key=_size_of)
 
 
 def _size_of(path: Path) -> int:

@@ -32,12 +32,21 @@ def parse_size(text: str, *, what: str = "size") -> int:
 
 
 def parse_block_size(text: str, *, what: str = "size") -> int:
-    """Like parse_size, for sizes that must be a positive multiple of BLOCK_BYTES."""
+    """Like parse_size, for sizes that must be a positive multiple of BLOCK_BYTES, and
+    less than 8 EiB.
+    """
     size_bytes = parse_size(text, what=what)
     if size_bytes <= 0 or size_bytes % BLOCK_BYTES:
+        near = max(BLOCK_BYTES, size_bytes // BLOCK_BYTES * BLOCK_BYTES)
         raise UsageError(
             f"{what} {text!r} ({size_bytes} bytes) is not a positive multiple of "
             f"{BLOCK_BYTES} bytes",
+            hint=f"the nearest are {near} and {near + BLOCK_BYTES}",
+        )
+    if size_bytes >= 1 << 63:
+        raise UsageError(
+            f"{what} {text!r} is too large",
+            hint="the kernel addresses less than 8E: its offsets are signed",
         )
     return size_bytes
 

@@ -10,6 +10,13 @@ die() {
     exit 1
 }
 
+# need_root: before anything is made, fetched or removed.
+need_root() {
+    if [ "$(id -u)" != 0 ]; then
+        die "root is needed to mount, to make devices and to install packages: sudo $0"
+    fi
+}
+
 # run_logged WHAT command…: say WHAT, keep the command's long output in a log, say how
 # long it took.  On failure show the log's end, and return the command's status.
 run_logged() {

@@ -7,6 +7,10 @@ VENV=$PROJECT/.venv
 # install_python_package [EXTRA]: the project and its dependencies, into .venv.
 install_python_package() {
     local extra=${1:-}
+    if [ -e "$VENV" ] && [ ! -w "$VENV" ]; then
+        die "$VENV belongs to $(stat -c %U "$VENV"), not to you: set up as that user, or" \
+            "use a clone of your own"
+    fi
     make_venv
     local stamp=$VENV/btrfs-ublk-installed${extra:+-$extra} state
     state=$(build_state)
