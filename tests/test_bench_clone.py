@@ -85,7 +85,7 @@ class TestClone:
         # One process has nobody to share with.
         assert cases == [(1, "shared"), (2, "own"), (2, "shared")] * 2
         rates, parts, costs = tables_of(document)
-        assert all(row[6].endswith(" of 2") for row in rates.rows)
+        assert all(row[7].endswith(" of 2") for row in rates.rows)
         assert len(parts.rows) == len(costs.rows) == 3
 
     def test_wrong_clones_are_found(self, sparse_path: Path) -> None:
@@ -132,17 +132,18 @@ class TestSmallFiles:
         document = invoke(
             small_files.command,
             *("--files", "300", "--fsync-files", "20", "--repeats", "1"),
-            *("--seed", "1G", "--seed", "4T:4G", "--parent", sparse_path),
+            *("--seed", "1G", "--seed", "4T:4G", "--writable-size", "8G"),
+            *("--processes", "2", "--parent", sparse_path),
         )
         results = document["results"]
         assert [(each["chunks"], each["stub_chunk"]) for each in results] == [
             *((0, False), (0, False), (1, False), (1024, True))
         ]
         for result in results:
-            assert_plausible(result, files=300)
-            assert_plausible(result["fsync"], files=20)
+            assert_plausible(result, files=300, processes=2)
+            assert_plausible(result["fsync"], files=20, processes=2)
             assert result["rate_with_sync"] < result["rate"]
-        ratios = {row[0]: float(row[5]) for row in tables_of(document)[0].rows}
+        ratios = {row[0]: float(row[7]) for row in tables_of(document)[0].rows}
         assert ratios["plain, nodatacow"] == 1
         assert all(0.01 < ratio < 100 for ratio in ratios.values())
 
@@ -150,10 +151,10 @@ class TestSmallFiles:
         document = invoke(
             small_files.command,
             *("--files=50", "--fsync-files=0", "--repeats=1", "--file-size=4K"),
-            *("--seed=1G", "--no-plain", "--parent", sparse_path),
+            *("--seed=1G", "--no-plain", "--writable-size=1G", "--parent", sparse_path),
         )
         (table,) = tables_of(document)
-        assert len(table.rows) == 1 and table.rows[0][5] == "-"
+        assert len(table.rows) == 1 and table.rows[0][7] == "-"
 
 
 @pytest.mark.native
@@ -190,6 +191,8 @@ class TestSeed:
         (clone.command, ["--parent", "/nowhere"]),
         (small_files.command, ["--file-size", "2M"]),
         (small_files.command, ["--file-size", "1000"]),
+        (small_files.command, ["--writable-size", "512M"]),
+        (small_files.command, ["--processes", "3", "--files", "2"]),
         (small_files.command, ["--seed", "4E:x"]),
         (seed.command, ["--repeats", "none"]),
         (seed.command, ["argument"]),

@@ -30,6 +30,7 @@ from btrfs_ublk.bench.report import (
     number,
 )
 from btrfs_ublk.bench.sprouts import (
+    WRITABLE_BYTES,
     Bed,
     Stopwatch,
     bed,
@@ -73,6 +74,7 @@ class Case:
     clones: int
     processes: int = 1
     sources: str = "shared"
+    writable_bytes: int = WRITABLE_BYTES
 
 
 def make_plan(case: Case, *, extent_bytes: int) -> Plan:
@@ -106,7 +108,10 @@ def measure(case: Case, *, parent: Path, samples: int, check: bool) -> Result:
         stamp(seed, plans[0].sample(samples))
 
     with bed(
-        parent, virtual_data_size=case.virtual_data_size, prepare=prepare
+        parent,
+        virtual_data_size=case.virtual_data_size,
+        writable_bytes=case.writable_bytes,
+        prepare=prepare,
     ) as place:
         result = asdict(case) | {"extents": place.seed.chunks}
         result |= _make_clones(case, place, plans[0], samples)
@@ -173,10 +178,19 @@ def _case_columns(result: Result) -> tuple[str, ...]:
         number(result["clones"]),
         number(result["processes"]),
         result["sources"],
+        options.seed_name(result["writable_bytes"]),
     )
 
 
-_CASE_COLUMNS = ("virtual data", "pattern", "extents", "clones", "processes", "sources")
+_CASE_COLUMNS = (
+    "virtual data",
+    "pattern",
+    "extents",
+    "clones",
+    "processes",
+    "sources",
+    "device",
+)
 
 
 def tables(document: Document) -> list[Table]:
@@ -300,6 +314,14 @@ _COST_COLUMNS = {
     help="Processes clone from: " + "; ".join(f"{k}: {v}" for k, v in SOURCES.items()),
 )
 @click.option(
+    "--writable-size",
+    "writable_bytes",
+    default="16G",
+    callback=options.parse_sizes,
+    metavar="SIZE",
+    help="The (sparse) device that is written to; btrfs flushes at a share of it.",
+)
+@click.option(
     "--verify",
     "samples",
     type=click.IntRange(min=0),
@@ -314,6 +336,7 @@ def command(
     patterns: Sequence[str],
     processes: Sequence[int],
     sources: Sequence[str],
+    writable_bytes: int,
     samples: int,
     check: bool,
     repeats: int,
@@ -329,7 +352,7 @@ def command(
     require(ROOT, BTRFS, LOOP, Helper(MKSEED), Helper(MAKE_FILES))
     require(*([BTRFS_PROGS] if check else []))
     cases = [
-        Case(size, pattern, clones, count, source)
+        Case(size, pattern, clones, count, source, writable_bytes)
         for size in sizes
         for pattern in patterns
         for count in processes
@@ -338,6 +361,8 @@ def command(
     ]
     if min(sizes) < GIB:
         raise UsageError("--virtual-data-size: 1G at least")
+    if writable_bytes < GIB:
+        raise UsageError("--writable-size: 1G at least")
     if any(case.processes > clones for case in cases):
         raise UsageError("--processes: more than there are clones")
     document = make_document(

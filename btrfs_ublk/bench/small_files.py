@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import click
@@ -39,7 +40,7 @@ from btrfs_ublk.entry import run_command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.helpers import MAKE_FILES, MKSEED
 from btrfs_ublk.readers import read_direct
-from btrfs_ublk.units import MIB, format_size
+from btrfs_ublk.units import GIB, MIB, format_size
 
 PLAIN, PLAIN_NODATACOW = "plain", "plain, nodatacow"
 #: What the helper writes at most into one file.
@@ -51,15 +52,23 @@ _REFERENCE = PLAIN_NODATACOW
 
 @contextmanager
 def file_system(
-    kind: str | options.SeedSize, *, parent: Path
+    kind: str | options.SeedSize, *, parent: Path, writable_bytes: int
 ) -> Iterator[tuple[Path, Result]]:
     """A mounted, writable, new file system, and what a result says about it."""
     if isinstance(kind, str):
-        with plain_btrfs(parent, nodatacow=kind == PLAIN_NODATACOW) as mount:
+        nodatacow = kind == PLAIN_NODATACOW
+        with plain_btrfs(
+            parent, nodatacow=nodatacow, writable_bytes=writable_bytes
+        ) as mount:
             yield mount.target, {"file_system": kind, "chunks": 0, "stub_chunk": False}
         return
     size, chunk_bytes = kind
-    with bed(parent, virtual_data_size=size, chunk_bytes=chunk_bytes) as place:
+    with bed(
+        parent,
+        virtual_data_size=size,
+        chunk_bytes=chunk_bytes,
+        writable_bytes=writable_bytes,
+    ) as place:
         with place.sprouted() as made:
             yield made.target, {
                 "file_system": f"sprout of {options.seed_name(size)}",
@@ -75,31 +84,39 @@ def measure(
     files: int,
     fsync_files: int,
     file_bytes: int,
+    writable_bytes: int,
+    processes: int,
 ) -> Result:
     """One turn on a new file system: written and then flushed as a whole; and written
     with an fsync each.
     """
-    with file_system(kind, parent=parent) as (target, about):
+    with file_system(kind, parent=parent, writable_bytes=writable_bytes) as (
+        target,
+        about,
+    ):
         written, synced = target / "written", target / "synced"
         written.mkdir()
         synced.mkdir()
         sync_file_system(target)
         plan = Plan([0] * files, [file_bytes] * files)
-        outcome = make_files(written, plan, operation="write")
+        outcome = make_files(written, plan, operation="write", processes=processes)
         sync_s = sync_file_system(target)
-        _verify(written, plan)
+        _verify(written, plan, processes=processes)
         result: Result = {
             **about,
             **outcome.record(),
             "file_bytes": file_bytes,
+            "writable_bytes": writable_bytes,
             "sync_s": sync_s,
             "flush_us": sync_s * 1e6 / files,
             "rate_with_sync": files / (outcome.wall_s + sync_s),
         }
         if fsync_files:
             plan = Plan([0] * fsync_files, [file_bytes] * fsync_files)
-            outcome = make_files(synced, plan, operation="write-fsync")
-            _verify(synced, plan)
+            outcome = make_files(
+                synced, plan, operation="write-fsync", processes=processes
+            )
+            _verify(synced, plan, processes=processes)
             result["fsync"] = outcome.record()
     return result
 
@@ -110,20 +127,29 @@ def content(file_bytes: int) -> bytes:
     return bytes((i * 2654435761 & mask) >> 13 & 0xFF for i in range(file_bytes))
 
 
-def _verify(directory: Path, plan: Plan) -> None:
+def _verify(directory: Path, plan: Plan, *, processes: int) -> None:
     """Read some of the files from the device; raises BtrfsUblkError."""
     wanted = content(plan[0].size)
     for file in plan.sample(_SAMPLES):
-        path = plan.path(directory, file.number, processes=1)
+        path = plan.path(directory, file.number, processes=processes)
         if path.stat().st_size != file.size or (
             read_direct(path, 0, file.size) != wanted
         ):
             raise BtrfsUblkError(f"{path} is not what was written")
 
 
-def _columns(result: Result) -> tuple[str, str]:
+def _columns(result: Result) -> tuple[str, ...]:
     chunks = f"{result['chunks']:,}" if result["chunks"] else "-"
-    return result["file_system"], chunks + (" + stub" if result["stub_chunk"] else "")
+    return (
+        result["file_system"],
+        chunks + (" + stub" if result["stub_chunk"] else ""),
+        *_circumstances(result),
+    )
+
+
+def _circumstances(result: Result) -> tuple[str, str]:
+    """What has to be the same for a ratio to mean something."""
+    return options.seed_name(result["writable_bytes"]), number(result["processes"])
 
 
 def _quiet(results: Sequence[Result]) -> tuple[Sequence[Result], str]:
@@ -139,12 +165,16 @@ def _fsync(results: Sequence[Result]) -> list[Result]:
 def tables(document: Document) -> list[Table]:
     """Rates, and how many times that of a plain btrfs without checksums."""
     groups = grouped(document["results"], _columns)
-    plain = [each for each in document["results"] if each["file_system"] == _REFERENCE]
-    reference, fsync_reference = _quiet(plain)[0], _quiet(_fsync(plain))[0]
+    plain = grouped(
+        (each for each in document["results"] if each["file_system"] == _REFERENCE),
+        _circumstances,
+    )
     rows, synced_rows = [], []
     for columns, all_results in groups.items():
         best = max(result["rate_with_sync"] for result in all_results)
         results, turns = _quiet(all_results)
+        same = plain.get(_circumstances(results[0]), [])
+        reference, fsync_reference = _quiet(same)[0], _quiet(_fsync(same))[0]
         median = median_of(results, "rate_with_sync")
         rows.append(
             (
@@ -181,7 +211,16 @@ def tables(document: Document) -> list[Table]:
             )
     first = document["results"][0]
     size = format_size(first["file_bytes"])
-    head = ("file system", "chunks", "quiet", "median/s", "best/s", "ratio")
+    head = (
+        "file system",
+        "chunks",
+        "device",
+        "processes",
+        "quiet",
+        "median/s",
+        "best/s",
+        "ratio",
+    )
     note = (
         f"{QUIET_NOTE} Ratio: of the median to that of plain btrfs with nodatacow, "
         "which new files on a sprout have as well."
@@ -244,6 +283,16 @@ def tables(document: Document) -> list[Table]:
     metavar="SIZE[:CHUNK]",
     help="Virtual data, and the length of its chunks. From 1,024 on there is a stub.",
 )
+@click.option(
+    "--writable-size",
+    "writable_sizes",
+    multiple=True,
+    default=("16G", "1T"),
+    callback=options.parse_sizes,
+    metavar="SIZE",
+    help="The (sparse) device that is written to; btrfs flushes at a share of it.",
+)
+@click.option("--processes", type=click.IntRange(1, 64), multiple=True, default=(1,))
 @click.option("--plain/--no-plain", default=True, help="Measure plain btrfs as well.")
 @options.common_options(repeats=5)
 def command(
@@ -251,6 +300,8 @@ def command(
     file_bytes: int,
     fsync_files: int,
     seeds: Sequence[options.SeedSize],
+    writable_sizes: Sequence[int],
+    processes: Sequence[int],
     plain: bool,
     repeats: int,
     parent: Path,
@@ -259,12 +310,18 @@ def command(
 ) -> None:
     """Write new small files on sprouts and on plain btrfs file systems.
 
+    Seeds, sizes and numbers of processes may be given more than once.
+
     Each turn makes all file systems anew, one after the other, so that what else the
     machine does meets them alike.
     """
     require(ROOT, BTRFS, LOOP, Helper(MKSEED), Helper(MAKE_FILES))
     if file_bytes > _MAX_FILE_BYTES:
         raise UsageError(f"--file-size: {format_size(_MAX_FILE_BYTES)} at most")
+    if min(writable_sizes) < GIB:
+        raise UsageError("--writable-size: 1G at least")
+    if max(processes) > min(files, fsync_files or files):
+        raise UsageError("--processes: more than there are files")
     kinds: list[str | options.SeedSize] = list(seeds)
     if plain:
         require(MKFS_BTRFS)
@@ -275,8 +332,9 @@ def command(
         directory=parent,
         results=[],
     )
+    cases = list(product(writable_sizes, processes, kinds))
     for turn in range(1, repeats + 1):
-        for kind in kinds:
+        for writable_bytes, count, kind in cases:
             wait_until_quiet(timeout_s=patience_s)
             result = measure(
                 kind,
@@ -284,6 +342,8 @@ def command(
                 files=files,
                 fsync_files=fsync_files,
                 file_bytes=file_bytes,
+                writable_bytes=writable_bytes,
+                processes=count,
             )
             document["results"].append(result)
             options.progress(

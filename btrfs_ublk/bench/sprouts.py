@@ -83,6 +83,7 @@ def bed(
     *,
     virtual_data_size: int,
     chunk_bytes: int | None = None,
+    writable_bytes: int = WRITABLE_BYTES,
     prepare: Callable[[Seed], None] = lambda seed: None,
 ) -> Iterator[Bed]:
     """A new seed below ``parent``; ``prepare`` may write its virtual data."""
@@ -95,19 +96,21 @@ def bed(
         prepare(seed)
         writable_file, target = directory / "writable.img", directory / "mount"
         with writable_file.open("xb") as file:
-            file.truncate(WRITABLE_BYTES)
+            file.truncate(writable_bytes)
         target.mkdir()
         with loop_device(seed.path, read_only=True) as device:
             yield Bed(seed, device, target, writable_file)
 
 
 @contextmanager
-def plain_btrfs(parent: Path, *, nodatacow: bool) -> Iterator[Mount]:
+def plain_btrfs(
+    parent: Path, *, nodatacow: bool, writable_bytes: int = WRITABLE_BYTES
+) -> Iterator[Mount]:
     """What mkfs.btrfs makes, with the profiles of a sprout, on a device as large."""
     with tempdir(parent=parent) as directory:
         image, target = directory / "plain.img", directory / "mount"
         with image.open("xb") as file:
-            file.truncate(WRITABLE_BYTES)
+            file.truncate(writable_bytes)
         target.mkdir()
         run(
             ["mkfs.btrfs", "--quiet", "--metadata=single", "--data=single", image],
