@@ -17,7 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from sanitized_build import sanitized_build  # noqa: F401  (a fixture for all)
+from sanitized_build import (  # noqa: F401  (fixtures for all)
+    sanitized_build,
+    sanitized_helpers,
+)
 
 from btrfs_ublk.capabilities import (
     BTRFS,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from btrfs_ublk.helpers import HELPERS_VARIABLE
+
 PROJECT = Path(__file__).resolve().parent.parent
 BUILD_TIMEOUT_S = 300
 #: A virtual environment's own tools are found also when it is not activated.
@@ -70,3 +72,11 @@ SANITIZER_ENVIRONMENT = {
     "ASAN_OPTIONS": "exitcode=99:detect_leaks=1",
     "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99:print_stacktrace=1",
 }
+
+
+@pytest.fixture
+def sanitized_helpers(sanitized_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package runs the helpers of that build, whose reports fail them."""
+    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
+    for name, value in SANITIZER_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
