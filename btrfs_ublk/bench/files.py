@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
 import time
 from array import array
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from btrfs_ublk.bench.stats import in_parts, latency_record, quantile
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.helpers import MAKE_FILES, helper_path
 from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.process import Child, spawn
+from btrfs_ublk.process import Child, readable, spawn
 
 Operation = Literal["clone", "write", "write-fsync"]
 
@@ -194,10 +193,8 @@ def make_files(
 
 def _wait_ready(child: Child) -> None:
     assert child.stdout is not None
-    fd = child.stdout.fileno()
-    select.select([fd, child.fileno()], [], [], _READY_TIMEOUT_S)
-    ready = select.select([fd], [], [], 0)[0]
-    if not ready or child.stdout.readline() != "ready\n":
+    ready = readable([child.stdout, child], timeout_s=_READY_TIMEOUT_S)
+    if child.stdout.fileno() not in ready or child.stdout.readline() != "ready\n":
         raise BtrfsUblkError(child.failure("did not become ready"))
 
 
