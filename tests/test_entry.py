@@ -1,0 +1,52 @@
+"""Groups whose commands are the modules of a package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from btrfs_ublk.entry import ModuleGroup
+
+MODULE = """
+import click
+
+@click.command()
+def command():
+    click.echo(__name__)
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[click.Group]:
+    package = tmp_path / "nouns"
+    package.mkdir()
+    for name in ("__init__", "main", "two_words"):
+        (package / f"{name}.py").write_text(MODULE)
+    (package / "broken.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield ModuleGroup("group", package=import_module("nouns"), but=("main",))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nouns"]:
+        del sys.modules[name]
+
+
+def test_modules_are_commands(group: click.Group) -> None:
+    done = CliRunner().invoke(group, ["two-words"])
+    assert (done.exit_code, done.output) == (0, "nouns.two_words\n")
+
+
+@pytest.mark.parametrize("name", ["main", "__init__", "no-such", "two_words"])
+def test_others_are_not(group: click.Group, name: str) -> None:
+    done = CliRunner().invoke(group, [name])
+    assert done.exit_code == 2 and "No such command" in done.output
+
+
+def test_a_module_is_imported_when_it_is_used(group: click.Group) -> None:
+    assert CliRunner().invoke(group, ["two-words"]).exit_code == 0
+    with pytest.raises(RuntimeError, match="imported"):
+        CliRunner().invoke(group, ["broken"], catch_exceptions=False)
