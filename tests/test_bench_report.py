@@ -22,6 +22,7 @@ from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
 from btrfs_ublk.bench.physmap import command as physmap_command
 from btrfs_ublk.bench.report import Document, make_document, merged, number, show
 from btrfs_ublk.bench.stats import (
+    bootstrap_interval,
     grouped,
     in_parts,
     latency_record,
@@ -88,6 +89,52 @@ class TestStats:
         calm, busy = {"other_cores": 0.1}, {"other_cores": 1.5}
         assert undisturbed([calm, busy], most_cores=0.3) == [calm]
         assert undisturbed([busy, busy], most_cores=0.3) == []
+
+
+class TestBootstrapInterval:
+    def test_of_a_median(self) -> None:
+        chances = random.Random(5)
+        values = [chances.gauss(100, 10) for _ in range(400)]
+        low, high = bootstrap_interval(values)
+        # The median's standard error is 1.25 * 10 / 20.
+        assert 98 < low < 100 < high < 102
+        assert high - low == pytest.approx(2 * 1.96 * 0.627, rel=0.3)
+        assert bootstrap_interval(values) == (low, high)
+        narrow = bootstrap_interval(values, confidence=0.5)
+        assert low < narrow[0] < narrow[1] < high
+
+    def test_of_a_ratio_it_covers_the_true_one_that_often(self) -> None:
+        chances = random.Random(7)
+        covered = 0
+        for _ in range(200):
+            values = [chances.gauss(150, 15) for _ in range(20)]
+            baseline = [chances.gauss(100, 10) for _ in range(20)]
+            low, high = bootstrap_interval(values, baseline, resamples=200)
+            covered += low <= 1.5 <= high
+        assert 180 <= covered <= 199
+
+    def test_pairs_leave_out_what_slowed_both_down(self) -> None:
+        chances = random.Random(9)
+        baseline = [100 * chances.uniform(0.2, 1) for _ in range(20)]
+        values = [1.5 * each for each in baseline]
+        assert bootstrap_interval(values, baseline, paired=True) == pytest.approx(
+            (1.5, 1.5)
+        )
+        low, high = bootstrap_interval(values, baseline)
+        assert low < 1.3 and high > 1.7
+
+    def test_of_too_few_there_is_none(self) -> None:
+        for values, baseline in (([1], None), ([1], [1, 2]), ([1, 2], [1])):
+            assert all(map(math.isnan, bootstrap_interval(values, baseline)))
+        # A constant is known, however few there are.
+        assert bootstrap_interval([2, 2], [1, 1]) == (2, 2)
+        assert bootstrap_interval([1, 2], [0, 0]) == (math.inf, math.inf)
+
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        with pytest.raises(ValueError):
+            bootstrap_interval([1, 2], confidence=1)
+        with pytest.raises(ValueError):
+            bootstrap_interval([1, 2], [1, 2, 3], paired=True)
 
 
 class TestEnvironment:

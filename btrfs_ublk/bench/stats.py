@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar
@@ -61,3 +62,43 @@ def median_of(results: Iterable[Mapping[str, Any]], name: str) -> float:
 def undisturbed(results: Sequence[_Result], *, most_cores: float) -> list[_Result]:
     """The results during which all else used at most so many cores ("other_cores")."""
     return [result for result in results if result["other_cores"] <= most_cores]
+
+
+def bootstrap_interval(
+    values: Sequence[float],
+    baseline: Sequence[float] | None = None,
+    *,
+    paired: bool = False,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 1,
+) -> tuple[float, float]:
+    """Where the median lies, or its ratio to the median of a baseline: an interval that
+    covers it in a share ``confidence`` of all cases. (NaN, NaN) for fewer than two
+    values of either.
+
+    Percentiles of the medians of ``resamples`` samples, drawn with replacement. With
+    ``paired``, values and baseline of one turn stand at the same index and are drawn
+    together, so that what slowed both down does not count. The seed makes it
+    repeatable. NB: the interval is too narrow for a handful of values.
+    """
+    if not 0 < confidence < 1 or resamples < 1:
+        raise ValueError(f"no interval of {confidence} from {resamples} samples")
+    if paired and len(values) != len(baseline or ()):
+        raise ValueError(f"{len(values)} values, {len(baseline or ())} of the baseline")
+    if len(values) < 2 or (baseline is not None and len(baseline) < 2):
+        return math.nan, math.nan
+    chances = random.Random(seed)
+    found = []
+    for _ in range(resamples):
+        drawn = chances.choices(range(len(values)), k=len(values))
+        figure = median([values[index] for index in drawn])
+        if baseline is not None:
+            if not paired:
+                drawn = chances.choices(range(len(baseline)), k=len(baseline))
+            below = median([baseline[index] for index in drawn])
+            figure = figure / below if below else math.inf
+        found.append(figure)
+    found.sort()
+    beyond = (1 - confidence) / 2
+    return quantile(found, beyond), quantile(found, 1 - beyond)
