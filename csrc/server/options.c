@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One option is a function that takes its argument and a row of `table`, which has its help too;
+ * nothing else has to name it.
+ */
+#include "server/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/message.h"
+#include "base/size.h"
+#include "server/frontend/frontend.h"
+
+enum {
+	MAX_QUEUES = 256,
+	MAX_DEPTH = 1024,
+	MAX_NUMBER = 1 << 20, /* of a device or descriptor */
+	MIN_IO_BYTES = 64 << 10,
+	MAX_IO_BYTES = 32 << 20,
+	DEFAULT_QUEUES = 4, /* at most */
+};
+
+struct row {
+	const char *name;
+	const char *argument; /* what it is called in the help; NULL: there is none */
+	/* Returns 0, or -EINVAL with a message given. */
+	int (*take)(const char *text, struct server_options *options);
+	const char *help; /* lines of at most 60 characters */
+};
+
+static int parse_number(const char *option, const char *text, unsigned long low, unsigned long high,
+			unsigned long *value)
+{
+	char *end;
+
+	errno = 0;
+	*value = strtoul(text, &end, 10);
+	if (errno || *end || end == text || *text == '-' || *value < low || *value > high) {
+		msg_error("%s '%s' is not a number from %lu to %lu", option, text, low, high);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int take_unsigned(const char *option, const char *text, unsigned low, unsigned high,
+			 unsigned *value)
+{
+	unsigned long number;
+	int err = parse_number(option, text, low, high, &number);
+
+	if (!err)
+		*value = (unsigned)number;
+	return err;
+}
+
+/* For what is -1 when it is not given. */
+static int take_index(const char *option, const char *text, int *value)
+{
+	unsigned long number;
+	int err = parse_number(option, text, 0, MAX_NUMBER, &number);
+
+	if (!err)
+		*value = (int)number;
+	return err;
+}
+
+static int take_front_end(const char *text, struct server_options *options)
+{
+	options->frontend = frontend_find(text);
+	if (!options->frontend && strcmp(text, "auto") != 0) {
+		msg_error("--front-end '%s' is neither auto, ublk nor fuse", text);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int take_queues(const char *text, struct server_options *options)
+{
+	return take_unsigned("--queues", text, 1, MAX_QUEUES, &options->queues);
+}
+
+static int take_depth(const char *text, struct server_options *options)
+{
+	return take_unsigned("--depth", text, 1, MAX_DEPTH, &options->depth);
+}
+
+static int take_max_io(const char *text, struct server_options *options)
+{
+	uint64_t bytes;
+
+	if (size_parse(text, &bytes) || bytes < MIN_IO_BYTES || bytes > MAX_IO_BYTES ||
+	    bytes % BLOCK_BYTES) {
+		msg_error("--max-io '%s' is not a multiple of 4K from 64K to 32M", text);
+		return -EINVAL;
+	}
+	options->max_io_bytes = (uint32_t)bytes;
+	return 0;
+}
+
+static int take_id(const char *text, struct server_options *options)
+{
+	return take_index("--id", text, &options->id);
+}
+
+static int take_tag(const char *text, struct server_options *options)
+{
+	char *end;
+
+	errno = 0;
+	options->tag = strtoull(text, &end, 16);
+	if (errno || *end || end == text || strlen(text) > 16) {
+		msg_error("--tag '%s' is not a number of up to 16 hexadecimal digits", text);
+		return -EINVAL;
+	}
+	options->tag_given = true;
+	return 0;
+}
+
+static int take_control_fd(const char *text, struct server_options *options)
+{
+	return take_index("--control-fd", text, &options->control_fd);
+}
+
+static int take_list_devices(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->list_devices = true;
+	return 0;
+}
+
+static int take_delete_device(const char *text, struct server_options *options)
+{
+	return take_index("--delete-device", text, &options->delete_device);
+}
+
+static int take_verbose(const char *text, struct server_options *options)
+{
+	(void)text;
+	(void)options;
+	message_set_verbose(true);
+	return 0;
+}
+
+static int take_help(const char *text, struct server_options *options);
+
+static int take_version(const char *text, struct server_options *options)
+{
+	(void)text;
+	(void)options;
+	puts("btrfs-ublk-server " BTRFS_UBLK_VERSION);
+	exit(EXIT_OK);
+}
+
+static const struct row table[] = {
+	{ "front-end", "NAME", take_front_end,
+	  "ublk: as a block device; fuse: as a file, for a loop device\n"
+	  "on it; auto (default): ublk if /dev/ublk-control exists" },
+	{ "queues", "N", take_queues,
+	  "hardware queues, or threads on the file (default: one per\n"
+	  "CPU that this process may use, at most 4)" },
+	{ "depth", "N", take_depth,
+	  "requests in flight per queue, 1 to 1024 (default: ublk 64,\n"
+	  "fuse 16)" },
+	{ "max-io", "SIZE", take_max_io,
+	  "largest request, 64K to 32M (default: ublk 256K, fuse 1M,\n"
+	  "which is also its limit); the server locks queues x depth\n"
+	  "x this much memory" },
+	{ "id", "N", take_id, "ublk: device number (default: the first free one)" },
+	{ "tag", "HEX", take_tag, "64-bit mark in the device's kernel record, or file name" },
+	{ "control-fd", "FD", take_control_fd,
+	  "connected Unix socket that speaks JSON lines; INT and HUP\n"
+	  "are then left to the owner" },
+	{ "list-devices", NULL, take_list_devices,
+	  "one JSON line per ublk device of this machine" },
+	{ "delete-device", "ID", take_delete_device,
+	  "remove a device whose server is gone; it must carry --tag" },
+	{ "verbose", NULL, take_verbose, "say more on standard error" },
+	{ "help", NULL, take_help, "this text" },
+	{ "version", NULL, take_version, "name and version" },
+};
+
+enum {
+	ROW_COUNT = sizeof(table) / sizeof(*table),
+	HELP_COLUMN = 22,
+};
+
+static const char help_head[] =
+	"Usage: btrfs-ublk-server [OPTIONS] DESCRIPTION\n"
+	"       btrfs-ublk-server --list-devices\n"
+	"       btrfs-ublk-server --delete-device ID --tag HEX\n"
+	"\n"
+	"Serve the address space that DESCRIPTION (a JSON file, or - for standard input)\n"
+	"defines, until TERM or INT, or until the owner at the other end of the control\n"
+	"socket has gone. While the device is mounted, or the file open, it is served on;\n"
+	"a second signal ends it all the same.\n"
+	"\n";
+
+static const char help_tail[] =
+	"\n"
+	"When reads are answered, a JSON line with \"event\": \"ready\", and \"device\" or\n"
+	"\"file\", goes to the control socket, or to standard output where there is none.\n"
+	"Exit status: 0 stopped as asked, 1 failure, 2 wrong usage or description.\n";
+
+static void print_row(const struct row *row)
+{
+	const char *line = row->help, *end;
+	int column = printf("  --%s", row->name);
+
+	if (row->argument)
+		column += printf(" %s", row->argument);
+	for (; (end = strchr(line, '\n')); line = end + 1) {
+		printf("%*s%.*s\n", HELP_COLUMN - column, "", (int)(end - line), line);
+		column = 0;
+	}
+	printf("%*s%s\n", HELP_COLUMN - column, "", line);
+}
+
+static int take_help(const char *text, struct server_options *options)
+{
+	(void)text;
+	(void)options;
+	fputs(help_head, stdout);
+	for (unsigned i = 0; i < ROW_COUNT; i++)
+		print_row(&table[i]);
+	fputs(help_tail, stdout);
+	exit(EXIT_OK);
+}
+
+static unsigned default_queues(void)
+{
+	cpu_set_t cpus;
+	unsigned count = 1;
+
+	if (!sched_getaffinity(0, sizeof(cpus), &cpus))
+		count = (unsigned)CPU_COUNT(&cpus);
+	return count > DEFAULT_QUEUES ? DEFAULT_QUEUES : count;
+}
+
+static int take_all(int argc, char **argv, struct server_options *options)
+{
+	struct option long_options[ROW_COUNT + 1] = {};
+	int index;
+
+	for (unsigned i = 0; i < ROW_COUNT; i++) {
+		long_options[i].name = table[i].name;
+		long_options[i].has_arg = table[i].argument ? required_argument : no_argument;
+		long_options[i].val = (int)i;
+	}
+	while ((index = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+		int err = -EINVAL;
+
+		/* '?': getopt has said what is wrong. NB: so a table must not grow to 63 rows. */
+		_Static_assert(ROW_COUNT < '?', "getopt's error is no row");
+		if (index != '?')
+			err = table[index].take(optarg, options);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+/* What has to hold of all options together. */
+static int check(const struct server_options *options, int words)
+{
+	if (options->list_devices || options->delete_device >= 0) {
+		if (words || (options->delete_device >= 0 && !options->tag_given)) {
+			msg_error("%s", options->list_devices ? "--list-devices stands alone" :
+								"--delete-device needs --tag only");
+			return -EINVAL;
+		}
+		return 0;
+	}
+	if (words != 1) {
+		msg_error("%s", words ? "more than one description given" : "no description given");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int server_options_parse(int argc, char **argv, struct server_options *options)
+{
+	int err;
+
+	*options = (struct server_options){
+		.queues = default_queues(),
+		.id = -1,
+		.control_fd = -1,
+		.delete_device = -1,
+	};
+	err = take_all(argc, argv, options);
+	if (!err)
+		err = check(options, argc - optind);
+	if (err)
+		return err;
+	options->description = argv[optind];
+	return 0;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* The command line of btrfs-ublk-server. */
+#ifndef SERVER_OPTIONS_H
+#define SERVER_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct frontend_ops;
+
+struct server_options {
+	const char *description;
+	const struct frontend_ops *frontend; /* NULL: auto */
+	unsigned queues;
+	unsigned depth;	       /* 0: the front end's default */
+	uint32_t max_io_bytes; /* 0: the front end's default */
+	int id;		       /* -1: any */
+	uint64_t tag;
+	bool tag_given;
+	int control_fd; /* -1: none */
+
+	/* Instead of serving. */
+	bool list_devices;
+	int delete_device; /* -1: none */
+};
+
+/*
+ * Returns 0, or -EINVAL with a message given. Does not return from --help and --version.
+ * --verbose takes effect at once.
+ */
+int server_options_parse(int argc, char **argv, struct server_options *options);
+
+#endif
