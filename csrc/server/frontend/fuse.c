@@ -142,7 +142,7 @@ static int start_queues(struct frontend *frontend)
 		queue->index = i;
 		queue->depth = frontend->depth;
 		queue->buffer_bytes = frontend->max_io_bytes;
-		queue->ended_fd = fuse->ended_fd;
+		queue->thread.ended_fd = fuse->ended_fd;
 		queue->stopping = &fuse->stopping;
 		queue->session = fuse->session;
 		queue->worker = &frontend->engine->workers[i];

@@ -6,20 +6,13 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "base/message.h"
 #include "base/size.h"
-#include "server/sandbox.h"
 
-enum {
-	STACK_BYTES = 256 << 10, /* mlock()ed as a whole */
-	STOP_RETRY_NS = 10 * 1000000,
-};
+enum { STOP_RETRY_MS = 10 };
 
 /* The queue of the calling thread: libfuse passes no context of a thread through. */
 static __thread struct fuse_queue *own_queue;
@@ -150,18 +143,20 @@ static int allocate_tags(struct fuse_queue *queue)
 	return 0;
 }
 
-static int queue_init(struct fuse_queue *queue)
+static int queue_init(void *owner)
 {
-	int err = sandbox_io_thread();
+	struct fuse_queue *queue = owner;
+	int err = allocate_tags(queue);
 
+	own_queue = queue;
 	queue->blocking = true;
-	if (!err)
-		err = allocate_tags(queue);
 	return err ? err : init_ring(queue);
 }
 
-static void queue_deinit(struct fuse_queue *queue)
+static void queue_deinit(void *owner)
 {
+	struct fuse_queue *queue = owner;
+
 	if (queue->ring_ready)
 		io_uring_queue_exit(&queue->ring);
 	queue->worker->ring = NULL;
@@ -226,8 +221,10 @@ static int wait_for_either(struct fuse_queue *queue)
  * While nothing runs, the thread waits in read(2), which is the cheapest way; otherwise it must not,
  * as another thread may take the request that poll(2) has announced.
  */
-static int serve(struct fuse_queue *queue)
+static int queue_serve(void *owner)
 {
+	struct fuse_queue *queue = owner;
+
 	for (;;) {
 		bool stopping = __atomic_load_n(queue->stopping, __ATOMIC_ACQUIRE);
 		int err = settle(queue);
@@ -250,59 +247,23 @@ static int serve(struct fuse_queue *queue)
 	}
 }
 
-static void *queue_main(void *argument)
-{
-	struct fuse_queue *queue = argument;
-
-	own_queue = queue;
-	queue->error = queue_init(queue);
-	if (queue->error) {
-		queue_deinit(queue);
-		sem_post(&queue->serving);
-		return NULL;
-	}
-	sem_post(&queue->serving);
-	queue->error = serve(queue);
-	if (queue->error)
-		eventfd_write(queue->ended_fd, 1);
-	queue_deinit(queue);
-	return NULL;
-}
+static const struct thread_ops queue_thread = {
+	.init = queue_init,
+	.serve = queue_serve,
+	.deinit = queue_deinit,
+};
 
 int fuse_queue_start(struct fuse_queue *queue)
 {
-	pthread_attr_t attributes;
-	int err;
-
-	sem_init(&queue->serving, 0, 0);
-	pthread_attr_init(&attributes);
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	err = -pthread_create(&queue->thread, &attributes, queue_main, queue);
-	pthread_attr_destroy(&attributes);
-	if (err)
-		return err;
-	while (sem_wait(&queue->serving) && errno == EINTR)
-		;
-	if (queue->error) {
-		pthread_join(queue->thread, NULL);
-		return queue->error;
-	}
-	return 0;
+	queue->thread.ops = &queue_thread;
+	queue->thread.owner = queue;
+	return thread_start(&queue->thread);
 }
 
 void fuse_queue_stop(struct fuse_queue *queue)
 {
-	struct timespec deadline;
-
 	/* Again and again, as a signal that comes just before the read does not end it. */
-	do {
-		pthread_kill(queue->thread, FUSE_QUEUE_SIGNAL);
-		clock_gettime(CLOCK_REALTIME, &deadline);
-		deadline.tv_nsec += STOP_RETRY_NS;
-		if (deadline.tv_nsec >= 1000000000) {
-			deadline.tv_sec++;
-			deadline.tv_nsec -= 1000000000;
-		}
-	} while (pthread_timedjoin_np(queue->thread, NULL, &deadline) == ETIMEDOUT);
-	sem_destroy(&queue->serving);
+	do
+		pthread_kill(queue->thread.id, FUSE_QUEUE_SIGNAL);
+	while (!thread_join_within(&queue->thread, STOP_RETRY_MS));
 }

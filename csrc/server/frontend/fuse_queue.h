@@ -8,12 +8,11 @@
 
 #include <fuse_lowlevel.h>
 #include <liburing.h>
-#include <pthread.h>
-#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "server/engine.h"
+#include "server/thread.h"
 
 /* Ends what a thread waits for in read(2), as it must look at `stopping`. */
 #define FUSE_QUEUE_SIGNAL SIGUSR1
@@ -34,17 +33,12 @@ struct fuse_queue {
 	unsigned depth;
 	uint32_t buffer_bytes; /* per tag */
 	int device_fd;	       /* a clone of the connection */
-	int ended_fd;	       /* eventfd: written when the thread ends with an error */
+	struct thread thread;  /* `ended_fd` */
 	const bool *stopping;  /* atomic: answer what is there, then end */
 	struct fuse_session *session;
 	struct worker *worker;
 
-	/* The thread's result. */
-	sem_t serving; /* posted once: requests are answered, or `error` is set */
-	int error;
-
 	/* The thread's own. */
-	pthread_t thread;
 	struct io_uring ring;
 	bool ring_ready;
 	bool blocking; /* of device_fd */

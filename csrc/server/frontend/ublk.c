@@ -176,13 +176,13 @@ static int start_queues(struct frontend *frontend)
 			.buffer_bytes = ublk->info.max_io_buf_bytes,
 			.encoded = ublk->control.encoded,
 			.device_fd = ublk->device_fd,
-			.ended_fd = ublk->ended_fd,
+			.thread = { .ended_fd = ublk->ended_fd },
 			.worker = &frontend->engine->workers[i],
 		};
 		err = ublk_get_affinity(&ublk->control, ublk->info.dev_id, (uint16_t)i,
-					&queue->cpus);
+					&queue->thread.cpus);
 		if (err)
-			CPU_ZERO(&queue->cpus);
+			CPU_ZERO(&queue->thread.cpus);
 		err = ublk_queue_start(queue);
 		if (err) {
 			msg_error("cannot start queue %u: %s", i, strerror(-err));

@@ -10,12 +10,8 @@
 
 #include "base/message.h"
 #include "base/size.h"
-#include "server/sandbox.h"
 
-enum {
-	SECTOR_SHIFT = 9,
-	STACK_BYTES = 256 << 10, /* mlock()ed as a whole */
-};
+enum { SECTOR_SHIFT = 9 };
 
 /*
  * user_data of an SQE is the tag's address. Commands to the driver have bit 0 set, which tells them
@@ -145,8 +141,9 @@ static int handle_completions(struct ublk_queue *queue)
 	return err;
 }
 
-static int serve(struct ublk_queue *queue)
+static int queue_serve(void *owner)
 {
+	struct ublk_queue *queue = owner;
 	int failure = 0;
 
 	while (queue->offered || queue->running) {
@@ -160,7 +157,7 @@ static int serve(struct ublk_queue *queue)
 				  strerror(-err));
 			failure = err;
 			/* Now: other tags may keep this thread going for as long as it likes. */
-			eventfd_write(queue->ended_fd, 1);
+			eventfd_write(queue->thread.ended_fd, 1);
 		}
 	}
 	return failure;
@@ -224,7 +221,6 @@ static int map_descriptors(struct ublk_queue *queue)
 static int allocate_tags(struct ublk_queue *queue)
 {
 	size_t bytes = (size_t)queue->depth * queue->buffer_bytes;
-	/* After the thread was pinned, so that the pages come from its own node. */
 	void *buffers = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
 			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 
@@ -249,15 +245,11 @@ static int refused_tag(struct ublk_queue *queue)
 	return io_uring_peek_cqe(&queue->ring, &cqe) ? 0 : (cqe->res < 0 ? cqe->res : -EPROTO);
 }
 
-static int queue_init(struct ublk_queue *queue)
+static int queue_init(void *owner)
 {
-	int err;
+	struct ublk_queue *queue = owner;
+	int err = allocate_tags(queue);
 
-	if (CPU_COUNT(&queue->cpus))
-		pthread_setaffinity_np(pthread_self(), sizeof(queue->cpus), &queue->cpus);
-	err = sandbox_io_thread();
-	if (!err)
-		err = allocate_tags(queue);
 	if (!err)
 		err = map_descriptors(queue);
 	if (err)
@@ -276,8 +268,10 @@ static int queue_init(struct ublk_queue *queue)
 	return err < 0 ? err : refused_tag(queue);
 }
 
-static void queue_deinit(struct ublk_queue *queue)
+static void queue_deinit(void *owner)
 {
+	struct ublk_queue *queue = owner;
+
 	if (queue->worker->ring) {
 		io_uring_queue_exit(&queue->ring);
 		queue->worker->ring = NULL;
@@ -289,48 +283,20 @@ static void queue_deinit(struct ublk_queue *queue)
 	free(queue->tags);
 }
 
-static void *queue_main(void *argument)
-{
-	struct ublk_queue *queue = argument;
-
-	queue->error = queue_init(queue);
-	if (queue->error) {
-		queue_deinit(queue);
-		sem_post(&queue->serving);
-		return NULL;
-	}
-	sem_post(&queue->serving);
-	queue->error = serve(queue);
-	/* Also without an error: somebody else may have stopped the device. */
-	eventfd_write(queue->ended_fd, 1);
-	queue_deinit(queue);
-	return NULL;
-}
+static const struct thread_ops queue_thread = {
+	.init = queue_init,
+	.serve = queue_serve,
+	.deinit = queue_deinit,
+};
 
 int ublk_queue_start(struct ublk_queue *queue)
 {
-	pthread_attr_t attributes;
-	int err;
-
-	sem_init(&queue->serving, 0, 0);
-	pthread_attr_init(&attributes);
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	err = -pthread_create(&queue->thread, &attributes, queue_main, queue);
-	pthread_attr_destroy(&attributes);
-	if (err)
-		return err;
-	while (sem_wait(&queue->serving) && errno == EINTR)
-		;
-	/* Joined here on failure, so that the caller joins only queues that serve. */
-	if (queue->error) {
-		pthread_join(queue->thread, NULL);
-		return queue->error;
-	}
-	return 0;
+	queue->thread.ops = &queue_thread;
+	queue->thread.owner = queue;
+	return thread_start(&queue->thread);
 }
 
 void ublk_queue_join(struct ublk_queue *queue)
 {
-	pthread_join(queue->thread, NULL);
-	sem_destroy(&queue->serving);
+	thread_join(&queue->thread);
 }

@@ -4,14 +4,12 @@
 #define FRONTEND_UBLK_QUEUE_H
 
 #include <liburing.h>
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "server/engine.h"
 #include "server/frontend/ublk_uapi.h"
+#include "server/thread.h"
 
 struct ublk_queue;
 
@@ -28,16 +26,10 @@ struct ublk_queue {
 	uint32_t buffer_bytes; /* per tag */
 	bool encoded;	       /* opcodes in ioctl form */
 	int device_fd;	       /* /dev/ublkcN */
-	int ended_fd;	       /* eventfd: written when the queue fails, or serves no more */
-	cpu_set_t cpus;
+	struct thread thread;  /* `cpus` and `ended_fd`, which tells of a failed queue too */
 	struct worker *worker;
 
-	/* The thread's result. */
-	sem_t serving; /* posted once: all tags are on offer, or `error` is set */
-	int error;
-
 	/* The thread's own. */
-	pthread_t thread;
 	struct io_uring ring;
 	const struct ublksrv_io_desc *descriptors;
 	struct ublk_tag *tags;
@@ -46,7 +38,7 @@ struct ublk_queue {
 	unsigned running; /* tags that are with the engine */
 };
 
-/* Starts the thread and waits until the queue serves. */
+/* Starts the thread and waits until all tags are on offer. */
 int ublk_queue_start(struct ublk_queue *queue);
 /* The thread ends by itself once the driver has aborted every tag. */
 void ublk_queue_join(struct ublk_queue *queue);

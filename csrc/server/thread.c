@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/thread.h"
+
+#include <errno.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "server/sandbox.h"
+
+enum { STACK_BYTES = 256 << 10 /* mlock()ed as a whole */ };
+
+static int thread_init(struct thread *thread)
+{
+	int err;
+
+	if (CPU_COUNT(&thread->cpus))
+		pthread_setaffinity_np(pthread_self(), sizeof(thread->cpus), &thread->cpus);
+	err = sandbox_io_thread();
+	return err ? err : thread->ops->init(thread->owner);
+}
+
+static void *thread_main(void *argument)
+{
+	struct thread *thread = argument;
+
+	int err = thread_init(thread);
+
+	thread->start_error = err;
+	sem_post(&thread->started);
+	if (err) {
+		thread->ops->deinit(thread->owner);
+		return NULL;
+	}
+	thread->error = thread->ops->serve(thread->owner);
+	/* Also without an error: the kernel's side may have been ended by somebody else. */
+	eventfd_write(thread->ended_fd, 1);
+	thread->ops->deinit(thread->owner);
+	return NULL;
+}
+
+int thread_start(struct thread *thread)
+{
+	pthread_attr_t attributes;
+	int err;
+
+	sem_init(&thread->started, 0, 0);
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	err = -pthread_create(&thread->id, &attributes, thread_main, thread);
+	pthread_attr_destroy(&attributes);
+	if (err) {
+		sem_destroy(&thread->started);
+		return err;
+	}
+	while (sem_wait(&thread->started) && errno == EINTR)
+		;
+	err = thread->start_error;
+	/* Joined here, so that the caller joins only threads that serve. */
+	if (err)
+		thread_join(thread);
+	return err;
+}
+
+void thread_join(struct thread *thread)
+{
+	pthread_join(thread->id, NULL);
+	sem_destroy(&thread->started);
+}
+
+bool thread_join_within(struct thread *thread, unsigned wait_ms)
+{
+	struct timespec deadline;
+
+	clock_gettime(CLOCK_REALTIME, &deadline);
+	deadline.tv_sec += wait_ms / 1000;
+	deadline.tv_nsec += (long)(wait_ms % 1000) * 1000000;
+	if (deadline.tv_nsec >= 1000000000) {
+		deadline.tv_sec++;
+		deadline.tv_nsec -= 1000000000;
+	}
+	if (pthread_timedjoin_np(thread->id, NULL, &deadline))
+		return false;
+	sem_destroy(&thread->started);
+	return true;
+}
