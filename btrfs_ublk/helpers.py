@@ -17,6 +17,7 @@ SERVER = "btrfs-ublk-server"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
 RESHAPE = "btrfs-ublk-reshape"
 MAKE_FILES = "btrfs-ublk-make-files"
+VERIFY_READS = "btrfs-ublk-verify-reads"
 
 
 def helper_path(name: str) -> Path:

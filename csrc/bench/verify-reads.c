@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * btrfs-ublk-verify-reads: reads a file or device whose content is known, without a pause, and
+ * accounts for every read: right, wrong, failed, or without an answer. What it reads may lose its
+ * server meanwhile; whoever kills that says "mark" here, and is told when reads are answered again.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <linux/fs.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/message.h"
+#include "base/size.h"
+#include "bench/reads.h"
+
+#define PROGRAM "btrfs-ublk-verify-reads"
+#define NS_PER_S 1000000000ull
+
+static const char help_text[] =
+	"Usage: " PROGRAM " [OPTION]... FILE\n"
+	"Read random ranges of FILE, of 4 KiB to 1 MiB, and verify every byte: each aligned\n"
+	"8 bytes hold their own offset plus a base, little-endian, as in a pattern segment.\n"
+	"\n"
+	"  --depth N       with O_DIRECT and an io_uring, N reads at once (default: 64)\n"
+	"  --mmap N        through mmap(2), in N threads\n"
+	"  --base N        what the first 8 bytes hold (default: 0)\n"
+	"  --memset BYTE   every byte is this one\n"
+	"  --size SIZE     read below this offset only (default: the size of FILE)\n"
+	"  --seed N        for the random numbers (default: 1)\n"
+	"  --deadline S    a read that takes longer is \"hung\" (default: 30)\n"
+	"  --duration S    end after S seconds; without it, at a line or the end of file on\n"
+	"                  standard input. The line \"mark\" does not end it: as soon as a read\n"
+	"                  that began after it is answered, a \"served\" event is printed.\n"
+	"  --help, --version\n"
+	"\n"
+	"Prints JSON, a line for each event, and at the end a report; times are those of\n"
+	"CLOCK_MONOTONIC, in nanoseconds. pause_ns is the longest time without an answer,\n"
+	"which began at pause_at_ns.\n"
+	"\n"
+	"Exit status: 0 all reads were right, 1 not so, or failed to start, 2 wrong usage.\n";
+
+enum {
+	MAX_DEPTH = 1024,
+	MAX_THREADS = 64,
+	CHECK_MS = 100,
+};
+
+struct options {
+	const char *path;
+	uint64_t depth;
+	uint64_t threads; /* 0: not with mmap(2) */
+	uint64_t base;
+	uint64_t byte;
+	bool memset;
+	uint64_t size; /* 0: that of the file */
+	uint64_t seed;
+	uint64_t deadline_s;
+	uint64_t duration_s; /* 0: standard input says when */
+};
+
+static int file_size(int fd, uint64_t *size)
+{
+	struct stat status;
+
+	if (fstat(fd, &status))
+		return -errno;
+	*size = (uint64_t)status.st_size;
+	if (S_ISBLK(status.st_mode) && ioctl(fd, BLKGETSIZE64, size))
+		return -errno;
+	return 0;
+}
+
+static int open_file(const struct options *options, struct reads *reads)
+{
+	int flags = O_RDONLY | O_CLOEXEC | (options->threads ? 0 : O_DIRECT);
+	int err;
+
+	reads->fd = open(options->path, flags);
+	if (reads->fd < 0) {
+		msg_error("cannot open %s: %s", options->path, strerror(errno));
+		return EXIT_FAILED;
+	}
+	reads->size = options->size;
+	err = reads->size ? 0 : file_size(reads->fd, &reads->size);
+	if (err) {
+		msg_error("size of %s: %s", options->path, strerror(-err));
+		return EXIT_FAILED;
+	}
+	reads->size -= reads->size % BLOCK_BYTES;
+	if (!reads->size) {
+		msg_error("%s has no whole block of %u bytes", options->path, BLOCK_BYTES);
+		return EXIT_USAGE;
+	}
+	return EXIT_OK;
+}
+
+/* Returns false at the end: end of file, or any line but "mark". */
+static bool take_command(struct reads *reads)
+{
+	static char line[64];
+	static size_t length;
+	ssize_t got = read(STDIN_FILENO, line + length, sizeof(line) - length);
+	char *end;
+
+	if (got < 0)
+		return errno == EINTR || errno == EAGAIN;
+	if (!got)
+		return false;
+	length += (size_t)got;
+	while ((end = memchr(line, '\n', length))) {
+		size_t bytes = (size_t)(end + 1 - line);
+
+		if (bytes != strlen("mark\n") || memcmp(line, "mark", strlen("mark")))
+			return false;
+		reads_mark(reads);
+		length -= bytes;
+		memmove(line, end + 1, length);
+	}
+	return length < sizeof(line);
+}
+
+static void wait_for_end(const struct options *options, struct reads *reads)
+{
+	uint64_t end_ns = now_ns() + options->duration_s * NS_PER_S;
+	/* NB: poll() overlooks a negative descriptor. */
+	struct pollfd input = { .fd = options->duration_s ? -1 : STDIN_FILENO, .events = POLLIN };
+
+	while (!options->duration_s || now_ns() < end_ns) {
+		int ready = poll(&input, 1, CHECK_MS);
+
+		reads_find_hung(reads);
+		if (ready > 0 && !take_command(reads))
+			return;
+	}
+}
+
+static int start(const struct options *options, struct reads *reads, struct reader *readers)
+{
+	unsigned per_thread = options->threads ? 1 : reads->slot_count;
+	pthread_t thread;
+
+	for (unsigned i = 0; i < reads->running; i++) {
+		int err;
+
+		readers[i] = (struct reader){
+			.reads = reads,
+			.slots = &reads->slots[(size_t)i * per_thread],
+			.slot_count = per_thread,
+		};
+		err = pthread_create(&thread, NULL,
+				     options->threads ? read_mapped_main : read_direct_main,
+				     &readers[i]);
+		if (err) {
+			msg_error("cannot start thread %u: %s", i, strerror(err));
+			return EXIT_FAILED;
+		}
+		pthread_detach(thread);
+	}
+	return EXIT_OK;
+}
+
+static int run(const struct options *options)
+{
+	static struct reader readers[MAX_THREADS];
+	static struct slot slots[MAX_DEPTH];
+	static struct reads reads = {
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.idle = PTHREAD_COND_INITIALIZER,
+	};
+	bool complete = true;
+	int ret;
+
+	reads.base = options->base;
+	reads.byte = options->memset ? (int)options->byte : -1;
+	reads.deadline_ns = options->deadline_s * NS_PER_S;
+	reads.random = options->seed;
+	reads.slots = slots;
+	reads.slot_count = (unsigned)(options->threads ? options->threads : options->depth);
+	reads.running = options->threads ? reads.slot_count : 1;
+	ret = open_file(options, &reads);
+	if (!ret)
+		ret = start(options, &reads, readers);
+	if (ret)
+		return ret;
+	wait_for_end(options, &reads);
+	if (!reads_stop(&reads))
+		complete = false; /* its threads wait in the kernel */
+	for (unsigned i = 0; i < MAX_THREADS; i++) {
+		if (readers[i].error)
+			complete = false;
+	}
+	if (reads_report(&reads))
+		complete = false;
+	return complete && reads_are_good(&reads) ? EXIT_OK : EXIT_FAILED;
+}
+
+enum option_id {
+	OPT_DEPTH = 256,
+	OPT_MMAP,
+	OPT_BASE,
+	OPT_MEMSET,
+	OPT_SIZE,
+	OPT_SEED,
+	OPT_DEADLINE,
+	OPT_DURATION,
+	OPT_HELP,
+	OPT_VERSION,
+};
+
+static const struct option long_options[] = {
+	{ "depth", required_argument, NULL, OPT_DEPTH },
+	{ "mmap", required_argument, NULL, OPT_MMAP },
+	{ "base", required_argument, NULL, OPT_BASE },
+	{ "memset", required_argument, NULL, OPT_MEMSET },
+	{ "size", required_argument, NULL, OPT_SIZE },
+	{ "seed", required_argument, NULL, OPT_SEED },
+	{ "deadline", required_argument, NULL, OPT_DEADLINE },
+	{ "duration", required_argument, NULL, OPT_DURATION },
+	{ "help", no_argument, NULL, OPT_HELP },
+	{ "version", no_argument, NULL, OPT_VERSION },
+	{ 0 },
+};
+
+static bool parse_number(const char *name, uint64_t least, uint64_t most, uint64_t *number)
+{
+	if (!size_parse(optarg, number) && *number >= least && *number <= most)
+		return true;
+	msg_error("--%s: \"%s\" is not a number from %" PRIu64 " to %" PRIu64, name, optarg, least,
+		  most);
+	return false;
+}
+
+static bool parse_option(struct options *options, int id)
+{
+	switch (id) {
+	case OPT_DEPTH:
+		return parse_number("depth", 1, MAX_DEPTH, &options->depth);
+	case OPT_MMAP:
+		return parse_number("mmap", 1, MAX_THREADS, &options->threads);
+	case OPT_BASE:
+		return parse_number("base", 0, UINT64_MAX, &options->base);
+	case OPT_MEMSET:
+		options->memset = true;
+		return parse_number("memset", 0, UINT8_MAX, &options->byte);
+	case OPT_SIZE:
+		return parse_number("size", BLOCK_BYTES, INT64_MAX, &options->size);
+	case OPT_SEED:
+		return parse_number("seed", 0, UINT64_MAX, &options->seed);
+	case OPT_DEADLINE:
+		return parse_number("deadline", 1, UINT32_MAX, &options->deadline_s);
+	case OPT_DURATION:
+		return parse_number("duration", 1, UINT32_MAX, &options->duration_s);
+	}
+	return false;
+}
+
+int main(int argc, char **argv)
+{
+	struct options options = { .depth = 64, .seed = 1, .deadline_s = 30 };
+	int id, status;
+
+	message_init(PROGRAM);
+	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
+		if (id == OPT_HELP) {
+			fputs(help_text, stdout);
+			return EXIT_OK;
+		}
+		if (id == OPT_VERSION) {
+			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
+			return EXIT_OK;
+		}
+		if (!parse_option(&options, id))
+			return EXIT_USAGE;
+	}
+	if (argc - optind != 1) {
+		msg_error("one FILE is needed");
+		msg_hint("`" PROGRAM " --help` lists the options");
+		return EXIT_USAGE;
+	}
+	options.path = argv[optind];
+	status = run(&options);
+	fflush(NULL);
+	/* NB: not exit(): threads may still wait for their reads. */
+	_exit(status);
+}
