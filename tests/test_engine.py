@@ -41,6 +41,13 @@ class EngineShell:
             return b""
         return self._process.stdout.read(int(number))
 
+    def stats(self) -> Any:
+        """What a server would answer to a stats request."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(b"stats\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
 
 @contextmanager
 def engine_shell(build: Path, description: dict[str, Any]) -> Iterator[EngineShell]:

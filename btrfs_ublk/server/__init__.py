@@ -12,6 +12,7 @@ from btrfs_ublk.server.description import (
 )
 from btrfs_ublk.server.devices import DeviceRecord, device_records
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
+from btrfs_ublk.server.stats import KindStats, Latency, QueueStats, ServerStats
 
 __all__ = [
     "BlockServer",
@@ -20,9 +21,13 @@ __all__ = [
     "ErrorSegment",
     "FileSegment",
     "FrontEndName",
+    "KindStats",
+    "Latency",
     "MemsetSegment",
     "PatternSegment",
+    "QueueStats",
     "Segment",
+    "ServerStats",
     "ZeroSegment",
     "choose_front_end",
     "device_records",

@@ -10,23 +10,6 @@
 #include "base/message.h"
 #include "server/segment.h"
 
-static void counter_add(uint64_t *counter, uint64_t amount)
-{
-	/* One writer, so no locked instruction is needed. */
-	__atomic_store_n(counter, *counter + amount, __ATOMIC_RELAXED);
-}
-
-static void account(struct io *io, int result)
-{
-	struct counters *counters = &io->worker->counters[io->segment->kind];
-
-	counter_add(&counters->requests[io->op], 1);
-	if (result < 0)
-		counter_add(&counters->errors, 1);
-	else
-		counter_add(&counters->bytes[io->op], io->part.length);
-}
-
 static bool segment_holds(const struct segment *segment, uint64_t offset)
 {
 	return offset - segment->offset < segment->length;
@@ -116,7 +99,8 @@ static int start_part(struct io *io)
 /* Returns false when the request is over. */
 static bool finish_part(struct io *io, int result)
 {
-	account(io, result);
+	account_part(io->worker->account, io->segment->kind, io->op, io->part.length, result,
+		     io->started_ns);
 	if (result < 0) {
 		io->result = result;
 		return false;
@@ -125,17 +109,25 @@ static bool finish_part(struct io *io, int result)
 	return true;
 }
 
+static void answer(struct io *io)
+{
+	account_answer(io->worker->account);
+	io->worker->io_done(io);
+}
+
 static void run(struct io *io)
 {
 	while (next_part(io)) {
-		int result = start_part(io);
+		int result;
 
+		io->started_ns = account_start_ns(io->worker->account, !io->segment->ops->complete);
+		result = start_part(io);
 		if (result == PART_PENDING)
 			return;
 		if (!finish_part(io, result))
 			break;
 	}
-	io->worker->io_done(io);
+	answer(io);
 }
 
 void engine_submit(struct worker *worker, struct io *io)
@@ -145,15 +137,16 @@ void engine_submit(struct worker *worker, struct io *io)
 	io->worker = worker;
 	io->result = 0;
 	io->done = 0;
+	account_request(worker->account);
 	if (io->op != IO_OP_FLUSH &&
 	    (io->length > engine->size || io->offset > engine->size - io->length)) {
 		io->result = -EIO;
-		worker->io_done(io);
+		answer(io);
 		return;
 	}
 	if (engine->read_only && io->op != IO_OP_READ && io->op != IO_OP_FLUSH) {
 		io->result = -EROFS;
-		worker->io_done(io);
+		answer(io);
 		return;
 	}
 	run(io);
@@ -164,7 +157,7 @@ void engine_part_done(struct io *io, int result)
 	if (finish_part(io, result))
 		run(io);
 	else
-		io->worker->io_done(io);
+		answer(io);
 }
 
 void engine_complete(struct io *io, int cqe_result)
@@ -224,9 +217,6 @@ int engine_open(struct engine *engine, unsigned worker_count)
 
 		worker->engine = engine;
 		worker->last_segment = engine->segments;
-		worker->counters = calloc(engine->kind_count, sizeof(*worker->counters));
-		if (!worker->counters)
-			return -ENOMEM;
 	}
 	for (unsigned i = 0; i < engine->segment_count; i++) {
 		struct segment *segment = &engine->segments[i];
@@ -251,7 +241,7 @@ void engine_close(struct engine *engine)
 	for (unsigned i = 0; i < engine->file_count; i++)
 		close(engine->files[i]);
 	for (unsigned i = 0; i < engine->worker_count; i++)
-		free(engine->workers[i].counters);
+		account_free(engine->workers[i].account);
 	free(engine->workers);
 	free(engine->files);
 	free(engine->segments);
@@ -259,17 +249,25 @@ void engine_close(struct engine *engine)
 	*engine = (struct engine){};
 }
 
-void engine_count(const struct engine *engine, unsigned kind, struct counters *sum)
+int worker_prepare(struct worker *worker)
 {
-	*sum = (struct counters){};
-	for (unsigned i = 0; i < engine->worker_count; i++) {
-		const struct counters *counters = &engine->workers[i].counters[kind];
+	worker->account = account_new(worker->engine->kind_count);
+	return worker->account ? 0 : -ENOMEM;
+}
 
-		for (unsigned op = 0; op < IO_OP_COUNT; op++) {
-			sum->requests[op] +=
-				__atomic_load_n(&counters->requests[op], __ATOMIC_RELAXED);
-			sum->bytes[op] += __atomic_load_n(&counters->bytes[op], __ATOMIC_RELAXED);
-		}
-		sum->errors += __atomic_load_n(&counters->errors, __ATOMIC_RELAXED);
+void worker_end_round(struct worker *worker)
+{
+	account_end_round(worker->account);
+}
+
+void engine_count(const struct engine *engine, unsigned kind, struct kind_account *sum)
+{
+	*sum = (struct kind_account){};
+	for (unsigned i = 0; i < engine->worker_count; i++) {
+		const struct account *account = engine->workers[i].account;
+
+		/* The kernel may have had use for fewer queues than were asked for. */
+		if (account)
+			account_merge(sum, &account->kinds[kind]);
 	}
 }

@@ -15,19 +15,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "server/account.h"
+#include "server/io_op.h"
+
 struct io_uring;
 struct io_uring_sqe;
 struct segment;
 struct worker;
-
-enum io_op {
-	IO_OP_READ,
-	IO_OP_WRITE,
-	IO_OP_FLUSH,
-	IO_OP_DISCARD,
-	IO_OP_WRITE_ZEROES,
-	IO_OP_COUNT,
-};
 
 /* What a segment kind sees: a range that lies inside its segment. */
 struct part {
@@ -54,13 +48,7 @@ struct io {
 	struct segment *segment;
 	struct part part;
 	uint32_t done;
-};
-
-/* Written by one worker, read by anybody: relaxed atomics. */
-struct counters {
-	uint64_t requests[IO_OP_COUNT];
-	uint64_t bytes[IO_OP_COUNT];
-	uint64_t errors;
+	uint64_t started_ns; /* of the part; see account_start_ns() */
 };
 
 struct segment_ops;
@@ -91,7 +79,7 @@ struct worker {
 
 	/* The engine's own. */
 	struct segment *last_segment;
-	struct counters *counters; /* per kind */
+	struct account *account; /* NULL before worker_prepare() */
 };
 
 /* Acquire what the segments need. Returns 0 or a negative errno, with a message given. */
@@ -101,7 +89,19 @@ void engine_close(struct engine *engine);
 /* Takes ownership of `fd`; returns its index for worker_prepare_file(), or a negative errno. */
 int engine_add_file(struct engine *engine, int fd);
 
+/*
+ * To be called by the worker's own thread, once that is pinned, before the first submit. Returns 0
+ * or a negative errno.
+ */
+int worker_prepare(struct worker *worker);
+
 void engine_submit(struct worker *worker, struct io *io);
+
+/*
+ * To be called after each batch of submits and completions, when the answers to them leave or have
+ * left: the latencies of all that was answered in it are counted now.
+ */
+void worker_end_round(struct worker *worker);
 
 /*
  * For segment kinds: an SQE for `io` on registered file `file`, fields to be filled in by an
@@ -119,6 +119,6 @@ void engine_complete(struct io *io, int cqe_result);
 void engine_part_done(struct io *io, int result);
 
 /* Sum over workers of what segments of kinds[kind] did; any thread. */
-void engine_count(const struct engine *engine, unsigned kind, struct counters *sum);
+void engine_count(const struct engine *engine, unsigned kind, struct kind_account *sum);
 
 #endif

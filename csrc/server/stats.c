@@ -35,6 +35,88 @@ static int add_counters(json_t *object, const struct counters *counters)
 	return err;
 }
 
+static json_t *buckets_json(const struct histogram *histogram)
+{
+	json_t *buckets = json_array();
+	int err = buckets ? 0 : -1;
+
+	for (unsigned i = 0; i < HISTOGRAM_BUCKETS && !err; i++) {
+		uint64_t bound = histogram_bound_ns(i);
+
+		if (!histogram->counts[i])
+			continue;
+		/* The last one has no bound but what it holds. */
+		if (bound == UINT64_MAX)
+			bound = histogram->max_ns;
+		err = json_array_append_new(buckets, json_pack("[I, I]", (json_int_t)bound,
+							       (json_int_t)histogram->counts[i]));
+	}
+	if (!err)
+		return buckets;
+	json_decref(buckets);
+	return NULL;
+}
+
+static json_t *histogram_json(const struct histogram *histogram)
+{
+	static const struct {
+		const char *key;
+		unsigned per_mille;
+	} percentiles[] = {
+		{ "p50_ns", 500 }, { "p90_ns", 900 }, { "p99_ns", 990 }, { "p99_9_ns", 999 }
+	};
+	json_t *json = json_object();
+	int err = 0;
+
+	err |= add_to(json, "count", histogram_count(histogram));
+	err |= add_to(json, "sum_ns", histogram->sum_ns);
+	err |= add_to(json, "max_ns", histogram->max_ns);
+	for (unsigned i = 0; i < sizeof(percentiles) / sizeof(*percentiles); i++)
+		err |= add_to(json, percentiles[i].key,
+			      histogram_percentile_ns(histogram, percentiles[i].per_mille));
+	err |= json_object_set_new(json, "buckets", buckets_json(histogram));
+	if (!err)
+		return json;
+	json_decref(json);
+	return NULL;
+}
+
+static int add_latency(json_t *object, const struct histogram *latency)
+{
+	static const char *const names[LATENCY_GROUPS] = {
+		[LATENCY_READS] = "reads",
+		[LATENCY_WRITES] = "writes",
+		[LATENCY_FLUSHES] = "flushes",
+	};
+	json_t *groups = json_object();
+	int err = json_object_set_new(object, "latency", groups);
+
+	for (unsigned i = 0; i < LATENCY_GROUPS && !err; i++) {
+		if (histogram_count(&latency[i]))
+			err = json_object_set_new(groups, names[i], histogram_json(&latency[i]));
+	}
+	return err;
+}
+
+static int add_queues(json_t *object, const struct engine *engine)
+{
+	json_t *queues = json_array();
+	int err = json_object_set_new(object, "queues", queues);
+
+	for (unsigned i = 0; i < engine->worker_count && !err; i++) {
+		const struct account *account = engine->workers[i].account;
+
+		if (!account)
+			continue;
+		err = json_array_append_new(
+			queues,
+			json_pack("{s:I, s:I}", "in_flight",
+				  (json_int_t)relaxed_load(&account->in_flight), "max_in_flight",
+				  (json_int_t)relaxed_load(&account->max_in_flight)));
+	}
+	return err;
+}
+
 json_t *stats_json(const struct engine *engine)
 {
 	json_t *stats = json_object();
@@ -43,15 +125,19 @@ json_t *stats_json(const struct engine *engine)
 
 	for (unsigned i = 0; i < engine->kind_count && !err; i++) {
 		json_t *kind = json_object();
-		struct counters sum;
+		struct kind_account sum;
 
 		err = json_object_set_new(kinds, engine->kinds[i]->name, kind);
 		engine_count(engine, i, &sum);
 		if (!err)
-			err = add_counters(kind, &sum);
+			err = add_counters(kind, &sum.counters);
 		if (!err)
-			err = add_counters(stats, &sum);
+			err = add_latency(kind, sum.latency);
+		if (!err)
+			err = add_counters(stats, &sum.counters);
 	}
+	if (!err)
+		err = add_queues(stats, engine);
 	if (!err)
 		return stats;
 	json_decref(stats);

@@ -7,8 +7,24 @@
 #include "server/engine.h"
 
 /*
- * What was served so far, in total and by segment kind: {"read_bytes": n, ..., "kinds": {"file":
- * {"read_bytes": n, ...}}}. NULL when memory is short. Any thread may call it.
+ * What was served so far; NULL when memory is short. Any thread may call it.
+ *
+ *   {"errors": n, "reads": n, "read_bytes": n, "writes": n, "write_bytes": n, "flushes": n,
+ *    "discards": n, "discard_bytes": n, "write_zeroes": n, "write_zeroes_bytes": n,
+ *    "kinds": {"file": {"errors": n, ..., "latency": {"reads": LATENCY, "writes": LATENCY,
+ *    "flushes": LATENCY}}, ...}, "queues": [{"in_flight": n, "max_in_flight": n}, ...]}
+ *
+ * The first ones are sums over the segment kinds. A kind lacks the LATENCY of what nobody asked of
+ * it; "writes" stands for discards and zeroes as well. account.h says what is timed. A LATENCY is
+ *
+ *   {"count": n, "sum_ns": n, "max_ns": n, "p50_ns": n, "p90_ns": n, "p99_ns": n, "p99_9_ns": n,
+ *    "buckets": [[upper_ns, count], ...]}
+ *
+ * where "count" is how many were timed, and buckets are those that are not empty, each of what is
+ * longer than the one before and at most upper_ns long. Percentiles are such bounds too, hence up to
+ * 12.5 % too long.
+ *
+ * A queue is a thread of the front end; "in_flight" are requests that it has and did not answer yet.
  */
 json_t *stats_json(const struct engine *engine);
 

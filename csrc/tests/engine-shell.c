@@ -5,7 +5,8 @@
  *
  *   read OFFSET LENGTH | write OFFSET LENGTH BYTE | flush | discard OFFSET LENGTH | zero OFFSET LENGTH
  *
- * The answer is a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes.
+ * The answer is a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes. A line
+ * "stats" is answered with the statistics, on one line.
  */
 #include <errno.h>
 #include <liburing.h>
@@ -16,6 +17,7 @@
 #include "base/message.h"
 #include "server/description.h"
 #include "server/engine.h"
+#include "server/stats.h"
 
 static bool finished;
 
@@ -52,6 +54,7 @@ static int run(struct worker *worker, struct io *io)
 {
 	finished = false;
 	engine_submit(worker, io);
+	worker_end_round(worker);
 	while (!finished) {
 		struct io_uring_cqe *cqe;
 		int err = io_uring_submit_and_wait(worker->ring, 1);
@@ -65,6 +68,7 @@ static int run(struct worker *worker, struct io *io)
 
 		io_uring_cqe_seen(worker->ring, cqe);
 		engine_complete(completed, result);
+		worker_end_round(worker);
 	}
 	return io->result;
 }
@@ -116,13 +120,24 @@ int main(int argc, char **argv)
 	worker = &engine.workers[0];
 	worker->ring = &ring;
 	worker->io_done = io_done;
-	err = io_uring_queue_init(8, &ring, 0);
+	err = worker_prepare(worker);
+	if (!err)
+		err = io_uring_queue_init(8, &ring, 0);
 	if (!err && engine.file_count)
 		err = io_uring_register_files(&ring, engine.files, engine.file_count);
 	while (!err && fgets(line, sizeof(line), stdin)) {
 		struct io io;
 		int byte;
 
+		if (!strcmp(line, "stats\n")) {
+			json_t *stats = stats_json(&engine);
+
+			json_dumpf(stats, stdout, JSON_COMPACT);
+			json_decref(stats);
+			putchar('\n');
+			fflush(stdout);
+			continue;
+		}
 		if (!parse_request(line, &io, &byte)) {
 			msg_error("not a request: %s", line);
 			err = -EINVAL;

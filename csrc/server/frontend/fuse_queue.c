@@ -146,10 +146,12 @@ static int allocate_tags(struct fuse_queue *queue)
 static int queue_init(void *owner)
 {
 	struct fuse_queue *queue = owner;
-	int err = allocate_tags(queue);
+	int err = worker_prepare(queue->worker);
 
 	own_queue = queue;
 	queue->blocking = true;
+	if (!err)
+		err = allocate_tags(queue);
 	return err ? err : init_ring(queue);
 }
 
@@ -178,6 +180,7 @@ static void handle_completions(struct fuse_queue *queue)
 		io_uring_cqe_seen(&queue->ring, cqe);
 		engine_complete(io, result);
 	}
+	worker_end_round(queue->worker);
 }
 
 /* Gives to the kernel what the engine has prepared; much of it is complete at once. */
@@ -238,12 +241,14 @@ static int queue_serve(void *owner)
 		if (!queue->free_tags)
 			continue;
 		err = fuse_session_receive_buf(queue->session, &queue->received);
-		if (err > 0)
+		if (err > 0) {
 			fuse_session_process_buf(queue->session, &queue->received);
-		else if (err == -EAGAIN && stopping && !queue->running)
+			worker_end_round(queue->worker);
+		} else if (err == -EAGAIN && stopping && !queue->running) {
 			return 0;
-		else if (err != -EAGAIN && err != -EINTR)
+		} else if (err != -EAGAIN && err != -EINTR) {
 			return err ? err : -ENOTCONN; /* the kernel has ended the connection */
+		}
 	}
 }
 

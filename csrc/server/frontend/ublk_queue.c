@@ -138,6 +138,8 @@ static int handle_completions(struct ublk_queue *queue)
 		}
 	}
 	io_uring_cq_advance(&queue->ring, seen);
+	/* What was answered leaves with the next submit, which follows at once. */
+	worker_end_round(queue->worker);
 	return err;
 }
 
@@ -248,8 +250,10 @@ static int refused_tag(struct ublk_queue *queue)
 static int queue_init(void *owner)
 {
 	struct ublk_queue *queue = owner;
-	int err = allocate_tags(queue);
+	int err = worker_prepare(queue->worker);
 
+	if (!err)
+		err = allocate_tags(queue);
 	if (!err)
 		err = map_descriptors(queue);
 	if (err)

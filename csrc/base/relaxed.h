@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Numbers that one thread writes and any may read: neither torn nor ordered, and as cheap as plain
+ * ones, since with one writer no locked instruction is needed.
+ */
+#ifndef BASE_RELAXED_H
+#define BASE_RELAXED_H
+
+#define relaxed_load(number) __atomic_load_n(number, __ATOMIC_RELAXED)
+#define relaxed_store(number, value) __atomic_store_n(number, value, __ATOMIC_RELAXED)
+#define relaxed_add(number, amount) relaxed_store(number, *(number) + (amount))
+
+#endif

@@ -1,0 +1,308 @@
+"""What servers count and time: histograms, the engine's account, whole servers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Serve
+from hypothesis import example, given
+from hypothesis import strategies as st
+from sanitized_build import SANITIZER_ENVIRONMENT
+from test_engine import BLOCK, describe, engine_shell
+
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.readers import read_direct
+from btrfs_ublk.server import (
+    BlockServer,
+    Description,
+    ErrorSegment,
+    FileSegment,
+    Latency,
+    MemsetSegment,
+    ServerStats,
+)
+from btrfs_ublk.units import MIB
+
+#: Where buckets begin and end, and beyond.
+LOWEST_NS, HIGHEST_NS = 64, 2**37
+PERCENTS = (50.0, 90.0, 99.0, 99.9)
+TIMEOUT_S = 30.0
+
+
+def histogram(
+    build: Path, durations: list[tuple[int, int]]
+) -> tuple[list[int], Latency]:
+    """What the server's histogram says of (nanoseconds, how many of them): count and
+    percentiles, and the whole of it.
+    """
+    done = subprocess.run(
+        [build / "csrc/tests/histogram-shell"],
+        input="".join(f"{ns} {count}\n" for ns, count in durations),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    summary, *lines = done.stdout.splitlines()
+    count, sum_ns, max_ns, *percentiles = map(int, summary.split())
+    buckets = tuple((int(b), int(n)) for b, n in map(str.split, lines))
+    return [count, *percentiles], Latency(sum_ns, max_ns, buckets)
+
+
+class TestHistogram:
+    @given(
+        st.lists(
+            st.tuples(
+                st.one_of(st.integers(0, 2**38), st.integers(0, 5000)),
+                st.integers(1, 1000),
+            ),
+            min_size=1,
+            max_size=50,
+        )
+    )
+    @example([(0, 1)])
+    @example([(2**63, 1), (1, 1)])
+    @example([(100_000_000_000, 1), (100, 999)])
+    def test_percentiles_are_the_true_ones_to_an_eighth(
+        self, sanitized_build: Path, durations: list[tuple[int, int]]
+    ) -> None:
+        (count, *percentiles), latency = histogram(sanitized_build, durations)
+        assert count == latency.count == sum(n for _, n in durations)
+        assert latency.max_ns == max(ns for ns, _ in durations)
+        assert latency.sum_ns == sum(ns * n for ns, n in durations)
+        assert latency.mean_ns == latency.sum_ns / count
+        for percent, found in zip(PERCENTS, percentiles, strict=True):
+            rank = math.ceil(round(percent * count / 100, 6))
+            true = exact(durations, rank)
+            assert true <= found <= max(true * 1.125, LOWEST_NS) or true > HIGHEST_NS
+            assert latency.percentile_ns(percent) == found
+        assert latency.percentile_ns(100) == latency.max_ns
+
+    @pytest.mark.parametrize("power", range(6, 38))
+    def test_a_bound_belongs_to_its_bucket(
+        self, sanitized_build: Path, power: int
+    ) -> None:
+        step = 2 ** (power - 3)
+        bounds = [2**power + step * part for part in range(9)]
+        _, latency = histogram(
+            sanitized_build,
+            [(bound + more, 1) for bound in bounds for more in (-1, 0, 1)],
+        )
+        found = [bound for bound, _ in latency.buckets]
+        if power < 37:
+            assert found[:9] == bounds
+            assert [count for _, count in latency.buckets[1:9]] == [3] * 8
+        else:
+            assert found == [2**37, 2**64 - 1]
+
+    def test_the_sum_of_two_and_what_came_after_the_first(self) -> None:
+        first = Latency(sum_ns=300, max_ns=110, buckets=((96, 2), (112, 1)))
+        second = Latency(sum_ns=1200, max_ns=1100, buckets=((112, 1), (1152, 1)))
+        both = first + second
+        assert both == Latency(1500, 1100, ((96, 2), (112, 2), (1152, 1)))
+        assert both.since(first) == second
+        assert both.since(second).max_ns == 112 and both.since(both) == Latency()
+
+    def test_nothing_has_no_percentiles(self) -> None:
+        assert math.isnan(Latency().percentile_ns(50))
+        assert math.isnan(Latency().mean_ns)
+        with pytest.raises(ValueError):
+            Latency().percentile_ns(0)
+
+
+def exact(durations: list[tuple[int, int]], rank: int) -> int:
+    below = 0
+    for ns, count in sorted(durations):
+        below += count
+        if below >= rank:
+            return ns
+    raise AssertionError("no such rank")
+
+
+class TestEngine:
+    def test_each_part_counts_for_its_kind(
+        self, sanitized_build: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(bytes(2 * BLOCK))
+        file = {"kind": "file", "length": 2 * BLOCK, "path": str(path)}
+        description = describe(
+            file | {"writable": True},
+            {"kind": "memset", "length": BLOCK, "byte": 1},
+            {"kind": "error", "length": BLOCK},
+            read_only=False,
+        )
+        with engine_shell(sanitized_build, description) as shell:
+            shell.request(f"read 0 {3 * BLOCK}")
+            shell.request(f"read {BLOCK} {3 * BLOCK}")
+            shell.request(f"write 0 {BLOCK} 7")
+            shell.request(f"zero {BLOCK} {BLOCK}")
+            shell.request("flush")
+            shell.request(f"read {9 * BLOCK} {BLOCK}")  # outside: no kind's
+            stats = ServerStats.parse(shell.stats())
+        written, filled, failing = (
+            stats.kinds[kind] for kind in ("file", "memset", "error")
+        )
+        assert (written.reads, written.read_bytes) == (2, 3 * BLOCK)
+        assert (written.writes, written.write_zeroes, written.flushes) == (1, 1, 1)
+        assert (filled.reads, failing.reads, failing.errors) == (2, 1, 1)
+        # All of what may have to wait is timed.
+        assert written.latency.reads.count == 2
+        assert written.latency.writes.count == 2
+        assert written.latency.flushes.count == 1
+        assert 0 < written.latency.reads.max_ns < TIMEOUT_S * 1e9
+        assert (stats.reads, stats.errors) == (5, 1)
+        assert [queue.in_flight for queue in stats.queues] == [0]
+        assert [queue.max_in_flight for queue in stats.queues] == [1]
+
+    def test_of_what_is_answered_at_once_a_quarter_is_timed(
+        self, sanitized_build: Path
+    ) -> None:
+        description = describe({"kind": "zero", "length": BLOCK})
+        with engine_shell(sanitized_build, description) as shell:
+            for _ in range(400):
+                shell.request(f"read 0 {BLOCK}")
+            stats = ServerStats.parse(shell.stats())
+        zero = stats.kinds["zero"]
+        assert zero.reads == 400 and zero.latency.reads.count == 100
+
+
+@pytest.mark.parametrize(
+    "stats", [{}, {"reads": 1}, {"kinds": 3}, {"kinds": {}, "queues": [{}]}]
+)
+def test_what_is_no_statistics_is_refused(stats: dict[str, Any]) -> None:
+    with pytest.raises(BtrfsUblkError, match="not understood"):
+        ServerStats.parse(stats)
+
+
+@pytest.fixture
+def source(sparse_path: Path) -> Path:
+    path = sparse_path / "source"
+    path.write_bytes(bytes(MIB))
+    return path
+
+
+def described(path: Path) -> Description:
+    """A MiB of a file, one of 'a', one of errors."""
+    return Description(
+        3 * MIB,
+        [
+            FileSegment(offset=0, length=MIB, path=str(path)),
+            MemsetSegment(offset=MIB, length=MIB, byte=97),
+            ErrorSegment(offset=2 * MIB, length=MIB),
+        ],
+    )
+
+
+def parsed(server: BlockServer) -> ServerStats:
+    return ServerStats.parse(server.stats())
+
+
+def test_a_server_tells_of_every_read(serve: Serve, source: Path) -> None:
+    with serve(described(source), queues=2, depth=8) as server:
+        before = parsed(server).kinds
+        for block in range(40):
+            read_direct(server.device, block * BLOCK, BLOCK)
+            read_direct(server.device, MIB + block * BLOCK, BLOCK)
+        with pytest.raises(OSError):
+            read_direct(server.device, 2 * MIB, BLOCK)
+        stats = parsed(server)
+        after = stats.kinds
+        assert after["file"].reads == before["file"].reads + 40
+        assert after["file"].read_bytes == before["file"].read_bytes + 40 * BLOCK
+        assert after["file"].latency.reads.count == after["file"].reads
+        assert after["memset"].reads == before["memset"].reads + 40
+        assert 0 < after["memset"].latency.reads.count <= after["memset"].reads
+        assert after["error"].errors > 0 and stats.errors == after["error"].errors
+        for kind in ("file", "memset"):
+            latency = after[kind].latency.reads
+            values = [latency.percentile_ns(percent) for percent in (*PERCENTS, 100)]
+            assert values == sorted(values) and values[0] > 64
+        assert 1 <= len(stats.queues) <= 2
+        assert all(queue.in_flight == 0 for queue in stats.queues)
+        assert 1 <= max(queue.max_in_flight for queue in stats.queues) <= 8
+    assert server.final_stats is not None
+    last = ServerStats.parse(server.final_stats)
+    assert last.kinds["file"].reads >= after["file"].reads
+
+
+def test_requests_in_flight_are_seen_and_their_time_is_counted(
+    serve: Serve, source: Path
+) -> None:
+    """A server on another one's device, which is stopped for a while."""
+    file = FileSegment(offset=0, length=MIB, path=str(source))
+    with serve(Description(MIB, [file])) as slow:
+        through = FileSegment(offset=0, length=MIB, path=str(slow.device), direct=True)
+        with (
+            serve(Description(MIB, [through]), queues=1, depth=8) as server,
+            ThreadPoolExecutor(3) as pool,
+        ):
+            before = parsed(server).kinds["file"].latency.reads
+            os.kill(slow.pid, signal.SIGSTOP)
+            try:
+                reads = [
+                    pool.submit(read_direct, server.device, at * BLOCK, BLOCK)
+                    for at in (10, 20, 30)
+                ]
+                wait_until(lambda: parsed(server).queues[0].in_flight == 3)
+                time.sleep(0.3)
+                assert parsed(server).kinds["file"].latency.reads == before
+            finally:
+                os.kill(slow.pid, signal.SIGCONT)
+            for read in reads:
+                read.result(timeout=TIMEOUT_S)
+            stats = parsed(server)
+        latency = stats.kinds["file"].latency.reads.since(before)
+        assert latency.count == 3 and latency.max_ns >= 300e6
+        assert latency.percentile_ns(1) >= 300e6
+        assert stats.queues[0].in_flight == 0 and stats.queues[0].max_in_flight >= 3
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come true"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def reading(serve: Serve, source: Path) -> Iterator[BlockServer]:
+    """A server of which a thread reads all the time."""
+    end = threading.Event()
+    with serve(described(source)) as server:
+
+        def read() -> None:
+            while not end.is_set():
+                read_direct(server.device, 0, BLOCK)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            yield server
+        finally:
+            end.set()
+            thread.join(TIMEOUT_S)
+
+
+def test_statistics_hold_together_while_it_serves(reading: BlockServer) -> None:
+    last = parsed(reading).kinds["file"]
+    for _ in range(50):
+        now = parsed(reading).kinds["file"]
+        assert now.reads >= last.reads
+        assert now.latency.reads.count >= last.latency.reads.count
+        assert abs(now.reads - now.latency.reads.count) <= 64  # what this moment holds
+        assert json.dumps(reading.stats())
+        last = now
+    wait_until(lambda: parsed(reading).kinds["file"].reads > last.reads)
