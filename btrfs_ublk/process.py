@@ -352,7 +352,7 @@ def launch(
     *,
     hint: str | None = None,
     env: Mapping[str, str] | None = None,
-    stdin: str | None = None,
+    stdin: str | SupportsFileno | None = None,
     pipe_stdout: bool = False,
     keep_open_fds: Sequence[int] = (),
     death_signal: signal.Signals | None = signal.SIGTERM,
@@ -361,19 +361,22 @@ def launch(
     words = [os.fspath(word) for word in argv]
     log.debug("launch: %s", shlex.join(words))
     with deferred(), ExitStack() as files:
-        source: IO[bytes] | None = None
-        if stdin is not None:
+        source = subprocess.DEVNULL
+        if isinstance(stdin, str):
             # Not a pipe: nobody waits for a child that does not read.
-            source = files.enter_context(_memory_file("stdin"))
-            source.write(stdin.encode())
-            source.seek(0)
+            text = files.enter_context(_memory_file("stdin"))
+            text.write(stdin.encode())
+            text.seek(0)
+            source = text.fileno()
+        elif stdin is not None:
+            source = stdin.fileno()
         with ExitStack() as on_failure:
             stderr = on_failure.enter_context(_memory_file("stderr"))
             process = _start(
                 words,
                 hint=hint,
                 env=env,
-                stdin=subprocess.DEVNULL if source is None else source,
+                stdin=source,
                 stdout=subprocess.PIPE if pipe_stdout else subprocess.DEVNULL,
                 stderr=stderr,
                 keep_open_fds=keep_open_fds,
@@ -403,7 +406,7 @@ def spawn(
     stop_timeout_s: float = 10.0,
     hint: str | None = None,
     env: Mapping[str, str] | None = None,
-    stdin: str | None = None,
+    stdin: str | SupportsFileno | None = None,
     pipe_stdout: bool = False,
     keep_open_fds: Sequence[int] = (),
     death_signal: signal.Signals | None = signal.SIGTERM,
@@ -411,7 +414,7 @@ def spawn(
     """Start a command that stays; stop it (terminate, wait, kill) when the block is
     left.
 
-    ``stdin`` is text that it can read; stderr goes to memory, so that the
+    ``stdin`` is text that it can read, or a file; stderr goes to memory, so that the
     child can always write, even after our death. ``death_signal`` is what it gets when
     the thread that called spawn() ends; None for children with a lifeline of their own.
     """

@@ -1,0 +1,125 @@
+"""A process that reads all the time and knows what it has to read: the helper
+btrfs-ublk-verify-reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.helpers import VERIFY_READS, helper_path
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.process import Child, readable, spawn
+
+#: For what the reader itself has to do besides waiting for its reads.
+_MARGIN_S = 30.0
+
+Event = dict[str, Any]
+
+
+class NoAnswerError(BtrfsUblkError):
+    """Reads wait for longer than they may."""
+
+
+class VerifiedReads:
+    """Made by verified_reads()."""
+
+    def __init__(
+        self, name: str, child: Child, commands: IO[bytes], deadline_s: int
+    ) -> None:
+        self.name = name
+        self._child = child
+        self._commands = commands
+        self._deadline_s = deadline_s
+        self._received = b""
+        self._marks = 0
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def mark(self) -> None:
+        """Have it look out for the answer to a read that begins from now on."""
+        self._marks += 1
+        self._commands.write(b"mark\n")
+
+    def wait_served(self, *, timeout_s: float) -> Event:
+        """What it says after mark(): "at_ns" (CLOCK_MONOTONIC) is when that answer was
+        there; then what it has counted so far.
+
+        Raises NoAnswerError when there is none in time, or some read hangs.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            event = self._event(deadline_s, f"no read was answered for {timeout_s:g} s")
+            if event["event"] == "hung":
+                raise NoAnswerError(
+                    f"{self.name}: a read of {event['length']} bytes at "
+                    f"{event['offset']} has no answer after {self._deadline_s} s"
+                )
+            if event["event"] == "served" and event["mark"] == self._marks:
+                return event
+
+    def finish(self) -> Event:
+        """End it; its report, as the helper's --help has it. It waits for the reads
+        that are under way; those without an answer are counted as hung.
+        """
+        self._commands.close()
+        deadline_s = time.monotonic() + self._deadline_s + _MARGIN_S
+        while True:
+            event = self._event(deadline_s, "it does not end")
+            if event["event"] == "report":
+                return event
+
+    def _event(self, deadline_s: float, what: str) -> Event:
+        assert self._child.stdout is not None
+        fd = self._child.stdout.fileno()
+        while b"\n" not in self._received:
+            ready = readable([fd], timeout_s=deadline_s - time.monotonic())
+            if not ready:
+                raise NoAnswerError(f"{self.name}: {what}")
+            data = os.read(fd, 65536)
+            if not data:
+                raise BtrfsUblkError(self._child.failure("ended without a report"))
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        event: Event = json.loads(line)
+        return event
+
+
+@contextmanager
+def verified_reads(
+    path: Path,
+    *,
+    name: str = "reads",
+    threads: int | None = None,
+    depth: int = 64,
+    base: int = 0,
+    seed: int = 1,
+    deadline_s: int = 30,
+) -> Iterator[VerifiedReads]:
+    """Read ``path`` until finish(): ``depth`` direct reads at once, or, with
+    ``threads``, through mmap(2). Each 8 bytes hold their offset plus ``base``. A read
+    hangs when it takes longer than ``deadline_s`` seconds. ``name`` is for messages.
+    """
+    how = f"--mmap={threads}" if threads else f"--depth={depth}"
+    argv: Sequence[str | Path] = [
+        *(helper_path(VERIFY_READS), how, f"--base={base}", f"--seed={seed}"),
+        *(f"--deadline={deadline_s}", path),
+    ]
+    with ExitStack() as stack:
+        with deferred():
+            theirs, ours = (
+                stack.enter_context(os.fdopen(fd, mode, buffering=0))
+                for fd, mode in zip(os.pipe(), ("rb", "wb"))
+            )
+        child = stack.enter_context(spawn(argv, stdin=theirs, pipe_stdout=True))
+        # NB: were it ours too, its death would not be an error of write().
+        theirs.close()
+        yield VerifiedReads(name, child, ours, deadline_s)
