@@ -87,6 +87,38 @@ class DeviceNode:
         return _device_node(self.path, self.module)
 
 
+#: Set to "1" by scripts/vm: whatever is loaded or broken there is gone with the guest.
+IN_VM_VARIABLE = "BTRFS_UBLK_IN_VM"
+
+
+@dataclass(frozen=True)
+class LoadableModule:
+    """A kernel module that may be loaded for a while, with parameters of ours: only in
+    the VM, and only where it is not there already.
+    """
+
+    module: str
+
+    @property
+    def name(self) -> str:
+        return f"the module {self.module}"
+
+    @property
+    def cure(self) -> str:
+        return "run this in a VM: scripts/vm"
+
+    def probe(self) -> str | None:
+        if Path("/sys/module", self.module).exists():
+            return "it is there already, and its devices may be somebody's"
+        if os.environ.get(IN_VM_VARIABLE) != "1":
+            return "modules are loaded in the VM of scripts/vm only"
+        try:
+            run(["modprobe", "--dry-run", self.module], timeout_s=_MODPROBE_TIMEOUT_S)
+        except CommandError as error:
+            return error.message.splitlines()[-1].strip()
+        return None
+
+
 @dataclass(frozen=True)
 class Program:
     """A program on PATH."""
@@ -161,6 +193,19 @@ class SparseFile:
         return None
 
 
+@dataclass(frozen=True)
+class ZramDriver:
+    """It makes new devices, so those that exist are left alone."""
+
+    name: ClassVar[str] = "zram"
+    cure: ClassVar[str] = "use a kernel that has CONFIG_ZRAM, or a VM: scripts/vm"
+    path: ClassVar[str] = "/sys/class/zram-control"
+
+    def probe(self) -> str | None:
+        there = Path(self.path).exists()
+        return None if there else LoadableModule("zram").probe()
+
+
 ROOT = Root()
 BTRFS = DeviceNode(
     "btrfs", "/dev/btrfs-control", "btrfs", "use a kernel that has CONFIG_BTRFS_FS"
@@ -178,6 +223,7 @@ UBLK = DeviceNode(
     "use a kernel >= 6.0 that has CONFIG_BLK_DEV_UBLK, or run this in a VM: scripts/vm",
 )
 FUSE = DeviceNode("FUSE", "/dev/fuse", "fuse", "use a kernel that has CONFIG_FUSE_FS")
+ZRAM = ZramDriver()
 MOUNT = Program("mount", "mount (util-linux)")
 MKFS_BTRFS = Program("mkfs.btrfs", "btrfs-progs")
 BTRFS_PROGS = Program("btrfs", "btrfs-progs")

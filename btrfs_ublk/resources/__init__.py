@@ -1,10 +1,12 @@
 """Kernel resources: one context manager each, usable alone and composed."""
 
+from btrfs_ublk.resources.kernel_module import loaded_module
 from btrfs_ublk.resources.loop import LoopDevice, loop_device
 from btrfs_ublk.resources.mount import Mount, mounted
 from btrfs_ublk.resources.reflink import clone_file, clone_range
 from btrfs_ublk.resources.tempdir import tempdir
 from btrfs_ublk.resources.ublk_devices import UblkDevice, list_ublk_devices
+from btrfs_ublk.resources.zram import zram_device
 
 __all__ = [
     "LoopDevice",
@@ -13,7 +15,9 @@ __all__ = [
     "clone_file",
     "clone_range",
     "list_ublk_devices",
+    "loaded_module",
     "loop_device",
     "mounted",
     "tempdir",
+    "zram_device",
 ]
