@@ -6,7 +6,7 @@ What is measured here is btrfs' own cost; blocks that nobody reads cost nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,18 +112,25 @@ def plain_btrfs(
         with image.open("xb") as file:
             file.truncate(writable_bytes)
         target.mkdir()
-        run(
-            ["mkfs.btrfs", "--quiet", "--metadata=single", "--data=single", image],
-            timeout_s=60,
-        )
         with loop_device(image) as device:
-            try:
-                options = ["nodatacow"] if nodatacow else []
-                with mounted(device.path, target, options=options) as mount:
-                    yield mount
-            finally:
-                with suppress(BtrfsUblkError):
-                    forget_device(device.path)
+            options = ["nodatacow"] if nodatacow else []
+            with formatted_btrfs(device.path, target, options=options) as mount:
+                yield mount
+
+
+@contextmanager
+def formatted_btrfs(
+    device: Path, target: Path, *, options: Sequence[str] = ()
+) -> Iterator[Mount]:
+    """What mkfs.btrfs makes of a device, with the profiles of a sprout, mounted."""
+    profiles = ["--metadata=single", "--data=single"]
+    run(["mkfs.btrfs", "--quiet", *profiles, device], timeout_s=60)
+    try:
+        with mounted(device, target, options=options) as mount:
+            yield mount
+    finally:
+        with suppress(BtrfsUblkError):
+            forget_device(device)
 
 
 def metadata_used_bytes(target: Path) -> int:

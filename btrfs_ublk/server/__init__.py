@@ -11,6 +11,7 @@ from btrfs_ublk.server.description import (
     ZeroSegment,
 )
 from btrfs_ublk.server.devices import DeviceRecord, device_records
+from btrfs_ublk.server.foreign import ForeignDevice, foreign_device
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
 from btrfs_ublk.server.stats import KindStats, Latency, QueueStats, ServerStats
 
@@ -20,6 +21,7 @@ __all__ = [
     "DeviceRecord",
     "ErrorSegment",
     "FileSegment",
+    "ForeignDevice",
     "FrontEndName",
     "KindStats",
     "Latency",
@@ -31,4 +33,5 @@ __all__ = [
     "ZeroSegment",
     "choose_front_end",
     "device_records",
+    "foreign_device",
 ]
