@@ -1,8 +1,8 @@
 """Loop devices, straight from the kernel's interface (linux/loop.h, loop(4)).
 
-A device carries its ledger tag as its reference string (``lo_file_name``, which is free
-for that: losetup(8) --loop-ref), so no other loop device on the same file is mistaken
-for ours.
+A device carries a random tag as its reference string (``lo_file_name``, which is free
+for that: losetup(8) --loop-ref), so no other loop device on the same file, or with its
+number, is mistaken for ours. The tag also stays when the device moves to another file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from btrfs_ublk.capabilities import LOOP, ROOT, require
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
 from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.ledger import Details, Entry, Ledger, process_ledger, remover
+from btrfs_ublk.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.resources import blockdev
 from btrfs_ublk.resources.uevents import wait_until
 from btrfs_ublk.units import BLOCK_BYTES
@@ -30,6 +30,8 @@ KIND = "loop"
 
 _LOOP_CLR_FD = 0x4C01
 _LOOP_GET_STATUS64 = 0x4C05
+_LOOP_CHANGE_FD = 0x4C06
+_LOOP_SET_DIRECT_IO = 0x4C08
 _LOOP_CONFIGURE = 0x4C0A  # Linux 5.8, 3448914e8cc5: one step, nothing half made
 _LOOP_CTL_GET_FREE = 0x4C82
 
@@ -48,6 +50,9 @@ _ATTACH_TIMEOUT_S = 10.0
 _DETACH_TIMEOUT_S = 10.0
 _RETRY_S = 0.01
 
+#: What open(2) says of a device that has gone.
+_GONE = (errno.ENOENT, errno.ENXIO, errno.ENODEV)
+
 
 @dataclass(frozen=True)
 class LoopDevice:
@@ -57,13 +62,6 @@ class LoopDevice:
     backing_file: Path
     size_bytes: int
     read_only: bool
-
-
-@dataclass(frozen=True)
-class _Status:
-    backing_device: int
-    backing_inode: int
-    reference: str
 
 
 @contextmanager
@@ -88,23 +86,26 @@ def loop_device(
     ledger = ledger or process_ledger()
     backing_file = backing_file.resolve()
     with open_backing_file(backing_file, read_only=read_only) as backing:
-        with ledger.holding(KIND, **identity(backing_file, backing)) as entry:
-            yield attach(
-                backing,
-                entry,
-                ledger,
-                read_only=read_only,
-                direct_io=direct_io,
-                block_bytes=block_bytes,
-                offset_bytes=offset_bytes,
-                size_bytes=size_bytes,
-            )
+        with ledger.holding(KIND, backing_file=str(backing_file)) as entry:
+            with deferred():
+                device = attach(
+                    backing,
+                    backing_file,
+                    entry.tag,
+                    read_only=read_only,
+                    direct_io=direct_io,
+                    block_bytes=block_bytes,
+                    offset_bytes=offset_bytes,
+                    size_bytes=size_bytes,
+                )
+                ledger.amend(entry, path=str(device.path))
+            yield device
 
 
 def attach(
     backing: FileIO,
-    entry: Entry,
-    ledger: Ledger,
+    backing_file: Path,
+    tag: str,
     *,
     read_only: bool,
     direct_io: bool,
@@ -115,11 +116,12 @@ def attach(
 ) -> LoopDevice:
     """The middle of loop_device(), for owners who cannot use a ``with`` block.
 
-    ``entry`` is of KIND and has the details identity() of the file; ``ledger.undo()``
-    of it detaches the device. ``lifeline``: it is also detached when we die, or as
-    soon as nobody has it mounted or open after that.
+    ``tag`` (16 random hex digits) tells the device from all others: detach() and
+    change_backing_file() want it. Owners with a ledger make an entry of KIND before,
+    with a ``backing_file``, whose tag it is, and amend its ``path`` after.
+    ``lifeline``: the device is also detached when we die, or as soon as nobody has it
+    mounted or open after that.
     """
-    backing_file = Path(entry.details["backing_file"])
     file_bytes = os.fstat(backing.fileno()).st_size
     length_bytes = size_bytes or file_bytes - offset_bytes
     _check_geometry(backing_file, file_bytes, offset_bytes, length_bytes, block_bytes)
@@ -128,21 +130,71 @@ def attach(
         (read_only and _LO_FLAGS_READ_ONLY)
         | (direct_io and _LO_FLAGS_DIRECT_IO)
         | (lifeline and _LO_FLAGS_AUTOCLEAR),
-        *(_reference(entry).encode(), b"", b"", 0, 0),
+        *(_reference(tag).encode(), b"", b"", 0, 0),
     )
     with deferred():
         path, opened = _attach(_CONFIG.pack(backing.fileno(), block_bytes, info))
+        try:
+            _check_direct_io(path, wanted=direct_io)
+        except BaseException:
+            fcntl.ioctl(opened, _LOOP_CLR_FD)
+            opened.close()
+            raise
         if lifeline:
-            _lifelines[entry.tag] = opened
+            _lifelines[tag] = opened
         else:
             opened.close()
-        ledger.amend(entry, path=str(path))
-    _check_direct_io(path, wanted=direct_io)
     return LoopDevice(path, backing_file, length_bytes, read_only)
 
 
+def change_backing_file(path: Path, tag: str, backing: FileIO) -> None:
+    """Move a read-only device to another open file of the same size, under whoever has
+    it mounted; direct I/O stays on if it was.
+
+    Waits for what is in flight, so the old file's server must be there, or gone for
+    good. Raises BtrfsUblkError when the device is not the one with that tag, and
+    UsageError when the kernel cannot move it.
+    """
+    direct_io = _uses_direct_io(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _reference_of(fd) != _reference(tag):
+            raise BtrfsUblkError(f"{path} is another's: it is not moved to a new file")
+        _check_change(path, backing)
+        try:
+            fcntl.ioctl(fd, _LOOP_CHANGE_FD, backing.fileno())
+            # Some kernels forget it here.
+            if direct_io and not _uses_direct_io(path):
+                fcntl.ioctl(fd, _LOOP_SET_DIRECT_IO, 1)
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot move {path} to another file: {error.strerror}",
+                hint=f"see the kernel log: dmesg | grep {path.name}",
+            ) from error
+    finally:
+        os.close(fd)
+    _check_direct_io(path, wanted=direct_io)
+
+
+def _check_change(path: Path, backing: FileIO) -> None:
+    """Raise UsageError for what the kernel would answer with a bare EINVAL."""
+    if not blockdev.is_read_only(path):
+        raise UsageError(
+            f"{path} is writable: the kernel moves only read-only loop devices to "
+            "another file",
+            hint="a writable device lives on with its server's connection only "
+            "(recovery by reissue)",
+        )
+    old_bytes = blockdev.size_bytes(path)
+    new_bytes = os.fstat(backing.fileno()).st_size
+    if old_bytes != new_bytes:
+        raise UsageError(
+            f"{path} has {old_bytes} bytes: it cannot be moved to a file of {new_bytes}"
+        )
+
+
 #: Our own hold on devices that the kernel detaches when nobody holds them any more
-#: (LO_FLAGS_AUTOCLEAR), by the tags of their entries.
+#: (LO_FLAGS_AUTOCLEAR), by their tags.
 _lifelines: dict[str, FileIO] = {}
 
 
@@ -159,16 +211,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def identity(name: Path, backing: FileIO) -> Details:
-    """What a ledger entry of KIND must say of the file below the device."""
-    status = os.fstat(backing.fileno())
-    return {
-        "backing_file": str(name),
-        "backing_device": status.st_dev,
-        "backing_inode": status.st_ino,
-    }
 
 
 def open_backing_file(path: Path, *, read_only: bool) -> FileIO:
@@ -198,8 +240,8 @@ def _check_geometry(
         )
 
 
-def _reference(entry: Entry) -> str:
-    return f"btrfs-ublk:{entry.tag}"
+def _reference(tag: str) -> str:
+    return f"btrfs-ublk:{tag}"
 
 
 def _attach(config: bytes) -> tuple[Path, FileIO]:
@@ -240,11 +282,19 @@ def _configure(path: Path, config: bytes) -> FileIO:
 
 def _check_direct_io(path: Path, *, wanted: bool) -> None:
     # The kernel falls back to buffered I/O without an error.
-    if wanted and (_sysfs(path) / "dio").read_text().strip() != "1":
+    if wanted and not _uses_direct_io(path):
         raise CapabilityError(
             f"{path}: the file below does not allow direct I/O with these blocks",
             hint="use another file system, a larger block size, or no direct I/O",
         )
+
+
+def _uses_direct_io(path: Path) -> bool:
+    """False as well when the device has no backing file."""
+    try:
+        return (_sysfs(path) / "dio").read_text().strip() == "1"
+    except OSError:
+        return False
 
 
 def _sysfs(path: Path) -> Path:
@@ -252,21 +302,19 @@ def _sysfs(path: Path) -> Path:
     return Path("/sys/block") / path.name / "loop"
 
 
-def _status_of(fd: int) -> _Status | None:
-    """None when the device has no backing file."""
+def _reference_of(fd: int) -> str | None:
     try:
         answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_INFO.size))
     except OSError as error:
         if error.errno == errno.ENXIO:
             return None
         raise
-    fields = _INFO.unpack(answer)
-    name: bytes = fields[9]
-    return _Status(fields[0], fields[1], name.rstrip(b"\0").decode(errors="replace"))
+    name: bytes = _INFO.unpack(answer)[9]
+    return name.rstrip(b"\0").decode(errors="replace")
 
 
 @remover(KIND)
-def _detach(entry: Entry) -> bool:
+def _detach_entered(entry: Entry) -> bool:
     known = entry.details.get("path")
     devices = (
         [Path(known)]
@@ -276,25 +324,36 @@ def _detach(entry: Entry) -> bool:
             for directory in Path("/sys/block").glob("loop*/loop")
         ]
     )
-    was_there = any([_detach_if_ours(path, entry) for path in devices])
+    was_there = any([_detach_if_ours(path, entry.tag) for path in devices])
     _cut_lifeline(entry.tag)  # of a device that is no longer what was entered
     return was_there
 
 
-def _detach_if_ours(path: Path, entry: Entry) -> bool:
+def detach(path: Path, tag: str) -> bool:
+    """Detach the device if it is the one with that tag, and wait until it is.
+
+    True when it was. Raises LeftoverError, naming who, while somebody has it mounted
+    or open.
+    """
+    was_there = _detach_if_ours(path, tag)
+    _cut_lifeline(tag)
+    return was_there
+
+
+def _detach_if_ours(path: Path, tag: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
+        if error.errno in _GONE:
             return False
         raise
     try:
-        if not _is_ours(_status_of(fd), entry):
+        if _reference_of(fd) != _reference(tag):
             return False
         users = blockdev.wait_until_unused(path, timeout_s=_DETACH_TIMEOUT_S)
         if users:
             raise LeftoverError(
-                f"{path} (on {entry.details['backing_file']}) is not detached: "
+                f"{path} (on {_backing_name(path)}) is not detached: "
                 f"{'; '.join(users)}",
                 hint="unmount it first",
             )
@@ -303,7 +362,7 @@ def _detach_if_ours(path: Path, entry: Entry) -> bool:
     finally:
         # NB: the kernel detaches at the last close; that may be another's (blkid).
         os.close(fd)
-    _cut_lifeline(entry.tag)
+    _cut_lifeline(tag)
     try:
         wait_until(
             lambda: not _sysfs(path).exists() or _disk_sequence(path) != sequence,
@@ -315,12 +374,11 @@ def _detach_if_ours(path: Path, entry: Entry) -> bool:
     return True
 
 
-def _is_ours(status: _Status | None, entry: Entry) -> bool:
-    return status is not None and status == _Status(
-        backing_device=entry.details["backing_device"],
-        backing_inode=entry.details["backing_inode"],
-        reference=_reference(entry),
-    )
+def _backing_name(path: Path) -> str:
+    try:
+        return (_sysfs(path) / "backing_file").read_text().strip()
+    except OSError:
+        return "no file"
 
 
 def _disk_sequence(path: Path) -> str | None:

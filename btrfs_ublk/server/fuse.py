@@ -3,10 +3,14 @@
 The file is in a FUSE mount that is attached to no directory: it is opened through the
 server's /proc/PID/fd, nobody stumbles over it, and the kernel removes it with its last
 user. The loop device goes by itself too when neither we nor a mount hold it any more.
+
+When a server is killed, either its connection was kept (fuse_connection.py), and the
+next server takes it over, or swap() moves the loop device to the next server's file.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,33 +37,74 @@ class FuseFrontEnd:
     def attach(
         self, ready: Message, description: Description, entry: Entry, ledger: Ledger
     ) -> Path:
-        file = ready.get("file")
-        if not isinstance(file, str):
-            raise ControlError(f"the server does not name its file: {ready}")
+        file = str(served_file(ready))
         ledger.amend(entry, file=file)
-        read_only = description.read_only
-        with loop.open_backing_file(Path(file), read_only=read_only) as backing:
-            with deferred():
-                details = loop.identity(Path(file), backing)
-                self.attached = ledger.enter(loop.KIND, **details)
-            # Without direct I/O every block would be cached once more.
-            device = loop.attach(
-                backing,
-                self.attached,
-                ledger,
-                read_only=read_only,
-                direct_io=True,
+        with deferred():
+            self.attached = ledger.enter(loop.KIND, backing_file=file)
+            path = attach_loop(
+                ready,
+                description,
+                self.attached.tag,
                 # So the device goes when we die, unless it is mounted, and the server
                 # sees its file closed, and ends as well.
                 lifeline=True,
             )
-        return device.path
+            ledger.amend(self.attached, path=str(path))
+        return path
 
     def refuse_if_used(self, device: Path) -> None:
         """The loop device is gone by now, and its name may be another's."""
 
     def remove(self, entry: Entry) -> bool:
         return _remove(entry)
+
+
+def served_file(ready: Message) -> Path:
+    """What a server that has sent ``ready`` exports. Raises ControlError."""
+    file = ready.get("file")
+    if not isinstance(file, str):
+        raise ControlError(f"the server does not name its file: {ready}")
+    return Path(file)
+
+
+def attach_loop(
+    ready: Message, description: Description, tag: str, *, lifeline: bool = False
+) -> Path:
+    """Put a loop device on the file of a server that has sent ``ready``.
+
+    ``tag`` and ``lifeline`` are those of loop.attach(). Raises ControlError when the
+    file is not as large as the description says.
+    """
+    file = served_file(ready)
+    read_only = description.read_only
+    with loop.open_backing_file(file, read_only=read_only) as backing:
+        size_bytes = os.fstat(backing.fileno()).st_size
+        if size_bytes != description.size:
+            raise ControlError(
+                f"the server's file has {size_bytes} bytes, not {description.size}"
+            )
+        device = loop.attach(
+            backing,
+            file,
+            tag,
+            read_only=read_only,
+            # Without direct I/O every block would be cached once more.
+            direct_io=True,
+            lifeline=lifeline,
+        )
+    return device.path
+
+
+def swap(device: Path, tag: str, ready: Message) -> None:
+    """Move the loop device ``device``, attached as ``tag``, to the file of another
+    server of the same description; whoever has it mounted reads on from there.
+
+    The server before must have ended, and its connection with it (nobody keeps it), or
+    else still serve. Only read-only devices can be moved: UsageError otherwise. An
+    owner with a ledger amends the device's ``backing_file``, which is served_file().
+    """
+    with loop.open_backing_file(served_file(ready), read_only=True) as backing:
+        loop.change_backing_file(device, tag, backing)
 
 
 @remover(KIND, place=lambda entry: entry.details.get("file"))
