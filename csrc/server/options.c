@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
 #include "server/frontend/frontend.h"
 
 enum {
-	MAX_QUEUES = 256,
 	MAX_DEPTH = 1024,
 	MAX_NUMBER = 1 << 20, /* of a device or descriptor */
 	MIN_IO_BYTES = 64 << 10,
@@ -126,6 +126,40 @@ static int take_control_fd(const char *text, struct server_options *options)
 	return take_index("--control-fd", text, &options->control_fd);
 }
 
+static int take_recovery(const char *text, struct server_options *options)
+{
+	if (recovery_find(text, &options->recovery))
+		return 0;
+	msg_error("--recovery '%s' is neither none, reissue, queue, fail-io, swap nor auto", text);
+	return -EINVAL;
+}
+
+static int take_recover_fds(const char *text, struct server_options *options)
+{
+	static const unsigned most = sizeof(options->recover_fds) / sizeof(*options->recover_fds);
+	_cleanup_free_ char *list = strdup(text);
+	char *rest = list, *word;
+
+	if (!list)
+		return -ENOMEM;
+	while ((word = strsep(&rest, ","))) {
+		int *fd = &options->recover_fds[options->recover_fd_count];
+		int err = -EINVAL;
+
+		if (options->recover_fd_count++ < most)
+			err = take_index("--recover-fds", word, fd);
+		else
+			msg_error("--recover-fds has more than %u descriptors", most);
+		if (err)
+			return err;
+	}
+	if (options->recover_fd_count >= 3)
+		return 0;
+	msg_error("--recover-fds '%s' has not the descriptors of file, connection and queues",
+		  text);
+	return -EINVAL;
+}
+
 static int take_list_devices(const char *text, struct server_options *options)
 {
 	(void)text;
@@ -175,6 +209,14 @@ static const struct row table[] = {
 	{ "control-fd", "FD", take_control_fd,
 	  "connected Unix socket that speaks JSON lines; INT and HUP\n"
 	  "are then left to the owner" },
+	{ "recovery", "NAME", take_recovery,
+	  "when this process is killed: none (default): reads fail;\n"
+	  "reissue: they wait for the next server; fuse swap: the owner\n"
+	  "moves the loop device to its file; auto: the best there is" },
+	{ "recover-fds", "FD,...", take_recover_fds,
+	  "take over the FUSE connection of a server that is gone: its\n"
+	  "file, connection and queues, in that order, as kept open;\n"
+	  "--tag, --max-io and DESCRIPTION must be the same" },
 	{ "list-devices", NULL, take_list_devices,
 	  "one JSON line per ublk device of this machine" },
 	{ "delete-device", "ID", take_delete_device,
@@ -279,6 +321,10 @@ static int check(const struct server_options *options, int words)
 		msg_error("%s", words ? "more than one description given" : "no description given");
 		return -EINVAL;
 	}
+	if (options->recover_fd_count && options->queues) {
+		msg_error("--recover-fds says how many queues there are: --queues makes no sense");
+		return -EINVAL;
+	}
 	return 0;
 }
 
@@ -287,7 +333,6 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 	int err;
 
 	*options = (struct server_options){
-		.queues = default_queues(),
 		.id = -1,
 		.control_fd = -1,
 		.delete_device = -1,
@@ -298,5 +343,9 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 	if (err)
 		return err;
 	options->description = argv[optind];
+	if (options->recover_fd_count)
+		options->queues = options->recover_fd_count - 2;
+	else if (!options->queues)
+		options->queues = default_queues();
 	return 0;
 }

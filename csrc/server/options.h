@@ -6,7 +6,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct frontend_ops;
+#include "server/frontend/frontend.h"
+
+enum { MAX_QUEUES = 256 };
 
 struct server_options {
 	const char *description;
@@ -18,6 +20,9 @@ struct server_options {
 	uint64_t tag;
 	bool tag_given;
 	int control_fd; /* -1: none */
+	enum recovery_mode recovery;
+	int recover_fds[MAX_QUEUES + 2];
+	unsigned recover_fd_count; /* 0: not given */
 
 	/* Instead of serving. */
 	bool list_devices;

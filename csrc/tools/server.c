@@ -186,6 +186,9 @@ static int run(const struct server_options *options)
 		.queues = options->queues,
 		.wanted_id = options->id,
 		.tag = options->tag,
+		.recovery = options->recovery,
+		.recover_fds = options->recover_fds,
+		.recover_fd_count = options->recover_fd_count,
 	};
 	int err;
 

@@ -11,6 +11,29 @@ static const struct frontend_ops *const frontends[] = { &ublk_frontend, &fuse_fr
 
 enum { FRONTEND_COUNT = sizeof(frontends) / sizeof(*frontends) };
 
+static const char *const recovery_names[] = {
+	[RECOVERY_NONE] = "none",	[RECOVERY_REISSUE] = "reissue", [RECOVERY_QUEUE] = "queue",
+	[RECOVERY_FAIL_IO] = "fail-io", [RECOVERY_SWAP] = "swap",	[RECOVERY_AUTO] = "auto",
+};
+
+enum { RECOVERY_COUNT = sizeof(recovery_names) / sizeof(*recovery_names) };
+
+const char *recovery_name(enum recovery_mode recovery)
+{
+	return recovery_names[recovery];
+}
+
+bool recovery_find(const char *name, enum recovery_mode *recovery)
+{
+	for (unsigned i = 0; i < RECOVERY_COUNT; i++) {
+		if (!strcmp(recovery_names[i], name)) {
+			*recovery = (enum recovery_mode)i;
+			return true;
+		}
+	}
+	return false;
+}
+
 const struct frontend_ops *frontend_find(const char *name)
 {
 	for (unsigned i = 0; i < FRONTEND_COUNT; i++) {

@@ -13,6 +13,16 @@
 
 struct frontend_ops;
 
+/* What becomes of the device, and of its requests, when this process dies. */
+enum recovery_mode {
+	RECOVERY_NONE,	  /* it goes */
+	RECOVERY_REISSUE, /* requests in flight are given to the next server, new ones wait for it */
+	RECOVERY_QUEUE,	  /* requests in flight fail, new ones wait */
+	RECOVERY_FAIL_IO, /* requests fail until there is another server */
+	RECOVERY_SWAP,	  /* the same; the owner then moves the loop device to that one's file */
+	RECOVERY_AUTO,	  /* the first that the front end and the kernel have */
+};
+
 struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
@@ -22,6 +32,13 @@ struct frontend {
 	uint32_t max_io_bytes; /* of one request */
 	int wanted_id;	       /* of the device, where there are numbers; -1: any */
 	uint64_t tag;	       /* by which `gc` recognises what was made */
+	enum recovery_mode recovery;
+	/*
+	 * Descriptors of a FUSE connection to take over: the file (O_PATH), the connection, and one
+	 * for each queue.
+	 */
+	const int *recover_fds;
+	unsigned recover_fd_count; /* 0: a new connection is made */
 
 	/* The front end's own. */
 	void *private;
@@ -51,6 +68,11 @@ struct frontend_ops {
 
 extern const struct frontend_ops ublk_frontend;
 extern const struct frontend_ops fuse_frontend;
+
+/* As on the command line. */
+const char *recovery_name(enum recovery_mode recovery);
+/* Returns false when there is none of that name. */
+bool recovery_find(const char *name, enum recovery_mode *recovery);
 
 /* NULL: there is none of that name. */
 const struct frontend_ops *frontend_find(const char *name);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,9 +23,11 @@
 #include "server/frontend/fuse_mount.h"
 #include "server/frontend/fuse_queue.h"
 #include "server/frontend/fuse_session.h"
+#include "server/frontend/fuse_takeover.h"
 
 enum {
 	MAX_IO_BYTES = 1 << 20, /* 256 pages: FUSE_MAX_MAX_PAGES */
+	INTRODUCTION_WAIT_MS = 10000,
 };
 
 static const char fuse_device[] = "/dev/fuse";
@@ -33,11 +36,12 @@ struct fuse {
 	struct fuse_export export;
 	struct fuse_session *session;
 	struct fuse_queue *queues;
-	unsigned opened;   /* queues that have a descriptor */
-	unsigned serving;  /* queues that were started and not yet stopped */
-	bool stopping;	   /* atomic */
-	int connection_fd; /* until the session has it */
-	int mount_fd;
+	enum recovery_mode recovery; /* not RECOVERY_AUTO once it serves */
+	unsigned opened;	     /* queues that have a descriptor */
+	unsigned serving;	     /* queues that were started and not yet stopped */
+	bool stopping;		     /* atomic */
+	int connection_fd;	     /* until the session has it */
+	int place_fd; /* O_PATH, keeps the mount: its root, after a takeover the file */
 	int ended_fd;
 };
 
@@ -59,6 +63,29 @@ static int open_device(void)
 	return err;
 }
 
+/* Whether the connection is that of a server that is gone. */
+static bool is_takeover(const struct frontend *frontend)
+{
+	return frontend->recover_fd_count != 0;
+}
+
+static int check_recovery(const struct frontend *frontend)
+{
+	enum recovery_mode recovery = frontend->recovery;
+
+	if (recovery == RECOVERY_QUEUE || recovery == RECOVERY_FAIL_IO) {
+		msg_error("--recovery %s is of ublk; with fuse it is reissue or swap",
+			  recovery_name(recovery));
+		return -EINVAL;
+	}
+	if (recovery == RECOVERY_SWAP && !frontend->engine->read_only) {
+		msg_error("--recovery swap is for read-only devices: the kernel moves no other "
+			  "loop device to another file");
+		return -EINVAL;
+	}
+	return 0;
+}
+
 static int check_options(const struct frontend *frontend)
 {
 	if (frontend->max_io_bytes > MAX_IO_BYTES) {
@@ -71,6 +98,44 @@ static int check_options(const struct frontend *frontend)
 			  frontend->wanted_id);
 		return -EINVAL;
 	}
+	return check_recovery(frontend);
+}
+
+static int open_devices(struct frontend *frontend)
+{
+	struct fuse *fuse = frontend->private;
+	int fd = open_device();
+
+	if (fd < 0)
+		return fd;
+	fuse->connection_fd = fd;
+	for (; fuse->opened < frontend->queues; fuse->opened++) {
+		fd = open_device();
+		if (fd < 0)
+			return fd;
+		fuse->queues[fuse->opened].device_fd = fd;
+	}
+	return 0;
+}
+
+static int take_kept_devices(struct frontend *frontend)
+{
+	const int *fds = frontend->recover_fds;
+	struct fuse *fuse = frontend->private;
+
+	for (unsigned i = 0; i < frontend->recover_fd_count; i++) {
+		int err = fuse_take_kept_fd(fds[i], i ? FUSE_KEPT_DEVICE : FUSE_KEPT_FILE);
+
+		if (err) {
+			msg_error("--recover-fds: %d is not %s: %s", fds[i],
+				  i ? fuse_device : "a file", strerror(-err));
+			return err;
+		}
+	}
+	fuse->place_fd = fds[0];
+	fuse->connection_fd = fds[1];
+	for (; fuse->opened < frontend->queues; fuse->opened++)
+		fuse->queues[fuse->opened].device_fd = fds[2 + fuse->opened];
 	return 0;
 }
 
@@ -82,10 +147,14 @@ static int fuse_open(struct frontend *frontend)
 	if (!fuse)
 		return -ENOMEM;
 	fuse->connection_fd = -1;
-	fuse->mount_fd = -1;
+	fuse->place_fd = -1;
 	frontend->private = fuse;
+	fuse->export.introduced_fd = -1;
 	fuse->ended_fd = eventfd(0, EFD_CLOEXEC);
 	if (fuse->ended_fd < 0)
+		return -errno;
+	fuse->export.introduced_fd = eventfd(0, EFD_CLOEXEC);
+	if (fuse->export.introduced_fd < 0)
 		return -errno;
 	err = check_options(frontend);
 	if (err)
@@ -98,16 +167,14 @@ static int fuse_open(struct frontend *frontend)
 	fuse->queues = calloc(frontend->queues, sizeof(*fuse->queues));
 	if (!fuse->queues)
 		return -ENOMEM;
-	fuse->connection_fd = open_device();
-	if (fuse->connection_fd < 0)
-		return fuse->connection_fd;
-	for (; fuse->opened < frontend->queues; fuse->opened++) {
-		err = open_device();
-		if (err < 0)
-			return err;
-		fuse->queues[fuse->opened].device_fd = err;
-	}
-	return 0;
+	return is_takeover(frontend) ? take_kept_devices(frontend) : open_devices(frontend);
+}
+
+static int make_session(struct fuse *fuse)
+{
+	fuse->session = fuse_export_session(&fuse->export, fuse->connection_fd);
+	fuse->connection_fd = -1;
+	return fuse->session ? 0 : -ENOMEM;
 }
 
 static int mount_it(struct frontend *frontend)
@@ -115,9 +182,9 @@ static int mount_it(struct frontend *frontend)
 	struct fuse *fuse = frontend->private;
 	uint32_t connection = (uint32_t)fuse->connection_fd;
 
-	fuse->mount_fd = fuse_mount_detached(fuse->connection_fd, frontend->max_io_bytes);
-	if (fuse->mount_fd < 0)
-		return fuse->mount_fd;
+	fuse->place_fd = fuse_mount_detached(fuse->connection_fd, frontend->max_io_bytes);
+	if (fuse->place_fd < 0)
+		return fuse->place_fd;
 	for (unsigned i = 0; i < frontend->queues; i++) {
 		if (ioctl(fuse->queues[i].device_fd, FUSE_DEV_IOC_CLONE, &connection)) {
 			int err = -errno;
@@ -126,9 +193,51 @@ static int mount_it(struct frontend *frontend)
 			return err;
 		}
 	}
-	fuse->session = fuse_export_session(&fuse->export, fuse->connection_fd);
-	fuse->connection_fd = -1;
-	return fuse->session ? 0 : -ENOMEM;
+	return make_session(fuse);
+}
+
+/* From the kernel's memory (DONT_SYNC): nobody could answer a request now. */
+static int check_kept_file(const struct fuse *fuse)
+{
+	struct pollfd connection = { .fd = fuse->queues[0].device_fd };
+	struct statx status;
+	int err;
+
+	if (statx(fuse->place_fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &status)) {
+		err = -errno;
+		msg_error("--recover-fds: the file: %s", strerror(-err));
+		return err;
+	}
+	if (status.stx_size != fuse->export.engine->size) {
+		msg_error("the file has %llu bytes, the description %llu: they are not of the "
+			  "same device",
+			  (unsigned long long)status.stx_size,
+			  (unsigned long long)fuse->export.engine->size);
+		return -EINVAL;
+	}
+	if (poll(&connection, 1, 0) < 0)
+		return -errno;
+	if (connection.revents & POLLERR) {
+		msg_error("the FUSE connection has ended");
+		msg_hint("start a server anew, and move the loop device to its file (swap)");
+		return -ENOTCONN;
+	}
+	return 0;
+}
+
+/* The mount is there, the kernel has been introduced, and whoever had the file open still has. */
+static int take_over(struct frontend *frontend)
+{
+	struct fuse *fuse = frontend->private;
+	int err = make_session(fuse);
+
+	if (err)
+		return err;
+	fuse_introduce(fuse->session);
+	fuse->export.minor = 0; /* that was not the kernel's */
+	fuse->export.opened = 1;
+	err = check_kept_file(fuse);
+	return err ? err : fuse_resend(fuse->queues[0].device_fd);
 }
 
 static int start_queues(struct frontend *frontend)
@@ -156,22 +265,49 @@ static int start_queues(struct frontend *frontend)
 	return 0;
 }
 
-/* The threads answer this one: after it, the connection is known to work. */
-static int check_file(const struct fuse *fuse)
+/*
+ * The kernel introduces itself as soon as the threads read. NB: looking at the file would be a better
+ * proof, but a process must not wait for itself: killed in between, it would never end, and its
+ * connection neither.
+ */
+static int wait_for_kernel(const struct fuse *fuse)
 {
-	struct stat status;
+	struct pollfd fds[] = {
+		{ .fd = fuse->export.introduced_fd, .events = POLLIN },
+		{ .fd = fuse->ended_fd, .events = POLLIN },
+	};
+	int ready;
 
-	if (fstatat(fuse->mount_fd, fuse->export.name, &status, AT_SYMLINK_NOFOLLOW)) {
-		int err = -errno;
+	do
+		ready = poll(fds, 2, INTRODUCTION_WAIT_MS);
+	while (ready < 0 && errno == EINTR);
+	if (fds[0].revents)
+		return 0;
+	msg_error("the kernel does not take up the FUSE connection");
+	return ready ? -ENOTCONN : -ETIMEDOUT;
+}
 
-		msg_error("the kernel did not take the FUSE connection: %s", strerror(-err));
-		return err;
+/* What the owner can do when this server is killed. */
+static int settle_recovery(const struct frontend *frontend)
+{
+	struct fuse *fuse = frontend->private;
+	unsigned minor = fuse->export.minor;
+	/* After a takeover it is proven. */
+	bool resends = is_takeover(frontend) || minor >= FUSE_RESEND_MINOR;
+
+	fuse->recovery = frontend->recovery;
+	if (fuse->recovery == RECOVERY_REISSUE && !resends) {
+		msg_error("this kernel speaks FUSE 7.%u: --recovery reissue needs 7.%u (Linux 6.9)",
+			  minor, FUSE_RESEND_MINOR);
+		msg_hint("use --recovery swap, if the device is read-only");
+		return -EOPNOTSUPP;
 	}
-	if ((uint64_t)status.st_size != fuse->export.engine->size) {
-		msg_error("the kernel shows %lld bytes instead of %llu", (long long)status.st_size,
-			  (unsigned long long)fuse->export.engine->size);
-		return -EPROTO;
-	}
+	if (fuse->recovery != RECOVERY_AUTO)
+		return 0;
+	if (resends)
+		fuse->recovery = RECOVERY_REISSUE;
+	else
+		fuse->recovery = frontend->engine->read_only ? RECOVERY_SWAP : RECOVERY_NONE;
 	return 0;
 }
 
@@ -181,9 +317,9 @@ static int fuse_stop(struct frontend *frontend)
 
 	__atomic_store_n(&fuse->stopping, true, __ATOMIC_RELEASE);
 	/* The mount goes now, unless somebody still has the file open. */
-	if (fuse->mount_fd >= 0)
-		close(fuse->mount_fd);
-	fuse->mount_fd = -1;
+	if (fuse->place_fd >= 0)
+		close(fuse->place_fd);
+	fuse->place_fd = -1;
 	while (fuse->serving)
 		fuse_queue_stop(&fuse->queues[--fuse->serving]);
 	return 0;
@@ -191,18 +327,36 @@ static int fuse_stop(struct frontend *frontend)
 
 static int fuse_start(struct frontend *frontend)
 {
-	struct fuse *fuse = frontend->private;
 	/* Without SA_RESTART: it is to end a read(2). */
 	struct sigaction action = { .sa_handler = ignore_signal };
-	int err = sigaction(FUSE_QUEUE_SIGNAL, &action, NULL) ? -errno : mount_it(frontend);
+	int err = sigaction(FUSE_QUEUE_SIGNAL, &action, NULL) ? -errno : 0;
 
 	if (!err)
-		err = start_queues(frontend);
+		err = is_takeover(frontend) ? take_over(frontend) : mount_it(frontend);
 	if (!err)
-		err = check_file(fuse);
+		err = start_queues(frontend);
+	if (!err && !is_takeover(frontend))
+		err = wait_for_kernel(frontend->private);
+	if (!err)
+		err = settle_recovery(frontend);
 	if (err)
 		fuse_stop(frontend);
 	return err;
+}
+
+/* Their numbers, for an owner who wants to keep them too (pidfd_getfd(2)). */
+static json_t *list_devices(const struct frontend *frontend)
+{
+	const struct fuse *fuse = frontend->private;
+	json_t *list = json_pack("[i]", fuse_session_fd(fuse->session));
+
+	for (unsigned i = 0; list && i < frontend->queues; i++) {
+		if (json_array_append_new(list, json_integer(fuse->queues[i].device_fd))) {
+			json_decref(list);
+			return NULL;
+		}
+	}
+	return list;
 }
 
 static int fuse_describe(const struct frontend *frontend, json_t *ready)
@@ -210,12 +364,18 @@ static int fuse_describe(const struct frontend *frontend, json_t *ready)
 	const struct fuse *fuse = frontend->private;
 	char path[96];
 
-	snprintf(path, sizeof(path), "/proc/%d/fd/%d/%s", getpid(), fuse->mount_fd,
-		 fuse->export.name);
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d%s%s", getpid(), fuse->place_fd,
+		 is_takeover(frontend) ? "" : "/", is_takeover(frontend) ? "" : fuse->export.name);
 	if (json_object_set_new(ready, "file", json_string(path)) ||
 	    json_object_set_new(ready, "queues", json_integer(frontend->queues)) ||
 	    json_object_set_new(ready, "depth", json_integer(frontend->depth)) ||
-	    json_object_set_new(ready, "max_io_bytes", json_integer(frontend->max_io_bytes)))
+	    json_object_set_new(ready, "max_io_bytes", json_integer(frontend->max_io_bytes)) ||
+	    json_object_set_new(ready, "recovery", json_string(recovery_name(fuse->recovery))) ||
+	    json_object_set_new(ready, "fuse_fds", list_devices(frontend)))
+		return -ENOMEM;
+	/* Not known after a takeover. */
+	if (fuse->export.minor &&
+	    json_object_set_new(ready, "fuse_minor", json_integer(fuse->export.minor)))
 		return -ENOMEM;
 	return 0;
 }
@@ -249,6 +409,8 @@ static void fuse_close(struct frontend *frontend)
 		close(fuse->connection_fd);
 	if (fuse->ended_fd >= 0)
 		close(fuse->ended_fd);
+	if (fuse->export.introduced_fd >= 0)
+		close(fuse->export.introduced_fd);
 	free(fuse->queues);
 	free(fuse);
 	frontend->private = NULL;

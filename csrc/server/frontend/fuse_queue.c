@@ -26,8 +26,16 @@ static ssize_t read_request(int fd, void *data, size_t bytes, void *userdata)
 
 static ssize_t write_reply(int fd, struct iovec *parts, int count, void *userdata)
 {
+	ssize_t bytes = 0;
+
 	(void)fd;
 	(void)userdata;
+	if (!own_queue) {
+		/* Of fuse_introduce(): no kernel has asked. */
+		for (int i = 0; i < count; i++)
+			bytes += (ssize_t)parts[i].iov_len;
+		return bytes;
+	}
 	return writev(own_queue->device_fd, parts, count);
 }
 
@@ -143,15 +151,28 @@ static int allocate_tags(struct fuse_queue *queue)
 	return 0;
 }
 
+static int set_blocking(struct fuse_queue *queue, bool blocking)
+{
+	if (queue->blocking == blocking)
+		return 0;
+	if (fcntl(queue->device_fd, F_SETFL, blocking ? 0 : O_NONBLOCK))
+		return -errno;
+	queue->blocking = blocking;
+	return 0;
+}
+
 static int queue_init(void *owner)
 {
 	struct fuse_queue *queue = owner;
 	int err = worker_prepare(queue->worker);
 
 	own_queue = queue;
-	queue->blocking = true;
 	if (!err)
 		err = allocate_tags(queue);
+	/* A server before this one may have left it otherwise. */
+	queue->blocking = false;
+	if (!err)
+		err = set_blocking(queue, true);
 	return err ? err : init_ring(queue);
 }
 
@@ -193,16 +214,6 @@ static int settle(struct fuse_queue *queue)
 			return err;
 		handle_completions(queue);
 	}
-	return 0;
-}
-
-static int set_blocking(struct fuse_queue *queue, bool blocking)
-{
-	if (queue->blocking == blocking)
-		return 0;
-	if (fcntl(queue->device_fd, F_SETFL, blocking ? 0 : O_NONBLOCK))
-		return -errno;
-	queue->blocking = blocking;
 	return 0;
 }
 

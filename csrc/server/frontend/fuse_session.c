@@ -6,6 +6,7 @@
 #include <fuse_lowlevel.h>
 #include <linux/falloc.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -32,8 +33,10 @@ static struct fuse_export *export_of(fuse_req_t request)
 
 static void on_init(void *userdata, struct fuse_conn_info *connection)
 {
-	const struct fuse_export *export = userdata;
+	struct fuse_export *export = userdata;
 
+	export->minor = connection->proto_minor;
+	eventfd_write(export->introduced_fd, 1);
 	connection->max_write = export->max_io_bytes;
 	connection->max_background = MAX_BACKGROUND;
 	connection->congestion_threshold = MAX_BACKGROUND;
@@ -116,9 +119,11 @@ static void on_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
 
 static void on_release(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info *file)
 {
+	struct fuse_export *export = export_of(request);
+
 	(void)inode;
 	(void)file;
-	__atomic_sub_fetch(&export_of(request)->opened, 1, __ATOMIC_RELAXED);
+	__atomic_sub_fetch(&export->opened, 1, __ATOMIC_RELAXED);
 	fuse_reply_err(request, 0);
 }
 

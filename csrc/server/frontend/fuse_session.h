@@ -16,6 +16,8 @@ struct fuse_export {
 	struct timespec time; /* of the file */
 	char name[32];	      /* of the file */
 	unsigned opened;      /* atomic: how many have it open */
+	int introduced_fd;    /* eventfd: written once `minor` is known */
+	unsigned minor;	      /* of the protocol that the kernel speaks; 0: not known */
 };
 
 /*

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/frontend/fuse_takeover.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse_lowlevel.h>
+#include <linux/fuse.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/message.h"
+
+enum {
+	/* Of linux/fuse.h since 6.9 (760eac73f9f6); the header of Debian 12 is older. */
+	NOTIFY_RESEND = 7,
+	/* linux/miscdevice.h: MISC_MAJOR and FUSE_MINOR */
+	DEVICE_MAJOR = 10,
+	DEVICE_MINOR = 229,
+	READAHEAD_BYTES = 128 << 10, /* says little: the file is not cached */
+};
+
+/* NB: DONT_SYNC: of the file, nobody could answer. */
+int fuse_take_kept_fd(int fd, enum fuse_kept what)
+{
+	struct statx status;
+
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &status))
+		return -errno;
+	if (what == FUSE_KEPT_FILE && !S_ISREG(status.stx_mode))
+		return -EINVAL;
+	if (what == FUSE_KEPT_DEVICE &&
+	    (!S_ISCHR(status.stx_mode) || status.stx_rdev_major != DEVICE_MAJOR ||
+	     status.stx_rdev_minor != DEVICE_MINOR))
+		return -EINVAL;
+	return fcntl(fd, F_SETFD, FD_CLOEXEC) ? -errno : 0;
+}
+
+void fuse_introduce(struct fuse_session *session)
+{
+	struct {
+		struct fuse_in_header header;
+		struct fuse_init_in init;
+	} request = {
+		.header = { .len = sizeof(request), .opcode = FUSE_INIT, .unique = 2 },
+		/* MAX_PAGES: or libfuse takes 128 KiB for the largest request. */
+		.init = { .major = FUSE_KERNEL_VERSION,
+			  .minor = FUSE_KERNEL_MINOR_VERSION,
+			  .max_readahead = READAHEAD_BYTES,
+			  .flags = FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_MAX_PAGES },
+	};
+	const struct fuse_buf buffer = { .size = sizeof(request), .mem = &request };
+
+	fuse_session_process_buf(session, &buffer);
+}
+
+int fuse_resend(int device_fd)
+{
+	/* A reply to no request (unique 0) is a notification; its number is in the error's place. */
+	struct fuse_out_header notification = { .len = sizeof(notification),
+						.error = NOTIFY_RESEND };
+	ssize_t written = write(device_fd, &notification, sizeof(notification));
+	int err;
+
+	if (written == (ssize_t)sizeof(notification))
+		return 0;
+	err = written < 0 ? -errno : -EIO;
+	msg_error("cannot have the requests of the last server sent again: %s", strerror(-err));
+	if (err == -EINVAL)
+		msg_hint("this needs Linux 6.9");
+	else if (err == -EPERM)
+		msg_hint("the descriptors belong to no connection, as if no server had used them");
+	return err;
+}

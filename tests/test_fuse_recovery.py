@@ -1,0 +1,566 @@
+"""Servers of the fuse front end that are killed, and those that come after them.
+
+Under verified reads of a clone on a mounted sprout; what is counted is wrong bytes and
+errors that a reader sees.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Need
+from sanitized_build import SANITIZER_ENVIRONMENT
+
+from btrfs_ublk.capabilities import FUSE, LOOP
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.helpers import HELPERS_VARIABLE, SERVER, VERIFY_READS, helper_path
+from btrfs_ublk.process import ProcessIdentity, readable
+from btrfs_ublk.readers import read_direct
+from btrfs_ublk.resources import clone_file, loop, mounted
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.server import Description, FileSegment, PatternSegment, ZeroSegment
+from btrfs_ublk.server.control import ControlError
+from btrfs_ublk.server.fuse import attach_loop, swap
+from btrfs_ublk.server.fuse_connection import FuseConnection
+from btrfs_ublk.sprout import sprout
+from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB
+
+pytestmark = [pytest.mark.native, pytest.mark.fuse]
+
+#: More than the tests can read twice, so that nearly all reads reach the server.
+FILE_BYTES = 64 * GIB
+READERS = 64
+HOW = {"direct": "depth", "mmap": "mmap"}
+ROUNDS = 30
+TIMEOUT_S = 30.0
+ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
+
+
+@pytest.fixture(autouse=True)
+def fuse(need: Need) -> None:
+    need(FUSE, LOOP)
+
+
+class Servers:
+    """The servers of one description, one after the other."""
+
+    def __init__(self, directory: Path, description: Description) -> None:
+        self._path = directory / "description.json"
+        self._errors = directory / "errors"
+        self._running: list[subprocess.Popen[str]] = []
+        self.tag = secrets.token_hex(8)
+        self.describe(description)
+
+    def describe(self, description: Description) -> None:
+        self.description = description
+        self._path.write_text(description.to_json())
+
+    def launch(
+        self, *arguments: str, keep: Sequence[int] = ()
+    ) -> subprocess.Popen[str]:
+        with self._errors.open("wb") as errors:
+            server = subprocess.Popen(
+                [
+                    *(helper_path(SERVER), "--front-end", "fuse"),
+                    *("--tag", self.tag, *arguments, self._path),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                pass_fds=keep,
+            )
+        self._running.append(server)
+        return server
+
+    def start(self, *arguments: str, keep: Sequence[int] = ()) -> dict[str, Any]:
+        """The ready message; {} when there is none, and errors() says why."""
+        server = self.launch(*arguments, keep=keep)
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        ready: dict[str, Any] = json.loads(line) if line else {}
+        return ready
+
+    def keep(self, ready: dict[str, Any]) -> FuseConnection:
+        return FuseConnection.of_server(ready, ProcessIdentity.of(self.pid))
+
+    def take_over(self, connection: FuseConnection) -> dict[str, Any]:
+        ready = self.start(
+            *("--recovery", "auto", *connection.arguments()),
+            keep=connection.descriptors(),
+        )
+        assert ready, self.errors()
+        assert ready["recovery"] == "reissue"
+        return ready
+
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    @property
+    def running(self) -> subprocess.Popen[str]:
+        """The last one."""
+        return self._running[-1]
+
+    @property
+    def pid(self) -> int:
+        return self.running.pid
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """End the last one, and wait until it is gone."""
+        server = self._running.pop()
+        server.send_signal(signum)
+        server.wait(TIMEOUT_S)
+        if server.stdout:
+            server.stdout.close()
+
+    def close(self) -> None:
+        while self._running:
+            self.kill()
+
+
+@contextmanager
+def attached(servers: Servers, ready: dict[str, Any]) -> Iterator[Path]:
+    device = attach_loop(ready, servers.description, servers.tag)
+    try:
+        yield device
+    finally:
+        assert loop.detach(device, servers.tag)
+
+
+class Readers:
+    """A process that reads all the time, many blocks at once."""
+
+    def __init__(self, file: Path, how: str) -> None:
+        self._process = subprocess.Popen(
+            [
+                *(helper_path(VERIFY_READS), f"--{HOW[how]}={READERS}"),
+                *(f"--deadline={TIMEOUT_S:.0f}", file),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def go_on(self) -> None:
+        """Wait until a read is answered that begins now, and then some more."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"mark\n")
+        self._process.stdin.flush()
+        assert self._line()["event"] == "served"
+        time.sleep(random.uniform(0, 0.02))
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        assert readable([self._process.stdout], timeout_s=TIMEOUT_S + 5)
+        message: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return message
+
+    def finish(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"end\n")
+        self._process.stdin.flush()
+        report = self._line()
+        assert report["event"] == "report"
+        return report
+
+    def must_be_content(self) -> int:
+        """No wrong byte, no error, no read without an answer. Returns the reads."""
+        report = self.finish()
+        found = report["wrong_bytes"], report["errors"], report["hung"]
+        assert found == (0, 0, 0), report
+        reads: int = report["reads"]
+        return reads
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(TIMEOUT_S)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                stream.close()
+
+
+@dataclass
+class Stage:
+    """A sprout with a clone of pattern, on a first server."""
+
+    servers: Servers
+    ready: dict[str, Any]
+    device: Path
+    clone: Path
+
+    @contextmanager
+    def reading(self, how: str = "direct") -> Iterator[Readers]:
+        readers = Readers(self.clone, how)
+        try:
+            yield readers
+        finally:
+            readers.kill()
+
+
+@pytest.fixture
+def stage(sparse_path: Path) -> Iterator[Stage]:
+    seed = make_seed(
+        sparse_path / "seed", virtual_data_size=FILE_BYTES, metadata_only=True
+    )
+    pattern = PatternSegment(offset=0, length=FILE_BYTES)
+    servers = Servers(sparse_path, seed.description([pattern]))
+    target = sparse_path / "mnt"
+    target.mkdir()
+    with ExitStack() as stack:
+        stack.callback(servers.close)
+        ready = servers.start("--recovery", "auto")
+        device = stack.enter_context(attached(servers, ready))
+        stack.enter_context(sprout(device, target, parent=sparse_path))
+        clone = target / "clone"
+        clone_file(
+            target / seed.virtual_data.filename,
+            clone,
+            source_offset=0,
+            size_bytes=FILE_BYTES,
+        )
+        yield Stage(servers, ready, device, clone)
+
+
+@pytest.fixture
+def kept(stage: Stage) -> Iterator[FuseConnection]:
+    """The connection of the stage's server."""
+    with stage.servers.keep(stage.ready) as connection:
+        yield connection
+        # Before the stage comes down: reads would wait for ever otherwise.
+
+
+how = pytest.mark.parametrize("how", HOW)
+
+
+class TestReissue:
+    """Somebody keeps the connection: no reader sees an error."""
+
+    @how
+    def test_killed_servers(self, stage: Stage, kept: FuseConnection, how: str) -> None:
+        with stage.reading(how) as readers:
+            for _ in range(ROUNDS):
+                readers.go_on()
+                stage.servers.kill()
+                stage.servers.take_over(kept)
+            readers.go_on()
+            assert readers.must_be_content() > ROUNDS * 8
+
+    def test_killed_in_the_midst_of_a_takeover(
+        self, stage: Stage, kept: FuseConnection
+    ) -> None:
+        chances = random.Random(7)
+        with stage.reading() as readers:
+            readers.go_on()
+            for _ in range(ROUNDS):
+                stage.servers.kill()
+                stage.servers.launch(*kept.arguments(), keep=kept.descriptors())
+                time.sleep(chances.uniform(0, 0.03))
+            stage.servers.kill()
+            stage.servers.take_over(kept)
+            readers.go_on()
+            readers.must_be_content()
+
+    @how
+    def test_stopped_and_then_killed(
+        self, stage: Stage, kept: FuseConnection, how: str
+    ) -> None:
+        with stage.reading(how) as readers:
+            for _ in range(5):
+                readers.go_on()
+                os.kill(stage.servers.pid, signal.SIGSTOP)
+                time.sleep(0.05)
+                stage.servers.kill()
+                stage.servers.take_over(kept)
+            readers.go_on()
+            readers.must_be_content()
+
+    def test_whoever_comes_later_may_keep_it(
+        self, stage: Stage, kept: FuseConnection
+    ) -> None:
+        """A new supervisor, for a server that it did not start."""
+        with stage.reading() as readers:
+            readers.go_on()
+            stage.servers.kill()
+            ready = stage.servers.take_over(kept)
+            identity = ProcessIdentity.of(stage.servers.pid)
+            with stage.servers.keep(ready) as later:
+                kept.close()
+                for _ in range(3):
+                    readers.go_on()
+                    stage.servers.kill()
+                    stage.servers.take_over(later)
+                readers.go_on()
+                readers.must_be_content()
+        with pytest.raises(BtrfsUblkError, match="cannot share the FUSE"):
+            FuseConnection.of_server(ready, identity)
+
+    def test_a_read_that_signals_interrupt(self, sparse_path: Path) -> None:
+        """FUSE_INTERRUPT, of requests that a server had taken when it died."""
+        pattern = PatternSegment(offset=0, length=MIB)
+        script = (
+            "import os, signal, sys\n"
+            "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+            "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
+            "signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)\n"
+            "for offset in range(0, 1 << 20, 4096):\n"
+            "    os.write(1, os.pread(fd, 4096, offset))\n"
+            "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        )
+        servers = Servers(sparse_path, Description(MIB, [pattern]))
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "reissue")
+            kept = stack.enter_context(servers.keep(ready))
+            reader = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", script, ready["file"]],
+                    stdout=subprocess.PIPE,
+                )
+            )
+            stack.callback(reader.kill)
+            assert reader.stdout is not None
+            content = os.read(reader.stdout.fileno(), 1 << 16)
+            for _ in range(10):
+                os.kill(servers.pid, signal.SIGSTOP)
+                time.sleep(0.03)
+                servers.kill()
+                servers.take_over(kept)
+                # Its pipe was full, or it waited for the one who died.
+                content += os.read(reader.stdout.fileno(), 1 << 16)
+            content += reader.stdout.read()
+            assert reader.wait(TIMEOUT_S) == 0
+            assert content == pattern.content(0, MIB)
+
+    def test_writes(self, sparse_path: Path) -> None:
+        """Acknowledged ones are there; and such a device cannot be moved."""
+        source = sparse_path / "source"
+        source.write_bytes(bytes(MIB))
+        segment = FileSegment(offset=0, length=MIB, path=str(source), writable=True)
+        servers = Servers(sparse_path, Description(MIB, [segment], read_only=False))
+        expected = bytearray(MIB)
+        stop = threading.Event()
+
+        def write(device: Path) -> int:
+            chances = random.Random(8)
+            fd = os.open(device, os.O_WRONLY | os.O_DIRECT)
+            block = mmap.mmap(-1, BLOCK_BYTES)
+            count = 0
+            while not stop.is_set():
+                offset = chances.randrange(MIB // BLOCK_BYTES) * BLOCK_BYTES
+                block[:] = chances.randbytes(BLOCK_BYTES)
+                assert os.pwrite(fd, block, offset) == BLOCK_BYTES
+                expected[offset : offset + BLOCK_BYTES] = block
+                count += 1
+            os.close(fd)
+            return count
+
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto")
+            device = stack.enter_context(attached(servers, ready))
+            with pytest.raises(UsageError, match="writable: .*only read-only loop"):
+                swap(device, servers.tag, ready)
+            kept = stack.enter_context(servers.keep(ready))
+            with ThreadPoolExecutor(1) as pool:
+                writing = pool.submit(write, device)
+                for _ in range(10):
+                    time.sleep(0.02)
+                    servers.kill()
+                    servers.take_over(kept)
+                stop.set()
+                assert writing.result(TIMEOUT_S) > 50
+            assert source.read_bytes() == expected
+
+    def test_the_end_of_who_keeps_it_is_the_end(self, sparse_path: Path) -> None:
+        servers = Servers(sparse_path, ZEROES)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto")
+            file = stack.enter_context(open(ready["file"], "rb", buffering=0))
+            with servers.keep(ready):
+                servers.kill()
+            with pytest.raises(OSError) as caught:
+                file.read(BLOCK_BYTES)
+            assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+
+    def test_a_file_that_was_open_before(self, sparse_path: Path) -> None:
+        """Nobody tells the new server of it; it is served until it is closed."""
+        servers = Servers(sparse_path, ZEROES)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto")
+            with open(ready["file"], "rb", buffering=0) as file:
+                kept = stack.enter_context(servers.keep(ready))
+                servers.kill()
+                again = servers.take_over(kept)
+                server = servers.running
+                server.send_signal(signal.SIGTERM)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    server.wait(0.5)
+                # And it can be opened once more.
+                content = read_direct(Path(again["file"]), 0, BLOCK_BYTES)
+                assert content == file.read(BLOCK_BYTES) == bytes(BLOCK_BYTES)
+            assert server.wait(TIMEOUT_S) == 0
+
+    def test_under_sanitizers(
+        self,
+        sparse_path: Path,
+        sanitized_build: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
+        for name, value in SANITIZER_ENVIRONMENT.items():
+            # The leak checker needs /proc, which the server's namespace lacks.
+            value = value.replace("detect_leaks=1", "detect_leaks=0")
+            monkeypatch.setenv(name, value)
+        servers = Servers(sparse_path, ZEROES)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto")
+            with open(ready["file"], "rb", buffering=0) as file:
+                kept = stack.enter_context(servers.keep(ready))
+                for _ in range(3):
+                    servers.kill()
+                    servers.take_over(kept)
+                    assert file.read(BLOCK_BYTES) == bytes(BLOCK_BYTES)
+            server = servers.running
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(TIMEOUT_S) == 0, servers.errors()
+
+
+class TestSwap:
+    """The connection is gone: errors until the loop device is on another one's file."""
+
+    @how
+    def test_killed_servers(self, stage: Stage, how: str) -> None:
+        for _ in range(10):
+            with stage.reading(how) as readers:
+                readers.go_on()
+                stage.servers.kill()
+                # While nobody answers, reads fail; and some go on after the swap.
+                time.sleep(0.05)
+                ready = stage.servers.start("--recovery", "swap")
+                assert ready["recovery"] == "swap" and ready["fuse_minor"] > 30
+                swap(stage.device, stage.servers.tag, ready)
+                readers.go_on()
+                report = readers.finish()
+                assert report["wrong_bytes"] == report["hung"] == 0
+                assert report["errors"] > 0
+        with stage.reading(how) as readers:
+            readers.go_on()
+            assert readers.must_be_content() > 0
+
+    def test_after_the_death_of_all(self, stage: Stage, kept: FuseConnection) -> None:
+        """And then the new connection can be kept as the old one was."""
+        kept.close()
+        stage.servers.kill()
+        ready = stage.servers.start("--recovery", "auto")
+        swap(stage.device, stage.servers.tag, ready)
+        with stage.servers.keep(ready) as second, stage.reading() as readers:
+            for _ in range(3):
+                readers.go_on()
+                stage.servers.kill()
+                stage.servers.take_over(second)
+            readers.go_on()
+            readers.must_be_content()
+
+    def test_what_cannot_be_moved(self, sparse_path: Path) -> None:
+        servers = Servers(sparse_path, ZEROES)
+        (sparse_path / "other").mkdir()
+        longer = ZeroSegment(offset=0, length=2 * MIB)
+        others = Servers(sparse_path / "other", Description(2 * MIB, [longer]))
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            stack.callback(others.close)
+            first = servers.start()
+            device = stack.enter_context(attached(servers, first))
+            ready = others.start()
+            with pytest.raises(UsageError, match=f"{MIB} bytes: .*file of {2 * MIB}"):
+                swap(device, servers.tag, ready)
+            with pytest.raises(BtrfsUblkError, match="is another's"):
+                swap(device, others.tag, ready)
+            with pytest.raises(ControlError, match=f"has {2 * MIB} bytes, not {MIB}"):
+                attach_loop(ready, servers.description, others.tag)
+            with pytest.raises(ControlError, match="cannot be kept"):
+                servers.keep(first)  # recovery "none", which is what was asked for
+            assert read_direct(device, 0, BLOCK_BYTES) == bytes(BLOCK_BYTES)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--recovery", "queue"], "--recovery queue is of ublk"),
+            (["--recovery", "fail-io"], "--recovery fail-io is of ublk"),
+            (["--recovery", "no"], "neither none, reissue"),
+            (["--recover-fds", "0,1"], "has not the descriptors of file"),
+            (["--recover-fds", "0,1,x"], "'x' is not a number"),
+            (["--recover-fds", "0,1,2", "--queues=1"], "--queues makes no sense"),
+            (["--recover-fds", "0,1,2"], "0 is not a file"),
+            (["--recover-fds", "100,101,102"], "Bad file descriptor"),
+        ],
+    )
+    def test_options(
+        self, sparse_path: Path, arguments: list[str], message: str
+    ) -> None:
+        servers = Servers(sparse_path, ZEROES)
+        assert servers.start(*arguments) == {}
+        servers.close()
+        assert message in servers.errors()
+
+    def test_a_writable_device_is_not_for_swap(self, sparse_path: Path) -> None:
+        zeroes = Description(MIB, ZEROES.segments, read_only=False)
+        servers = Servers(sparse_path, zeroes)
+        assert servers.start("--recovery", "swap") == {}
+        servers.close()
+        assert "swap is for read-only devices" in servers.errors()
+
+    @pytest.mark.parametrize(
+        ("case", "message"),
+        [
+            ("ended", "the FUSE connection has ended"),
+            ("size", f"has {MIB} bytes, the description {2 * MIB}"),
+            ("device", "is not /dev/fuse"),
+        ],
+    )
+    def test_what_cannot_be_taken_over(
+        self, sparse_path: Path, case: str, message: str
+    ) -> None:
+        servers = Servers(sparse_path, ZEROES)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto")
+            number = os.minor(os.stat(ready["file"]).st_dev)
+            kept = stack.enter_context(servers.keep(ready))
+            keep, arguments = kept.descriptors(), kept.arguments()
+            servers.kill()
+            if case == "size":
+                servers.describe(
+                    Description(2 * MIB, [ZeroSegment(offset=0, length=2 * MIB)])
+                )
+            elif case == "device":
+                arguments[-1] = ",".join(map(str, [keep[0], *keep]))
+                keep = [*keep]
+            else:
+                control = sparse_path / "connections"
+                control.mkdir()
+                with mounted("none", control, fs_type="fusectl"):
+                    (control / str(number) / "abort").write_text("1")
+            assert servers.start(*arguments, keep=keep) == {}
+            servers.close()
+            assert message in servers.errors()
