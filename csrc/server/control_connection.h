@@ -7,34 +7,29 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "server/engine.h"
+#include "server/control_request.h"
 
-enum {
-	CONTROL_PROTOCOL = 1,
-	CONTROL_LINE_BYTES = 4096, /* longest request */
-};
+enum { CONTROL_LINE_BYTES = 4096 /* longest request */ };
 
 struct control_connection {
 	int fd; /* -1: none */
-	const struct engine *engine;
 	size_t used;
 	bool skipping; /* the rest of a line that was too long */
+	bool broken;   /* a message could not be sent, or not as a whole */
 	char line[CONTROL_LINE_BYTES];
 };
 
-enum control_action {
-	CONTROL_GO_ON,
-	CONTROL_STOP, /* asked for */
-	CONTROL_GONE, /* the peer has closed its end, or died */
-};
+/*
+ * Bounds how long a peer that does not read can hold us up: by some seconds, or not at all if `fd`
+ * is non-blocking. Returns 0 or a negative errno.
+ */
+int control_init(struct control_connection *connection, int fd);
 
-/* Bounds how long a peer that does not read can hold us up. Returns 0 or a negative errno. */
-int control_init(struct control_connection *connection, int fd, const struct engine *engine);
-
-/* Takes a reference away from `message`, like all json_*_new(). Errors mean that the peer is gone. */
+/* Takes a reference away from `message`, like all json_*_new(). An error sets `broken`. */
 int control_send(struct control_connection *connection, json_t *message);
 
-/* To be called when the descriptor is readable. */
-enum control_action control_receive(struct control_connection *connection);
+/* To be called when the descriptor is readable: takes what is there, and answers it. */
+enum control_action control_receive(struct control_connection *connection,
+				    const struct control_subject *subject);
 
 #endif

@@ -121,6 +121,11 @@ static int take_tag(const char *text, struct server_options *options)
 	return 0;
 }
 
+static int take_listen_fd(const char *text, struct server_options *options)
+{
+	return take_index("--listen-fd", text, &options->listen_fd);
+}
+
 static int take_control_fd(const char *text, struct server_options *options)
 {
 	return take_index("--control-fd", text, &options->control_fd);
@@ -209,6 +214,8 @@ static const struct row table[] = {
 	{ "control-fd", "FD", take_control_fd,
 	  "connected Unix socket that speaks JSON lines; INT and HUP\n"
 	  "are then left to the owner" },
+	{ "listen-fd", "FD", take_listen_fd,
+	  "listening Unix socket: root and this user may ask there too" },
 	{ "recovery", "NAME", take_recovery,
 	  "when this process is killed: none (default): reads fail;\n"
 	  "reissue: they wait for the next server; fuse swap: the owner\n"
@@ -335,6 +342,7 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 	*options = (struct server_options){
 		.id = -1,
 		.control_fd = -1,
+		.listen_fd = -1,
 		.delete_device = -1,
 	};
 	err = take_all(argc, argv, options);

@@ -20,6 +20,7 @@ struct server_options {
 	uint64_t tag;
 	bool tag_given;
 	int control_fd; /* -1: none */
+	int listen_fd;	/* -1: none */
 	enum recovery_mode recovery;
 	int recover_fds[MAX_QUEUES + 2];
 	unsigned recover_fd_count; /* 0: not given */

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/control_server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/message.h"
+
+enum {
+	/* When all places are taken, a client that was silent for so long leaves its own. */
+	SILENT_MS = 10 * 1000,
+	ACCEPT_PAUSE_MS = 1000, /* after a failure that may pass, such as EMFILE */
+};
+
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static void drop(struct control_client *client)
+{
+	close(client->connection.fd);
+	client->connection.fd = -1;
+}
+
+int control_server_init(struct control_server *server, int fd)
+{
+	int listening = 0;
+	socklen_t bytes = sizeof(listening);
+
+	*server = (struct control_server){ .fd = fd };
+	for (unsigned i = 0; i < CONTROL_CLIENTS; i++)
+		server->clients[i].connection.fd = -1;
+	if (fd < 0)
+		return 0;
+	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &bytes))
+		return -errno;
+	if (!listening)
+		return -EINVAL;
+	/* NB: of the socket, so for all who share it: another one may take what poll(2) showed. */
+	return fcntl(fd, F_SETFL, O_NONBLOCK) ? -errno : 0;
+}
+
+void control_server_deinit(struct control_server *server)
+{
+	for (unsigned i = 0; i < CONTROL_CLIENTS; i++) {
+		if (server->clients[i].connection.fd >= 0)
+			drop(&server->clients[i]);
+	}
+}
+
+/* A free place, or that of the client that was silent longest. NULL: all are busy. */
+static struct control_client *find_place(struct control_server *server, uint64_t now)
+{
+	struct control_client *oldest = server->clients;
+
+	for (unsigned i = 0; i < CONTROL_CLIENTS; i++) {
+		struct control_client *client = &server->clients[i];
+
+		if (client->connection.fd < 0)
+			return client;
+		if (client->last_ms < oldest->last_ms)
+			oldest = client;
+	}
+	if (now - oldest->last_ms < SILENT_MS)
+		return NULL;
+	drop(oldest);
+	return oldest;
+}
+
+static bool is_allowed(int fd)
+{
+	struct ucred peer;
+	socklen_t bytes = sizeof(peer);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes))
+		return false;
+	return peer.uid == 0 || peer.uid == geteuid();
+}
+
+static void refuse(int fd, const char *why)
+{
+	struct control_connection connection;
+
+	control_init(&connection, fd);
+	control_send(&connection, control_error(why));
+	close(fd);
+}
+
+static void take_client(struct control_server *server, int fd)
+{
+	struct control_client *place;
+	uint64_t now = now_ms();
+	char text[80];
+
+	if (!is_allowed(fd)) {
+		snprintf(text, sizeof(text), "only root and user %u may ask this server",
+			 (unsigned)geteuid());
+		refuse(fd, text);
+		return;
+	}
+	place = find_place(server, now);
+	if (!place) {
+		snprintf(text, sizeof(text), "all %d places for clients are taken; try again later",
+			 CONTROL_CLIENTS);
+		refuse(fd, text);
+		return;
+	}
+	place->last_ms = now;
+	control_init(&place->connection, fd);
+}
+
+/* One at a time, so that a crowd at the door does not keep those inside waiting. */
+static void accept_client(struct control_server *server)
+{
+	/* Non-blocking: a client that does not read its answers is not waited for. */
+	int fd = accept4(server->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+	if (fd >= 0) {
+		take_client(server, fd);
+		return;
+	}
+	if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
+		return;
+	msg_warning("cannot accept a control client: %s", strerror(errno));
+	server->accept_again_ms = now_ms() + ACCEPT_PAUSE_MS;
+}
+
+int control_server_prepare(const struct control_server *server,
+			   struct pollfd fds[static CONTROL_POLL_FDS])
+{
+	bool paused = server->accept_again_ms && now_ms() < server->accept_again_ms;
+
+	fds[0] = (struct pollfd){ .fd = paused ? -1 : server->fd, .events = POLLIN };
+	for (unsigned i = 0; i < CONTROL_CLIENTS; i++) {
+		fds[1 + i] = (struct pollfd){
+			.fd = server->clients[i].connection.fd,
+			.events = POLLIN,
+		};
+	}
+	return paused ? ACCEPT_PAUSE_MS : -1;
+}
+
+enum control_action control_server_serve(struct control_server *server,
+					 const struct control_subject *subject,
+					 const struct pollfd fds[static CONTROL_POLL_FDS])
+{
+	enum control_action action = CONTROL_GO_ON;
+
+	for (unsigned i = 0; i < CONTROL_CLIENTS && action == CONTROL_GO_ON; i++) {
+		struct control_client *client = &server->clients[i];
+
+		if (fds[1 + i].fd < 0 || !fds[1 + i].revents)
+			continue;
+		client->last_ms = now_ms();
+		action = control_receive(&client->connection, subject);
+		/* What was asked for is done all the same. */
+		if (action == CONTROL_GONE || client->connection.broken)
+			drop(client);
+		if (action == CONTROL_GONE)
+			action = CONTROL_GO_ON;
+	}
+	/* Last: a new client may get the place of one that `fds` still names. */
+	if (fds[0].revents)
+		accept_client(server);
+	return action;
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/lifetime.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "base/message.h"
+#include "server/frontend/frontend.h"
+#include "server/sandbox.h"
+#include "server/stats.h"
+
+enum {
+	IN_USE_POLL_MS = 250,
+	FD_SIGNAL = 0,
+	FD_OWNER,
+	FD_ENDED,
+	FD_CLIENTS,
+	FD_COUNT = FD_CLIENTS + CONTROL_POLL_FDS,
+};
+
+int lifetime_open_signals(bool owned)
+{
+	sigset_t signals;
+	int fd;
+
+	sigemptyset(&signals);
+	sigaddset(&signals, SIGTERM);
+	/* INT and HUP come from a terminal to all its processes. */
+	if (owned) {
+		signal(SIGINT, SIG_IGN);
+		signal(SIGHUP, SIG_IGN);
+	} else {
+		sigaddset(&signals, SIGINT);
+		sigaddset(&signals, SIGHUP);
+	}
+	signal(SIGPIPE, SIG_IGN);
+	/* So that all threads inherit it. */
+	sigprocmask(SIG_BLOCK, &signals, NULL);
+	fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+	return fd < 0 ? -errno : fd;
+}
+
+/* To the owner, or to standard output where there is none. Takes the reference. */
+static int tell(struct lifetime *lifetime, json_t *event)
+{
+	int err;
+
+	if (lifetime->owner.fd >= 0)
+		return control_send(&lifetime->owner, event);
+	err = json_dumpf(event, stdout, JSON_COMPACT) ? -EIO : 0;
+	json_decref(event);
+	putchar('\n');
+	return fflush(stdout) ? -EIO : err;
+}
+
+int lifetime_announce(struct lifetime *lifetime)
+{
+	const struct frontend *frontend = lifetime->frontend;
+	json_t *ready = json_pack("{s:s, s:i, s:s, s:b}", "event", "ready", "protocol",
+				  CONTROL_PROTOCOL, "front_end", frontend->ops->name, "io_flusher",
+				  (int)sandbox_has_io_flushers());
+	int err = ready ? frontend->ops->describe(frontend, ready) : -ENOMEM;
+
+	lifetime->subject.frontend = frontend;
+	lifetime->subject.ready = ready;
+	clock_gettime(CLOCK_BOOTTIME, &lifetime->subject.started);
+	return err ? err : tell(lifetime, json_incref(ready));
+}
+
+/* Returns true when the device may go: nobody uses it, or a second signal insists. */
+static bool may_stop(struct lifetime *lifetime)
+{
+	const struct frontend *frontend = lifetime->frontend;
+
+	if (lifetime->signals > 1 || !frontend->ops->in_use(frontend))
+		return true;
+	if (!lifetime->warned)
+		msg_warning("the device is in use: it is served until it is not, or until another "
+			    "signal comes");
+	lifetime->warned = true;
+	return false;
+}
+
+static bool is_stopping(const struct lifetime *lifetime)
+{
+	return lifetime->signals || lifetime->owner_gone;
+}
+
+/* Returns a negative errno when poll(2) fails. */
+static int wait_for_something(const struct lifetime *lifetime, struct pollfd fds[static FD_COUNT])
+{
+	int owner_fd = lifetime->owner_gone ? -1 : lifetime->owner.fd;
+	int ended_fd = lifetime->frontend->ops->ended_fd(lifetime->frontend);
+	int wait_ms;
+
+	fds[FD_SIGNAL] = (struct pollfd){ .fd = lifetime->signal_fd, .events = POLLIN };
+	fds[FD_OWNER] = (struct pollfd){ .fd = owner_fd, .events = POLLIN };
+	fds[FD_ENDED] = (struct pollfd){ .fd = ended_fd, .events = POLLIN };
+	wait_ms = control_server_prepare(&lifetime->clients, fds + FD_CLIENTS);
+	if (is_stopping(lifetime))
+		wait_ms = IN_USE_POLL_MS;
+	return poll(fds, FD_COUNT, wait_ms) < 0 && errno != EINTR ? -errno : 0;
+}
+
+int lifetime_wait(struct lifetime *lifetime)
+{
+	for (;;) {
+		struct signalfd_siginfo signal_info;
+		struct pollfd fds[FD_COUNT];
+		enum control_action action = CONTROL_GO_ON;
+		int err = wait_for_something(lifetime, fds);
+
+		if (err)
+			return err;
+		if (fds[FD_ENDED].revents) {
+			msg_error("the device failed, or somebody else stopped it");
+			return -EIO;
+		}
+		while (read(lifetime->signal_fd, &signal_info, sizeof(signal_info)) > 0)
+			lifetime->signals++;
+		if (fds[FD_OWNER].revents)
+			action = control_receive(&lifetime->owner, &lifetime->subject);
+		if (action == CONTROL_GONE)
+			lifetime->owner_gone = true;
+		else if (action == CONTROL_STOP)
+			return 0;
+		action = control_server_serve(&lifetime->clients, &lifetime->subject,
+					      fds + FD_CLIENTS);
+		if (action == CONTROL_STOP)
+			return 0;
+		if (is_stopping(lifetime) && may_stop(lifetime))
+			return 0;
+	}
+}
+
+void lifetime_end(struct lifetime *lifetime)
+{
+	tell(lifetime, json_pack("{s:s, s:o}", "event", "stopped", "stats",
+				 stats_json(lifetime->frontend->engine)));
+	json_decref(lifetime->subject.ready);
+	lifetime->subject.ready = NULL;
+	control_server_deinit(&lifetime->clients);
+}

@@ -1,0 +1,171 @@
+"""The control socket that clients connect to: who may, and what they cannot hold up."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from conftest import Need
+from server_process import ServerProcess
+
+from btrfs_ublk.capabilities import FUSE, ROOT
+from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
+from btrfs_ublk.units import MIB
+
+ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
+CLIENTS = 16
+NOBODY = 65534
+#: Far more than an answer takes, far less than the server waits for its owner to read.
+PROMPT_S = 3.0
+
+
+@pytest.fixture
+def server(need: Need) -> Iterator[ServerProcess]:
+    need(ROOT, FUSE)
+    with ServerProcess(ZEROES, "--queues", "1", front_end="fuse") as it:
+        it.wait_ready()
+        yield it
+
+
+def assert_prompt(server: ServerProcess) -> None:
+    begin_s = time.monotonic()
+    assert server.request("stats")["reply"] == "stats"
+    assert time.monotonic() - begin_s < PROMPT_S
+
+
+@pytest.mark.native
+def test_what_it_answers(server: ServerProcess) -> None:
+    with server.connect() as client:
+        info = client.request("info")["info"]
+        assert info.items() >= server.ready.items()
+        assert info["pid"] == server.process.pid
+        assert info["version"] and 0 <= info["uptime_s"] < 600
+        assert client.request("stats")["stats"]["errors"] == 0
+        assert client.request("bla") == {
+            "error": "unknown request; known: stats, info, stop"
+        }
+        client.socket.sendall(b'["stop"]\nno json\n\n')
+        assert "string" in client.line()["error"]
+        assert client.line() == client.line() == {"error": "not valid JSON"}
+    last = server.stop()
+    assert last["stats"]["errors"] == 0
+
+
+@pytest.mark.native
+def test_nothing_happens_when_clients_leave(server: ServerProcess) -> None:
+    for _ in range(3 * CLIENTS):
+        server.connect().close()
+    with server.connect() as client:
+        client.socket.sendall(b'{"request": "st')
+    assert_prompt(server)
+    assert server.process.poll() is None
+
+
+@pytest.mark.native
+def test_half_lines_and_many_in_one(server: ServerProcess) -> None:
+    with server.connect() as client:
+        for byte in b'{"request": "stats"}\n':
+            client.socket.sendall(bytes([byte]))
+        assert client.line()["reply"] == "stats"
+        client.socket.sendall(b'{"request": "info"}\n' * 20 + b'{"req')
+        assert [client.line()["reply"] for _ in range(20)] == ["info"] * 20
+        client.socket.sendall(b'uest": "stats"}\n')
+        assert client.line()["reply"] == "stats"
+
+
+@pytest.mark.native
+def test_a_line_of_100_mb(server: ServerProcess) -> None:
+    with server.connect() as client:
+        for _ in range(100):
+            client.socket.sendall(b"x" * 1_000_000)
+        client.socket.sendall(b"\n")
+        assert client.line() == {"error": "request too long"}
+        assert client.request("stats")["reply"] == "stats"
+
+
+@pytest.mark.native
+def test_a_client_that_never_reads_is_dropped(server: ServerProcess) -> None:
+    with server.connect() as client:
+        client.socket.settimeout(1.0)
+        with pytest.raises(OSError):
+            while True:  # its answers fill the socket, then it is hung up on
+                client.socket.sendall(b'{"request": "info"}\n' * 100)
+        assert_prompt(server)
+
+
+@pytest.mark.native
+def test_all_places_taken(server: ServerProcess) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(server.connect()) for _ in range(CLIENTS)]
+        for client in clients:
+            assert client.request("stats")["reply"] == "stats"
+        with server.connect() as late:
+            assert "places" in late.line()["error"]
+            with pytest.raises(EOFError):
+                late.line()
+        clients.pop().close()
+        assert_prompt(server)
+        for client in clients:  # those inside do not notice
+            assert client.request("stats")["reply"] == "stats"
+
+
+@pytest.mark.native
+def test_silent_clients_make_room_in_time(server: ServerProcess) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(server.connect()) for _ in range(CLIENTS)]
+        for client in silent:
+            assert client.request("stats")["reply"] == "stats"
+        time.sleep(5)
+        assert silent[0].request("stats")["reply"] == "stats"
+        time.sleep(6)
+        assert_prompt(server)
+        assert silent[0].request("stats")["reply"] == "stats"
+        with pytest.raises(EOFError):
+            silent[1].line()
+
+
+@pytest.mark.native
+def test_another_user_is_refused(server: ServerProcess) -> None:
+    for path in (server.socket_path, server.socket_path.parent):
+        path.chmod(0o777)
+    # Where it stands is closed to others as well: it is reached by way of a descriptor.
+    directory = os.open(server.socket_path.parent, os.O_PATH)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.fchdir(directory)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(PROMPT_S)
+                connection.connect("control")
+                with connection.makefile("rb") as file:
+                    error = json.loads(file.readline())
+                    status = 0 if "only root and user 0" in error["error"] else 2
+                    status = status or 3 * bool(file.readline())
+        finally:
+            os._exit(status)
+    os.close(directory)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_prompt(server)
+
+
+def test_any_front_end(front_end: FrontEndName) -> None:
+    with ServerProcess(ZEROES, front_end=front_end) as server:
+        server.wait_ready()
+        info = server.request("info")["info"]
+        assert info["front_end"] == front_end
+        server.stop()
+
+
+@pytest.mark.parametrize("option", ["--listen-fd", "--control-fd"])
+def test_what_is_no_socket_is_refused(option: str) -> None:
+    with ServerProcess(ZEROES, option, "0", front_end="fuse") as server:
+        assert f"{option} 0 is no" in server.failure(2)
