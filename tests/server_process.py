@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -159,3 +161,12 @@ class ServerProcess:
         assert self.process.wait(END_TIMEOUT_S) == status
         assert self.process.stdout.read() == ""
         return self.process.stderr.read()
+
+
+def kill_after(process: subprocess.Popen[str], delay_s: float) -> None:
+    """kill -9 at that time, wherever it is then."""
+    deadline_s = time.monotonic() + delay_s
+    while time.monotonic() < deadline_s:
+        pass  # sleep(3) is too coarse here
+    process.send_signal(signal.SIGKILL)
+    process.wait(END_TIMEOUT_S)

@@ -45,15 +45,16 @@ def test_what_it_answers(server: ServerProcess) -> None:
         assert info.items() >= server.ready.items()
         assert info["pid"] == server.process.pid
         assert info["version"] and 0 <= info["uptime_s"] < 600
+        assert info["recovery"] == "none"
         assert client.request("stats")["stats"]["errors"] == 0
         assert client.request("bla") == {
-            "error": "unknown request; known: stats, info, stop"
+            "error": "unknown request; known: stats, info, stop, handover"
         }
         client.socket.sendall(b'["stop"]\nno json\n\n')
         assert "string" in client.line()["error"]
         assert client.line() == client.line() == {"error": "not valid JSON"}
     last = server.stop()
-    assert last["stats"]["errors"] == 0
+    assert last["stats"]["errors"] == 0 and last["handed_over"] is False
 
 
 @pytest.mark.native
@@ -157,11 +158,18 @@ def test_another_user_is_refused(server: ServerProcess) -> None:
     assert_prompt(server)
 
 
+@pytest.mark.native
+def test_handover_is_refused_where_nothing_would_stay(server: ServerProcess) -> None:
+    assert "no recovery mode" in server.request("handover")["error"]
+    assert_prompt(server)
+
+
 def test_any_front_end(front_end: FrontEndName) -> None:
     with ServerProcess(ZEROES, front_end=front_end) as server:
         server.wait_ready()
         info = server.request("info")["info"]
-        assert info["front_end"] == front_end
+        assert (info["front_end"], info["recovery"]) == (front_end, "none")
+        assert "error" in server.request("handover")
         server.stop()
 
 

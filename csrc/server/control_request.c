@@ -56,10 +56,24 @@ static enum control_action answer_stop(const struct control_subject *subject, js
 	return CONTROL_STOP;
 }
 
+static enum control_action answer_handover(const struct control_subject *subject, json_t **reply)
+{
+	const struct frontend_ops *ops = subject->frontend->ops;
+
+	if (!ops->outlives || !ops->outlives(subject->frontend)) {
+		*reply = control_error("this device has no recovery mode: it would go with its "
+				       "server");
+		return CONTROL_GO_ON;
+	}
+	*reply = json_pack("{s:s}", "reply", "handover");
+	return CONTROL_HAND_OVER;
+}
+
 static const struct row table[] = {
 	{ "stats", answer_stats },
 	{ "info", answer_info },
 	{ "stop", answer_stop },
+	{ "handover", answer_handover },
 };
 
 enum { ROW_COUNT = sizeof(table) / sizeof(*table) };

@@ -20,8 +20,9 @@ struct control_subject {
 
 enum control_action {
 	CONTROL_GO_ON,
-	CONTROL_STOP, /* asked for */
-	CONTROL_GONE, /* the peer has closed its end, or died */
+	CONTROL_STOP,	   /* asked for */
+	CONTROL_HAND_OVER, /* asked for, and possible */
+	CONTROL_GONE,	   /* the peer has closed its end, or died */
 };
 
 /*

@@ -35,7 +35,7 @@ void control_server_deinit(struct control_server *server);
 int control_server_prepare(const struct control_server *server,
 			   struct pollfd fds[static CONTROL_POLL_FDS]);
 
-/* Serves what poll(2) found. Returns CONTROL_GO_ON or CONTROL_STOP. */
+/* Serves what poll(2) found. Returns CONTROL_GO_ON, _STOP or _HAND_OVER. */
 enum control_action control_server_serve(struct control_server *server,
 					 const struct control_subject *subject,
 					 const struct pollfd fds[static CONTROL_POLL_FDS]);

@@ -126,21 +126,24 @@ int lifetime_wait(struct lifetime *lifetime)
 			action = control_receive(&lifetime->owner, &lifetime->subject);
 		if (action == CONTROL_GONE)
 			lifetime->owner_gone = true;
-		else if (action == CONTROL_STOP)
-			return 0;
+		else if (action != CONTROL_GO_ON)
+			return (int)action;
 		action = control_server_serve(&lifetime->clients, &lifetime->subject,
 					      fds + FD_CLIENTS);
-		if (action == CONTROL_STOP)
-			return 0;
+		if (action != CONTROL_GO_ON)
+			return (int)action;
 		if (is_stopping(lifetime) && may_stop(lifetime))
-			return 0;
+			return CONTROL_STOP;
 	}
 }
 
-void lifetime_end(struct lifetime *lifetime)
+void lifetime_end(struct lifetime *lifetime, bool handed_over)
 {
-	tell(lifetime, json_pack("{s:s, s:o}", "event", "stopped", "stats",
-				 stats_json(lifetime->frontend->engine)));
+	json_t *stopped = json_pack("{s:s, s:b, s:o}", "event", "stopped", "handed_over",
+				    (int)handed_over, "stats",
+				    stats_json(lifetime->frontend->engine));
+
+	tell(lifetime, stopped);
 	json_decref(lifetime->subject.ready);
 	lifetime->subject.ready = NULL;
 	control_server_deinit(&lifetime->clients);

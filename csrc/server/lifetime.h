@@ -32,12 +32,12 @@ int lifetime_open_signals(bool owned);
 int lifetime_announce(struct lifetime *lifetime);
 
 /*
- * Returns 0 when it is time to stop, or a negative errno when the front end failed. An owner that
- * died, or a signal, does not pull the device from under a file system.
+ * Returns CONTROL_STOP or CONTROL_HAND_OVER when it is time, or a negative errno when the front end
+ * failed. An owner that died, or a signal, does not pull the device from under a file system.
  */
 int lifetime_wait(struct lifetime *lifetime);
 
 /* The last words. */
-void lifetime_end(struct lifetime *lifetime);
+void lifetime_end(struct lifetime *lifetime, bool handed_over);
 
 #endif

@@ -15,7 +15,6 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
-#include "server/frontend/frontend.h"
 
 enum {
 	MAX_DEPTH = 1024,
@@ -121,6 +120,11 @@ static int take_tag(const char *text, struct server_options *options)
 	return 0;
 }
 
+static int take_recover(const char *text, struct server_options *options)
+{
+	return take_index("--recover", text, &options->recover_id);
+}
+
 static int take_listen_fd(const char *text, struct server_options *options)
 {
 	return take_index("--listen-fd", text, &options->listen_fd);
@@ -216,10 +220,16 @@ static const struct row table[] = {
 	  "are then left to the owner" },
 	{ "listen-fd", "FD", take_listen_fd,
 	  "listening Unix socket: root and this user may ask there too" },
-	{ "recovery", "NAME", take_recovery,
-	  "when this process is killed: none (default): reads fail;\n"
-	  "reissue: they wait for the next server; fuse swap: the owner\n"
-	  "moves the loop device to its file; auto: the best there is" },
+	{ "recovery", "MODE", take_recovery,
+	  "what becomes of the device when this process dies. none: it\n"
+	  "goes (default); reissue: requests in flight are given to\n"
+	  "the next server, new ones wait for it; ublk queue: the\n"
+	  "former fail; ublk fail-io: both fail until it is there; fuse\n"
+	  "swap: likewise, and the owner moves the loop device to its\n"
+	  "file; auto: the best there is" },
+	{ "recover", "ID", take_recover,
+	  "take over ublk device ID, whose server is gone; it must\n"
+	  "carry --tag, and keeps its queues, depth and largest request" },
 	{ "recover-fds", "FD,...", take_recover_fds,
 	  "take over the FUSE connection of a server that is gone: its\n"
 	  "file, connection and queues, in that order, as kept open;\n"
@@ -240,6 +250,7 @@ enum {
 
 static const char help_head[] =
 	"Usage: btrfs-ublk-server [OPTIONS] DESCRIPTION\n"
+	"       btrfs-ublk-server [OPTIONS] --recover ID --tag HEX DESCRIPTION\n"
 	"       btrfs-ublk-server --list-devices\n"
 	"       btrfs-ublk-server --delete-device ID --tag HEX\n"
 	"\n"
@@ -253,7 +264,8 @@ static const char help_tail[] =
 	"\n"
 	"When reads are answered, a JSON line with \"event\": \"ready\", and \"device\" or\n"
 	"\"file\", goes to the control socket, or to standard output where there is none.\n"
-	"Exit status: 0 stopped as asked, 1 failure, 2 wrong usage or description.\n";
+	"Exit status: 0 stopped as asked, 1 failure, 2 wrong usage or description, 3 handed\n"
+	"over as asked: the device waits for --recover.\n";
 
 static void print_row(const struct row *row)
 {
@@ -313,6 +325,21 @@ static int take_all(int argc, char **argv, struct server_options *options)
 	return 0;
 }
 
+static int check_recover(const struct server_options *options)
+{
+	if (!options->tag_given) {
+		msg_error("--recover needs --tag");
+		return -EINVAL;
+	}
+	if (options->queues || options->depth || options->max_io_bytes || options->id >= 0 ||
+	    options->recovery != RECOVERY_NONE) {
+		msg_error("--recover takes the device as it is: --id, --queues, --depth, --max-io "
+			  "and --recovery were settled when it was made");
+		return -EINVAL;
+	}
+	return 0;
+}
+
 /* What has to hold of all options together. */
 static int check(const struct server_options *options, int words)
 {
@@ -332,7 +359,7 @@ static int check(const struct server_options *options, int words)
 		msg_error("--recover-fds says how many queues there are: --queues makes no sense");
 		return -EINVAL;
 	}
-	return 0;
+	return options->recover_id >= 0 ? check_recover(options) : 0;
 }
 
 int server_options_parse(int argc, char **argv, struct server_options *options)
@@ -341,6 +368,7 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 
 	*options = (struct server_options){
 		.id = -1,
+		.recover_id = -1,
 		.control_fd = -1,
 		.listen_fd = -1,
 		.delete_device = -1,

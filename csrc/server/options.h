@@ -22,6 +22,7 @@ struct server_options {
 	int control_fd; /* -1: none */
 	int listen_fd;	/* -1: none */
 	enum recovery_mode recovery;
+	int recover_id; /* -1: none */
 	int recover_fds[MAX_QUEUES + 2];
 	unsigned recover_fd_count; /* 0: not given */
 

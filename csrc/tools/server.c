@@ -16,6 +16,9 @@
 #include "server/options.h"
 #include "server/sandbox.h"
 
+/* Besides those of every helper: the device was left for another server, as asked. */
+enum { EXIT_HANDED_OVER = 3 };
+
 static int load(const char *path, struct engine *engine)
 {
 	_cleanup_fclose_ FILE *file = NULL;
@@ -32,25 +35,54 @@ static int load(const char *path, struct engine *engine)
 	return description_load(file, path, engine);
 }
 
+/* The device stays, and threads serve it to the very end: only the exit may take their memory. */
+static void leave(int status) __attribute__((noreturn));
+
+static void leave(int status)
+{
+	fflush(NULL);
+	_exit(status);
+}
+
+/* When the front end, or the announcement of what it has made, failed. */
+static void stop_or_leave(struct frontend *frontend, bool announced)
+{
+	bool known = announced || frontend->recover_id >= 0;
+
+	/* What somebody has heard of may be in use; nobody would ever find anything else. */
+	if (known && frontend->ops->outlives && frontend->ops->outlives(frontend)) {
+		msg_hint("the device was left for another server: --recover takes it over");
+		leave(EXIT_FAILED);
+	}
+	frontend->ops->stop(frontend);
+}
+
 static int serve(struct frontend *frontend, struct lifetime *lifetime)
 {
-	int err, stop_err;
+	int action, err = sandbox_enter();
 
-	err = frontend->ops->open(frontend);
-	if (!err)
-		err = sandbox_enter();
 	if (!err)
 		err = frontend->ops->start(frontend);
 	if (err)
 		return err;
 	err = lifetime_announce(lifetime);
-	if (err)
+	if (err) {
 		msg_error("cannot say that the device is ready: %s", strerror(-err));
+		stop_or_leave(frontend, false);
+		return err;
+	}
+	action = lifetime_wait(lifetime);
+	if (action == CONTROL_HAND_OVER) {
+		frontend->ops->hand_over(frontend);
+		lifetime_end(lifetime, true);
+		leave(EXIT_HANDED_OVER);
+	}
+	if (action < 0)
+		stop_or_leave(frontend, true);
 	else
-		err = lifetime_wait(lifetime);
-	stop_err = frontend->ops->stop(frontend);
-	lifetime_end(lifetime);
-	return err ? err : stop_err;
+		err = frontend->ops->stop(frontend);
+	lifetime_end(lifetime, false);
+	return action < 0 ? action : err;
 }
 
 /* Buffers are locked: more of them than the machine has memory would kill others. */
@@ -85,6 +117,24 @@ static int open_sockets(const struct server_options *options, struct lifetime *l
 }
 
 /* Returns an exit status: only a wrong description is the caller's fault, not a kernel's EINVAL. */
+static int run_loaded(struct frontend *frontend, struct lifetime *lifetime)
+{
+	int status = EXIT_FAILED;
+	int err = frontend->ops->open(frontend);
+
+	if (!err && check_memory(frontend)) {
+		status = EXIT_USAGE;
+	} else if (!err) {
+		err = engine_open(frontend->engine, frontend->queues);
+		if (err)
+			status = err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+		else if (!serve(frontend, lifetime))
+			status = EXIT_OK;
+	}
+	frontend->ops->close(frontend);
+	return status;
+}
+
 static int run(const struct server_options *options)
 {
 	_cleanup_close_ int signal_fd = lifetime_open_signals(options->control_fd >= 0);
@@ -96,31 +146,26 @@ static int run(const struct server_options *options)
 		.wanted_id = options->id,
 		.tag = options->tag,
 		.recovery = options->recovery,
+		.recover_id = options->recover_id,
 		.recover_fds = options->recover_fds,
 		.recover_fd_count = options->recover_fd_count,
 		.queues = options->queues,
 	};
 	struct lifetime lifetime = { .frontend = &frontend, .signal_fd = signal_fd };
-	int err;
+	int err, status;
 
 	if (signal_fd < 0 || !ops)
 		return EXIT_FAILED;
 	frontend.depth = options->depth ?: ops->default_depth;
 	frontend.max_io_bytes = options->max_io_bytes ?: ops->default_max_io_bytes;
-	if (check_memory(&frontend) || open_sockets(options, &lifetime))
+	if (open_sockets(options, &lifetime))
 		return EXIT_USAGE;
 	err = load(options->description, &engine);
 	if (err)
 		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
-	err = engine_open(&engine, frontend.queues);
-	if (err) {
-		engine_close(&engine);
-		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
-	}
-	err = serve(&frontend, &lifetime);
-	ops->close(&frontend);
+	status = run_loaded(&frontend, &lifetime);
 	engine_close(&engine);
-	return err ? EXIT_FAILED : EXIT_OK;
+	return status;
 }
 
 int main(int argc, char **argv)

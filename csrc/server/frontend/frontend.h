@@ -27,12 +27,15 @@ struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
 	struct engine *engine;
+	int wanted_id; /* of the device, where there are numbers; -1: any */
+	uint64_t tag;  /* by which `gc` recognises what was made */
+	enum recovery_mode recovery;
+	int recover_id; /* the device to take over; -1: a new one is made */
+
+	/* Set by the caller, or by open() to what a device that is taken over has. */
 	unsigned queues;       /* threads, each with a worker of the engine */
 	unsigned depth;	       /* requests in flight per queue */
 	uint32_t max_io_bytes; /* of one request */
-	int wanted_id;	       /* of the device, where there are numbers; -1: any */
-	uint64_t tag;	       /* by which `gc` recognises what was made */
-	enum recovery_mode recovery;
 	/*
 	 * Descriptors of a FUSE connection to take over: the file (O_PATH), the connection, and one
 	 * for each queue.
@@ -51,9 +54,12 @@ struct frontend_ops {
 	unsigned default_depth;
 	uint32_t default_max_io_bytes;
 
-	/* Acquire what needs the host's view of the file system; no device exists after it. */
+	/* Acquire what needs the host's view of the file system; makes and changes no device. */
 	int (*open)(struct frontend *frontend);
-	/* Make the device or file; it answers reads when this returns. Undoes itself on failure. */
+	/*
+	 * Make the device or file, or take it over; it answers reads when this returns. On failure,
+	 * what was made is undone, and what was to be taken over is left for another try.
+	 */
 	int (*start)(struct frontend *frontend);
 	/* Keys for the ready line: "device" or "file", ... */
 	int (*describe)(const struct frontend *frontend, json_t *ready);
@@ -63,6 +69,16 @@ struct frontend_ops {
 	bool (*in_use)(const struct frontend *frontend);
 	/* Remove the device or file, serving what is still in flight. */
 	int (*stop)(struct frontend *frontend);
+	/*
+	 * Whether the device is there for another server when this process ends without stop().
+	 * NULL: never.
+	 */
+	bool (*outlives)(const struct frontend *frontend);
+	/*
+	 * Take no more requests, and answer those in flight where the kernel makes that possible.
+	 * The process then ends without close().
+	 */
+	void (*hand_over)(struct frontend *frontend);
 	void (*close)(struct frontend *frontend);
 };
 

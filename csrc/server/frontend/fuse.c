@@ -98,6 +98,11 @@ static int check_options(const struct frontend *frontend)
 			  frontend->wanted_id);
 		return -EINVAL;
 	}
+	if (frontend->recover_id >= 0) {
+		msg_error("--recover is about ublk devices; a FUSE connection is taken over by "
+			  "--recover-fds");
+		return -EINVAL;
+	}
 	return check_recovery(frontend);
 }
 

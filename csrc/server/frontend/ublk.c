@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -15,23 +14,31 @@
 #include "server/frontend/frontend.h"
 #include "server/frontend/ublk_control.h"
 #include "server/frontend/ublk_queue.h"
+#include "server/frontend/ublk_recovery.h"
 
 enum {
 	SECTOR_SHIFT = 9,
 	BLOCK_SHIFT = 12,
-	MAX_DEPTH = 1024,    /* more than that goes wrong on older kernels */
-	OPEN_WAIT_MS = 5000, /* for /dev/ublkcN */
+	MAX_DEPTH = 1024, /* more than that goes wrong on older kernels */
+	QUIESCE_WAIT_MS = 5000,
+	DRAIN_WAIT_MS = 10 * 1000, /* for one queue, to answer what is in flight */
 };
+
+/* Milliseconds; the block layer looks at its clock once per second. */
+#define IO_TIMEOUT_MS "1000"
 
 _Static_assert(1u << BLOCK_SHIFT == BLOCK_BYTES, "the device's block is btrfs' sector");
 
 struct ublk {
 	struct ublk_control control;
 	struct ublksrv_ctrl_dev_info info;
+	uint64_t recovery_flags; /* to ask for */
 	struct ublk_queue *queues;
 	unsigned serving; /* queues that were started and not yet joined */
 	bool added;
-	int dev_dir; /* /dev, opened while it could be seen */
+	bool draining; /* atomic: queues are to end when they have answered all they have */
+	int dev_dir;   /* /dev, opened while it could be seen */
+	int block_dir; /* /sys/block, likewise; -1 if it cannot be had */
 	int device_fd;
 	int ended_fd;
 };
@@ -46,6 +53,7 @@ static int ublk_open(struct frontend *frontend)
 	ublk->control.fd = -1;
 	ublk->device_fd = -1;
 	ublk->dev_dir = -1;
+	ublk->block_dir = -1;
 	frontend->private = ublk;
 	ublk->ended_fd = eventfd(0, EFD_CLOEXEC);
 	if (ublk->ended_fd < 0)
@@ -54,25 +62,34 @@ static int ublk_open(struct frontend *frontend)
 		msg_error("queue depth %u is over the limit of %d", frontend->depth, MAX_DEPTH);
 		return -EINVAL;
 	}
+	if (frontend->recover_fd_count) {
+		msg_error("--recover-fds is about FUSE connections; a ublk device is taken over by "
+			  "--recover");
+		return -EINVAL;
+	}
 	err = ublk_control_open(&ublk->control);
 	if (err)
 		return err;
+	ublk->block_dir = open("/sys/block", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	ublk->dev_dir = open("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	return ublk->dev_dir < 0 ? -errno : 0;
-}
-
-/* Returns the flags to ask for, of those that the kernel says it has. */
-static uint64_t choose_flags(const struct ublk_control *control)
-{
-	uint64_t wanted = UBLK_F_CMD_IOCTL_ENCODE;
-
-	return wanted & control->features;
+	if (ublk->dev_dir < 0)
+		return -errno;
+	if (frontend->recover_id < 0)
+		return ublk_recovery_flags(frontend->recovery, &ublk->control,
+					   &ublk->recovery_flags);
+	err = ublk_recovery_find(frontend, &ublk->control, &ublk->info);
+	if (err)
+		return err;
+	frontend->queues = ublk->info.nr_hw_queues;
+	frontend->depth = ublk->info.queue_depth;
+	frontend->max_io_bytes = ublk->info.max_io_buf_bytes;
+	return 0;
 }
 
 static int add_device(struct frontend *frontend)
 {
 	struct ublk *ublk = frontend->private;
-	uint64_t flags = choose_flags(&ublk->control);
+	uint64_t flags = UBLK_F_CMD_IOCTL_ENCODE & ublk->control.features;
 	int err;
 
 	ublk->info = (struct ublksrv_ctrl_dev_info){
@@ -81,7 +98,7 @@ static int add_device(struct frontend *frontend)
 		.queue_depth = (uint16_t)frontend->depth,
 		.max_io_buf_bytes = frontend->max_io_bytes,
 		.ublksrv_pid = getpid(),
-		.flags = flags,
+		.flags = flags | ublk->recovery_flags,
 		.ublksrv_flags = frontend->tag,
 	};
 	err = ublk_add_device(&ublk->control, &ublk->info);
@@ -99,7 +116,7 @@ static int add_device(struct frontend *frontend)
 			  (unsigned long long)(flags & ~ublk->info.flags));
 		return -EPROTO;
 	}
-	return 0;
+	return ublk_recovery_granted(frontend->recovery, ublk->info.flags);
 }
 
 static int set_params(struct frontend *frontend)
@@ -137,25 +154,10 @@ static int set_params(struct frontend *frontend)
 	return err;
 }
 
-/* The node is there when ADD_DEV returns, but udev may hold or chown it for a moment. */
 static int open_device(struct ublk *ublk)
 {
-	char name[32];
-
-	snprintf(name, sizeof(name), "ublkc%u", ublk->info.dev_id);
-	for (int waited_ms = 0;; waited_ms++) {
-		ublk->device_fd = openat(ublk->dev_dir, name, O_RDWR | O_CLOEXEC);
-		if (ublk->device_fd >= 0)
-			return 0;
-		if ((errno != EBUSY && errno != ENOENT && errno != EACCES) ||
-		    waited_ms == OPEN_WAIT_MS) {
-			int err = -errno;
-
-			msg_error("cannot open /dev/%s: %s", name, strerror(-err));
-			return err;
-		}
-		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
-	}
+	ublk->device_fd = ublk_open_char_device(ublk->dev_dir, ublk->info.dev_id);
+	return ublk->device_fd < 0 ? ublk->device_fd : 0;
 }
 
 static int start_queues(struct frontend *frontend)
@@ -176,6 +178,7 @@ static int start_queues(struct frontend *frontend)
 			.buffer_bytes = ublk->info.max_io_buf_bytes,
 			.encoded = ublk->control.encoded,
 			.device_fd = ublk->device_fd,
+			.draining = &ublk->draining,
 			.thread = { .ended_fd = ublk->ended_fd },
 			.worker = &frontend->engine->workers[i],
 		};
@@ -225,7 +228,25 @@ static int ublk_stop(struct frontend *frontend)
 	return err;
 }
 
-static int ublk_start(struct frontend *frontend)
+/*
+ * Drivers before 6.15 may learn of a server's death only when a request times out (ublk_recovery.c):
+ * after 30 s, by default. A server that lives is given time again and again, however slow it is.
+ */
+static void shorten_timeout(const struct ublk *ublk)
+{
+	_cleanup_close_ int fd = -1;
+	char name[64];
+
+	/* The feature bit stands for 6.15, as in ublk_recovery_begin(). */
+	if (ublk->control.features & UBLK_F_SUPPORT_ZERO_COPY)
+		return;
+	snprintf(name, sizeof(name), "ublkb%u/queue/io_timeout", ublk->info.dev_id);
+	fd = openat(ublk->block_dir, name, O_WRONLY | O_CLOEXEC);
+	if (fd < 0 || write(fd, IO_TIMEOUT_MS, strlen(IO_TIMEOUT_MS)) < 0)
+		msg_debug("cannot shorten the time-out of requests: %s", strerror(errno));
+}
+
+static int make_device(struct frontend *frontend)
 {
 	struct ublk *ublk = frontend->private;
 	int err = add_device(frontend);
@@ -245,7 +266,76 @@ static int ublk_start(struct frontend *frontend)
 	}
 	if (err)
 		ublk_stop(frontend);
+	else
+		shorten_timeout(ublk);
 	return err;
+}
+
+/* NB: whatever fails, the device is neither stopped nor deleted: it may be in use. */
+static int take_over(struct frontend *frontend)
+{
+	struct ublk *ublk = frontend->private;
+	uint32_t id = ublk->info.dev_id;
+	int err = ublk_recovery_begin(&ublk->control, ublk->dev_dir, &ublk->info);
+
+	if (!err)
+		err = open_device(ublk);
+	if (!err)
+		err = start_queues(frontend);
+	if (!err) {
+		err = ublk_end_recovery(&ublk->control, id);
+		if (err)
+			msg_error("the kernel did not give us the device (END_USER_RECOVERY): %s",
+				  strerror(-err));
+	}
+	if (!err)
+		err = ublk_get_device(&ublk->control, id, &ublk->info);
+	if (err) {
+		msg_hint("ublk device %u is left %s, for another try", id,
+			 ublk_state_name(ublk->info.state));
+		return err;
+	}
+	ublk->added = true;
+	return 0;
+}
+
+static int ublk_start(struct frontend *frontend)
+{
+	return frontend->recover_id < 0 ? make_device(frontend) : take_over(frontend);
+}
+
+static bool ublk_outlives(const struct frontend *frontend)
+{
+	struct ublk *ublk = frontend->private;
+	struct ublksrv_ctrl_dev_info info;
+
+	return !ublk_get_device(&ublk->control, ublk->info.dev_id, &info) &&
+	       info.flags & UBLK_F_USER_RECOVERY && info.state != UBLK_S_DEV_DEAD;
+}
+
+static void ublk_hand_over(struct frontend *frontend)
+{
+	struct ublk *ublk = frontend->private;
+	int err;
+
+	if (!(ublk->info.flags & UBLK_F_QUIESCE)) {
+		msg_debug("this kernel cannot quiesce a device: requests in flight are left to "
+			  "--recovery %s",
+			  ublk_recovery_name(ublk->info.flags));
+		return;
+	}
+	__atomic_store_n(&ublk->draining, true, __ATOMIC_RELEASE);
+	err = ublk_quiesce_device(&ublk->control, ublk->info.dev_id, QUIESCE_WAIT_MS);
+	/* NB: also on failure there is no way back, as no request comes any more. */
+	if (err)
+		msg_warning("cannot quiesce ublk device %u (QUIESCE_DEV): %s", ublk->info.dev_id,
+			    strerror(-err));
+	while (!err && ublk->serving &&
+	       ublk_queue_join_within(&ublk->queues[ublk->serving - 1], DRAIN_WAIT_MS))
+		ublk->serving--;
+	if (ublk->serving)
+		msg_warning("some requests of ublk device %u are left to --recovery %s",
+			    ublk->info.dev_id, ublk_recovery_name(ublk->info.flags));
 }
 
 static int ublk_describe(const struct frontend *frontend, json_t *ready)
@@ -258,6 +348,8 @@ static int ublk_describe(const struct frontend *frontend, json_t *ready)
 	if (json_object_set_new(ready, "device", json_string(path)) ||
 	    json_object_set_new(ready, "char_device", json_string(device)) ||
 	    json_object_set_new(ready, "id", json_integer(ublk->info.dev_id)) ||
+	    json_object_set_new(ready, "recovery",
+				json_string(ublk_recovery_name(ublk->info.flags))) ||
 	    json_object_set_new(ready, "queues", json_integer(ublk->info.nr_hw_queues)) ||
 	    json_object_set_new(ready, "depth", json_integer(ublk->info.queue_depth)) ||
 	    json_object_set_new(ready, "max_io_bytes", json_integer(ublk->info.max_io_buf_bytes)))
@@ -300,6 +392,8 @@ static void ublk_close(struct frontend *frontend)
 		close(ublk->device_fd);
 	if (ublk->dev_dir >= 0)
 		close(ublk->dev_dir);
+	if (ublk->block_dir >= 0)
+		close(ublk->block_dir);
 	if (ublk->ended_fd >= 0)
 		close(ublk->ended_fd);
 	free(ublk->queues);
@@ -318,5 +412,7 @@ const struct frontend_ops ublk_frontend = {
 	.ended_fd = ublk_ended_fd,
 	.in_use = ublk_in_use,
 	.stop = ublk_stop,
+	.outlives = ublk_outlives,
+	.hand_over = ublk_hand_over,
 	.close = ublk_close,
 };

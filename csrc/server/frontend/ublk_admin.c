@@ -12,19 +12,12 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "server/frontend/ublk_control.h"
+#include "server/frontend/ublk_recovery.h"
 
 static void cleanup_closedir(DIR **dir)
 {
 	if (*dir)
 		closedir(*dir);
-}
-
-static const char *state_name(unsigned state)
-{
-	/* UBLK_S_DEV_*; the last one is 6.13. */
-	static const char *const names[] = { "dead", "live", "quiesced", "fail-io" };
-
-	return state < sizeof(names) / sizeof(*names) ? names[state] : "unknown";
 }
 
 static int print_device(struct ublk_control *control, unsigned id)
@@ -43,9 +36,10 @@ static int print_device(struct ublk_control *control, unsigned id)
 		return 0;
 	}
 	snprintf(tag, sizeof(tag), "%016llx", (unsigned long long)info.ublksrv_flags);
-	line = json_pack("{s:i, s:s, s:i, s:s, s:I, s:i, s:i}", "id", (int)id, "state",
-			 state_name(info.state), "server_pid", (int)info.ublksrv_pid, "tag", tag,
-			 "flags", (json_int_t)info.flags, "queues", (int)info.nr_hw_queues, "depth",
+	line = json_pack("{s:i, s:s, s:i, s:s, s:I, s:s, s:i, s:i}", "id", (int)id, "state",
+			 ublk_state_name(info.state), "server_pid", (int)info.ublksrv_pid, "tag",
+			 tag, "flags", (json_int_t)info.flags, "recovery",
+			 ublk_recovery_name(info.flags), "queues", (int)info.nr_hw_queues, "depth",
 			 (int)info.queue_depth);
 	if (!line)
 		return -ENOMEM;

@@ -162,6 +162,23 @@ int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ct
 	return err;
 }
 
+int ublk_get_params(struct ublk_control *control, uint32_t id, struct ublk_params *params)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.addr = (uintptr_t)&control->buffer.params,
+		.len = sizeof(control->buffer.params),
+	};
+	int err;
+
+	control->buffer.params = (struct ublk_params){ .len = sizeof(control->buffer.params) };
+	err = send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_PARAMS), &command);
+	if (!err)
+		*params = control->buffer.params;
+	return err;
+}
+
 int ublk_set_params(struct ublk_control *control, uint32_t id, const struct ublk_params *params)
 {
 	struct ublksrv_ctrl_cmd command = {
@@ -210,6 +227,48 @@ int ublk_stop_device(struct ublk_control *control, uint32_t id)
 	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
 
 	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_STOP_DEV), &command);
+}
+
+int ublk_start_recovery(struct ublk_control *control, uint32_t id)
+{
+	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
+
+	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_START_USER_RECOVERY),
+			    &command);
+}
+
+int ublk_end_recovery(struct ublk_control *control, uint32_t id)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.data = { (uint64_t)getpid() },
+	};
+
+	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_END_USER_RECOVERY), &command);
+}
+
+int ublk_quiesce_device(struct ublk_control *control, uint32_t id, unsigned wait_ms)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.data = { wait_ms },
+	};
+
+	return send_command(control, UBLK_U_CMD_QUIESCE_DEV, &command);
+}
+
+const char *ublk_state_name(unsigned state)
+{
+	static const char *const names[] = {
+		[UBLK_S_DEV_DEAD] = "dead",
+		[UBLK_S_DEV_LIVE] = "live",
+		[UBLK_S_DEV_QUIESCED] = "quiesced",
+		[UBLK_S_DEV_FAIL_IO] = "fail-io",
+	};
+
+	return state < sizeof(names) / sizeof(*names) ? names[state] : "unknown";
 }
 
 int ublk_delete_device(struct ublk_control *control, uint32_t id)

@@ -36,11 +36,28 @@ void ublk_control_close(struct ublk_control *control);
 
 int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *info);
 int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info);
+int ublk_get_params(struct ublk_control *control, uint32_t id, struct ublk_params *params);
 int ublk_set_params(struct ublk_control *control, uint32_t id, const struct ublk_params *params);
 int ublk_get_affinity(struct ublk_control *control, uint32_t id, uint16_t queue, cpu_set_t *cpus);
 int ublk_start_device(struct ublk_control *control, uint32_t id);
 int ublk_stop_device(struct ublk_control *control, uint32_t id);
+/*
+ * -EBUSY: the driver has not yet seen the end of the last server, or a new one is at it. -EINVAL:
+ * the device has no recovery mode; before 6.15 also when no server has fetched from it since the
+ * last time.
+ */
+int ublk_start_recovery(struct ublk_control *control, uint32_t id);
+/* Waits until every tag of every queue is on offer. The server is this process. */
+int ublk_end_recovery(struct ublk_control *control, uint32_t id);
+/*
+ * No request comes any more, tags that wait for one are aborted, and those in flight may still be
+ * answered. -EBUSY: within `wait_ms`, no tag of some queue became free to be aborted.
+ */
+int ublk_quiesce_device(struct ublk_control *control, uint32_t id, unsigned wait_ms);
 /* Where the kernel can (6.9), does not wait until the last user has closed the block device. */
 int ublk_delete_device(struct ublk_control *control, uint32_t id);
+
+/* "live", "quiesced", ...: UBLK_S_DEV_*. */
+const char *ublk_state_name(unsigned state);
 
 #endif

@@ -112,8 +112,11 @@ static int handle_command(struct ublk_queue *queue, struct ublk_tag *tag, int re
 		start_request(tag);
 		return 0;
 	}
-	/* UBLK_IO_RES_ABORT: the device is being stopped; the tag is not offered again. */
-	return result == UBLK_IO_RES_ABORT ? 0 : result;
+	if (result != UBLK_IO_RES_ABORT)
+		return result;
+	/* The device is being stopped, or quiesced; the tag is not offered again. */
+	queue->aborted = true;
+	return 0;
 }
 
 static int handle_completions(struct ublk_queue *queue)
@@ -143,12 +146,19 @@ static int handle_completions(struct ublk_queue *queue)
 	return err;
 }
 
+/* A tag that was in flight when the device was quiesced is offered again, and never aborted. */
+static bool is_drained(const struct ublk_queue *queue)
+{
+	return queue->aborted && !queue->running &&
+	       __atomic_load_n(queue->draining, __ATOMIC_ACQUIRE);
+}
+
 static int queue_serve(void *owner)
 {
 	struct ublk_queue *queue = owner;
 	int failure = 0;
 
-	while (queue->offered || queue->running) {
+	while ((queue->offered || queue->running) && !is_drained(queue)) {
 		int err = io_uring_submit_and_wait(&queue->ring, 1);
 
 		if (err < 0 && err != -EINTR && err != -EAGAIN && err != -EBUSY)
@@ -162,6 +172,8 @@ static int queue_serve(void *owner)
 			eventfd_write(queue->thread.ended_fd, 1);
 		}
 	}
+	/* The last answers, when no more is waited for. */
+	io_uring_submit(&queue->ring);
 	return failure;
 }
 
@@ -239,12 +251,36 @@ static int allocate_tags(struct ublk_queue *queue)
 	return 0;
 }
 
-/* Nothing completes before the device is started, but what the driver refuses. */
+/*
+ * What the driver refuses completes at once. A device that is taken over has requests waiting, which
+ * come as soon as the last tag of the last queue is there.
+ */
 static int refused_tag(struct ublk_queue *queue)
 {
 	struct io_uring_cqe *cqe;
+	unsigned head;
 
-	return io_uring_peek_cqe(&queue->ring, &cqe) ? 0 : (cqe->res < 0 ? cqe->res : -EPROTO);
+	io_uring_for_each_cqe(&queue->ring, head, cqe)
+	{
+		if (cqe->res < 0)
+			return cqe->res;
+	}
+	return 0;
+}
+
+/*
+ * NB: all tags in one system call, which a signal does not divide, and nothing that needs them done
+ * before: a driver before 6.15 can take a queue back that has fetched all of its tags or none, and a
+ * device that somebody has mapped only if one queue has fetched (ublk_refetch.h).
+ */
+static int fetch_all(struct ublk_queue *queue)
+{
+	int err;
+
+	for (unsigned i = 0; i < queue->depth; i++)
+		offer_tag(&queue->tags[i], UBLK_IO_FETCH_REQ, 0);
+	err = io_uring_submit(&queue->ring);
+	return err < 0 ? err : refused_tag(queue);
 }
 
 static int queue_init(void *owner)
@@ -255,21 +291,15 @@ static int queue_init(void *owner)
 	if (!err)
 		err = allocate_tags(queue);
 	if (!err)
-		err = map_descriptors(queue);
-	if (err)
-		return err;
-	err = init_ring(queue);
+		err = init_ring(queue);
 	if (err)
 		return err;
 	queue->worker->ring = &queue->ring;
 	queue->worker->io_done = io_done;
 	err = register_files(queue);
-	if (err)
-		return err;
-	for (unsigned i = 0; i < queue->depth; i++)
-		offer_tag(&queue->tags[i], UBLK_IO_FETCH_REQ, 0);
-	err = io_uring_submit(&queue->ring);
-	return err < 0 ? err : refused_tag(queue);
+	if (!err)
+		err = fetch_all(queue);
+	return err ? err : map_descriptors(queue);
 }
 
 static void queue_deinit(void *owner)
@@ -303,4 +333,9 @@ int ublk_queue_start(struct ublk_queue *queue)
 void ublk_queue_join(struct ublk_queue *queue)
 {
 	thread_join(&queue->thread);
+}
+
+bool ublk_queue_join_within(struct ublk_queue *queue, unsigned wait_ms)
+{
+	return thread_join_within(&queue->thread, wait_ms);
 }

@@ -26,7 +26,8 @@ struct ublk_queue {
 	uint32_t buffer_bytes; /* per tag */
 	bool encoded;	       /* opcodes in ioctl form */
 	int device_fd;	       /* /dev/ublkcN */
-	struct thread thread;  /* `cpus` and `ended_fd`, which tells of a failed queue too */
+	const bool *draining; /* atomic: end once a tag was aborted and all requests are answered */
+	struct thread thread; /* `cpus` and `ended_fd`, which tells of a failed queue too */
 	struct worker *worker;
 
 	/* The thread's own. */
@@ -36,11 +37,14 @@ struct ublk_queue {
 	uint8_t *buffers;
 	unsigned offered; /* tags that are with the driver */
 	unsigned running; /* tags that are with the engine */
+	bool aborted;	  /* some tag, so no request comes any more */
 };
 
 /* Starts the thread and waits until all tags are on offer. */
 int ublk_queue_start(struct ublk_queue *queue);
 /* The thread ends by itself once the driver has aborted every tag. */
 void ublk_queue_join(struct ublk_queue *queue);
+/* Returns false when it has not ended within `wait_ms`; then it is still to be joined. */
+bool ublk_queue_join_within(struct ublk_queue *queue, unsigned wait_ms);
 
 #endif

@@ -17,6 +17,10 @@
 #define UBLK_U_CMD_DEL_DEV_ASYNC _IOR('u', 0x14, struct ublksrv_ctrl_cmd)
 #endif
 
+#ifndef UBLK_U_CMD_QUIESCE_DEV /* 6.16 */
+#define UBLK_U_CMD_QUIESCE_DEV _IOWR('u', 0x16, struct ublksrv_ctrl_cmd)
+#endif
+
 #ifndef UBLK_F_UNPRIVILEGED_DEV /* 6.3 */
 #define UBLK_F_UNPRIVILEGED_DEV (1ULL << 5)
 #endif
@@ -31,6 +35,13 @@
 #endif
 #ifndef UBLK_F_USER_RECOVERY_FAIL_IO /* 6.13 */
 #define UBLK_F_USER_RECOVERY_FAIL_IO (1ULL << 9)
+#endif
+#ifndef UBLK_F_QUIESCE /* 6.16 */
+#define UBLK_F_QUIESCE (1ULL << 12)
+#endif
+
+#ifndef UBLK_S_DEV_FAIL_IO /* 6.13 */
+#define UBLK_S_DEV_FAIL_IO 3
 #endif
 
 /*

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Drivers before 6.15 reset a queue in START_USER_RECOVERY only, by way of the thread that last
+ * served it, and only if they remember one for some queue. A server that was killed between its
+ * START_USER_RECOVERY and the FETCH_REQ of its last queue leaves queues without such a thread: the
+ * next START_USER_RECOVERY then fails for good (no queue has one), or follows a null pointer (some
+ * have). So, before that command, each queue gets a thread that has served it and ended.
+ */
+#ifndef FRONTEND_UBLK_REFETCH_H
+#define FRONTEND_UBLK_REFETCH_H
+
+#include <stdbool.h>
+
+#include "server/frontend/ublk_uapi.h"
+
+/*
+ * To be called while the device is quiesced, so that no request can come. Changes nothing for
+ * queues that have such a thread. Returns 0 or a negative errno, with a message given.
+ */
+int ublk_refetch(int dev_dir, const struct ublksrv_ctrl_dev_info *info, bool encoded);
+
+#endif
