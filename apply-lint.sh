@@ -36,7 +36,6 @@ scripts_of() { # INTERPRETER: executable files without a suffix that it runs
 mapfile -t python < <(files -name '*.py' && scripts_of python3)
 mapfile -t python_scripts < <(scripts_of python3)
 mapfile -t c_files < <(files \( -name '*.c' -o -name '*.h' \) -path './csrc/*')
-mapfile -t c_sources < <(files -name '*.c' -path './csrc/*')
 mapfile -t shell < <(files -name '*.sh' && scripts_of 'bash' && scripts_of '/bin/sh' &&
     files -path './.ci/*')
 
@@ -57,7 +56,8 @@ check_types() {
     "$bin/mypy" --no-error-summary || return
     # Standard library only, so neither the package nor its settings are needed.
     MYPYPATH=scripts/lib "$bin/mypy" --no-error-summary --strict --scripts-are-modules \
-        --explicit-package-bases scripts/lib/vmlib "${python_scripts[@]}"
+        --explicit-package-bases scripts/lib/vmlib scripts/lib/tidy.py \
+        "${python_scripts[@]}"
 }
 
 check_c_format() {
@@ -80,27 +80,6 @@ compile() { # all warnings are errors; also makes what clang-tidy reads
     "$bin/ninja" --quiet -C "$build"
 }
 
-analyse() { # only sources the build knows, as the others have no compile command
-    local known source
-    if [ ! -f "$build/compile_commands.json" ]; then
-        return 1
-    fi
-    known=$(cd "$build" && "$bin/python" -c '
-import json, os
-for entry in json.load(open("compile_commands.json")):
-    print(os.path.relpath(os.path.abspath(entry["file"]), "../.."))') || return
-    # On stderr it counts suppressed warnings, which says nothing, and tells of crashes.
-    {
-        for source in "${c_sources[@]}"; do
-            if grep -qxF -e "${source#./}" <<<"$known"; then
-                printf '%s\0' "$source"
-            fi
-        done | xargs -0 --no-run-if-empty --max-procs="$(nproc)" --max-args=1 \
-            clang-tidy --quiet -p "$build" 2>&1 >&3 3>&- |
-            sed '/^[0-9]* warnings\{0,1\} generated\.$/d' >&2
-    } 3>&1
-}
-
 if [ "$check" = yes ]; then
     step "black" "$bin/black" --quiet --check --diff "${python[@]}"
     step "isort" "$bin/isort" --quiet --check --diff "${python[@]}"
@@ -114,7 +93,7 @@ step "flake8" "$bin/flake8" "${python[@]}"
 step "mypy" check_types
 step "shellcheck" shellcheck "${shell[@]}"
 step "C warnings" compile
-step "clang-tidy" analyse
+step "clang-tidy" "$bin/python" scripts/lib/tidy.py "$build"
 
 if ((${#failed[@]})); then
     printf -v list ', %s' "${failed[@]}"
