@@ -193,6 +193,14 @@ class TestReport:
         assert "1,234,567" in last and "400.0 (200.0)" in last
         assert last.endswith("2.0")
 
+    def test_a_vm_is_named(self, document: Document) -> None:
+        assert "VM" not in shown(document).partition("\n\n")[0]
+        flags = ["avx2", "fsrm"]
+        document["environment"] |= {"vm": "icount", "cpu": "Q", "cpu_flags": flags}
+        assert "VM that counts instructions: 1 is 1 ns, Q without erms" in shown(
+            document
+        )
+
     def test_documents_of_one_machine_become_one(self, document: Document) -> None:
         joined = merged([document, document])
         assert joined["results"] == document["results"] * 2

@@ -19,6 +19,9 @@ from btrfs_ublk.resources.mountinfo import read_mountinfo
 
 _TIMEOUT_S = 20.0
 
+#: Set by scripts/vm: "icount" (its clock counts instructions), "tcg" (emulated), "kvm".
+VM_VARIABLE = "BTRFS_UBLK_VM"
+
 #: What others may use of the CPUs for a turn to count as undisturbed, in cores.
 QUIET_CORES = 0.3
 QUIET_NOTE = (
@@ -40,7 +43,9 @@ def environment(directory: Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "architecture": platform.machine(),
         "cpu": _cpu_model(),
+        "cpu_flags": _cpu_flags(),
         "cpus": len(os.sched_getaffinity(0)),
+        "vm": os.environ.get(VM_VARIABLE),
         "memory_bytes": memory.total,
         "file_system": _fs_type(directory),
         "file_system_bytes": space.f_blocks * space.f_frsize,
@@ -61,6 +66,15 @@ def _cpu_model() -> str:
         if name.strip() in ("model name", "Model"):
             return value.strip()
     return platform.processor() or "unknown"
+
+
+def _cpu_flags() -> list[str]:
+    """NB: emulated string instructions are slow, so VMs may be without erms."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return value.split()
+    return []
 
 
 def _fs_type(directory: Path) -> str:

@@ -104,9 +104,27 @@ def number(value: float, digits: int = 0) -> str:
     return "-" if value != value else f"{value:,.{digits}f}"
 
 
+_VMS = {
+    "icount": "VM that counts instructions: 1 is 1 ns",
+    "tcg": "emulated VM",
+    "kvm": "VM",
+}
+
+
+def _cpu_text(record: dict[str, Any]) -> str:
+    """ "emulated VM, QEMU TCG CPU without erms, fsrm" """
+    words = [record["cpu"]]
+    vm = record.get("vm")
+    if vm:
+        words.insert(0, _VMS.get(vm, vm))
+        lacking = [x for x in ("erms", "fsrm") if x not in record["cpu_flags"]]
+        words[-1] += f" without {', '.join(lacking)}" if lacking else ""
+    return ", ".join(words)
+
+
 def _environment_lines(record: dict[str, Any]) -> Iterable[str]:
     load = " ".join(f"{value:.2f}" for value in record["load"])
-    yield f"Linux {record['kernel']} {record['architecture']}, {record['cpu']}"
+    yield f"Linux {record['kernel']} {record['architecture']}, {_cpu_text(record)}"
     yield (
         f"{record['cpus']} CPUs, {format_size(record['memory_bytes'])} of memory; "
         f"load {load} at {record['time']}, benchmark at nice {record['nice']}"

@@ -58,8 +58,11 @@ def _cpu(machine: Machine) -> list[str]:
     if machine.icount:
         # One executed instruction is one nanosecond of guest time: figures repeat
         # to 0.1 %, whatever else the host does.
+        # NB: not sleep=off, with which the clock leaps to the next timer when the CPU
+        # is idle: a second passes in no time while a file is read from the host, and
+        # every time limit with it.
         return ["-accel", "tcg,thread=single", "-smp", "1", "-cpu", _TCG_CPU] + [
-            *("-icount", "shift=0,sleep=off")
+            *("-icount", "shift=0,sleep=on")
         ]
     if machine.kvm:
         return ["-accel", "kvm", "-cpu", "host", "-smp", str(machine.cpus)]
