@@ -45,7 +45,7 @@ def environment(directory: Path) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_flags": _cpu_flags(),
         "cpus": len(os.sched_getaffinity(0)),
-        "vm": os.environ.get(VM_VARIABLE),
+        "guest": os.environ.get(VM_VARIABLE),
         "memory_bytes": memory.total,
         "file_system": _fs_type(directory),
         "file_system_bytes": space.f_blocks * space.f_frsize,

@@ -104,7 +104,7 @@ def number(value: float, digits: int = 0) -> str:
     return "-" if value != value else f"{value:,.{digits}f}"
 
 
-_VMS = {
+_GUESTS = {
     "icount": "VM that counts instructions: 1 is 1 ns",
     "tcg": "emulated VM",
     "kvm": "VM",
@@ -114,9 +114,9 @@ _VMS = {
 def _cpu_text(record: dict[str, Any]) -> str:
     """ "emulated VM, QEMU TCG CPU without erms, fsrm" """
     words = [record["cpu"]]
-    vm = record.get("vm")
-    if vm:
-        words.insert(0, _VMS.get(vm, vm))
+    guest = record.get("guest")
+    if guest:
+        words.insert(0, _GUESTS.get(guest, guest))
         lacking = [x for x in ("erms", "fsrm") if x not in record["cpu_flags"]]
         words[-1] += f" without {', '.join(lacking)}" if lacking else ""
     return ", ".join(words)
