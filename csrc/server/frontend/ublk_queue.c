@@ -286,11 +286,24 @@ static int fetch_all(struct ublk_queue *queue)
 	return err < 0 ? err : refused_tag(queue);
 }
 
+/*
+ * A batch thread waits for its turn instead of interrupting who woke it: a submitter with more to
+ * submit goes on, and its requests are served together. On Linux 7.2, on one CPU, io_uring readers
+ * get half as much again, and others lose nothing; see docs/features.md.
+ */
+static void serve_in_batches(void)
+{
+	/* Not where somebody has chosen a policy for this process. */
+	if (sched_getscheduler(0) == SCHED_OTHER)
+		sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){});
+}
+
 static int queue_init(void *owner)
 {
 	struct ublk_queue *queue = owner;
 	int err = worker_prepare(queue->worker);
 
+	serve_in_batches();
 	if (!err)
 		err = allocate_tags(queue);
 	if (!err)
