@@ -59,3 +59,11 @@ def format_size(size_bytes: int) -> str:
             break
         value, unit = value / 1024, f"{letter}iB"
     return f"{value:.4g} {unit}" if unit != "B" else f"{size_bytes} B"
+
+
+def exact_size(size_bytes: int) -> str:
+    """ "275G", "4E", "4097": the shortest text that parse_size() takes back."""
+    for power in range(len(_UNITS), 0, -1):
+        if size_bytes and size_bytes % (1 << 10 * power) == 0:
+            return f"{size_bytes >> 10 * power}{_UNITS[power - 1]}"
+    return str(size_bytes)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 import btrfs_ublk
-from btrfs_ublk.errors import CommandError
+from btrfs_ublk.errors import CapabilityError, CommandError
+from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.process import run
 from btrfs_ublk.resources.mountinfo import read_mountinfo
+from btrfs_ublk.units import GIB
 
 _TIMEOUT_S = 20.0
 
@@ -29,6 +33,12 @@ QUIET_NOTE = (
     f"at most {QUIET_CORES} cores; if there are any, medians are of those only."
 )
 _QUIET_S = 1.0
+
+_VERSIONS = ("kernel", "btrfs_ublk", "revision", "server", "btrfs_progs", "fio")
+_IDENTITY = (
+    *("kernel", "architecture", "cpu", "cpus", "mitigations", "file_system"),
+    *("loop_direct_io", "nice", "btrfs_ublk", "server", "btrfs_progs", "fio"),
+)
 
 
 def environment(directory: Path) -> dict[str, Any]:
@@ -56,8 +66,47 @@ def environment(directory: Path) -> dict[str, Any]:
         "btrfs_ublk": btrfs_ublk.__version__,
         "revision": _revision(),
         "btrfs_progs": _first_line("btrfs", "--version"),
+        "fio": _first_line("fio", "--version"),
+        "server": _build_id(),
+        "mitigations": _mitigations(),
         "python": platform.python_version(),
     }
+
+
+def environment_id(record: Mapping[str, Any]) -> str:
+    """Twelve digits that differ where figures may: other kernel, CPU, versions; not for
+    another time or load.
+    """
+    same = {name: record.get(name) for name in _IDENTITY}
+    # The kernel keeps a little more or less of it for itself from boot to boot.
+    same["memory"] = round(record["memory_bytes"] / GIB, 1)
+    text = json.dumps(same, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def versions(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the software, from an environment()."""
+    return {name: record.get(name) for name in _VERSIONS}
+
+
+def _build_id() -> str | None:
+    """Twelve digits of the server's executable."""
+    try:
+        program = helper_path(SERVER).read_bytes()
+    except CapabilityError:
+        return None
+    return hashlib.sha256(program).hexdigest()[:12]
+
+
+def _mitigations() -> dict[str, str]:
+    """What the kernel does about the flaws that this CPU has."""
+    found = {}
+    for path in sorted(Path("/sys/devices/system/cpu/vulnerabilities").glob("*")):
+        with suppress(OSError):
+            state = path.read_text().strip()
+            if state != "Not affected":
+                found[path.name] = state
+    return found
 
 
 def _cpu_model() -> str:

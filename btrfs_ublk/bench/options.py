@@ -74,16 +74,20 @@ def _parent(
     return value or sparse_directory(_SPARSE_BYTES, candidates=("/dev/shm", "/tmp"))
 
 
+#: --parent: an existing directory for the images.
+parent_option = click.option(
+    "--parent",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    callback=_parent,
+    help="Directory for the images, on tmpfs, XFS or btrfs.  [/dev/shm]",
+)
+
+
 def common_options(repeats: int) -> Callable[[_Function], _Function]:
     """--repeats, --parent, --patience and --json."""
     added = [
         click.option("--repeats", type=COUNT, default=repeats, help="Turns of each."),
-        click.option(
-            "--parent",
-            type=click.Path(path_type=Path, exists=True, file_okay=False),
-            callback=_parent,
-            help="Directory for the images, on tmpfs, XFS or btrfs.  [/dev/shm]",
-        ),
+        parent_option,
         click.option(
             "--patience",
             "patience_s",

@@ -2,14 +2,15 @@
 # Distribution packages.  The names are Debian's; fedora_name knows the others.
 # Needs say.sh.
 
-packages_of_part() { # build|demo|test|vm
+packages_of_part() { # build|demo|bench|test|vm
     case $1 in
     build)
         echo gcc libc6-dev pkg-config python3 python3-venv \
             liburing-dev libjansson-dev libfuse3-dev uuid-dev libisal-dev
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
-    test) echo fio clang-format clang-tidy shellcheck ;;
+    bench) echo fio ;;
+    test) echo clang-format clang-tidy shellcheck ;;
     vm)
         echo qemu-system-x86 busybox-static kmod xz-utils zstd "$(virtiofsd_package)"
         ;;

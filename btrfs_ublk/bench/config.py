@@ -1,0 +1,185 @@
+"""What one benchmark run is asked for: nine keys, and two that may be left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.seed import STRATEGIES
+from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.units import BLOCK_BYTES, exact_size, parse_block_size
+
+ENGINES = ("io_uring", "libaio", "mmap", "psync")
+#: What virtual data are made of; see content.py.
+SOURCES = ("memset", "pattern", "file")
+
+_MAX_RUNTIME_S = 86_400.0
+_PIECES = 4  # a clone is made of quarters
+
+
+def _choice(*choices: str) -> Callable[[str, Any], str]:
+    def parse(key: str, value: Any) -> str:
+        if value not in choices:
+            raise UsageError(f"{key} is {value!r}", hint=f"choose {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _count(most: int) -> Callable[[str, Any], int]:
+    def parse(key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UsageError(f"{key} is {value!r}, not a whole number")
+        if not 1 <= value <= most:
+            raise UsageError(f"{key} is {value}, not within 1 and {most}")
+        return value
+
+    return parse
+
+
+def _size(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise UsageError(f"{key} is {value!r}, not a size", hint='like "275G"')
+    return parse_block_size(str(value), what=key)
+
+
+def _flag(key: str, value: Any) -> bool:
+    if value not in (0, 1):  # as are False and True
+        raise UsageError(f"{key} is {value!r}, neither 0 nor 1")
+    return bool(value)
+
+
+def _seconds(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{key} is {value!r}, not a number of seconds")
+    # NB: not NaN, which compares with nothing.
+    if not 0.5 <= value <= _MAX_RUNTIME_S:
+        raise UsageError(f"{key} is {value}, not within 0.5 and {_MAX_RUNTIME_S:g} s")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class _Key:
+    attribute: str
+    parse: Callable[[str, Any], Any]
+    #: To what JSON holds: the same for all spellings of one value.
+    write: Callable[[Any], Any] = lambda value: value
+
+
+def _write_seconds(value: float) -> int | float:
+    return int(value) if value == int(value) else value
+
+
+#: All without a default.
+REQUIRED = {
+    "btrfs.seed": _Key("seed", _choice(*STRATEGIES)),
+    "btrfs.virtual_data_size": _Key("virtual_data_bytes", _size, exact_size),
+    "btrfs.total_clone_size": _Key("total_clone_bytes", _size, exact_size),
+    "fio.depth": _Key("depth", _count(4096)),
+    "fio.direct": _Key("direct", _flag, int),
+    "fio.engine": _Key("engine", _choice(*ENGINES)),
+    "fio.jobs": _Key("jobs", _count(256)),
+    "fio.runtime": _Key("runtime_s", _seconds, _write_seconds),
+    "ublk.num_queues": _Key("num_queues", _count(256)),
+}
+OPTIONAL = {
+    "front_end": _Key("front_end", _choice(*get_args(FrontEndName))),
+    "source": _Key("source", _choice(*SOURCES)),
+}
+KEYS = REQUIRED | OPTIONAL
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One combination. ``num_queues`` are the server's threads with any front end."""
+
+    seed: str
+    virtual_data_bytes: int
+    total_clone_bytes: int
+    depth: int
+    direct: bool
+    engine: str
+    jobs: int
+    runtime_s: float
+    num_queues: int
+    front_end: FrontEndName = "auto"
+    source: str = "memset"
+
+    def __post_init__(self) -> None:
+        least = _PIECES * BLOCK_BYTES
+        if not least <= self.total_clone_bytes <= self.virtual_data_bytes:
+            raise UsageError(
+                f"btrfs.total_clone_size is {exact_size(self.total_clone_bytes)}",
+                hint=f"{exact_size(least)} at least, and at most the "
+                f"{exact_size(self.virtual_data_bytes)} of btrfs.virtual_data_size",
+            )
+
+    @classmethod
+    def from_dict(cls, values: object) -> Configuration:
+        """Raise UsageError, naming the key, for what is unknown, missing or wrong."""
+        if not isinstance(values, dict):
+            raise UsageError(f"the options are {values!r}, not a JSON object")
+        unknown = [repr(key) for key in values if key not in KEYS]
+        if unknown:
+            raise UsageError(
+                f"unknown option {', '.join(unknown)}", hint=f"known: {', '.join(KEYS)}"
+            )
+        missing = [key for key in REQUIRED if key not in values]
+        if missing:
+            raise UsageError(
+                f"missing option {', '.join(missing)}", hint="none has a default"
+            )
+        return cls(
+            **{
+                KEYS[key].attribute: KEYS[key].parse(key, value)
+                for key, value in values.items()
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Configuration:
+        """As from_dict()."""
+        try:
+            values = json.loads(text, object_pairs_hook=_without_twins)
+        except ValueError as error:
+            raise UsageError(f"the options are no JSON: {error}") from error
+        return cls.from_dict(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All keys. Equal configurations give equal dictionaries."""
+        return {
+            name: key.write(getattr(self, key.attribute)) for name, key in KEYS.items()
+        }
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = {key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1}
+        raise UsageError(f"option given twice: {', '.join(sorted(twice))}")
+    return values
+
+
+def parse_value(key: str, text: str) -> Any:
+    """What ``to_dict()`` has for a value that somebody typed: "275GiB" is "275G".
+
+    Raises UsageError for an unknown key and for what it cannot be.
+    """
+    if key not in KEYS:
+        raise UsageError(f"there is no key {key!r}", hint=f"known: {', '.join(KEYS)}")
+    kind = KEYS[key]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return kind.write(kind.parse(key, value))
+
+
+def configuration_of(row: Mapping[str, Any]) -> Configuration:
+    """Of a result, which has more keys than these."""
+    return Configuration.from_dict(
+        cast(dict[str, Any], {key: row[key] for key in KEYS if key in row})
+    )

@@ -1,0 +1,221 @@
+"""Who used the CPUs between two moments: named processes, the kernel, all others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: More than a line of /proc/PID/stat has.
+_STAT_BYTES = 4096
+#: linux/sched.h
+_PF_KTHREAD = 0x00200000
+
+#: Of a line "cpu" in /proc/stat (proc_stat(5)).
+_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+#: NB: these the kernel measures, where it stops the tick of idle CPUs; the others it
+#: samples, with each tick. So what is busy is told by what is not.
+_NOT_BUSY = ("idle", "iowait", "steal")
+
+
+@dataclass(frozen=True)
+class Process:
+    """CPU times in seconds: its own, all threads together, and that of the children
+    that it has waited for.
+    """
+
+    parent: int
+    is_kernel_thread: bool
+    own_s: float
+    children_s: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """CPU times since boot, in seconds."""
+
+    time_s: float
+    cpu_count: int
+    cpus: Mapping[str, float]
+    context_switches: int
+    processes: Mapping[int, Process]
+    #: Voluntary and not, of the processes that were asked for.
+    switches_of: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def take(cls, pids: Iterable[int] = ()) -> Snapshot:
+        """Of all processes; context switches of some, with all of their threads."""
+        # On a busy machine looking at the processes takes a while: what the CPUs have
+        # used is that of the middle of it.
+        begin_s, before, _ = _cpus()
+        processes = dict(_processes())
+        end_s, after, context_switches = _cpus()
+        return cls(
+            time_s=(begin_s + end_s) / 2,
+            cpu_count=os.sysconf("SC_NPROCESSORS_ONLN"),
+            cpus={name: (before[name] + after[name]) / 2 for name in before},
+            context_switches=context_switches,
+            processes=processes,
+            switches_of={pid: _context_switches(pid) for pid in pids},
+        )
+
+
+def children_of(pid: int) -> set[int]:
+    """The processes that it has started; empty when it has ended."""
+    tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
+    if not tasks:  # a kernel without CONFIG_PROC_CHILDREN
+        return {child for child, process in _processes() if process.parent == pid}
+    found: set[int] = set()
+    for path in tasks:
+        with suppress(OSError):
+            found |= set(map(int, path.read_text().split()))
+    return found
+
+
+def _cpus() -> tuple[float, dict[str, float], int]:
+    """Time, CPU times of all CPUs together, context switches."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    now_s = time.monotonic()
+    ticks = map(int, lines[0].split()[1:])
+    switches = next(line for line in lines if line.startswith("ctxt "))
+    seconds = {name: count / _TICKS_PER_S for name, count in zip(_FIELDS, ticks)}
+    return now_s, seconds, int(switches.split()[1])
+
+
+def _processes() -> Iterator[tuple[int, Process]]:
+    # NB: this runs while others are measured, so it should take little: no Path here.
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):  # it may have ended since
+                fd = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+                try:
+                    stat = os.read(fd, _STAT_BYTES)
+                finally:
+                    os.close(fd)
+                yield int(name), _process(stat)
+
+
+def _process(stat: bytes) -> Process:
+    # The command name may hold blanks and parentheses; field 3 follows it.
+    fields = stat.rpartition(b")")[2].split(maxsplit=15)
+    utime, stime, cutime, cstime = map(int, fields[11:15])
+    return Process(
+        parent=int(fields[1]),
+        is_kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
+        own_s=(utime + stime) / _TICKS_PER_S,
+        children_s=(cutime + cstime) / _TICKS_PER_S,
+    )
+
+
+def _context_switches(pid: int) -> int:
+    count = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        with suppress(OSError):
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name.endswith("voluntary_ctxt_switches"):
+                    count += int(value)
+    return count
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What was used between two snapshots; ``parts`` are names of processes."""
+
+    before: Snapshot
+    after: Snapshot
+    parts: Mapping[str, Iterable[int]]
+
+    @property
+    def window_s(self) -> float:
+        return self.after.time_s - self.before.time_s
+
+    def _cpus(self, *names: str) -> float:
+        used_s = sum(
+            self.after.cpus.get(name, 0.0) - self.before.cpus.get(name, 0.0)
+            for name in names
+        )
+        return used_s / self.window_s
+
+    def _own(self, pids: Iterable[int]) -> float:
+        used_s = sum(
+            self.after.processes[pid].own_s - self.before.processes[pid].own_s
+            for pid in pids
+            if pid in self.after.processes and pid in self.before.processes
+        )
+        return used_s / self.window_s
+
+    def _everything(self) -> float:
+        """All processes, those included that ended in between and were waited for."""
+        sums_s = [
+            sum(one.own_s + one.children_s for one in snapshot.processes.values())
+            for snapshot in (self.before, self.after)
+        ]
+        return (sums_s[1] - sums_s[0]) / self.window_s
+
+    def record(self) -> dict[str, float]:
+        """Cores in use, on average: "total", each part, "rest" (the total without the
+        parts), and what is known of the rest: "kernel_threads", "other" processes,
+        "interrupts" (sampled). "steal" is not in the total.
+
+        "accounted" cross-checks the counters of the CPUs, which the total is from, with
+        those of the processes: the sum of all processes and kernel threads, as a share
+        of the total. It is near 1 in a window that is long against a tick.
+        """
+        total = self.after.cpu_count - self._cpus(*_NOT_BUSY)
+        parts = {name: self._own(pids) for name, pids in self.parts.items()}
+        threads = {
+            pid
+            for pid, process in self.after.processes.items()
+            if process.is_kernel_thread
+        }
+        kernel_threads = self._own(threads)
+        everything = self._everything()
+        return {
+            "total": total,
+            **parts,
+            "rest": total - sum(parts.values()),
+            "kernel_threads": kernel_threads,
+            "other": max(0.0, everything - kernel_threads - sum(parts.values())),
+            "interrupts": self._cpus("irq", "softirq"),
+            "steal": self._cpus("steal"),
+            "accounted": everything / total if total else 1.0,
+        }
+
+    def context_switches(self) -> float:
+        """Per second, of all CPUs."""
+        count = self.after.context_switches - self.before.context_switches
+        return count / self.window_s
+
+    def context_switches_of(self, pid: int) -> float:
+        """Per second, of a process that both snapshots were asked for. NB: those of
+        threads that have ended in between are missing.
+        """
+        count = self.after.switches_of[pid] - self.before.switches_of[pid]
+        return count / self.window_s
+
+
+def cpu_mhz() -> float | None:
+    """Their mean clock rate now, where the kernel tells."""
+    rates = [
+        float(line.partition(":")[2])
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("cpu MHz")
+    ]
+    return sum(rates) / len(rates) if rates else None
+
+
+def pressure_us() -> dict[str, int]:
+    """Microseconds since boot in which some task waited for "cpu", "io" or "memory"
+    (PSI); empty where the kernel does not count them.
+    """
+    found = {}
+    for resource in ("cpu", "io", "memory"):
+        with suppress(OSError):
+            some = Path(f"/proc/pressure/{resource}").read_text().splitlines()[0]
+            found[resource] = int(some.rpartition("total=")[2])
+    return found

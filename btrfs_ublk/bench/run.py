@@ -1,0 +1,324 @@
+"""One benchmark run: 4 KiB random reads of a clone of virtual data.
+
+A new seed, server and sprout are made for it; the clone's bytes are checked before and
+after; fio reads in between, and meanwhile it is noted who uses the CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.bench import content
+from btrfs_ublk.bench.config import Configuration
+from btrfs_ublk.bench.cpu import Snapshot, Usage, children_of, cpu_mhz, pressure_us
+from btrfs_ublk.bench.environment import environment_id, versions
+from btrfs_ublk.bench.fio import Fio, Outcome, parse_output, random_read_argv
+from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Helper, require
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, CommandError
+from btrfs_ublk.helpers import MAP_PHYSICAL, MKSEED, SERVER
+from btrfs_ublk.process import Child, describe_exit, run, spawn
+from btrfs_ublk.readers import Reader, read_buffered, read_direct
+from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.server import BlockServer
+from btrfs_ublk.server.stats import ServerStats
+from btrfs_ublk.units import MIB, format_size
+from btrfs_ublk.volume import Volume, volume
+
+Row = dict[str, Any]
+
+#: What "status" of a row says. Only those that are OK count.
+OK = "ok"
+VOID = "void"  # the data were wrong, or something was written: see "reason"
+FAILED = "failed"
+SKIPPED = "skipped"  # this machine cannot do it
+REJECTED = "rejected"  # by a rule that was set before
+
+_MAX_WRITTEN_BYTES = 10 * MIB
+#: For the seed's metadata and what the sprout writes.
+_ROOM_BYTES = 64 * MIB
+_NAME = "clone"
+_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 60.0
+_SYNC_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+
+
+_PARTS = ("total", "fio", "server", "rest")
+
+
+class VoidError(BtrfsUblkError):
+    """What was measured does not count."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    outcome: Outcome
+    #: None when it could not be watched for long enough.
+    usage: Usage | None
+    pressure: Mapping[str, float]
+    served: Mapping[str, Mapping[str, float]]
+
+
+def run_configuration(
+    configuration: Configuration,
+    *,
+    parent: Path,
+    environment: Mapping[str, Any],
+    max_other_cores: float | None = None,
+) -> Row:
+    """Measure; a row whatever happens, whose "status" and "reason" say what that was.
+
+    Images go to a temporary directory below ``parent``. ``environment`` is that of
+    environment(). With ``max_other_cores`` a run is rejected during which processes
+    that have nothing to do with it used more. Only what is neither an error of ours nor
+    of the system is raised, KeyboardInterrupt above all; nothing is left behind then.
+    """
+    row: Row = configuration.to_dict() | {
+        "total_iops": None,
+        "job_iops": None,
+        "status": OK,
+    }
+    start_s = time.monotonic()
+    try:
+        row |= measure(configuration, parent=parent)
+        if max_other_cores is not None:
+            row |= _rejection(row["cpu"], max_other_cores)
+    except VoidError as error:
+        row |= {"status": VOID, "reason": str(error)}
+    except CapabilityError as error:
+        row |= {"status": SKIPPED, "reason": str(error)}
+    except (BtrfsUblkError, OSError, EOFError) as error:
+        row |= {"status": FAILED, "reason": str(error)}
+    return row | {
+        "seconds": round(time.monotonic() - start_s, 3),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "environment": environment_id(environment),
+        "versions": versions(environment),
+    }
+
+
+def _rejection(cores: Mapping[str, float] | None, max_other_cores: float) -> Row:
+    if cores is None:
+        return {"status": REJECTED, "reason": "it is not known what else ran"}
+    if cores["other"] <= max_other_cores:
+        return {}
+    return {
+        "status": REJECTED,
+        "reason": f"other processes used {cores['other']:.2f} cores, more than "
+        f"{max_other_cores:g}",
+    }
+
+
+def measure(configuration: Configuration, *, parent: Path) -> Row:
+    """What a run adds to the keys of its configuration.
+
+    Raises VoidError, CapabilityError and BtrfsUblkError.
+    """
+    require(ROOT, BTRFS, LOOP, Helper(MKSEED), Helper(SERVER), Helper(MAP_PHYSICAL))
+    require(Fio(configuration.engine))
+    _require_room(parent)
+    pieces = content.clone_pieces(
+        virtual_data_bytes=configuration.virtual_data_bytes,
+        clone_bytes=configuration.total_clone_bytes,
+    )
+    with tempdir(parent=parent) as directory:
+        contents = content.make_contents(
+            configuration.source,
+            virtual_data_bytes=configuration.virtual_data_bytes,
+            pieces=pieces,
+            directory=directory,
+        )
+        target = directory / "mnt"
+        target.mkdir()
+        with volume(
+            target,
+            contents.served,
+            virtual_data_size=configuration.virtual_data_bytes,
+            strategy=configuration.seed,
+            parent=directory,
+            front_end=configuration.front_end,
+            queues=configuration.num_queues,
+        ) as made:
+            path = target / _NAME
+            content.make_clone(made.virtual_file, path, pieces)
+            # What is dirty would be written while fio reads.
+            run(["sync", "--file-system", target], timeout_s=_SYNC_TIMEOUT_S)
+            return _measure_volume(
+                configuration, made, path, contents, pieces, directory
+            )
+
+
+def _require_room(parent: Path) -> None:
+    space = os.statvfs(parent)
+    free_bytes = space.f_bavail * space.f_frsize
+    if free_bytes < _ROOM_BYTES:
+        raise CapabilityError(
+            f"{parent} has {format_size(free_bytes)} left, a run takes up to "
+            f"{format_size(_ROOM_BYTES)}",
+            hint="make room there, or name another directory",
+        )
+
+
+def _measure_volume(
+    configuration: Configuration,
+    made: Volume,
+    path: Path,
+    contents: content.Contents,
+    pieces: Sequence[content.Piece],
+    directory: Path,
+) -> Row:
+    direct = configuration.direct and configuration.engine != "mmap"
+    reader = read_direct if direct else read_buffered
+    checked = _check(path, contents, pieces, reader, "before")
+    measured = _run_fio(configuration, made.server, path, directory)
+    checked += _check(path, contents, pieces, reader, "after")
+    # NB: st_blocks counts 512 bytes (stat(2)). The file was empty when it was made.
+    written_bytes = made.sprout.writable.backing_file.stat().st_blocks * 512
+    if written_bytes > _MAX_WRITTEN_BYTES:
+        raise VoidError(
+            f"{format_size(written_bytes)} were written, more than "
+            f"{format_size(_MAX_WRITTEN_BYTES)}: the reads did more than read"
+        )
+    outcome, usage = measured.outcome, measured.usage
+    iops = outcome.total_iops
+    switches = {"fio": outcome.context_switches_per_io}
+    row: Row = dict.fromkeys(("cpu", "cpu_window_s", "cpu_us_per_io"))
+    if usage is not None:
+        cores = usage.record()
+        row["cpu"] = cores
+        row["cpu_window_s"] = usage.window_s
+        row["cpu_us_per_io"] = {name: cores[name] * 1e6 / iops for name in _PARTS}
+        server = usage.context_switches_of(made.server.pid)
+        switches |= {"total": usage.context_switches() / iops, "server": server / iops}
+    return row | {
+        "front_end": made.server.front_end,
+        "total_iops": iops,
+        "job_iops": list(outcome.job_iops),
+        "latency_us": dict(outcome.latency_us),
+        "context_switches_per_io": switches,
+        "served": measured.served,
+        "checked_reads": checked,
+        "written_bytes": written_bytes,
+        "load": os.getloadavg()[0],
+        "cpu_mhz": cpu_mhz(),
+        "pressure": measured.pressure,
+    }
+
+
+def _check(
+    path: Path,
+    contents: content.Contents,
+    pieces: Sequence[content.Piece],
+    reader: Reader,
+    when: str,
+) -> int:
+    try:
+        return content.check(path, contents, pieces, reader)
+    except (content.WrongDataError, OSError, EOFError) as error:
+        raise VoidError(f"wrong data {when} the run: {error}") from error
+
+
+def _run_fio(
+    configuration: Configuration, server: BlockServer, path: Path, directory: Path
+) -> _Measured:
+    runtime_s = configuration.runtime_s
+    ramp_s = min(1.0, max(0.2, runtime_s / 10))
+    served = ServerStats.parse(server.stats())
+    output = directory / "fio.json"
+    argv = random_read_argv(
+        path,
+        size_bytes=configuration.total_clone_bytes,
+        engine=configuration.engine,
+        depth=configuration.depth,
+        direct=configuration.direct,
+        jobs=configuration.jobs,
+        ramp_s=ramp_s,
+        runtime_s=runtime_s,
+        output=output,
+    )
+    with spawn(argv) as fio:
+        usage, pressure = _watch(fio, server, configuration, ramp_s)
+        if fio.wait(_END_TIMEOUT_S + runtime_s) is None:
+            raise CommandError(fio.failure("does not end"))
+        if fio.returncode:
+            raise CommandError(fio.failure(describe_exit(fio.returncode)))
+    outcome = parse_output(output.read_text())
+    since = _served(served, ServerStats.parse(server.stats()))
+    return _Measured(outcome, usage, pressure, since)
+
+
+def _watch(
+    fio: Child, server: BlockServer, configuration: Configuration, ramp_s: float
+) -> tuple[Usage | None, dict[str, float]]:
+    """Who uses the CPUs while fio measures. None if it has ended too soon to tell, as
+    it does where it starts slowly.
+    """
+    jobs = _wait_for_jobs(fio, configuration.jobs)
+    began_s = time.monotonic()
+    runtime_s = configuration.runtime_s
+    fio.wait(ramp_s)
+    with _pressure() as pressure:
+        before = Snapshot.take([server.pid])
+        # Both snapshots are to be taken while it reads.
+        end_s = began_s + ramp_s + runtime_s - max(0.1, 0.05 * runtime_s)
+        fio.wait(max(0.0, end_s - time.monotonic()))
+        after = Snapshot.take([server.pid])
+    if fio.wait(0) is not None or not jobs:
+        return None, pressure
+    return (
+        Usage(before, after, {"fio": {fio.pid, *jobs}, "server": {server.pid}}),
+        pressure,
+    )
+
+
+def _wait_for_jobs(fio: Child, count: int) -> set[int]:
+    """The processes that read, as soon as all are there; none if fio has ended."""
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while len(found := children_of(fio.pid)) < count:
+        if time.monotonic() > deadline_s:
+            raise CommandError(fio.failure(f"did not start {count} jobs"))
+        # Nothing tells of the children of a child.
+        if fio.wait(_POLL_S) is not None:
+            return set()
+    return found
+
+
+@contextmanager
+def _pressure() -> Iterator[dict[str, float]]:
+    """Filled in at the end: of the time in the block, which share some task waited for
+    a resource.
+    """
+    record: dict[str, float] = {}
+    begin_s, before_us = time.monotonic(), pressure_us()
+    yield record
+    elapsed_us = (time.monotonic() - begin_s) * 1e6
+    for name, value_us in pressure_us().items():
+        record[name] = (value_us - before_us.get(name, value_us)) / elapsed_us
+
+
+def _served(before: ServerStats, after: ServerStats) -> dict[str, dict[str, float]]:
+    """By kind of segment, what was read of it in between, and how long that took in the
+    server.
+    """
+    found = {}
+    for name, kind in after.kinds.items():
+        earlier = before.kinds[name]
+        if kind.reads == earlier.reads:
+            continue
+        latency = kind.latency.reads.since(earlier.latency.reads)
+        counts: dict[str, float] = {
+            "reads": kind.reads - earlier.reads,
+            "read_bytes": kind.read_bytes - earlier.read_bytes,
+            "errors": kind.errors - earlier.errors,
+        }
+        if latency.count:
+            for percent in (50, 99):
+                counts[f"p{percent}_us"] = latency.percentile_ns(percent) / 1e3
+        found[name] = counts
+    return found

@@ -1,0 +1,108 @@
+"""What benchmarks read: pieces of virtual data, and the bytes that they must have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from btrfs_ublk.bench import content
+from btrfs_ublk.bench.config import SOURCES
+from btrfs_ublk.bench.content import (
+    CHECK_PLACES,
+    CHECK_SIZES,
+    Piece,
+    WrongDataError,
+    check,
+    check_ranges,
+    clone_pieces,
+    expected,
+    first_difference,
+    make_contents,
+)
+from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.readers import read_buffered
+from btrfs_ublk.server import Description
+from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, MIB
+
+BLOCKS = st.integers(4, EIB // BLOCK_BYTES)
+
+
+@given(BLOCKS, BLOCKS)
+def test_pieces_are_apart_and_make_up_the_clone(one: int, other: int) -> None:
+    clone, virtual = sorted((one * BLOCK_BYTES, other * BLOCK_BYTES))
+    pieces = clone_pieces(virtual_data_bytes=virtual, clone_bytes=clone)
+    position = virtual_position = 0
+    for piece in pieces:
+        assert piece.offset == position and piece.virtual_offset >= virtual_position
+        assert piece.virtual_offset % BLOCK_BYTES == piece.size_bytes % BLOCK_BYTES == 0
+        position += piece.size_bytes
+        virtual_position = piece.virtual_offset + piece.size_bytes
+    assert (position, virtual_position) == (clone, virtual)
+    assert pieces[0].virtual_offset == 0
+    assert pieces[0].size_bytes == pieces[2].size_bytes <= clone // 4
+
+
+def test_half_is_from_the_middle() -> None:
+    assert clone_pieces(virtual_data_bytes=4 * EIB, clone_bytes=200 * GIB) == [
+        Piece(0, 0, 50 * GIB),
+        Piece(50 * GIB, 2 * EIB - 50 * GIB, 100 * GIB),
+        Piece(150 * GIB, 4 * EIB - 50 * GIB, 50 * GIB),
+    ]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_is_expected_is_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """The description says what the server answers, the pieces where that is."""
+    monkeypatch.setattr(content, "_FILE_BYTES", 96 << 10)  # so that it repeats
+    virtual, clone = 64 * MIB, MIB
+    pieces = clone_pieces(virtual_data_bytes=virtual, clone_bytes=clone)
+    contents = make_contents(
+        source, virtual_data_bytes=virtual, pieces=pieces, directory=tmp_path
+    )
+    description = Description.filled(virtual, contents.served)
+    whole = b"".join(
+        description.content(piece.virtual_offset, piece.size_bytes) for piece in pieces
+    )
+    assert expected(contents, pieces, 0, clone) == whole
+    for offset, length in check_ranges(clone):
+        wanted = whole[offset : offset + length]
+        assert expected(contents, pieces, offset, length) == wanted
+    path = tmp_path / "clone"
+    path.write_bytes(whole)
+    assert check(path, contents, pieces, read_buffered) == 30
+    if source != "memset":
+        return
+    for at in (0, clone // 4, clone - 1):
+        path.write_bytes(whole[:at] + b"b" + whole[at + 1 :])
+        with pytest.raises(WrongDataError, match=f"byte {at} of the clone is b'b'"):
+            check(path, contents, pieces, read_buffered)
+
+
+def test_a_source_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "_FILE_BYTES", 1 << 60)
+    pieces = clone_pieces(virtual_data_bytes=4 * EIB, clone_bytes=2 * EIB)
+    with pytest.raises(CapabilityError, match="left, the source takes 1 EiB"):
+        make_contents(
+            "file", virtual_data_bytes=4 * EIB, pieces=pieces, directory=tmp_path
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.integers(4, 1 << 50))
+def test_checked_ranges_are_within_the_clone(blocks: int) -> None:
+    clone = blocks * BLOCK_BYTES
+    ranges = check_ranges(clone)
+    assert len(ranges) == len(CHECK_SIZES) * len(CHECK_PLACES) == 30
+    assert all(0 <= start and start + length <= clone for start, length in ranges)
+    assert any(start == 0 for start, _ in ranges)
+    assert any(start + length == clone for start, length in ranges)
+
+
+def test_the_first_difference() -> None:
+    assert first_difference(b"abc", b"abd") == 2
+    assert first_difference(b"ab", b"abd") == 2
