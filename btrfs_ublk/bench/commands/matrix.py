@@ -1,0 +1,193 @@
+"""``btrfs-ublk bench matrix``: many runs, in a file that survives everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn
+from rich.progress import Progress as Bar
+from rich.progress import TextColumn
+
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.config import SOURCES, Configuration, configuration_of
+from btrfs_ublk.bench.environment import environment
+from btrfs_ublk.bench.matrices import MATRICES, Matrix, describe, parse_filters
+from btrfs_ublk.bench.matrix import Progress, Runner, shell_script
+from btrfs_ublk.bench.results import open_results
+from btrfs_ublk.bench.run import FAILED, OK, VOID, Row, run_configuration
+from btrfs_ublk.gc import collect
+from btrfs_ublk.server import FrontEndName, choose_front_end
+
+_TOLERANCE = 0.03
+
+
+@click.command("matrix", context_settings=options.SETTINGS)
+@click.option("--matrix", "name", type=click.Choice(list(MATRICES)), default="full")
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only these configurations; a key given twice may have either value.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of results; an existing one is gone on with.  [benchmark-MATRIX.jsonl]",
+)
+@click.option("--seed", default=1, help="Decides the order of the runs.")
+@click.option("--min-repeats", type=options.COUNT, help="Of each.  [the matrix's]")
+@click.option("--max-repeats", type=options.COUNT, help="Of each.  [the matrix's]")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, min_open=True),
+    default=_TOLERANCE,
+    help="From the least number of repeats on, a configuration is settled when the "
+    "95 % interval of its median is within this share of it.",
+)
+@click.option(
+    "--front-end", type=click.Choice(["auto", "ublk", "fuse"]), default="auto"
+)
+@click.option("--source", type=click.Choice(SOURCES), help="  [memset]")
+@click.option(
+    "--runtime",
+    "runtime_s",
+    type=click.FloatRange(min=0.5),
+    metavar="SECONDS",
+    help="Of each run.  [the matrix's]",
+)
+@click.option(
+    "--max-other-cores",
+    type=click.FloatRange(min=0),
+    metavar="CORES",
+    help="Reject runs during which unrelated processes used more.",
+)
+@click.option("--retry", is_flag=True, help="Do what failed or was skipped again.")
+@click.option("--print-script", is_flag=True, help="Print a shell script; run nothing.")
+@options.parent_option
+def command(
+    name: str,
+    filters: Sequence[str],
+    output: Path | None,
+    seed: int,
+    min_repeats: int | None,
+    max_repeats: int | None,
+    tolerance: float,
+    front_end: FrontEndName,
+    source: str | None,
+    runtime_s: float | None,
+    max_other_cores: float | None,
+    retry: bool,
+    print_script: bool,
+    parent: Path,
+) -> int:
+    """Run a matrix of configurations, in blocks: each block has every configuration
+    once, in random order. Every run is a JSON line in the file of results, and on disk
+    before the next begins. Interrupted or killed, the same command goes on.
+
+    full: the 96 configurations, 10 to 30 times 10 s each: a day. quick: 17, 3 times 2 s
+    each: minutes. Exit status 1: a run failed or was void, or none was good.
+    """
+    matrix = MATRICES[name].with_options(
+        front_end=front_end if print_script else choose_front_end(front_end).name,
+        source=source,
+        runtime_s=runtime_s,
+        least=min_repeats,
+        most=max_repeats,
+    )
+    selected = matrix.selected(parse_filters(filters))
+    if print_script:
+        for line in shell_script(matrix, selected=set(selected), seed=seed):
+            click.echo(line)
+        return 0
+    path = output or Path(f"benchmark-{name}.jsonl")
+    record = environment(parent)
+
+    def measure(configuration: Configuration) -> Row:
+        return run_configuration(
+            configuration,
+            parent=parent,
+            environment=record,
+            max_other_cores=max_other_cores,
+        )
+
+    with open_results(path, matrix, seed=seed) as results:
+        collect()  # what a killed run left would be in the way of figures
+        runner = Runner(
+            matrix,
+            results,
+            selected=selected,
+            environment=results.note_environment(record),
+            seed=seed,
+            tolerance=tolerance,
+            measure=measure,
+            retry=retry,
+        )
+        try:
+            _show(matrix, runner.run())
+        except KeyboardInterrupt:
+            click.echo(f"{path} has what was done; the same command goes on", err=True)
+            raise
+        return _finish(path, list(results.rows.values()))
+
+
+def _finish(path: Path, rows: Sequence[Row]) -> int:
+    counts = Counter(row["status"] for row in rows)
+    text = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    click.echo(f"{path}: {len(rows)} runs: {text}", err=True)
+    click.echo(f"tables: btrfs-ublk bench summarize < {path}", err=True)
+    return 1 if counts[FAILED] or counts[VOID] or not counts[OK] else 0
+
+
+def duration(seconds: float) -> str:
+    """ "42 s", "7 min", "3 h 20 min" """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _line(progress: Progress) -> str:
+    row = progress.row
+    assert row is not None
+    what = (
+        f"{row['total_iops']:,.0f} IOPS"
+        if row["status"] == OK
+        else f"{row['status']}: {row['reason'].splitlines()[0]}"
+    )
+    left = "" if progress.left_s is None else f"; {duration(progress.left_s)} left"
+    return (
+        f"{progress.done} of {progress.planned}, block {progress.block}: "
+        f"{describe(configuration_of(row))}: {what}{left}"
+    )
+
+
+def _show(matrix: Matrix, steps: Iterable[Progress]) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        for step in steps:
+            if step.row is None:
+                text = f"matrix {matrix.name}: {step.done} of {step.planned} runs done"
+                options.progress(text)
+            else:
+                options.progress(_line(step))
+        return
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+    ) as bar:
+        task = bar.add_task(f"matrix {matrix.name}", left="")
+        for step in steps:
+            left = "" if step.left_s is None else f"{duration(step.left_s)} left"
+            bar.update(task, completed=step.done, total=step.planned, left=left)
+            if step.row is not None:
+                bar.console.print(escape(_line(step)))
