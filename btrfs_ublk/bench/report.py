@@ -31,7 +31,7 @@ Result = dict[str, Any]
 Document = dict[str, Any]
 
 #: Wide enough for every table: their width is that of the text, whatever the terminal.
-_WIDTH = 1000
+CONSOLE_WIDTH = 1000
 _NOTE_COLUMNS = 100
 #: What has to be equal for results to stand in one document.
 _MACHINE = ("kernel", "architecture", "cpu", "cpus", "file_system", "btrfs_progs")
@@ -139,24 +139,27 @@ def _environment_lines(record: dict[str, Any]) -> Iterable[str]:
     yield ", ".join([*versions, f"Python {record['python']}"])
 
 
+def print_table(console: Console, table: Table) -> None:
+    """With an empty line before it, title, columns, rows, note."""
+    shown = RichTable(box=None, pad_edge=False)
+    for position, column in enumerate(table.columns):
+        shown.add_column(column, justify="left" if position < table.left else "right")
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    console.print()
+    console.print(f"[bold]{escape(table.title)}[/bold]")
+    console.print(shown)
+    if table.note:
+        console.print(escape(fill(table.note, _NOTE_COLUMNS)))
+
+
 def show(document: Document, console: Console | None = None) -> None:
     """Print the environment and all tables."""
-    console = console or Console(highlight=False, width=_WIDTH)
+    console = console or Console(highlight=False, width=CONSOLE_WIDTH)
     for line in _environment_lines(document["environment"]):
         console.print(escape(line))
     for table in tables_of(document):
-        shown = RichTable(box=None, pad_edge=False)
-        for position, column in enumerate(table.columns):
-            shown.add_column(
-                column, justify="left" if position < table.left else "right"
-            )
-        for row in table.rows:
-            shown.add_row(*map(escape, row))
-        console.print()
-        console.print(f"[bold]{escape(table.title)}[/bold]")
-        console.print(shown)
-        if table.note:
-            console.print(escape(fill(table.note, _NOTE_COLUMNS)))
+        print_table(console, table)
 
 
 def finish(document: Document, *, as_json: bool) -> None:

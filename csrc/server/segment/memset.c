@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Every byte is the same: `"byte": 0..255`. The cheapest source there is, so benchmarks use it. */
 #include <errno.h>
+#include <string.h>
 
 #include "base/message.h"
 #include "server/segment.h"
@@ -26,17 +27,18 @@ static int memset_parse(struct segment *segment, json_t *keys)
 	return 0;
 }
 
-static uint8_t memset_byte(const struct segment *segment)
+static int memset_read(struct segment *segment, struct io *io)
 {
 	const struct memset_segment *memset_segment = segment->private;
 
-	return memset_segment->byte;
+	memset(io->part.data, memset_segment->byte, io->part.length);
+	return 0;
 }
 
 static const struct segment_ops memset_ops = {
 	.name = "memset",
 	.private_bytes = sizeof(struct memset_segment),
 	.parse = memset_parse,
-	.uniform_byte = memset_byte,
+	.read = memset_read,
 };
 SEGMENT_KIND(memset_ops);

@@ -1,0 +1,41 @@
+"""``btrfs-ublk bench summarize``: tables of a matrix."""
+
+from __future__ import annotations
+
+import json
+from typing import IO
+
+import click
+from rich.console import Console
+
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.report import CONSOLE_WIDTH, print_table
+from btrfs_ublk.bench.summarize import parse_rows, summarize, tables
+
+
+@click.command("summarize", context_settings=options.SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, no tables.")
+@click.argument("file", type=click.File("r"), default="-")
+def command(file: IO[str], as_json: bool) -> None:
+    """Print the tables of a matrix: JSON lines on standard input, or in FILE.
+
+    Besides what `bench matrix` and `bench run` write, it takes lines that have nothing
+    but the nine keys, total_iops and job_iops.
+    """
+    rows, torn = parse_rows(file.read())
+    if torn:
+        click.echo("the last line has no end; it is left out", err=True)
+    parts = summarize(rows)
+    if as_json:
+        click.echo(json.dumps({"version": 1, "parts": [p.to_dict() for p in parts]}))
+        return
+    console = Console(highlight=False, width=CONSOLE_WIDTH)
+    for part in parts:
+        counts = ", ".join(f"{count} {name}" for name, count in part.statuses.items())
+        console.print(
+            f"Runs: {counts}; environment {part.environment}, front end "
+            f"{part.front_end}, source {part.source}"
+        )
+        for table in tables(part):
+            print_table(console, table)
+        console.print()

@@ -1,0 +1,389 @@
+"""What a matrix says: pure functions from rows to comparisons, and from these to text.
+
+Of each group of runs the configuration counts that has the highest 75th percentile of
+IOPS, as in the benchmark that the matrix is from: it says how fast something can be.
+Beside it stand the median of the same configuration and its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from btrfs_ublk.bench.config import REQUIRED, Configuration, configuration_of
+from btrfs_ublk.bench.report import Table, number
+from btrfs_ublk.bench.stats import bootstrap_interval, grouped, median_of
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import parse_size
+
+Row = dict[str, Any]
+
+_SEED = ("btrfs.seed", "btrfs.virtual_data_size", "btrfs.total_clone_size")
+_JOBS = ("fio.jobs", "ublk.num_queues")
+#: Of rows that say nothing about it, which is what other programs' rows do.
+_UNSAID = "-"
+_HEADINGS = {
+    "btrfs.seed": "seed",
+    "btrfs.virtual_data_size": "virtual data",
+    "btrfs.total_clone_size": "clones",
+    "fio.depth": "depth",
+    "fio.direct": "direct",
+    "fio.engine": "engine",
+    "fio.jobs": "jobs",
+    "fio.runtime": "runtime",
+    "ublk.num_queues": "queues",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which keys are compared, with which others alike."""
+
+    title: str
+    alike: tuple[str, ...]
+    compared: tuple[str, ...]
+    #: Only engines that were run with several values of this key.
+    varied: str | None = None
+
+
+COMPARISONS = (
+    Comparison("Seed, virtual data and clones, by engine", ("fio.engine",), _SEED),
+    Comparison("Size of the virtual data, by engine", ("fio.engine",), _SEED[1:2]),
+    Comparison("Kind of seed, by engine", ("fio.engine",), _SEED[:1]),
+    Comparison("Size of the clones, by engine", ("fio.engine",), _SEED[2:]),
+    Comparison(
+        "Depth, by engine and jobs",
+        ("fio.engine", "fio.jobs"),
+        ("fio.depth",),
+        varied="fio.depth",
+    ),
+    Comparison(
+        "Jobs and queues, by engine and size of the clones",
+        ("fio.engine", "btrfs.total_clone_size"),
+        _JOBS,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Of the best configuration of a group; all but counts are IOPS."""
+
+    values: Mapping[str, Any]
+    p75: float
+    median: float
+    interval: tuple[float, float]
+    runs: int
+    configurations: int
+    best: Configuration
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "values": dict(self.values),
+            "p75": self.p75,
+            "median": self.median,
+            # NaN, of a single run, is no JSON.
+            "interval": None if self.runs < 2 else list(self.interval),
+            "runs": self.runs,
+            "configurations": self.configurations,
+            "best": self.best.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the best configuration of an engine with a number of jobs: medians."""
+
+    engine: str
+    jobs: int
+    depth: int
+    cores: Mapping[str, float]
+    us_per_io: Mapping[str, float]
+    latency_us: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The runs of one environment, front end and source: what may be compared."""
+
+    environment: str
+    front_end: str
+    source: str
+    statuses: Mapping[str, int]
+    reasons: Mapping[str, int]
+    comparisons: Sequence[tuple[Comparison, Sequence[Figure]]]
+    costs: Sequence[Cost]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "environment": self.environment,
+            "front_end": self.front_end,
+            "source": self.source,
+            "statuses": dict(self.statuses),
+            "reasons": dict(self.reasons),
+            "comparisons": [
+                {
+                    "title": comparison.title,
+                    "alike": list(comparison.alike),
+                    "compared": list(comparison.compared),
+                    "figures": [figure.to_dict() for figure in figures],
+                }
+                for comparison, figures in self.comparisons
+            ],
+            "costs": [dict(vars(cost)) for cost in self.costs],
+        }
+
+
+def parse_rows(text: str) -> tuple[list[Row], bool]:
+    """The runs in JSON lines: those of a file of results, and bare ones, which have the
+    nine keys, total_iops and job_iops. Of lines with the same key the last counts.
+
+    Also whether the last line was torn, and so left out. Raises UsageError, naming the
+    line, for anything else, and when there is no run.
+    """
+    rows: dict[object, Row] = {}
+    lines = text.split("\n")
+    torn = False
+    for place, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            # All whole lines have an end, so the last of the split is empty.
+            if place == len(lines):
+                torn = True
+                continue
+            raise UsageError(f"line {place} is no JSON: {line[:80]!r}") from error
+        if isinstance(row, dict) and row.get("kind") in ("matrix", "environment"):
+            continue
+        _check_row(row, place)
+        rows[row.get("key", place)] = row
+    if not rows:
+        raise UsageError(
+            "there is no run to summarise", hint="give a file of results on stdin"
+        )
+    return list(rows.values()), torn
+
+
+def _check_row(row: object, place: int) -> None:
+    if not isinstance(row, dict) or row.get("kind", "run") != "run":
+        raise UsageError(f"line {place} is no run: {str(row)[:80]}")
+    missing = [key for key in (*REQUIRED, "total_iops") if key not in row]
+    if missing:
+        raise UsageError(f"line {place} is no run: it has no {', '.join(missing)}")
+    try:
+        configuration_of(row)
+    except UsageError as error:
+        raise UsageError(f"line {place}: {error.message}") from error
+    iops = row["total_iops"]
+    is_number = isinstance(iops, int | float) and not isinstance(iops, bool)
+    if row.get("status", "ok") == "ok" and not (is_number and iops >= 0):
+        raise UsageError(f"line {place}: total_iops is {iops!r}, not a rate")
+
+
+def p75(values: Sequence[float]) -> float:
+    """The 75th percentile, interpolated between two values where it is between them."""
+    if len(values) == 1:
+        return float(values[0])
+    return float(quantiles(values, n=4, method="inclusive")[2])
+
+
+def figure(rows: Sequence[Row], keys: Sequence[str]) -> Figure:
+    """Of a group of rows that have the values of ``keys`` in common."""
+    configurations = grouped(rows, configuration_of)
+    values = {
+        each: [float(row["total_iops"]) for row in its_rows]
+        for each, its_rows in configurations.items()
+    }
+    best = max(values, key=lambda each: p75(values[each]))
+    common = configuration_of(rows[0]).to_dict()
+    return Figure(
+        values={key: common[key] for key in keys},
+        p75=p75(values[best]),
+        median=median(values[best]),
+        interval=bootstrap_interval(values[best]),
+        runs=len(values[best]),
+        configurations=len(configurations),
+        best=best,
+    )
+
+
+def compare(comparison: Comparison, rows: Sequence[Row]) -> list[Figure]:
+    """A figure for each combination of values, in order."""
+    keys = (*comparison.alike, *comparison.compared)
+    if comparison.varied is not None:
+        depths = grouped(rows, lambda row: row["fio.engine"])
+        rows = [
+            row
+            for row in rows
+            if len({each[comparison.varied] for each in depths[row["fio.engine"]]}) > 1
+        ]
+    groups = grouped(
+        rows, lambda row: tuple(configuration_of(row).to_dict()[key] for key in keys)
+    )
+    ordered = sorted(groups, key=lambda values: tuple(map(_sortable, keys, values)))
+    return [figure(groups[values], keys) for values in ordered]
+
+
+def _sortable(key: str, value: Any) -> Any:
+    return parse_size(value) if key.endswith("_size") else value
+
+
+def costs(rows: Sequence[Row]) -> list[Cost]:
+    """Only of rows that say; of each engine with each number of jobs the best."""
+    told = [row for row in rows if row.get("cpu") and row.get("latency_us")]
+    found = []
+    groups = grouped(told, lambda row: (row["fio.engine"], row["fio.jobs"]))
+    for (engine, jobs), group in sorted(groups.items()):
+        best = figure(group, ()).best
+        its_rows = [row for row in group if configuration_of(row) == best]
+
+        def medians(name: str) -> dict[str, float]:
+            values = [row[name] for row in its_rows]
+            return {key: median_of(values, key) for key in values[0]}
+
+        found.append(
+            Cost(
+                engine=engine,
+                jobs=jobs,
+                depth=best.depth,
+                cores=medians("cpu"),
+                us_per_io=medians("cpu_us_per_io"),
+                latency_us=medians("latency_us"),
+            )
+        )
+    return found
+
+
+def _part_of(row: Row) -> tuple[str, str, str]:
+    return (
+        str(row.get("environment", _UNSAID)),
+        str(row.get("front_end", _UNSAID)),
+        str(row.get("source", _UNSAID)),
+    )
+
+
+def summarize(rows: Iterable[Row]) -> list[Part]:
+    """Only runs of the status "ok" count, or of none; the others are counted."""
+    parts = []
+    for (environment, front_end, source), group in sorted(
+        grouped(rows, _part_of).items()
+    ):
+        good = [row for row in group if row.get("status", "ok") == "ok"]
+        reasons = Counter(
+            f"{row['status']}: {str(row.get('reason', _UNSAID)).splitlines()[0]}"
+            for row in group
+            if row.get("status", "ok") != "ok"
+        )
+        parts.append(
+            Part(
+                environment=environment,
+                front_end=front_end,
+                source=source,
+                statuses=Counter(row.get("status", "ok") for row in group),
+                reasons=reasons,
+                comparisons=[(each, compare(each, good)) for each in COMPARISONS],
+                costs=costs(good),
+            )
+        )
+    return parts
+
+
+def tables(part: Part) -> Iterator[Table]:
+    """One for each comparison; what the best runs cost; what does not count."""
+    for comparison, figures in part.comparisons:
+        if figures:
+            yield _comparison_table(comparison, figures)
+    if part.costs:
+        yield _cost_table(part.costs)
+    if part.reasons:
+        rows = [(reason, str(count)) for reason, count in part.reasons.items()]
+        yield Table("Runs that do not count", ("reason", "runs"), rows)
+
+
+def _comparison_table(comparison: Comparison, figures: Sequence[Figure]) -> Table:
+    keys = (*comparison.alike, *comparison.compared)
+    leaders = {
+        alike: max(each.p75 for each in group)
+        for alike, group in grouped(
+            figures, lambda each: _values(each, comparison.alike)
+        ).items()
+    }
+    rows = []
+    for each in figures:
+        leader = leaders[_values(each, comparison.alike)]
+        low, high = each.interval
+        interval = "-" if each.runs < 2 else f"{number(low)} .. {number(high)}"
+        rows.append(
+            (
+                *_values(each, keys),
+                number(each.p75),
+                number(each.p75 / leader if leader else float("nan"), 2),
+                number(each.median),
+                interval,
+                str(each.runs),
+                _best_text(each, keys),
+            )
+        )
+    columns = ("75 %", "of best", "median", "95 % interval", "runs", "configuration")
+    return Table(
+        comparison.title,
+        (*(_HEADINGS[key] for key in keys), *columns),
+        rows,
+        left=len(keys),
+        note="IOPS of the configuration whose 75th percentile is highest. Of best: "
+        "to the highest of the group.",
+    )
+
+
+def _values(each: Figure, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(each.values[key]) for key in keys)
+
+
+def _best_text(each: Figure, keys: Sequence[str]) -> str:
+    """What the other columns do not say of it."""
+    values = each.best.to_dict()
+    texts = {
+        "btrfs.seed": values["btrfs.seed"],
+        "btrfs.virtual_data_size": values["btrfs.virtual_data_size"],
+        "btrfs.total_clone_size": f"/{values['btrfs.total_clone_size']}",
+        "fio.depth": f"x{values['fio.depth']}",
+        "fio.jobs": f"{values['fio.jobs']} jobs",
+        "ublk.num_queues": f"{values['ublk.num_queues']} queues",
+    }
+    left = [text for key, text in texts.items() if key not in keys]
+    return f"{' '.join(left)}, 1 of {each.configurations}"
+
+
+def _cost_table(costs_found: Sequence[Cost]) -> Table:
+    parts = ("total", "fio", "server", "rest")
+    return Table(
+        "What the best runs cost",
+        (
+            *("engine", "jobs", "depth"),
+            *(f"{part} cores" for part in parts),
+            *(f"{part} us" for part in parts),
+            *("p50 us", "p99 us", "p99.99 us"),
+        ),
+        [
+            (
+                cost.engine,
+                str(cost.jobs),
+                str(cost.depth),
+                *(number(cost.cores.get(part, float("nan")), 2) for part in parts),
+                *(number(cost.us_per_io.get(part, float("nan")), 1) for part in parts),
+                *(
+                    number(cost.latency_us.get(name, float("nan")), 0)
+                    for name in ("p50", "p99", "p99.99")
+                ),
+            )
+            for cost in costs_found
+        ],
+        note="Medians. us: of CPU per read; the last three are latencies. Rest: the "
+        "kernel's threads, interrupts, and whatever else ran.",
+    )

@@ -1,0 +1,285 @@
+"""The summary of a matrix, of data whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from btrfs_ublk.bench.commands.summarize import command
+from btrfs_ublk.bench.config import Configuration
+from btrfs_ublk.bench.matrices import MATRICES
+from btrfs_ublk.bench.summarize import (
+    COMPARISONS,
+    Figure,
+    Part,
+    p75,
+    parse_rows,
+    summarize,
+    tables,
+)
+from btrfs_ublk.errors import UsageError
+
+#: Known factors of a made-up machine: its IOPS are their product.
+ENGINES = {"io_uring": 1000.0, "mmap": 500.0, "psync": 100.0}
+DEPTHS = {4: 1.0, 8: 1.0, 16: 1.5}
+SEEDS = {"fallocate": 0.9, "mega-extent": 1.0}
+SIZES = {"275G": 1.0, "4E": 0.8}
+CLONES = {"2G": 1.0, "200G": 0.7}
+JOBS = {1: 1.0, 2: 1.9, 6: 4.0, 12: 3.5}
+#: Of the four repeats, of which the 75th percentile is 1.25, the median 1.
+REPEATS = (0.5, 1.0, 2.0, 1.0)
+
+Row = dict[str, Any]
+
+
+def iops(values: Row) -> float:
+    return (
+        ENGINES[values["fio.engine"]]
+        * DEPTHS[values["fio.depth"]]
+        * SEEDS[values["btrfs.seed"]]
+        * SIZES[values["btrfs.virtual_data_size"]]
+        * CLONES[values["btrfs.total_clone_size"]]
+        * JOBS[values["fio.jobs"]]
+    )
+
+
+def original_rows() -> list[Row]:
+    """Nine keys and the two results, and nothing else."""
+    found = []
+    for repeat in REPEATS:
+        for configuration in MATRICES["full"].configurations:
+            values = configuration.to_dict()
+            del values["front_end"], values["source"]
+            rate = iops(values) * repeat
+            found.append(values | {"total_iops": rate, "job_iops": [rate]})
+    return found
+
+
+def figures(part: Part, title: str) -> dict[tuple[Any, ...], Figure]:
+    for comparison, found in part.comparisons:
+        if comparison.title.startswith(title):
+            return {tuple(each.values.values()): each for each in found}
+    raise AssertionError(title)
+
+
+@pytest.fixture(scope="module")
+def part() -> Part:
+    (found,) = summarize(original_rows())
+    return found
+
+
+def test_there_are_six_comparisons(part: Part) -> None:
+    assert len(COMPARISONS) == len(part.comparisons) == 6
+    assert [len(found) for _, found in part.comparisons] == [18, 6, 6, 6, 8, 24]
+    assert part.statuses == {"ok": 384} and part.reasons == {}
+    assert (part.environment, part.front_end, part.source) == ("-", "-", "-")
+
+
+def test_what_is_printed_is_the_best_configurations_75th_percentile(
+    part: Part,
+) -> None:
+    found = figures(part, "Seed, virtual data and clones")
+    best = found["io_uring", "fallocate", "275G", "200G"]
+    assert best.p75 == pytest.approx(1000 * 1.5 * 0.9 * 0.7 * 4 * 1.25)
+    assert best.median == pytest.approx(1000 * 1.5 * 0.9 * 0.7 * 4)
+    assert best.interval[0] < best.median < best.interval[1]
+    assert (best.runs, best.configurations) == (4, 8)
+    assert (best.best.depth, best.best.jobs) == (16, 6)
+
+
+def test_the_others_take_the_best_of_all_that_is_not_compared(part: Part) -> None:
+    sizes = figures(part, "Size of the virtual data")
+    assert sizes["psync", "275G"].p75 == pytest.approx(100 * 4 * 1.25)
+    assert sizes["psync", "4E"].p75 == pytest.approx(100 * 0.8 * 4 * 1.25)
+    kinds = figures(part, "Kind of seed")
+    assert kinds["mmap", "fallocate"].p75 == pytest.approx(500 * 0.9 * 4 * 1.25)
+    assert kinds["mmap", "fallocate"].configurations == 8
+    clones = figures(part, "Size of the clones")
+    assert clones["mmap", "200G"].p75 == pytest.approx(500 * 0.7 * 4 * 1.25)
+    assert clones["mmap", "200G"].best.seed == "mega-extent"
+
+
+def test_depths_are_compared_where_there_are_two(part: Part) -> None:
+    found = figures(part, "Depth")
+    assert {engine for engine, _, _ in found} == {"io_uring"}
+    assert found["io_uring", 12, 4].p75 == pytest.approx(1000 * 3.5 * 1.25)
+    assert found["io_uring", 12, 16].p75 == pytest.approx(1500 * 3.5 * 1.25)
+
+
+def test_jobs_are_compared_in_the_order_of_numbers(part: Part) -> None:
+    found = figures(part, "Jobs and queues")
+    its = [key[2:] for key in found if key[:2] == ("psync", "2G")]
+    assert its == [(1, 2), (2, 2), (6, 3), (12, 3)]
+    assert found["psync", "200G", 2, 2].p75 == pytest.approx(100 * 0.7 * 1.9 * 1.25)
+    assert list(found)[0][1] == "2G" and list(found)[4][1] == "200G"
+
+
+def test_the_order_of_the_rows_does_not_matter(part: Part) -> None:
+    (again,) = summarize(reversed(original_rows()))
+    for (_, one), (_, other) in zip(part.comparisons, again.comparisons):
+        assert [each.p75 for each in one] == [each.p75 for each in other]
+        assert [each.values for each in one] == [each.values for each in other]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([7], 7), ([1, 2], 1.75), ([4, 1, 3, 2], 3.25), ([1, 2, 3, 4, 5], 4)],
+)
+def test_percentiles(values: list[float], expected: float) -> None:
+    assert p75(values) == expected
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1))
+def test_percentiles_are_between_the_values(values: list[float]) -> None:
+    assert min(values) <= p75(values) <= max(values)
+
+
+def row(**changed: Any) -> Row:
+    configuration: Configuration = MATRICES["quick"].configurations[0]
+    return (
+        configuration.to_dict()
+        | {"kind": "run", "status": "ok", "total_iops": 100.0, "environment": "e"}
+        | changed
+    )
+
+
+def test_what_does_not_count_is_told() -> None:
+    bad = {"total_iops": 9e9, "reason": "wrong data\n  hint: none"}
+    (part,) = summarize(
+        [row(), row(status="void", **bad), row(status="failed", **bad), row()]
+    )
+    for _, found in part.comparisons:
+        assert {each.p75 for each in found} <= {100.0}
+    assert part.reasons == {"void: wrong data": 1, "failed: wrong data": 1}
+    *_, last = tables(part)
+    assert last.title == "Runs that do not count"
+    assert [tuple(each) for each in last.rows] == [
+        ("void: wrong data", "1"),
+        ("failed: wrong data", "1"),
+    ]
+
+
+def test_machines_front_ends_and_sources_are_not_mixed() -> None:
+    parts = summarize(
+        [
+            row(),
+            row(environment="f", total_iops=1.0),
+            row(front_end="ublk", total_iops=2.0),
+            row(source="file", total_iops=3.0),
+        ]
+    )
+    names = [(part.environment, part.front_end, part.source) for part in parts]
+    assert names == [
+        ("e", "auto", "file"),
+        ("e", "auto", "memset"),
+        ("e", "ublk", "memset"),
+        ("f", "auto", "memset"),
+    ]
+    tops = [figures(part, "Kind of seed")["io_uring", "mega-extent"] for part in parts]
+    assert [top.p75 for top in tops] == [3.0, 100.0, 2.0, 1.0]
+
+
+def test_nothing_but_failures_is_a_summary_too() -> None:
+    (part,) = summarize([row(status="failed", total_iops=None, reason="none")])
+    assert [table.title for table in tables(part)] == ["Runs that do not count"]
+
+
+def test_costs_are_medians_of_the_best() -> None:
+    def told(rate: float, fio: float) -> Row:
+        return row(
+            total_iops=rate,
+            cpu={"total": 2.0, "fio": fio, "server": 0.25, "rest": 1.75 - fio},
+            cpu_us_per_io={"total": 20.0, "fio": fio, "server": 2.5, "rest": 1.0},
+            latency_us={"p50": 10.0, "p99": 20.0, "p99.99": 30.0},
+        )
+
+    rows = [told(100.0, 0.5), told(90.0, 0.7), told(80.0, 0.9), row(cpu=None)]
+    (part,) = summarize(rows)
+    (cost,) = part.costs
+    assert (cost.engine, cost.jobs, cost.depth) == ("io_uring", 1, 4)
+    assert cost.cores["fio"] == 0.7 and cost.latency_us["p99.99"] == 30.0
+    table = [each for each in tables(part) if "cost" in each.title][0]
+    assert table.rows[0][3:7] == ("2.00", "0.70", "0.25", "1.05")
+
+
+class TestParsing:
+    def test_files_of_results_and_bare_rows(self) -> None:
+        lines = [
+            {"kind": "matrix", "version": 1},
+            {"kind": "environment", "id": "e"},
+            row(key="a", total_iops=1.0),
+            row(key="b", total_iops=2.0),
+            row(key="a", total_iops=3.0),
+            original_rows()[0],
+        ]
+        text = "\n".join(map(json.dumps, lines)) + "\n\n"
+        found, torn = parse_rows(text)
+        assert not torn
+        assert [each["total_iops"] for each in found[:2]] == [3.0, 2.0]
+        assert len(found) == 3
+
+    def test_a_torn_line_is_left_out(self) -> None:
+        text = json.dumps(row()) + "\n" + json.dumps(row())[:-5]
+        assert parse_rows(text) == ([row()], True)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "there is no run"),
+            ('{"kind": "matrix"}\n', "there is no run"),
+            ('{"a": \n' + json.dumps(row()), "line 1 is no JSON"),
+            (json.dumps(row()) + "\n[1]\n", "line 2 is no run"),
+            ('{"kind": "suite"}\n', "line 1 is no run"),
+            ('{"total_iops": 3}\n', "line 1 is no run: it has no btrfs.seed"),
+            (json.dumps(row(**{"fio.jobs": "x"})) + "\n", "line 1: fio.jobs is 'x'"),
+            (json.dumps(row(total_iops=None)) + "\n", "total_iops is None, not a rate"),
+            (json.dumps(row(total_iops="5")) + "\n", "total_iops is '5', not a rate"),
+        ],
+    )
+    def test_other_lines_are_named(self, text: str, message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            parse_rows(text)
+
+
+class TestCommand:
+    def test_tables(self) -> None:
+        text = "\n".join(map(json.dumps, original_rows()))
+        done = CliRunner().invoke(command, [], input=text)
+        assert done.exit_code == 0, done.output
+        for comparison in COMPARISONS:
+            assert comparison.title in done.stdout
+        assert "Runs: 384 ok" in done.stdout
+        # 1000 x 1.5 x 4 x 1.25, and its median and the interval beside it.
+        (line,) = [
+            line
+            for line in done.stdout.splitlines()
+            if line.split()[:3] == ["io_uring", "275G", "7,500"]
+        ]
+        assert line.split()[3:8] == ["1.00", "6,000", "3,000", "..", "12,000"]
+
+    def test_json(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows"
+        path.write_text("\n".join(map(json.dumps, original_rows())) + '\n{"torn')
+        done = CliRunner().invoke(command, ["--json", str(path)])
+        assert done.exit_code == 0 and "has no end" in done.stderr
+        (part,) = json.loads(done.stdout)["parts"]
+        figure = part["comparisons"][1]["figures"][0]
+        assert figure["values"] == {
+            "fio.engine": "io_uring",
+            "btrfs.virtual_data_size": "275G",
+        }
+        assert figure["p75"] == pytest.approx(7500) and len(figure["interval"]) == 2
+        assert figure["best"]["fio.jobs"] == 6
+
+    def test_single_runs_have_no_interval(self) -> None:
+        text = json.dumps(row())
+        done = CliRunner().invoke(command, ["--json"], input=text + "\n")
+        figure = json.loads(done.stdout)["parts"][0]["comparisons"][0]["figures"][0]
+        assert figure["interval"] is None and "NaN" not in done.stdout
+        assert CliRunner().invoke(command, [], input=text + "\n").exit_code == 0
