@@ -27,12 +27,13 @@ from btrfs_ublk.bench.matrix import Progress, Runner, is_settled
 from btrfs_ublk.bench.results import open_results
 from btrfs_ublk.bench.run import Row
 from btrfs_ublk.capabilities import BTRFS, FUSE, LOOP, Helper
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.gc import collect
 from btrfs_ublk.helpers import MKSEED, SERVER
 
 ENVIRONMENT = "0123456789ab"
 PATIENCE_S = 120.0
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 QUICK = MATRICES["quick"].with_options(front_end="fuse")
 
 
@@ -452,6 +453,32 @@ class TestCommand:
         done = CliRunner().invoke(command, [*words, "--print-script"])
         assert done.exit_code != 0
         assert message in done.output + str(done.exception)
+
+    @pytest.mark.native
+    def test_no_fio_is_an_error(
+        self, need: Need, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        need(FUSE)
+        monkeypatch.setattr(Fio, "probe", lambda self: "it is not on PATH")
+        path = tmp_path / "r"
+        done = CliRunner().invoke(command, ["--front-end=fuse", "-o", str(path)])
+        assert isinstance(done.exception, CapabilityError)
+        assert "fio is needed here" in str(done.exception) and not path.exists()
+
+    def test_the_scripts_are_these_commands(self) -> None:
+        for script, noun in {
+            "benchmark.py": "run",
+            "benchmark_matrix.py": "matrix",
+            "benchmark_matrix_summarize.py": "summarize",
+        }.items():
+            done = subprocess.run(
+                [SCRIPTS / script, "--help"],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+            )
+            assert done.returncode == 0, done.stderr
+            assert f"Usage: btrfs-ublk bench {noun} " in done.stdout
 
 
 @pytest.fixture

@@ -36,8 +36,9 @@ _QUIET_S = 1.0
 
 _VERSIONS = ("kernel", "btrfs_ublk", "revision", "server", "btrfs_progs", "fio")
 _IDENTITY = (
-    *("kernel", "architecture", "cpu", "cpus", "mitigations", "file_system"),
-    *("loop_direct_io", "nice", "btrfs_ublk", "server", "btrfs_progs", "fio"),
+    *("kernel", "architecture", "cpu", "cpu_flags", "cpus", "guest", "mitigations"),
+    *("file_system", "loop_direct_io", "nice"),
+    *("btrfs_ublk", "server", "btrfs_progs", "fio"),
 )
 
 

@@ -16,10 +16,12 @@ from rich.progress import TextColumn
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.config import SOURCES, Configuration, configuration_of
 from btrfs_ublk.bench.environment import environment
+from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.matrices import MATRICES, Matrix, describe, parse_filters
 from btrfs_ublk.bench.matrix import Progress, Runner, shell_script
 from btrfs_ublk.bench.results import open_results
 from btrfs_ublk.bench.run import FAILED, OK, VOID, Row, run_configuration
+from btrfs_ublk.capabilities import require
 from btrfs_ublk.gc import collect
 from btrfs_ublk.server import FrontEndName, choose_front_end
 
@@ -106,6 +108,7 @@ def command(
         for line in shell_script(matrix, selected=set(selected), seed=seed):
             click.echo(line)
         return 0
+    _require_an_engine(selected)
     path = output or Path(f"benchmark-{name}.jsonl")
     record = environment(parent)
 
@@ -135,6 +138,15 @@ def command(
             click.echo(f"{path} has what was done; the same command goes on", err=True)
             raise
         return _finish(path, list(results.rows.values()))
+
+
+def _require_an_engine(selected: Sequence[Configuration]) -> None:
+    """Raise CapabilityError when fio can do none of it. What it cannot do of some
+    configurations only is said in their rows.
+    """
+    engines = [Fio(name) for name in sorted({each.engine for each in selected})]
+    if all(engine.probe() is not None for engine in engines):
+        require(*engines)
 
 
 def _finish(path: Path, rows: Sequence[Row]) -> int:
