@@ -25,7 +25,6 @@ import fcntl
 import json
 import os
 import secrets
-import stat
 import sys
 import threading
 import traceback
@@ -36,6 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from btrfs_ublk.directories import make_private
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.log import log
@@ -177,25 +177,7 @@ def state_directory() -> Path:
     paths = [Path(named)] if named else [Path(path) for path in STATE_DIRECTORIES]
     path = next(filter(_made, paths), paths[0])
     hint = "run as root, or name a directory of yours in BTRFS_UBLK_STATE_DIR"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-    except OSError as error:
-        raise BtrfsUblkError(
-            f"no state directory {path}: {error.strerror}", hint=hint
-        ) from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise BtrfsUblkError(
-            f"state directory {path} is not a directory owned by user {os.geteuid()}",
-            hint=hint,
-        )
-    if status.st_mode & 0o022:
-        raise BtrfsUblkError(
-            f"state directory {path} is writable for others "
-            f"(mode {stat.S_IMODE(status.st_mode):04o})",
-            hint=f"chmod 0700 {path}",
-        )
-    return path
+    return make_private(path, what="state directory", hint=hint)
 
 
 class Ledger:

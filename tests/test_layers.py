@@ -11,7 +11,7 @@ PACKAGE = Path(btrfs_ublk.__file__).parent
 
 #: From the bottom up; a module may import from its own layer and those below.
 LAYERS = [
-    {"errors", "units", "log", "readers"},
+    {"errors", "units", "log", "readers", "directories"},
     {"interrupts", "process", "ledger", "abandoned"},
     {"capabilities", "helpers", "entry"},
     {"resources"},
