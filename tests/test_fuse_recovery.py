@@ -136,7 +136,12 @@ class Servers:
 
 @contextmanager
 def attached(servers: Servers, ready: dict[str, Any]) -> Iterator[Path]:
-    device = attach_loop(ready, servers.description, servers.tag)
+    device = attach_loop(
+        ready,
+        servers.tag,
+        size_bytes=servers.description.size,
+        read_only=servers.description.read_only,
+    )
     try:
         yield device
     finally:
@@ -495,7 +500,7 @@ class TestSwap:
             with pytest.raises(BtrfsUblkError, match="is another's"):
                 swap(device, others.tag, ready)
             with pytest.raises(ControlError, match=f"has {2 * MIB} bytes, not {MIB}"):
-                attach_loop(ready, servers.description, others.tag)
+                attach_loop(ready, others.tag, size_bytes=MIB, read_only=True)
             with pytest.raises(ControlError, match="cannot be kept"):
                 servers.keep(first)  # recovery "none", which is what was asked for
             assert read_direct(device, 0, BLOCK_BYTES) == bytes(BLOCK_BYTES)

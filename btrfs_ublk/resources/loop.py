@@ -12,11 +12,12 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any, TypeVar
 
 from btrfs_ublk.capabilities import LOOP, ROOT, require
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
@@ -27,6 +28,8 @@ from btrfs_ublk.resources.uevents import wait_until
 from btrfs_ublk.units import BLOCK_BYTES
 
 KIND = "loop"
+
+T = TypeVar("T")
 
 _LOOP_CLR_FD = 0x4C01
 _LOOP_GET_STATUS64 = 0x4C05
@@ -193,6 +196,39 @@ def _check_change(path: Path, backing: FileIO) -> None:
         )
 
 
+def has_tag(path: Path, tag: str) -> bool:
+    """Whether the loop device ``path`` was attached with that tag."""
+    return _status_at(path, _reference_of) == _reference(tag)
+
+
+def find_by_tag(tag: str) -> Path | None:
+    """The loop device that was attached with that tag, whoever did it."""
+    for directory in Path("/sys/block").glob("loop*/loop"):
+        path = Path("/dev") / directory.parent.name
+        if has_tag(path, tag):
+            return path
+    return None
+
+
+def is_on(path: Path, file: Path) -> bool:
+    """Whether the loop device ``path`` stands on that very file."""
+    status = file.stat()
+    return _status_at(path, _backing_of) == (status.st_dev, status.st_ino)
+
+
+def _status_at(path: Path, part: Callable[[int], T]) -> T | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise
+    try:
+        return part(fd)
+    finally:
+        os.close(fd)
+
+
 #: Our own hold on devices that the kernel detaches when nobody holds them any more
 #: (LO_FLAGS_AUTOCLEAR), by their tags.
 _lifelines: dict[str, FileIO] = {}
@@ -303,14 +339,27 @@ def _sysfs(path: Path) -> Path:
 
 
 def _reference_of(fd: int) -> str | None:
+    fields = _fields_of(fd)
+    if fields is None:
+        return None
+    name: bytes = fields[9]
+    return name.rstrip(b"\0").decode(errors="replace")
+
+
+def _backing_of(fd: int) -> tuple[int, int] | None:
+    """Device and inode of the file below."""
+    fields = _fields_of(fd)
+    return None if fields is None else (fields[0], fields[1])
+
+
+def _fields_of(fd: int) -> tuple[Any, ...] | None:
+    """Of struct loop_info64; None when the device has no backing file."""
     try:
-        answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_INFO.size))
+        return _INFO.unpack(fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_INFO.size)))
     except OSError as error:
         if error.errno == errno.ENXIO:
             return None
         raise
-    name: bytes = _INFO.unpack(answer)[9]
-    return name.rstrip(b"\0").decode(errors="replace")
 
 
 @remover(KIND)

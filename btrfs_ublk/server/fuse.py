@@ -43,8 +43,9 @@ class FuseFrontEnd:
             self.attached = ledger.enter(loop.KIND, backing_file=file)
             path = attach_loop(
                 ready,
-                description,
                 self.attached.tag,
+                size_bytes=description.size,
+                read_only=description.read_only,
                 # So the device goes when we die, unless it is mounted, and the server
                 # sees its file closed, and ends as well.
                 lifeline=True,
@@ -68,20 +69,24 @@ def served_file(ready: Message) -> Path:
 
 
 def attach_loop(
-    ready: Message, description: Description, tag: str, *, lifeline: bool = False
+    ready: Message,
+    tag: str,
+    *,
+    size_bytes: int,
+    read_only: bool,
+    lifeline: bool = False,
 ) -> Path:
     """Put a loop device on the file of a server that has sent ``ready``.
 
     ``tag`` and ``lifeline`` are those of loop.attach(). Raises ControlError when the
-    file is not as large as the description says.
+    file has not ``size_bytes``, of its description.
     """
     file = served_file(ready)
-    read_only = description.read_only
     with loop.open_backing_file(file, read_only=read_only) as backing:
-        size_bytes = os.fstat(backing.fileno()).st_size
-        if size_bytes != description.size:
+        file_bytes = os.fstat(backing.fileno()).st_size
+        if file_bytes != size_bytes:
             raise ControlError(
-                f"the server's file has {size_bytes} bytes, not {description.size}"
+                f"the server's file has {file_bytes} bytes, not {size_bytes}"
             )
         device = loop.attach(
             backing,
