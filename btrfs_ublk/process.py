@@ -356,8 +356,12 @@ def launch(
     pipe_stdout: bool = False,
     keep_open_fds: Sequence[int] = (),
     death_signal: signal.Signals | None = signal.SIGTERM,
+    talk: Path | None = None,
 ) -> Child:
-    """Start a command that stays; the caller stops and closes it. See spawn()."""
+    """Start a command that stays; the caller stops and closes it. See spawn().
+
+    ``talk``: a file to which its stderr is appended, for children that outlive us.
+    """
     words = [os.fspath(word) for word in argv]
     log.debug("launch: %s", shlex.join(words))
     with deferred(), ExitStack() as files:
@@ -371,7 +375,9 @@ def launch(
         elif stdin is not None:
             source = stdin.fileno()
         with ExitStack() as on_failure:
-            stderr = on_failure.enter_context(_memory_file("stderr"))
+            stderr = on_failure.enter_context(
+                _memory_file("stderr") if talk is None else open(talk, "a+b", 0)
+            )
             process = _start(
                 words,
                 hint=hint,

@@ -31,6 +31,8 @@ from btrfs_ublk.capabilities import (
     Capability,
     sparse_directory,
 )
+from btrfs_ublk.device.locks import registry_locked
+from btrfs_ublk.device.state import RUN_VARIABLE, devices_directory
 from btrfs_ublk.ledger import process_ledger
 from btrfs_ublk.resources.mountinfo import read_mountinfo
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
@@ -57,6 +59,12 @@ SERVED_PREFIX = "/btrfs-ublk-"
 LEDGERS = (
     *("var/lib/btrfs-ublk", "run/btrfs-ublk"),
     *(f"{x}/btrfs-ublk-tests-*/state" for x in ("tmp", "dev/shm")),
+)
+
+#: The same of devices that outlive their makers.
+DEVICES = (
+    "run/btrfs-ublk/devices",
+    *(f"{x}/btrfs-ublk-tests-*/run/devices" for x in ("tmp", "dev/shm")),
 )
 
 #: How long a process that was killed, or lost its parent, may take to be gone.
@@ -123,9 +131,13 @@ def test_root() -> Iterator[Path]:
     state.mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BTRFS_UBLK_STATE_DIR", str(state))
+        patch.setenv(RUN_VARIABLE, str(root / "run"))
         patch.setenv("TMPDIR", str(root))
         patch.setattr(tempfile, "tempdir", str(root))
-        process_ledger()  # made before the first snapshot: its file is in all of them
+        # Made before the first snapshot: they are in all of them.
+        process_ledger()
+        with registry_locked(devices_directory(make=True)):
+            pass
         yield root
         process_ledger().close()
     shutil.rmtree(root)
@@ -209,13 +221,15 @@ def system_state(root: Path) -> SystemState:
 
 
 def _is_elsewhere(link: Path, backing: str) -> bool:
-    """Whether a device on a server's file is in a ledger that is not of these tests."""
+    """Whether a device on a server's file is of others than these tests."""
     tag = backing.removeprefix(SERVED_PREFIX)
-    ours = Path(os.environ["BTRFS_UBLK_STATE_DIR"])
-    for pattern in LEDGERS:
-        for ledger in Path("/").glob(f"{pattern}/*.ledger"):
-            with suppress(FileNotFoundError):
-                if ledger.parent != ours and tag in ledger.read_text():
+    ours = Path(os.environ["BTRFS_UBLK_STATE_DIR"]).parent
+    patterns = [f"{ledgers}/*.ledger" for ledgers in LEDGERS]
+    patterns += [f"{devices}/*/device.json" for devices in DEVICES]
+    for pattern in patterns:
+        for file in Path("/").glob(pattern):
+            with suppress(OSError):
+                if ours not in file.parents and tag in file.read_text():
                     return True
     return not link.exists()  # and its ledger with it, while we looked
 

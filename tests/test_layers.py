@@ -17,6 +17,7 @@ LAYERS = [
     {"resources"},
     {"physmap"},
     {"server"},
+    {"device"},
     {"seed"},
     {"sprout"},
     {"volume"},

@@ -7,10 +7,11 @@ import fcntl
 import os
 import stat
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import LeftoverError, UsageError
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.resources.mountinfo import read_mountinfo
 from btrfs_ublk.resources.uevents import wait_until
@@ -90,6 +91,21 @@ def is_claimed(path: Path) -> bool:
         raise
     os.close(fd)
     return False
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Nobody can mount the device meanwhile. Raises LeftoverError when somebody has."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise LeftoverError(
+            f"{path} cannot be claimed: {error.strerror}", hint="unmount it first"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def _is_in_btrfs(path: Path) -> bool:

@@ -1,0 +1,276 @@
+"""``btrfs-ublk device``"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from btrfs_ublk.device import (
+    Device,
+    DeviceOptions,
+    add_device,
+    collect_devices,
+    list_devices,
+    recover_device,
+    remove_device,
+    serve_device,
+    show_device,
+    upgrade_device,
+)
+from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S
+from btrfs_ublk.device.state import DEFAULT_HANG_TIMEOUT_S
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.server import Description
+from btrfs_ublk.units import format_size, parse_block_size
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_timeout = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 1e6),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the server.",
+)
+
+
+def _making_options(function: _Function) -> _Function:
+    """What both ``add`` and ``serve`` take."""
+    for option in reversed(
+        [
+            click.option(
+                "--front-end",
+                type=click.Choice(["auto", "ublk", "fuse"]),
+                default="auto",
+                show_default=True,
+            ),
+            click.option(
+                "--recovery",
+                type=click.Choice(
+                    ["auto", "reissue", "queue", "fail-io", "swap", "none"]
+                ),
+                default="auto",
+                show_default=True,
+                help="What reads do while the server is replaced: see the README.",
+            ),
+            click.option("--queues", type=int, help="Threads of the server."),
+            click.option("--depth", type=int, help="Requests in flight per queue."),
+            click.option("--max-io", metavar="SIZE", help="The largest request."),
+            click.option("--id", "device_id", type=int, help="N of /dev/ublkbN."),
+            click.option(
+                "--hang-timeout",
+                "hang_timeout_s",
+                type=float,
+                default=DEFAULT_HANG_TIMEOUT_S,
+                show_default=True,
+                metavar="SECONDS",
+                help="A server that is silent for so long is replaced; 0: never.",
+            ),
+            click.option(
+                "--server",
+                type=click.Path(path_type=Path),
+                help="Another program than the package's.",
+            ),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+@click.group("device")
+def command() -> None:
+    """Block devices that outlive this command, and the death of their servers."""
+
+
+@command.command()
+@click.argument("name")
+@click.argument("description", type=click.Path(path_type=Path))
+@_making_options
+@_timeout
+@_json
+def add(
+    name: str, description: Path, timeout_s: float, as_json: bool, **options: Any
+) -> None:
+    """Make the device NAME, which answers what DESCRIPTION (JSON; - is standard input)
+    says. Prints its path.
+    """
+    made, wanted = _read(description), _options(**options)
+    _print(add_device(name, made, wanted, timeout_s=timeout_s), as_json)
+
+
+@command.command("list")
+@_json
+def list_command(as_json: bool) -> None:
+    """All devices, and how they are."""
+    devices = list_devices()
+    if as_json:
+        click.echo(json.dumps([device.to_dict() for device in devices], indent=2))
+        return
+    rows = [("NAME", "HEALTH", "DEVICE", "FRONT END", "RECOVERIES", "IN USE")]
+    for device in devices:
+        rows.append(
+            (
+                device.name,
+                device.health,
+                device.state.device or "-",
+                device.spec.front_end if device.spec else "-",
+                str(device.state.recoveries),
+                "; ".join(device.users) or "-",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = zip(row, widths, strict=True)
+        click.echo("  ".join(text.ljust(width) for text, width in padded).rstrip())
+
+
+@command.command()
+@click.argument("name")
+@_json
+def show(name: str, as_json: bool) -> int:
+    """The device NAME, with its server's statistics. Exit status 1: it is not well."""
+    device = show_device(name)
+    if as_json:
+        click.echo(json.dumps(device.to_dict(), indent=2))
+    else:
+        _show(device)
+    return 0 if device.is_well else 1
+
+
+@command.command("del")
+@click.argument("name")
+@_timeout
+@_json
+def delete(name: str, timeout_s: float, as_json: bool) -> None:
+    """Take the device NAME down. Refused while it is mounted or held."""
+    remove_device(name, timeout_s=timeout_s)
+    if as_json:
+        click.echo(json.dumps({"name": name, "result": "removed"}))
+
+
+@command.command()
+@click.argument("name")
+@_timeout
+@_json
+def recover(name: str, timeout_s: float, as_json: bool) -> None:
+    """Replace whatever of the device NAME is dead: supervisor, server, or both."""
+    done = recover_device(name, timeout_s=timeout_s)
+    if as_json:
+        click.echo(json.dumps({"name": name, "done": done}))
+    else:
+        click.echo("\n".join(done) or f"device {name} is well")
+
+
+@command.command()
+@click.argument("name")
+@click.option(
+    "--server",
+    type=click.Path(path_type=Path),
+    help="Another program than the package's.",
+)
+@_timeout
+@_json
+def upgrade(name: str, server: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Put this version's supervisor and server in the place of those of the device
+    NAME, whoever has it mounted.
+    """
+    _print(upgrade_device(name, server=server, timeout_s=timeout_s), as_json)
+
+
+@command.command("gc")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@_timeout
+@_json
+def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
+    """Remove devices that are dead and not in use. Exit status 1: something is left."""
+    found = collect_devices(dry_run=dry_run, timeout_s=timeout_s)
+    if as_json:
+        click.echo(json.dumps([outcome.to_dict() for outcome in found], indent=2))
+    else:
+        for outcome in found:
+            reason = f": {outcome.reason}" if outcome.reason else ""
+            click.echo(f"{outcome.result:12} {outcome.name}{reason}")
+        if not found:
+            click.echo("nothing to remove")
+    return 1 if any(outcome.result == "left" for outcome in found) else 0
+
+
+@command.command()
+@click.argument("name")
+@click.argument("description", type=click.Path(path_type=Path), required=False)
+@_making_options
+@_timeout
+def serve(name: str, description: Path | None, timeout_s: float, **options: Any) -> int:
+    """Supervise the device NAME in the foreground, for systemd; make it if need be.
+    TERM and INT end this command only: the device is served on.
+    """
+    made = None if description is None else _read(description)
+    return serve_device(name, made, _options(**options), timeout_s=timeout_s)
+
+
+def _read(path: Path) -> Description:
+    try:
+        with click.open_file(str(path)) as file:
+            return Description.from_json(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"description {path}: {why}") from error
+
+
+def _options(max_io: str | None, **others: Any) -> DeviceOptions:
+    max_io_bytes = None if max_io is None else parse_block_size(max_io, what="--max-io")
+    return DeviceOptions(max_io_bytes=max_io_bytes, **others)
+
+
+def _print(device: Device, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(device.to_dict(), indent=2))
+    else:
+        click.echo(device.path)
+
+
+def _show(device: Device) -> None:
+    state, spec = device.state, device.spec
+    lines: list[tuple[str, object]] = [("health", device.health)]
+    if device.reason:
+        lines.append(("because", device.reason))
+    if spec is not None:
+        recovery = state.ready.get("recovery", spec.recovery)
+        lines += [
+            ("device", state.device or "-"),
+            ("front end", f"{spec.front_end}, recovery {recovery}"),
+            ("in use", "; ".join(device.users) or "no"),
+            ("server", state.server.pid if state.server else "-"),
+            ("supervisor", state.supervisor.pid if state.supervisor else "-"),
+            ("recoveries", state.recoveries),
+            ("upgrades", state.upgrades),
+        ]
+        if state.last_end:
+            lines.append(("last end", state.last_end))
+    lines += [(f"stats: {key}", _text(value)) for key, value in _flat(device.stats)]
+    lines.append(("log", device.log))
+    for name, value in lines:
+        click.echo(f"{name:22} {value}")
+
+
+def _flat(stats: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(stats, dict):
+        return [] if stats is None else [(prefix, stats)]
+    return [
+        line
+        for key, value in stats.items()
+        for line in _flat(value, f"{prefix}{'.' if prefix else ''}{key}")
+    ]
+
+
+def _text(value: Any) -> str:
+    return (
+        format_size(value) if isinstance(value, int) and value >= 4096 else str(value)
+    )

@@ -1,0 +1,110 @@
+"""Remove devices that are dead and not in use, and what commands left half made."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S, remove_locked
+from btrfs_ublk.device.locks import holder_of, registry_locked
+from btrfs_ublk.device.report import is_alive, users_of
+from btrfs_ublk.device.state import (
+    DeviceDirectory,
+    device_directories,
+    devices_directory,
+    half_made,
+)
+from btrfs_ublk.device.supervision import take_lock
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.interrupts import deferred
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What became of one device; ``reason`` says why it is left."""
+
+    name: str
+    result: Literal["removed", "left", "would-remove"]
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def collect_devices(
+    *, dry_run: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> list[Collected]:
+    """Remove what has neither supervisor nor server and is not in use; leave the rest.
+
+    Devices that are supervised are not mentioned. One that is dead but mounted, or
+    whose server serves on without a supervisor, is left, with what to do about it;
+    ``dry_run`` only says what would be removed.
+    """
+    found = [
+        outcome
+        for directory in device_directories()
+        if (outcome := _collect(directory, dry_run=dry_run, timeout_s=timeout_s))
+    ]
+    return found + _collect_half_made(dry_run=dry_run)
+
+
+def _collect(
+    directory: DeviceDirectory, *, dry_run: bool, timeout_s: float
+) -> Collected | None:
+    name = directory.name
+    try:
+        with deferred():
+            directory.check()
+            lock = take_lock(directory)
+            if lock is None:
+                return None
+            with lock:
+                reason = _why_not(directory)
+                if reason is not None:
+                    return Collected(name, "left", reason)
+                if dry_run:
+                    return Collected(name, "would-remove")
+                remove_locked(directory, timeout_s=timeout_s)
+    except BtrfsUblkError as error:
+        return Collected(name, "left", str(error))
+    return Collected(name, "removed")
+
+
+def _why_not(directory: DeviceDirectory) -> str | None:
+    spec, state = directory.spec(), directory.state()
+    recover = f"btrfs-ublk device recover {directory.name}"
+    users = users_of(spec, state)
+    if users:
+        return f"it is in use ({'; '.join(users)}): {recover}, or unmount it"
+    if is_alive(state.server) or _has_holder(directory.server_lock):
+        return f"its server serves on, unsupervised: {recover}, or device del"
+    return None
+
+
+def _has_holder(path: Path) -> bool:
+    try:
+        return bool(holder_of(path))
+    except ProcessLookupError:
+        return False
+
+
+def _collect_half_made(*, dry_run: bool) -> list[Collected]:
+    """What was killed while it made or removed a directory; the kernel has nothing."""
+    devices = devices_directory()
+    if not any(half_made(devices)):
+        return []
+    found = []
+    # Whoever makes or removes one has this lock all the time: these are nobody's.
+    with registry_locked(devices):
+        for path in half_made(devices):
+            name = path.name.split(".")[1]
+            if dry_run:
+                found.append(Collected(name, "would-remove", f"half made: {path}"))
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            left = path.exists()
+            found.append(Collected(name, "left" if left else "removed", str(path)))
+    return found

@@ -1,0 +1,420 @@
+"""What can be done with devices: add, remove, recover, upgrade, supervise."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from btrfs_ublk.device import control
+from btrfs_ublk.device.front_end import DeviceFrontEnd
+from btrfs_ublk.device.front_ends import front_end_of
+from btrfs_ublk.device.locks import Lock, holder_of, lock_file, registry_locked
+from btrfs_ublk.device.report import (
+    ANSWER_TIMEOUT_S,
+    Device,
+    is_alive,
+    look_at,
+    show_device,
+    users_of,
+)
+from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.device.state import (
+    DEFAULT_HANG_TIMEOUT_S,
+    HALF_PREFIX,
+    DeviceDirectory,
+    DeviceSpec,
+    DeviceState,
+    RecoveryName,
+    check_name,
+    device_directory,
+    devices_directory,
+)
+from btrfs_ublk.device.supervise import supervise
+from btrfs_ublk.device.supervision import (
+    continue_supervisor,
+    detach_supervisor,
+    is_stopped,
+    start_supervisor,
+    take_lock,
+    wait_for_state,
+    wait_until_serving,
+)
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.process import run
+from btrfs_ublk.server.control import ControlError
+from btrfs_ublk.server.description import Description, FileSegment
+from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
+
+#: To be ready, or to end in good order. A server of ublk may take as long for each.
+DEFAULT_TIMEOUT_S = 60.0
+_VERSION_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """How a device is to be served. None is the server's own choice.
+
+    ``device_id`` is N of /dev/ublkbN. A server that does not answer for
+    ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program other
+    than the package's.
+    """
+
+    front_end: FrontEndName = "auto"
+    recovery: RecoveryName = "auto"
+    queues: int | None = None
+    depth: int | None = None
+    max_io_bytes: int | None = None
+    device_id: int | None = None
+    hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
+    server: Path | None = None
+
+
+DEFAULT_OPTIONS = DeviceOptions()
+
+
+def add_device(
+    name: str,
+    description: Description,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Device:
+    """Make a device that outlives this process; it answers reads when this returns.
+
+    Raises UsageError when there is a device of that name, or for what a server refuses;
+    CapabilityError; BtrfsUblkError. Nothing is left then.
+    """
+    spec = _spec(name, description, options)
+    with ExitStack() as on_failure:
+        with deferred():
+            directory, lock = _make(spec, description)
+            on_failure.callback(_undo, directory)
+            with lock:
+                supervisor = start_supervisor(directory, lock, spec.python)
+        wait_until_serving(directory, supervisor, timeout_s=timeout_s)
+        on_failure.pop_all()
+    return look_at(directory)
+
+
+def _spec(name: str, description: Description, options: DeviceOptions) -> DeviceSpec:
+    """Checked as far as possible before anything is made."""
+    check_name(name)
+    if os.path.lexists(devices_directory() / name):
+        raise _exists(name)
+    number, server = options.device_id, options.server
+    if number is not None and Path(f"/sys/class/ublk-char/ublkc{number}").exists():
+        raise UsageError(
+            f"there is a ublk device {number} already",
+            hint="leave the number out, and the first free one is taken",
+        )
+    is_ublk = choose_front_end(options.front_end).name == "ublk"
+    spec = DeviceSpec(
+        name=name,
+        tag=secrets.token_hex(8),
+        front_end="ublk" if is_ublk else "fuse",
+        size_bytes=description.size,
+        read_only=description.read_only,
+        recovery=options.recovery,
+        queues=options.queues,
+        depth=options.depth,
+        max_io_bytes=options.max_io_bytes,
+        device_id=number,
+        hang_timeout_s=options.hang_timeout_s,
+        server=str(_checked_server(server)) if server else None,
+    )
+    spec.check()
+    return spec
+
+
+def _exists(name: str) -> UsageError:
+    return UsageError(
+        f"there is a device {name!r} already",
+        hint=f"see: btrfs-ublk device show {name}; or choose another name",
+    )
+
+
+def _checked_server(program: Path) -> Path:
+    """Absolute. Raises CommandError, or UsageError for what is no server of ours."""
+    program = Path(os.path.abspath(program))
+    said = run([program, "--version"], timeout_s=_VERSION_TIMEOUT_S).stdout
+    if not said.startswith("btrfs-ublk-server "):
+        raise UsageError(f"{program} is no btrfs-ublk-server: it says {said[:80]!r}")
+    return program
+
+
+def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, Lock]:
+    """The directory, whole at once, and its lock."""
+    devices = devices_directory(make=True)
+    half = devices / f"{HALF_PREFIX}{spec.name}.{spec.tag}"
+    with registry_locked(devices):
+        target = devices / spec.name
+        if os.path.lexists(target):
+            raise _exists(spec.name)
+        try:
+            half.mkdir(mode=0o700)
+            made = DeviceDirectory(half)
+            lock = lock_file(made.lock)
+            assert lock is not None
+            made.write_spec(spec)
+            made.write_description(_from_anywhere(description).to_json())
+            half.rename(target)
+        except OSError as error:
+            shutil.rmtree(half, ignore_errors=True)
+            raise BtrfsUblkError(f"cannot make {target}: {error.strerror}") from error
+    return DeviceDirectory(target), lock
+
+
+def _from_anywhere(description: Description) -> Description:
+    """The same for servers that are started in another directory."""
+    return Description(
+        description.size,
+        [
+            (
+                replace(segment, path=os.path.abspath(segment.path))
+                if isinstance(segment, FileSegment)
+                else segment
+            )
+            for segment in description.segments
+        ],
+        description.read_only,
+    )
+
+
+def _undo(directory: DeviceDirectory) -> None:
+    with deferred(), suppress(UsageError):  # somebody else was quicker
+        remove_device(directory.name)
+
+
+def remove_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Take a device down, whatever of it is there, and forget it.
+
+    A server that has not ended after ``timeout_s`` seconds is killed. Raises
+    LeftoverError, naming the mount, while it is in use: it is served on then.
+    UsageError when there is none of that name.
+    """
+    directory = device_directory(name)
+    directory.check()
+    spec = directory.spec()
+    _refuse_if_used(directory, spec, directory.state())
+    with deferred():
+        lock = detach_supervisor(directory, timeout_s=timeout_s)
+        with lock:
+            try:
+                remove_locked(directory, timeout_s=timeout_s)
+            except LeftoverError:
+                # Somebody has mounted it meanwhile.
+                if is_alive(directory.state().server):
+                    start_supervisor(directory, lock, spec.python)
+                raise
+
+
+def remove_locked(directory: DeviceDirectory, *, timeout_s: float) -> None:
+    """remove_device() for who holds the lock. Raises LeftoverError."""
+    spec, state = directory.spec(), directory.state()
+    front_end = front_end_of(spec, state)
+    _refuse_if_used(directory, spec, state)
+    directory.write_state(state.but(status="removing", reason=None, supervisor=None))
+    server = _server_of(directory, state)
+    if server is not None:
+        try:
+            _stop(directory, server, front_end, timeout_s=timeout_s)
+        finally:
+            server.close()
+    front_end.remove()
+    forget(directory.path)
+
+
+def forget(path: Path) -> None:
+    """Remove a device's directory, whose lock the caller holds."""
+    with registry_locked(path.parent):
+        # The name is free at once, whatever comes in between.
+        gone = path.with_name(f"{HALF_PREFIX}{path.name}.{secrets.token_hex(4)}")
+        try:
+            path.rename(gone)
+            shutil.rmtree(gone)
+        except OSError as error:
+            raise LeftoverError(f"cannot remove {path}: {error}") from error
+
+
+def _refuse_if_used(
+    directory: DeviceDirectory, spec: DeviceSpec, state: DeviceState
+) -> None:
+    users = users_of(spec, state)
+    if users:
+        raise LeftoverError(
+            f"device {directory.name} is in use and was not removed: "
+            f"{'; '.join(users)}",
+            hint="unmount it first",
+        )
+
+
+def _server_of(directory: DeviceDirectory, state: DeviceState) -> RunningServer | None:
+    with suppress(ProcessLookupError):
+        if state.server is not None:
+            return RunningServer(state.server)
+    with suppress(ProcessLookupError):
+        return RunningServer(holder_of(directory.server_lock))
+    return None
+
+
+def _stop(
+    directory: DeviceDirectory,
+    server: RunningServer,
+    front_end: DeviceFrontEnd,
+    *,
+    timeout_s: float,
+) -> None:
+    """End a server; one that does not answer is killed. Raises LeftoverError."""
+    try:
+        control.ask(directory.path, "info", timeout_s=ANSWER_TIMEOUT_S, unless=[server])
+        with front_end.going():
+            control.ask(
+                directory.path, "stop", timeout_s=ANSWER_TIMEOUT_S, unless=[server]
+            )
+        if server.wait(timeout_s):
+            return
+    except (ControlError, control.Interrupted):
+        pass
+    if not server.kill():
+        raise LeftoverError(
+            f"server {server.pid} of device {directory.name} hangs in the kernel, even "
+            "killed",
+            hint="see the kernel log: dmesg",
+        )
+
+
+def recover_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[str]:
+    """Make a device whole again: what was done, for people; [] when it is well.
+
+    A dead supervisor is replaced by one that adopts the running server, or brings up
+    another one, which takes the device over.
+    """
+    directory = device_directory(name)
+    directory.check()
+    spec, before = directory.spec(), directory.state()
+    done = []
+    supervisor = before.supervisor
+    if supervisor is not None and is_stopped(supervisor):
+        # It has what reads in flight need to survive: it is not killed if it goes on.
+        continue_supervisor(supervisor)
+        done.append(f"woke supervisor {supervisor.pid}, which was stopped")
+    lock = take_lock(directory)
+    if lock is not None:
+        with lock:
+            supervisor = start_supervisor(directory, lock, spec.python)
+        done.append(f"started supervisor {supervisor.pid}")
+    elif not is_alive(supervisor):
+        # It has just been started, or another command works on the device.
+        state = wait_for_state(
+            directory, lambda state: is_alive(state.supervisor), timeout_s=timeout_s
+        )
+        supervisor = state.supervisor if state else None
+    if supervisor is None:
+        raise BtrfsUblkError(f"another command works on device {name}")
+    after = wait_until_serving(directory, supervisor, timeout_s=timeout_s)
+    if after.server and after.server != before.server:
+        done.append(f"server {after.server.pid} took over")
+    elif done and after.server:
+        done.append(f"server {after.server.pid} served all the while")
+    return done
+
+
+def upgrade_device(
+    name: str, *, server: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Device:
+    """Replace supervisor and server by those of this package, under whoever reads.
+
+    ``server`` is another program for the server. Raises BtrfsUblkError when the new
+    one does not come up; the old program serves on then.
+    """
+    directory = device_directory(name)
+    directory.check()
+    program = str(_checked_server(server)) if server else None
+    recover_device(name, timeout_s=timeout_s)
+    with registry_locked(directory.path.parent):
+        old = directory.spec()
+        spec = replace(
+            old, server=program, python=sys.executable, generation=old.generation + 1
+        )
+        directory.write_spec(spec)
+    supervisor = directory.state().supervisor
+    if supervisor is not None:
+        with suppress(ProcessLookupError):
+            process = RunningServer(supervisor)
+            process.signal(signal.SIGHUP)
+            process.close()
+
+    def is_tried(state: DeviceState) -> bool:
+        return state.generation >= spec.generation or not is_alive(state.supervisor)
+
+    state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
+    if state is not None and state.generation < spec.generation:
+        # It died on the way: the next one does it.
+        recover_device(name, timeout_s=timeout_s)
+        state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
+    if state is None:
+        raise BtrfsUblkError(
+            f"device {name}: no upgrade within {timeout_s:g} s",
+            hint=f"see {directory.log}",
+        )
+    if state.upgrade_error is not None:
+        raise BtrfsUblkError(
+            f"device {name} was not upgraded: {state.upgrade_error}",
+            hint=f"the program before serves on; see {directory.log}",
+        )
+    return show_device(name)
+
+
+def serve_device(
+    name: str,
+    description: Description | None = None,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> int:
+    """Supervise a device in this process, until TERM or INT; an exit status.
+
+    It is made if there is none of that name; if there is, ``description`` (if any) must
+    be the same, and whoever supervises it so far is asked to end. The server serves on
+    when this returns.
+    """
+    directory = device_directory(name)
+    if os.path.lexists(directory.path):
+        directory.check()
+        _check_same(directory, description)
+        lock = detach_supervisor(directory, timeout_s=timeout_s)
+        return _supervise_here(directory, lock)
+    if description is None:
+        raise UsageError(
+            f"there is no device {name!r}", hint="give a description to make it"
+        )
+    spec = _spec(name, description, options)
+    with deferred():
+        directory, lock = _make(spec, description)
+    status = _supervise_here(directory, lock)
+    if status and directory.state().device is None:
+        _undo(directory)
+    return status
+
+
+def _supervise_here(directory: DeviceDirectory, lock: Lock) -> int:
+    with lock:
+        return supervise(directory, lock, foreground=True)
+
+
+def _check_same(directory: DeviceDirectory, description: Description | None) -> None:
+    if description is None:
+        return
+    name, served = directory.name, directory.description.read_text()
+    if _from_anywhere(description).to_json() != served:
+        raise UsageError(
+            f"device {name} exists, and serves something else",
+            hint=f"btrfs-ublk device del {name}, or leave the description out",
+        )

@@ -1,0 +1,325 @@
+"""What is known of a device, on disk: one directory each, below /run/btrfs-ublk.
+
+Root believes what stands there, so the directories must be of mode 0700 and ours. Files
+are replaced by rename(2): whoever reads one, sees it whole. One that makes no sense, or
+is of a newer version, is an error that names it, and nobody removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from btrfs_ublk.directories import check_private, make_private
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.process import ProcessIdentity
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
+
+RUN_VARIABLE = "BTRFS_UBLK_RUN_DIR"
+#: A boot empties /run, and takes the devices with it as well.
+RUN_DIRECTORY = "/run/btrfs-ublk"
+FORMAT_VERSION = 1
+
+FrontEnd = Literal["ublk", "fuse"]
+#: "auto" is the best that front end and kernel have; the others are in the README.
+RecoveryName = Literal["auto", "reissue", "queue", "fail-io", "swap", "none"]
+RECOVERIES: dict[FrontEnd, tuple[RecoveryName, ...]] = {
+    "ublk": ("auto", "reissue", "queue", "fail-io", "none"),
+    "fuse": ("auto", "reissue", "swap", "none"),
+}
+DEFAULT_HANG_TIMEOUT_S = 30.0
+
+#: What a supervisor says that it is at. "failing": it tries again and again; "failed":
+#: the device never was there; "lost": it was, and there is no way back to it.
+Status = Literal[
+    "new", "starting", "serving", "recovering", "failing", "failed", "lost", "removing"
+]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LIMITS = {"queues": (1, 256), "depth": (1, 1024), "device_id": (0, 1 << 20)}
+_MAX_IO_BYTES = {"ublk": 32 * MIB, "fuse": MIB}
+_HINT = f"run as root, or name a directory of yours in {RUN_VARIABLE}"
+
+_Record = TypeVar("_Record", "DeviceSpec", "DeviceState")
+
+
+class StateError(BtrfsUblkError):
+    """A device's files do not say what they should; nothing was done to them."""
+
+
+def check_name(name: str) -> str:
+    """The name itself. Raises UsageError when no device can have it."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name for a device",
+            hint="1 to 64 of A-Z a-z 0-9 . _ -, and the first a letter or a digit",
+        )
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec:
+    """What was asked for (device.json). None is the server's own choice.
+
+    ``tag`` (16 hex digits) is in the kernel's record of the ublk or loop device.
+    ``server`` is the program; None is the package's own. ``hang_timeout_s`` 0: the
+    server is never taken for hanging.
+    """
+
+    name: str
+    tag: str
+    front_end: FrontEnd
+    size_bytes: int
+    read_only: bool = True
+    recovery: RecoveryName = "auto"
+    queues: int | None = None
+    depth: int | None = None
+    max_io_bytes: int | None = None
+    device_id: int | None = None
+    hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
+    server: str | None = None
+    #: Of the package that supervises it.
+    python: str = sys.executable
+    #: Counts the upgrades that were asked for.
+    generation: int = 0
+
+    def check(self) -> None:
+        """Raise UsageError for what no server takes."""
+        check_name(self.name)
+        if self.recovery not in RECOVERIES[self.front_end]:
+            raise UsageError(
+                f"the front end {self.front_end} has no recovery {self.recovery!r}",
+                hint=f"it has: {', '.join(RECOVERIES[self.front_end])}",
+            )
+        for key, (low, high) in _LIMITS.items():
+            value = getattr(self, key)
+            if value is not None and not low <= value <= high:
+                raise UsageError(f"{key} {value} is not from {low} to {high}")
+        if self.front_end == "fuse" and self.device_id is not None:
+            raise UsageError(f"a loop device is never made with id {self.device_id}")
+        largest = _MAX_IO_BYTES[self.front_end]
+        size = self.max_io_bytes
+        if size is not None and (not 64 * KIB <= size <= largest or size % BLOCK_BYTES):
+            raise UsageError(
+                f"{size} bytes cannot be the largest request: for {self.front_end} it "
+                f"is a multiple of {BLOCK_BYTES} from {64 * KIB} to {largest}"
+            )
+        if not 0 <= self.hang_timeout_s < 1e6:
+            raise UsageError(f"a time of {self.hang_timeout_s} s makes no sense")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceState:
+    """What there is (state.json), as its supervisor last knew.
+
+    ``recoveries`` are servers that took over from a dead one, ``upgrades`` those that
+    replaced a living one, ``failures`` the attempts in vain since the last success.
+    ``reason`` says why it is not "serving"; ``exit_status`` is then a command's.
+    ``last_end`` is how the last server ended; ``program`` is what the present one runs.
+    ``generation`` is the last upgrade that was tried, ``upgrade_error`` why in vain.
+    ``ready`` is the server's ready line. Times are seconds since 1970.
+    """
+
+    status: Status = "new"
+    reason: str | None = None
+    exit_status: int = 0
+    device: str | None = None
+    server: ProcessIdentity | None = None
+    program: str | None = None
+    last_end: str | None = None
+    supervisor: ProcessIdentity | None = None
+    recoveries: int = 0
+    upgrades: int = 0
+    generation: int = 0
+    upgrade_error: str | None = None
+    failures: int = 0
+    since_s: float = 0.0
+    ready: dict[str, Any] = field(default_factory=dict)
+
+    def but(self, **changes: Any) -> DeviceState:
+        """The same with some fields changed."""
+        return replace(self, **changes)
+
+
+def devices_directory(*, make: bool = False) -> Path:
+    """Where the directories of all devices are. Raises BtrfsUblkError when it is not
+    ours alone: whoever can write there chooses what root runs.
+    """
+    base = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY)
+    path = base / "devices"
+    for directory in (base, path):
+        if make:
+            make_private(directory, what="run directory", hint=_HINT)
+        elif directory.exists():
+            check_private(directory, what="run directory", hint=_HINT)
+    return path
+
+
+class DeviceDirectory:
+    """One device's files, at ``path``. Making it touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.lock = path / "lock"
+        self.server_lock = path / "server.lock"
+        self.description = path / "description.json"
+        self.log = path / "log"
+        self._spec = path / "device.json"
+        self._state = path / "state.json"
+
+    def check(self) -> None:
+        """Raise UsageError when there is no such device, BtrfsUblkError when the
+        directory is not ours alone.
+        """
+        if not os.path.lexists(self.path):
+            raise UsageError(
+                f"there is no device {self.name!r}", hint="see: btrfs-ublk device list"
+            )
+        check_private(self.path, what="device directory", hint=_HINT)
+
+    def spec(self) -> DeviceSpec:
+        """Raise StateError, naming the file."""
+        keys = _read(self._spec)
+        if keys is None:
+            raise StateError(
+                f"{self._spec} is missing: it is not known what the device was to be",
+                hint=f"when nothing uses it any more, remove {self.path}",
+            )
+        return _from_keys(DeviceSpec, keys, self._spec)
+
+    def state(self) -> DeviceState:
+        """What was written last; a new one where nothing was. Raises StateError."""
+        keys = _read(self._state)
+        if keys is None:
+            return DeviceState()
+        try:
+            for key in ("server", "supervisor"):
+                if keys.get(key) is not None:
+                    identity = keys[key]
+                    keys[key] = ProcessIdentity(
+                        int(identity["pid"]), int(identity["start_ticks"])
+                    )
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(self._state, f"no process: {error}") from error
+        return _from_keys(DeviceState, keys, self._state)
+
+    def write_spec(self, spec: DeviceSpec) -> None:
+        _write(self._spec, {"version": FORMAT_VERSION, **asdict(spec)})
+
+    def write_state(self, state: DeviceState) -> None:
+        """To be called only by who holds ``lock``."""
+        _write(self._state, {"version": FORMAT_VERSION, **asdict(state)})
+
+    def write_description(self, text: str) -> None:
+        _replace(self.description, text)
+
+
+def device_directory(name: str) -> DeviceDirectory:
+    """Raise UsageError when the name is none."""
+    return DeviceDirectory(devices_directory() / check_name(name))
+
+
+#: What commands make, or remove, is called so until, or as soon as, it is no device.
+HALF_PREFIX = "."
+
+
+def half_made(devices: Path) -> list[Path]:
+    """What is being made or removed, or was, by commands that have died."""
+    return sorted(path for path in devices.glob(f"{HALF_PREFIX}*") if path.is_dir())
+
+
+def device_directories() -> Iterator[DeviceDirectory]:
+    """Of all devices, by name."""
+    for path in sorted(devices_directory().glob("*")):
+        if _NAME.fullmatch(path.name):
+            yield DeviceDirectory(path)
+
+
+def _damaged(path: Path, why: str) -> StateError:
+    hint = (
+        f"move it away (mv {path} …); btrfs-ublk device recover {path.parent.name} "
+        "then finds the device by its tag"
+        if path.name == "state.json"
+        else "correct it; what it said cannot be found out"
+    )
+    return StateError(f"{path} makes no sense: {why}", hint=f"left as it is: {hint}")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None when there is no such file. Raises StateError for anything else."""
+    try:
+        keys = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(keys, dict):
+        raise _damaged(path, "it is no JSON object")
+    version = keys.pop("version", None)
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise StateError(
+            f"{path} is of version {version}, this is btrfs-ublk for version "
+            f"{FORMAT_VERSION}",
+            hint="use the newer btrfs-ublk that wrote it",
+        )
+    if version != FORMAT_VERSION:
+        raise _damaged(path, f"it is of version {version!r}")
+    return keys
+
+
+#: What the fields' annotations, as written, stand for.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "bool": (bool,),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "dict[str, Any]": (dict,),
+    "ProcessIdentity | None": (ProcessIdentity, type(None)),
+    "FrontEnd": (str,),
+    "RecoveryName": (str,),
+    "Status": (str,),
+}
+
+
+def _from_keys(kind: type[_Record], keys: dict[str, Any], path: Path) -> _Record:
+    known = {key.name: key.type for key in fields(kind)}
+    for key, value in keys.items():
+        if key not in known:
+            raise _damaged(path, f"key {key!r} is unknown")
+        types = _TYPES[str(known[key])]
+        # NB: True is an integer as well.
+        if not isinstance(value, types) or (
+            isinstance(value, bool) and bool not in types
+        ):
+            raise _damaged(path, f"{key} is {value!r}")
+    try:
+        record = kind(**keys)
+        if isinstance(record, DeviceSpec):
+            record.check()
+    except (TypeError, KeyError, UsageError) as error:
+        raise _damaged(path, str(error)) from error
+    return record
+
+
+def _write(path: Path, keys: dict[str, Any]) -> None:
+    _replace(path, json.dumps(keys, indent=1) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    # NB: one writer at a time (it holds the lock), so one name will do, and what a
+    # killed writer left is overwritten.
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(text)
+        new.replace(path)
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,39 @@
+"""A device that outlives its server, but not a ``with`` block."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from btrfs_ublk.device.lifecycle import (
+    DEFAULT_OPTIONS,
+    DeviceOptions,
+    add_device,
+    remove_device,
+)
+from btrfs_ublk.device.report import Device
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.server.description import Description
+
+
+@contextmanager
+def supervised_device(
+    description: Description,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    *,
+    name: str | None = None,
+) -> Iterator[Device]:
+    """add_device(), removed when the block is left.
+
+    ``device.path`` is what sprout() takes. ``name`` is random by default. NB: unlike
+    BlockServer, it stays when this process is killed: see ``btrfs-ublk device list``.
+    """
+    name = name or f"anonymous-{secrets.token_hex(4)}"
+    with deferred():
+        device = add_device(name, description, options)
+    try:
+        yield device
+    finally:
+        with deferred():
+            remove_device(name)

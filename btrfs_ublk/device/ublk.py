@@ -1,0 +1,143 @@
+"""A ublk device outlives its server by itself: the kernel keeps it for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+from btrfs_ublk.device.state import DeviceSpec, DeviceState, FrontEnd
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.process import ProcessIdentity, run
+from btrfs_ublk.resources import blockdev
+from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+from btrfs_ublk.server.control import ControlError, Message
+from btrfs_ublk.server.devices import (
+    COMMAND_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    DeviceRecord,
+    device_records,
+    refuse_if_used,
+)
+
+_NODE_TIMEOUT_S = 10.0
+
+
+class UblkDeviceFrontEnd:
+    name: ClassVar[FrontEnd] = "ublk"
+
+    def __init__(self, spec: DeviceSpec, state: DeviceState) -> None:
+        self._spec = spec
+        known = state.ready.get("id")
+        #: The number that it had before: it is to have it again.
+        self._id = known if isinstance(known, int) else spec.device_id
+        self._attempts = 0
+
+    @property
+    def keep_open_fds(self) -> list[int]:
+        return []
+
+    def find(self) -> Path | None:
+        record = self._record()
+        return record.block_path if record else None
+
+    def outlives_servers(self, ready: Message) -> bool:
+        return bool(ready.get("recovery", self._spec.recovery) != "none")
+
+    def takeover_options(self) -> list[str] | None:
+        self._attempts += 1
+        # The server checks the tag itself. Only when that was in vain is a program run
+        # that looks closer: it may have to be read from the very device.
+        if self._attempts == 1 and self._is_there() and self._spec.recovery != "none":
+            return ["--recover", str(self._id)]
+        record = self._record()
+        if record is None:
+            return None
+        if record.state == "unknown":
+            raise BtrfsUblkError(
+                f"ublk device {record.device_id} does not answer",
+                hint="see the kernel log: dmesg | grep -i ublk",
+            )
+        if record.state == "dead" or self._spec.recovery == "none":
+            # It was never started, or has lost its server for good.
+            self._delete(record)
+            return None
+        return ["--recover", str(record.device_id)]
+
+    def start_options(self) -> list[str]:
+        taken = {device.device_id for device in list_ublk_devices()}
+        if self._id is None or (self._id in taken and self._id != self._spec.device_id):
+            return self._options()
+        return ["--id", str(self._id), *self._options()]
+
+    def attach(self, ready: Message, server: ProcessIdentity) -> Path:
+        device = ready.get("device")
+        if not isinstance(device, str) or not isinstance(ready.get("id"), int):
+            raise ControlError(f"the server does not name its device: {ready}")
+        try:
+            blockdev.wait_for_node(Path(device), timeout_s=_NODE_TIMEOUT_S)
+        except TimeoutError as error:
+            raise BtrfsUblkError(str(error)) from error
+        self._id, self._attempts = ready["id"], 0
+        return Path(device)
+
+    def let_go(self) -> None:
+        """Nothing is held: the kernel has all."""
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        device = self.find()
+        if device is None or not device.exists():
+            yield
+            return
+        refuse_if_used(device)
+        with blockdev.claimed(device):
+            yield
+
+    def remove(self) -> bool:
+        record = self._record()
+        if record is None:
+            return False
+        if record.state == "unknown":
+            raise LeftoverError(f"ublk device {record.device_id} does not answer")
+        refuse_if_used(record.block_path)
+        self._delete(record)
+        return True
+
+    def _options(self) -> list[str]:
+        """What is settled when the device is made."""
+        spec = self._spec
+        sizes = (("queues", spec.queues), ("depth", spec.depth))
+        return ["--recovery", spec.recovery] + [
+            word
+            for name, value in (*sizes, ("max-io", spec.max_io_bytes))
+            if value is not None
+            for word in (f"--{name}", str(value))
+        ]
+
+    def _is_there(self) -> bool:
+        return self._id in {device.device_id for device in list_ublk_devices()}
+
+    def _record(self) -> DeviceRecord | None:
+        present = {device.device_id for device in list_ublk_devices()}
+        # The driver is not asked in vain: some other device may make it wait.
+        if not present:
+            return None
+        for record in device_records():
+            if record.tag == self._spec.tag:
+                return record
+            if record.state == "unknown" and record.device_id == self._id:
+                return record
+        return None
+
+    def _delete(self, record: DeviceRecord) -> None:
+        run(
+            [
+                *(helper_path(SERVER), "--delete-device", str(record.device_id)),
+                *("--tag", self._spec.tag),
+            ],
+            # GET_DEV_INFO comes first.
+            timeout_s=COMMAND_TIMEOUT_S + STOP_TIMEOUT_S,
+        )

@@ -1,0 +1,333 @@
+"""Devices that outlive their servers and supervisors: kills in any order, upgrades,
+with a mounted sprout and reads that are verified all the while.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from device_support import (
+    DESCRIPTION,
+    PATTERN,
+    TIMEOUT_S,
+    Readers,
+    check_content,
+    device_command,
+    is_lossless,
+    kill,
+    kill_server,
+    kill_supervisor,
+    reading,
+    wait_for,
+)
+
+from btrfs_ublk.device import (
+    Device,
+    DeviceOptions,
+    add_device,
+    recover_device,
+    remove_device,
+    show_device,
+    supervised_device,
+    upgrade_device,
+)
+from btrfs_ublk.device.state import RecoveryName, device_directory
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.readers import read_direct
+from btrfs_ublk.resources.reflink import clone_file
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.server import FrontEndName, PatternSegment
+from btrfs_ublk.sprout import Sprout, sprout
+from btrfs_ublk.units import GIB, MIB
+
+VIRTUAL_BYTES = 1 << 40
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A sprout on the device "one", and a clone that is being read."""
+
+    sprout: Sprout
+    clone: Path
+    readers: Readers
+
+
+@pytest.fixture
+def grown(front_end: FrontEndName, sparse_path: Path) -> Iterator[Grown]:
+    target = sparse_path / "mnt"
+    target.mkdir()
+    seed = make_seed(
+        sparse_path / "seed.img", virtual_data_size=VIRTUAL_BYTES, metadata_only=True
+    )
+    contents = PatternSegment(offset=0, length=VIRTUAL_BYTES)
+    options = DeviceOptions(front_end=front_end)
+    with ExitStack() as stack:
+        device = stack.enter_context(
+            supervised_device(seed.description([contents]), options, name="one")
+        )
+        assert device.path is not None
+        made = stack.enter_context(sprout(device.path, target, parent=sparse_path))
+        clone = made.target / "clone"
+        clone_file(
+            made.target / seed.virtual_data.filename,
+            clone,
+            source_offset=GIB,
+            size_bytes=64 * MIB,
+        )
+        held = contents.part(GIB, GIB + 64 * MIB)
+        readers = stack.enter_context(reading(clone, held))
+        yield Grown(made, clone, readers)
+        readers.stop()
+        assert readers.wrong == 0
+        (made.target / "written").write_bytes(b"still writable")
+        os.sync()
+
+
+def assert_survived(grown: Grown) -> None:
+    """Reads go on; none was wrong, and none failed where the front end says so."""
+    grown.readers.wait_for_reads(50)
+    assert grown.readers.wrong == 0
+    if is_lossless(show_device("one")):
+        assert grown.readers.errors == []
+
+
+def test_the_server_is_killed(grown: Grown) -> None:
+    for count in range(1, 6):
+        state = kill_server("one")
+        assert state.recoveries == count
+        assert "SIGKILL" in str(state.last_end)
+        assert_survived(grown)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+def test_the_server_ends_otherwise(grown: Grown, signum: signal.Signals) -> None:
+    before = show_device("one").state.server
+    kill(before, signum)
+    if signum == signal.SIGTERM:
+        # In use: it serves on, until a second one insists.
+        time.sleep(1)
+        assert show_device("one").state.server == before
+        return
+    wait_for("one", lambda state: state.status == "serving" and state.server != before)
+    assert_survived(grown)
+
+
+def test_the_supervisor_is_killed(grown: Grown) -> None:
+    server = show_device("one").state.server
+    kill_supervisor("one")
+    assert_survived(grown)
+    assert show_device("one").health == "unsupervised"
+    done = recover_device("one")
+    assert any("served all the while" in line for line in done)
+    assert show_device("one").state.server == server
+    assert recover_device("one") == []
+    kill_server("one")
+    assert_survived(grown)
+
+
+def test_the_supervisor_then_the_server(grown: Grown) -> None:
+    kill_supervisor("one")
+    both_dead_then_recovered(grown)
+
+
+def test_the_server_then_the_supervisor(grown: Grown) -> None:
+    state = show_device("one").state
+    kill(state.server, signal.SIGKILL)
+    kill(state.supervisor, signal.SIGKILL)
+    assert state.supervisor and state.supervisor.wait(timeout_s=10)
+    both_dead_then_recovered(grown)
+
+
+def both_dead_then_recovered(grown: Grown) -> None:
+    server = show_device("one").state.server
+    if server is not None and server.is_alive():
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.wait(timeout_s=10)
+    assert recover_device("one")
+    grown.readers.wait_for_reads(50)
+    assert grown.readers.wrong == 0
+    if show_device("one").state.ready.get("front_end") == "ublk":
+        assert_survived(grown)
+    check = show_device("one")
+    assert check.is_well and check.users
+
+
+def test_the_supervisor_is_stopped(grown: Grown) -> None:
+    before = show_device("one").state
+    kill(before.supervisor, signal.SIGSTOP)
+    kill(before.server, signal.SIGKILL)
+    recover_device("one")
+    assert show_device("one").state.supervisor == before.supervisor
+    assert_survived(grown)
+
+
+def test_killed_again_while_it_recovers(grown: Grown) -> None:
+    for _ in range(5):
+        before = show_device("one").state
+        kill(before.server, signal.SIGKILL)
+        # The next one, as soon as it exists.
+        state = wait_for("one", lambda state: state.server not in (None, before.server))
+        if state.server is not None and state.server.is_alive():
+            os.kill(state.server.pid, signal.SIGKILL)
+        wait_for(
+            "one",
+            lambda now: now.status == "serving"
+            and now.server not in (before.server, state.server),
+        )
+        grown.readers.wait_for_reads(20)
+    assert grown.readers.wrong == 0
+
+
+def test_upgrade_under_reads(grown: Grown, sparse_path: Path) -> None:
+    before = show_device("one").state
+    newer = shutil.copy(helper_path(SERVER), sparse_path / "newer-server")
+    done = device_command("upgrade", "one", "--server", newer)
+    assert done.returncode == 0, done.stderr
+    after = show_device("one").state
+    assert after.server is not None and after.server != before.server
+    assert os.readlink(f"/proc/{after.server.pid}/exe") == str(newer)
+    assert after.supervisor == before.supervisor  # the same process
+    assert (after.upgrades, after.recoveries) == (1, 0)
+    assert_survived(grown)
+    upgrade_device("one")
+    state = show_device("one").state
+    assert state.server is not None and state.upgrades == 2
+    assert os.readlink(f"/proc/{state.server.pid}/exe") == str(helper_path(SERVER))
+    assert_survived(grown)
+    kill_server("one")
+    assert_survived(grown)
+
+
+def test_an_upgrade_that_fails(grown: Grown, sparse_path: Path) -> None:
+    """The program that served before serves on."""
+    broken = sparse_path / "broken-server"
+    broken.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && echo btrfs-ublk-server 9 && exit\n"
+        "echo no luck >&2; exit 1\n"
+    )
+    broken.chmod(0o755)
+    with pytest.raises(BtrfsUblkError, match="no luck"):
+        upgrade_device("one", server=broken)
+    state = wait_for("one", lambda state: state.status == "serving")
+    assert state.server is not None and state.upgrades == 0
+    assert os.readlink(f"/proc/{state.server.pid}/exe") == str(helper_path(SERVER))
+    kill_server("one")
+    assert_survived(grown)
+
+
+def test_upgrade_of_an_unsupervised_device(grown: Grown) -> None:
+    kill_supervisor("one")
+    upgrade_device("one")
+    assert show_device("one").state.upgrades == 1
+    assert_survived(grown)
+
+
+RECOVERIES = [
+    ("fuse", "reissue"),
+    ("fuse", "swap"),
+    ("ublk", "reissue"),
+    ("ublk", "queue"),
+    ("ublk", "fail-io"),
+]
+
+
+def added(front_end: FrontEndName, recovery: RecoveryName) -> Device:
+    """Skips where the kernel has no such recovery."""
+    options = DeviceOptions(front_end=front_end, recovery=recovery)
+    try:
+        return add_device("one", DESCRIPTION, options)
+    except BtrfsUblkError as error:
+        if "recovery" not in str(error).lower() and "resend" not in str(error).lower():
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("of", "recovery"), RECOVERIES)
+def test_each_recovery(
+    front_end: FrontEndName, of: str, recovery: RecoveryName
+) -> None:
+    if of != front_end:
+        pytest.skip("it is of the other front end")
+    device = added(front_end, recovery)
+    assert device.path is not None
+    try:
+        with reading(device.path) as readers:
+            for _ in range(3):
+                kill_server("one")
+                readers.wait_for_reads(50)
+            assert readers.wrong == 0
+            assert readers.errors == [] or recovery != "reissue"
+        check_content(device.path, PATTERN)
+    finally:
+        remove_device("one")
+
+
+def test_no_recovery(front_end: FrontEndName) -> None:
+    device = added(front_end, "none")
+    assert device.path is not None
+    kill(device.state.server, signal.SIGKILL)
+    state = wait_for("one", lambda state: state.status == "lost")
+    assert "no recovery" in str(state.reason)
+    assert state.supervisor is not None and state.supervisor.wait(timeout_s=10)
+    started_s = time.monotonic()
+    with pytest.raises(OSError):
+        read_direct(device.path, 0, 4096)
+    assert time.monotonic() - started_s < 10
+    assert show_device("one").health == "lost"
+    # Nobody has it mounted: a new one may take its place.
+    assert recover_device("one")
+    path = show_device("one").path
+    assert path is not None
+    check_content(path)
+    remove_device("one")
+
+
+def test_a_crash_loop_is_slowed_down(front_end: FrontEndName) -> None:
+    """And it says why; it ends by itself once the cause has gone."""
+    options = DeviceOptions(front_end=front_end)
+    with supervised_device(DESCRIPTION, options, name="one") as device:
+        description = device_directory("one").description
+        whole = description.read_text()
+        description.write_text("{}")
+        kill(device.state.server, signal.SIGKILL)
+        state = wait_for("one", lambda state: state.failures >= 7)
+        started_s = time.monotonic()
+        wait_for("one", lambda state: state.failures >= 8)
+        assert time.monotonic() - started_s > 0.3
+        shown = show_device("one")
+        assert shown.health in ("failing", "recovering")
+        assert "version" in str(shown.reason) or "missing" in str(shown.reason)
+        assert state.supervisor is not None and state.supervisor.is_alive()
+        description.write_text(whole)
+        wait_for("one", lambda state: state.status == "serving")
+        assert device.path is not None
+        check_content(device.path)
+
+
+def test_what_a_supervisor_costs(front_end: FrontEndName) -> None:
+    options = DeviceOptions(front_end=front_end)
+    with supervised_device(DESCRIPTION, options, name="one") as device:
+        supervisor = device.state.supervisor
+        assert supervisor is not None
+        before = cpu_ticks(supervisor.pid)
+        time.sleep(3)
+        assert cpu_ticks(supervisor.pid) - before <= 1
+        status = Path(f"/proc/{supervisor.pid}/status").read_text()
+        (rss,) = [x for x in status.splitlines() if x.startswith("VmRSS")]
+        print(rss)
+        assert int(rss.split()[1]) < 64 << 10
+        assert TIMEOUT_S > 0
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

@@ -1,0 +1,296 @@
+"""A device's files, locks and log: without a kernel, a server or privileges."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from btrfs_ublk.device.locks import (
+    holder_of,
+    is_locked,
+    lock_file,
+    registry_locked,
+)
+from btrfs_ublk.device.logbook import Logbook
+from btrfs_ublk.device.state import (
+    RUN_VARIABLE,
+    DeviceDirectory,
+    DeviceSpec,
+    DeviceState,
+    StateError,
+    check_name,
+    device_directories,
+    device_directory,
+    devices_directory,
+)
+from btrfs_ublk.device.watch import wait_for_change
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.process import ProcessIdentity
+
+SPEC = DeviceSpec(name="one", tag="0123456789abcdef", front_end="fuse", size_bytes=4096)
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "run"))
+    return devices_directory(make=True)
+
+
+@pytest.fixture
+def one(devices: Path) -> DeviceDirectory:
+    path = devices / "one"
+    path.mkdir(mode=0o700)
+    return DeviceDirectory(path)
+
+
+@pytest.mark.parametrize("name", ["a", "0", "A.b_c-d", "x" * 64])
+def test_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".a", "-a", "_a", "a/b", "a b", "a\n", "x" * 65, "ä", "a\0"]
+)
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(UsageError, match="no name for a device"):
+        check_name(name)
+
+
+def test_what_is_written_is_read_back(one: DeviceDirectory) -> None:
+    assert one.state() == DeviceState()
+    one.write_spec(SPEC)
+    state = DeviceState(
+        status="serving",
+        device="/dev/loop7",
+        server=ProcessIdentity(1, 2),
+        recoveries=3,
+        since_s=1.5,
+        ready={"queues": 2},
+    )
+    one.write_state(state)
+    assert one.spec() == SPEC and one.state() == state
+    assert sorted(os.listdir(one.path)) == ["device.json", "state.json"]
+
+
+@pytest.mark.parametrize("name", ["device.json", "state.json"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "makes no sense"),
+        ("{", "makes no sense"),
+        ("[]", "no JSON object"),
+        ("{}", "of version None"),
+        ('{"version": 99}', "of version 99"),
+        ('{"version": "1"}', "of version '1'"),
+        ('{"version": 1, "colour": 7}', "colour"),
+        ("\xff\xfe", "makes no sense"),
+    ],
+)
+def test_damage_is_named_and_left(
+    one: DeviceDirectory, name: str, content: str, why: str
+) -> None:
+    file = one.path / name
+    file.write_text(content, encoding="latin-1")
+    with pytest.raises(StateError, match=why) as caught:
+        one.spec() if name == "device.json" else one.state()
+    assert str(file) in str(caught.value) and caught.value.hint
+    assert file.read_text(encoding="latin-1") == content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../x"},
+        {"tag": 7},
+        {"front_end": "nbd"},
+        {"recovery": "swap", "front_end": "ublk"},
+        {"queues": 0},
+        {"queues": True},
+        {"hang_timeout_s": "x"},
+        {"read_only": 1},
+    ],
+)
+def test_values_are_checked(one: DeviceDirectory, change: dict[str, object]) -> None:
+    one.write_spec(SPEC)
+    file = one.path / "device.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(StateError):
+        one.spec()
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_damage(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("device")
+    (path / "state.json").write_bytes(data)
+    with pytest.raises(StateError):
+        DeviceDirectory(path).state()
+
+
+@pytest.mark.parametrize(
+    ("mode", "match"), [(0o777, "writable for others"), (0o770, "writable for others")]
+)
+def test_directories_that_others_can_write_to(
+    one: DeviceDirectory, mode: int, match: str
+) -> None:
+    one.path.chmod(mode)
+    with pytest.raises(BtrfsUblkError, match=match):
+        one.check()
+    one.path.chmod(0o700)
+    one.check()
+    one.path.parent.chmod(mode)
+    with pytest.raises(BtrfsUblkError, match=match):
+        device_directory("one")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_directories_of_another_user(one: DeviceDirectory) -> None:
+    os.chown(one.path, 1, 1)
+    with pytest.raises(BtrfsUblkError, match="not a directory owned by"):
+        one.check()
+    os.chown(one.path.parent.parent, 1, 1)
+    with pytest.raises(BtrfsUblkError, match="not a directory owned by"):
+        list(device_directories())
+
+
+def test_a_link_is_no_directory(one: DeviceDirectory) -> None:
+    (one.path.parent / "two").symlink_to(one.path)
+    with pytest.raises(BtrfsUblkError, match="not a directory"):
+        device_directory("two").check()
+
+
+def test_only_devices_are_listed(one: DeviceDirectory) -> None:
+    (one.path.parent / ".two.half").mkdir()
+    assert [directory.name for directory in device_directories()] == ["one"]
+
+
+def test_no_device_of_that_name(devices: Path) -> None:
+    with pytest.raises(UsageError, match="no device 'two'"):
+        device_directory("two").check()
+
+
+def test_a_lock_is_held_once(one: DeviceDirectory) -> None:
+    with lock_file(one.lock) or pytest.fail("locked") as held:
+        assert held.fileno() >= 0 and is_locked(one.lock)
+        started_s = time.monotonic()
+        assert lock_file(one.lock, timeout_s=0.1) is None
+        assert 0.1 <= time.monotonic() - started_s < 5
+    assert not is_locked(one.lock)
+    assert not is_locked(one.server_lock)
+
+
+def test_a_lock_of_what_is_gone(one: DeviceDirectory) -> None:
+    assert lock_file(one.path / "no" / "lock") is None
+    held = lock_file(one.lock)
+    one.lock.unlink()
+    other = lock_file(one.lock)  # another file
+    assert held is not None and other is not None
+    held.close()
+    other.close()
+
+
+def test_a_child_holds_the_lock_on(one: DeviceDirectory) -> None:
+    lock = lock_file(one.server_lock)
+    assert lock is not None
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[lock.fileno()])
+    try:
+        lock.close()
+        assert is_locked(one.server_lock)
+        assert holder_of(one.server_lock).pid == child.pid
+    finally:
+        child.kill()
+        child.wait()
+    assert not is_locked(one.server_lock)
+    with pytest.raises(ProcessLookupError):
+        holder_of(one.server_lock)
+
+
+def test_the_registry_is_one_at_a_time(devices: Path) -> None:
+    order = []
+
+    def second() -> None:
+        with registry_locked(devices):
+            order.append("second")
+
+    with registry_locked(devices):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+@pytest.fixture
+def later(one: DeviceDirectory) -> Iterator[None]:
+    """Another process changes the state, soon."""
+    script = (
+        "import sys, time, pathlib\n"
+        "from btrfs_ublk.device.state import *\n"
+        "time.sleep(0.2)\n"
+        "DeviceDirectory(pathlib.Path(sys.argv[1])).write_state("
+        "DeviceState(status='serving'))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(one.path)]) as child:
+        yield
+        assert child.wait() == 0
+
+
+def test_a_change_is_seen(one: DeviceDirectory, later: None) -> None:
+    def condition() -> bool | None:
+        return one.state().status == "serving"
+
+    assert wait_for_change(one.path, condition, timeout_s=30)
+
+
+def test_no_change(one: DeviceDirectory) -> None:
+    started_s = time.monotonic()
+    assert wait_for_change(one.path, lambda: None, timeout_s=0.3) is None
+    assert 0.3 <= time.monotonic() - started_s < 10
+
+
+def test_the_log_stays_small(tmp_path: Path) -> None:
+    log = Logbook(tmp_path / "log")
+    assert log.size() == 0 and log.since(0) == []
+    # A server that has it open all the while.
+    with open(log.path, "ab", buffering=0) as server:
+        server.write(b"btrfs-ublk-server: error: no\n")
+        assert log.since(0) == ["btrfs-ublk-server: error: no"]
+        for number in range(20000):
+            server.write(b"line %9d of a very talkative server\n" % number)
+        log.trim()
+        assert log.size() < 100_000
+        server.write(b"the last\n")
+    lines = log.path.read_text().splitlines()
+    assert lines[-2:] == ["line     19999 of a very talkative server", "the last"]
+    assert lines[0].startswith("line ")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"queues": 257}, "queues 257"),
+        ({"depth": 0}, "depth 0"),
+        ({"device_id": 3}, "loop device"),
+        ({"recovery": "fail-io"}, "no recovery 'fail-io'"),
+        ({"max_io_bytes": 2 << 20}, "largest request"),
+        ({"max_io_bytes": 65537}, "largest request"),
+        ({"hang_timeout_s": -1.0}, "makes no sense"),
+        ({"hang_timeout_s": float("nan")}, "makes no sense"),
+    ],
+)
+def test_what_no_device_can_be(options: dict[str, object], match: str) -> None:
+    keys = {"name": "one", "tag": "00", "front_end": "fuse", "size_bytes": 4096}
+    with pytest.raises(UsageError, match=match):
+        DeviceSpec(**keys | options).check()  # type: ignore[arg-type]

@@ -1,0 +1,474 @@
+"""Devices that outlive their makers: what their commands do, with each front end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import SystemState
+from device_support import (
+    DESCRIPTION,
+    PATTERN,
+    SIZE,
+    answer,
+    check_content,
+    description_file,
+    device_command,
+    kill,
+    kill_server,
+    kill_supervisor,
+    wait_for,
+)
+
+from btrfs_ublk.device import (
+    DeviceOptions,
+    add_device,
+    collect_devices,
+    list_devices,
+    recover_device,
+    remove_device,
+    show_device,
+    supervised_device,
+)
+from btrfs_ublk.device.locks import is_locked, lock_file
+from btrfs_ublk.device.state import device_directory, devices_directory
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.resources import blockdev, mounted
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.server import Description, FileSegment, FrontEndName, ZeroSegment
+from btrfs_ublk.units import MIB
+
+
+@pytest.fixture
+def options(front_end: FrontEndName) -> DeviceOptions:
+    return DeviceOptions(front_end=front_end)
+
+
+@pytest.fixture(autouse=True)
+def no_devices() -> Iterator[None]:
+    """What a failed test has left would make all that follow fail."""
+    yield
+    for device in list_devices():
+        remove_device(device.name, timeout_s=10)
+    collect_devices()
+
+
+def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:
+    description = description_file(sparse_path)
+    added = device_command("add", "one", description, "--front-end", front_end)
+    assert (added.returncode, added.stderr) == (0, "")
+    path = Path(added.stdout.strip())
+    assert re.fullmatch(r"/dev/(ublkb|loop)[0-9]+", str(path))
+    check_content(path)
+    assert blockdev.size_bytes(path) == SIZE and blockdev.is_read_only(path)
+    (listed,) = answer("list")
+    assert (listed["name"], listed["health"]) == ("one", "serving")
+    shown = answer("show", "one")
+    assert shown["device"] == str(path) and shown["front_end"] == front_end
+    assert shown["stats"] and shown["users"] == []
+    text = device_command("show", "one").stdout
+    assert "serving" in text and str(path) in text
+    assert "one" in device_command("list").stdout
+    assert device_command("recover", "one").stdout == "device one is well\n"
+    gone = device_command("del", "one")
+    assert (gone.returncode, gone.stdout, gone.stderr) == (0, "", "")
+    assert device_command("show", "one").returncode == 2
+    assert device_command("del", "one").returncode == 2
+    assert answer("list") == [] and answer("gc") == []
+
+
+def test_directory_and_files(options: DeviceOptions) -> None:
+    with supervised_device(DESCRIPTION, options, name="one"):
+        directory = device_directory("one")
+        assert directory.path.stat().st_mode & 0o777 == 0o700
+        assert {path.name for path in directory.path.iterdir()} == {
+            *("lock", "server.lock", "control", "log"),
+            *("device.json", "description.json", "state.json"),
+        }
+        assert is_locked(directory.lock) and is_locked(directory.server_lock)
+        assert Description.from_json(directory.description.read_text()) == DESCRIPTION
+
+
+def test_a_name_is_taken_once(options: DeviceOptions) -> None:
+    with supervised_device(DESCRIPTION, options, name="one"):
+        for other in ("fuse", options.front_end):
+            with pytest.raises(UsageError, match="there is a device 'one' already"):
+                add_device("one", DESCRIPTION, DeviceOptions(front_end=other))
+        assert show_device("one").is_well
+
+
+def test_two_that_want_one_name_at_once(
+    front_end: FrontEndName, sparse_path: Path
+) -> None:
+    description = description_file(sparse_path)
+    with ThreadPoolExecutor(2) as pool:
+        both = list(
+            pool.map(
+                lambda _: device_command(
+                    "add", "one", description, "--front-end", front_end
+                ),
+                range(2),
+            )
+        )
+    assert sorted(done.returncode for done in both) == [0, 2]
+    (loser,) = [done for done in both if done.returncode]
+    assert "there is a device 'one' already" in loser.stderr
+    assert show_device("one").is_well
+
+
+def test_eight_at_once(options: DeviceOptions) -> None:
+    names = [f"device-{number}" for number in range(8)]
+
+    def live(name: str) -> None:
+        device = add_device(name, DESCRIPTION, options)
+        assert device.path is not None
+        check_content(device.path)
+        remove_device(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(live, names))
+    assert list_devices() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--depth", "0"], "depth 0 is not from 1"),
+        (["--queues", "1000"], "queues 1000 is not from 1"),
+        (["--max-io", "1M", "--max-io", "63K"], "63K"),
+        (["--hang-timeout", "-3"], "makes no sense"),
+        (["--server", "/bin/true"], "no btrfs-ublk-server"),
+        (["--server", "/no/such"], "no program"),
+        (["--recovery", "wishful"], "wishful"),
+    ],
+)
+def test_bad_options(
+    front_end: FrontEndName, sparse_path: Path, arguments: list[str], says: str
+) -> None:
+    description = description_file(sparse_path)
+    done = device_command(
+        "add", "one", description, "--front-end", front_end, *arguments
+    )
+    assert done.returncode in (1, 2) and says in done.stderr, done.stderr
+    assert list_devices() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("", "no JSON"),
+        ('{"version": 1}', "is missing"),
+        (b"\xff".decode("latin-1"), "description"),
+    ],
+)
+def test_bad_descriptions(
+    front_end: FrontEndName, sparse_path: Path, content: str | None, says: str
+) -> None:
+    path = sparse_path / "description.json"
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
+    done = device_command("add", "one", path, "--front-end", front_end)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert list_devices() == []
+
+
+def test_what_the_server_refuses(options: DeviceOptions, sparse_path: Path) -> None:
+    """Its own words are told, and nothing is left."""
+    segment = FileSegment(offset=0, length=MIB, path=str(sparse_path / "missing"))
+    with pytest.raises(BtrfsUblkError, match="cannot open file '.*missing'"):
+        add_device("one", Description(MIB, [segment]), options)
+    assert list_devices() == [] and os.listdir(devices_directory()) == [".lock"]
+
+
+def test_paths_count_from_where_the_command_was_given(
+    front_end: FrontEndName, sparse_path: Path
+) -> None:
+    (sparse_path / "data").write_bytes(bytes(range(256)) * 4096)
+    segment = FileSegment(offset=0, length=MIB, path="data")
+    path = description_file(sparse_path, Description(MIB, [segment]))
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "add", "one"),
+            *(path, "--front-end", front_end),
+        ],
+        cwd=sparse_path,
+        check=True,
+    )
+    kill_server("one")
+    device = show_device("one").path
+    assert device is not None and device.read_bytes()[:256] == bytes(range(256))
+
+
+@pytest.mark.ublk
+def test_a_ublk_id_that_is_taken(front_end: FrontEndName) -> None:
+    if front_end != "ublk":
+        pytest.skip("loop devices are numbered by the kernel")
+    wanted = DeviceOptions(front_end="ublk", device_id=7)
+    with supervised_device(DESCRIPTION, wanted) as device:
+        assert device.path == Path("/dev/ublkb7")
+        with pytest.raises(UsageError, match="there is a ublk device 7 already"):
+            add_device("two", DESCRIPTION, wanted)
+
+
+def test_del_of_a_mounted_device(options: DeviceOptions, sparse_path: Path) -> None:
+    target = sparse_path / "mnt"
+    target.mkdir()
+    seed = make_seed(sparse_path / "seed.img", virtual_data_size=1 << 30)
+    with supervised_device(seed.description([]), options, name="one") as device:
+        assert device.path is not None
+        supervisor = device.state.supervisor
+        with mounted(device.path, target, read_only=True):
+            assert show_device("one").users == [f"mounted at {target} (btrfs)"]
+            done = device_command("del", "one")
+            assert done.returncode == 1
+            assert f"mounted at {target}" in done.stderr and "unmount" in done.stderr
+            now = show_device("one")
+            assert now.is_well and now.state.supervisor == supervisor
+            kill_server("one")
+            kill_supervisor("one")
+            kill(show_device("one").state.server, signal.SIGKILL)
+            wait_until_dead("one")
+            (left,) = collect_devices()
+            assert left.result == "left" and "recover one" in str(left.reason)
+            with pytest.raises(LeftoverError, match=f"mounted at {target}"):
+                remove_device("one")
+            assert recover_device("one")
+            os.listdir(target)
+
+
+def wait_until_dead(name: str) -> None:
+    deadline_s = time.monotonic() + 10
+    while show_device(name).health != "dead":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_the_dead_are_collected(options: DeviceOptions) -> None:
+    add_device("one", DESCRIPTION, options)
+    assert collect_devices() == []
+    kill_supervisor("one")
+    assert show_device("one").health == "unsupervised"
+    (left,) = collect_devices()
+    assert left.result == "left" and "serves on" in str(left.reason)
+    kill(show_device("one").state.server, signal.SIGKILL)
+    wait_until_dead("one")
+    (wanted,) = collect_devices(dry_run=True)
+    assert (wanted.name, wanted.result) == ("one", "would-remove")
+    done = device_command("gc")
+    assert (done.returncode, done.stdout) == (0, "removed      one\n")
+    assert device_command("gc").stdout == "nothing to remove\n"
+
+
+def test_half_made_directories(options: DeviceOptions) -> None:
+    devices = devices_directory()
+    for name in (".one.0011", ".two.2233"):
+        (devices / name).mkdir(mode=0o700)
+        (devices / name / "device.json").write_text("{}")
+    assert list_devices() == []
+    assert [found.result for found in collect_devices(dry_run=True)] == [
+        "would-remove"
+    ] * 2
+    with supervised_device(DESCRIPTION, options, name="one"):
+        assert [found.name for found in collect_devices()] == ["one", "two"]
+        assert show_device("one").is_well
+
+
+def test_a_stopped_server(options: DeviceOptions) -> None:
+    """Nobody waits for it without end, and it can be removed."""
+    device = add_device("one", DESCRIPTION, options)
+    kill(device.state.server, signal.SIGSTOP)
+    started_s = time.monotonic()
+    assert show_device("one").health == "hanging"
+    assert list_devices()[0].health == "serving"  # it is not asked
+    text = device_command("show", "one")
+    assert text.returncode == 1 and "does not answer" in text.stdout
+    remove_device("one", timeout_s=5)
+    assert time.monotonic() - started_s < 60
+
+
+def test_a_hanging_server_is_replaced(front_end: FrontEndName) -> None:
+    wanted = DeviceOptions(front_end=front_end, hang_timeout_s=2)
+    with supervised_device(DESCRIPTION, wanted, name="one") as device:
+        state = kill_server("one", signal.SIGSTOP)
+        assert state.recoveries == 1 and "did not answer" in str(state.last_end)
+        assert device.path is not None
+        check_content(device.path)
+
+
+def test_a_server_may_hang_if_that_is_wanted(front_end: FrontEndName) -> None:
+    wanted = DeviceOptions(front_end=front_end, hang_timeout_s=0)
+    with supervised_device(DESCRIPTION, wanted, name="one") as device:
+        kill(device.state.server, signal.SIGSTOP)
+        time.sleep(3)
+        kill(device.state.server, signal.SIGCONT)
+        assert show_device("one").state.server == device.state.server
+
+
+@pytest.mark.parametrize("name", ["state.json", "device.json"])
+def test_damaged_files(options: DeviceOptions, name: str) -> None:
+    device = add_device("one", DESCRIPTION, options)
+    kill_supervisor("one")
+    file = device_directory("one").path / name
+    whole = file.read_text()
+    file.write_text("{ damage")
+    assert [found.health for found in list_devices()] == ["damaged"]
+    for command in ("show", "recover", "del", "gc"):
+        done = device_command(command, *(["one"] if command != "gc" else []))
+        assert done.returncode == 1, (command, done.stdout, done.stderr)
+        assert str(file) in done.stdout + done.stderr
+    assert file.read_text() == "{ damage"
+    if name == "state.json":
+        file.unlink()
+    else:
+        file.write_text(whole)
+    assert recover_device("one")
+    after = show_device("one")
+    assert after.is_well and after.path == device.path
+    assert after.state.server == device.state.server
+    remove_device("one")
+
+
+def test_files_of_a_newer_version(options: DeviceOptions) -> None:
+    add_device("one", DESCRIPTION, options)
+    kill_supervisor("one")
+    file = device_directory("one").path / "state.json"
+    whole = file.read_text()
+    file.write_text(json.dumps(json.loads(whole) | {"version": 2, "new": 1}))
+    with pytest.raises(BtrfsUblkError, match="of version 2"):
+        remove_device("one")
+    file.write_text(whole)
+    remove_device("one")
+
+
+def test_a_command_at_work_is_not_disturbed(options: DeviceOptions) -> None:
+    add_device("one", DESCRIPTION, options)
+    kill_supervisor("one")
+    lock = lock_file(device_directory("one").lock, timeout_s=5)
+    assert lock is not None
+    with lock:
+        with pytest.raises(BtrfsUblkError, match="another command works on device"):
+            remove_device("one", timeout_s=0.5)
+        assert collect_devices() == []
+    remove_device("one")
+
+
+MOMENTS = 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_add(
+    front_end: FrontEndName,
+    sparse_path: Path,
+    state_of_system: Callable[[], SystemState],
+    signum: signal.Signals,
+) -> None:
+    description = description_file(sparse_path)
+    before = state_of_system()
+    started_s = time.monotonic()
+    assert (
+        device_command("add", "one", description, "--front-end", front_end).returncode
+        == 0
+    )
+    whole_s = time.monotonic() - started_s
+    remove_device("one")
+    for moment in range(MOMENTS):
+        add = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "add", "one"),
+                *(description, "--front-end", front_end),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        time.sleep(whole_s * (moment + 1) / (MOMENTS + 1))
+        add.send_signal(signum)
+        _, talk = add.communicate(timeout=120)
+        if add.returncode == 0:
+            assert show_device("one").is_well
+            remove_device("one")
+        elif signum == signal.SIGKILL:
+            settle_and_remove()
+        else:
+            assert list_devices() == [], talk
+        assert state_of_system() == before, f"moment {moment}: {talk}"
+
+
+def settle_and_remove() -> None:
+    """After the death of ``add``: a whole device, or nothing that gc does not take."""
+    deadline_s = time.monotonic() + 60
+    while (devices := list_devices()) and devices[0].health not in ("dead", "serving"):
+        assert time.monotonic() < deadline_s, devices
+        time.sleep(0.05)
+    for device in devices:
+        if device.is_well:
+            assert device.path is not None
+            check_content(device.path, PATTERN, parts=1)
+            remove_device("one")
+    assert all(found.result == "removed" for found in collect_devices())
+
+
+def test_in_the_foreground(front_end: FrontEndName, sparse_path: Path) -> None:
+    """As systemd has it: READY=1, TERM leaves the server serving, and it goes on."""
+    address = sparse_path / "notify"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener.bind(str(address))
+    listener.settimeout(60)
+    argv = [
+        *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "serve", "one"),
+        *(description_file(sparse_path), "--front-end", front_end),
+    ]
+    servers = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            argv, env=os.environ | {"NOTIFY_SOCKET": str(address)}
+        )
+        try:
+            while b"READY=1" not in listener.recv(4096):
+                pass
+            servers.append(show_device("one").state.server)
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+        assert show_device("one").health == "unsupervised"
+    listener.close()
+    assert servers[0] == servers[1]
+    other = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
+    argv[-3] = description_file(sparse_path, other)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "serves something else" in done.stderr
+
+
+def test_foreground_takes_over_supervision(options: DeviceOptions) -> None:
+    device = add_device("one", DESCRIPTION, options)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "serve", "one"]
+    )
+    try:
+        state = wait_for(
+            "one",
+            lambda state: state.supervisor not in (None, device.state.supervisor)
+            and state.status == "serving",
+        )
+        assert state.supervisor is not None and state.supervisor.pid == process.pid
+        assert state.server == device.state.server
+        remove_device("one")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
