@@ -11,11 +11,10 @@ enum { STACK_BYTES = 256 << 10 /* mlock()ed as a whole */ };
 
 static int thread_init(struct thread *thread)
 {
-	int err;
+	int err = -pthread_setaffinity_np(pthread_self(), sizeof(thread->cpus), &thread->cpus);
 
-	if (CPU_COUNT(&thread->cpus))
-		pthread_setaffinity_np(pthread_self(), sizeof(thread->cpus), &thread->cpus);
-	err = sandbox_io_thread();
+	if (!err)
+		err = sandbox_io_thread();
 	return err ? err : thread->ops->init(thread->owner);
 }
 

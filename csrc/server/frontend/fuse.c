@@ -251,8 +251,12 @@ static int start_queues(struct frontend *frontend)
 
 	for (unsigned i = 0; i < frontend->queues; i++) {
 		struct fuse_queue *queue = &fuse->queues[i];
-		int err;
+		/* What a CPU submits, any thread may receive. */
+		int err =
+			placement_choose(frontend->placement, &(cpu_set_t){}, &queue->thread.cpus);
 
+		if (err)
+			return err;
 		queue->index = i;
 		queue->depth = frontend->depth;
 		queue->buffer_bytes = frontend->max_io_bytes;
