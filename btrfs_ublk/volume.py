@@ -79,6 +79,7 @@ def volume(
     front_end: FrontEndName = "auto",
     queues: int | None = None,
     depth: int | None = None,
+    realtime: bool = False,
     read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
     observe: Callable[[str, object], None] = lambda stage, thing: None,
     ledger: Ledger | None = None,
@@ -87,10 +88,10 @@ def volume(
 
     ``contents`` answer ranges of the virtual file (offsets count from its start); what
     they leave free gives EIO. Sizes are bytes. ``strategy`` (see STRATEGIES) makes the
-    seed. Images go to a temporary directory below ``parent``. ``front_end``, ``queues``
-    and ``depth`` are BlockServer's, ``read_ahead_bytes`` is sprout()'s.
-    ``observe(stage, thing)`` is told when each stage is reached: "seed" (a Seed),
-    "server" (a BlockServer), "mapping" (a PhysicalMap), "sprout" (a Sprout).
+    seed. Images go to a temporary directory below ``parent``. ``front_end``,
+    ``queues``, ``depth`` and ``realtime`` are BlockServer's, ``read_ahead_bytes`` is
+    sprout()'s. ``observe(stage, thing)`` is told when each stage is reached: "seed" (a
+    Seed), "server" (a BlockServer), "mapping" (a PhysicalMap), "sprout" (a Sprout).
     """
     ledger = ledger or process_ledger()
     with ExitStack() as stack:
@@ -112,6 +113,7 @@ def volume(
                     front_end=front_end,
                     queues=queues,
                     depth=depth,
+                    realtime=realtime,
                     ledger=ledger,
                 )
             )

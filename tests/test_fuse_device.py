@@ -278,6 +278,18 @@ def test_a_new_server_takes_over_under_a_mounted_seed(sparse_path: Path) -> None
         process_ledger().amend(entry, backing_file=ready["file"])
 
 
+@pytest.mark.parametrize("realtime", [False, True])
+def test_threads_run_in_real_time_if_wanted(realtime: bool) -> None:
+    with serve(ZEROES, queues=3, realtime=realtime) as server:
+        policies = [
+            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
+            for task in Path(f"/proc/{server.pid}/task").iterdir()
+        ]
+        # The first thread only waits for its owner.
+        expected = os.SCHED_RR if realtime else os.SCHED_OTHER
+        assert sorted(policies) == sorted([os.SCHED_OTHER, *[expected] * 3])
+
+
 def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
     sparse_path: Path,
 ) -> None:

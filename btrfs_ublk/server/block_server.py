@@ -35,7 +35,9 @@ class BlockServer:
     ``front_end``: "ublk", "fuse" (a loop device on a file of the server), or "auto":
     ublk where the kernel has it. ``queues`` are threads; they, ``depth`` and
     ``max_io_bytes`` (largest request) default to the server's own choice. ``cpus`` are
-    those that threads may run on (default: all that the process may use).
+    those that threads may run on (default: all that the process may use). ``realtime``:
+    they run before all that is not (SCHED_RR), for latency on busy machines
+    (docs/limits.md).
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
@@ -51,6 +53,7 @@ class BlockServer:
         front_end: FrontEndName = "auto",
         queues: int | None = None,
         depth: int | None = None,
+        realtime: bool = False,
         max_io_bytes: int | None = None,
         cpus: Iterable[int] | None = None,
         ready_timeout_s: float = _READY_TIMEOUT_S,
@@ -60,6 +63,7 @@ class BlockServer:
         self.description = description
         self._front_end_name = front_end
         self._front_end: FrontEnd | None = None
+        self._realtime = realtime
         self._options = {
             "queues": queues,
             "depth": depth,
@@ -157,6 +161,8 @@ class BlockServer:
         for name, value in self._options.items():
             if value is not None:
                 argv += [f"--{name}", str(value)]
+        if self._realtime:
+            argv += ["--realtime"]
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 
     def _start(self, entry: Entry, front_end: FrontEnd) -> Child:

@@ -180,6 +180,13 @@ static int take_recover_fds(const char *text, struct server_options *options)
 	return -EINVAL;
 }
 
+static int take_realtime(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->realtime = true;
+	return 0;
+}
+
 static int take_list_devices(const char *text, struct server_options *options)
 {
 	(void)text;
@@ -234,6 +241,9 @@ static const struct row table[] = {
 	  "are then left to the owner" },
 	{ "listen-fd", "FD", take_listen_fd,
 	  "listening Unix socket: root and this user may ask there too" },
+	{ "realtime", NULL, take_realtime,
+	  "threads run before all that is not real-time (SCHED_RR 1):\n"
+	  "for latency on busy machines, at some cost in throughput" },
 	{ "recovery", "MODE", take_recovery,
 	  "what becomes of the device when this process dies. none: it\n"
 	  "goes (default); reissue: requests in flight are given to\n"

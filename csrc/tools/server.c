@@ -147,6 +147,7 @@ static int run(const struct server_options *options)
 		.placement = &placement,
 		.wanted_id = options->id,
 		.tag = options->tag,
+		.realtime = options->realtime,
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
 		.recover_fds = options->recover_fds,

@@ -29,6 +29,7 @@ struct frontend {
 	const struct frontend_ops *ops;
 	struct engine *engine;
 	struct placement *placement; /* of the threads to come */
+	bool realtime;		     /* threads run before all that is not */
 	int wanted_id;		     /* of the device, where there are numbers; -1: any */
 	uint64_t tag;		     /* by which `gc` recognises what was made */
 	enum recovery_mode recovery;

@@ -264,6 +264,7 @@ static int start_queues(struct frontend *frontend)
 		queue->depth = frontend->depth;
 		queue->buffer_bytes = frontend->max_io_bytes;
 		queue->thread.ended_fd = fuse->ended_fd;
+		queue->thread.realtime = frontend->realtime;
 		queue->phase = &fuse->phase;
 		queue->session = fuse->session;
 		queue->crew = &fuse->crew;

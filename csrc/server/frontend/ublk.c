@@ -180,7 +180,7 @@ static int start_queues(struct frontend *frontend)
 			.encoded = ublk->control.encoded,
 			.device_fd = ublk->device_fd,
 			.draining = &ublk->draining,
-			.thread = { .ended_fd = ublk->ended_fd },
+			.thread = { .ended_fd = ublk->ended_fd, .realtime = frontend->realtime },
 			.worker = &frontend->engine->workers[i],
 		};
 		err = ublk_get_affinity(&ublk->control, ublk->info.dev_id, (uint16_t)i,
