@@ -12,6 +12,8 @@
 #include "base/message.h"
 #include "bench/reads.h"
 
+enum { PAGE_BY_PAGE_BYTES = 64 << 10 };
+
 /* What the thread looks at, for the signal's handler. */
 static _Thread_local struct {
 	const uint8_t *begin, *end;
@@ -75,6 +77,9 @@ static bool read_one(struct reads *reads, struct slot *slot)
 	} else {
 		/* Else a fault reads what surrounds it, 4 MiB on btrfs. */
 		madvise(map, length, MADV_RANDOM);
+		/* Short ones page by page, which would take long ones too long. */
+		if (slot->length > PAGE_BY_PAGE_BYTES)
+			madvise(map, length, MADV_WILLNEED);
 		error = look_at(reads, slot, map, &end_ns, &offset);
 		munmap(map, length);
 		/* So that the next one here has to be answered as well. */

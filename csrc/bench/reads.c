@@ -37,6 +37,14 @@ static uint64_t choose(struct reads *reads, uint64_t count)
 	return next_random(&reads->random) % count;
 }
 
+/* All lengths, and long ones seldom enough not to be most of the work. */
+static unsigned choose_log_blocks(struct reads *reads)
+{
+	uint64_t a = choose(reads, READ_LOG_BLOCKS + 1), b = choose(reads, READ_LOG_BLOCKS + 1);
+
+	return (unsigned)(a < b ? a : b);
+}
+
 bool reads_begin(struct reads *reads, struct slot *slot)
 {
 	uint64_t blocks;
@@ -45,8 +53,7 @@ bool reads_begin(struct reads *reads, struct slot *slot)
 	pthread_mutex_lock(&reads->lock);
 	go_on = !reads->stopping;
 	if (go_on) {
-		/* Each power of two as often as the others: most are short, some are long. */
-		blocks = 1 + choose(reads, 1u << choose(reads, READ_LOG_BLOCKS + 1));
+		blocks = 1 + choose(reads, 1u << choose_log_blocks(reads));
 		if (blocks > reads->size / BLOCK_BYTES)
 			blocks = reads->size / BLOCK_BYTES;
 		slot->offset = choose(reads, reads->size / BLOCK_BYTES - blocks + 1) * BLOCK_BYTES;
