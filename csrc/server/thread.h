@@ -25,8 +25,7 @@ struct thread {
 	/* Set by the owner. */
 	const struct thread_ops *ops;
 	void *owner;
-	cpu_set_t cpus; /* to run on */
-	bool realtime;	/* run before all that is not (sandbox.h) */
+	cpu_set_t cpus; /* to run on; empty: any */
 	int ended_fd;	/* eventfd: written when serve() has returned, for whatever reason */
 
 	/* Of serve(), to be looked at after thread_join(). */
