@@ -18,11 +18,15 @@ from btrfs_ublk.resources import blockdev
 from btrfs_ublk.resources.btrfs import add_device, filesystem_uuid, forget_device
 from btrfs_ublk.resources.loop import LoopDevice, loop_device
 from btrfs_ublk.resources.mount import Mount, mounted
+from btrfs_ublk.resources.read_ahead import check_read_ahead, set_read_ahead
 from btrfs_ublk.resources.tempdir import tempdir
 
 #: btrfs wants room for its own chunks; below this `device add` fails.
 MIN_WRITABLE_BYTES = 64 << 20
 DEFAULT_WRITABLE_BYTES = 1 << 30
+#: A thirty-second of btrfs' own for each page fault, and no slower to read in order
+#: from a source that is near: docs/limits.md has the figures.
+DEFAULT_READ_AHEAD_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def sprout(
     options: Sequence[str] = (),
     validate: Callable[[Path], object] | None = None,
     direct_io: bool = False,
+    read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
     ledger: Ledger | None = None,
 ) -> Iterator[Sprout]:
     """Mount a seed, add a writable loop device, make the mount writable.
@@ -59,11 +64,15 @@ def sprout(
     of ``writable_bytes`` is made in a temporary directory below ``parent``, and goes
     away at the end. ``options`` are further mount options. ``validate`` is called with
     the mount point of the untouched, read-only seed; when it raises, nothing is added.
+    ``read_ahead_bytes`` is what one page fault fetches (see docs/limits.md); None
+    leaves it at btrfs' own 4 MiB.
     Unmounts and detaches in order at the end; after an error at any step, everything
     made until then is undone.
     """
     require(ROOT, BTRFS, LOOP)
     ledger = ledger or process_ledger()
+    if read_ahead_bytes is not None:
+        check_read_ahead(read_ahead_bytes)
     blockdev.device_number(seed_device)
     with ExitStack() as stack:
         if writable_file is None:
@@ -101,6 +110,8 @@ def sprout(
             )
         with step("remount rw"):
             mount.remount(options=["rw"])
+        if read_ahead_bytes is not None:
+            set_read_ahead(mount.target, read_ahead_bytes)
         yield Sprout(mount, seed_device, writable, seed_fsid, fsid)
 
 

@@ -16,7 +16,12 @@ from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, Seed, make_seed_by
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import Segment
 from btrfs_ublk.server.front_ends import FrontEndName
-from btrfs_ublk.sprout import DEFAULT_WRITABLE_BYTES, Sprout, sprout
+from btrfs_ublk.sprout import (
+    DEFAULT_READ_AHEAD_BYTES,
+    DEFAULT_WRITABLE_BYTES,
+    Sprout,
+    sprout,
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ def volume(
     front_end: FrontEndName = "auto",
     queues: int | None = None,
     depth: int | None = None,
+    realtime: bool = False,
+    read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
     observe: Callable[[str, object], None] = lambda stage, thing: None,
     ledger: Ledger | None = None,
 ) -> Iterator[Volume]:
@@ -81,10 +88,10 @@ def volume(
 
     ``contents`` answer ranges of the virtual file (offsets count from its start); what
     they leave free gives EIO. Sizes are bytes. ``strategy`` (see STRATEGIES) makes the
-    seed. Images go to a temporary directory below ``parent``. ``front_end``, ``queues``
-    and ``depth`` are BlockServer's. ``observe(stage, thing)`` is told when each stage
-    is reached: "seed" (a Seed), "server" (a BlockServer), "mapping" (a PhysicalMap),
-    "sprout" (a Sprout).
+    seed. Images go to a temporary directory below ``parent``. ``front_end``,
+    ``queues``, ``depth`` and ``realtime`` are BlockServer's, ``read_ahead_bytes`` is
+    sprout()'s. ``observe(stage, thing)`` is told when each stage is reached: "seed" (a
+    Seed), "server" (a BlockServer), "mapping" (a PhysicalMap), "sprout" (a Sprout).
     """
     ledger = ledger or process_ledger()
     with ExitStack() as stack:
@@ -106,6 +113,7 @@ def volume(
                     front_end=front_end,
                     queues=queues,
                     depth=depth,
+                    realtime=realtime,
                     ledger=ledger,
                 )
             )
@@ -117,6 +125,7 @@ def volume(
                 writable_bytes=writable_bytes,
                 parent=directory,
                 validate=lambda at: observe("mapping", assert_mapping(seed, at)),
+                read_ahead_bytes=read_ahead_bytes,
                 ledger=ledger,
             )
         )

@@ -10,7 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from btrfs_ublk.bench.cpu import Process, Snapshot, Usage, children_of, pressure_us
+from btrfs_ublk.bench.cpu import (
+    Process,
+    RawSnapshot,
+    Snapshot,
+    Usage,
+    children_of,
+    pressure_us,
+)
 
 IDLE = dict.fromkeys(
     ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"), 100.0
@@ -87,12 +94,14 @@ def test_a_busy_process_is_told_from_the_others() -> None:
             assert busy.stdout is not None
             busy.stdout.readline()
             assert busy.pid in children_of(os.getpid())
-            before = Snapshot.take([busy.pid])
+            before = RawSnapshot.take([busy.pid])
             time.sleep(2.0)
-            after = Snapshot.take([busy.pid])
+            after = RawSnapshot.take([busy.pid])
         finally:
             busy.kill()
-    record = Usage(before, after, {"busy": [busy.pid]}).record()
+    usage = Usage(before.parse(), after.parse(), {"busy": [busy.pid]})
+    record = usage.record()
+    assert usage.context_switches() > 0 and usage.context_switches_of(busy.pid) >= 0
     assert 0.02 < record["busy"] <= 1.02
     assert record["busy"] <= record["total"] <= os.cpu_count() * 1.01  # type: ignore
     assert record["total"] == pytest.approx(record["busy"] + record["rest"])

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from btrfs_ublk.bench.front_end import BASELINES, ratios, tables
+import os
+import time
+
+import psutil
+import pytest
+
+from btrfs_ublk.bench import front_end
+from btrfs_ublk.bench.front_end import _HOG, BASELINES, hogs, ratios, tables
 from btrfs_ublk.bench.report import Result
 
 
@@ -16,6 +23,31 @@ def test_ratios_are_those_of_the_same_turn() -> None:
     baseline = [result("b", 1, 100.0), result("b", 2, 10.0)]
     measured = [result("m", 1, 50.0), result("m", 2, 5.0), result("m", 3, 99.0)]
     assert ratios(measured, baseline) == [0.5, 0.5]
+
+
+def test_hogs_are_there_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    def policies() -> list[int]:
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if process.info["cmdline"] == [*_HOG, MARK]:
+                found.append(os.sched_getscheduler(process.pid))
+        return found
+
+    MARK = f"hog-{os.getpid()}"
+    monkeypatch.setattr(front_end, "_HOG", (*_HOG, MARK))
+    monkeypatch.setattr(front_end.os, "sched_getaffinity", lambda _: {0, 1})
+    for kind, policy in (("idle", os.SCHED_IDLE), ("normal", os.SCHED_OTHER)):
+        with hogs(kind):
+            deadline_s = time.monotonic() + 10
+            while policies() != [policy] * 2:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.02)
+        deadline_s = time.monotonic() + 10
+        while policies():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+    with hogs(None):
+        assert policies() == []
 
 
 def test_devices_are_compared_with_devices_and_files_with_files() -> None:

@@ -278,6 +278,50 @@ def test_a_new_server_takes_over_under_a_mounted_seed(sparse_path: Path) -> None
         process_ledger().amend(entry, backing_file=ready["file"])
 
 
+@pytest.mark.parametrize("realtime", [False, True])
+def test_threads_run_in_real_time_if_wanted(realtime: bool) -> None:
+    with serve(ZEROES, queues=3, realtime=realtime) as server:
+        policies = [
+            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
+            for task in Path(f"/proc/{server.pid}/task").iterdir()
+        ]
+        # The first thread only waits for its owner.
+        expected = os.SCHED_RR if realtime else os.SCHED_OTHER
+        assert sorted(policies) == sorted([os.SCHED_OTHER, *[expected] * 3])
+
+
+def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
+    sparse_path: Path,
+) -> None:
+    """All but one rest; that one has to call another when it can take no more."""
+    other, main = sparse_path / "other", sparse_path / "main"
+    other.mkdir()
+    main.mkdir()
+    with server_alone(other, ZEROES) as (slow, slow_ready):
+        segments = [
+            FileSegment(offset=0, length=MIB, path=slow_ready["file"]),
+            MemsetSegment(offset=MIB, length=MIB, byte=7),
+        ]
+        description = Description(2 * MIB, segments)
+        options = ("--queues", "3", "--depth", "1")
+        with ThreadPoolExecutor(2) as pool:
+            with server_alone(main, description, *options) as (_, ready):
+                file = Path(ready["file"])
+                # The kernel polls a FUSE file, once, when io_uring reads it: in line.
+                assert read_direct(file, 0, 4096) == bytes(4096)
+                slow.send_signal(signal.SIGSTOP)
+                try:
+                    waiting = pool.submit(read_direct, file, 0, 4096)
+                    time.sleep(0.1)
+                    for _ in range(20):
+                        answer = pool.submit(read_direct, file, MIB, 4096)
+                        assert answer.result(timeout=10) == b"\7" * 4096
+                    assert not waiting.done()
+                finally:
+                    slow.send_signal(signal.SIGCONT)
+                assert waiting.result(timeout=10) == bytes(4096)
+
+
 def test_auto_is_fuse_where_there_is_no_ublk(monkeypatch: pytest.MonkeyPatch) -> None:
     class Missing:
         path = cure = "none"

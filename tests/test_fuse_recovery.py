@@ -13,6 +13,7 @@ import os
 import random
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -100,10 +101,12 @@ class Servers:
     def keep(self, ready: dict[str, Any]) -> FuseConnection:
         return FuseConnection.of_server(ready, ProcessIdentity.of(self.pid))
 
-    def take_over(self, connection: FuseConnection) -> dict[str, Any]:
+    def take_over(
+        self, connection: FuseConnection, *arguments: str, keep: Sequence[int] = ()
+    ) -> dict[str, Any]:
         ready = self.start(
-            *("--recovery", "auto", *connection.arguments()),
-            keep=connection.descriptors(),
+            *("--recovery", "auto", *connection.arguments(), *arguments),
+            keep=[*connection.descriptors(), *keep],
         )
         assert ready, self.errors()
         assert ready["recovery"] == "reissue"
@@ -313,6 +316,29 @@ class TestReissue:
                 readers.must_be_content()
         with pytest.raises(BtrfsUblkError, match="cannot share the FUSE"):
             FuseConnection.of_server(ready, identity)
+
+    def test_handed_over(
+        self, sparse_path: Path, stage: Stage, kept: FuseConnection
+    ) -> None:
+        """As for a newer version of the server: it ends when its answers are out."""
+        address = str(sparse_path / "socket")
+        with socket.socket(socket.AF_UNIX) as listening, stage.reading() as readers:
+            listening.bind(address)
+            listening.listen()
+            listen = ["--listen-fd", str(listening.fileno())]
+            stage.servers.kill()
+            for _ in range(5):
+                stage.servers.take_over(kept, *listen, keep=[listening.fileno()])
+                readers.go_on()
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(address)
+                    client.sendall(b'{"request": "handover"}\n')
+                    assert json.loads(client.recv(4096))["reply"] == "handover"
+                    assert stage.servers.running.wait(TIMEOUT_S) == 3
+                stage.servers.kill()
+            stage.servers.take_over(kept)
+            readers.go_on()
+            readers.must_be_content()
 
     def test_a_read_that_signals_interrupt(self, sparse_path: Path) -> None:
         """FUSE_INTERRUPT, of requests that a server had taken when it died."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: More than a line of /proc/PID/stat has.
-_STAT_BYTES = 4096
+# More than there is to read. NB: Python makes room for that much each time.
+_PROCESS_BYTES = 4 << 10
+_STAT_BYTES = 1 << 20
 #: linux/sched.h
 _PF_KTHREAD = 0x00200000
 
@@ -46,29 +47,80 @@ class Snapshot:
     #: Voluntary and not, of the processes that were asked for.
     switches_of: Mapping[int, int] = field(default_factory=dict)
 
+
+@dataclass(frozen=True)
+class RawSnapshot:
+    """What the kernel said; ``parse()`` it when nothing is measured any more.
+
+    NB: in an emulated guest, Python takes a noticeable share of a short measurement to
+    look at all processes, most of it for parsing.
+    """
+
+    times_s: tuple[float, float]
+    cpus: tuple[bytes, bytes]
+    processes: Mapping[int, bytes]
+    statuses: Mapping[int, Sequence[bytes]]
+
     @classmethod
-    def take(cls, pids: Iterable[int] = ()) -> Snapshot:
+    def take(cls, pids: Iterable[int] = ()) -> RawSnapshot:
         """Of all processes; context switches of some, with all of their threads."""
+        begin_s, before = time.monotonic(), _read("/proc/stat", _STAT_BYTES)
+        processes = {
+            int(name): stat
+            for name in os.listdir("/proc")
+            if name.isdigit() and (stat := _read(f"/proc/{name}/stat"))
+        }
+        statuses = {pid: _thread_statuses(pid) for pid in pids}
+        end_s, after = time.monotonic(), _read("/proc/stat", _STAT_BYTES)
+        return cls((begin_s, end_s), (before, after), processes, statuses)
+
+    def parse(self) -> Snapshot:
         # On a busy machine looking at the processes takes a while: what the CPUs have
         # used is that of the middle of it.
-        begin_s, before, _ = _cpus()
-        processes = dict(_processes())
-        end_s, after, context_switches = _cpus()
-        return cls(
-            time_s=(begin_s + end_s) / 2,
+        before, after = map(_cpu_times, self.cpus)
+        switches = next(
+            line for line in self.cpus[1].splitlines() if line.startswith(b"ctxt ")
+        )
+        return Snapshot(
+            time_s=sum(self.times_s) / 2,
             cpu_count=os.sysconf("SC_NPROCESSORS_ONLN"),
             cpus={name: (before[name] + after[name]) / 2 for name in before},
-            context_switches=context_switches,
-            processes=processes,
-            switches_of={pid: _context_switches(pid) for pid in pids},
+            context_switches=int(switches.split()[1]),
+            processes={pid: _process(stat) for pid, stat in self.processes.items()},
+            switches_of={
+                pid: sum(map(_context_switches, statuses))
+                for pid, statuses in self.statuses.items()
+            },
         )
+
+
+def _read(path: str, most_bytes: int = _PROCESS_BYTES) -> bytes:
+    """Empty if it is not there: processes end while we look."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, most_bytes)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _thread_statuses(pid: int) -> list[bytes]:
+    with suppress(OSError):
+        threads = os.listdir(f"/proc/{pid}/task")
+        return [_read(f"/proc/{pid}/task/{thread}/status") for thread in threads]
+    return []
 
 
 def children_of(pid: int) -> set[int]:
     """The processes that it has started; empty when it has ended."""
     tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
     if not tasks:  # a kernel without CONFIG_PROC_CHILDREN
-        return {child for child, process in _processes() if process.parent == pid}
+        processes = RawSnapshot.take().parse().processes
+        return {child for child, one in processes.items() if one.parent == pid}
     found: set[int] = set()
     for path in tasks:
         with suppress(OSError):
@@ -76,27 +128,10 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
-def _cpus() -> tuple[float, dict[str, float], int]:
-    """Time, CPU times of all CPUs together, context switches."""
-    lines = Path("/proc/stat").read_text().splitlines()
-    now_s = time.monotonic()
-    ticks = map(int, lines[0].split()[1:])
-    switches = next(line for line in lines if line.startswith("ctxt "))
-    seconds = {name: count / _TICKS_PER_S for name, count in zip(_FIELDS, ticks)}
-    return now_s, seconds, int(switches.split()[1])
-
-
-def _processes() -> Iterator[tuple[int, Process]]:
-    # NB: this runs while others are measured, so it should take little: no Path here.
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError):  # it may have ended since
-                fd = os.open(f"/proc/{name}/stat", os.O_RDONLY)
-                try:
-                    stat = os.read(fd, _STAT_BYTES)
-                finally:
-                    os.close(fd)
-                yield int(name), _process(stat)
+def _cpu_times(stat: bytes) -> dict[str, float]:
+    """Of all CPUs together, from /proc/stat."""
+    ticks = map(int, stat.partition(b"\n")[0].split()[1:])
+    return {name: count / _TICKS_PER_S for name, count in zip(_FIELDS, ticks)}
 
 
 def _process(stat: bytes) -> Process:
@@ -111,15 +146,13 @@ def _process(stat: bytes) -> Process:
     )
 
 
-def _context_switches(pid: int) -> int:
-    count = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/status"):
-        with suppress(OSError):
-            for line in path.read_text().splitlines():
-                name, _, value = line.partition(":")
-                if name.endswith("voluntary_ctxt_switches"):
-                    count += int(value)
-    return count
+def _context_switches(status: bytes) -> int:
+    """Voluntary and not, of a thread, from its status."""
+    return sum(
+        int(line.partition(b":")[2])
+        for line in status.splitlines()
+        if b"voluntary_ctxt_switches" in line
+    )
 
 
 @dataclass(frozen=True)

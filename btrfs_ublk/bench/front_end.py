@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ from btrfs_ublk.bench.sprouts import plain_btrfs
 from btrfs_ublk.bench.stats import grouped, median_of
 from btrfs_ublk.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Program, require
 from btrfs_ublk.entry import run_command
-from btrfs_ublk.process import run
+from btrfs_ublk.process import run, spawn
 from btrfs_ublk.resources.loop import loop_device
 from btrfs_ublk.resources.tempdir import tempdir
 from btrfs_ublk.server import BlockServer, FrontEndName, MemsetSegment
@@ -45,6 +46,12 @@ WORKLOADS: dict[str, Sequence[str]] = {
 }
 #: Held against which the others are: the first of its layer.
 BASELINES = {"device": "device: loop on a file", "file": "file: btrfs on loop"}
+#: How a hog runs.
+HOGS: dict[str, Sequence[str]] = {"idle": ("chrt", "--idle", "0"), "normal": ()}
+#: A session of its own, as whatever else runs on a machine has: with autogroups
+#: (sched(7)) the scheduler treats it as one task. It ends with the one who waits.
+_IN_A_SESSION = ("setsid", "--fork", "--wait", "setpriv", "--pdeathsig", "KILL")
+_HOG = ("sh", "-c", "while :; do :; done")
 _BYTE = 97
 _TIMEOUT_S = 120.0
 
@@ -57,6 +64,7 @@ def subjects(
     size_bytes: int,
     queues: int | None,
     depth: int | None,
+    realtime: bool,
 ) -> Iterator[dict[str, Path]]:
     """What is read, by name: devices, and files of as many bytes on btrfs."""
     memset = MemsetSegment(offset=0, length=size_bytes, byte=_BYTE)
@@ -76,6 +84,7 @@ def subjects(
                 front_end=name,
                 queues=queues,
                 depth=depth,
+                realtime=realtime,
             )
             found[f"device: {name}"] = stack.enter_context(server).device
             target = directory / name
@@ -89,6 +98,7 @@ def subjects(
                     front_end=name,
                     queues=queues,
                     depth=depth,
+                    realtime=realtime,
                 )
             )
             clone = made.clone("clone", offset=0, size_bytes=size_bytes)
@@ -104,22 +114,43 @@ def _write(path: Path, size_bytes: int) -> None:
             file.write(piece)
 
 
-def measure(path: Path, *, workload: str, runtime_s: float, size_bytes: int) -> Result:
-    """I/O per second, and what all of the machine spent on each, while fio runs."""
+@contextmanager
+def hogs(kind: str | None) -> Iterator[None]:
+    """One process for each CPU that does nothing but use it: with the scheduling policy
+    SCHED_IDLE, or like all others. None: no such.
+    """
+    with ExitStack() as stack:
+        for _ in os.sched_getaffinity(0) if kind else ():
+            stack.enter_context(spawn([*_IN_A_SESSION, *HOGS[kind or ""], *_HOG]))
+        yield
+
+
+def measure(
+    path: Path,
+    *,
+    workload: str,
+    runtime_s: float,
+    size_bytes: int,
+    hog: str | None = None,
+) -> Result:
+    """I/O per second, and what all of the machine spent on each, while fio runs. The
+    latter only without hogs: they take all that is left.
+    """
     argv = [
         *("fio", "--name=read", f"--filename={path}", "--readonly", "--direct=1"),
         *("--rw=randread", "--bs=4k", f"--size={size_bytes}", "--time_based"),
         *(f"--runtime={runtime_s:g}", "--ramp_time=0.3", "--output-format=json"),
         *("--randrepeat=1", *WORKLOADS[workload]),
     ]
-    with watched() as busy:
+    with hogs(hog), watched() as busy:
         output = run(argv, timeout_s=_TIMEOUT_S + runtime_s).stdout
     read: dict[str, Any] = json.loads(output)["jobs"][0]["read"]
     return {
         "iops": read["iops"],
         "p99_us": read["clat_ns"]["percentile"]["99.000000"] / 1e3,
-        "cpu_us": busy["busy_cores"] * 1e6 / read["iops"],
         "load": busy["load"],
+        # NB: JSON has no NaN.
+        **({} if hog else {"cpu_us": busy["busy_cores"] * 1e6 / read["iops"]}),
     }
 
 
@@ -142,6 +173,7 @@ def tables(document: Document) -> list[Table]:
         by_subject = grouped(results, lambda result: result["subject"])
         rows = []
         for subject, turns in by_subject.items():
+            has_cpu = all("cpu_us" in turn for turn in turns)
             baseline = by_subject.get(BASELINES[subject.partition(":")[0]], [])
             compared = ratios(turns, baseline)
             rows.append(
@@ -151,7 +183,7 @@ def tables(document: Document) -> list[Table]:
                     number(median_of(turns, "iops")),
                     number(median(compared) if compared else float("nan"), 2),
                     number(median_of(turns, "p99_us"), 0),
-                    number(median_of(turns, "cpu_us"), 1),
+                    number(median_of(turns, "cpu_us"), 1) if has_cpu else "-",
                     number(median_of(turns, "load"), 1),
                 )
             )
@@ -186,6 +218,12 @@ def tables(document: Document) -> list[Table]:
 @click.option("--runtime", "runtime_s", default=3.0, help="Seconds of each turn.")
 @click.option("--queues", type=options.COUNT, help="Threads of the server.")
 @click.option("--depth", type=options.COUNT, help="Requests in flight of each.")
+@click.option("--realtime", is_flag=True, help="Servers run before all else.")
+@click.option(
+    "--hog",
+    type=click.Choice(list(HOGS)),
+    help="Meanwhile a busy process on each CPU, of low or usual priority.",
+)
 @options.common_options(repeats=5)
 def command(
     front_ends: Sequence[FrontEndName],
@@ -193,6 +231,8 @@ def command(
     runtime_s: float,
     queues: int | None,
     depth: int | None,
+    realtime: bool,
+    hog: str | None,
     repeats: int,
     parent: Path,
     patience_s: float,
@@ -207,12 +247,19 @@ def command(
         "runtime_s": runtime_s,
         "queues": queues,
         "depth": depth,
+        "realtime": realtime,
+        "hog": hog,
     }
     document = make_document(
         "front_end", parameters=parameters, directory=parent, results=[]
     )
     with subjects(
-        front_ends, parent=parent, size_bytes=size_bytes, queues=queues, depth=depth
+        front_ends,
+        parent=parent,
+        size_bytes=size_bytes,
+        queues=queues,
+        depth=depth,
+        realtime=realtime,
     ) as found:
         for turn in range(1, repeats + 1):
             for workload in WORKLOADS:
@@ -223,6 +270,7 @@ def command(
                         workload=workload,
                         runtime_s=runtime_s,
                         size_bytes=size_bytes,
+                        hog=hog,
                     )
                     document["results"].append(
                         {"workload": workload, "subject": subject, "turn": turn}

@@ -16,7 +16,7 @@ from typing import Any
 
 from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import Configuration
-from btrfs_ublk.bench.cpu import Snapshot, Usage, children_of, cpu_mhz, pressure_us
+from btrfs_ublk.bench.cpu import RawSnapshot, Usage, children_of, cpu_mhz, pressure_us
 from btrfs_ublk.bench.environment import environment_id, versions
 from btrfs_ublk.bench.fio import Fio, Outcome, parse_output, random_read_argv
 from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Helper, require
@@ -264,17 +264,15 @@ def _watch(
     runtime_s = configuration.runtime_s
     fio.wait(ramp_s)
     with _pressure() as pressure:
-        before = Snapshot.take([server.pid])
+        before = RawSnapshot.take([server.pid])
         # Both snapshots are to be taken while it reads.
         end_s = began_s + ramp_s + runtime_s - max(0.1, 0.05 * runtime_s)
         fio.wait(max(0.0, end_s - time.monotonic()))
-        after = Snapshot.take([server.pid])
+        after = RawSnapshot.take([server.pid])
     if fio.wait(0) is not None or not jobs:
         return None, pressure
-    return (
-        Usage(before, after, {"fio": {fio.pid, *jobs}, "server": {server.pid}}),
-        pressure,
-    )
+    parts = {"fio": {fio.pid, *jobs}, "server": {server.pid}}
+    return Usage(before.parse(), after.parse(), parts), pressure
 
 
 def _wait_for_jobs(fio: Child, count: int) -> set[int]:

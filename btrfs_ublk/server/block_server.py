@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,7 +34,10 @@ class BlockServer:
 
     ``front_end``: "ublk", "fuse" (a loop device on a file of the server), or "auto":
     ublk where the kernel has it. ``queues`` are threads; they, ``depth`` and
-    ``max_io_bytes`` (largest request) default to the server's own choice.
+    ``max_io_bytes`` (largest request) default to the server's own choice. ``cpus`` are
+    those that threads may run on (default: all that the process may use). ``realtime``:
+    they run before all that is not (SCHED_RR), for latency on busy machines
+    (docs/limits.md).
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
@@ -49,7 +53,9 @@ class BlockServer:
         front_end: FrontEndName = "auto",
         queues: int | None = None,
         depth: int | None = None,
+        realtime: bool = False,
         max_io_bytes: int | None = None,
+        cpus: Iterable[int] | None = None,
         ready_timeout_s: float = _READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         ledger: Ledger | None = None,
@@ -57,7 +63,13 @@ class BlockServer:
         self.description = description
         self._front_end_name = front_end
         self._front_end: FrontEnd | None = None
-        self._options = {"queues": queues, "depth": depth, "max-io": max_io_bytes}
+        self._realtime = realtime
+        self._options = {
+            "queues": queues,
+            "depth": depth,
+            "max-io": max_io_bytes,
+            "cpus": None if cpus is None else ",".join(map(str, sorted(set(cpus)))),
+        }
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._ledger = ledger
@@ -125,6 +137,14 @@ class BlockServer:
             raise BtrfsUblkError("the block server does not run")
         return self._child.pid
 
+    @property
+    def placement(self) -> list[list[int]]:
+        """The CPUs that each serving thread may run on."""
+        if self._child is None:
+            raise BtrfsUblkError("the block server does not run")
+        placement: list[list[int]] = self._ready["placement"]
+        return placement
+
     def stats(self) -> dict[str, Any]:
         """What the server has delivered so far. Raises BtrfsUblkError if it does not
         run or does not answer.
@@ -141,6 +161,8 @@ class BlockServer:
         for name, value in self._options.items():
             if value is not None:
                 argv += [f"--{name}", str(value)]
+        if self._realtime:
+            argv += ["--realtime"]
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 
     def _start(self, entry: Entry, front_end: FrontEnd) -> Child:

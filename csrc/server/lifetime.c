@@ -65,6 +65,8 @@ int lifetime_announce(struct lifetime *lifetime)
 				  (int)sandbox_has_io_flushers());
 	int err = ready ? frontend->ops->describe(frontend, ready) : -ENOMEM;
 
+	if (!err && json_object_set_new(ready, "placement", placement_json(frontend->placement)))
+		err = -ENOMEM;
 	lifetime->subject.frontend = frontend;
 	lifetime->subject.ready = ready;
 	clock_gettime(CLOCK_BOOTTIME, &lifetime->subject.started);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/cpulist.h"
 #include "base/message.h"
 #include "base/size.h"
 
@@ -86,6 +87,16 @@ static int take_queues(const char *text, struct server_options *options)
 static int take_depth(const char *text, struct server_options *options)
 {
 	return take_unsigned("--depth", text, 1, MAX_DEPTH, &options->depth);
+}
+
+static int take_cpus(const char *text, struct server_options *options)
+{
+	int err = cpulist_parse(text, &options->cpus);
+
+	if (err)
+		msg_error("--cpus '%s' is no list of CPUs such as 0-3,8%s", text,
+			  err == -ERANGE ? ": a number is too large" : "");
+	return err ? -EINVAL : 0;
 }
 
 static int take_max_io(const char *text, struct server_options *options)
@@ -169,6 +180,13 @@ static int take_recover_fds(const char *text, struct server_options *options)
 	return -EINVAL;
 }
 
+static int take_realtime(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->realtime = true;
+	return 0;
+}
+
 static int take_list_devices(const char *text, struct server_options *options)
 {
 	(void)text;
@@ -206,6 +224,9 @@ static const struct row table[] = {
 	{ "queues", "N", take_queues,
 	  "hardware queues, or threads on the file (default: one per\n"
 	  "CPU that this process may use, at most 4)" },
+	{ "cpus", "LIST", take_cpus,
+	  "CPUs that serve, such as 0-3,8 (default: all that this\n"
+	  "process may use); a queue keeps to those that submit to it" },
 	{ "depth", "N", take_depth,
 	  "requests in flight per queue, 1 to 1024 (default: ublk 64,\n"
 	  "fuse 16)" },
@@ -220,6 +241,9 @@ static const struct row table[] = {
 	  "are then left to the owner" },
 	{ "listen-fd", "FD", take_listen_fd,
 	  "listening Unix socket: root and this user may ask there too" },
+	{ "realtime", NULL, take_realtime,
+	  "threads run before all that is not real-time (SCHED_RR 1):\n"
+	  "for latency on busy machines, at some cost in throughput" },
 	{ "recovery", "MODE", take_recovery,
 	  "what becomes of the device when this process dies. none: it\n"
 	  "goes (default); reissue: requests in flight are given to\n"
@@ -292,14 +316,30 @@ static int take_help(const char *text, struct server_options *options)
 	exit(EXIT_OK);
 }
 
-static unsigned default_queues(void)
+static unsigned default_queues(const cpu_set_t *cpus)
 {
-	cpu_set_t cpus;
-	unsigned count = 1;
+	unsigned count = (unsigned)CPU_COUNT(cpus);
 
-	if (!sched_getaffinity(0, sizeof(cpus), &cpus))
-		count = (unsigned)CPU_COUNT(&cpus);
 	return count > DEFAULT_QUEUES ? DEFAULT_QUEUES : count;
+}
+
+/* All of those that this process may use, unless some of them were given. */
+static int settle_cpus(cpu_set_t *cpus)
+{
+	char text[CPULIST_TEXT_BYTES];
+	cpu_set_t usable, common;
+
+	if (sched_getaffinity(0, sizeof(usable), &usable)) {
+		msg_error("cannot tell which CPUs this process may use: %s", strerror(errno));
+		return -EINVAL;
+	}
+	if (!CPU_COUNT(cpus))
+		*cpus = usable;
+	CPU_AND(&common, cpus, &usable);
+	if (CPU_EQUAL(&common, cpus))
+		return 0;
+	msg_error("--cpus: this process may use only CPUs %s", cpulist_format(&usable, text));
+	return -EINVAL;
 }
 
 static int take_all(int argc, char **argv, struct server_options *options)
@@ -376,12 +416,14 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 	err = take_all(argc, argv, options);
 	if (!err)
 		err = check(options, argc - optind);
+	if (!err)
+		err = settle_cpus(&options->cpus);
 	if (err)
 		return err;
 	options->description = argv[optind];
 	if (options->recover_fd_count)
 		options->queues = options->recover_fd_count - 2;
 	else if (!options->queues)
-		options->queues = default_queues();
+		options->queues = default_queues(&options->cpus);
 	return 0;
 }

@@ -3,6 +3,7 @@
 #ifndef SERVER_OPTIONS_H
 #define SERVER_OPTIONS_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,11 +17,13 @@ struct server_options {
 	unsigned queues;
 	unsigned depth;	       /* 0: the front end's default */
 	uint32_t max_io_bytes; /* 0: the front end's default */
+	cpu_set_t cpus;	       /* that threads may run on */
 	int id;		       /* -1: any */
 	uint64_t tag;
 	bool tag_given;
 	int control_fd; /* -1: none */
 	int listen_fd;	/* -1: none */
+	bool realtime;
 	enum recovery_mode recovery;
 	int recover_id; /* -1: none */
 	int recover_fds[MAX_QUEUES + 2];

@@ -18,6 +18,12 @@ int sandbox_enter(void);
 /* For each thread that serves I/O. Returns 0 or a negative errno. */
 int sandbox_io_thread(void);
 
+/*
+ * For a thread that serves I/O: from now on it runs before all that is not real-time. Returns 0 or a
+ * negative errno; without CAP_SYS_NICE it is -EPERM.
+ */
+int sandbox_make_realtime(void);
+
 /* False where CAP_SYS_RESOURCE is missing, as in some containers; sandbox_enter() has said so. */
 bool sandbox_has_io_flushers(void);
 

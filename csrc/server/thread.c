@@ -2,20 +2,35 @@
 #include "server/thread.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "base/message.h"
 #include "server/sandbox.h"
 
 enum { STACK_BYTES = 256 << 10 /* mlock()ed as a whole */ };
 
+static int run_ahead(const struct thread *thread)
+{
+	int err = thread->realtime ? sandbox_make_realtime() : 0;
+
+	if (!err)
+		return 0;
+	msg_error("cannot run in real time (SCHED_RR): %s", strerror(-err));
+	if (err == -EPERM)
+		msg_hint("this needs CAP_SYS_NICE; or leave --realtime out");
+	return err;
+}
+
 static int thread_init(struct thread *thread)
 {
-	int err;
+	int err = -pthread_setaffinity_np(pthread_self(), sizeof(thread->cpus), &thread->cpus);
 
-	if (CPU_COUNT(&thread->cpus))
-		pthread_setaffinity_np(pthread_self(), sizeof(thread->cpus), &thread->cpus);
-	err = sandbox_io_thread();
+	if (!err)
+		err = run_ahead(thread);
+	if (!err)
+		err = sandbox_io_thread();
 	return err ? err : thread->ops->init(thread->owner);
 }
 

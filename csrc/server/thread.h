@@ -25,7 +25,8 @@ struct thread {
 	/* Set by the owner. */
 	const struct thread_ops *ops;
 	void *owner;
-	cpu_set_t cpus; /* to run on; empty: any */
+	cpu_set_t cpus; /* to run on */
+	bool realtime;	/* run before all that is not (sandbox.h) */
 	int ended_fd;	/* eventfd: written when serve() has returned, for whatever reason */
 
 	/* Of serve(), to be looked at after thread_join(). */

@@ -139,12 +139,15 @@ static int run(const struct server_options *options)
 {
 	_cleanup_close_ int signal_fd = lifetime_open_signals(options->control_fd >= 0);
 	const struct frontend_ops *ops = options->frontend ?: frontend_default();
+	struct placement placement;
 	struct engine engine;
 	struct frontend frontend = {
 		.ops = ops,
 		.engine = &engine,
+		.placement = &placement,
 		.wanted_id = options->id,
 		.tag = options->tag,
+		.realtime = options->realtime,
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
 		.recover_fds = options->recover_fds,
@@ -163,7 +166,10 @@ static int run(const struct server_options *options)
 	err = load(options->description, &engine);
 	if (err)
 		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
-	status = run_loaded(&frontend, &lifetime);
+	/* Before the sandbox, which hides what it reads. */
+	err = placement_init(&placement, &options->cpus, PLACEMENT_NODES_PATH);
+	status = err ? EXIT_FAILED : run_loaded(&frontend, &lifetime);
+	placement_deinit(&placement);
 	engine_close(&engine);
 	return status;
 }

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "server/engine.h"
+#include "server/placement.h"
 
 struct frontend_ops;
 
@@ -27,8 +28,10 @@ struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
 	struct engine *engine;
-	int wanted_id; /* of the device, where there are numbers; -1: any */
-	uint64_t tag;  /* by which `gc` recognises what was made */
+	struct placement *placement; /* of the threads to come */
+	bool realtime;		     /* threads run before all that is not */
+	int wanted_id;		     /* of the device, where there are numbers; -1: any */
+	uint64_t tag;		     /* by which `gc` recognises what was made */
 	enum recovery_mode recovery;
 	int recover_id; /* the device to take over; -1: a new one is made */
 

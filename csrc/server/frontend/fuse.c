@@ -35,11 +35,12 @@ static const char fuse_device[] = "/dev/fuse";
 struct fuse {
 	struct fuse_export export;
 	struct fuse_session *session;
+	struct fuse_crew crew;
 	struct fuse_queue *queues;
 	enum recovery_mode recovery; /* not RECOVERY_AUTO once it serves */
 	unsigned opened;	     /* queues that have a descriptor */
 	unsigned serving;	     /* queues that were started and not yet stopped */
-	bool stopping;		     /* atomic */
+	enum fuse_phase phase;	     /* atomic */
 	int connection_fd;	     /* until the session has it */
 	int place_fd; /* O_PATH, keeps the mount: its root, after a takeover the file */
 	int ended_fd;
@@ -154,6 +155,8 @@ static int fuse_open(struct frontend *frontend)
 	fuse->connection_fd = -1;
 	fuse->place_fd = -1;
 	frontend->private = fuse;
+	fuse->crew.leader = FUSE_NO_LEADER;
+	sem_init(&fuse->crew.calls, 0, 0);
 	fuse->export.introduced_fd = -1;
 	fuse->ended_fd = eventfd(0, EFD_CLOEXEC);
 	if (fuse->ended_fd < 0)
@@ -251,14 +254,20 @@ static int start_queues(struct frontend *frontend)
 
 	for (unsigned i = 0; i < frontend->queues; i++) {
 		struct fuse_queue *queue = &fuse->queues[i];
-		int err;
+		/* What a CPU submits, any thread may receive. */
+		int err =
+			placement_choose(frontend->placement, &(cpu_set_t){}, &queue->thread.cpus);
 
-		queue->index = i;
+		if (err)
+			return err;
+		queue->index = (int)i;
 		queue->depth = frontend->depth;
 		queue->buffer_bytes = frontend->max_io_bytes;
 		queue->thread.ended_fd = fuse->ended_fd;
-		queue->stopping = &fuse->stopping;
+		queue->thread.realtime = frontend->realtime;
+		queue->phase = &fuse->phase;
 		queue->session = fuse->session;
+		queue->crew = &fuse->crew;
 		queue->worker = &frontend->engine->workers[i];
 		err = fuse_queue_start(queue);
 		if (err) {
@@ -320,7 +329,7 @@ static int fuse_stop(struct frontend *frontend)
 {
 	struct fuse *fuse = frontend->private;
 
-	__atomic_store_n(&fuse->stopping, true, __ATOMIC_RELEASE);
+	__atomic_store_n(&fuse->phase, FUSE_DRAIN, __ATOMIC_RELEASE);
 	/* The mount goes now, unless somebody still has the file open. */
 	if (fuse->place_fd >= 0)
 		close(fuse->place_fd);
@@ -392,6 +401,23 @@ static bool fuse_in_use(const struct frontend *frontend)
 	return __atomic_load_n(&fuse->export.opened, __ATOMIC_RELAXED) != 0;
 }
 
+/* An owner who asks for it keeps the descriptors: the process itself cannot tell. */
+static bool fuse_outlives(const struct frontend *frontend)
+{
+	const struct fuse *fuse = frontend->private;
+
+	return fuse->recovery == RECOVERY_REISSUE;
+}
+
+static void fuse_hand_over(struct frontend *frontend)
+{
+	struct fuse *fuse = frontend->private;
+
+	__atomic_store_n(&fuse->phase, FUSE_LEAVE, __ATOMIC_RELEASE);
+	while (fuse->serving)
+		fuse_queue_stop(&fuse->queues[--fuse->serving]);
+}
+
 static int fuse_ended_fd(const struct frontend *frontend)
 {
 	const struct fuse *fuse = frontend->private;
@@ -416,6 +442,7 @@ static void fuse_close(struct frontend *frontend)
 		close(fuse->ended_fd);
 	if (fuse->export.introduced_fd >= 0)
 		close(fuse->export.introduced_fd);
+	sem_destroy(&fuse->crew.calls);
 	free(fuse->queues);
 	free(fuse);
 	frontend->private = NULL;
@@ -432,5 +459,7 @@ const struct frontend_ops fuse_frontend = {
 	.ended_fd = fuse_ended_fd,
 	.in_use = fuse_in_use,
 	.stop = fuse_stop,
+	.outlives = fuse_outlives,
+	.hand_over = fuse_hand_over,
 	.close = fuse_close,
 };

@@ -12,7 +12,11 @@
 
 #include "base/size.h"
 
-enum { STOP_RETRY_MS = 10 };
+enum {
+	STOP_RETRY_MS = 10,
+	/* As often, a thread looks whether it needs help: a look costs what a small read does. */
+	LOOK_BYTES = 64 << 10,
+};
 
 /* The queue of the calling thread: libfuse passes no context of a thread through. */
 static __thread struct fuse_queue *own_queue;
@@ -79,6 +83,30 @@ static int check_range(const struct fuse_queue *queue, enum io_op op, uint64_t o
 	return 0;
 }
 
+static void call_for_help(struct fuse_crew *crew)
+{
+	unsigned resting = __atomic_load_n(&crew->resting, __ATOMIC_SEQ_CST);
+
+	while (resting && !__atomic_compare_exchange_n(&crew->resting, &resting, resting - 1, false,
+						       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+		;
+	if (resting)
+		sem_post(&crew->calls);
+}
+
+/* Before a request is served: others may be waiting behind it. */
+static void look_for_more(struct fuse_queue *queue, size_t bytes)
+{
+	struct pollfd connection = { .fd = queue->device_fd, .events = POLLIN };
+
+	queue->unseen += bytes;
+	if (queue->unseen < LOOK_BYTES || !__atomic_load_n(&queue->crew->resting, __ATOMIC_RELAXED))
+		return;
+	queue->unseen = 0;
+	if (poll(&connection, 1, 0) > 0 && connection.revents & POLLIN)
+		call_for_help(queue->crew);
+}
+
 void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_t length,
 		       const void *data, bool flag)
 {
@@ -91,6 +119,7 @@ void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_
 		fuse_reply_err(request, -err);
 		return;
 	}
+	look_for_more(queue, length);
 	queue->free_tags = tag->next_free;
 	queue->running++;
 	tag->request = request;
@@ -217,12 +246,18 @@ static int settle(struct fuse_queue *queue)
 	return 0;
 }
 
-/* Waits until the ring or, if there is a tag for it, the connection has something. */
+static enum fuse_phase phase_of(const struct fuse_queue *queue)
+{
+	return __atomic_load_n(queue->phase, __ATOMIC_ACQUIRE);
+}
+
+/* Waits until the ring or, if it may be taken, the connection has something. */
 static int wait_for_either(struct fuse_queue *queue)
 {
+	bool may_take = queue->free_tags && phase_of(queue) != FUSE_LEAVE;
 	struct pollfd fds[] = {
 		{ .fd = queue->ring.ring_fd, .events = POLLIN },
-		{ .fd = queue->free_tags ? queue->device_fd : -1, .events = POLLIN },
+		{ .fd = may_take ? queue->device_fd : -1, .events = POLLIN },
 	};
 
 	if (poll(fds, 2, -1) < 0)
@@ -232,34 +267,108 @@ static int wait_for_either(struct fuse_queue *queue)
 }
 
 /*
- * While nothing runs, the thread waits in read(2), which is the cheapest way; otherwise it must not,
- * as another thread may take the request that poll(2) has announced.
+ * For a thread that has nothing to do. The first time, it is only entered as resting: a request that
+ * came before, and whose receiver saw nobody to call, is still to be looked for.
  */
+static void rest(struct fuse_queue *queue)
+{
+	if (!queue->resting) {
+		queue->resting = true;
+		__atomic_add_fetch(&queue->crew->resting, 1, __ATOMIC_SEQ_CST);
+		return;
+	}
+	while (sem_wait(&queue->crew->calls) && phase_of(queue) == FUSE_SERVE)
+		;
+	queue->resting = false;
+}
+
+/* It has found something to do before it was asleep. */
+static void end_rest(struct fuse_queue *queue)
+{
+	struct fuse_crew *crew = queue->crew;
+	unsigned resting = __atomic_load_n(&crew->resting, __ATOMIC_SEQ_CST);
+
+	queue->resting = false;
+	while (resting && !__atomic_compare_exchange_n(&crew->resting, &resting, resting - 1, false,
+						       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+		;
+	/* All have been called: one of these calls was for this thread. */
+	while (!resting && sem_wait(&crew->calls) && phase_of(queue) == FUSE_SERVE)
+		;
+}
+
+/* Whether this thread is the leader, or is now. */
+static bool lead(struct fuse_queue *queue)
+{
+	int leader = __atomic_load_n(&queue->crew->leader, __ATOMIC_SEQ_CST);
+
+	if (leader == FUSE_NO_LEADER &&
+	    __atomic_compare_exchange_n(&queue->crew->leader, &leader, queue->index, false,
+					__ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+		leader = queue->index;
+	return leader == queue->index;
+}
+
+/* It can take no more, so another one has to wait for requests. */
+static void step_down(struct fuse_queue *queue)
+{
+	int leader = queue->index;
+
+	if (__atomic_compare_exchange_n(&queue->crew->leader, &leader, FUSE_NO_LEADER, false,
+					__ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+		call_for_help(queue->crew);
+}
+
+/*
+ * Receive one request and serve it. The leader waits for it in read(2), which is the cheapest way, as
+ * long as nothing runs; otherwise a thread must not wait, as another one may take the request that
+ * poll(2) has announced. Returns false, with the end of the thread in `error`, when it is over.
+ */
+static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
+{
+	bool leads = phase == FUSE_SERVE && lead(queue);
+	int err = set_blocking(queue, leads && !queue->running);
+
+	if (leads && queue->resting)
+		end_rest(queue);
+	if (!err)
+		err = fuse_session_receive_buf(queue->session, &queue->received);
+	if (err > 0) {
+		if (queue->resting)
+			end_rest(queue);
+		fuse_session_process_buf(queue->session, &queue->received);
+		worker_end_round(queue->worker);
+		return true;
+	}
+	if (err == -EINTR)
+		return true;
+	*error = err == -EAGAIN ? 0 : (err ?: -ENOTCONN); /* 0: the kernel has ended it */
+	if (err != -EAGAIN)
+		return false;
+	if (phase == FUSE_SERVE && !leads && !queue->running)
+		rest(queue);
+	return phase == FUSE_SERVE || queue->running;
+}
+
 static int queue_serve(void *owner)
 {
 	struct fuse_queue *queue = owner;
 
 	for (;;) {
-		bool stopping = __atomic_load_n(queue->stopping, __ATOMIC_ACQUIRE);
+		enum fuse_phase phase = phase_of(queue);
 		int err = settle(queue);
 
-		if (!err && queue->running)
+		if (!err && queue->running) {
+			if (!queue->free_tags)
+				step_down(queue);
 			err = wait_for_either(queue);
-		if (!err)
-			err = set_blocking(queue, !queue->running && !stopping);
-		if (err)
-			return err;
-		if (!queue->free_tags)
-			continue;
-		err = fuse_session_receive_buf(queue->session, &queue->received);
-		if (err > 0) {
-			fuse_session_process_buf(queue->session, &queue->received);
-			worker_end_round(queue->worker);
-		} else if (err == -EAGAIN && stopping && !queue->running) {
-			return 0;
-		} else if (err != -EAGAIN && err != -EINTR) {
-			return err ? err : -ENOTCONN; /* the kernel has ended the connection */
 		}
+		if (err || (phase == FUSE_LEAVE && !queue->running))
+			return err;
+		if (phase == FUSE_LEAVE || !queue->free_tags)
+			continue;
+		if (!receive(queue, phase, &err))
+			return err;
 	}
 }
 

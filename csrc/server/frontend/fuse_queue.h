@@ -8,13 +8,14 @@
 
 #include <fuse_lowlevel.h>
 #include <liburing.h>
+#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "server/engine.h"
 #include "server/thread.h"
 
-/* Ends what a thread waits for in read(2), as it must look at `stopping`. */
+/* Ends what a thread waits for, as it must look at `phase`. */
 #define FUSE_QUEUE_SIGNAL SIGUSR1
 
 struct fuse_queue;
@@ -27,15 +28,35 @@ struct fuse_tag {
 	uint8_t *buffer;
 };
 
+enum fuse_phase {
+	FUSE_SERVE,
+	FUSE_DRAIN, /* answer what there is, then end */
+	FUSE_LEAVE, /* answer what has been taken, then end */
+};
+
+/*
+ * One thread, the leader, waits for requests; the others rest until there are more than those at work
+ * can take. NB: were all to wait in read(2), the kernel would wake them in turn: with one request at
+ * a time, each would find its thread on a CPU where something else has begun to run.
+ */
+struct fuse_crew {
+	int leader;	  /* atomic: index of its queue; FUSE_NO_LEADER: none can take any more */
+	unsigned resting; /* atomic: threads that nobody has called yet */
+	sem_t calls;	  /* posted once for each that is called */
+};
+
+enum { FUSE_NO_LEADER = -1 };
+
 struct fuse_queue {
 	/* Set by fuse.c. */
-	unsigned index;
+	int index;
 	unsigned depth;
-	uint32_t buffer_bytes; /* per tag */
-	int device_fd;	       /* a clone of the connection */
-	struct thread thread;  /* `ended_fd` */
-	const bool *stopping;  /* atomic: answer what is there, then end */
+	uint32_t buffer_bytes;	      /* per tag */
+	int device_fd;		      /* a clone of the connection */
+	struct thread thread;	      /* `ended_fd` */
+	const enum fuse_phase *phase; /* atomic */
 	struct fuse_session *session;
+	struct fuse_crew *crew;
 	struct worker *worker;
 
 	/* The thread's own. */
@@ -47,11 +68,13 @@ struct fuse_queue {
 	struct fuse_tag *free_tags;
 	uint8_t *buffers;
 	unsigned running; /* tags that are with the engine */
+	bool resting;	  /* counted in the crew, and not asleep yet */
+	size_t unseen;	  /* bytes served since it looked whether there is more to do */
 };
 
 /* Starts the thread and waits until it serves. */
 int fuse_queue_start(struct fuse_queue *queue);
-/* Ends the thread, now that `stopping` is set, and waits for it. */
+/* Ends the thread, now that `phase` says so, and waits for it. */
 void fuse_queue_stop(struct fuse_queue *queue);
 
 /* How libfuse reads from and writes to the connection: by the descriptor of the calling thread. */

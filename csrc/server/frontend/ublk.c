@@ -170,6 +170,7 @@ static int start_queues(struct frontend *frontend)
 		return -ENOMEM;
 	for (unsigned i = 0; i < ublk->info.nr_hw_queues; i++) {
 		struct ublk_queue *queue = &ublk->queues[i];
+		cpu_set_t submitters;
 		int err;
 
 		*queue = (struct ublk_queue){
@@ -179,13 +180,16 @@ static int start_queues(struct frontend *frontend)
 			.encoded = ublk->control.encoded,
 			.device_fd = ublk->device_fd,
 			.draining = &ublk->draining,
-			.thread = { .ended_fd = ublk->ended_fd },
+			.thread = { .ended_fd = ublk->ended_fd, .realtime = frontend->realtime },
 			.worker = &frontend->engine->workers[i],
 		};
 		err = ublk_get_affinity(&ublk->control, ublk->info.dev_id, (uint16_t)i,
-					&queue->thread.cpus);
+					&submitters);
 		if (err)
-			CPU_ZERO(&queue->thread.cpus);
+			CPU_ZERO(&submitters);
+		err = placement_choose(frontend->placement, &submitters, &queue->thread.cpus);
+		if (err)
+			return err;
 		err = ublk_queue_start(queue);
 		if (err) {
 			msg_error("cannot start queue %u: %s", i, strerror(-err));

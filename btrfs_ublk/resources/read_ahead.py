@@ -1,0 +1,61 @@
+"""How much of a file a mounted btrfs reads ahead of what is asked for.
+
+It is what one page fault fetches (mm/readahead.c), and what is in flight for one that
+reads a file from start to end. The file system's own setting counts, that of the block
+device below plays no part; btrfs begins with 4 MiB (fs/btrfs/disk-io.c).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.resources.btrfs import filesystem_uuid
+from btrfs_ublk.units import BLOCK_BYTES, GIB, format_size
+
+_MAX_BYTES = GIB
+
+
+def check_read_ahead(read_ahead_bytes: int) -> None:
+    """Raise UsageError for a size that cannot be set: not a multiple of the block size,
+    or out of range. 0 is none: each page is read by itself.
+    """
+    if read_ahead_bytes % BLOCK_BYTES or not 0 <= read_ahead_bytes <= _MAX_BYTES:
+        raise UsageError(
+            f"read-ahead of {read_ahead_bytes} bytes is not a multiple of "
+            f"{BLOCK_BYTES} from 0 to {format_size(_MAX_BYTES)}"
+        )
+
+
+def get_read_ahead(target: Path) -> int:
+    """Bytes, of the btrfs that holds ``target``. Raises BtrfsUblkError."""
+    path = _attribute(target)
+    try:
+        return int(path.read_text()) << 10
+    except (OSError, ValueError) as error:
+        raise BtrfsUblkError(f"cannot read {path}: {error}") from error
+
+
+def set_read_ahead(target: Path, read_ahead_bytes: int) -> None:
+    """For the btrfs that holds ``target``, until it is unmounted.
+
+    Raises UsageError (see check_read_ahead()), and BtrfsUblkError when the kernel
+    refuses or ignores it.
+    """
+    check_read_ahead(read_ahead_bytes)
+    path = _attribute(target)
+    try:
+        path.write_text(str(read_ahead_bytes >> 10))
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot write {path}: {error.strerror}",
+            hint="a container may have /sys read-only; leave read-ahead as it is there",
+        ) from error
+    found = get_read_ahead(target)
+    if found != read_ahead_bytes:
+        raise BtrfsUblkError(f"{path} is {found >> 10}, not {read_ahead_bytes >> 10}")
+
+
+def _attribute(target: Path) -> Path:
+    # NB: a seed's fsid is gone from there once it has sprouted.
+    return Path("/sys/fs/btrfs", str(filesystem_uuid(target)), "bdi/read_ahead_kb")
