@@ -31,6 +31,7 @@ from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import FileSegment, PatternSegment, Segment, fill
 from btrfs_ublk.server.front_ends import FrontEndName
+from btrfs_ublk.server.stats import ServerStats
 from btrfs_ublk.sprout import MIN_WRITABLE_BYTES, Sprout
 from btrfs_ublk.units import BLOCK_BYTES, EIB, MIB, format_size, parse_block_size
 from btrfs_ublk.volume import Volume, volume
@@ -355,7 +356,7 @@ def _overwrite(steps: Steps, made: Volume, clone: Clone) -> None:
 
 def _costs(made: Volume) -> Table:
     _sync(made)
-    stats = made.server.stats()
+    stats = ServerStats.parse(made.server.stats())
     table = Table(
         title="\nWhat it cost", title_justify="left", box=None, pad_edge=False
     )
@@ -368,14 +369,15 @@ def _costs(made: Volume) -> Table:
     table.add_row("on disk: seed", format_size(_allocated_bytes(made.seed.path)))
     table.add_row("on disk: sprout", format_size(_allocated_bytes(writable)))
     table.add_row("server's memory", format_size(_resident_bytes(made.server.pid)))
-    for kind, counts in stats["kinds"].items():
-        if counts["reads"]:
+    for name, kind in stats.kinds.items():
+        if kind.reads:
+            p99_ms = kind.latency.reads.percentile_ns(99) / 1e6
             table.add_row(
-                f"read from {kind} segments",
-                format_size(counts["read_bytes"]),
-                f"in {counts['reads']} requests",
+                f"read from {name} segments",
+                format_size(kind.read_bytes),
+                f"in {kind.reads} requests, p99 {p99_ms:.3f} ms",
             )
-    table.add_row("read errors", str(stats["errors"]))
+    table.add_row("read errors", str(stats.errors))
     return table
 
 
