@@ -367,6 +367,16 @@ class TestResults:
             (QUICK, 1, "line 1 is of another matrix: its matrix is 'small'"),
             (SMALL, 2, "its seed is 1, not 2"),
             (
+                SMALL.with_options(front_end="ublk"),
+                1,
+                "its front_end is 'fuse', not 'ublk'",
+            ),
+            (
+                SMALL.with_options(front_end="fuse", runtime_s=9.0),
+                1,
+                "its fio.runtime is 2, not 9",
+            ),
+            (
                 Matrix("small", QUICK.configurations[:3], 2, 6),
                 1,
                 "its fingerprint is",
@@ -453,6 +463,46 @@ class TestCommand:
         done = CliRunner().invoke(command, [*words, "--print-script"])
         assert done.exit_code != 0
         assert message in done.output + str(done.exception)
+
+    @pytest.mark.parametrize("terminal", [False, True])
+    @pytest.mark.parametrize(
+        ("status", "exit_code"), [("ok", 0), ("rejected", 1), ("void", 1)]
+    )
+    def test_what_it_says(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        terminal: bool,
+        status: str,
+        exit_code: int,
+    ) -> None:
+        module = "btrfs_ublk.bench.commands.matrix"
+
+        class Fuse:
+            name = "fuse"
+
+        def run(configuration: Configuration, *, environment: Any, **_: object) -> Row:
+            iops = None if status == "void" else 1234.0
+            row = full_row(configuration, iops=iops, status=status)
+            return row | {"environment": environment_id(environment)}
+
+        monkeypatch.setattr(f"{module}.choose_front_end", lambda name: Fuse)
+        monkeypatch.setattr(f"{module}.collect", lambda: None)
+        monkeypatch.setattr(f"{module}.run_configuration", run)
+        monkeypatch.setattr(Fio, "probe", lambda self: None)
+        monkeypatch.setenv("TERM", "xterm")
+        if terminal:
+            monkeypatch.setenv("FORCE_COLOR", "1")
+        words = ["--matrix=quick", "--max-repeats=3", "--filter=fio.jobs=1"]
+        path = tmp_path / "r"
+        words += ["-o", str(path)]
+        done = CliRunner().invoke(command, words, standalone_mode=False)
+        assert done.return_value == exit_code, done.output
+        assert done.stdout == "" and f"12 runs: 12 {status}" in done.stderr
+        what = "1,234 IOPS" if status == "ok" else f"{status}: because"
+        assert f"1 jobs, 2 queues: {what}" in done.stderr
+        assert "12 of 12, block 3" in done.stderr and "0 s left" in done.stderr
+        assert len(runs_in(path)) == 12
 
     @pytest.mark.native
     def test_no_fio_is_an_error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from btrfs_ublk.bench.commands.summarize import command
 from btrfs_ublk.bench.config import Configuration
+from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.matrices import MATRICES
 from btrfs_ublk.bench.summarize import (
     COMPARISONS,
@@ -219,14 +221,15 @@ class TestParsing:
             original_rows()[0],
         ]
         text = "\n".join(map(json.dumps, lines)) + "\n\n"
-        found, torn = parse_rows(text)
-        assert not torn
-        assert [each["total_iops"] for each in found[:2]] == [3.0, 2.0]
-        assert len(found) == 3
+        found = parse_rows(text)
+        assert [each["total_iops"] for each in found.rows[:2]] == [3.0, 2.0]
+        assert len(found.rows) == 3 and set(found.environments) == {"e"}
+        assert not found.torn
 
     def test_a_torn_line_is_left_out(self) -> None:
         text = json.dumps(row()) + "\n" + json.dumps(row())[:-5]
-        assert parse_rows(text) == ([row()], True)
+        found = parse_rows(text)
+        assert (found.rows, found.torn) == ([row()], True)
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -254,7 +257,7 @@ class TestCommand:
         assert done.exit_code == 0, done.output
         for comparison in COMPARISONS:
             assert comparison.title in done.stdout
-        assert "Runs: 384 ok" in done.stdout
+        assert "front end -, source -; runs: 384 ok" in done.stdout
         # 1000 x 1.5 x 4 x 1.25, and its median and the interval beside it.
         (line,) = [
             line
@@ -276,6 +279,12 @@ class TestCommand:
         }
         assert figure["p75"] == pytest.approx(7500) and len(figure["interval"]) == 2
         assert figure["best"]["fio.jobs"] == 6
+
+    def test_the_environment_is_described(self, tmp_path: Path) -> None:
+        record = {"kind": "environment", "id": "e"} | environment(tmp_path)
+        text = f"{json.dumps(record)}\n{json.dumps(row())}\n"
+        done = CliRunner().invoke(command, [], input=text)
+        assert f"Linux {platform.release()}" in done.stdout
 
     def test_single_runs_have_no_interval(self) -> None:
         text = json.dumps(row())

@@ -10,7 +10,7 @@ function, so that stored documents can be printed again, and joined:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -111,7 +111,7 @@ _GUESTS = {
 }
 
 
-def _cpu_text(record: dict[str, Any]) -> str:
+def _cpu_text(record: Mapping[str, Any]) -> str:
     """ "emulated VM, QEMU TCG CPU without erms, fsrm" """
     words = [record["cpu"]]
     guest = record.get("guest")
@@ -122,7 +122,8 @@ def _cpu_text(record: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _environment_lines(record: dict[str, Any]) -> Iterable[str]:
+def environment_lines(record: Mapping[str, Any]) -> Iterable[str]:
+    """An environment() in a few lines."""
     load = " ".join(f"{value:.2f}" for value in record["load"])
     yield f"Linux {record['kernel']} {record['architecture']}, {_cpu_text(record)}"
     yield (
@@ -156,7 +157,7 @@ def print_table(console: Console, table: Table) -> None:
 def show(document: Document, console: Console | None = None) -> None:
     """Print the environment and all tables."""
     console = console or Console(highlight=False, width=CONSOLE_WIDTH)
-    for line in _environment_lines(document["environment"]):
+    for line in environment_lines(document["environment"]):
         console.print(escape(line))
     for table in tables_of(document):
         print_table(console, table)

@@ -24,6 +24,8 @@ from btrfs_ublk.bench.run import OK, Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.log import log
 
+#: What all configurations of a matrix have in common, and options change.
+_TOLD = ("front_end", "source", "fio.runtime")
 _KINDS = ("matrix", "environment", "run")
 
 
@@ -111,11 +113,14 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _header(matrix: Matrix, seed: int) -> dict[str, Any]:
+    first = matrix.configurations[0].to_dict()
     return {
         "kind": "matrix",
         "version": FORMAT_VERSION,
         "matrix": matrix.name,
         "seed": seed,
+        # The fingerprint tells of these as well, but not in words.
+        **{key: first[key] for key in _TOLD},
         "fingerprint": matrix.fingerprint(),
         "configurations": len(matrix.configurations),
     }
@@ -124,7 +129,7 @@ def _header(matrix: Matrix, seed: int) -> dict[str, Any]:
 def _check_header(
     found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
 ) -> None:
-    for name in ("version", "matrix", "seed", "fingerprint"):
+    for name in ("version", "matrix", "seed", *_TOLD, "fingerprint"):
         if found.get(name) != wanted[name]:
             raise UsageError(
                 f"{where} is of another matrix: its {name} is {found.get(name)!r}, "

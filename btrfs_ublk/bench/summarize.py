@@ -138,14 +138,25 @@ class Part:
         }
 
 
-def parse_rows(text: str) -> tuple[list[Row], bool]:
+@dataclass(frozen=True)
+class Parsed:
+    """What a file of results has: runs, environments by their ids, and whether the last
+    line was torn, and so left out.
+    """
+
+    rows: Sequence[Row]
+    environments: Mapping[str, Row]
+    torn: bool
+
+
+def parse_rows(text: str) -> Parsed:
     """The runs in JSON lines: those of a file of results, and bare ones, which have the
     nine keys, total_iops and job_iops. Of lines with the same key the last counts.
 
-    Also whether the last line was torn, and so left out. Raises UsageError, naming the
-    line, for anything else, and when there is no run.
+    Raises UsageError, naming the line, for anything else, and when there is no run.
     """
     rows: dict[object, Row] = {}
+    environments: dict[str, Row] = {}
     lines = text.split("\n")
     torn = False
     for place, line in enumerate(lines, start=1):
@@ -160,6 +171,8 @@ def parse_rows(text: str) -> tuple[list[Row], bool]:
                 continue
             raise UsageError(f"line {place} is no JSON: {line[:80]!r}") from error
         if isinstance(row, dict) and row.get("kind") in ("matrix", "environment"):
+            if row["kind"] == "environment":
+                environments[str(row.get("id"))] = row
             continue
         _check_row(row, place)
         rows[row.get("key", place)] = row
@@ -167,7 +180,7 @@ def parse_rows(text: str) -> tuple[list[Row], bool]:
         raise UsageError(
             "there is no run to summarise", hint="give a file of results on stdin"
         )
-    return list(rows.values()), torn
+    return Parsed(list(rows.values()), environments, torn)
 
 
 def _check_row(row: object, place: int) -> None:

@@ -93,7 +93,7 @@ def command(
     once, in random order. Every run is a JSON line in the file of results, and on disk
     before the next begins. Interrupted or killed, the same command goes on.
 
-    full: the 96 configurations, 10 to 30 times 10 s each: a day. quick: 17, 3 times 2 s
+    full: the 96 configurations, 10 to 30 times 10 s each: hours. quick: 17, 3 times 2 s
     each: minutes. Exit status 1: a run failed or was void, or none was good.
     """
     matrix = MATRICES[name].with_options(
@@ -197,7 +197,7 @@ def _show(matrix: Matrix, steps: Iterable[Progress]) -> None:
         TextColumn("{task.fields[left]}"),
         console=console,
     ) as bar:
-        task = bar.add_task(f"matrix {matrix.name}", left="")
+        task = bar.add_task(f"matrix {matrix.name}", total=None, left="")
         for step in steps:
             left = "" if step.left_s is None else f"{duration(step.left_s)} left"
             bar.update(task, completed=step.done, total=step.planned, left=left)

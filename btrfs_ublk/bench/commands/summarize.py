@@ -7,9 +7,14 @@ from typing import IO
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import CONSOLE_WIDTH, print_table
+from btrfs_ublk.bench.report import (
+    CONSOLE_WIDTH,
+    environment_lines,
+    print_table,
+)
 from btrfs_ublk.bench.summarize import parse_rows, summarize, tables
 
 
@@ -22,19 +27,23 @@ def command(file: IO[str], as_json: bool) -> None:
     Besides what `bench matrix` and `bench run` write, it takes lines that have nothing
     but the nine keys, total_iops and job_iops.
     """
-    rows, torn = parse_rows(file.read())
-    if torn:
+    parsed = parse_rows(file.read())
+    if parsed.torn:
         click.echo("the last line has no end; it is left out", err=True)
-    parts = summarize(rows)
+    parts = summarize(parsed.rows)
     if as_json:
         click.echo(json.dumps({"version": 1, "parts": [p.to_dict() for p in parts]}))
         return
     console = Console(highlight=False, width=CONSOLE_WIDTH)
     for part in parts:
         counts = ", ".join(f"{count} {name}" for name, count in part.statuses.items())
+        console.print(f"[bold]Environment {escape(part.environment)}[/bold]")
+        if part.environment in parsed.environments:
+            for line in environment_lines(parsed.environments[part.environment]):
+                console.print(escape(line))
         console.print(
-            f"Runs: {counts}; environment {part.environment}, front end "
-            f"{part.front_end}, source {part.source}"
+            f"front end {part.front_end}, source {part.source}; runs: {counts}",
+            markup=False,
         )
         for table in tables(part):
             print_table(console, table)
