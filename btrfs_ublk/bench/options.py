@@ -83,10 +83,13 @@ parent_option = click.option(
 )
 
 
-def common_options(repeats: int) -> Callable[[_Function], _Function]:
-    """--repeats, --parent, --patience and --json."""
+def common_options(repeats: int | None = None) -> Callable[[_Function], _Function]:
+    """--repeats, unless there is no default of it; --parent, --patience and --json."""
+    turns = click.option(
+        "--repeats", type=COUNT, default=repeats, help="Turns of each."
+    )
     added = [
-        click.option("--repeats", type=COUNT, default=repeats, help="Turns of each."),
+        *([] if repeats is None else [turns]),
         parent_option,
         click.option(
             "--patience",

@@ -1,0 +1,1 @@
+"""One suite per module, in ``SUITE``; see ``btrfs_ublk.bench.suite``."""

@@ -1,0 +1,273 @@
+"""Comparing peers: order, ratios, bars; and real ones in turn."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from conftest import Need
+
+from btrfs_ublk.bench import report
+from btrfs_ublk.bench.commands.compare import command
+from btrfs_ublk.bench.compare import Plan, blocks, compare, ratio_of, tables
+from btrfs_ublk.bench.fio import Fio
+from btrfs_ublk.bench.measure import measure
+from btrfs_ublk.bench.peer import Subject, all_peers, find_peers
+from btrfs_ublk.bench.report import Document
+from btrfs_ublk.bench.stamps import STAMPS, write_content
+from btrfs_ublk.bench.suite import Bar, Comparison, find_suite, suite_names
+from btrfs_ublk.bench.workloads import parse_workload
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.server import ZeroSegment
+from btrfs_ublk.units import KIB, MIB
+
+SIZE = 16 * MIB
+PLAN = Plan(turns=20, runtime_s=0.5, size_bytes=SIZE, queues=None, depth=None, seed=1)
+
+
+class TestWorkloads:
+    def test_names(self) -> None:
+        workload = parse_workload("randread-uring-d64-j2")
+        assert (workload.engine, workload.depth, workload.jobs) == ("io_uring", 64, 2)
+        assert workload.name == "randread-uring-d64-j2" and not workload.is_mapped
+        assert parse_workload("seqread-1m").block_bytes == MIB
+        mapped = parse_workload("randread-mmap-j3")
+        assert (mapped.jobs, mapped.block_bytes) == (3, 4 * KIB) and mapped.is_mapped
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("", "randread", "randread-psync-d4", "randread-uring-d0", "write-psync"),
+            *("randread-psync-j0", "randread-psync-j999", "randread-psync-x"),
+        ],
+    )
+    def test_what_means_nothing_is_refused(self, name: str) -> None:
+        with pytest.raises(UsageError):
+            parse_workload(name)
+
+    def test_what_fio_is_told(self, tmp_path: Path) -> None:
+        def argv(name: str) -> str:
+            words = parse_workload(name).argv(
+                tmp_path / "x",
+                size_bytes=SIZE,
+                direct=True,
+                ramp_s=0.25,
+                runtime_s=1.5,
+                output=tmp_path / "out",
+            )
+            return " ".join(map(str, words))
+
+        text = argv("randread-uring-d8-j2")
+        for word in (
+            *("--direct=1", "--iodepth=8", "--numjobs=2", "--bs=4096", "--readonly"),
+            *("--rw=randread", "--ramp_time=250ms", "--runtime=1500ms"),
+        ):
+            assert word in text.split()
+        assert "--direct=0" in argv("randread-mmap") and "--rw=read " in argv(
+            "seqread-1m"
+        )
+
+
+class TestOrder:
+    WORKLOADS = [parse_workload("randread-psync"), parse_workload("seqread-1m")]
+
+    def test_each_block_has_every_peer_once(self) -> None:
+        order = list(blocks(["a", "b", "c"], self.WORKLOADS, PLAN))
+        assert len(order) == 20 * 2 * 3
+        seen = set()
+        for start in range(0, len(order), 3):
+            block = order[start : start + 3]
+            assert len({(turn, workload) for turn, workload, _ in block}) == 1
+            names = tuple(name for *_, name in block)
+            assert sorted(names) == ["a", "b", "c"]
+            seen.add(names)
+        assert len(seen) == 6
+
+    def test_the_seed_decides(self) -> None:
+        again = list(blocks("abc", self.WORKLOADS, PLAN))
+        assert again == list(blocks("abc", self.WORKLOADS, PLAN))
+        other = Plan(20, 0.5, SIZE, None, None, seed=2)
+        assert again != list(blocks("abc", self.WORKLOADS, other))
+
+
+def row(peer: str, turn: int, iops: float, **more: Any) -> dict[str, Any]:
+    numbers = {"p50_us": 5.0, "p99_us": 50.0, "fio_us": 4.0, "server_us": 2.0}
+    numbers |= {"kernel_us": 1.0, "cpu_us": 7.0, "cores": 0.5, "other_cores": 0.1}
+    return {
+        **{"comparison": "all", "run": "1", "peer": peer, "turn": turn, "status": "ok"},
+        **{"workload": "randread-psync", "iops": iops},
+        **numbers,
+        **more,
+    }
+
+
+def document(results: Sequence[dict[str, Any]], bars: Sequence[Bar] = ()) -> Document:
+    comparison = Comparison("all", ["a", "b", "c"], ["randread-psync"], bars)
+    parameters = {"comparisons": [comparison.to_dict()]}
+    return {"parameters": parameters, "results": list(results)}
+
+
+class TestTables:
+    def test_ratios_are_those_of_the_same_turns(self) -> None:
+        """A turn in which all was slow says as much as one in which nothing was."""
+        a = [row("a", 1, 100), row("a", 2, 10), row("a", 3, 50)]
+        b = [row("b", 1, 50), row("b", 2, 5), row("b", 3, 25), row("b", 4, 999)]
+        assert ratio_of(b, a, "iops") == pytest.approx((0.5, 0.5, 0.5))
+        elsewhere = [result | {"run": "2"} for result in b]
+        assert ratio_of(elsewhere, a, "iops")[0] != ratio_of(elsewhere, a, "iops")[0]
+
+    def test_the_first_peer_is_what_others_are_held_against(self) -> None:
+        results = [row("b", 1, 50), row("a", 1, 100), row("b", 2, 50), row("a", 2, 100)]
+        (table,) = tables(document(results))
+        assert [cells[0] for cells in table.rows] == ["a", "b"]
+        shown = [dict(zip(table.columns, cells)) for cells in table.rows]
+        assert [cells["ratio"] for cells in shown] == ["1.00", "0.50"]
+        assert [cells["95 %"] for cells in shown] == ["-", "0.50 - 0.50"]
+        assert shown[1]["IOPS"] == "50" and shown[1]["server us"] == "2.0"
+
+    def test_bars(self) -> None:
+        bars = [
+            Bar("b", "randread-psync", 1.1),
+            Bar("b", "randread-psync", 1.3),
+            Bar("b", "randread-psync", 2.0, of="per_core"),
+            Bar("c", "randread-psync", 1.0),
+        ]
+        results = [row("a", 1, 100), row("b", 1, 120, cpu_us=3.5)]
+        *_, table = tables(document(results, bars))
+        assert [(cells[5], cells[7]) for cells in table.rows] == [
+            *(("1.20", "met"), ("1.20", "missed"), ("2.00", "met")),
+            ("-", "not measured"),
+        ]
+
+    def test_what_was_not_measured_has_its_reason(self) -> None:
+        skipped = {"comparison": "all", "peer": "c", "status": "skipped"}
+        failed = row("b", 1, 0) | {"status": "failed", "reason": "wrong\ndata"}
+        results = [row("a", 1, 100), skipped | {"reason": "no c"}, failed]
+        first, last = tables(document(results))
+        assert [cells[0] for cells in first.rows] == ["a"]
+        assert list(last.rows) == [
+            *(("c", "-", "no c"), ("b", "randread-psync", "wrong"))
+        ]
+
+    def test_without_cpu_times_there_are_dashes(self) -> None:
+        result = row("a", 1, 100)
+        for name in ("fio_us", "server_us", "kernel_us", "cpu_us", "cores"):
+            del result[name]
+        (table,) = tables(document([result]))
+        assert list(table.rows[0]).count("-") >= 5
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_suites_name_what_there_is(name: str) -> None:
+    suite = find_suite(name)
+    assert suite.description
+    for comparison in suite.comparisons:
+        find_peers(comparison.peers)
+        for workload in comparison.workloads:
+            parse_workload(workload)
+        for bar in comparison.bars:
+            assert bar.peer in comparison.peers[1:]
+            assert bar.workload in comparison.workloads
+    titles = [comparison.title for comparison in suite.comparisons]
+    assert len(set(titles)) == len(titles)
+
+
+class TestMeasure:
+    @pytest.fixture(autouse=True)
+    def _needs(self, need: Need) -> None:
+        need(Fio("psync"))
+
+    def measure(self, path: Path, subject: Subject) -> dict[str, Any]:
+        return measure(
+            subject,
+            parse_workload("randread-psync"),
+            size_bytes=SIZE,
+            runtime_s=0.5,
+            output=path / "fio.json",
+            chances=random.Random(1),
+        )
+
+    def test_plausible_figures(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        write_content(path, STAMPS, SIZE)
+        result = self.measure(tmp_path, Subject(path, STAMPS, direct=False))
+        assert 1000 < result["iops"] < 1e8
+        assert result["bytes_per_s"] == result["iops"] * 4096
+        assert 0 < result["p50_us"] <= result["p99_us"]
+        if "cpu_us" in result:  # a busy machine may be too slow to watch
+            assert 0 <= result["server_us"] == 0 < result["fio_us"] <= result["cpu_us"]
+
+    def test_wrong_data_are_an_error(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"\1" * SIZE)
+        wrong = ZeroSegment(offset=0, length=SIZE)
+        with pytest.raises(BtrfsUblkError, match="byte 0 is 01, not 00"):
+            self.measure(tmp_path, Subject(path, wrong, direct=False))
+
+
+def invoke(*words: str | Path) -> Result:
+    return CliRunner().invoke(command, list(map(str, words)))
+
+
+@pytest.mark.native
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def _needs(self, need: Need) -> None:
+        need(Fio("psync"))
+
+    def test_peers_in_turn(self, sparse_path: Path, tmp_path: Path) -> None:
+        done = invoke(
+            *("loop", "null_blk", "fuse", "--workload", "randread-psync"),
+            *("--turns=2", "--runtime=0.5", "--size=16M", "--json"),
+            *("--parent", sparse_path),
+        )
+        assert done.exit_code == 0, (done.output, done.exception)
+        document = json.loads(done.stdout)
+        statuses = {(x["peer"], x["status"]) for x in document["results"]}
+        assert ("loop", "ok") in statuses and ("fuse", "ok") in statuses
+        assert document["environment"]["cpu_flags"]
+        path = tmp_path / "document.json"
+        path.write_text(done.stdout)
+        again = CliRunner().invoke(report.command, [str(path)])
+        assert again.exit_code == 0 and "Ratio: to loop" in again.stdout
+
+    def test_one_with_wrong_data_is_left_out(self, sparse_path: Path) -> None:
+        comparison = Comparison("x", ["tmpfs", "loop"], ["randread-psync"])
+        plan = Plan(3, 0.5, SIZE, None, None, seed=1)
+        results = compare(comparison, plan, parent=sparse_path)
+        assert next(results)["status"] == "ok"
+        (source,) = sparse_path.glob("*/source")
+        source.write_bytes(bytes(SIZE))
+        rest = list(results)
+        (failed,) = [x for x in rest if x["status"] == "failed"]
+        assert failed["peer"] == "tmpfs" and "wrong data" in failed["reason"]
+        others = [x for x in rest if x is not failed]
+        assert {(x["peer"], x["status"]) for x in others} <= {("loop", "ok")}
+        assert len(others) >= 2
+
+    def test_list(self) -> None:
+        done = invoke("--list")
+        assert done.exit_code == 0
+        for name in [*all_peers(), *suite_names()]:
+            assert name in done.stdout
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            [],
+            ["loop", "--suite", "server"],
+            ["lop"],
+            ["--suite", "serve"],
+            ["loop", "--workload", "randread-xsync"],
+            ["loop", "--turns", "0"],
+        ],
+    )
+    def test_wrong_usage(self, words: list[str]) -> None:
+        done = invoke(*words)
+        error = done.exception
+        assert isinstance(error, UsageError) or done.exit_code == 2
