@@ -102,8 +102,11 @@ class FuseDeviceFrontEnd:
         return device is not None and loop.detach(device, self._spec.tag)
 
     def _keep(self, ready: Message, server: ProcessIdentity) -> None:
-        self.let_go()
         if self._spec.recovery not in ("auto", "reissue"):
+            return
+        # NB: what was taken over is ours already. Let go for a moment, it would end if
+        # the server were killed just then.
+        if self._connection is not None:
             return
         try:
             self._connection = FuseConnection.of_server(ready, server)
