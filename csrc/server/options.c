@@ -243,7 +243,7 @@ static const struct row table[] = {
 	  "listening Unix socket: root and this user may ask there too" },
 	{ "realtime", NULL, take_realtime,
 	  "threads run before all that is not real-time (SCHED_RR 1):\n"
-	  "for latency on busy machines, at some cost in throughput" },
+	  "for latency on busy machines" },
 	{ "recovery", "MODE", take_recovery,
 	  "what becomes of the device when this process dies. none: it\n"
 	  "goes (default); reissue: requests in flight are given to\n"
