@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import Need
 
-from btrfs_ublk.bench import report
+from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.compare import Plan, blocks, compare, ratio_of, tables
 from btrfs_ublk.bench.fio import Fio
@@ -22,7 +22,7 @@ from btrfs_ublk.bench.report import Document
 from btrfs_ublk.bench.stamps import STAMPS, write_content
 from btrfs_ublk.bench.suite import Bar, Comparison, find_suite, suite_names
 from btrfs_ublk.bench.workloads import parse_workload
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import KIB, MIB
 
@@ -208,6 +208,20 @@ class TestMeasure:
         wrong = ZeroSegment(offset=0, length=SIZE)
         with pytest.raises(BtrfsUblkError, match="byte 0 is 01, not 00"):
             self.measure(tmp_path, Subject(path, wrong, direct=False))
+
+
+def test_what_was_measured_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        yield row("tmpfs", 1, 100.0)
+        raise LeftoverError("a mount is left")
+
+    monkeypatch.setattr(commands.compare, "compare", interrupted)
+    done = invoke("tmpfs", "--workload=randread-psync", "--json", "--parent", tmp_path)
+    assert isinstance(done.exception, LeftoverError)
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["iops"] == 100.0
 
 
 def invoke(*words: str | Path) -> Result:

@@ -110,12 +110,16 @@ def command(
         directory=parent,
         results=[],
     )
-    for comparison in comparisons:
-        for result in compare(
-            comparison, plan, parent=parent, progress=options.progress
-        ):
-            document["results"].append(result)
-    finish(document, as_json=as_json)
+    try:
+        for comparison in comparisons:
+            for result in compare(
+                comparison, plan, parent=parent, progress=options.progress
+            ):
+                document["results"].append(result)
+    finally:
+        # What was measured counts, also when it is interrupted, or leaves something.
+        if document["results"]:
+            finish(document, as_json=as_json)
     return int(any(x["status"] == FAILED for x in document["results"]))
 
 
