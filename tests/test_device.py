@@ -268,6 +268,33 @@ def test_writes_reach_a_writable_file(serve: Serve, source: Path) -> None:
     assert source.read_bytes() == expected
 
 
+def test_what_writes_leave_in_a_buffer_is_never_read(
+    serve: Serve, source: Path
+) -> None:
+    """Reads that need no data of their own come after writes with the same buffer."""
+    description = Description(
+        3 * MIB,
+        [
+            FileSegment(offset=0, length=MIB, path=str(source), writable=True),
+            MemsetSegment(offset=MIB, length=MIB, byte=97),
+            ZeroSegment(offset=2 * MIB, length=MIB),
+        ],
+        read_only=False,
+    )
+    dice = random.Random(3)
+    with serve(description, queues=1, depth=1) as server:
+        with server.device.open("r+b", buffering=0) as file:
+            for _ in range(40):
+                length = dice.randrange(1, 9) * BLOCK_BYTES
+                for start in (0, MIB, 2 * MIB, MIB - 4 * BLOCK_BYTES):
+                    read = read_direct(server.device, start, length)
+                    wanted = description.content(start, length)
+                    assert read == wanted, (start, length)
+                file.seek(0)
+                file.write(dice.randbytes(dice.randrange(1, 9) * BLOCK_BYTES))
+                os.fsync(file.fileno())
+
+
 def test_the_server_cannot_wait_for_itself(serve: Serve) -> None:
     """A mount namespace with nothing in it, memory locked, I/O threads as flushers."""
     with serve(ZEROES, queues=2) as server:

@@ -197,6 +197,26 @@ def test_requests_match_the_model(
                 check_request(shell, model, op, block * BLOCK, blocks * BLOCK, byte)
 
 
+def test_a_buffer_that_need_not_be_filled_again_holds_what_it_should(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Reads of one byte repeated, among all that writes to the same buffer."""
+    kinds = ["memset", "file", "zero", "memset", "writable", "pattern", "zero", "zero"]
+    dice = random.Random(5)
+    description, model = build_model([(kind, 3) for kind in kinds], tmp_path, 5)
+    # A byte that two segments have in common.
+    description["segments"][3]["byte"] = description["segments"][0]["byte"]
+    model.content[9 * BLOCK : 12 * BLOCK] = model.content[: 3 * BLOCK]
+    with engine_shell(sanitized_build, description) as shell:
+        for _ in range(2000):
+            offset = dice.randrange(0, 24)
+            length = dice.randrange(1, min(8, 25 - offset))
+            op = dice.choice(["read", "read", "read", "write"])
+            check_request(
+                shell, model, op, offset * BLOCK, length * BLOCK, dice.randrange(256)
+            )
+
+
 def test_a_file_that_shrinks_gives_eio_never_zeroes(
     sanitized_build: Path, tmp_path: Path
 ) -> None:

@@ -56,6 +56,15 @@ def test_more_queues_than_cpus_are_cut_to_them() -> None:
         assert read_direct(server.device, 0, 64 * KIB) == bytes(64 * KIB)
 
 
+def test_threads_that_serve_interrupt_nobody() -> None:
+    with BlockServer(ZEROES, queues=1) as server:
+        threads = [
+            int(task.name) for task in Path(f"/proc/{server.pid}/task").iterdir()
+        ]
+        policies = [os.sched_getscheduler(thread) for thread in threads]
+        assert policies.count(os.SCHED_BATCH) == 1
+
+
 def test_the_drivers_record() -> None:
     with BlockServer(ZEROES) as server:
         (device,) = list_ublk_devices()

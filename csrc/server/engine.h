@@ -31,6 +31,12 @@ struct part {
 	uint8_t *data;
 };
 
+/* The first `length` bytes of a buffer are all `byte`; nothing is known of the rest. */
+struct uniform {
+	uint32_t length;
+	uint8_t byte;
+};
+
 struct io {
 	/* The request, set by the front end. */
 	enum io_op op;
@@ -39,6 +45,13 @@ struct io {
 	uint32_t length; /* bytes */
 	uint64_t offset; /* bytes from the start of the device */
 	uint8_t *data;	 /* reads and writes */
+
+	/*
+	 * What `data` is known to hold, so that the engine need not fill it again. A front end that
+	 * gives the io another buffer, or lets anything but the engine write to the one it has,
+	 * zeroes this.
+	 */
+	struct uniform uniform;
 
 	/* The answer: 0, or a negative errno. */
 	int result;

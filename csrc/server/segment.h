@@ -41,6 +41,12 @@ struct segment_ops {
 	void (*close)(struct segment *segment);
 
 	/*
+	 * Instead of `read`, where all of the segment is one byte repeated: that byte. The engine
+	 * fills the buffer, or leaves it as it is where that is what it holds.
+	 */
+	uint8_t (*uniform_byte)(const struct segment *segment);
+
+	/*
 	 * Each answers io->part and returns 0, a negative errno or PART_PENDING. A read fills the
 	 * whole part or fails: the kernel would hand out what the buffer held before. A missing
 	 * write, discard or write_zeroes fails; a missing flush has nothing to flush.

@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <liburing.h>
+#include <sanitizer/asan_interface.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,7 @@
 #include "server/stats.h"
 
 static bool finished;
+static size_t buffer_bytes; /* of io->data */
 
 static void io_done(struct io *io)
 {
@@ -34,7 +36,12 @@ static bool parse_request(const char *line, struct io *io, int *byte)
 	char word[16];
 	int fields = sscanf(line, "%15s %llu %llu %d", word, &offset, &length, byte);
 
-	*io = (struct io){ .offset = offset, .length = (uint32_t)length };
+	*io = (struct io){
+		.offset = offset,
+		.length = (uint32_t)length,
+		.data = io->data,
+		.uniform = io->uniform,
+	};
 	if (fields == 3 && !strcmp(word, "read"))
 		io->op = IO_OP_READ;
 	else if (fields == 4 && !strcmp(word, "write"))
@@ -73,15 +80,39 @@ static int run(struct worker *worker, struct io *io)
 	return io->result;
 }
 
+/*
+ * The buffer is that of the request before, as it is with a tag of a front end. Beyond the request,
+ * it is poisoned, so that the sanitizer sees a byte too much.
+ */
+static void prepare_buffer(struct io *io, int byte)
+{
+	if (buffer_bytes)
+		ASAN_UNPOISON_MEMORY_REGION(io->data, buffer_bytes);
+	if (io->length > buffer_bytes) {
+		free(io->data);
+		buffer_bytes = io->length;
+		io->data = malloc(buffer_bytes);
+		if (!io->data)
+			abort();
+		io->uniform = (struct uniform){};
+	}
+	if (!io->data)
+		return; /* no request with data so far */
+	if (io->op == IO_OP_WRITE) {
+		memset(io->data, byte, io->length);
+		io->uniform = (struct uniform){};
+	} else {
+		/* What is not known must be written. */
+		memset(io->data + io->uniform.length, 0xee, buffer_bytes - io->uniform.length);
+	}
+	ASAN_POISON_MEMORY_REGION(io->data + io->length, buffer_bytes - io->length);
+}
+
 static void answer(struct worker *worker, struct io *io, int byte)
 {
 	int result;
 
-	/* Exactly as large as the request, so that the sanitizer sees a byte too much. */
-	io->data = malloc(io->length ? io->length : 1);
-	if (!io->data)
-		abort();
-	memset(io->data, io->op == IO_OP_WRITE ? byte : 0xee, io->length);
+	prepare_buffer(io, byte);
 	result = run(worker, io);
 	if (result < 0) {
 		printf("error %d\n", -result);
@@ -91,7 +122,6 @@ static void answer(struct worker *worker, struct io *io, int byte)
 			fwrite(io->data, 1, io->length, stdout);
 	}
 	fflush(stdout);
-	free(io->data);
 }
 
 int main(int argc, char **argv)
@@ -99,6 +129,7 @@ int main(int argc, char **argv)
 	struct io_uring ring;
 	struct engine engine;
 	struct worker *worker;
+	struct io io = {};
 	char line[256];
 	FILE *file;
 	int err;
@@ -126,7 +157,6 @@ int main(int argc, char **argv)
 	if (!err && engine.file_count)
 		err = io_uring_register_files(&ring, engine.files, engine.file_count);
 	while (!err && fgets(line, sizeof(line), stdin)) {
-		struct io io;
 		int byte;
 
 		if (!strcmp(line, "stats\n")) {
@@ -145,6 +175,9 @@ int main(int argc, char **argv)
 		}
 		answer(worker, &io, byte);
 	}
+	if (buffer_bytes)
+		ASAN_UNPOISON_MEMORY_REGION(io.data, buffer_bytes);
+	free(io.data);
 	io_uring_queue_exit(&ring);
 	engine_close(&engine);
 	return err ? EXIT_FAILED : EXIT_OK;

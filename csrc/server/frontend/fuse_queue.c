@@ -130,6 +130,7 @@ void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_
 		.length = (uint32_t)length,
 		.offset = offset,
 		.data = tag->buffer,
+		.uniform = op == IO_OP_WRITE ? (struct uniform){} : io->uniform,
 	};
 	if (op == IO_OP_WRITE)
 		memcpy(tag->buffer, data, length);

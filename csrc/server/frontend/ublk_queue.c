@@ -93,6 +93,9 @@ static void start_request(struct ublk_tag *tag)
 	queue->running++;
 	io->data = queue->buffers + (size_t)tag->tag * queue->buffer_bytes;
 	io->result = 0;
+	/* Whatever it is, the kernel may have put its data into our buffer. */
+	if (ublksrv_get_op(&queue->descriptors[tag->tag]) != UBLK_IO_OP_READ)
+		io->uniform.length = 0;
 	if (!decode(&queue->descriptors[tag->tag], io))
 		io->result = -EOPNOTSUPP;
 	else if ((io->op == IO_OP_READ || io->op == IO_OP_WRITE) &&
@@ -283,11 +286,24 @@ static int fetch_all(struct ublk_queue *queue)
 	return err < 0 ? err : refused_tag(queue);
 }
 
+/*
+ * A batch thread waits for its turn instead of interrupting who woke it: a submitter with more to
+ * submit goes on, and its requests are served together. On Linux 7.2, on one CPU, io_uring readers
+ * get half as much again, and others lose nothing; see docs/features.md.
+ */
+static void serve_in_batches(void)
+{
+	/* Not where somebody has chosen a policy for this process. */
+	if (sched_getscheduler(0) == SCHED_OTHER)
+		sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){});
+}
+
 static int queue_init(void *owner)
 {
 	struct ublk_queue *queue = owner;
 	int err = worker_prepare(queue->worker);
 
+	serve_in_batches();
 	if (!err)
 		err = allocate_tags(queue);
 	if (!err)
@@ -297,8 +313,11 @@ static int queue_init(void *owner)
 	queue->worker->ring = &queue->ring;
 	queue->worker->io_done = io_done;
 	err = register_files(queue);
-	if (!err)
-		err = fetch_all(queue);
+	if (err)
+		return err;
+	/* Spares the kernel a look-up per call. 5.18; without it all works the same. */
+	io_uring_register_ring_fd(&queue->ring);
+	err = fetch_all(queue);
 	return err ? err : map_descriptors(queue);
 }
 

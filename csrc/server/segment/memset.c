@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Every byte is the same: `"byte": 0..255`. The cheapest source there is, so benchmarks use it. */
 #include <errno.h>
-#include <string.h>
 
 #include "base/message.h"
 #include "server/segment.h"
@@ -27,18 +26,17 @@ static int memset_parse(struct segment *segment, json_t *keys)
 	return 0;
 }
 
-static int memset_read(struct segment *segment, struct io *io)
+static uint8_t memset_byte(const struct segment *segment)
 {
 	const struct memset_segment *memset_segment = segment->private;
 
-	memset(io->part.data, memset_segment->byte, io->part.length);
-	return 0;
+	return memset_segment->byte;
 }
 
 static const struct segment_ops memset_ops = {
 	.name = "memset",
 	.private_bytes = sizeof(struct memset_segment),
 	.parse = memset_parse,
-	.read = memset_read,
+	.uniform_byte = memset_byte,
 };
 SEGMENT_KIND(memset_ops);
