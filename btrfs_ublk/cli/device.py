@@ -23,8 +23,8 @@ from btrfs_ublk.device import (
 )
 from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S
 from btrfs_ublk.device.state import DEFAULT_HANG_TIMEOUT_S
-from btrfs_ublk.errors import UsageError
-from btrfs_ublk.server import Description
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.server import Description, ServerStats
 from btrfs_ublk.units import format_size, parse_block_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -254,23 +254,29 @@ def _show(device: Device) -> None:
         ]
         if state.last_end:
             lines.append(("last end", state.last_end))
-    lines += [(f"stats: {key}", _text(value)) for key, value in _flat(device.stats)]
+    lines += _stats_lines(device.stats)
     lines.append(("log", device.log))
     for name, value in lines:
         click.echo(f"{name:22} {value}")
 
 
-def _flat(stats: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(stats, dict):
-        return [] if stats is None else [(prefix, stats)]
-    return [
-        line
-        for key, value in stats.items()
-        for line in _flat(value, f"{prefix}{'.' if prefix else ''}{key}")
-    ]
-
-
-def _text(value: Any) -> str:
-    return (
-        format_size(value) if isinstance(value, int) and value >= 4096 else str(value)
-    )
+def _stats_lines(raw: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if raw is None:
+        return []
+    try:
+        stats = ServerStats.parse(raw)
+    except BtrfsUblkError:
+        return [("statistics", "of another version: see --json")]
+    lines = []
+    for kind, counts in stats.kinds.items():
+        text = f"{counts.reads} reads, {format_size(counts.read_bytes)}"
+        if counts.writes:
+            text += f"; {counts.writes} writes, {format_size(counts.write_bytes)}"
+        text += f"; {counts.errors} errors"
+        latency = counts.latency.reads
+        if latency.count:
+            p50, p99 = (latency.percentile_ns(x) / 1e3 for x in (50, 99))
+            text += f"; reads take {p50:.0f} us, 99 % at most {p99:.0f} us"
+        lines.append((kind, text))
+    in_flight = sum(queue.in_flight for queue in stats.queues)
+    return [*lines, ("in flight", f"{in_flight}, in {len(stats.queues)} queues")]
