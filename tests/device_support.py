@@ -15,7 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.device import Device, DeviceState, show_device
+from btrfs_ublk.device import (
+    Device,
+    DeviceState,
+    collect_devices,
+    list_devices,
+    remove_device,
+    show_device,
+)
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.device.watch import wait_for_change
 from btrfs_ublk.process import ProcessIdentity
@@ -27,12 +34,14 @@ SIZE = 64 * MIB
 PATTERN = PatternSegment(offset=0, length=SIZE)
 DESCRIPTION = Description(SIZE, [PATTERN])
 
-#: For a server or supervisor to be replaced, on a slow machine.
-TIMEOUT_S = 60.0
+#: For a server or supervisor to be replaced, in an emulated machine that is busy.
+TIMEOUT_S = 240.0
+#: Between two reads of a thread: others are to get a turn.
+_PAUSE_S = 0.002
 
 
 def device_command(
-    *arguments: str | Path, timeout_s: float = 120
+    *arguments: str | Path, timeout_s: float = 400
 ) -> subprocess.CompletedProcess[str]:
     """``btrfs-ublk device …``"""
     return subprocess.run(
@@ -159,11 +168,19 @@ class Readers:
                 self.errors.append(error)
             self.longest_s = max(self.longest_s, time.monotonic() - start_s)
             self.reads += 1
+            time.sleep(_PAUSE_S)
+
+
+def remove_all() -> None:
+    """What a failed test has left would make all that follow fail."""
+    for device in list_devices():
+        remove_device(device.name, timeout_s=10)
+    collect_devices()
 
 
 @contextmanager
 def reading(
-    path: Path, segment: Segment = PATTERN, *, threads: int = 4
+    path: Path, segment: Segment = PATTERN, *, threads: int = 2
 ) -> Iterator[Readers]:
     """Verified reads of ``path``, which holds ``segment``, go on inside the block."""
     readers = Readers(path, segment, threads=threads)

@@ -26,6 +26,7 @@ from device_support import (
     kill_server,
     kill_supervisor,
     reading,
+    remove_all,
     wait_for,
 )
 
@@ -49,6 +50,8 @@ from btrfs_ublk.server import FrontEndName, PatternSegment
 from btrfs_ublk.sprout import Sprout, sprout
 from btrfs_ublk.units import GIB, MIB
 
+pytestmark = pytest.mark.timeout(900)
+
 VIRTUAL_BYTES = 1 << 40
 
 
@@ -59,6 +62,12 @@ class Grown:
     sprout: Sprout
     clone: Path
     readers: Readers
+
+
+@pytest.fixture(autouse=True)
+def no_devices() -> Iterator[None]:
+    yield
+    remove_all()
 
 
 @pytest.fixture

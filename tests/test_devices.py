@@ -27,6 +27,7 @@ from device_support import (
     kill,
     kill_server,
     kill_supervisor,
+    remove_all,
     wait_for,
 )
 
@@ -48,6 +49,8 @@ from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, FileSegment, FrontEndName, ZeroSegment
 from btrfs_ublk.units import MIB
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture
 def options(front_end: FrontEndName) -> DeviceOptions:
@@ -56,11 +59,8 @@ def options(front_end: FrontEndName) -> DeviceOptions:
 
 @pytest.fixture(autouse=True)
 def no_devices() -> Iterator[None]:
-    """What a failed test has left would make all that follow fail."""
     yield
-    for device in list_devices():
-        remove_device(device.name, timeout_s=10)
-    collect_devices()
+    remove_all()
 
 
 def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:

@@ -53,7 +53,7 @@ from btrfs_ublk.server.description import Description, FileSegment
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
 
 #: To be ready, or to end in good order. A server of ublk may take as long for each.
-DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_TIMEOUT_S = 120.0
 _VERSION_TIMEOUT_S = 10.0
 
 

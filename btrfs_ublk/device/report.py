@@ -77,7 +77,9 @@ class Device:
 
 def list_devices() -> list[Device]:
     """All devices, by name. Servers are not asked, so none can make this wait."""
-    return [look_at(directory) for directory in device_directories()]
+    devices = [look_at(directory) for directory in device_directories()]
+    # One may be removed while we look.
+    return [device for device in devices if device.log.parent.exists()]
 
 
 def show_device(name: str) -> Device:

@@ -20,7 +20,7 @@ from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.log import log
 from btrfs_ublk.process import ProcessIdentity, run
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 120.0
 #: Whoever only looks whether a device is locked, locks it for a moment.
 _LOOK_S = 0.1
 #: A supervisor that was asked to end; killing it does no harm.

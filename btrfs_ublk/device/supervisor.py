@@ -164,7 +164,8 @@ class Supervisor:
                 self._fall_back(error)
                 status = error.exit_status
                 self._say(once or "failing", str(error), exit_status=status)
-                if once is not None:
+                # Without its directory, nobody could ever ask it to end.
+                if once is not None or not self._directory.path.exists():
                     return False
 
     def _delay_s(self) -> float:
@@ -199,20 +200,23 @@ class Supervisor:
                 "device does not end",
                 hint="see: btrfs-ublk device show; dmesg, when it hangs in the kernel",
             )
-        with lock, control.listening_socket(self._directory.path) as listener:
-            child = launch(
-                self._arguments(listener.fileno()),
-                keep_open_fds=[
-                    *(listener.fileno(), lock.fileno()),
-                    *self._front_end.keep_open_fds,
-                ],
-                # It outlives us.
-                death_signal=None,
-                talk=self._directory.log,
-            )
-            # NB: written before anything else: the next supervisor must find it.
-            self._note(server=child.identity)
-        return RunningServer(child.identity, child)
+        try:
+            with lock, control.listening_socket(self._directory.path) as listener:
+                child = launch(
+                    self._arguments(listener.fileno()),
+                    keep_open_fds=[
+                        *(listener.fileno(), lock.fileno()),
+                        *self._front_end.keep_open_fds,
+                    ],
+                    # It outlives us.
+                    death_signal=None,
+                    talk=self._directory.log,
+                )
+                # NB: before anything else: the next supervisor must find it.
+                self._note(server=child.identity)
+            return RunningServer(child.identity, child)
+        except OSError as error:  # a full /run, say
+            raise BtrfsUblkError(f"cannot start a server: {error}") from error
 
     def _arguments(self, listen_fd: int) -> list[str]:
         spec = self._spec
