@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from btrfs_ublk.bench.environment import wait_until_quiet
+from btrfs_ublk.bench.hogs import hogs
 from btrfs_ublk.bench.measure import measure
 from btrfs_ublk.bench.peer import (
     Peer,
@@ -41,7 +42,7 @@ _FIGURE_NAMES = {"iops": "I/O per second", "per_core": "I/O per CPU second"}
 @dataclass(frozen=True)
 class Plan:
     """How all comparisons are measured. Seconds and bytes; ``queues`` and ``depth`` are
-    those of block servers, None leaves them to each.
+    those of block servers, None leaves them to each. ``hog``: see hogs().
     """
 
     turns: int
@@ -51,6 +52,8 @@ class Plan:
     depth: int | None
     seed: int
     patience_s: float = 0.0
+    realtime: bool = False
+    hog: str | None = None
 
 
 def compare(
@@ -73,7 +76,11 @@ def compare(
     common: Result = {"comparison": comparison.title, "run": secrets.token_hex(4)}
     with (
         setting(
-            parent, size_bytes=plan.size_bytes, queues=plan.queues, depth=plan.depth
+            parent,
+            size_bytes=plan.size_bytes,
+            queues=plan.queues,
+            depth=plan.depth,
+            realtime=plan.realtime,
         ) as place,
         ExitStack() as stack,
     ):
@@ -128,14 +135,15 @@ def _turn(
     subject: Subject, workload: Workload, place: Setting, plan: Plan, turn: int
 ) -> Result:
     try:
-        result = measure(
-            subject,
-            workload,
-            size_bytes=plan.size_bytes,
-            runtime_s=plan.runtime_s,
-            output=place.directory / "fio.json",
-            chances=random.Random(f"{plan.seed} {turn}"),
-        )
+        with hogs(plan.hog):
+            result = measure(
+                subject,
+                workload,
+                size_bytes=plan.size_bytes,
+                runtime_s=plan.runtime_s,
+                output=place.directory / "fio.json",
+                chances=random.Random(f"{plan.seed} {turn}"),
+            )
     except (BtrfsUblkError, OSError, EOFError) as error:
         return {"status": FAILED, "reason": str(error)}
     return {"status": OK} | result

@@ -29,13 +29,14 @@ class Setting:
     """What all peers of one comparison have in common; made by ``setting()``.
 
     ``size_bytes`` of each can be read. ``queues`` and ``depth`` are those of block
-    servers; None leaves them to each.
+    servers; None leaves them to each. ``realtime`` is for ours (see BlockServer).
     """
 
     directory: Path
     size_bytes: int
     queues: int | None
     depth: int | None
+    realtime: bool
     _stack: ExitStack
     _shared: dict[str, object] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -83,10 +84,11 @@ def setting(
     size_bytes: int,
     queues: int | None = None,
     depth: int | None = None,
+    realtime: bool = False,
 ) -> Iterator[Setting]:
     """A setting in a new directory below ``parent``, which should be on tmpfs."""
     with tempdir(parent=parent) as directory, ExitStack() as stack:
-        yield Setting(directory, size_bytes, queues, depth, stack)
+        yield Setting(directory, size_bytes, queues, depth, realtime, stack)
 
 
 @dataclass(frozen=True)

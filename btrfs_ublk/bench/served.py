@@ -61,6 +61,7 @@ class ServedDevice:
             front_end=self.front_end,
             queues=setting.queues,
             depth=setting.depth,
+            realtime=setting.realtime,
         ) as server:
             yield Subject(server.device, content, [server.pid])
 
@@ -97,6 +98,7 @@ class Clone:
             front_end=self.front_end,
             queues=setting.queues,
             depth=setting.depth,
+            realtime=setting.realtime,
         ) as made:
             path = made.clone("clone", offset=0, size_bytes=size_bytes)
             yield Subject(path, content, [made.server.pid])

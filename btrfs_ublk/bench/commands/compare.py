@@ -11,6 +11,7 @@ import click
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.compare import FAILED, Plan, compare
 from btrfs_ublk.bench.fio import Fio
+from btrfs_ublk.bench.hogs import HOGS
 from btrfs_ublk.bench.peer import all_peers, find_peers, why_not
 from btrfs_ublk.bench.report import finish, make_document
 from btrfs_ublk.bench.suite import Comparison, find_suite, suite_names
@@ -57,6 +58,12 @@ def _list(context: click.Context, _parameter: click.Parameter, value: bool) -> N
 )
 @click.option("--queues", type=options.COUNT, help="Of block servers.")
 @click.option("--depth", type=options.COUNT, help="Of each of their queues.")
+@click.option("--realtime", is_flag=True, help="Our servers run before all else.")
+@click.option(
+    "--hog",
+    type=click.Choice(list(HOGS)),
+    help="Meanwhile a busy process on each CPU, of low or usual priority.",
+)
 @click.option("--seed", default=1, help="Decides the order.")
 @options.common_options()
 @click.option(
@@ -76,6 +83,8 @@ def command(
     size_bytes: int,
     queues: int | None,
     depth: int | None,
+    realtime: bool,
+    hog: str | None,
     seed: int,
     parent: Path,
     patience_s: float,
@@ -99,7 +108,17 @@ def command(
         find_peers(comparison.peers)
         for name in comparison.workloads:
             require(Fio(parse_workload(name).engine))
-    plan = Plan(turns, runtime_s, size_bytes, queues, depth, seed, patience_s)
+    plan = Plan(
+        turns=turns,
+        runtime_s=runtime_s,
+        size_bytes=size_bytes,
+        queues=queues,
+        depth=depth,
+        seed=seed,
+        patience_s=patience_s,
+        realtime=realtime,
+        hog=hog,
+    )
     document = make_document(
         "compare",
         parameters={
