@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from btrfs_ublk.bench.cpu import children_of
 from btrfs_ublk.capabilities import Program
 from btrfs_ublk.errors import BtrfsUblkError, CommandError
-from btrfs_ublk.process import run
+from btrfs_ublk.process import Child, run
 
 _TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.02
 _PROGRAM = Program("fio", "fio")
 #: io_uring came with 3.13, which has all else that is used here.
 _OLDEST = (3, 13)
@@ -87,6 +91,18 @@ def random_read_argv(
         *(f"--runtime={runtime_s * 1e3:.0f}ms", "--output-format=json+"),
         *(f"--output={output}", "--eta=never"),
     ]
+
+
+def wait_for_jobs(fio: Child, count: int) -> set[int]:
+    """The processes that read, as soon as all are there; none if fio has ended."""
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while len(found := children_of(fio.pid)) < count:
+        if time.monotonic() > deadline_s:
+            raise CommandError(fio.failure(f"did not start {count} jobs"))
+        # Nothing tells of the children of a child.
+        if fio.wait(_POLL_S) is not None:
+            return set()
+    return found
 
 
 @dataclass(frozen=True)

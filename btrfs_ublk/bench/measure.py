@@ -7,8 +7,8 @@ import random
 import time
 from pathlib import Path
 
-from btrfs_ublk.bench.cpu import RawSnapshot, Usage, children_of
-from btrfs_ublk.bench.fio import parse_output
+from btrfs_ublk.bench.cpu import RawSnapshot, Usage
+from btrfs_ublk.bench.fio import parse_output, wait_for_jobs
 from btrfs_ublk.bench.peer import Subject
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.stamps import check_content
@@ -17,9 +17,7 @@ from btrfs_ublk.errors import CommandError
 from btrfs_ublk.process import Child, describe_exit, spawn
 from btrfs_ublk.readers import read_buffered, read_direct
 
-_START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 120.0
-_POLL_S = 0.02
 #: Read before the measured time begins, and the share of that time at its end in which
 #: nobody looks at the CPUs any more, as fio may end a little sooner than is seen here.
 _RAMP_SHARE, _LEAST_RAMP_S = 0.1, 0.2
@@ -102,7 +100,7 @@ def _watch(
     fio: Child, subject: Subject, jobs: int, ramp_s: float, runtime_s: float
 ) -> Usage | None:
     """Who uses the CPUs while fio measures; None if it has ended too soon to tell."""
-    readers = _wait_for_jobs(fio, jobs)
+    readers = wait_for_jobs(fio, jobs)
     began_s = time.monotonic()
     fio.wait(ramp_s)
     before = RawSnapshot.take()
@@ -113,15 +111,3 @@ def _watch(
         return None
     parts = {"fio": {fio.pid, *readers}, "server": set(subject.server_pids)}
     return Usage(before.parse(), after.parse(), parts)
-
-
-def _wait_for_jobs(fio: Child, count: int) -> set[int]:
-    """The processes that read, as soon as all are there; none if fio has ended."""
-    deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while len(found := children_of(fio.pid)) < count:
-        if time.monotonic() > deadline_s:
-            raise CommandError(fio.failure(f"did not start {count} jobs"))
-        # Nothing tells of the children of a child.
-        if fio.wait(_POLL_S) is not None:
-            return set()
-    return found

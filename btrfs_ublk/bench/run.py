@@ -16,9 +16,15 @@ from typing import Any
 
 from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import Configuration
-from btrfs_ublk.bench.cpu import RawSnapshot, Usage, children_of, cpu_mhz, pressure_us
+from btrfs_ublk.bench.cpu import RawSnapshot, Usage, cpu_mhz, pressure_us
 from btrfs_ublk.bench.environment import environment_id, versions
-from btrfs_ublk.bench.fio import Fio, Outcome, parse_output, random_read_argv
+from btrfs_ublk.bench.fio import (
+    Fio,
+    Outcome,
+    parse_output,
+    random_read_argv,
+    wait_for_jobs,
+)
 from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Helper, require
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, CommandError
 from btrfs_ublk.helpers import MAP_PHYSICAL, MKSEED, SERVER
@@ -43,10 +49,8 @@ _MAX_WRITTEN_BYTES = 10 * MIB
 #: For the seed's metadata and what the sprout writes.
 _ROOM_BYTES = 64 * MIB
 _NAME = "clone"
-_START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 60.0
 _SYNC_TIMEOUT_S = 60.0
-_POLL_S = 0.02
 
 
 _PARTS = ("total", "fio", "server", "rest")
@@ -259,7 +263,7 @@ def _watch(
     """Who uses the CPUs while fio measures. None if it has ended too soon to tell, as
     it does where it starts slowly.
     """
-    jobs = _wait_for_jobs(fio, configuration.jobs)
+    jobs = wait_for_jobs(fio, configuration.jobs)
     began_s = time.monotonic()
     runtime_s = configuration.runtime_s
     fio.wait(ramp_s)
@@ -273,18 +277,6 @@ def _watch(
         return None, pressure
     parts = {"fio": {fio.pid, *jobs}, "server": {server.pid}}
     return Usage(before.parse(), after.parse(), parts), pressure
-
-
-def _wait_for_jobs(fio: Child, count: int) -> set[int]:
-    """The processes that read, as soon as all are there; none if fio has ended."""
-    deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while len(found := children_of(fio.pid)) < count:
-        if time.monotonic() > deadline_s:
-            raise CommandError(fio.failure(f"did not start {count} jobs"))
-        # Nothing tells of the children of a child.
-        if fio.wait(_POLL_S) is not None:
-            return set()
-    return found
 
 
 @contextmanager
