@@ -16,6 +16,7 @@
 #include "base/cpulist.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "server/frontend/ublk_features.h"
 
 enum {
 	MAX_DEPTH = 1024,
@@ -187,6 +188,35 @@ static int take_realtime(const char *text, struct server_options *options)
 	return 0;
 }
 
+/* Sets the feature in `set`, and clears it in `clear`: the last option counts. */
+static int take_feature_into(const char *text, uint64_t *set, uint64_t *clear)
+{
+	const struct ublk_feature *feature = ublk_feature_find(text);
+
+	if (!feature)
+		return -EINVAL;
+	*set |= feature->flag;
+	*clear &= ~feature->flag;
+	return 0;
+}
+
+static int take_feature(const char *text, struct server_options *options)
+{
+	return take_feature_into(text, &options->features_on, &options->features_off);
+}
+
+static int take_no_feature(const char *text, struct server_options *options)
+{
+	return take_feature_into(text, &options->features_off, &options->features_on);
+}
+
+static int take_features(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->features = true;
+	return 0;
+}
+
 static int take_list_devices(const char *text, struct server_options *options)
 {
 	(void)text;
@@ -258,6 +288,13 @@ static const struct row table[] = {
 	  "take over the FUSE connection of a server that is gone: its\n"
 	  "file, connection and queues, in that order, as kept open;\n"
 	  "--tag, --max-io and DESCRIPTION must be the same" },
+	{ "feature", "NAME", take_feature,
+	  "ublk: insist on a feature of the driver that is used where\n"
+	  "there is one; may be repeated" },
+	{ "no-feature", "NAME", take_no_feature, "ublk: do without it; may be repeated" },
+	{ "features", NULL, take_features,
+	  "what the kernel offers, what is used of it, and why, as one\n"
+	  "JSON line" },
 	{ "list-devices", NULL, take_list_devices,
 	  "one JSON line per ublk device of this machine" },
 	{ "delete-device", "ID", take_delete_device,
@@ -275,6 +312,7 @@ enum {
 static const char help_head[] =
 	"Usage: btrfs-ublk-server [OPTIONS] DESCRIPTION\n"
 	"       btrfs-ublk-server [OPTIONS] --recover ID --tag HEX DESCRIPTION\n"
+	"       btrfs-ublk-server --features\n"
 	"       btrfs-ublk-server --list-devices\n"
 	"       btrfs-ublk-server --delete-device ID --tag HEX\n"
 	"\n"
@@ -372,9 +410,9 @@ static int check_recover(const struct server_options *options)
 		return -EINVAL;
 	}
 	if (options->queues || options->depth || options->max_io_bytes || options->id >= 0 ||
-	    options->recovery != RECOVERY_NONE) {
-		msg_error("--recover takes the device as it is: --id, --queues, --depth, --max-io "
-			  "and --recovery were settled when it was made");
+	    options->recovery != RECOVERY_NONE || options->features_on || options->features_off) {
+		msg_error("--recover takes the device as it is: --id, --queues, --depth, --max-io, "
+			  "--recovery and features were settled when it was made");
 		return -EINVAL;
 	}
 	return 0;
@@ -383,6 +421,12 @@ static int check_recover(const struct server_options *options)
 /* What has to hold of all options together. */
 static int check(const struct server_options *options, int words)
 {
+	if (options->features && words) {
+		msg_error("--features takes no description");
+		return -EINVAL;
+	}
+	if (options->features)
+		return 0;
 	if (options->list_devices || options->delete_device >= 0) {
 		if (words || (options->delete_device >= 0 && !options->tag_given)) {
 			msg_error("%s", options->list_devices ? "--list-devices stands alone" :

@@ -29,7 +29,11 @@ struct server_options {
 	int recover_fds[MAX_QUEUES + 2];
 	unsigned recover_fd_count; /* 0: not given */
 
+	uint64_t features_on; /* UBLK_F_* */
+	uint64_t features_off;
+
 	/* Instead of serving. */
+	bool features;
 	bool list_devices;
 	int delete_device; /* -1: none */
 };

@@ -150,6 +150,8 @@ static int run(const struct server_options *options)
 		.realtime = options->realtime,
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
+		.features_on = options->features_on,
+		.features_off = options->features_off,
 		.recover_fds = options->recover_fds,
 		.recover_fd_count = options->recover_fd_count,
 		.queues = options->queues,
@@ -186,7 +188,9 @@ int main(int argc, char **argv)
 		msg_hint("see btrfs-ublk-server --help");
 		return EXIT_USAGE;
 	}
-	if (options.list_devices)
+	if (options.features)
+		err = frontend_print_features();
+	else if (options.list_devices)
 		err = ublk_list_devices();
 	else if (options.delete_device >= 0)
 		err = ublk_remove_device((unsigned)options.delete_device, options.tag);

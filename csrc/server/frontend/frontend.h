@@ -34,6 +34,9 @@ struct frontend {
 	uint64_t tag;		     /* by which `gc` recognises what was made */
 	enum recovery_mode recovery;
 	int recover_id; /* the device to take over; -1: a new one is made */
+	/* Features of ublk_features.h to insist on, and to do without. */
+	uint64_t features_on;
+	uint64_t features_off;
 
 	/* Set by the caller, or by open() to what a device that is taken over has. */
 	unsigned queues;       /* threads, each with a worker of the engine */
@@ -56,6 +59,12 @@ struct frontend_ops {
 	const char *kernel_device; /* is there where the kernel has what this front end needs */
 	unsigned default_depth;
 	uint32_t default_max_io_bytes;
+
+	/*
+	 * What the kernel has for this front end, and what is used of it; see features.h. Makes
+	 * nothing. Returns 0, or -ENOMEM.
+	 */
+	int (*features)(json_t *about);
 
 	/* Acquire what needs the host's view of the file system; makes and changes no device. */
 	int (*open)(struct frontend *frontend);
@@ -92,6 +101,9 @@ extern const struct frontend_ops fuse_frontend;
 const char *recovery_name(enum recovery_mode recovery);
 /* Returns false when there is none of that name. */
 bool recovery_find(const char *name, enum recovery_mode *recovery);
+
+/* Prints what frontend_ops.features say, as one JSON line: {"ublk": {...}, "fuse": {...}}. */
+int frontend_print_features(void);
 
 /* NULL: there is none of that name. */
 const struct frontend_ops *frontend_find(const char *name);

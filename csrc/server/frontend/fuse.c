@@ -20,6 +20,7 @@
 #include "base/message.h"
 #include "base/size.h"
 #include "server/frontend/frontend.h"
+#include "server/frontend/fuse_features.h"
 #include "server/frontend/fuse_mount.h"
 #include "server/frontend/fuse_queue.h"
 #include "server/frontend/fuse_session.h"
@@ -97,6 +98,10 @@ static int check_options(const struct frontend *frontend)
 	if (frontend->wanted_id >= 0) {
 		msg_error("a FUSE file has no device number: --id %d makes no sense",
 			  frontend->wanted_id);
+		return -EINVAL;
+	}
+	if (frontend->features_on || frontend->features_off) {
+		msg_error("--feature and --no-feature are about the ublk driver");
 		return -EINVAL;
 	}
 	if (frontend->recover_id >= 0) {
@@ -453,6 +458,7 @@ const struct frontend_ops fuse_frontend = {
 	.kernel_device = fuse_device,
 	.default_depth = 16,
 	.default_max_io_bytes = MAX_IO_BYTES,
+	.features = fuse_features_describe,
 	.open = fuse_open,
 	.start = fuse_start,
 	.describe = fuse_describe,

@@ -13,6 +13,7 @@
 #include "base/size.h"
 #include "server/frontend/frontend.h"
 #include "server/frontend/ublk_control.h"
+#include "server/frontend/ublk_features.h"
 #include "server/frontend/ublk_queue.h"
 #include "server/frontend/ublk_recovery.h"
 
@@ -33,6 +34,7 @@ struct ublk {
 	struct ublk_control control;
 	struct ublksrv_ctrl_dev_info info;
 	uint64_t recovery_flags; /* to ask for */
+	uint64_t feature_flags;	 /* likewise */
 	struct ublk_queue *queues;
 	unsigned serving; /* queues that were started and not yet joined */
 	bool added;
@@ -74,9 +76,13 @@ static int ublk_open(struct frontend *frontend)
 	ublk->dev_dir = open("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (ublk->dev_dir < 0)
 		return -errno;
-	if (frontend->recover_id < 0)
-		return ublk_recovery_flags(frontend->recovery, &ublk->control,
-					   &ublk->recovery_flags);
+	if (frontend->recover_id < 0) {
+		err = ublk_features_choose(&ublk->control, frontend->features_on,
+					   frontend->features_off, &ublk->feature_flags);
+		return err ? err :
+			     ublk_recovery_flags(frontend->recovery, &ublk->control,
+						 &ublk->recovery_flags);
+	}
 	err = ublk_recovery_find(frontend, &ublk->control, &ublk->info);
 	if (err)
 		return err;
@@ -89,7 +95,7 @@ static int ublk_open(struct frontend *frontend)
 static int add_device(struct frontend *frontend)
 {
 	struct ublk *ublk = frontend->private;
-	uint64_t flags = UBLK_F_CMD_IOCTL_ENCODE & ublk->control.features;
+	uint64_t flags = ublk->feature_flags;
 	int err;
 
 	ublk->info = (struct ublksrv_ctrl_dev_info){
@@ -410,6 +416,7 @@ const struct frontend_ops ublk_frontend = {
 	.kernel_device = "/dev/ublk-control",
 	.default_depth = 64,
 	.default_max_io_bytes = 256 << 10,
+	.features = ublk_features_describe,
 	.open = ublk_open,
 	.start = ublk_start,
 	.describe = ublk_describe,

@@ -36,8 +36,36 @@
 #ifndef UBLK_F_USER_RECOVERY_FAIL_IO /* 6.13 */
 #define UBLK_F_USER_RECOVERY_FAIL_IO (1ULL << 9)
 #endif
+#ifndef UBLK_F_UPDATE_SIZE /* 6.16 */
+#define UBLK_F_UPDATE_SIZE (1ULL << 10)
+#endif
+#ifndef UBLK_F_AUTO_BUF_REG /* 6.16 */
+#define UBLK_F_AUTO_BUF_REG (1ULL << 11)
+#endif
 #ifndef UBLK_F_QUIESCE /* 6.16 */
 #define UBLK_F_QUIESCE (1ULL << 12)
+#endif
+
+#ifndef UBLK_F_PER_IO_DAEMON /* 6.16 */
+#define UBLK_F_PER_IO_DAEMON (1ULL << 13)
+#endif
+#ifndef UBLK_F_BUF_REG_OFF_DAEMON /* 6.17 */
+#define UBLK_F_BUF_REG_OFF_DAEMON (1ULL << 14)
+#endif
+#ifndef UBLK_F_BATCH_IO /* 7.0 */
+#define UBLK_F_BATCH_IO (1ULL << 15)
+#endif
+#ifndef UBLK_F_INTEGRITY /* 7.0 */
+#define UBLK_F_INTEGRITY (1ULL << 16)
+#endif
+#ifndef UBLK_F_SAFE_STOP_DEV /* 7.0 */
+#define UBLK_F_SAFE_STOP_DEV (1ULL << 17)
+#endif
+#ifndef UBLK_F_NO_AUTO_PART_SCAN /* 7.0 */
+#define UBLK_F_NO_AUTO_PART_SCAN (1ULL << 18)
+#endif
+#ifndef UBLK_F_SHMEM_ZC /* 7.1 */
+#define UBLK_F_SHMEM_ZC (1ULL << 19)
 #endif
 
 #ifndef UBLK_S_DEV_FAIL_IO /* 6.13 */
