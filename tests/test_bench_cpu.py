@@ -73,6 +73,18 @@ def test_known_numbers() -> None:
     assert usage.context_switches() == 300 and usage.context_switches_of(10) == 20
 
 
+@pytest.mark.parametrize(
+    ("own_s", "accounted"), [(1.0, 1.0), (0.8, 1.0), (0.95, 0.95), (0.5, 0.7)]
+)
+def test_interrupts_may_be_in_the_times_of_processes_or_not(
+    own_s: float, accounted: float
+) -> None:
+    before = Snapshot(0.0, 1, IDLE, 0, {1: process(0.0)})
+    after = Snapshot(1.0, 1, IDLE | {"softirq": 100.2}, 0, {1: process(own_s)})
+    found = Usage(before, after, {}).record()
+    assert found["total"] == 1 and found["accounted"] == pytest.approx(accounted)
+
+
 def test_nothing_used_is_all_accounted() -> None:
     before = Snapshot(0.0, 1, IDLE, 0, {})
     after = replace(before, time_s=1.0, cpus=IDLE | {"idle": 101.0})

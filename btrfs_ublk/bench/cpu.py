@@ -197,7 +197,9 @@ class Usage:
 
         "accounted" cross-checks the counters of the CPUs, which the total is from, with
         those of the processes: the sum of all processes and kernel threads, as a share
-        of the total. It is near 1 in a window that is long against a tick.
+        of the total. It is near 1 in a window that is long against a tick. Processes'
+        times have the interrupts in them, or have not, as the kernel is configured
+        (CONFIG_IRQ_TIME_ACCOUNTING): what is nearer counts.
         """
         total = self.after.cpu_count - self._cpus(*_NOT_BUSY)
         parts = {name: self._own(pids) for name, pids in self.parts.items()}
@@ -208,15 +210,21 @@ class Usage:
         }
         kernel_threads = self._own(threads)
         everything = self._everything()
+        interrupts = self._cpus("irq", "softirq")
+        sums = (everything, everything + interrupts)
         return {
             "total": total,
             **parts,
             "rest": total - sum(parts.values()),
             "kernel_threads": kernel_threads,
             "other": max(0.0, everything - kernel_threads - sum(parts.values())),
-            "interrupts": self._cpus("irq", "softirq"),
+            "interrupts": interrupts,
             "steal": self._cpus("steal"),
-            "accounted": everything / total if total else 1.0,
+            "accounted": (
+                min((each / total for each in sums), key=lambda share: abs(share - 1))
+                if total
+                else 1.0
+            ),
         }
 
     def context_switches(self) -> float:
