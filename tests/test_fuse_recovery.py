@@ -32,7 +32,7 @@ from sanitized_build import SANITIZER_ENVIRONMENT
 from btrfs_ublk.capabilities import FUSE, LOOP
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.helpers import HELPERS_VARIABLE, SERVER, VERIFY_READS, helper_path
-from btrfs_ublk.process import ProcessIdentity, readable
+from btrfs_ublk.process import ProcessIdentity, readable, run
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources import clone_file, loop, mounted
 from btrfs_ublk.seed import make_seed
@@ -215,6 +215,16 @@ class Stage:
     device: Path
     clone: Path
 
+    def swap(self, ready: dict[str, Any]) -> None:
+        swap(self.device, self.servers.tag, ready)
+        try:
+            os.close(os.open(self.clone, os.O_RDONLY))
+        except OSError:
+            log = run(["dmesg"], timeout_s=TIMEOUT_S).stdout
+            if "emergency shutdown" in log:
+                pytest.skip("this btrfs takes a device that moved for a missing one")
+            raise
+
     @contextmanager
     def reading(self, how: str = "direct") -> Iterator[Readers]:
         readers = Readers(self.clone, how)
@@ -245,6 +255,8 @@ def stage(sparse_path: Path) -> Iterator[Stage]:
             source_offset=0,
             size_bytes=FILE_BYTES,
         )
+        # A commit that comes while nobody answers may be the end of the file system.
+        run(["btrfs", "filesystem", "sync", target], timeout_s=TIMEOUT_S)
         yield Stage(servers, ready, device, clone)
 
 
@@ -491,7 +503,7 @@ class TestSwap:
                 time.sleep(0.05)
                 ready = stage.servers.start("--recovery", "swap")
                 assert ready["recovery"] == "swap" and ready["fuse_minor"] > 30
-                swap(stage.device, stage.servers.tag, ready)
+                stage.swap(ready)
                 readers.go_on()
                 report = readers.finish()
                 assert report["wrong_bytes"] == report["hung"] == 0
@@ -505,7 +517,7 @@ class TestSwap:
         kept.close()
         stage.servers.kill()
         ready = stage.servers.start("--recovery", "auto")
-        swap(stage.device, stage.servers.tag, ready)
+        stage.swap(ready)
         with stage.servers.keep(ready) as second, stage.reading() as readers:
             for _ in range(3):
                 readers.go_on()

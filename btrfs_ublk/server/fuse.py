@@ -102,7 +102,8 @@ def attach_loop(
 
 def swap(device: Path, tag: str, ready: Message) -> None:
     """Move the loop device ``device``, attached as ``tag``, to the file of another
-    server of the same description; whoever has it mounted reads on from there.
+    server of the same description; whoever has it mounted reads on from there (but for
+    btrfs that shuts down when a medium changes, as on Linux 7.2: docs/limits.md).
 
     The server before must have ended, and its connection with it (nobody keeps it), or
     else still serve. Only read-only devices can be moved: UsageError otherwise. An
