@@ -8,10 +8,13 @@
 #include <liburing.h>
 #include <linux/falloc.h>
 #include <linux/fs.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
 
 #include "base/cleanup.h"
 #include "base/message.h"
@@ -24,6 +27,8 @@ struct file_segment {
 	bool writable;
 	bool direct;
 	unsigned file; /* index of engine_add_file() */
+	int fd;	       /* the same, which is the engine's */
+	bool in_memory;
 };
 
 static int file_parse(struct segment *segment, json_t *keys)
@@ -80,6 +85,21 @@ static int claim(int *fd, const struct file_segment *file)
 	return *fd < 0 ? -errno : 0;
 }
 
+/*
+ * tmpfs and ramfs have no non-blocking reads, so that io_uring gives each to a thread of the kernel:
+ * two switches, to copy what is in memory. A system call does it at once; for a page that was
+ * swapped out, the queue waits.
+ */
+static bool is_in_memory(int fd)
+{
+	struct statfs system;
+	struct stat status;
+
+	/* NB: a disk's node is in a tmpfs as well, /dev. */
+	return !fstat(fd, &status) && S_ISREG(status.st_mode) && !fstatfs(fd, &system) &&
+	       (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+}
+
 static int file_open(struct engine *engine, struct segment *segment)
 {
 	struct file_segment *file = segment->private;
@@ -125,6 +145,8 @@ static int file_open(struct engine *engine, struct segment *segment)
 		msg_hint("shorten the segment, or fill the rest with a \"zero\" segment");
 		return -EINVAL;
 	}
+	file->in_memory = is_in_memory(fd);
+	file->fd = fd;
 	err = engine_add_file(engine, take_fd(&fd));
 	if (err < 0)
 		return err;
@@ -144,15 +166,41 @@ static uint64_t file_position(const struct file_segment *file, const struct part
 	return file->file_offset + part->offset + part->done;
 }
 
+static int transfer_now(const struct file_segment *file, struct io *io)
+{
+	struct part *part = &io->part;
+
+	while (part->done < part->length) {
+		struct iovec rest = { part->data + part->done, part->length - part->done };
+		off_t position = (off_t)file_position(file, part);
+		ssize_t moved = io->op == IO_OP_READ ? preadv(file->fd, &rest, 1, position) :
+						       pwritev2(file->fd, &rest, 1, position,
+								io->fua ? RWF_DSYNC : 0);
+
+		if (moved < 0 && errno == EINTR)
+			continue;
+		if (moved < 0)
+			return -errno;
+		/* The file shrank under us: an error, never zeroes. */
+		if (moved == 0)
+			return -EIO;
+		part->done += (uint32_t)moved;
+	}
+	return 0;
+}
+
 /* The rest of the part; short I/O brings us here again. */
 static int file_transfer(struct segment *segment, struct io *io)
 {
 	const struct file_segment *file = segment->private;
-	struct io_uring_sqe *sqe = worker_get_sqe(io->worker);
 	struct part *part = &io->part;
 	uint8_t *data = part->data + part->done;
 	unsigned length = part->length - part->done;
+	struct io_uring_sqe *sqe;
 
+	if (file->in_memory)
+		return transfer_now(file, io);
+	sqe = worker_get_sqe(io->worker);
 	if (io->op == IO_OP_READ) {
 		io_uring_prep_read(sqe, -1, data, length, file_position(file, part));
 	} else {
