@@ -33,11 +33,13 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
     except click.ClickException as error:
         error.show()
         status = error.exit_code
-    except click.exceptions.Abort:
-        status = 130
-    except KeyboardInterrupt as error:
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
         click.echo(f"{name}: interrupted", err=True)
-        status = exit_status_of(error)
+        # NB: click makes an Abort of whatever interrupts a command.
+        signalled = error if isinstance(error, KeyboardInterrupt) else error.__cause__
+        status = 130
+        if isinstance(signalled, KeyboardInterrupt):
+            status = exit_status_of(signalled)
     sys.exit(status)
 
 

@@ -1,7 +1,9 @@
-"""Groups whose commands are the modules of a package."""
+"""From a command to an exit status; groups whose commands are modules."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from btrfs_ublk.entry import ModuleGroup
+from btrfs_ublk.entry import ModuleGroup, run_command
 
 MODULE = """
 import click
@@ -50,3 +52,26 @@ def test_a_module_is_imported_when_it_is_used(group: click.Group) -> None:
     assert CliRunner().invoke(group, ["two-words"]).exit_code == 0
     with pytest.raises(RuntimeError, match="imported"):
         CliRunner().invoke(group, ["broken"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_status_tells_which_signal_it_was(
+    signum: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.command()
+    def interrupted() -> None:
+        os.kill(os.getpid(), signum)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in signals}
+    monkeypatch.setattr(sys, "argv", ["it"])
+    try:
+        with pytest.raises(SystemExit) as caught:
+            run_command(interrupted, name="it")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert caught.value.code == 128 + signum
+    assert "it: interrupted" in capsys.readouterr().err
