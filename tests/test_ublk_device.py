@@ -17,7 +17,13 @@ from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources import mounted
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
 from btrfs_ublk.seed import make_seed
-from btrfs_ublk.server import BlockServer, Description, ZeroSegment, device_records
+from btrfs_ublk.server import (
+    BlockServer,
+    Description,
+    FileSegment,
+    ZeroSegment,
+    device_records,
+)
 from btrfs_ublk.units import KIB, MIB
 
 pytestmark = pytest.mark.ublk
@@ -63,6 +69,29 @@ def test_threads_that_serve_interrupt_nobody() -> None:
         ]
         policies = [os.sched_getscheduler(thread) for thread in threads]
         assert policies.count(os.SCHED_BATCH) == 1
+
+
+def test_a_writable_device_flushes(sparse_path: Path) -> None:
+    """What the block layer may rely on, and that a sync arrives as a flush."""
+    path = sparse_path / "file"
+    path.write_bytes(bytes(MIB))
+    writable = Description(
+        MIB,
+        [FileSegment(offset=0, length=MIB, path=str(path), writable=True)],
+        read_only=False,
+    )
+    with BlockServer(writable, front_end="ublk") as server:
+        queue = Path(f"/sys/block/{server.device.name}/queue")
+        assert (queue / "write_cache").read_text() == "write back\n"
+        assert (queue / "fua").read_text() == "1\n"
+        assert int((queue / "discard_max_bytes").read_text()) > 0
+        assert int((queue / "write_zeroes_max_bytes").read_text()) > 0
+        with server.device.open("r+b", buffering=0) as file:
+            file.write(b"w" * 4096)
+            os.fsync(file.fileno())
+        written = server.stats()["kinds"]["file"]
+        assert written["writes"] >= 1 and written["flushes"] >= 1
+    assert path.read_bytes() == b"w" * 4096 + bytes(MIB - 4096)
 
 
 def test_the_drivers_record() -> None:
