@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from conftest import inapplicable, may_be_killed
 from device_support import (
     DESCRIPTION,
     PATTERN,
@@ -72,6 +73,7 @@ def no_devices() -> Iterator[None]:
 
 @pytest.fixture
 def grown(front_end: FrontEndName, sparse_path: Path) -> Iterator[Grown]:
+    may_be_killed(front_end)
     target = sparse_path / "mnt"
     target.mkdir()
     seed = make_seed(
@@ -241,11 +243,11 @@ def test_upgrade_of_an_unsupervised_device(grown: Grown) -> None:
 
 
 RECOVERIES = [
-    ("fuse", "reissue"),
-    ("fuse", "swap"),
-    ("ublk", "reissue"),
-    ("ublk", "queue"),
-    ("ublk", "fail-io"),
+    pytest.param("fuse", "reissue", marks=pytest.mark.fuse),
+    pytest.param("fuse", "swap", marks=pytest.mark.fuse),
+    pytest.param("ublk", "reissue", marks=pytest.mark.ublk),
+    pytest.param("ublk", "queue", marks=pytest.mark.ublk),
+    pytest.param("ublk", "fail-io", marks=pytest.mark.ublk),
 ]
 
 
@@ -257,15 +259,12 @@ def added(front_end: FrontEndName, recovery: RecoveryName) -> Device:
     except BtrfsUblkError as error:
         if "recovery" not in str(error).lower() and "resend" not in str(error).lower():
             raise
-        pytest.skip(str(error))
+        inapplicable(str(error))
 
 
-@pytest.mark.parametrize(("of", "recovery"), RECOVERIES)
-def test_each_recovery(
-    front_end: FrontEndName, of: str, recovery: RecoveryName
-) -> None:
-    if of != front_end:
-        pytest.skip("it is of the other front end")
+@pytest.mark.parametrize(("front_end", "recovery"), RECOVERIES, indirect=["front_end"])
+def test_each_recovery(front_end: FrontEndName, recovery: RecoveryName) -> None:
+    may_be_killed(front_end)
     device = added(front_end, recovery)
     assert device.path is not None
     try:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Serve
+from conftest import Serve, may_be_killed
 
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.gc import collect
@@ -166,8 +166,11 @@ def test_gc_ends_a_server_that_is_stopped(front_end: FrontEndName) -> None:
     assert not server.is_alive()
 
 
-def test_a_killed_server_fails_reads_and_leaves_nothing(serve: Serve) -> None:
+def test_a_killed_server_fails_reads_and_leaves_nothing(
+    serve: Serve, front_end: FrontEndName
+) -> None:
     """Those in flight, and all that follow: at once, and none hangs."""
+    may_be_killed(front_end)
     ended: list[int] = []
     pattern = PatternSegment(offset=0, length=TIB)
 

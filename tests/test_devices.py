@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import SystemState
+from conftest import Need, SystemState
 from device_support import (
     DESCRIPTION,
     PATTERN,
@@ -31,6 +31,7 @@ from device_support import (
     wait_for,
 )
 
+from btrfs_ublk.capabilities import UBLK
 from btrfs_ublk.device import (
     DeviceOptions,
     add_device,
@@ -211,9 +212,8 @@ def test_paths_count_from_where_the_command_was_given(
 
 
 @pytest.mark.ublk
-def test_a_ublk_id_that_is_taken(front_end: FrontEndName) -> None:
-    if front_end != "ublk":
-        pytest.skip("loop devices are numbered by the kernel")
+def test_a_ublk_id_that_is_taken(need: Need) -> None:
+    need(UBLK)
     wanted = DeviceOptions(front_end="ublk", device_id=7)
     with supervised_device(DESCRIPTION, wanted) as device:
         assert device.path == Path("/dev/ublkb7")

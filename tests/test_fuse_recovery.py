@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Need
+from conftest import Need, inapplicable
 from sanitized_build import SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.capabilities import FUSE, LOOP
@@ -102,7 +102,7 @@ class Servers:
     def keep(self, ready: dict[str, Any]) -> FuseConnection:
         minor = ready.get("fuse_minor", RESEND_MINOR)
         if minor < RESEND_MINOR:
-            pytest.skip(f"FUSE 7.{minor} has no FUSE_NOTIFY_RESEND (Linux 6.9)")
+            inapplicable(f"FUSE 7.{minor} has no FUSE_NOTIFY_RESEND (Linux 6.9)")
         return FuseConnection.of_server(ready, ProcessIdentity.of(self.pid))
 
     def take_over(
@@ -222,7 +222,7 @@ class Stage:
         except OSError:
             log = run(["dmesg"], timeout_s=TIMEOUT_S).stdout
             if "emergency shutdown" in log:
-                pytest.skip("this btrfs takes a device that moved for a missing one")
+                inapplicable("this btrfs takes a device that moved for a missing one")
             raise
 
     @contextmanager

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Serve
+from conftest import Serve, inapplicable
 from sanitized_build import SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.errors import UsageError
@@ -138,7 +138,7 @@ def test_buffers_are_on_the_node_of_their_thread(serve: Serve) -> None:
         if (text := (path / "cpulist").read_text()).strip()
     }
     if not nodes:
-        pytest.skip("this kernel tells of no NUMA nodes (CONFIG_NUMA)")
+        inapplicable("this kernel tells of no NUMA nodes (CONFIG_NUMA)")
     with serve(ZEROES, queues=2, depth=64, max_io_bytes=256 << 10) as server:
         expected: dict[int, int] = {}
         for cpus in server.placement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -11,27 +10,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import may_be_killed
 
-from btrfs_ublk.bench.killable import ServerByHand
 from btrfs_ublk.bench.kills import RANDOM, awkward_kinds, run_rounds, trial
 from btrfs_ublk.bench.recovery import faults
 from btrfs_ublk.bench.verified_reads import VerifiedReads, verified_reads
 from btrfs_ublk.device.state import RUN_VARIABLE
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.process import ProcessIdentity, run
+from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.server import (
     BlockServer,
     Description,
     FrontEndName,
     PatternSegment,
-    ZeroSegment,
 )
-from btrfs_ublk.units import MIB, TIB
+from btrfs_ublk.units import TIB
 from btrfs_ublk.volume import volume
 
-ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
-#: linux/ublk_cmd.h, Linux 6.16
-F_QUIESCE = 1 << 12
 #: What a read may take to fail once its server is dead.
 FAIL_S = 5
 SERVED_S = 60.0
@@ -72,6 +66,7 @@ def fail_soon(found: Sequence[VerifiedReads]) -> None:
 def test_without_recovery_reads_of_a_mounted_seed_fail(
     front_end: FrontEndName, sparse_path: Path
 ) -> None:
+    may_be_killed(front_end)
     target = sparse_path / "mnt"
     target.mkdir()
     pattern = PatternSegment(offset=0, length=TIB)
@@ -96,6 +91,7 @@ def test_without_recovery_reads_of_a_mounted_seed_fail(
 
 
 def test_without_recovery_reads_of_the_device_fail(front_end: FrontEndName) -> None:
+    may_be_killed(front_end)
     pattern = PatternSegment(offset=0, length=TIB)
     with BlockServer(Description(TIB, [pattern]), front_end=front_end) as server:
         with readers(server.device) as found:
@@ -103,23 +99,12 @@ def test_without_recovery_reads_of_the_device_fail(front_end: FrontEndName) -> N
             fail_soon(found)
 
 
-def has_known_crash() -> bool:
-    """Linux 6.7 to 6.14 may crash when a ublk server is killed under load (f40139fde527
-    is in 6.15): a whole VM would fail. 6.16 is the first that can be told from them.
-    """
-    with ServerByHand(ZEROES, front_end="ublk"):
-        listed = run([helper_path(SERVER), "--list-devices"], timeout_s=30)
-    (record,) = map(json.loads, listed.stdout.splitlines())
-    return not record["flags"] & F_QUIESCE
-
-
 @pytest.mark.timeout(600)
 def test_nobody_notices_a_killed_server(
     front_end: FrontEndName, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """python -m btrfs_ublk.bench.recovery does many more rounds of it."""
-    if front_end == "ublk" and has_known_crash():
-        pytest.skip("this kernel's ublk driver may crash it: see docs/limits.md")
+    may_be_killed(front_end)
     run_directory = sparse_path / "run"
     run_directory.mkdir(mode=0o700)
     monkeypatch.setenv(RUN_VARIABLE, str(run_directory))

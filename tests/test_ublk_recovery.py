@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Need
+from conftest import Need, inapplicable, may_be_killed
 from server_process import ServerProcess, kill_after
 
 from btrfs_ublk.capabilities import UBLK
@@ -113,11 +113,8 @@ class VerifiedReads:
     check each byte. ``errors`` are theirs, ``wrong`` where the bytes are not right.
     """
 
-    def __init__(self, device: Path, *, threads: int | None = None) -> None:
-        if threads is None:
-            # NB: drivers before 6.15 (the flag is 6.16) may take the kernel with them
-            # when a server is killed while requests come in (docs/limits.md).
-            threads = READERS if kernel_has(F_QUIESCE) else 1
+    def __init__(self, device: Path, *, threads: int = READERS) -> None:
+        may_be_killed("ublk")
         self._device = device
         self._stop = threading.Event()
         self._threads = [
@@ -448,7 +445,7 @@ def test_handed_over_under_reads(recovery: str) -> None:
     only reissue keeps it.
     """
     if recovery == "fail-io" and not kernel_has(F_FAIL_IO):
-        pytest.skip("fail-io is Linux 6.13")
+        inapplicable("fail-io is Linux 6.13")
     loses = recovery != "reissue" and not kernel_has(F_QUIESCE)
     with served(recovery) as first:
         with VerifiedReads(first.device) as reads:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Need
+from conftest import Need, inapplicable
 from sanitized_build import SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.capabilities import FUSE, LOOP
@@ -48,7 +48,7 @@ def pattern(sparse_path: Path) -> Path:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
     except OSError:
-        pytest.skip("the file system of the tests has no O_DIRECT (tmpfs: Linux 6.5)")
+        inapplicable("the file system of the tests has no O_DIRECT (tmpfs: Linux 6.5)")
     return path
 
 

@@ -10,7 +10,7 @@ packages_of_part() { # build|demo|bench|test|vm
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     bench) echo fio ;;
-    test) echo clang-format clang-tidy shellcheck ;;
+    test) echo clang-format clang-tidy shellcheck systemd ;;
     vm)
         echo qemu-system-x86 busybox-static kmod xz-utils zstd "$(virtiofsd_package)"
         ;;
