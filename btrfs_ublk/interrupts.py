@@ -70,7 +70,16 @@ def interruptible(*, exiting: bool = False) -> Iterator[None]:
         with deferred():
             sys.unraisablehook = hook
             for signum, handler in after.items():
-                _deferral.replace(signum, handler)
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    _deferral.replace(signum, handler)
+
+
+def too_late() -> None:
+    """Ignore signals from here to the end of the process: what they might undo is done,
+    and is only to be told. For entry points, within ``deferred()``.
+    """
+    for signum in _SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _repeat_swallowed(unraisable: sys.UnraisableHookArgs) -> None:

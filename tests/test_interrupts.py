@@ -17,6 +17,7 @@ from btrfs_ublk.interrupts import (
     delivered,
     exit_status_of,
     interruptible,
+    too_late,
 )
 
 
@@ -44,6 +45,24 @@ def test_a_process_on_its_way_out_is_left_alone(signum: signal.Signals) -> None:
     before = signal.getsignal(signum)
     try:
         with pytest.raises(KeyboardInterrupt), interruptible(exiting=True):
+            os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signum)
+        assert signal.getsignal(signum) == signal.SIG_IGN
+    finally:
+        for restored in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(restored, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signum, before)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_too_late(signum: signal.Signals) -> None:
+    before = signal.getsignal(signum)
+    try:
+        with interruptible(exiting=True):
+            with deferred():
+                os.kill(os.getpid(), signum)
+                too_late()
             os.kill(os.getpid(), signum)
         os.kill(os.getpid(), signum)
         assert signal.getsignal(signum) == signal.SIG_IGN

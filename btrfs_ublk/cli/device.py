@@ -24,6 +24,7 @@ from btrfs_ublk.device import (
 from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S
 from btrfs_ublk.device.state import DEFAULT_HANG_TIMEOUT_S
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.interrupts import too_late
 from btrfs_ublk.server import Description, ServerStats
 from btrfs_ublk.units import format_size, parse_block_size
 
@@ -101,8 +102,14 @@ def add(
     """Make the device NAME, which answers what DESCRIPTION (JSON; - is standard input)
     says. Prints its path.
     """
-    made, wanted = _read(description), _options(**options)
-    _print(add_device(name, made, wanted, timeout_s=timeout_s), as_json)
+    device = add_device(
+        name,
+        _read(description),
+        _options(**options),
+        timeout_s=timeout_s,
+        made=too_late,
+    )
+    _print(device, as_json)
 
 
 @command.command("list")

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,8 +86,12 @@ def add_device(
     options: DeviceOptions = DEFAULT_OPTIONS,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    made: Callable[[], object] | None = None,
 ) -> Device:
     """Make a device that outlives this process; it answers reads when this returns.
+
+    ``made`` is called as soon as the device is there to stay, with signals deferred:
+    a command that is interrupted later must not say that it has made nothing.
 
     Raises UsageError when there is a device of that name, or for what a server refuses;
     CapabilityError; BtrfsUblkError. Nothing is left then.
@@ -99,7 +104,10 @@ def add_device(
             with lock:
                 supervisor = start_supervisor(directory, lock, spec.python)
         wait_until_serving(directory, supervisor, timeout_s=timeout_s)
-        on_failure.pop_all()
+        with deferred():
+            if made is not None:
+                made()
+            on_failure.pop_all()
     return look_at(directory)
 
 
