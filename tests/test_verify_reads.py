@@ -19,6 +19,7 @@ from sanitized_build import SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.capabilities import FUSE, LOOP
 from btrfs_ublk.helpers import VERIFY_READS
+from btrfs_ublk.resources.uevents import wait_until
 from btrfs_ublk.server import BlockServer, Description, PatternSegment
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
 
@@ -220,6 +221,14 @@ class TestDevice:
             assert hear(reader)["event"] == "served"
             os.kill(server.pid, signal.SIGSTOP)
             try:
+                wait_until(
+                    lambda: all(
+                        (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+                        for task in Path(f"/proc/{server.pid}/task").iterdir()
+                    ),
+                    timeout_s=10,
+                    what="the server runs on",
+                )
                 tell(reader, "mark\n")
                 hung = hear(reader)
                 assert hung["event"] == "hung" and hung["length"] >= BLOCK_BYTES
