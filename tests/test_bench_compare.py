@@ -248,7 +248,7 @@ class TestCommand:
         path = tmp_path / "document.json"
         path.write_text(done.stdout)
         again = CliRunner().invoke(report.command, [str(path)])
-        assert again.exit_code == 0 and "Ratio: to loop" in again.stdout
+        assert again.exit_code == 0 and "to that of loop" in again.stdout
 
     def test_one_with_wrong_data_is_left_out(self, sparse_path: Path) -> None:
         comparison = Comparison("x", ["tmpfs", "loop"], ["randread-psync"])

@@ -87,9 +87,9 @@ def test_the_tables_have_a_row_for_each_kind() -> None:
     ],
 )
 def test_whatever_was_seen_is_a_fault(result: dict[str, Any], told: str) -> None:
-    good = document(*rounds(RANDOM, 0.1), READER, WRITER)
+    good = document(*rounds(RANDOM, 0.1, 0.2, 0.3), READER, WRITER)
     assert faults(good) == []
-    bad = document(*rounds(RANDOM, 0.1), READER, WRITER, result)
+    bad = document(*rounds(RANDOM, 0.1, 0.2, 0.3), READER, WRITER, result)
     assert faults(bad) == [told]
     assert "Nobody" in tables(good)[0].note and "Nobody" not in tables(bad)[0].note
 

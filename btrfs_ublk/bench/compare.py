@@ -245,7 +245,8 @@ def _table(
             *("fio us", "server us", "kernel us", "per core", "cores", "others"),
         ),
         rows,
-        note=f"Medians. Ratio: to {baseline}, turn by turn, with a bootstrap interval. "
+        note=f"Medians. Ratio: of the medians, to that of {baseline}, over the turns "
+        "that both have, with a bootstrap interval that draws pairs of them. "
         "CPU time per I/O: of the reader, of the server's threads, of the rest of the "
         "kernel; per core: ratio of I/O per CPU second. Cores: in use by these three, "
         "and by other processes.",

@@ -271,7 +271,10 @@ def run_rounds(
             yield made.round(kind)
     except NoAnswerError as error:
         yield {"what": "hang", "reason": str(error), "state": made.describe()}
-        made.device.restore()
+        try:
+            made.device.restore()
+        except BtrfsUblkError as failed:
+            yield {"what": "hang", "reason": str(failed), "state": made.describe()}
     for each in made.reads:
         yield {"what": "reader", "name": each.name, **each.finish()}
     if made.writes:

@@ -73,7 +73,7 @@ def _kill_row(name: str, rounds: Sequence[Result]) -> tuple[str, ...]:
 
 def _bound(document: Document) -> str:
     rounds = len(_of(document, "round"))
-    if not rounds or faults(document):
+    if rounds < 3 or faults(document):
         return ""
     # Nothing in N trials: the rate is below 3/N, with 95 % confidence.
     return (
@@ -227,11 +227,13 @@ def command(
         deadline_s=deadline_s,
         parent=parent,
     ) as made:
-        for result in run_rounds(made, kinds, limit_s=limit_s):
-            document["results"].append(result)
-            _tell(result, len(document["results"]))
-        # Before all is taken down, which may fail as well.
-        finish(document, as_json=as_json)
+        try:
+            for result in run_rounds(made, kinds, limit_s=limit_s):
+                document["results"].append(result)
+                _tell(result, len(document["results"]))
+        finally:
+            # Also after a failure, and before all is taken down, which may fail too.
+            finish(document, as_json=as_json)
     found = faults(document)
     if found:
         raise BtrfsUblkError("the kills were seen: " + "; ".join(found))
