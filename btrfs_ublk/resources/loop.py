@@ -13,7 +13,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -202,8 +202,15 @@ def has_tag(path: Path, tag: str) -> bool:
 
 
 def find_by_tag(tag: str) -> Path | None:
-    """The loop device that was attached with that tag, whoever did it."""
+    """The loop device that was attached with that tag, whoever did it, to a file that
+    has the tag in its name.
+    """
     for directory in Path("/sys/block").glob("loop*/loop"):
+        # NB: asking a device (LOOP_GET_STATUS64) asks the file system of its file,
+        # which may be another's, and not answer.
+        with suppress(OSError):
+            if tag not in (directory / "backing_file").read_text(errors="replace"):
+                continue
         path = Path("/dev") / directory.parent.name
         if has_tag(path, tag):
             return path
