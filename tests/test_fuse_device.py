@@ -217,6 +217,30 @@ def test_a_file_in_use_is_served_until_a_second_signal(sparse_path: Path) -> Non
         os.close(fd)
 
 
+def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
+    """Of so many readers, somebody always has another request."""
+    pattern = PatternSegment(offset=0, length=TIB)
+    description = Description(TIB, [pattern])
+    with (
+        server_alone(sparse_path, description, "--queues=1") as (server, ready),
+        ExitStack() as stack,
+    ):
+        for _ in range(24):
+            # They throw away at once what the server has to make.
+            command = ["dd", f"if={ready['file']}", "of=/dev/null", "bs=1M"]
+            reader = subprocess.Popen(
+                [*command, "iflag=direct"], stderr=subprocess.DEVNULL
+            )
+            stack.callback(reader.wait)
+            stack.callback(reader.kill)
+        time.sleep(0.5)
+        server.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(0.5)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+
+
 def test_a_file_that_is_closed_lets_the_server_end(sparse_path: Path) -> None:
     with server_alone(sparse_path, ZEROES) as (server, ready):
         with open(ready["file"], "rb", buffering=0):

@@ -79,7 +79,10 @@ struct frontend_ops {
 	int (*ended_fd)(const struct frontend *frontend);
 	/* Whether somebody has the device mounted or claimed, or the file open. */
 	bool (*in_use)(const struct frontend *frontend);
-	/* Remove the device or file, serving what is still in flight. */
+	/*
+	 * Remove the device or file, serving what is still in flight. Where requests come without
+	 * an end, they fail after some seconds.
+	 */
 	int (*stop)(struct frontend *frontend);
 	/*
 	 * Whether the device is there for another server when this process ends without stop().

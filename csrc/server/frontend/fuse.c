@@ -29,6 +29,8 @@
 enum {
 	MAX_IO_BYTES = 1 << 20, /* 256 pages: FUSE_MAX_MAX_PAGES */
 	INTRODUCTION_WAIT_MS = 10000,
+	STOP_RETRY_MS = 10,
+	DRAIN_WAIT_MS = 5000, /* for all threads, to come to an end of the requests */
 };
 
 static const char fuse_device[] = "/dev/fuse";
@@ -330,6 +332,27 @@ static int settle_recovery(const struct frontend *frontend)
 	return 0;
 }
 
+static bool stop_queues_within(struct fuse *fuse, unsigned wait_ms)
+{
+	unsigned waited_ms = 0;
+
+	while (fuse->serving && waited_ms < wait_ms) {
+		if (fuse_queue_stop_within(&fuse->queues[fuse->serving - 1], STOP_RETRY_MS))
+			fuse->serving--;
+		else
+			waited_ms += STOP_RETRY_MS;
+	}
+	return !fuse->serving;
+}
+
+/* Answers what the threads have taken, and no more. */
+static void leave_requests(struct fuse *fuse)
+{
+	__atomic_store_n(&fuse->phase, FUSE_LEAVE, __ATOMIC_RELEASE);
+	while (!stop_queues_within(fuse, DRAIN_WAIT_MS))
+		;
+}
+
 static int fuse_stop(struct frontend *frontend)
 {
 	struct fuse *fuse = frontend->private;
@@ -339,8 +362,11 @@ static int fuse_stop(struct frontend *frontend)
 	if (fuse->place_fd >= 0)
 		close(fuse->place_fd);
 	fuse->place_fd = -1;
-	while (fuse->serving)
-		fuse_queue_stop(&fuse->queues[--fuse->serving]);
+	/* NB: with several readers there is always another request, until they get errors. */
+	if (!stop_queues_within(fuse, DRAIN_WAIT_MS)) {
+		msg_warning("the file is still in use: what is not answered yet fails");
+		leave_requests(fuse);
+	}
 	return 0;
 }
 
@@ -416,11 +442,7 @@ static bool fuse_outlives(const struct frontend *frontend)
 
 static void fuse_hand_over(struct frontend *frontend)
 {
-	struct fuse *fuse = frontend->private;
-
-	__atomic_store_n(&fuse->phase, FUSE_LEAVE, __ATOMIC_RELEASE);
-	while (fuse->serving)
-		fuse_queue_stop(&fuse->queues[--fuse->serving]);
+	leave_requests(frontend->private);
 }
 
 static int fuse_ended_fd(const struct frontend *frontend)

@@ -12,11 +12,8 @@
 
 #include "base/size.h"
 
-enum {
-	STOP_RETRY_MS = 10,
-	/* As often, a thread looks whether it needs help: a look costs what a small read does. */
-	LOOK_BYTES = 64 << 10,
-};
+/* As often, a thread looks whether it needs help: a look costs what a small read does. */
+enum { LOOK_BYTES = 64 << 10 };
 
 /* The queue of the calling thread: libfuse passes no context of a thread through. */
 static __thread struct fuse_queue *own_queue;
@@ -386,10 +383,8 @@ int fuse_queue_start(struct fuse_queue *queue)
 	return thread_start(&queue->thread);
 }
 
-void fuse_queue_stop(struct fuse_queue *queue)
+bool fuse_queue_stop_within(struct fuse_queue *queue, unsigned wait_ms)
 {
-	/* Again and again, as a signal that comes just before the read does not end it. */
-	do
-		pthread_kill(queue->thread.id, FUSE_QUEUE_SIGNAL);
-	while (!thread_join_within(&queue->thread, STOP_RETRY_MS));
+	pthread_kill(queue->thread.id, FUSE_QUEUE_SIGNAL);
+	return thread_join_within(&queue->thread, wait_ms);
 }

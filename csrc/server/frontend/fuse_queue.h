@@ -30,7 +30,7 @@ struct fuse_tag {
 
 enum fuse_phase {
 	FUSE_SERVE,
-	FUSE_DRAIN, /* answer what there is, then end */
+	FUSE_DRAIN, /* answer until nothing is left, then end */
 	FUSE_LEAVE, /* answer what has been taken, then end */
 };
 
@@ -74,8 +74,11 @@ struct fuse_queue {
 
 /* Starts the thread and waits until it serves. */
 int fuse_queue_start(struct fuse_queue *queue);
-/* Ends the thread, now that `phase` says so, and waits for it. */
-void fuse_queue_stop(struct fuse_queue *queue);
+/*
+ * Ends the thread, now that `phase` says so. Returns false when it still serves after `wait_ms`: to be
+ * called again, as a signal that comes just before the thread waits is lost.
+ */
+bool fuse_queue_stop_within(struct fuse_queue *queue, unsigned wait_ms);
 
 /* How libfuse reads from and writes to the connection: by the descriptor of the calling thread. */
 extern const struct fuse_custom_io fuse_queue_io;
