@@ -87,8 +87,8 @@ static int claim(int *fd, const struct file_segment *file)
 
 /*
  * tmpfs and ramfs have no non-blocking reads, so that io_uring gives each to a thread of the kernel:
- * two switches, to copy what is in memory. A system call does it at once; for a page that was
- * swapped out, the queue waits.
+ * two switches, to copy what is in memory. A system call does it at once. NB: for a page that was
+ * swapped out, this thread waits, and all that nobody else receives meanwhile (docs/limits.md).
  */
 static bool is_in_memory(int fd)
 {
