@@ -75,7 +75,10 @@ class Servers:
         self._path.write_text(description.to_json())
 
     def launch(
-        self, *arguments: str, keep: Sequence[int] = ()
+        self,
+        *arguments: str,
+        keep: Sequence[int] = (),
+        stdout: int = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
         with self._errors.open("wb") as errors:
             server = subprocess.Popen(
@@ -83,7 +86,7 @@ class Servers:
                     *(helper_path(SERVER), "--front-end", "fuse"),
                     *("--tag", self.tag, *arguments, self._path),
                 ],
-                stdout=subprocess.PIPE,
+                stdout=stdout,
                 stderr=errors,
                 text=True,
                 pass_fds=keep,
@@ -463,6 +466,26 @@ class TestReissue:
                 content = read_direct(Path(again["file"]), 0, BLOCK_BYTES)
                 assert content == file.read(BLOCK_BYTES) == bytes(BLOCK_BYTES)
             assert server.wait(TIMEOUT_S) == 0
+
+    def test_one_that_cannot_say_that_it_took_over(self, sparse_path: Path) -> None:
+        """It leaves the file as it was, and does not wait for who reads it."""
+        servers = Servers(sparse_path, ZEROES)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto")
+            file = stack.enter_context(open(ready["file"], "rb", buffering=0))
+            kept = stack.enter_context(servers.keep(ready))
+            servers.kill()
+            with open("/dev/full", "wb") as full:
+                server = servers.launch(
+                    *("--recovery", "auto", *kept.arguments()),
+                    keep=kept.descriptors(),
+                    stdout=full.fileno(),
+                )
+            assert server.wait(TIMEOUT_S) == 1
+            assert "--recover-fds takes it over" in servers.errors()
+            servers.take_over(kept)
+            assert file.read(BLOCK_BYTES) == bytes(BLOCK_BYTES)
 
     def test_under_sanitizers(
         self,

@@ -47,11 +47,13 @@ static void leave(int status)
 /* When the front end, or the announcement of what it has made, failed. */
 static void stop_or_leave(struct frontend *frontend, bool announced)
 {
-	bool known = announced || frontend->recover_id >= 0;
+	bool taken_over = frontend->recover_id >= 0 || frontend->recover_fd_count;
+	bool known = announced || taken_over;
 
 	/* What somebody has heard of may be in use; nobody would ever find anything else. */
 	if (known && frontend->ops->outlives && frontend->ops->outlives(frontend)) {
-		msg_hint("the device was left for another server: --recover takes it over");
+		msg_hint("the device was left for another server: %s takes it over",
+			 frontend->ops->takeover_option);
 		leave(EXIT_FAILED);
 	}
 	frontend->ops->stop(frontend);

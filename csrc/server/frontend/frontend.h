@@ -59,6 +59,7 @@ struct frontend_ops {
 	const char *kernel_device; /* is there where the kernel has what this front end needs */
 	unsigned default_depth;
 	uint32_t default_max_io_bytes;
+	const char *takeover_option; /* of a server that comes after one that left its device */
 
 	/*
 	 * What the kernel has for this front end, and what is used of it; see features.h. Makes

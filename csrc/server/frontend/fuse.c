@@ -480,6 +480,7 @@ const struct frontend_ops fuse_frontend = {
 	.kernel_device = fuse_device,
 	.default_depth = 16,
 	.default_max_io_bytes = MAX_IO_BYTES,
+	.takeover_option = "--recover-fds",
 	.features = fuse_features_describe,
 	.open = fuse_open,
 	.start = fuse_start,

@@ -416,6 +416,7 @@ const struct frontend_ops ublk_frontend = {
 	.kernel_device = "/dev/ublk-control",
 	.default_depth = 64,
 	.default_max_io_bytes = 256 << 10,
+	.takeover_option = "--recover",
 	.features = ublk_features_describe,
 	.open = ublk_open,
 	.start = ublk_start,
