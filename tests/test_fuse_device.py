@@ -36,6 +36,7 @@ from btrfs_ublk.server import (
     FileSegment,
     MemsetSegment,
     PatternSegment,
+    ServerStats,
     ZeroSegment,
     choose_front_end,
     front_ends,
@@ -175,6 +176,22 @@ def test_writes_holes_and_what_is_refused(sparse_path: Path) -> None:
     expected[16384:20480] = bytes(4096)
     # A write that fails may have changed what came before the place where it failed.
     assert source.read_bytes()[: MIB - 4096] == expected[: MIB - 4096]
+
+
+def test_what_is_no_disk_s_request_is_counted_as_refused(sparse_path: Path) -> None:
+    with server_alone(sparse_path, ZEROES) as (server, ready):
+        fd = os.open(ready["file"], os.O_RDONLY)
+        for offset, length in ((0, 100), (100, BLOCK_BYTES)):
+            with pytest.raises(OSError) as caught:
+                os.pread(fd, length, offset)
+            assert caught.value.errno == errno.EINVAL
+        assert os.pread(fd, BLOCK_BYTES, 0) == bytes(BLOCK_BYTES)
+        os.close(fd)
+        server.send_signal(signal.SIGTERM)
+        assert server.stdout is not None
+        stats = ServerStats.parse(json.loads(server.stdout.readline())["stats"])
+        assert (stats.refused, stats.errors, stats.reads) == (2, 2, 1)
+        assert server.wait(10) == 0
 
 
 def test_nobody_else_gets_at_it(sparse_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -150,7 +151,7 @@ class TestEngine:
             shell.request(f"write 0 {BLOCK} 7")
             shell.request(f"zero {BLOCK} {BLOCK}")
             shell.request("flush")
-            shell.request(f"read {9 * BLOCK} {BLOCK}")  # outside: no kind's
+            assert shell.request(f"read {9 * BLOCK} {BLOCK}") == errno.EIO  # outside
             stats = ServerStats.parse(shell.stats())
         written, filled, failing = (
             stats.kinds[kind] for kind in ("file", "memset", "error")
@@ -163,9 +164,20 @@ class TestEngine:
         assert written.latency.writes.count == 2
         assert written.latency.flushes.count == 1
         assert 0 < written.latency.reads.max_ns < TIMEOUT_S * 1e9
-        assert (stats.reads, stats.errors) == (5, 1)
+        assert (stats.reads, stats.errors, stats.refused) == (5, 2, 1)
         assert [queue.in_flight for queue in stats.queues] == [0]
         assert [queue.max_in_flight for queue in stats.queues] == [1]
+
+    def test_writes_to_a_read_only_device_are_no_kind_s(
+        self, sanitized_build: Path
+    ) -> None:
+        description = describe({"kind": "zero", "length": BLOCK})
+        with engine_shell(sanitized_build, description) as shell:
+            assert shell.request(f"write 0 {BLOCK} 7") == errno.EROFS
+            assert shell.request(f"discard 0 {BLOCK}") == errno.EROFS
+            stats = ServerStats.parse(shell.stats())
+        assert (stats.errors, stats.refused) == (2, 2)
+        assert (stats.writes, stats.discards, stats.kinds["zero"].errors) == (0, 0, 0)
 
     def test_of_what_is_answered_at_once_a_quarter_is_timed(
         self, sanitized_build: Path
@@ -225,7 +237,8 @@ def test_a_server_tells_of_every_read(serve: Serve, source: Path) -> None:
         assert after["file"].latency.reads.count == after["file"].reads
         assert after["memset"].reads == before["memset"].reads + 40
         assert 0 < after["memset"].latency.reads.count <= after["memset"].reads
-        assert after["error"].errors > 0 and stats.errors == after["error"].errors
+        assert after["error"].errors > 0 and stats.refused == 0
+        assert stats.errors == after["error"].errors
         for kind in ("file", "memset"):
             latency = after[kind].latency.reads
             values = [latency.percentile_ns(percent) for percent in (*PERCENTS, 100)]

@@ -285,5 +285,7 @@ def _stats_lines(raw: dict[str, Any] | None) -> list[tuple[str, str]]:
             p50, p99 = (latency.percentile_ns(x) / 1e3 for x in (50, 99))
             text += f"; reads take {p50:.0f} us, 99 % at most {p99:.0f} us"
         lines.append((kind, text))
+    if stats.refused:
+        lines.append(("refused", f"{stats.refused} requests"))
     in_flight = sum(queue.in_flight for queue in stats.queues)
     return [*lines, ("in flight", f"{in_flight}, in {len(stats.queues)} queues")]

@@ -117,8 +117,14 @@ class QueueStats:
 
 @dataclass(frozen=True)
 class ServerStats(Counts):
-    """All of a server: ``ServerStats.parse(server.stats())``."""
+    """All of a server: ``ServerStats.parse(server.stats())``.
 
+    ``refused`` are requests that failed before they were any segment's: out of range,
+    too long, not of whole blocks, or writes to a read-only device. ``errors`` has them
+    as well; they are in no other number.
+    """
+
+    refused: int
     kinds: Mapping[str, KindStats]
     queues: tuple[QueueStats, ...]
 
@@ -130,6 +136,7 @@ class ServerStats(Counts):
         try:
             return cls(
                 **_counts(stats),
+                refused=int(stats["refused"]),
                 kinds={
                     str(name): KindStats(**_counts(kind), latency=_latencies(kind))
                     for name, kind in stats["kinds"].items()

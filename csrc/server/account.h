@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What one worker did, by segment kind: requests, bytes, errors and latencies; and how many requests
- * it has at a time. The worker writes, anybody may read: relaxed atomics.
+ * What one worker did, by segment kind: requests, bytes, errors and latencies; how many requests it
+ * has at a time, and how many it refused. The worker writes, anybody may read: relaxed atomics.
  *
  * A latency is the time from when the front end hands a request to the engine until its answer
  * leaves, in rounds: a round is all that the front end does between two waits (a batch of
@@ -57,6 +57,7 @@ struct account {
 	uint32_t max_in_flight;
 	uint32_t answered; /* requests, in this round */
 	uint32_t rounds;   /* in which something was answered */
+	uint64_t refused;  /* requests that failed before they were any segment's */
 	uint64_t round_ns; /* when this round began; 0: nobody has asked */
 	unsigned answers_count;
 	struct account_answers answers[ACCOUNT_ANSWERS];
@@ -106,6 +107,11 @@ static inline void account_request(struct account *account)
 static inline void account_answer(struct account *account)
 {
 	account->answered++;
+}
+
+static inline void account_refusal(struct account *account)
+{
+	relaxed_add(&account->refused, 1);
 }
 
 /* A part is finished for which account_start_ns() gave `started_ns`. */

@@ -160,6 +160,13 @@ static void run(struct io *io)
 	answer(io);
 }
 
+static void refuse(struct io *io, int err)
+{
+	account_refusal(io->worker->account);
+	io->result = err;
+	answer(io);
+}
+
 void engine_submit(struct worker *worker, struct io *io)
 {
 	const struct engine *engine = worker->engine;
@@ -170,13 +177,11 @@ void engine_submit(struct worker *worker, struct io *io)
 	account_request(worker->account);
 	if (io->op != IO_OP_FLUSH &&
 	    (io->length > engine->size || io->offset > engine->size - io->length)) {
-		io->result = -EIO;
-		answer(io);
+		refuse(io, -EIO);
 		return;
 	}
 	if (engine->read_only && io->op != IO_OP_READ && io->op != IO_OP_FLUSH) {
-		io->result = -EROFS;
-		answer(io);
+		refuse(io, -EROFS);
 		return;
 	}
 	run(io);
@@ -285,6 +290,11 @@ int worker_prepare(struct worker *worker)
 	return worker->account ? 0 : -ENOMEM;
 }
 
+void worker_count_refusal(struct worker *worker)
+{
+	account_refusal(worker->account);
+}
+
 void worker_end_round(struct worker *worker)
 {
 	account_end_round(worker->account);
@@ -300,4 +310,17 @@ void engine_count(const struct engine *engine, unsigned kind, struct kind_accoun
 		if (account)
 			account_merge(sum, &account->kinds[kind]);
 	}
+}
+
+uint64_t engine_count_refused(const struct engine *engine)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < engine->worker_count; i++) {
+		const struct account *account = engine->workers[i].account;
+
+		if (account)
+			sum += relaxed_load(&account->refused);
+	}
+	return sum;
 }

@@ -110,6 +110,9 @@ int worker_prepare(struct worker *worker);
 
 void engine_submit(struct worker *worker, struct io *io);
 
+/* Counts a request that the front end fails itself, instead of submitting it. */
+void worker_count_refusal(struct worker *worker);
+
 /*
  * To be called after each batch of submits and completions, when the answers to them leave or have
  * left: the latencies of all that was answered in it are counted now.
@@ -133,5 +136,8 @@ void engine_part_done(struct io *io, int result);
 
 /* Sum over workers of what segments of kinds[kind] did; any thread. */
 void engine_count(const struct engine *engine, unsigned kind, struct kind_account *sum);
+
+/* Requests of all workers that failed before they were any segment's; any thread. */
+uint64_t engine_count_refused(const struct engine *engine);
 
 #endif

@@ -117,6 +117,14 @@ static int add_queues(json_t *object, const struct engine *engine)
 	return err;
 }
 
+/* No kind's, so they are missing in the sum over those. */
+static int add_refused(json_t *stats, const struct engine *engine)
+{
+	uint64_t refused = engine_count_refused(engine);
+
+	return add_to(stats, "refused", refused) | add_to(stats, "errors", refused);
+}
+
 json_t *stats_json(const struct engine *engine)
 {
 	json_t *stats = json_object();
@@ -136,6 +144,8 @@ json_t *stats_json(const struct engine *engine)
 		if (!err)
 			err = add_counters(stats, &sum.counters);
 	}
+	if (!err)
+		err = add_refused(stats, engine);
 	if (!err)
 		err = add_queues(stats, engine);
 	if (!err)

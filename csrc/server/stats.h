@@ -11,11 +11,16 @@
  *
  *   {"errors": n, "reads": n, "read_bytes": n, "writes": n, "write_bytes": n, "flushes": n,
  *    "discards": n, "discard_bytes": n, "write_zeroes": n, "write_zeroes_bytes": n,
- *    "kinds": {"file": {"errors": n, ..., "latency": {"reads": LATENCY, "writes": LATENCY,
- *    "flushes": LATENCY}}, ...}, "queues": [{"in_flight": n, "max_in_flight": n}, ...]}
+ *    "refused": n, "kinds": {"file": {"errors": n, ..., "latency": {"reads": LATENCY,
+ *    "writes": LATENCY, "flushes": LATENCY}}, ...},
+ *    "queues": [{"in_flight": n, "max_in_flight": n}, ...]}
  *
- * The first ones are sums over the segment kinds. A kind lacks the LATENCY of what nobody asked of
- * it; "writes" stands for discards and zeroes as well. account.h says what is timed. A LATENCY is
+ * The first ones are sums over the segment kinds; "errors" has those that were "refused" as well:
+ * requests that failed before they were any segment's, as they were out of range, too long, not of
+ * whole blocks, or writes to a read-only device. They are in no other number.
+ *
+ * A kind lacks the LATENCY of what nobody asked of it; "writes" stands for discards and zeroes as
+ * well. account.h says what is timed. A LATENCY is
  *
  *   {"count": n, "sum_ns": n, "max_ns": n, "p50_ns": n, "p90_ns": n, "p99_ns": n, "p99_9_ns": n,
  *    "buckets": [[upper_ns, count], ...]}

@@ -113,6 +113,7 @@ void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_
 	int err = check_range(queue, op, offset, length);
 
 	if (err) {
+		worker_count_refusal(queue->worker);
 		fuse_reply_err(request, -err);
 		return;
 	}

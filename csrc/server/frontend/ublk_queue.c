@@ -101,10 +101,12 @@ static void start_request(struct ublk_tag *tag)
 	else if ((io->op == IO_OP_READ || io->op == IO_OP_WRITE) &&
 		 io->length > queue->buffer_bytes)
 		io->result = -EIO;
-	if (io->result)
-		io_done(io);
-	else
+	if (!io->result) {
 		engine_submit(queue->worker, io);
+		return;
+	}
+	worker_count_refusal(queue->worker);
+	io_done(io);
 }
 
 /* Returns 0, or a negative errno when the queue cannot go on. */
