@@ -47,7 +47,7 @@ from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources.reflink import clone_file
 from btrfs_ublk.seed import make_seed
-from btrfs_ublk.server import FrontEndName, PatternSegment
+from btrfs_ublk.server import Description, FileSegment, FrontEndName, PatternSegment
 from btrfs_ublk.sprout import Sprout, sprout
 from btrfs_ublk.units import GIB, MIB
 
@@ -251,11 +251,15 @@ RECOVERIES = [
 ]
 
 
-def added(front_end: FrontEndName, recovery: RecoveryName) -> Device:
+def added(
+    front_end: FrontEndName,
+    recovery: RecoveryName,
+    description: Description = DESCRIPTION,
+) -> Device:
     """Skips where the kernel has no such recovery."""
     options = DeviceOptions(front_end=front_end, recovery=recovery)
     try:
-        return add_device("one", DESCRIPTION, options)
+        return add_device("one", description, options)
     except BtrfsUblkError as error:
         if "recovery" not in str(error).lower() and "resend" not in str(error).lower():
             raise
@@ -319,6 +323,29 @@ def test_a_crash_loop_is_slowed_down(front_end: FrontEndName) -> None:
         wait_for("one", lambda state: state.status == "serving")
         assert device.path is not None
         check_content(device.path)
+
+
+def test_reads_wait_while_no_server_comes_up(
+    front_end: FrontEndName, sparse_path: Path
+) -> None:
+    """A file that is missing for a while, say, is nobody's reason to fail them."""
+    may_be_killed(front_end)
+    source = sparse_path / "source"
+    source.write_bytes(PATTERN.content(0, MIB))
+    segment = FileSegment(offset=0, length=MIB, path=str(source))
+    added(front_end, "reissue", Description(MIB, [segment]))
+    before = show_device("one")
+    assert before.path is not None
+    with reading(before.path, PATTERN.part(0, MIB)) as readers:
+        source.rename(sparse_path / "elsewhere")
+        kill(before.state.server, signal.SIGKILL)
+        wait_for("one", lambda state: state.failures >= 8)
+        assert "No such file" in str(show_device("one").reason)
+        (sparse_path / "elsewhere").rename(source)
+        wait_for("one", lambda state: state.status == "serving")
+        readers.wait_for_reads(50)
+        assert (readers.wrong, readers.errors) == (0, [])
+    assert show_device("one").path == before.path
 
 
 def test_what_a_supervisor_costs(front_end: FrontEndName) -> None:

@@ -633,6 +633,7 @@ class TestRefusals:
                 control.mkdir()
                 with mounted("none", control, fs_type="fusectl"):
                     (control / str(number) / "abort").write_text("1")
+            assert kept.has_ended() == (case == "ended")
             assert servers.start(*arguments, keep=keep) == {}
             servers.close()
             assert message in servers.errors()

@@ -20,9 +20,6 @@ from btrfs_ublk.server.control import Message
 from btrfs_ublk.server.fuse import attach_loop, served_file, swap
 from btrfs_ublk.server.fuse_connection import FuseConnection
 
-#: Takeovers in vain, after which the connection is given up.
-_MAX_TAKEOVERS = 3
-
 
 class FuseDeviceFrontEnd:
     name: ClassVar[FrontEnd] = "fuse"
@@ -36,7 +33,6 @@ class FuseDeviceFrontEnd:
         self._connection: FuseConnection | None = None
         if inherited:
             self._connection = FuseConnection(inherited[0], inherited[1:])
-        self._takeovers = 0
 
     @property
     def keep_open_fds(self) -> list[int]:
@@ -52,10 +48,11 @@ class FuseDeviceFrontEnd:
 
     def takeover_options(self) -> list[str] | None:
         if self._connection is not None:
-            self._takeovers += 1
-            if self._takeovers <= _MAX_TAKEOVERS:
+            # NB: however often servers failed, which may have any reason: what waits
+            # for an answer would get an error, and a writable device never came back.
+            if not self._connection.has_ended():
                 return [*self._connection.arguments(), *self._request_options()]
-            log.warning("the FUSE connection is given up: what waits for it fails")
+            log.warning("the FUSE connection has ended: what waited for it has failed")
         self.let_go()
         device = self.find()
         if device is not None and not self._can_move():
@@ -81,7 +78,7 @@ class FuseDeviceFrontEnd:
             )
         elif not loop.is_on(device, served_file(ready)):
             swap(device, self._spec.tag, ready)
-        self._known, self._takeovers = device, 0
+        self._known = device
         self._keep(ready, server)
         return device
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -96,6 +97,15 @@ class FuseConnection:
         description must be those of the first one; ``--queues`` is not to be given.
         """
         return ["--recover-fds", ",".join(map(str, self.descriptors()))]
+
+    def has_ended(self) -> bool:
+        """Whether the kernel, or an administrator, has ended it all the same: no server
+        can go on with it.
+        """
+        poller = select.poll()
+        for fd in self._devices:
+            poller.register(fd, 0)  # POLLERR comes unasked
+        return not self._devices or bool(poller.poll(0))
 
     def close(self) -> None:
         """Let the connection end with its server; idempotent."""
