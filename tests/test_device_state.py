@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from btrfs_ublk.device import control
 from btrfs_ublk.device.locks import (
     holder_of,
     is_locked,
@@ -294,3 +297,50 @@ def test_what_no_device_can_be(options: dict[str, object], match: str) -> None:
     keys = {"name": "one", "tag": "00", "front_end": "fuse", "size_bytes": 4096}
     with pytest.raises(UsageError, match=match):
         DeviceSpec(**keys | options).check()  # type: ignore[arg-type]
+
+
+def test_a_crowd_before_the_server(
+    one: DeviceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no silence as long as the server takes one after the other."""
+    monkeypatch.chdir(one.path)  # for a name that is short enough
+    with ExitStack() as stack:
+        listener = stack.enter_context(control.listening_socket(one.path))
+        crowds = []
+        with pytest.raises(BlockingIOError):
+            while True:
+                crowd = stack.enter_context(socket.socket(socket.AF_UNIX))
+                crowds.append(crowd)
+                crowd.setblocking(False)
+                crowd.connect("control")
+        started_s = time.monotonic()
+        with pytest.raises(control.Silent):
+            control.ask(one.path, "info", timeout_s=0.3)
+        assert time.monotonic() - started_s >= 0.3
+        read_fd, write_fd = os.pipe()
+        stack.callback(os.close, read_fd)
+        os.close(write_fd)
+        with pytest.raises(control.Interrupted):
+            control.ask(one.path, "info", timeout_s=10, unless=[read_fd])
+
+        def serve() -> None:
+            refused = False
+            while True:
+                with listener.accept()[0] as client, client.makefile("rb") as file:
+                    line = file.readline()
+                    if line and refused:
+                        client.sendall(b'{"reply": "info", "info": {"pid": 7}}\n')
+                        return
+                    if line:
+                        refused = True
+                        client.sendall(
+                            b'{"error": "all places for clients are taken"}\n'
+                        )
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        # Those of the crowd say nothing: each is dropped by its own end.
+        for crowd in crowds:
+            crowd.close()
+        assert control.ask(one.path, "info", timeout_s=10) == {"pid": 7}
+        server.join(10)

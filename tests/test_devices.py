@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from device_support import (
     remove_all,
     wait_for,
 )
+from server_process import ControlClient
 
 from btrfs_ublk.capabilities import UBLK
 from btrfs_ublk.device import (
@@ -304,6 +306,27 @@ def test_a_hanging_server_is_replaced(front_end: FrontEndName) -> None:
         assert state.recoveries == 1 and "did not answer" in str(state.last_end)
         assert device.path is not None
         check_content(device.path)
+
+
+def test_a_server_with_many_clients_is_well(front_end: FrontEndName) -> None:
+    """Also for a supervisor that comes then."""
+    wanted = DeviceOptions(front_end=front_end, hang_timeout_s=2)
+    with supervised_device(DESCRIPTION, wanted, name="one") as device:
+        control = device_directory("one").path / "control"
+        with ExitStack() as stack:
+            for _ in range(16):
+                client = stack.enter_context(ControlClient(control))
+                assert client.request("info")["reply"] == "info"
+            time.sleep(4)
+            busy = show_device("one")
+            assert busy.is_well and busy.stats is None
+            kill_supervisor("one")
+            # Clients that are silent for 10 s lose their places.
+            assert recover_device("one")
+        after = show_device("one")
+        assert after.is_well and after.stats
+        assert after.state.server == device.state.server
+        assert after.state.last_end is None
 
 
 def test_a_server_may_hang_if_that_is_wanted(front_end: FrontEndName) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.process import SupportsFileno, readable
@@ -19,6 +19,21 @@ _NAME = "control"
 #: As many as the server answers at a time.
 _BACKLOG = 16
 _MAX_REPLY_BYTES = 1 << 20
+#: In what a server says that has no place for another client (control_server.c).
+_BUSY = "places for clients are taken"
+#: Between two attempts to get a place.
+_RETRY_S = 0.05
+
+
+class Silent(ControlError):
+    """The server has said nothing in time: it hangs, or is stopped."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the server does not answer within {timeout_s:g} s")
+
+
+class Busy(ControlError):
+    """The server is well, and has no place for another client."""
 
 
 class Interrupted(Exception):
@@ -61,45 +76,84 @@ def ask(
 ) -> Message:
     """What the server replies: what stands at the request's name, if anything.
 
-    Raises ControlError when there is no reply in time, or an error; Interrupted as soon
-    as one of ``unless`` becomes readable.
+    Raises Silent when it says nothing in time, Busy when it had no place for us all the
+    time, ControlError for any other error; Interrupted as soon as one of ``unless``
+    becomes readable.
     """
     deadline_s = time.monotonic() + timeout_s
+    refusal: Busy | None = None
+    while True:
+        try:
+            with _connected(directory) as connection:
+                return _ask_on(connection, request, deadline_s, unless)
+        except BlockingIOError:
+            pass  # as many as may wait for a place do
+        except Busy as error:
+            refusal = error
+        except TimeoutError:
+            pass
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            # NB: after a refusal, the last attempt may have had a moment only.
+            raise refusal or Silent(timeout_s)
+        # No event tells of a place that gets free.
+        if readable(unless, timeout_s=min(_RETRY_S, remaining_s)):
+            raise Interrupted
+
+
+@contextmanager
+def _connected(directory: Path) -> Iterator[socket.socket]:
+    """Raises BlockingIOError when there is no room among those that wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         try:
             with _short(directory) as short:
                 connection.connect(f"{short}/{_NAME}")
-            connection.send(json.dumps({"request": request}).encode() + b"\n")
-        except BlockingIOError as error:
-            raise ControlError("the server takes no more connections") from error
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise ControlError(f"no server listens: {error.strerror}") from error
-        received = b""
-        while b"\n" not in received:
-            if len(received) > _MAX_REPLY_BYTES:
-                raise ControlError("the server's reply has no end")
-            ready = readable(
-                [connection, *unless], timeout_s=deadline_s - time.monotonic()
-            )
-            if ready - {connection.fileno()}:
-                raise Interrupted
-            if not ready:
-                raise ControlError(f"the server does not answer within {timeout_s:g} s")
-            try:
-                data = connection.recv(65536)
-            except OSError:
-                data = b""
-            if not data:
-                raise ControlError(f"the server ended and did not answer {request}")
-            received += data
+        yield connection
+
+
+def _ask_on(
+    connection: socket.socket,
+    request: str,
+    deadline_s: float,
+    unless: Sequence[int | SupportsFileno],
+) -> Message:
+    """Raises TimeoutError, and else as ask()."""
+    # NB: a server that has refused us already has hung up; why, can be read.
+    with suppress(ConnectionError):
+        connection.send(json.dumps({"request": request}).encode() + b"\n")
+    received = b""
+    while b"\n" not in received:
+        if len(received) > _MAX_REPLY_BYTES:
+            raise ControlError("the server's reply has no end")
+        ready = readable([connection, *unless], timeout_s=deadline_s - time.monotonic())
+        if ready - {connection.fileno()}:
+            raise Interrupted
+        if not ready:
+            raise TimeoutError
+        try:
+            data = connection.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            raise ControlError(f"the server hung up and did not answer {request}")
+        received += data
+    return _reply_in(received.partition(b"\n")[0], request)
+
+
+def _reply_in(line: bytes, request: str) -> Message:
     try:
-        message = json.loads(received.partition(b"\n")[0])
+        message = json.loads(line)
     except ValueError:
         message = None
-    if not isinstance(message, dict) or message.get("reply") != request:
-        raise ControlError(f"the server answers {request} with {received[:200]!r}")
-    reply = message.get(request, {})
-    if not isinstance(reply, dict):
-        raise ControlError(f"the server answers {request} with {received[:200]!r}")
-    return reply
+    if isinstance(message, dict):
+        if _BUSY in str(message.get("error")):
+            raise Busy(f"the server says: {message['error']}")
+        reply = message.get(request, {})
+        if message.get("reply") == request and isinstance(reply, dict):
+            return reply
+    raise ControlError(f"the server answers {request} with {line[:200]!r}")

@@ -106,9 +106,11 @@ def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
     if ask and is_alive(state.server):
         try:
             stats = control.ask(directory.path, "stats", timeout_s=ANSWER_TIMEOUT_S)
-        except ControlError as error:
+        except control.Silent as error:
             if is_alive(state.server) and health in ("serving", "unsupervised"):
                 health, reason = "hanging", str(error)
+        except ControlError as error:
+            reason = reason or f"no statistics: {error}"
     return Device(
         name=directory.name,
         health=health,

@@ -232,16 +232,19 @@ class Supervisor:
 
     def _ready_line(self, server: RunningServer) -> Message:
         """It answers when it is ready, and not before."""
-        try:
-            return control.ask(
-                self._directory.path,
-                "info",
-                timeout_s=READY_TIMEOUT_S,
-                unless=[self._asked, server],
-            )
-        except control.Interrupted:
-            self._asked.check()
-            raise ControlError("the server ended before it was ready") from None
+        while True:
+            try:
+                return control.ask(
+                    self._directory.path,
+                    "info",
+                    timeout_s=READY_TIMEOUT_S,
+                    unless=[self._asked, server],
+                )
+            except control.Interrupted:
+                self._asked.check()
+                raise ControlError("the server ended before it was ready") from None
+            except control.Busy as error:
+                log.warning("%s", error)  # it is well: clients leave in time
 
     def _serving(
         self, server: RunningServer, *, adopted: bool = False, upgrading: bool = False
@@ -318,9 +321,11 @@ class Supervisor:
             )
         except control.Interrupted:
             self._asked.check()
-        except ControlError as error:
-            log.warning("%s", error)
+        except control.Silent:
             return False
+        except ControlError as error:
+            # Whoever refuses does not hang; one that has ended is seen elsewhere.
+            log.warning("%s", error)
         return True
 
     def _after_end(self, server: RunningServer, how: str) -> bool:
@@ -401,10 +406,15 @@ class Supervisor:
         except control.Interrupted:
             pass  # it has ended
         except ControlError as error:
-            if self._state.ready.get("recovery") != "reissue":
+            hangs = isinstance(error, control.Silent)
+            if not hangs or self._state.ready.get("recovery") != "reissue":
                 raise BtrfsUblkError(
                     f"server {old.pid} cannot hand over: {error}",
-                    hint="reads would fail: unmount the device, and add it anew",
+                    hint=(
+                        "try again when there are fewer"
+                        if isinstance(error, control.Busy)
+                        else "reads would fail: unmount the device, and add it anew"
+                    ),
                 ) from error
             # Nothing is lost when it is killed.
             old.kill()

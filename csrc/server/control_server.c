@@ -109,6 +109,7 @@ static void take_client(struct control_server *server, int fd)
 	}
 	place = find_place(server, now);
 	if (!place) {
+		/* NB: device/control.py knows it by these words, and asks again. */
 		snprintf(text, sizeof(text), "all %d places for clients are taken; try again later",
 			 CONTROL_CLIENTS);
 		refuse(fd, text);
