@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import inapplicable, may_be_killed
 from device_support import (
@@ -212,6 +213,9 @@ def test_upgrade_under_reads(grown: Grown, sparse_path: Path) -> None:
     upgrade_device("one")
     state = show_device("one").state
     assert state.server is not None and state.upgrades == 2
+    assert before.supervisor is not None
+    (child,) = psutil.Process(before.supervisor.pid).children()
+    assert child.pid == state.server.pid
     assert os.readlink(f"/proc/{state.server.pid}/exe") == str(helper_path(SERVER))
     assert_survived(grown)
     kill_server("one")

@@ -355,6 +355,7 @@ class Supervisor:
         if not server.wait(patience_s):
             log.warning("%s", why)
             server.kill()
+        server.how_it_ended()  # NB: a child that nobody asks stays as a zombie
         server.close()
 
     def _explained(
