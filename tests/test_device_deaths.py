@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,13 +17,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import inapplicable, may_be_killed
+from conftest import Need, inapplicable, may_be_killed
 from device_support import (
     DESCRIPTION,
     PATTERN,
     TIMEOUT_S,
     Readers,
     check_content,
+    description_file,
     device_command,
     is_lossless,
     kill,
@@ -32,6 +35,7 @@ from device_support import (
     wait_for,
 )
 
+from btrfs_ublk.capabilities import FUSE, LOOP
 from btrfs_ublk.device import (
     Device,
     DeviceOptions,
@@ -237,6 +241,50 @@ def test_an_upgrade_that_fails(grown: Grown, sparse_path: Path) -> None:
     assert os.readlink(f"/proc/{state.server.pid}/exe") == str(helper_path(SERVER))
     kill_server("one")
     assert_survived(grown)
+
+
+#: Runs the command as a container without CAP_SYS_PTRACE would have it: pidfd_getfd(2),
+#: 438 everywhere, fails with EPERM, here and in all that it starts.
+UNPRIVILEGED = """
+import ctypes, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 438), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]
+filter = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *x) for x in code))
+program = struct.pack("HxxxxxxP", 4, ctypes.addressof(filter))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+from btrfs_ublk.cli.main import main
+sys.argv[0] = "btrfs-ublk"
+main()
+"""
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+def test_no_upgrade_that_would_lose_the_device(need: Need, sparse_path: Path) -> None:
+    """The server would leave; only its supervisor knows that nobody keeps it."""
+    need(FUSE, LOOP)
+    argv = [
+        "device",
+        "add",
+        "one",
+        description_file(sparse_path),
+        "--front-end",
+        "fuse",
+    ]
+    subprocess.run([sys.executable, "-c", UNPRIVILEGED, *argv], check=True, timeout=60)
+    before = show_device("one")
+    if before.state.ready["recovery"] != "reissue":
+        inapplicable("this kernel cannot send requests again")
+    assert before.path is not None
+    with reading(before.path) as readers:
+        with pytest.raises(BtrfsUblkError, match="does not keep its FUSE connection"):
+            upgrade_device("one")
+        readers.wait_for_reads(50)
+        assert (readers.wrong, readers.errors) == (0, [])
+    after = show_device("one")
+    assert after.is_well and after.state.server == before.state.server
+    # It can still be replaced when it dies, as it is read-only.
+    assert kill_server("one").device == str(before.path)
 
 
 def test_upgrade_of_an_unsupervised_device(grown: Grown) -> None:

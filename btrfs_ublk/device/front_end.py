@@ -28,6 +28,11 @@ class DeviceFrontEnd(Protocol):
     def outlives_servers(self, ready: Message) -> bool:
         """Whether there is a next server for a device whose last one sent ``ready``."""
 
+    def check_handover(self) -> None:
+        """Raise BtrfsUblkError, saying why, when a server that leaves, or is killed,
+        would take the device along, whatever that server itself believes.
+        """
+
     def takeover_options(self) -> list[str] | None:
         """For a server that goes on with what there is; None when there is nothing that
         a server could go on with, and a new device is to be made.

@@ -46,6 +46,14 @@ class FuseDeviceFrontEnd:
     def outlives_servers(self, ready: Message) -> bool:
         return self._spec.recovery != "none"
 
+    def check_handover(self) -> None:
+        # NB: the server cannot tell whether anybody keeps its connection.
+        if not self.keep_open_fds:
+            raise BtrfsUblkError(
+                "its supervisor does not keep its FUSE connection, which would end",
+                hint="reads would fail: unmount the device, and add it anew",
+            )
+
     def takeover_options(self) -> list[str] | None:
         if self._connection is not None:
             # NB: however often servers failed, which may have any reason: what waits

@@ -396,6 +396,12 @@ class Supervisor:
 
     def _hand_over(self, old: RunningServer) -> None:
         """Raises BtrfsUblkError when it serves on."""
+        try:
+            self._front_end.check_handover()
+        except BtrfsUblkError as error:
+            raise BtrfsUblkError(
+                f"server {old.pid} cannot hand over: {error.message}", hint=error.hint
+            ) from error
         log.info("server %d is asked to hand over", old.pid)
         try:
             control.ask(
@@ -417,7 +423,7 @@ class Supervisor:
                         else "reads would fail: unmount the device, and add it anew"
                     ),
                 ) from error
-            # Nothing is lost when it is killed.
+            # Nothing is lost when it is killed: we have what the next one needs.
             old.kill()
         why = f"server {old.pid} does not hand over: killed"
         self._dismiss(old, why, patience_s=_HANDOVER_TIMEOUT_S)

@@ -46,6 +46,9 @@ class UblkDeviceFrontEnd:
     def outlives_servers(self, ready: Message) -> bool:
         return bool(ready.get("recovery", self._spec.recovery) != "none")
 
+    def check_handover(self) -> None:
+        """The server knows: the kernel keeps the device, or it does not."""
+
     def takeover_options(self) -> list[str] | None:
         self._attempts += 1
         # The server checks the tag itself. Only when that was in vain is a program run
