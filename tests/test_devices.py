@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -100,6 +101,20 @@ def test_directory_and_files(options: DeviceOptions) -> None:
         }
         assert is_locked(directory.lock) and is_locked(directory.server_lock)
         assert Description.from_json(directory.description.read_text()) == DESCRIPTION
+
+
+def test_a_run_directory_without_room(options: DeviceOptions) -> None:
+    before = os.listdir("/proc/self/fd")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(BtrfsUblkError, match="cannot write .*device.json"):
+            add_device("one", DESCRIPTION, options)
+        # NB: looked at while the error, and all that it refers to, is still there.
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(devices_directory()) == [".lock"]
 
 
 def test_a_name_is_taken_once(options: DeviceOptions) -> None:

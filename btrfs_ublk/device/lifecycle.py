@@ -165,17 +165,22 @@ def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, 
         target = devices / spec.name
         if os.path.lexists(target):
             raise _exists(spec.name)
-        try:
-            half.mkdir(mode=0o700)
-            made = DeviceDirectory(half)
-            lock = lock_file(made.lock)
-            assert lock is not None
-            made.write_spec(spec)
-            made.write_description(_from_anywhere(description).to_json())
-            half.rename(target)
-        except OSError as error:
-            shutil.rmtree(half, ignore_errors=True)
-            raise BtrfsUblkError(f"cannot make {target}: {error.strerror}") from error
+        with ExitStack() as on_failure:
+            on_failure.callback(shutil.rmtree, half, ignore_errors=True)
+            try:
+                half.mkdir(mode=0o700)
+                made = DeviceDirectory(half)
+                lock = lock_file(made.lock)
+                assert lock is not None
+                on_failure.callback(lock.close)
+                made.write_spec(spec)
+                made.write_description(_from_anywhere(description).to_json())
+                half.rename(target)
+            except OSError as error:
+                raise BtrfsUblkError(
+                    f"cannot make {target}: {error.strerror}"
+                ) from error
+            on_failure.pop_all()
     return DeviceDirectory(target), lock
 
 
