@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from btrfs_ublk.device import control
+from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.locks import (
     holder_of,
     is_locked,
@@ -30,6 +32,7 @@ from btrfs_ublk.device.state import (
     DeviceDirectory,
     DeviceSpec,
     DeviceState,
+    FrontEnd,
     StateError,
     check_name,
     device_directories,
@@ -344,3 +347,12 @@ def test_a_crowd_before_the_server(
             crowd.close()
         assert control.ask(one.path, "info", timeout_s=10) == {"pid": 7}
         server.join(10)
+
+
+@pytest.mark.parametrize("front_end", ["fuse", "ublk"])
+def test_auto_may_be_no_recovery(front_end: FrontEnd) -> None:
+    """A writable device, say, on a kernel that cannot send requests again."""
+    spec = replace(SPEC, front_end=front_end, read_only=False)
+    device = front_end_of(spec, DeviceState())
+    assert not device.outlives_servers({"recovery": "none"})
+    assert device.outlives_servers({"recovery": "reissue"})

@@ -44,7 +44,7 @@ class FuseDeviceFrontEnd:
         return self._known
 
     def outlives_servers(self, ready: Message) -> bool:
-        return self._spec.recovery != "none"
+        return bool(ready.get("recovery", self._spec.recovery) != "none")
 
     def check_handover(self) -> None:
         # NB: the server cannot tell whether anybody keeps its connection.
