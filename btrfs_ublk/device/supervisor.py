@@ -29,6 +29,9 @@ from btrfs_ublk.process import ProcessIdentity, launch
 from btrfs_ublk.server.control import ControlError, Message
 
 READY_TIMEOUT_S = 30.0
+#: A server that takes a device over first waits for the driver to notice the death of
+#: the one before. NB: longer than DEATH_WAIT_MS in ublk_recovery.c.
+_TAKEOVER_TIMEOUT_S = 40.0 + READY_TIMEOUT_S
 _EXIT_USAGE = 2
 #: What lets go of the server's lock is the end of a process; that may take as long.
 _SERVER_LOCK_TIMEOUT_S = 10.0
@@ -232,12 +235,16 @@ class Supervisor:
 
     def _ready_line(self, server: RunningServer) -> Message:
         """It answers when it is ready, and not before."""
+        known = self._state
+        # One that is adopted may have been ready before.
+        takes_over = known.device is not None and known.ready.get("pid") != server.pid
+        timeout_s = _TAKEOVER_TIMEOUT_S if takes_over else READY_TIMEOUT_S
         while True:
             try:
                 return control.ask(
                     self._directory.path,
                     "info",
-                    timeout_s=READY_TIMEOUT_S,
+                    timeout_s=timeout_s,
                     unless=[self._asked, server],
                 )
             except control.Interrupted:
