@@ -356,3 +356,30 @@ def test_auto_may_be_no_recovery(front_end: FrontEnd) -> None:
     device = front_end_of(spec, DeviceState())
     assert not device.outlives_servers({"recovery": "none"})
     assert device.outlives_servers({"recovery": "reissue"})
+
+
+def test_a_run_directory_by_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RUN_VARIABLE, "link/run")
+    devices = devices_directory(make=True)
+    assert devices == devices_directory() == tmp_path.resolve() / "real/run/devices"
+    script = "import sys; print(flush=True); sys.stdin.read()"
+    lock = lock_file(devices / "lock")
+    assert lock is not None
+    with (
+        lock,
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[lock.fileno()],
+        ) as holder,
+    ):
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert holder_of(devices / "lock").pid == holder.pid
+        holder.communicate()

@@ -148,8 +148,9 @@ class DeviceState:
 
 
 def devices_directory(*, make: bool = False) -> Path:
-    """Where the directories of all devices are. Raises BtrfsUblkError when it is not
-    ours alone: whoever can write there chooses what root runs.
+    """Where the directories of all devices are, as the kernel names it: absolute, and
+    without symbolic links. Raises BtrfsUblkError when it is not ours alone: whoever can
+    write there chooses what root runs.
     """
     base = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY)
     path = base / "devices"
@@ -158,7 +159,8 @@ def devices_directory(*, make: bool = False) -> Path:
             make_private(directory, what="run directory", hint=_HINT)
         elif directory.exists():
             check_private(directory, what="run directory", hint=_HINT)
-    return path
+    # NB: a supervisor works in another directory, and /proc/PID/fd has no such links.
+    return Path(os.path.realpath(path))
 
 
 class DeviceDirectory:
