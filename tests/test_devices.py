@@ -401,7 +401,8 @@ def test_a_command_at_work_is_not_disturbed(options: DeviceOptions) -> None:
     remove_device("one")
 
 
-MOMENTS = 12
+#: Each takes seconds where the kernel with ublk is emulated.
+MOMENTS: dict[FrontEndName, int] = {"fuse": 12, "ublk": 4}
 
 
 @pytest.mark.slow
@@ -421,7 +422,8 @@ def test_an_interrupted_add(
     )
     whole_s = time.monotonic() - started_s
     remove_device("one")
-    for moment in range(MOMENTS):
+    moments = MOMENTS[front_end]
+    for moment in range(moments):
         add = subprocess.Popen(
             [
                 *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "add", "one"),
@@ -432,7 +434,7 @@ def test_an_interrupted_add(
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
-        time.sleep(whole_s * (moment + 1) / (MOMENTS + 1))
+        time.sleep(whole_s * (moment + 1) / (moments + 1))
         add.send_signal(signum)
         _, talk = add.communicate(timeout=120)
         if add.returncode == 0:
