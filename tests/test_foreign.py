@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Need
+from conftest import Need, inapplicable
 
 from btrfs_ublk.bench.peers.rublk import RUBLK
+from btrfs_ublk.capabilities import UBLK
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.gc import collect
 from btrfs_ublk.resources import list_ublk_devices
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.ublk
 
 
 def test_gc_removes_the_device_of_a_killed_process(need: Need) -> None:
-    need(RUBLK)
+    need(UBLK)
+    if RUBLK.probe() is not None:
+        inapplicable("rublk is not installed (cargo install rublk)")
     code = f"""
 import time
 from btrfs_ublk.server import foreign_device

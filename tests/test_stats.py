@@ -225,9 +225,10 @@ def parsed(server: BlockServer) -> ServerStats:
 def test_a_server_tells_of_every_read(serve: Serve, source: Path) -> None:
     with serve(described(source), queues=2, depth=8) as server:
         before = parsed(server).kinds
-        for block in range(40):
-            read_direct(server.device, block * BLOCK, BLOCK)
-            read_direct(server.device, MIB + block * BLOCK, BLOCK)
+        # NB: not by turns, as one batch in four is timed of those that never wait.
+        for start in (0, MIB):
+            for block in range(40):
+                read_direct(server.device, start + block * BLOCK, BLOCK)
         with pytest.raises(OSError):
             read_direct(server.device, 2 * MIB, BLOCK)
         stats = parsed(server)
