@@ -231,10 +231,10 @@ class ServerByHand:
         return ready
 
     def kill_supervisor(self) -> None:
-        raise NotImplementedError
+        raise BtrfsUblkError("a server that is run by hand has no supervisor to kill")
 
     def recover(self) -> None:
-        raise NotImplementedError
+        raise BtrfsUblkError("a server that is run by hand is recovered by hand")
 
     def restore(self) -> None:
         if not self.server().is_alive():
