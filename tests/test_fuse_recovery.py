@@ -11,14 +11,13 @@ import json
 import mmap
 import os
 import random
-import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,14 +26,15 @@ from typing import Any
 
 import pytest
 from conftest import Need, inapplicable
+from fuse_servers import HOW, TIMEOUT_S, Readers, Servers, attached
 from sanitized_build import SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.capabilities import FUSE, LOOP
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.helpers import HELPERS_VARIABLE, SERVER, VERIFY_READS, helper_path
-from btrfs_ublk.process import ProcessIdentity, readable, run
+from btrfs_ublk.helpers import HELPERS_VARIABLE
+from btrfs_ublk.process import ProcessIdentity, run
 from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import clone_file, loop, mounted
+from btrfs_ublk.resources import clone_file, mounted
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, FileSegment, PatternSegment, ZeroSegment
 from btrfs_ublk.server.control import ControlError
@@ -47,166 +47,13 @@ pytestmark = [pytest.mark.native, pytest.mark.fuse]
 
 #: More than the tests can read twice, so that nearly all reads reach the server.
 FILE_BYTES = 64 * GIB
-READERS = 64
-HOW = {"direct": "depth", "mmap": "mmap"}
 ROUNDS = 30
-TIMEOUT_S = 30.0
-RESEND_MINOR = 40
 ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
 
 
 @pytest.fixture(autouse=True)
 def fuse(need: Need) -> None:
     need(FUSE, LOOP)
-
-
-class Servers:
-    """The servers of one description, one after the other."""
-
-    def __init__(self, directory: Path, description: Description) -> None:
-        self._path = directory / "description.json"
-        self._errors = directory / "errors"
-        self._running: list[subprocess.Popen[str]] = []
-        self.tag = secrets.token_hex(8)
-        self.describe(description)
-
-    def describe(self, description: Description) -> None:
-        self.description = description
-        self._path.write_text(description.to_json())
-
-    def launch(
-        self,
-        *arguments: str,
-        keep: Sequence[int] = (),
-        stdout: int = subprocess.PIPE,
-    ) -> subprocess.Popen[str]:
-        with self._errors.open("wb") as errors:
-            server = subprocess.Popen(
-                [
-                    *(helper_path(SERVER), "--front-end", "fuse"),
-                    *("--tag", self.tag, *arguments, self._path),
-                ],
-                stdout=stdout,
-                stderr=errors,
-                text=True,
-                pass_fds=keep,
-            )
-        self._running.append(server)
-        return server
-
-    def start(self, *arguments: str, keep: Sequence[int] = ()) -> dict[str, Any]:
-        """The ready message; {} when there is none, and errors() says why."""
-        server = self.launch(*arguments, keep=keep)
-        assert server.stdout is not None
-        line = server.stdout.readline()
-        ready: dict[str, Any] = json.loads(line) if line else {}
-        return ready
-
-    def keep(self, ready: dict[str, Any]) -> FuseConnection:
-        minor = ready.get("fuse_minor", RESEND_MINOR)
-        if minor < RESEND_MINOR:
-            inapplicable(f"FUSE 7.{minor} has no FUSE_NOTIFY_RESEND (Linux 6.9)")
-        return FuseConnection.of_server(ready, ProcessIdentity.of(self.pid))
-
-    def take_over(
-        self, connection: FuseConnection, *arguments: str, keep: Sequence[int] = ()
-    ) -> dict[str, Any]:
-        ready = self.start(
-            *("--recovery", "auto", *connection.arguments(), *arguments),
-            keep=[*connection.descriptors(), *keep],
-        )
-        assert ready, self.errors()
-        assert ready["recovery"] == "reissue"
-        return ready
-
-    def errors(self) -> str:
-        return self._errors.read_text()
-
-    @property
-    def running(self) -> subprocess.Popen[str]:
-        """The last one."""
-        return self._running[-1]
-
-    @property
-    def pid(self) -> int:
-        return self.running.pid
-
-    def kill(self, signum: int = signal.SIGKILL) -> None:
-        """End the last one, and wait until it is gone."""
-        server = self._running.pop()
-        server.send_signal(signum)
-        server.wait(TIMEOUT_S)
-        if server.stdout:
-            server.stdout.close()
-
-    def close(self) -> None:
-        while self._running:
-            self.kill()
-
-
-@contextmanager
-def attached(servers: Servers, ready: dict[str, Any]) -> Iterator[Path]:
-    device = attach_loop(
-        ready,
-        servers.tag,
-        size_bytes=servers.description.size,
-        read_only=servers.description.read_only,
-    )
-    try:
-        yield device
-    finally:
-        assert loop.detach(device, servers.tag)
-
-
-class Readers:
-    """A process that reads all the time, many blocks at once."""
-
-    def __init__(self, file: Path, how: str) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(helper_path(VERIFY_READS), f"--{HOW[how]}={READERS}"),
-                *(f"--deadline={TIMEOUT_S:.0f}", file),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def go_on(self) -> None:
-        """Wait until a read is answered that begins now, and then some more."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"mark\n")
-        self._process.stdin.flush()
-        assert self._line()["event"] == "served"
-        time.sleep(random.uniform(0, 0.02))
-
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        assert readable([self._process.stdout], timeout_s=TIMEOUT_S + 5)
-        message: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return message
-
-    def finish(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"end\n")
-        self._process.stdin.flush()
-        report = self._line()
-        assert report["event"] == "report"
-        return report
-
-    def must_be_content(self) -> int:
-        """No wrong byte, no error, no read without an answer. Returns the reads."""
-        report = self.finish()
-        found = report["wrong_bytes"], report["errors"], report["hung"]
-        assert found == (0, 0, 0), report
-        reads: int = report["reads"]
-        return reads
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(TIMEOUT_S)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                stream.close()
 
 
 @dataclass
