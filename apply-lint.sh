@@ -56,7 +56,7 @@ check_types() {
     "$bin/mypy" --no-error-summary || return
     # Standard library only, so neither the package nor its settings are needed.
     MYPYPATH=scripts/lib "$bin/mypy" --no-error-summary --strict --scripts-are-modules \
-        --explicit-package-bases scripts/lib/vmlib scripts/lib/tidy.py scripts/*.py \
+        --explicit-package-bases scripts/lib/vmlib scripts/lib/{bounded,tidy}.py scripts/*.py \
         "${python_scripts[@]}"
 }
 

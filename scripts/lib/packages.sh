@@ -6,11 +6,21 @@ packages_of_part() { # build|demo|bench|test|vm
     case $1 in
     build)
         echo gcc libc6-dev pkg-config python3 python3-venv \
-            liburing-dev libjansson-dev libfuse3-dev uuid-dev libisal-dev
+            liburing-dev libjansson-dev libfuse3-dev uuid-dev libisal-dev \
+            libuv1-dev libssl-dev libsqlite3-dev libcurl4-openssl-dev
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
-    bench) echo fio ;;
-    test) echo clang-format clang-tidy shellcheck systemd ;;
+    bench)
+        # fio, and what only comparisons need: EROFS, NBD, xfs, ext4.
+        echo fio erofs-utils nbdkit nbd-client xfsprogs e2fsprogs
+        ;;
+    test)
+        # nginx, docker-registry: real servers that data are fetched from; chromium, with
+        # the widest letters that it may take: to look at reports of benchmarks;
+        # what shows man pages, and shells that complete
+        echo clang-format clang-tidy shellcheck systemd nginx docker-registry \
+            chromium fonts-dejavu-core groff-base mandoc zsh fish
+        ;;
     vm)
         echo qemu-system-x86 busybox-static kmod xz-utils zstd "$(virtiofsd_package)"
         ;;
@@ -35,8 +45,15 @@ fedora_name() {
     libfuse3-dev) echo fuse3-devel ;;
     uuid-dev) echo libuuid-devel ;;
     libisal-dev) echo isa-l-devel ;;
+    libuv1-dev) echo libuv-devel ;;
+    libssl-dev) echo openssl-devel ;;
+    libcurl4-openssl-dev) echo libcurl-devel ;;
+    libsqlite3-dev) echo sqlite-devel ;;
+    docker-registry) echo docker-distribution ;;
     mount) echo util-linux-core ;;
+    nbd-client) echo nbd ;;
     clang-format | clang-tidy) echo clang-tools-extra ;;
+    fonts-dejavu-core) echo dejavu-sans-fonts ;;
     shellcheck) echo ShellCheck ;;
     qemu-system-x86) echo qemu-system-x86-core ;;
     busybox-static) echo busybox ;;
@@ -95,14 +112,39 @@ install_debian() {
     fi
     # The lists of a fresh system are empty, those of an old one name what is gone.
     if apt_quietly install --simulate "$@" >/dev/null 2>&1 &&
-        run_logged "installing $*" apt_quietly install "$@"; then
+        run_logged "installing $*" apt_without_services install "$@"; then
         return
     fi
     run_logged "reading the package lists" apt_quietly update ||
         die "the package lists cannot be read (no network?); needed:" \
             $'\n   ' "$command"
-    run_logged "installing $*" apt_quietly install "$@" ||
+    run_logged "installing $*" apt_without_services install "$@" ||
         die "these packages could not be installed:" $'\n   ' "$command"
+}
+
+# Servers that tests start themselves must not run by themselves. Debian asks this file
+# before it starts what it has installed (invoke-rc.d(8)); and they would start at boot.
+policy=/usr/sbin/policy-rc.d
+
+apt_without_services() {
+    local status=0 package
+    if [ -e "$policy" ]; then
+        apt_quietly "$@" || status=$?
+    else
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+        apt_quietly "$@" || status=$?
+        rm "$policy"
+    fi
+    for package in "$@"; do
+        case $package in
+        nginx | docker-registry)
+            # Without systemd, or already so: nothing to do.
+            systemctl --quiet disable "$package" >/dev/null 2>&1 || :
+            ;;
+        esac
+    done
+    return "$status"
 }
 
 apt_quietly() {

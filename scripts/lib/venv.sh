@@ -17,13 +17,18 @@ install_python_package() {
     if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
         rm -f "$VENV"/btrfs-ublk-installed*
         read_build_requirements
-        # NB: PATH, because the editable package remembers which ninja it was.
+        # NB: PATH, because the editable package remembers which ninja it was. Verbose, it
+        # writes no log where nothing is to be built: other users can import it, too.
         PATH=$VENV/bin:$PATH run_logged "building the package${extra:+ with [$extra]}" \
             "$VENV/bin/python" -m pip install --disable-pip-version-check \
-            --no-build-isolation --editable "$PROJECT${extra:+[$extra]}" ||
+            --no-build-isolation --config-settings editable-verbose=true \
+            --editable "$PROJECT${extra:+[$extra]}" ||
             die "the package was not built; see above (no network?)"
-        # Any extra includes the package itself.
+        # Any extra includes the package itself, and the developers' all others.
         echo "$state" | tee "$stamp" >"$VENV/btrfs-ublk-installed"
+        if [ "$extra" = dev ]; then
+            cp "$stamp" "$VENV/btrfs-ublk-installed-report"
+        fi
     fi
     rebuild_helpers
 }

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ _SYS_MOUNT_SETATTR = 442  # the same number on every architecture
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
+_MNT_DETACH = 2
+#: In temporary directories, those of tests as well.
+_PASSING = re.compile(rb"/btrfs-ublk-([0-9a-f]{16}|tests-[^/]+)(/|$)")
 
 
 class _MountAttr(ctypes.Structure):
@@ -44,6 +48,7 @@ def see_everything_read_only() -> None:
     _check(
         _libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "mount --make-rprivate"
     )
+    _drop_passing_mounts()
     attr = _MountAttr(attr_set=_MOUNT_ATTR_RDONLY)
     _check(
         _libc.syscall(
@@ -56,6 +61,19 @@ def see_everything_read_only() -> None:
         ),
         "mount_setattr",
     )
+
+
+def _drop_passing_mounts() -> None:
+    """Let go of what the project's own tools have mounted on the host at this moment.
+
+    Nobody could unmount it, or detach a device below it, as long as the guest runs.
+    """
+    with open("/proc/self/mountinfo", "rb") as file:
+        targets = [line.split()[4] for line in file]
+    for target in reversed(targets):
+        if _PASSING.search(target):
+            # NB: one may have been on another, and is gone with it.
+            _libc.umount2(target, _MNT_DETACH)
 
 
 def spawn(

@@ -26,6 +26,7 @@ class Machine:
     cpus: int
     kvm: bool
     icount: bool
+    pmem: str | None = None  # so much of the memory is a persistent memory device
     console: Path  # output: the log of what the guest's kernel says
 
 
@@ -46,7 +47,12 @@ def qemu_argv(
         *("-object", f"memory-backend-memfd,id=ram,size={machine.memory},share=on"),
         *("-m", machine.memory, "-kernel", str(machine.kernel.image)),
         *_cpu(machine),
-        *("-initrd", str(machine.initramfs), "-append", _kernel_arguments()),
+        *(
+            "-initrd",
+            str(machine.initramfs),
+            "-append",
+            _kernel_arguments(machine.pmem),
+        ),
         *("-chardev", f"file,id=console,path={_quoted(machine.console)}"),
         *("-serial", "chardev:console"),
         *(word for share in shares for word in _share(share)),
@@ -76,7 +82,14 @@ def _cpu(machine: Machine) -> list[str]:
     ]
 
 
-def _kernel_arguments() -> str:
+# Below the hole for devices at 2 GiB, above what the kernel needs early.
+_PMEM_START_GIB = 1
+
+
+def _kernel_arguments(pmem: str | None) -> str:
+    # NB: not a device of QEMU's, which takes memory that is plugged in later; a part of
+    # memory that the kernel is told to treat so is as fast, and maps (DAX) as well.
+    more = [f"memmap={pmem}!{_PMEM_START_GIB}G"] if pmem else []
     return " ".join(
         (
             "console=ttyS0",
@@ -89,6 +102,8 @@ def _kernel_arguments() -> str:
             "random.trust_cpu=on",
             "no_timer_check",  # emulated timers fail it now and then
             "raid=noautodetect",
+            "fuse.enable_uring=1",  # where it can (6.14): a benchmark compares with it
+            *more,
         )
     )
 

@@ -48,6 +48,7 @@ class Run:
     cpus: int
     kvm: bool
     icount: bool
+    pmem: str | None
     timeout_s: float | None
     console: Path | None  # where to keep the kernel's log
 
@@ -134,6 +135,7 @@ class _Guest:
             cpus=what.cpus,
             kvm=what.kvm,
             icount=what.icount,
+            pmem=what.pmem,
             console=self._console,
         )
         initramfs.build(machine.initramfs, kernel=what.kernel, files=self._files())
