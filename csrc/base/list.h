@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/* Doubly linked lists whose links are in what they link; a list is a link by itself. */
+#ifndef BASE_LIST_H
+#define BASE_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct link {
+	struct link *previous, *next; /* NULL: in no list */
+};
+
+/* The `type` whose `member` is at `pointer`. */
+#define container_of(pointer, type, member) \
+	((type *)(void *)((char *)(pointer)-offsetof(type, member)))
+
+static inline void list_init(struct link *list)
+{
+	list->previous = list->next = list;
+}
+
+static inline bool list_is_empty(const struct link *list)
+{
+	return list->next == list;
+}
+
+/* NULL: the list is empty. */
+static inline struct link *list_first(const struct link *list)
+{
+	return list_is_empty(list) ? NULL : list->next;
+}
+
+static inline bool link_is_in_list(const struct link *link)
+{
+	return link->next != NULL;
+}
+
+static inline void list_insert_after(struct link *place, struct link *link)
+{
+	link->previous = place;
+	link->next = place->next;
+	place->next->previous = link;
+	place->next = link;
+}
+
+static inline void list_append(struct link *list, struct link *link)
+{
+	list_insert_after(list->previous, link);
+}
+
+/* Nothing happens to what is in no list. */
+static inline void list_remove(struct link *link)
+{
+	if (!link->next)
+		return;
+	link->previous->next = link->next;
+	link->next->previous = link->previous;
+	link->previous = link->next = NULL;
+}
+
+#endif
