@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A skip list. A node is filled in before it is linked, with release, from the bottom up, and never
+ * changes but for its links; who follows links, with acquire, sees whole nodes, and each of them
+ * from the moment on when its lowest link is there.
+ *
+ * Nodes lie in large chunks, one after the other: 100,000 mappings take 5 MB, and a program that
+ * goes through them in order mostly goes through memory in order.
+ */
+#include "lazy/map.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/size.h"
+
+enum {
+	/* One node in four is in the level above: 4^12 are as many as fit a large machine. */
+	LEVELS = 12,
+	LEVEL_BITS = 2,
+	CHUNK_BYTES = 64 << 10,
+	HINTS = 16,
+};
+
+struct node {
+	struct mapping mapping;
+	struct node *next[]; /* as many as the node is high */
+};
+
+struct chunk {
+	struct chunk *older;
+	size_t used, bytes; /* of data */
+	_Alignas(struct node) uint8_t data[];
+};
+
+/*
+ * "No room of `length` bytes on a multiple of `alignment` begins in [from, until)", which stays
+ * true: room only gets less.
+ */
+struct hint {
+	uint64_t length;
+	uint64_t alignment;
+	uint64_t from, until;
+	uint64_t used; /* when; 0: this one is free */
+};
+
+struct map {
+	struct node *first[LEVELS];
+	uint64_t count;
+	uint64_t random;
+	struct chunk *chunk;
+	struct hint hints[HINTS];
+	uint64_t searches;
+};
+
+struct map *map_new(void)
+{
+	struct map *map = calloc(1, sizeof(*map));
+
+	if (map)
+		map->random = 0x9e3779b97f4a7c15;
+	return map;
+}
+
+void map_free(struct map *map)
+{
+	struct chunk *chunk = map ? map->chunk : NULL;
+
+	while (chunk) {
+		struct chunk *older = chunk->older;
+
+		free(chunk);
+		chunk = older;
+	}
+	free(map);
+}
+
+static struct node *follow(struct node *const *link)
+{
+	return __atomic_load_n(link, __ATOMIC_ACQUIRE);
+}
+
+/*
+ * The last node that begins at or before `offset`, or NULL. `links`, where not NULL, gets the links
+ * that a node right behind it belongs into.
+ */
+static struct node *find_before(const struct map *map, uint64_t offset, struct node **links[LEVELS])
+{
+	struct node *const *link_of = map->first;
+	struct node *before = NULL;
+
+	for (int level = LEVELS - 1; level >= 0; level--) {
+		struct node *next = follow(&link_of[level]);
+
+		while (next && next->mapping.offset <= offset) {
+			before = next;
+			link_of = next->next;
+			next = follow(&link_of[level]);
+		}
+		if (links)
+			links[level] = (struct node **)&link_of[level];
+	}
+	return before;
+}
+
+static bool contains(const struct mapping *mapping, uint64_t offset)
+{
+	return offset - mapping->offset < mapping->length;
+}
+
+static const struct node *node_after(const struct map *map, const struct node *node)
+{
+	return follow(node ? &node->next[0] : &map->first[0]);
+}
+
+const struct mapping *map_find(const struct map *map, uint64_t offset)
+{
+	const struct node *before = find_before(map, offset, NULL);
+
+	return before && contains(&before->mapping, offset) ? &before->mapping : NULL;
+}
+
+const struct mapping *map_next(const struct map *map, uint64_t offset)
+{
+	const struct node *node = find_before(map, offset, NULL);
+
+	if (!node || !contains(&node->mapping, offset))
+		node = node_after(map, node);
+	return node ? &node->mapping : NULL;
+}
+
+const struct mapping *map_overlap(const struct map *map, uint64_t offset, uint64_t length)
+{
+	const struct mapping *next = map_next(map, offset);
+
+	/* It ends behind `offset`: so it overlaps if it begins before the end. */
+	if (next && (next->offset <= offset || next->offset - offset < length))
+		return next;
+	return NULL;
+}
+
+/* How many levels the next node is in: one more with a chance of one in four, and so on. */
+static unsigned draw_height(uint64_t *random)
+{
+	unsigned height = 1;
+
+	*random ^= *random << 13;
+	*random ^= *random >> 7;
+	*random ^= *random << 17;
+	for (uint64_t bits = *random >> 16; height < LEVELS && !(bits & ((1 << LEVEL_BITS) - 1));
+	     bits >>= LEVEL_BITS)
+		height++;
+	return height;
+}
+
+static size_t node_bytes(unsigned height)
+{
+	return sizeof(struct node) + height * sizeof(struct node *);
+}
+
+static int add_chunk(struct map *map, size_t bytes)
+{
+	struct chunk *chunk = malloc(sizeof(*chunk) + bytes);
+
+	if (!chunk)
+		return -ENOMEM;
+	*chunk = (struct chunk){ .older = map->chunk, .bytes = bytes };
+	map->chunk = chunk;
+	return 0;
+}
+
+static size_t chunk_room(const struct map *map)
+{
+	return map->chunk ? map->chunk->bytes - map->chunk->used : 0;
+}
+
+int map_reserve(struct map *map, uint64_t count)
+{
+	uint64_t random = map->random;
+	size_t bytes = 0;
+
+	/* The same draws as map_add() will make, so to the byte. */
+	for (uint64_t i = 0; i < count; i++)
+		bytes += node_bytes(draw_height(&random));
+	if (bytes <= chunk_room(map))
+		return 0;
+	return add_chunk(map, bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES);
+}
+
+/* A node from memory that map_reserve() has seen to. */
+static struct node *take_node(struct map *map, unsigned height)
+{
+	struct node *node = (struct node *)(map->chunk->data + map->chunk->used);
+
+	map->chunk->used += node_bytes(height);
+	return node;
+}
+
+int map_add(struct map *map, const struct mapping *mapping, const struct mapping **conflict)
+{
+	struct node **links[LEVELS];
+	struct node *node;
+	unsigned height;
+	int err;
+
+	*conflict = map_overlap(map, mapping->offset, mapping->length);
+	if (*conflict)
+		return -EEXIST;
+	err = map_reserve(map, 1);
+	if (err)
+		return err;
+	find_before(map, mapping->offset, links);
+	height = draw_height(&map->random);
+	node = take_node(map, height);
+	node->mapping = *mapping;
+	for (unsigned level = 0; level < height; level++)
+		node->next[level] = *links[level];
+	for (unsigned level = 0; level < height; level++)
+		__atomic_store_n(links[level], node, __ATOMIC_RELEASE);
+	__atomic_store_n(&map->count, map->count + 1, __ATOMIC_RELAXED);
+	return 0;
+}
+
+/* Where a search may begin, by what was found before: `from`, or later. */
+static uint64_t skip_known(struct map *map, uint64_t from, uint64_t length, uint64_t alignment)
+{
+	uint64_t start = from;
+
+	for (unsigned i = 0; i < HINTS; i++) {
+		struct hint *hint = &map->hints[i];
+
+		if (!hint->used || hint->length > length || alignment % hint->alignment ||
+		    hint->from > from || hint->until <= start)
+			continue;
+		start = hint->until;
+		hint->used = ++map->searches;
+	}
+	return start;
+}
+
+static void remember(struct map *map, const struct hint *found)
+{
+	struct hint *oldest = map->hints;
+
+	for (unsigned i = 0; i < HINTS; i++) {
+		struct hint *hint = &map->hints[i];
+
+		/* The same question, begun where the last answer reaches. */
+		if (hint->used && hint->length == found->length &&
+		    hint->alignment == found->alignment && hint->from <= found->from &&
+		    hint->until >= found->from) {
+			if (hint->until < found->until)
+				hint->until = found->until;
+			return;
+		}
+		if (hint->used < oldest->used)
+			oldest = hint;
+	}
+	*oldest = *found;
+	oldest->used = ++map->searches;
+}
+
+/* The next multiple of `alignment` at or after `*offset`; false when there is none. */
+static bool align(uint64_t *offset, uint64_t alignment)
+{
+	uint64_t rest = *offset % alignment;
+
+	return !rest || !__builtin_add_overflow(*offset, alignment - rest, offset);
+}
+
+bool map_find_room(struct map *map, uint64_t from, uint64_t end, uint64_t length,
+		   uint64_t alignment, uint64_t *offset)
+{
+	struct hint known = { .length = length, .alignment = alignment, .from = from };
+	uint64_t at = skip_known(map, from, length, alignment);
+	const struct mapping *in_the_way;
+	bool found = false;
+
+	while (align(&at, alignment) && at < end && end - at >= length) {
+		in_the_way = map_overlap(map, at, length);
+		if (!in_the_way) {
+			found = true;
+			break;
+		}
+		at = in_the_way->offset + in_the_way->length;
+	}
+	/* NB: wherever `end` is, nothing before `at` had room. */
+	known.until = at;
+	if (known.until > from)
+		remember(map, &known);
+	*offset = at;
+	return found;
+}
+
+uint64_t map_count(const struct map *map)
+{
+	return __atomic_load_n(&map->count, __ATOMIC_RELAXED);
+}
