@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT */
+/* From the file into memory. What is read is checked as if anybody could have written it. */
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <isa-l/crc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "lazy/store/internal.h"
+
+uint32_t store_mapping_sum(uint64_t offset, uint64_t length, uint64_t source,
+			   uint64_t source_offset)
+{
+	const uint64_t row[] = { htole64(offset), htole64(length), htole64(source),
+				 htole64(source_offset) };
+
+	return crc32_gzip_refl(0, (const unsigned char *)row, sizeof(row));
+}
+
+int store_reserve_sources(struct store *store, uint64_t count)
+{
+	uint64_t room = store->source_room ?: 16;
+	struct source **sources;
+
+	if (store->source_count + count <= store->source_room)
+		return 0;
+	while (room < store->source_count + count)
+		room *= 2;
+	sources = realloc(store->sources, room * sizeof(struct source *));
+	if (!sources)
+		return -ENOMEM;
+	store->sources = sources;
+	store->source_room = room;
+	return 0;
+}
+
+static int damaged(const struct store *store, const char *what, uint64_t number,
+		   struct complaint *complaint)
+{
+	return complain(complaint, -EUCLEAN, "map '%s' is damaged: %s %" PRIu64 " makes no sense",
+			store->path, what, number);
+}
+
+/* The row's source, parsed, with its number and key. */
+static int load_source(struct store *store, sqlite3_stmt *row, struct complaint *complaint)
+{
+	uint64_t id = (uint64_t)sqlite3_column_int64(row, 0);
+	const char *text = (const char *)sqlite3_column_text(row, 1);
+	json_t *keys = text ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+	struct source *source = NULL;
+	int err;
+
+	if (id != store->source_count + 1 || !keys ||
+	    sqlite3_column_bytes(row, 2) != SOURCE_KEY_BYTES) {
+		json_decref(keys);
+		return damaged(store, "source", id, complaint);
+	}
+	json_object_del(keys, "root");
+	err = source_parse(keys, &source, complaint);
+	json_decref(keys);
+	if (!err)
+		err = store_reserve_sources(store, 1);
+	if (err) {
+		source_free(source);
+		complaint_hint(complaint, "this is source %" PRIu64 " of map '%s'", id,
+			       store->path);
+		return err;
+	}
+	source->id = id;
+	source->has_digests = sqlite3_column_type(row, 3) != SQLITE_NULL;
+	memcpy(source->key, sqlite3_column_blob(row, 2), SOURCE_KEY_BYTES);
+	store->sources[store->source_count++] = source;
+	return 0;
+}
+
+static int load_identity(struct store *store, sqlite3_stmt *row, struct complaint *complaint)
+{
+	uint64_t id = (uint64_t)sqlite3_column_int64(row, 0);
+	uint64_t mirror = (uint64_t)sqlite3_column_int64(row, 1);
+	const char *identity = (const char *)sqlite3_column_text(row, 2);
+	struct source *source = id - 1 < store->source_count ? store->sources[id - 1] : NULL;
+
+	if (!source || mirror >= source->mirror_count || !identity)
+		return damaged(store, "the mirrors' identity of source", id, complaint);
+	source->mirrors[mirror].identity = strdup(identity);
+	return source->mirrors[mirror].identity ? 0 : -ENOMEM;
+}
+
+/* The same rules as when it was added. */
+static bool makes_sense(const struct store *store, const uint64_t row[static 4])
+{
+	uint64_t end;
+
+	if (row[2] - 1 >= store->source_count || !row[1] ||
+	    (row[0] | row[1] | row[3]) % BLOCK_BYTES)
+		return false;
+	if (row[0] > INT64_MAX - row[1] || __builtin_add_overflow(row[3], row[1], &end))
+		return false;
+	return end <= round_up_u64(store->sources[row[2] - 1]->size, BLOCK_BYTES);
+}
+
+static int load_mapping(struct store *store, sqlite3_stmt *row, struct complaint *complaint)
+{
+	const struct mapping *conflict;
+	uint64_t numbers[5];
+	int err;
+
+	for (int i = 0; i < 5; i++)
+		numbers[i] = (uint64_t)sqlite3_column_int64(row, i);
+	if (!makes_sense(store, numbers) ||
+	    numbers[4] != store_mapping_sum(numbers[0], numbers[1], numbers[2], numbers[3]))
+		return damaged(store, "the mapping at", numbers[0], complaint);
+	err = map_add(store->map,
+		      &(struct mapping){
+			      .offset = numbers[0],
+			      .length = numbers[1],
+			      .source = store->sources[numbers[2] - 1],
+			      .source_offset = numbers[3],
+		      },
+		      &conflict);
+	return err == -EEXIST ? damaged(store, "the mapping at", numbers[0], complaint) : err;
+}
+
+static int for_rows(struct store *store, const char *query,
+		    int (*load)(struct store *, sqlite3_stmt *, struct complaint *),
+		    struct complaint *complaint)
+{
+	_cleanup_sql_ sqlite3_stmt *statement = NULL;
+	int err = sql_prepare(store->reader, query, &statement);
+
+	if (err)
+		return sql_complain(store->reader, "read", complaint);
+	for (;;) {
+		err = sql_step(statement);
+		if (!err)
+			return 0;
+		if (err < 0)
+			return sql_complain(store->reader, "read", complaint);
+		err = load(store, statement, complaint);
+		if (err)
+			return complain(complaint, err, "cannot load map '%s': %s", store->path,
+					strerror(-err));
+	}
+}
+
+int store_load(struct store *store, struct complaint *complaint)
+{
+	int err = for_rows(store, "SELECT id, text, key, list FROM sources ORDER BY id",
+			   load_source, complaint);
+
+	if (!err)
+		err = for_rows(store, "SELECT source, mirror, identity FROM identities",
+			       load_identity, complaint);
+	if (!err)
+		err = for_rows(store,
+			       "SELECT offset, length, source, source_offset, sum FROM mappings"
+			       " ORDER BY offset",
+			       load_mapping, complaint);
+	return err;
+}

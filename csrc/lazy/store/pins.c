@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Pins: what was seen first, and has to be seen for ever. Who comes while a commit is under way waits
+ * for it, and then for the next one, which has all that came meanwhile; one of them does it for all.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "lazy/store/internal.h"
+
+struct pin {
+	/* Of the writer: `add` puts it in unless there is one, `same` says whether that is the same. */
+	sqlite3_stmt *add, *same;
+	uint64_t source, number;
+	const void *value;
+	size_t bytes;
+	bool is_text;
+
+	struct pin *next;
+	bool done;
+	int result;
+};
+
+int pin_queue_init(struct pin_queue *queue)
+{
+	int err = -pthread_mutex_init(&queue->lock, NULL);
+
+	if (err)
+		return err;
+	queue->end = &queue->first;
+	err = -pthread_cond_init(&queue->done, NULL);
+	if (err)
+		pthread_mutex_destroy(&queue->lock);
+	return err;
+}
+
+void pin_queue_deinit(struct pin_queue *queue)
+{
+	pthread_cond_destroy(&queue->done);
+	pthread_mutex_destroy(&queue->lock);
+}
+
+static void bind(sqlite3_stmt *statement, const struct pin *pin)
+{
+	sqlite3_bind_int64(statement, 1, (sqlite3_int64)pin->source);
+	sqlite3_bind_int64(statement, 2, (sqlite3_int64)pin->number);
+	if (pin->is_text)
+		sqlite3_bind_text(statement, 3, pin->value, (int)pin->bytes, SQLITE_STATIC);
+	else
+		sqlite3_bind_blob(statement, 3, pin->value, (int)pin->bytes, SQLITE_STATIC);
+}
+
+/* Returns a negative errno when the transaction has failed; pin->result is of this one alone. */
+static int put(struct store *store, struct pin *pin)
+{
+	int err, is_same;
+
+	bind(pin->add, pin);
+	err = sql_do(pin->add);
+	if (err || sqlite3_changes(store->writer))
+		return err;
+	bind(pin->same, pin);
+	is_same = sql_step(pin->same);
+	if (is_same == 1)
+		pin->result = sqlite3_column_int(pin->same, 0) ? 0 : -ESTALE;
+	sqlite3_reset(pin->same);
+	return is_same == 1 ? 0 : is_same ?: -EUCLEAN;
+}
+
+static void put_all(struct store *store, struct pin *first)
+{
+	int err;
+
+	pthread_mutex_lock(&store->write_lock);
+	err = sql_run(store->writer, "BEGIN IMMEDIATE");
+	for (struct pin *pin = first; pin && !err; pin = pin->next)
+		err = put(store, pin);
+	if (!err)
+		err = store_commit(store);
+	if (err)
+		store_rollback(store);
+	pthread_mutex_unlock(&store->write_lock);
+	if (!err)
+		return;
+	for (struct pin *pin = first; pin; pin = pin->next)
+		pin->result = err;
+}
+
+/* With the lock held, which it gives away meanwhile. */
+static void lead(struct store *store, struct pin_queue *queue)
+{
+	struct pin *all = queue->first;
+
+	queue->first = NULL;
+	queue->end = &queue->first;
+	queue->has_leader = true;
+	pthread_mutex_unlock(&queue->lock);
+	put_all(store, all);
+	pthread_mutex_lock(&queue->lock);
+	queue->has_leader = false;
+	/* NB: a pin lives with who waits for it, and is gone as soon as that may look. */
+	while (all) {
+		struct pin *next = all->next;
+
+		all->done = true;
+		all = next;
+	}
+	pthread_cond_broadcast(&queue->done);
+}
+
+static int wait_for(struct store *store, struct pin *pin)
+{
+	struct pin_queue *queue = &store->pins;
+
+	pthread_mutex_lock(&queue->lock);
+	*queue->end = pin;
+	queue->end = &pin->next;
+	while (!pin->done) {
+		if (queue->has_leader)
+			pthread_cond_wait(&queue->done, &queue->lock);
+		else
+			lead(store, queue);
+	}
+	pthread_mutex_unlock(&queue->lock);
+	return pin->result;
+}
+
+int store_pin_digest(struct store *store, const struct source *source, uint64_t unit,
+		     const uint8_t digest[static SOURCE_DIGEST_BYTES])
+{
+	struct pin pin = {
+		.add = store->add_pin,
+		.same = store->same_pin,
+		.source = source->id,
+		.number = unit,
+		.value = digest,
+		.bytes = SOURCE_DIGEST_BYTES,
+	};
+
+	return wait_for(store, &pin);
+}
+
+int store_pin_identity(struct store *store, const struct mirror *mirror, const char *identity)
+{
+	struct pin pin = {
+		.add = store->add_identity,
+		.same = store->same_identity,
+		.source = mirror->source->id,
+		.number = mirror->index,
+		.value = identity,
+		.bytes = strlen(identity),
+		.is_text = true,
+	};
+
+	return wait_for(store, &pin);
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lazy/store/internal.h"
+
+static int init_locks(struct store *store)
+{
+	int err = pin_queue_init(&store->pins);
+
+	if (err)
+		return err;
+	pthread_mutex_init(&store->write_lock, NULL);
+	pthread_mutex_init(&store->read_lock, NULL);
+	pthread_mutex_init(&store->pages_lock, NULL);
+	return 0;
+}
+
+int store_open(const char *path, struct map *map, struct store **store, struct complaint *complaint)
+{
+	struct store *made = calloc(1, sizeof(*made));
+	int err;
+
+	if (!made || init_locks(made)) {
+		free(made);
+		return complain(complaint, -ENOMEM, "no memory for a map");
+	}
+	made->map = map;
+	err = store_file_open(made, path, complaint);
+	if (!err)
+		err = store_load(made, complaint);
+	if (err)
+		store_close(made);
+	else
+		*store = made;
+	return err;
+}
+
+void store_close(struct store *store)
+{
+	if (!store)
+		return;
+	store_file_close(store);
+	for (uint64_t i = 0; i < store->source_count; i++)
+		source_free(store->sources[i]);
+	free(store->sources);
+	pin_queue_deinit(&store->pins);
+	pthread_mutex_destroy(&store->write_lock);
+	pthread_mutex_destroy(&store->read_lock);
+	pthread_mutex_destroy(&store->pages_lock);
+	digest_pages_free(store);
+	free(store);
+}
+
+const char *store_path(const struct store *store)
+{
+	return store->path;
+}
+
+uint64_t store_source_count(struct store *store)
+{
+	uint64_t count;
+
+	pthread_mutex_lock(&store->write_lock);
+	count = store->source_count;
+	pthread_mutex_unlock(&store->write_lock);
+	return count;
+}
+
+struct source *store_source(struct store *store, uint64_t id)
+{
+	struct source *source = NULL;
+
+	pthread_mutex_lock(&store->write_lock);
+	if (id && id <= store->source_count)
+		source = store->sources[id - 1];
+	pthread_mutex_unlock(&store->write_lock);
+	return source;
+}
+
+json_t *store_source_json(struct store *store, const struct source *source)
+{
+	_cleanup_sql_ sqlite3_stmt *find = NULL;
+	json_t *found = NULL;
+
+	pthread_mutex_lock(&store->read_lock);
+	if (!sql_prepare(store->reader, "SELECT text FROM sources WHERE id = ?1", &find)) {
+		sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
+		if (sql_step(find) == 1)
+			found = json_loads((const char *)sqlite3_column_text(find, 0), 0, NULL);
+		sqlite3_finalize(find);
+		find = NULL;
+	}
+	pthread_mutex_unlock(&store->read_lock);
+	return found;
+}
+
+int store_identity(struct store *store, const struct source *source, unsigned mirror,
+		   char **identity)
+{
+	sqlite3_stmt *find = NULL;
+	int found;
+
+	pthread_mutex_lock(&store->read_lock);
+	found = sql_prepare(store->reader,
+			    "SELECT identity FROM identities WHERE source = ?1 AND mirror = ?2",
+			    &find);
+	if (!found) {
+		sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
+		sqlite3_bind_int64(find, 2, mirror);
+		found = sql_step(find);
+	}
+	if (found == 1) {
+		const char *text = (const char *)sqlite3_column_text(find, 0);
+
+		*identity = text ? strdup(text) : NULL;
+		found = *identity ? 1 : -ENOMEM;
+	}
+	sqlite3_finalize(find);
+	pthread_mutex_unlock(&store->read_lock);
+	return found;
+}
+
+/* Of pins by source: how many units are known. A negative errno, or their number. */
+int64_t store_pin_count(struct store *store, const struct source *source)
+{
+	_cleanup_sql_ sqlite3_stmt *count = NULL;
+	int64_t found;
+
+	pthread_mutex_lock(&store->read_lock);
+	found = sql_prepare(store->reader, "SELECT count(*) FROM pins WHERE source = ?1", &count);
+	if (!found) {
+		sqlite3_bind_int64(count, 1, (sqlite3_int64)source->id);
+		found = sql_step(count);
+		if (found == 1)
+			found = sqlite3_column_int64(count, 0);
+		sqlite3_finalize(count);
+		count = NULL;
+	}
+	pthread_mutex_unlock(&store->read_lock);
+	return found;
+}
+
+static int check_with(sqlite3 *db, const char *path, struct complaint *complaint)
+{
+	_cleanup_sql_ sqlite3_stmt *check = NULL;
+	int found = sql_prepare(db, "PRAGMA integrity_check(1)", &check);
+	const char *text;
+
+	if (!found)
+		found = sql_step(check);
+	if (found < 1)
+		return sql_complain(db, "check", complaint) ?: -EUCLEAN;
+	text = (const char *)sqlite3_column_text(check, 0);
+	if (!text || strcmp(text, "ok") != 0)
+		return complain(complaint, -EUCLEAN, "map '%s' is damaged: %s", path,
+				text ?: "no memory");
+	return 0;
+}
+
+/* With a connection of its own: it may take minutes, and reads wait for the others. */
+int store_check(struct store *store, struct complaint *complaint)
+{
+	sqlite3 *db = NULL;
+	int moved = 0, err;
+
+	pthread_mutex_lock(&store->read_lock);
+	sqlite3_file_control(store->reader, NULL, SQLITE_FCNTL_HAS_MOVED, &moved);
+	pthread_mutex_unlock(&store->read_lock);
+	if (moved)
+		return complain(complaint, -ESTALE,
+				"map '%s' was moved or removed while the server has it",
+				store->path);
+	err = store_file_connect(store, &db, complaint);
+	err = err ? sql_complain(db, "check", complaint) ?: err :
+		    check_with(db, store->path, complaint);
+	sqlite3_close(db);
+	return err;
+}
