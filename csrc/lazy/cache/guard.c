@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Mapped bits whose file is cut by somebody, or cannot be read, are SIGBUS for whoever looks at them. Then zeroes
+ * take their place: no unit is there, and the content is damaged. The process lives on.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include "lazy/cache/internal.h"
+
+enum { GUARDED_MAX = CACHE_OBJECTS_MAX + 256 };
+
+/* All atomic: the handler reads them. */
+static struct guarded {
+	uintptr_t start; /* 0: free */
+	size_t bytes;
+	bool *damaged;
+} guarded[GUARDED_MAX];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of changes */
+static struct sigaction before;
+
+static bool replace(uintptr_t address)
+{
+	for (unsigned i = 0; i < GUARDED_MAX; i++) {
+		const struct guarded *entry = &guarded[i];
+		uintptr_t start = __atomic_load_n(&entry->start, __ATOMIC_ACQUIRE);
+
+		if (!start || address - start >= entry->bytes)
+			continue;
+		__atomic_store_n(entry->damaged, true, __ATOMIC_RELAXED);
+		return mmap((void *)start, entry->bytes, PROT_READ,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+	}
+	return false;
+}
+
+static void on_sigbus(int number, siginfo_t *info, void *context)
+{
+	int error = errno;
+
+	(void)context;
+	/* None of ours: it comes again. */
+	if (!replace((uintptr_t)info->si_addr))
+		sigaction(number, &before, NULL);
+	errno = error;
+}
+
+static void install(void)
+{
+	struct sigaction action = { .sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO };
+
+	sigaction(SIGBUS, &action, &before);
+}
+
+void guard_add(const void *mapped, size_t bytes, bool *damaged)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, install);
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < GUARDED_MAX; i++) {
+		if (guarded[i].start)
+			continue;
+		guarded[i].bytes = bytes;
+		guarded[i].damaged = damaged;
+		__atomic_store_n(&guarded[i].start, (uintptr_t)mapped, __ATOMIC_RELEASE);
+		break;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void guard_remove(const void *mapped)
+{
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < GUARDED_MAX; i++) {
+		if (guarded[i].start == (uintptr_t)mapped)
+			__atomic_store_n(&guarded[i].start, 0, __ATOMIC_RELEASE);
+	}
+	pthread_mutex_unlock(&lock);
+}

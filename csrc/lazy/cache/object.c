@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: MIT */
+/* A content of the cache: opened, looked up, put into. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/fileio.h"
+#include "base/message.h"
+#include "lazy/cache/internal.h"
+
+enum {
+	CHECK_BYTES = 16 << 10,
+	/* Of bits in memory, for good; beyond that, pages come and go as the kernel sees fit. */
+	LOCKED_BITS_BYTES = 16 << 20,
+};
+
+void cache_key_format(const uint8_t key[static SOURCE_KEY_BYTES],
+		      char name[static CACHE_NAME_BYTES])
+{
+	static const char digits[] = "0123456789abcdef";
+
+	for (unsigned i = 0; i < SOURCE_KEY_BYTES; i++) {
+		name[2 * i] = digits[key[i] >> 4];
+		name[2 * i + 1] = digits[key[i] & 15];
+	}
+	name[2 * SOURCE_KEY_BYTES] = '\0';
+}
+
+static int digit_value(char digit)
+{
+	if (digit >= '0' && digit <= '9')
+		return digit - '0';
+	return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
+}
+
+bool cache_key_parse(const char *text, uint8_t key[static SOURCE_KEY_BYTES])
+{
+	for (unsigned i = 0; i < SOURCE_KEY_BYTES; i++) {
+		int high = digit_value(text[2 * i]);
+		int low = high < 0 ? -1 : digit_value(text[2 * i + 1]);
+
+		if (low < 0)
+			return false;
+		key[i] = (uint8_t)(high << 4 | low);
+	}
+	return true;
+}
+
+/* A page that cannot be read must show here: in a mapping it would be SIGBUS. */
+static int read_through(int fd, uint64_t bytes)
+{
+	uint8_t buffer[CHECK_BYTES];
+
+	for (uint64_t at = 0; at < bytes; at += sizeof(buffer)) {
+		uint64_t length = bytes - at < sizeof(buffer) ? bytes - at : sizeof(buffer);
+		int err = pread_full(fd, buffer, length, at);
+
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+/*
+ * Under mlockall(MCL_FUTURE) a mapping is in memory as a whole, at once. Where that is too much, it
+ * is mapped without access first, which loads nothing, and is then let go of.
+ */
+static int map_bits(struct cache_object *object)
+{
+	uint64_t bytes =
+		CACHE_HEADER_BYTES + cache_group_count(object->units) * sizeof(struct cache_group);
+	bool locked = object->cache->mapped_bytes + bytes <= LOCKED_BITS_BYTES;
+	void *mapped;
+	int err = read_through(object->bits_fd, bytes);
+
+	if (err)
+		return err;
+	mapped = mmap(NULL, bytes, locked ? PROT_READ : PROT_NONE, MAP_SHARED, object->bits_fd, 0);
+	if (mapped == MAP_FAILED)
+		return -errno;
+	if (!locked && (munlock(mapped, bytes) || mprotect(mapped, bytes, PROT_READ))) {
+		err = -errno;
+		munmap(mapped, bytes);
+		return err;
+	}
+	object->mapped = mapped;
+	object->mapped_bytes = bytes;
+	object->groups = (const struct cache_group *)((const uint8_t *)mapped + CACHE_HEADER_BYTES);
+	object->cache->mapped_bytes += bytes;
+	guard_add(mapped, bytes, &object->damaged);
+	return 0;
+}
+
+int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
+		const struct content_shape *shape, struct cache_object **object,
+		struct complaint *complaint)
+{
+	struct content_files files = { .data_fd = -1, .bits_fd = -1 };
+	struct cache_object *made;
+	char name[CACHE_NAME_BYTES];
+	int err;
+
+	cache_key_format(key, name);
+	err = content_files_open(cache, name, key, shape, &files, complaint);
+	if (err)
+		return err;
+	made = calloc(1, sizeof(*made));
+	if (!made) {
+		close(files.data_fd);
+		close(files.bits_fd);
+		return complain(complaint, -ENOMEM, "no memory for a content of the cache");
+	}
+	made->cache = cache;
+	made->header = files.header;
+	memcpy(made->name, name, sizeof(made->name));
+	made->size = le64toh(files.header.size);
+	made->unit_bytes = le32toh(files.header.unit_bytes);
+	made->units = (made->size - 1) / made->unit_bytes + 1;
+	memcpy(&made->seed, key, sizeof(made->seed));
+	made->data_fd = files.data_fd;
+	made->bits_fd = files.bits_fd;
+	made->in_memory = cache->in_memory;
+	pthread_mutex_init(&made->lock, NULL);
+	err = map_bits(made);
+	if (err) {
+		object_close(made);
+		return complain(complaint, err, "cannot map %s.bits in the cache '%s': %s", name,
+				cache->path, strerror(-err));
+	}
+	*object = made;
+	return 0;
+}
+
+void object_close(struct cache_object *object)
+{
+	if (object->mapped) {
+		guard_remove(object->mapped);
+		munmap((void *)object->mapped, object->mapped_bytes);
+		object->cache->mapped_bytes -= object->mapped_bytes;
+	}
+	close(object->data_fd);
+	close(object->bits_fd);
+	pthread_mutex_destroy(&object->lock);
+	free(object);
+}
+
+static struct cache_object *find_object(struct cache *cache, const struct source *source)
+{
+	for (struct cache_object *object = cache->objects; object; object = object->next) {
+		if (!memcmp(object->header.key, source->key, SOURCE_KEY_BYTES))
+			return object;
+	}
+	return NULL;
+}
+
+static int open_source(struct cache *cache, const struct source *source,
+		       struct cache_object **object, struct complaint *complaint)
+{
+	const struct content_shape shape = { source->size, source->unit_bytes };
+	int err;
+
+	*object = find_object(cache, source);
+	if (*object &&
+	    ((*object)->size != source->size || (*object)->unit_bytes != source->unit_bytes))
+		return complain(complaint, -EUCLEAN,
+				"two sources have the key %s, and not the same size and unit",
+				(*object)->name);
+	if (*object)
+		return 0;
+	if (!source->size || source->size > INT64_MAX / 2)
+		return complain(complaint, -EFBIG, "no file can hold %llu bytes",
+				(unsigned long long)source->size);
+	if (cache->object_count >= CACHE_OBJECTS_MAX)
+		return complain(complaint, -EMFILE,
+				"more than %d contents at a time are not cached",
+				CACHE_OBJECTS_MAX);
+	err = object_open(cache, source->key, &shape, object, complaint);
+	if (err)
+		return err;
+	err = object_check_data(*object);
+	if (err) {
+		complaint_text(complaint, "cannot look at %s.data in the cache '%s': %s",
+			       (*object)->name, cache->path, strerror(-err));
+		object_close(*object);
+		return err;
+	}
+	(*object)->listed = true;
+	(*object)->next = cache->objects;
+	cache->objects = *object;
+	cache->object_count++;
+	return 0;
+}
+
+int cache_object_open(struct cache *cache, struct source *source, struct cache_object **object)
+{
+	struct complaint complaint = {};
+	int err;
+
+	*object = cache_object_of(source);
+	if (*object)
+		return 0;
+	err = cache_lock(cache);
+	if (err)
+		return err;
+	pthread_mutex_lock(&cache->objects_lock);
+	err = open_source(cache, source, object, &complaint);
+	if (!err)
+		__atomic_store_n(&source->cached, *object, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&cache->objects_lock);
+	cache_unlock(cache);
+	if (err) {
+		cache_count(&cache->counters.failed, 1);
+		msg_warning("a source is served uncached: %s", complaint.text);
+	}
+	return err;
+}
+
+struct cache_object *cache_object_of(const struct source *source)
+{
+	return __atomic_load_n(&source->cached, __ATOMIC_ACQUIRE);
+}
+
+static uint64_t evictions_of(const struct cache_object *object, uint64_t first, uint64_t last)
+{
+	uint64_t sum = 0;
+
+	/* None ever goes down, so the sum is the same only if all are. */
+	for (uint64_t group = first / CACHE_GROUP_UNITS; group <= last / CACHE_GROUP_UNITS; group++)
+		sum += object_evictions(object, group * CACHE_GROUP_UNITS);
+	return sum;
+}
+
+bool cache_look(const struct cache_object *object, uint64_t first, uint64_t last,
+		struct cache_look *look)
+{
+	if (first > last || last >= object->units || object_is_damaged(object))
+		return false;
+	/* NB: counters before bits; an eviction changes them the other way round. */
+	look->first = first;
+	look->last = last;
+	look->evictions = evictions_of(object, first, last);
+	for (uint64_t unit = first; unit <= last; unit++) {
+		uint64_t evictions = object_evictions(object, unit);
+
+		if (!object_has(object, unit) && !pending_has(object, unit, evictions))
+			return false;
+	}
+	for (uint64_t unit = first; unit <= last; unit++)
+		heat_note(object->cache, unit_hash(object, unit));
+	return true;
+}
+
+int cache_fd(const struct cache_object *object)
+{
+	return object->data_fd;
+}
+
+bool cache_in_memory(const struct cache_object *object)
+{
+	return object->in_memory;
+}
+
+bool cache_still(const struct cache_object *object, const struct cache_look *look)
+{
+	/* What was read was read before this looks again. */
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	return evictions_of(object, look->first, look->last) == look->evictions &&
+	       !object_is_damaged(object);
+}
+
+/* The counter that the unit's place has before it is written. 1: the unit is there already. */
+static int begin_put(struct cache_object *object, uint64_t unit, uint64_t *evictions)
+{
+	int err = object_lock(object);
+
+	if (err)
+		return err;
+	/* Under the lock: an eviction that goes on has cleared its bits, and not yet its data. */
+	*evictions = object_evictions(object, unit);
+	err = object_has(object, unit);
+	object_unlock(object);
+	return err;
+}
+
+static int write_unit(struct cache_object *object, uint64_t unit, const uint8_t *data,
+		      uint32_t length)
+{
+	struct cache *cache = object->cache;
+	uint64_t at = unit * object->unit_bytes;
+	int err = pwrite_full(object->data_fd, data, length, at);
+
+	if (err != -ENOSPC && err != -EDQUOT)
+		return err;
+	err = cache_make_room(cache, length, true);
+	if (!err)
+		err = pwrite_full(object->data_fd, data, length, at);
+	if (!err)
+		return 0;
+	/* What was written takes room, and nobody would know of it. */
+	object_evict(object, &unit, 1, true);
+	return -ENOSPC;
+}
+
+int cache_put(struct cache_object *object, uint64_t unit, const uint8_t *data, uint32_t length)
+{
+	struct cache *cache = object->cache;
+	uint64_t evictions = 0, rest;
+	int err;
+
+	if (unit >= object->units)
+		return -EINVAL;
+	rest = object->size - unit * object->unit_bytes;
+	if (length != (rest < object->unit_bytes ? rest : object->unit_bytes))
+		return -EINVAL;
+	if (__atomic_load_n(&object->failed, __ATOMIC_RELAXED) || object_is_damaged(object))
+		return -EIO;
+	if (object_has(object, unit))
+		return 0;
+	err = cache_make_room(cache, object_unit_bytes(object, unit), false);
+	if (!err)
+		err = begin_put(object, unit, &evictions);
+	if (err > 0)
+		return 0;
+	/* What is written behind a cut would make a hole of all that is missing. */
+	if (!err && !object_is_whole(object))
+		err = -EIO;
+	if (!err)
+		err = write_unit(object, unit, data, length);
+	if (!err && !object_is_whole(object))
+		err = -EIO;
+	if (!err)
+		err = pending_add(object, unit, evictions, unit_fingerprint(data, length));
+	if (err) {
+		cache_count(err == -ENOSPC ? &cache->counters.no_room : &cache->counters.failed, 1);
+		return err;
+	}
+	heat_note(cache, unit_hash(object, unit));
+	cache_count(&cache->counters.put_units, 1);
+	cache_count(&cache->counters.put_bytes, length);
+	return 0;
+}
+
+int cache_drop(struct cache_object *object, uint64_t unit)
+{
+	int64_t dropped;
+
+	if (unit >= object->units)
+		return -EINVAL;
+	dropped = object_evict(object, &unit, 1, true);
+	if (dropped < 0)
+		return (int)dropped;
+	cache_count(&object->cache->counters.dropped_units, 1);
+	return 0;
+}

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Units on their way to the disk, and the thread that takes them there: data, sync, bits, sync. All
+ * that comes while a sync goes on shares the next one.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/fileio.h"
+#include "base/message.h"
+#include "lazy/cache/internal.h"
+#include "lazy/hands.h"
+
+enum {
+	STACK_BYTES = 256 << 10, /* mlock()ed as a whole */
+	GATHER_MS = 50,		 /* from the first unit on, others may join */
+	SWEEP_MS = 1000,
+	SWEEP_IDLE_MS = 16000,
+	FULL_BYTES = 32 << 20,	/* of units that wait: no more gathering */
+	MOST_BYTES = 128 << 20, /* beyond this, whoever puts waits */
+	MOST_SLOTS = PENDING_SLOTS * 3 / 4,
+};
+
+struct batch {
+	size_t count;
+	struct entry {
+		struct cache_object *object;
+		uint64_t unit;
+		unsigned slot;
+	} entries[PENDING_SLOTS];
+	uint64_t units[PENDING_SLOTS];
+};
+
+/* Of each block of 4 KiB, in four lanes; it finds holes and half writes, nothing that is meant. */
+static uint64_t fold_block(uint64_t sum, const uint8_t *data, uint32_t length)
+{
+	uint64_t words[BLOCK_BYTES / 8], lanes[4] = { 1, 2, 3, 4 };
+
+	memset(words, 0, sizeof(words));
+	memcpy(words, data, length);
+	for (unsigned i = 0; i < BLOCK_BYTES / 8; i += 4) {
+		for (unsigned lane = 0; lane < 4; lane++) {
+			lanes[lane] = (lanes[lane] ^ words[i + lane]) * 0x9e3779b97f4a7c15u;
+			lanes[lane] ^= lanes[lane] >> 29;
+		}
+	}
+	for (unsigned lane = 0; lane < 4; lane++) {
+		sum = (sum ^ lanes[lane]) * 0xd6e8feb86659fd93u;
+		sum ^= sum >> 32;
+	}
+	return sum;
+}
+
+uint64_t unit_fingerprint(const uint8_t *data, uint32_t length)
+{
+	uint64_t sum = length;
+
+	for (uint32_t at = 0; at < length; at += BLOCK_BYTES)
+		sum = fold_block(sum, data + at,
+				 length - at < BLOCK_BYTES ? length - at : BLOCK_BYTES);
+	return sum;
+}
+
+static uint32_t unit_length(const struct cache_object *object, uint64_t unit)
+{
+	uint64_t rest = object->size - unit * object->unit_bytes;
+
+	return rest < object->unit_bytes ? (uint32_t)rest : object->unit_bytes;
+}
+
+static bool still_whole(const struct cache_object *object, uint64_t unit, uint64_t fingerprint)
+{
+	uint32_t length = unit_length(object, unit);
+	uint64_t sum = length;
+	uint8_t block[BLOCK_BYTES];
+
+	for (uint32_t at = 0; at < length; at += BLOCK_BYTES) {
+		uint32_t part = length - at < BLOCK_BYTES ? length - at : BLOCK_BYTES;
+
+		if (pread_full(object->data_fd, block, part, unit * object->unit_bytes + at))
+			return false;
+		sum = fold_block(sum, block, part);
+	}
+	return sum == fingerprint;
+}
+
+static struct pending *slot_of(struct cache *cache, const struct cache_object *object,
+			       uint64_t unit, unsigned probe)
+{
+	return &cache->pending[(unit_hash(object, unit) / 2 + probe) & (PENDING_SLOTS - 1)];
+}
+
+bool pending_has(const struct cache_object *object, uint64_t unit, uint64_t evictions)
+{
+	for (unsigned probe = 0; probe < PENDING_PROBES; probe++) {
+		const struct pending *slot = slot_of(object->cache, object, unit, probe);
+		uint64_t sequence = __atomic_load_n(&slot->sequence, __ATOMIC_ACQUIRE);
+		bool same = __atomic_load_n(&slot->object, __ATOMIC_RELAXED) == object &&
+			    __atomic_load_n(&slot->unit, __ATOMIC_RELAXED) == unit &&
+			    __atomic_load_n(&slot->evictions, __ATOMIC_RELAXED) == evictions;
+
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (same && !(sequence & 1) &&
+		    __atomic_load_n(&slot->sequence, __ATOMIC_RELAXED) == sequence)
+			return true;
+	}
+	return false;
+}
+
+static void slot_set(struct pending *slot, struct cache_object *object, uint64_t unit,
+		     uint64_t evictions)
+{
+	__atomic_store_n(&slot->sequence, slot->sequence + 1, __ATOMIC_RELAXED);
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+	__atomic_store_n(&slot->object, object, __ATOMIC_RELAXED);
+	__atomic_store_n(&slot->unit, unit, __ATOMIC_RELAXED);
+	__atomic_store_n(&slot->evictions, evictions, __ATOMIC_RELAXED);
+	__atomic_store_n(&slot->sequence, slot->sequence + 1, __ATOMIC_RELEASE);
+}
+
+void pending_follow(struct cache_object *object, uint64_t group, uint64_t before,
+		    const uint64_t *units, size_t count)
+{
+	struct cache *cache = object->cache;
+
+	pthread_mutex_lock(&cache->pending_lock);
+	for (unsigned i = 0; i < PENDING_SLOTS && cache->pending_count; i++) {
+		struct pending *slot = &cache->pending[i];
+		bool evicted = false;
+
+		if (slot->object != object || slot->unit / CACHE_GROUP_UNITS != group ||
+		    slot->evictions != before)
+			continue;
+		for (size_t at = 0; at < count; at++)
+			evicted |= units[at] == slot->unit;
+		if (!evicted)
+			slot_set(slot, object, slot->unit, before + 1);
+	}
+	pthread_mutex_unlock(&cache->pending_lock);
+}
+
+static struct pending *find_free(struct cache *cache, const struct cache_object *object,
+				 uint64_t unit)
+{
+	if (cache->pending_count >= MOST_SLOTS || cache->pending_bytes >= MOST_BYTES)
+		return NULL;
+	for (unsigned probe = 0; probe < PENDING_PROBES; probe++) {
+		struct pending *slot = slot_of(cache, object, unit, probe);
+
+		if (!slot->object)
+			return slot;
+	}
+	return NULL;
+}
+
+int pending_add(struct cache_object *object, uint64_t unit, uint64_t evictions,
+		uint64_t fingerprint)
+{
+	struct cache *cache = object->cache;
+	struct pending *slot;
+	bool first;
+
+	pthread_mutex_lock(&cache->pending_lock);
+	while (!(slot = find_free(cache, object, unit))) {
+		cache->waiting++;
+		pthread_cond_signal(&cache->wake);
+		pthread_cond_wait(&cache->drained, &cache->pending_lock);
+		cache->waiting--;
+	}
+	first = !cache->pending_count++;
+	cache->pending_bytes += object_unit_bytes(object, unit);
+	slot->fingerprint = fingerprint;
+	slot->taken = false;
+	slot_set(slot, object, unit, evictions);
+	if (first || cache->pending_bytes >= FULL_BYTES)
+		pthread_cond_signal(&cache->wake);
+	pthread_mutex_unlock(&cache->pending_lock);
+	return 0;
+}
+
+uint64_t cache_pending_bytes(struct cache *cache)
+{
+	uint64_t bytes;
+
+	pthread_mutex_lock(&cache->pending_lock);
+	bytes = cache->pending_bytes;
+	pthread_mutex_unlock(&cache->pending_lock);
+	return bytes;
+}
+
+void cache_sync(struct cache *cache)
+{
+	pthread_mutex_lock(&cache->pending_lock);
+	while (cache->pending_count) {
+		cache->waiting++;
+		pthread_cond_signal(&cache->wake);
+		pthread_cond_wait(&cache->drained, &cache->pending_lock);
+		cache->waiting--;
+	}
+	pthread_mutex_unlock(&cache->pending_lock);
+}
+
+static int compare_entries(const void *left, const void *right)
+{
+	const struct entry *a = left, *b = right;
+
+	if (a->object != b->object)
+		return a->object < b->object ? -1 : 1;
+	return a->unit < b->unit ? -1 : a->unit > b->unit;
+}
+
+static void give_up(struct cache_object *object, const char *what, int err)
+{
+	if (__atomic_exchange_n(&object->failed, true, __ATOMIC_RELAXED))
+		return;
+	msg_warning("cannot %s %s in the cache '%s': %s; nothing more is put into it", what,
+		    object->name, object->cache->path, strerror(-err));
+}
+
+/*
+ * Whether what was written is still there. Where the group was evicted from by somebody who does not
+ * know of the unit, it may be, or not: then its bytes say. The object is locked.
+ */
+static bool is_there(struct cache_object *object, const struct entry *entry, bool *read)
+{
+	struct cache *cache = object->cache;
+	uint64_t evictions, fingerprint;
+
+	pthread_mutex_lock(&cache->pending_lock);
+	evictions = cache->pending[entry->slot].evictions;
+	fingerprint = cache->pending[entry->slot].fingerprint;
+	pthread_mutex_unlock(&cache->pending_lock);
+	if (evictions == object_evictions(object, entry->unit))
+		return true;
+	*read = true;
+	return still_whole(object, entry->unit, fingerprint);
+}
+
+static int vouch(struct cache_object *object, const struct entry *entries, size_t count,
+		 uint64_t *units)
+{
+	struct cache *cache = object->cache;
+	size_t kept = 0;
+	uint64_t bytes = 0;
+	bool read = false;
+	int64_t set;
+
+	for (size_t i = 0; i < count; i++) {
+		uint64_t unit = entries[i].unit;
+
+		/* Twice in a row: two have put the same one. */
+		if ((kept && units[kept - 1] == unit) || !is_there(object, &entries[i], &read))
+			continue;
+		if (!object_has(object, unit))
+			bytes += object_unit_bytes(object, unit);
+		units[kept++] = unit;
+	}
+	cache_count(&cache->counters.lost_units, count - kept);
+	/* What somebody else has written in the meantime need not be on the disk. */
+	if (read && fdatasync(object->data_fd))
+		return -errno;
+	set = object_set_bits(object, units, kept, true);
+	if (set < 0)
+		return (int)set;
+	cache_add_bytes(cache, (int64_t)bytes);
+	cache_count(&cache->counters.durable_units, (uint64_t)set);
+	return (int)kept;
+}
+
+/* They are counted with what is there, or not at all. */
+static void forget_bytes(const struct cache_object *object, const struct entry *entries,
+			 size_t count)
+{
+	struct cache *cache = object->cache;
+
+	pthread_mutex_lock(&cache->pending_lock);
+	for (size_t i = 0; i < count; i++)
+		cache->pending_bytes -= object_unit_bytes(object, entries[i].unit);
+	pthread_mutex_unlock(&cache->pending_lock);
+}
+
+static void commit(struct cache_object *object, const struct entry *entries, size_t count,
+		   uint64_t *units)
+{
+	struct cache *cache = object->cache;
+	int kept;
+
+	cache_count(&cache->counters.syncs, 1);
+	if (fdatasync(object->data_fd)) {
+		cache_count(&cache->counters.lost_units, count);
+		give_up(object, "sync", -errno);
+		forget_bytes(object, entries, count);
+		return;
+	}
+	kept = object_lock(object);
+	if (!kept && !object_is_whole(object)) {
+		cache_count(&cache->counters.lost_units, count);
+		object_unlock(object);
+		forget_bytes(object, entries, count);
+		return;
+	}
+	if (!kept) {
+		kept = vouch(object, entries, count, units);
+		object_unlock(object);
+	}
+	forget_bytes(object, entries, count);
+	if (kept < 0) {
+		if (kept != -ENOSPC && kept != -EDQUOT)
+			give_up(object, "write", kept);
+		return;
+	}
+	for (int i = 0; i < kept; i++)
+		probation_add(object, units[i]);
+	if (fdatasync(object->bits_fd) || (!object->entered && fsync(cache->dir_fd)))
+		give_up(object, "sync", -errno);
+	else
+		object->entered = true;
+}
+
+static void take_batch(struct cache *cache, struct batch *batch)
+{
+	batch->count = 0;
+	for (unsigned i = 0; i < PENDING_SLOTS; i++) {
+		struct pending *slot = &cache->pending[i];
+
+		if (!slot->object)
+			continue;
+		slot->taken = true;
+		batch->entries[batch->count++] = (struct entry){ slot->object, slot->unit, i };
+	}
+}
+
+static void commit_batch(struct batch *batch)
+{
+	struct entry *entries = batch->entries;
+
+	qsort(entries, batch->count, sizeof(*entries), compare_entries);
+	for (size_t i = 0, same; i < batch->count; i += same) {
+		for (same = 1; i + same < batch->count; same++) {
+			if (entries[i + same].object != entries[i].object)
+				break;
+		}
+		commit(entries[i].object, entries + i, same, batch->units);
+	}
+}
+
+/* After their bits were set, so that there is no moment in which neither is seen. */
+static void free_slots(struct cache *cache)
+{
+	for (unsigned i = 0; i < PENDING_SLOTS; i++) {
+		struct pending *slot = &cache->pending[i];
+
+		if (!slot->object || !slot->taken)
+			continue;
+		cache->pending_count--;
+		slot_set(slot, NULL, 0, 0);
+	}
+	pthread_cond_broadcast(&cache->drained);
+}
+
+/* Returns false when the time was over. Locked. */
+static bool wait_until(struct cache *cache, uint64_t ns)
+{
+	const struct timespec until = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
+
+	return pthread_cond_timedwait(&cache->wake, &cache->pending_lock, &until) != ETIMEDOUT;
+}
+
+static void gather(struct cache *cache)
+{
+	uint64_t until = cache_now_ns() + GATHER_MS * 1000000ull;
+
+	while (!cache->stop && !cache->waiting && cache->pending_bytes < FULL_BYTES &&
+	       cache->pending_count < MOST_SLOTS && wait_until(cache, until))
+		;
+}
+
+static void *pending_main(void *argument)
+{
+	struct cache *cache = argument;
+	struct batch *batch = cache->batch;
+	uint64_t swept = cache_now_ns();
+	unsigned pause_ms = SWEEP_MS;
+
+	lazy_thread_init("cache");
+	pthread_mutex_lock(&cache->pending_lock);
+	while (!cache->stop || cache->pending_count) {
+		bool due;
+
+		if (!cache->pending_count && !cache->stop)
+			wait_until(cache, swept + pause_ms * 1000000ull);
+		if (cache->pending_count) {
+			gather(cache);
+			take_batch(cache, batch);
+			pthread_mutex_unlock(&cache->pending_lock);
+			commit_batch(batch);
+			pthread_mutex_lock(&cache->pending_lock);
+			free_slots(cache);
+			pthread_mutex_unlock(&cache->pending_lock);
+			cache_keep_room(cache);
+			pthread_mutex_lock(&cache->pending_lock);
+		}
+		due = cache_now_ns() >= swept + pause_ms * 1000000ull;
+		if (!due)
+			continue;
+		pthread_mutex_unlock(&cache->pending_lock);
+		limits_refresh(cache);
+		/* An idle cache wakes the machine seldom. */
+		if (heat_sweep(cache))
+			pause_ms = SWEEP_MS;
+		else if (pause_ms < SWEEP_IDLE_MS)
+			pause_ms *= 2;
+		swept = cache_now_ns();
+		pthread_mutex_lock(&cache->pending_lock);
+	}
+	pthread_mutex_unlock(&cache->pending_lock);
+	heat_sweep(cache);
+	return NULL;
+}
+
+int pending_start(struct cache *cache)
+{
+	pthread_attr_t attributes;
+	int err;
+
+	cache->batch = malloc(sizeof(*cache->batch));
+	if (!cache->batch)
+		return -ENOMEM;
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	err = -pthread_create(&cache->thread, &attributes, pending_main, cache);
+	pthread_attr_destroy(&attributes);
+	cache->running = !err;
+	return err;
+}
+
+void pending_stop(struct cache *cache)
+{
+	if (!cache->running)
+		return;
+	pthread_mutex_lock(&cache->pending_lock);
+	cache->stop = true;
+	pthread_cond_signal(&cache->wake);
+	pthread_mutex_unlock(&cache->pending_lock);
+	pthread_join(cache->thread, NULL);
+	free(cache->batch);
+	cache->running = false;
+}

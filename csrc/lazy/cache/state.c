@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The file `state`: what all processes that have a cache open know together. By read and write
+ * calls, under a lock of its own: a mapping that is written to would end the process (SIGBUS) when the
+ * disk is full.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/fileio.h"
+#include "lazy/cache/internal.h"
+
+enum { STATE_BYTES = sizeof(struct cache_state) + CACHE_HEAT_COUNTERS };
+
+/* NB: of another kind than flock(2), which says who is there. */
+static int lock_file(struct cache *cache, short type)
+{
+	struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_len = 1 };
+
+	while (fcntl(cache->state_fd, F_OFD_SETLKW, &lock)) {
+		if (errno != EINTR)
+			return -errno;
+	}
+	return 0;
+}
+
+int state_lock(struct cache *cache)
+{
+	int err;
+
+	pthread_mutex_lock(&cache->state_lock);
+	err = lock_file(cache, F_WRLCK);
+	if (err)
+		pthread_mutex_unlock(&cache->state_lock);
+	return err;
+}
+
+void state_unlock(struct cache *cache)
+{
+	lock_file(cache, F_UNLCK);
+	pthread_mutex_unlock(&cache->state_lock);
+}
+
+int state_read_number(const struct cache *cache, size_t place, uint64_t *number)
+{
+	uint64_t raw = 0;
+	int err = pread_full(cache->state_fd, &raw, sizeof(raw), place);
+
+	*number = le64toh(raw);
+	return err;
+}
+
+void state_write_number(struct cache *cache, size_t place, uint64_t number)
+{
+	uint64_t raw = htole64(number);
+
+	/* NB: not checked. What is lost is found out when things are counted anew. */
+	pwrite_full(cache->state_fd, &raw, sizeof(raw), place);
+}
+
+uint64_t cache_bytes(const struct cache *cache)
+{
+	uint64_t bytes = 0;
+
+	/* After a process was killed, it may be off, until somebody counts. */
+	if (state_read_number(cache, offsetof(struct cache_state, bytes), &bytes) ||
+	    (int64_t)bytes < 0)
+		return 0;
+	return bytes;
+}
+
+void cache_add_bytes(struct cache *cache, int64_t difference)
+{
+	const size_t place = offsetof(struct cache_state, bytes);
+	uint64_t bytes;
+
+	if (!difference || state_lock(cache))
+		return;
+	if (!state_read_number(cache, place, &bytes))
+		state_write_number(cache, place, bytes + (uint64_t)difference);
+	state_unlock(cache);
+}
+
+/* Also finds out whether data can be given back at all. */
+static int make_room(struct cache *cache, struct complaint *complaint)
+{
+	int err = 0;
+
+	if (ftruncate(cache->state_fd, STATE_BYTES))
+		return complain(complaint, -errno, "cannot write '%s/state': %s", cache->path,
+				strerror(errno));
+	if (fallocate(cache->state_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, STATE_BYTES,
+		      BLOCK_BYTES)) {
+		err = -errno;
+		complaint_text(complaint, "the file system of '%s' cannot punch holes: %s",
+			       cache->path, strerror(-err));
+		complaint_hint(complaint, "use a local one: ext4, XFS, btrfs, tmpfs");
+	}
+	return err;
+}
+
+static int begin(struct cache *cache, struct complaint *complaint)
+{
+	struct cache_state start = { .version = htole32(CACHE_VERSION) };
+	int err;
+
+	memcpy(start.magic, CACHE_MAGIC, sizeof(CACHE_MAGIC));
+	err = pwrite_full(cache->state_fd, &start, sizeof(start), 0);
+	if (err)
+		return complain(complaint, err, "cannot write '%s/state': %s", cache->path,
+				strerror(-err));
+	err = cache_recount(cache);
+	return err ? complain(complaint, err, "cannot read the cache '%s': %s", cache->path,
+			      strerror(-err)) :
+		     0;
+}
+
+static int check(const struct cache *cache, struct complaint *complaint)
+{
+	struct cache_state found;
+
+	if (!pread_full(cache->state_fd, &found, sizeof(found), 0) &&
+	    !memcmp(found.magic, CACHE_MAGIC, sizeof(CACHE_MAGIC)) &&
+	    le32toh(found.version) == CACHE_VERSION)
+		return 0;
+	complaint_text(complaint, "the cache '%s' is in use by a program of another version",
+		       cache->path);
+	complaint_hint(complaint, "name another directory");
+	return -EPROTONOSUPPORT;
+}
+
+int state_open(struct cache *cache, struct complaint *complaint)
+{
+	/* Whoever is alone counts: one that was killed may have left a wrong sum. */
+	bool alone = !flock(cache->state_fd, LOCK_EX | LOCK_NB);
+	int err;
+
+	if (!alone && flock(cache->state_fd, LOCK_SH | LOCK_NB))
+		return complain(complaint, -errno, "cannot lock '%s/state': %s", cache->path,
+				strerror(errno));
+	cache->heat = calloc(1, CACHE_HEAT_COUNTERS);
+	if (!cache->heat)
+		return complain(complaint, -ENOMEM, "no memory for a cache");
+	err = make_room(cache, complaint);
+	if (!err)
+		err = alone ? begin(cache, complaint) : check(cache, complaint);
+	/* Nobody comes between: the directory is locked. */
+	if (!err && alone && flock(cache->state_fd, LOCK_SH))
+		err = complain(complaint, -errno, "cannot lock '%s/state': %s", cache->path,
+			       strerror(errno));
+	return err;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/space.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/message.h"
+#include "base/size.h"
+#include "lazy/cache.h"
+#include "lazy/dependence.h"
+#include "lazy/fetcher.h"
+
+/* Only the thread that opens and closes segments changes it, while no other one is there. */
+static struct space *spaces;
+
+struct space *space_first(void)
+{
+	return spaces;
+}
+
+static bool is_same(const char *one, const char *other)
+{
+	return one && other ? !strcmp(one, other) : one == other;
+}
+
+static struct space *find(const char *map_path)
+{
+	struct space *space = spaces;
+
+	while (space && strcmp(space->map_path, map_path) != 0)
+		space = space->next;
+	return space;
+}
+
+static int join(struct space *space, const char *cache_path, uint64_t start, uint64_t end,
+		struct complaint *complaint)
+{
+	if (!is_same(space->cache_path, cache_path))
+		return complain(complaint, -EINVAL,
+				"map '%s' has cache '%s' here and '%s' in another segment",
+				space->map_path, cache_path ?: "(none)",
+				space->cache_path ?: "(none)");
+	if (start < space->room.start)
+		space->room.start = start;
+	if (end > space->room.end)
+		space->room.end = end;
+	space->users++;
+	return 0;
+}
+
+/* Of a server that takes a device over: it may be mounted already, and hold these. */
+static int check_place(const char *path, struct complaint *complaint)
+{
+	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+	return fd < 0 ? 0 : dependence_check(fd, path, complaint);
+}
+
+static int open_parts(struct space *space, struct complaint *complaint)
+{
+	const struct cache_options cache_options = {};
+	const struct fetcher_options fetcher_options = {};
+	int err;
+
+	err = check_place(space->map_path, complaint);
+	if (!err && space->cache_path)
+		err = check_place(space->cache_path, complaint);
+	if (err)
+		return err;
+	space->map = map_new();
+	if (!space->map)
+		return complain(complaint, -ENOMEM, "no memory for a map");
+	err = store_open(space->map_path, space->map, &space->store, complaint);
+	if (!err && space->cache_path)
+		err = cache_open(space->cache_path, &cache_options, &space->cache, complaint);
+	if (err)
+		return err;
+	err = fetcher_start(&fetcher_options, space->store, space->cache, &space->fetcher);
+	return err ? complain(complaint, err, "cannot start the fetcher: %s", strerror(-err)) : 0;
+}
+
+/* The fetcher uses all others. */
+static void free_space(struct space *space)
+{
+	if (space->fetcher && fetcher_stop(space->fetcher)) {
+		msg_warning("the fetcher of map '%s' does not end: some file does not answer",
+			    space->map_path);
+		return;
+	}
+	if (space->cache)
+		cache_close(space->cache);
+	if (space->store)
+		store_close(space->store);
+	if (space->map)
+		map_free(space->map);
+	trace_deinit(&space->trace);
+	free(space->map_path);
+	free(space->cache_path);
+	free(space);
+}
+
+int space_open(const char *map_path, const char *cache_path, uint64_t start, uint64_t end,
+	       struct space **space, struct complaint *complaint)
+{
+	struct space *made = find(map_path);
+	int err;
+
+	if (made) {
+		err = join(made, cache_path, start, end, complaint);
+		*space = err ? NULL : made;
+		return err;
+	}
+	made = calloc(1, sizeof(*made));
+	if (!made)
+		return complain(complaint, -ENOMEM, "no memory");
+	made->map_path = strdup(map_path);
+	made->cache_path = cache_path ? strdup(cache_path) : NULL;
+	made->room = (struct store_room){ .start = start, .end = end, .alignment = BLOCK_BYTES };
+	made->users = 1;
+	trace_init(&made->trace);
+	if (!made->map_path || (cache_path && !made->cache_path))
+		err = complain(complaint, -ENOMEM, "no memory");
+	else
+		err = open_parts(made, complaint);
+	if (err) {
+		free_space(made);
+		return err;
+	}
+	made->next = spaces;
+	spaces = made;
+	*space = made;
+	return 0;
+}
+
+void space_close(struct space *space)
+{
+	struct space **place = &spaces;
+
+	if (!space || --space->users)
+		return;
+	while (*place != space)
+		place = &(*place)->next;
+	*place = space->next;
+	free_space(space);
+}
