@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A regular file of this machine: `"path"` (absolute) and `"file_offset"` (bytes, default 0). It is
+ * known by device, inode, size and time of change, and opened anew for each fetch, in the host's
+ * view.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include "base/cleanup.h"
+#include "base/fileio.h"
+#include "lazy/dependence.h"
+#include "lazy/fetcher.h"
+#include "lazy/keys.h"
+#include "lazy/source.h"
+
+enum { IDENTITY_BYTES = 128 };
+
+struct file_mirror {
+	char *path;
+	uint64_t file_offset;
+};
+
+/* On a hand, which may hang for longer than the fetch lasts. */
+struct file_fetch {
+	struct hand_job job;
+	struct fetch *fetch; /* the fetcher's thread only; NULL: it was given up */
+	const struct mirror *mirror;
+	uint64_t offset;
+	uint32_t length;
+	uint8_t *data;
+	char *expected; /* identity, or NULL */
+	char found[IDENTITY_BYTES];
+	int err;
+	enum fetch_failure failure;
+	struct complaint complaint;
+};
+
+static int file_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+{
+	struct file_mirror *file = mirror->private;
+	int err = keys_take_string(keys, "path", true, &file->path, complaint);
+
+	if (!err)
+		err = keys_take_u64(keys, "file_offset", false, &file->file_offset, complaint);
+	if (err)
+		return err;
+	if (*file->path != '/')
+		return complain(complaint, -EINVAL, "\"path\" is '%.200s', it must begin with /",
+				file->path);
+	if (file->file_offset > INT64_MAX - mirror->source->size)
+		return complain(complaint, -EINVAL,
+				"\"file_offset\" %llu reaches beyond what a file can hold",
+				(unsigned long long)file->file_offset);
+	return 0;
+}
+
+static void file_close(struct mirror *mirror)
+{
+	struct file_mirror *file = mirror->private;
+
+	free(file->path);
+}
+
+static void identify(const struct stat *status, char identity[static IDENTITY_BYTES])
+{
+	snprintf(identity, IDENTITY_BYTES, "device %u:%u inode %llu size %lld mtime %lld.%09ld",
+		 major(status->st_dev), minor(status->st_dev), (unsigned long long)status->st_ino,
+		 (long long)status->st_size, (long long)status->st_mtim.tv_sec,
+		 status->st_mtim.tv_nsec);
+}
+
+static enum fetch_failure failure_of(int err)
+{
+	switch (err) {
+	case -ENOENT:
+	case -ENOTDIR:
+		return FETCH_GONE;
+	case -EACCES:
+	case -EPERM:
+	case -EDEADLK:
+	case -ELOOP:
+		return FETCH_DENIED;
+	default:
+		return FETCH_TRANSIENT;
+	}
+}
+
+/* Returns a descriptor, or a negative errno. */
+static int open_file(const struct file_mirror *file, struct stat *status,
+		     struct complaint *complaint)
+{
+	/* O_NONBLOCK: opening a FIFO must not hang; it has no effect on files. */
+	_cleanup_close_ int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+
+	int err;
+
+	if (fd < 0 || fstat(fd, status)) {
+		err = -errno;
+		complaint_hint(complaint, "check the path");
+		return complain(complaint, err, "cannot open '%.200s': %s", file->path,
+				strerror(-err));
+	}
+	if (!S_ISREG(status->st_mode))
+		return complain(complaint, -EMEDIUMTYPE, "'%.200s' is not a regular file",
+				file->path);
+	err = dependence_check(fd, file->path, complaint);
+	return err ? err : take_fd(&fd);
+}
+
+static int file_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
+		      struct complaint *complaint)
+{
+	const struct file_mirror *file = mirror->private;
+	_cleanup_close_ int fd = -1;
+	char identity[IDENTITY_BYTES];
+	struct stat status = {};
+
+	(void)timeout_ms; /* there is no way to have open() give up */
+	fd = open_file(file, &status, complaint);
+	if (fd < 0)
+		return fd;
+	if ((uint64_t)status.st_size < file->file_offset)
+		return complain(complaint, -EINVAL,
+				"'%.200s' has %lld bytes, \"file_offset\" is %llu", file->path,
+				(long long)status.st_size, (unsigned long long)file->file_offset);
+	identify(&status, identity);
+	probe->identity = strdup(identity);
+	if (!probe->identity)
+		return complain(complaint, -ENOMEM, "no memory");
+	probe->size = (uint64_t)status.st_size - file->file_offset;
+	return 0;
+}
+
+static int refuse(struct file_fetch *job, enum fetch_failure failure, int err)
+{
+	job->failure = failure;
+	return err;
+}
+
+/* That it is what it was, before and after it is read. */
+static int check_identity(struct file_fetch *job, int fd, const char *expected)
+{
+	const struct file_mirror *file = job->mirror->private;
+	struct stat status = {};
+
+	if (fstat(fd, &status))
+		return refuse(job, FETCH_TRANSIENT, -errno);
+	identify(&status, job->found);
+	if (!expected || !strcmp(expected, job->found))
+		return 0;
+	complaint_text(&job->complaint, "'%.120s' has changed: %s, before: %.120s", file->path,
+		       job->found, expected);
+	return refuse(job, FETCH_CHANGED, -ESTALE);
+}
+
+static int read_file(struct file_fetch *job)
+{
+	const struct file_mirror *file = job->mirror->private;
+	uint64_t needed = file->file_offset + job->mirror->source->size;
+	char before[IDENTITY_BYTES];
+	_cleanup_close_ int fd = -1;
+	struct stat status = {};
+	int err;
+
+	fd = open_file(file, &status, &job->complaint);
+	if (fd == -EMEDIUMTYPE)
+		return refuse(job, FETCH_WRONG, fd);
+	if (fd < 0)
+		return refuse(job, failure_of(fd), fd);
+	err = check_identity(job, fd, job->expected);
+	if (err)
+		return err;
+	if ((uint64_t)status.st_size < needed) {
+		complaint_text(&job->complaint, "'%.200s' has %lld bytes, the source needs %llu",
+			       file->path, (long long)status.st_size, (unsigned long long)needed);
+		return refuse(job, FETCH_WRONG, -EIO);
+	}
+	memcpy(before, job->found, sizeof(before));
+	job->data = malloc(job->length);
+	if (!job->data)
+		return refuse(job, FETCH_TRANSIENT, -ENOMEM);
+	err = pread_full(fd, job->data, job->length, file->file_offset + job->offset);
+	if (err) {
+		complaint_text(&job->complaint, "cannot read '%.200s': %s", file->path,
+			       strerror(-err));
+		return refuse(job, FETCH_TRANSIENT, err);
+	}
+	return check_identity(job, fd, before);
+}
+
+static void file_work(struct hand_job *hand_job)
+{
+	struct file_fetch *job = (struct file_fetch *)hand_job; /* its first member */
+
+	job->err = read_file(job);
+}
+
+static void free_job(struct file_fetch *job)
+{
+	free(job->expected);
+	free(job->data);
+	free(job);
+}
+
+static void file_worked(struct hand_job *hand_job)
+{
+	struct file_fetch *job = (struct file_fetch *)hand_job;
+	struct fetch *fetch = job->fetch;
+
+	if (fetch) {
+		fetch->result = job->err;
+		fetch->failure = job->failure;
+		fetch->complaint = job->complaint;
+		if (!job->err)
+			memcpy(fetch->data, job->data, job->length);
+		if (!job->err && !job->expected)
+			fetch->identity = strdup(job->found);
+		fetch->private = NULL;
+	}
+	free_job(job);
+	if (fetch)
+		fetch_done(fetch);
+}
+
+/*
+ * What hangs together: the file system, as far as it is known without touching it, or else the directory.
+ * Never 0. FNV-1a.
+ */
+static uint64_t place_of(const struct mirror *mirror)
+{
+	const struct file_mirror *file = mirror->private;
+	const char *text = mirror->identity ?: file->path;
+	const char *end = mirror->identity ? strstr(text, " inode") : strrchr(text, '/');
+	uint64_t sum = 0xcbf29ce484222325u;
+
+	for (; *text && text != end; text++)
+		sum = (sum ^ (uint8_t)*text) * 0x100000001b3u;
+	return sum | 1;
+}
+
+static void file_fetch(struct fetch *fetch)
+{
+	struct file_fetch *job = calloc(1, sizeof(*job));
+
+	if (job && fetch->mirror->identity)
+		job->expected = strdup(fetch->mirror->identity);
+	if (!job || (fetch->mirror->identity && !job->expected)) {
+		free(job);
+		fetch_failed(fetch, -ENOMEM, FETCH_TRANSIENT, "no memory");
+		return;
+	}
+	job->fetch = fetch;
+	job->mirror = fetch->mirror;
+	job->offset = fetch->offset;
+	job->length = fetch->length;
+	job->job.work = file_work;
+	job->job.done = file_worked;
+	job->job.place = place_of(fetch->mirror);
+	fetch->private = job;
+	fetcher_hand(fetch->fetcher, &job->job);
+}
+
+static void file_cancel(struct fetch *fetch)
+{
+	const struct file_mirror *file = fetch->mirror->private;
+	struct file_fetch *job = fetch->private;
+
+	job->fetch = NULL;
+	fetch->private = NULL;
+	if (fetcher_hand_back(fetch->fetcher, &job->job))
+		free_job(job);
+	fetch_failed(fetch, -ECANCELED, FETCH_TRANSIENT,
+		     "given up, '%.200s' could not be read in time", file->path);
+}
+
+static const char *file_host(const struct mirror *mirror, char *text, size_t bytes)
+{
+	const struct file_mirror *file = mirror->private;
+
+	snprintf(text, bytes, "%s", file->path);
+	return text;
+}
+
+static const struct mirror_ops file_ops = {
+	.name = "file",
+	.private_bytes = sizeof(struct file_mirror),
+	.parse = file_parse,
+	.close = file_close,
+	.probe = file_probe,
+	.fetch = file_fetch,
+	.cancel = file_cancel,
+	.on_hands = true,
+	.host = file_host,
+};
+MIRROR_KIND(file_ops);

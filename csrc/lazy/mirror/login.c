@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Waiting for a login. However many requests want one, it is made once: files on a hand, then
+ * perhaps a request to a token server, on the loop.
+ */
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <uv.h>
+
+#include "lazy/fetcher.h"
+#include "lazy/mirror/exchange.h"
+
+enum { CHECK_MS = 50 /* how late a deadline may be noticed while a login is being made */ };
+
+/* Between its steps, and after its requests have gone, it is in remote->load or its job is on a hand. */
+struct login_load {
+	struct hand_job job;
+	struct exchange ask;
+	struct remote *remote;
+	struct exchange *waiting;
+	struct login *login;
+	struct fetcher *fetcher;
+	uv_timer_t *timer;
+	struct complaint complaint;
+	int err;
+	bool on_hand, asking;
+};
+
+static void free_timer(uv_handle_t *timer)
+{
+	free(timer);
+}
+
+static void end_timer(struct login_load *load)
+{
+	if (!load->timer)
+		return;
+	uv_timer_stop(load->timer);
+	uv_close((uv_handle_t *)load->timer, free_timer);
+	load->timer = NULL;
+}
+
+static struct exchange *take_first(struct login_load *load)
+{
+	struct exchange *first = load->waiting;
+
+	if (first) {
+		load->waiting = first->next_waiting;
+		first->next_waiting = NULL;
+		first->waiting = false;
+	}
+	return first;
+}
+
+/* Nobody else knows `load` any more: what its waiters do next may start another one. */
+static void finish(struct login_load *load, int err, enum fetch_failure failure)
+{
+	struct remote *remote = load->remote;
+	struct exchange *exchange;
+
+	end_timer(load);
+	remote->load = NULL;
+	if (!err)
+		login_publish(remote, load->login);
+	while ((exchange = take_first(load))) {
+		if (err) {
+			exchange_login_failed(exchange, err, failure, &load->complaint);
+			continue;
+		}
+		pthread_mutex_lock(&remote->lock);
+		load->login->references++;
+		pthread_mutex_unlock(&remote->lock);
+		exchange_login_ready(exchange, load->login);
+	}
+	if (load->login)
+		login_put(remote, load->login);
+	free(load);
+}
+
+static void on_asked(struct exchange *ask)
+{
+	struct login_load *load = container_of(ask, struct login_load, ask);
+	int err = ask->result;
+
+	load->asking = false;
+	if (err)
+		load->complaint = ask->complaint;
+	else
+		err = load->remote->ops->answered(load->remote, load->login, ask->text,
+						  &load->complaint);
+	exchange_clear(ask);
+	finish(load, err, ask->result ? ask->failure : FETCH_WRONG);
+}
+
+static void on_read(struct hand_job *job)
+{
+	struct login_load *load = container_of(job, struct login_load, job);
+	const struct remote_ops *ops = load->remote->ops;
+	int err = load->err;
+
+	load->on_hand = false;
+	if (!err && load->waiting && ops->ask) {
+		load->ask.remote = load->remote;
+		load->ask.fetcher = load->fetcher;
+		load->ask.deadline_ns = load->waiting->deadline_ns;
+		load->ask.done = on_asked;
+		err = ops->ask(load->remote, load->login, &load->ask, &load->complaint);
+		if (err > 0) {
+			load->asking = true;
+			exchange_start(&load->ask);
+			return;
+		}
+	}
+	finish(load, err, FETCH_DENIED);
+}
+
+static void read_files(struct hand_job *job)
+{
+	struct login_load *load = container_of(job, struct login_load, job);
+
+	load->err = login_read(load->remote, &load->login, &load->complaint);
+}
+
+/* Those whose time is over go; the login is made all the same, for those who come. */
+static void check_deadlines(uv_timer_t *timer)
+{
+	const struct complaint late = { .text = "its credentials could not be had in time" };
+	struct login_load *load = timer->data;
+	uint64_t now_ns = remote_now_ns();
+	struct exchange *over = NULL, **link = &load->waiting;
+
+	while (*link) {
+		struct exchange *exchange = *link;
+
+		if (exchange->deadline_ns > now_ns) {
+			link = &exchange->next_waiting;
+			continue;
+		}
+		*link = exchange->next_waiting;
+		exchange->next_waiting = over;
+		over = exchange;
+	}
+	/* NB: `load` may be gone from here on. */
+	while (over) {
+		struct exchange *exchange = over;
+
+		over = exchange->next_waiting;
+		exchange->next_waiting = NULL;
+		exchange->waiting = false;
+		exchange_login_failed(exchange, -ETIMEDOUT, FETCH_TRANSIENT, &late);
+	}
+}
+
+static int start_load(struct remote *remote, struct fetcher *fetcher)
+{
+	struct login_load *load = calloc(1, sizeof(*load));
+	uv_timer_t *timer = calloc(1, sizeof(*timer));
+
+	if (!load || !timer || uv_timer_init(fetcher_loop(fetcher), timer)) {
+		free(load);
+		free(timer);
+		return -ENOMEM;
+	}
+	timer->data = load;
+	uv_timer_start(timer, check_deadlines, CHECK_MS, CHECK_MS);
+	load->timer = timer;
+	load->remote = remote;
+	load->fetcher = fetcher;
+	load->job.work = read_files;
+	load->job.done = on_read;
+	load->on_hand = true;
+	remote->load = load;
+	fetcher_hand(fetcher, &load->job);
+	return 0;
+}
+
+void login_wait(struct exchange *exchange)
+{
+	const struct complaint no_memory = { .text = "no memory for its credentials" };
+	struct remote *remote = exchange->remote;
+	struct exchange **last;
+
+	if (!remote->load && start_load(remote, exchange->fetcher)) {
+		exchange_login_failed(exchange, -ENOMEM, FETCH_TRANSIENT, &no_memory);
+		return;
+	}
+	last = &remote->load->waiting;
+	while (*last)
+		last = &(*last)->next_waiting;
+	*last = exchange;
+	exchange->waiting = true;
+}
+
+void login_wait_no_more(struct exchange *exchange)
+{
+	struct login_load *load = exchange->remote->load;
+
+	for (struct exchange **link = &load->waiting; *link; link = &(*link)->next_waiting) {
+		if (*link != exchange)
+			continue;
+		*link = exchange->next_waiting;
+		break;
+	}
+	exchange->next_waiting = NULL;
+	exchange->waiting = false;
+	/* A request must not outlive all who want its answer: the loop may end. */
+	if (!load->waiting && load->asking)
+		exchange_cancel(&load->ask);
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/mirror/remote.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/cleanup.h"
+#include "lazy/keys.h"
+#include "lazy/mirror/trust.h"
+#include "lazy/transfer.h"
+
+enum {
+	RELOAD_MS = 5000,
+	/* Where there is nothing of its own to read again, but what all trust (trust.h). */
+	SHARED_RELOAD_MS = 300000,
+};
+
+uint64_t remote_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+int remote_take_path(json_t *keys, const char *key, char **path, struct complaint *complaint)
+{
+	int err = keys_take_string(keys, key, false, path, complaint);
+
+	if (!err && *path && **path != '/') {
+		err = complain(complaint, -EINVAL, "\"%s\" is '%s', no absolute path", key, *path);
+		complaint_hint(complaint, "the server that reads it has a directory of its own");
+	}
+	return err;
+}
+
+static int take_proxy(struct remote *remote, json_t *keys, struct complaint *complaint)
+{
+	int err = keys_take_string(keys, "proxy", false, &remote->proxy, complaint);
+
+	if (err || !remote->proxy)
+		return err;
+	if (!strcmp(remote->proxy, "none")) {
+		*remote->proxy = 0;
+		return 0;
+	}
+	return url_check(remote->proxy, "proxy", complaint);
+}
+
+int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *keys,
+		 struct complaint *complaint)
+{
+	int err;
+
+	pthread_mutex_init(&remote->lock, NULL);
+	remote->ops = ops;
+	remote->reload_ms = RELOAD_MS;
+	err = remote_take_path(keys, "ca_file", &remote->ca_file, complaint);
+	if (!err)
+		err = remote_take_path(keys, "client_cert", &remote->client_cert, complaint);
+	if (!err)
+		err = remote_take_path(keys, "client_key", &remote->client_key, complaint);
+	if (!err)
+		err = take_proxy(remote, keys, complaint);
+	if (err)
+		return err;
+	if (remote->client_key && !remote->client_cert)
+		return complain(complaint, -EINVAL, "\"client_key\" without \"client_cert\"");
+	if (remote->client_cert)
+		secret_guard_process();
+	return 0;
+}
+
+static void free_headers(struct curl_slist *headers)
+{
+	for (const struct curl_slist *header = headers; header; header = header->next)
+		explicit_bzero(header->data, strlen(header->data));
+	curl_slist_free_all(headers);
+}
+
+static void free_login(struct login *login)
+{
+	if (!login)
+		return;
+	secret_clear(&login->ca);
+	trust_put(login->trusted);
+	secret_clear(&login->certificate);
+	secret_clear(&login->key);
+	free_headers(login->headers);
+	secret_free(login->user);
+	secret_free(login->password);
+	free(login);
+}
+
+void remote_close(struct remote *remote)
+{
+	free_login(remote->login);
+	free(remote->ca_file);
+	free(remote->client_cert);
+	free(remote->client_key);
+	free(remote->proxy);
+}
+
+struct login *login_current(struct remote *remote)
+{
+	struct login *login;
+
+	pthread_mutex_lock(&remote->lock);
+	login = remote->login;
+	if (login && remote_now_ns() >= login->until_ns)
+		login = NULL;
+	if (login)
+		login->references++;
+	pthread_mutex_unlock(&remote->lock);
+	return login;
+}
+
+static struct login *unreference(struct login *login)
+{
+	return login && !--login->references ? login : NULL;
+}
+
+void login_put(struct remote *remote, struct login *login)
+{
+	pthread_mutex_lock(&remote->lock);
+	login = unreference(login);
+	pthread_mutex_unlock(&remote->lock);
+	free_login(login);
+}
+
+void login_drop(struct remote *remote, const struct login *login)
+{
+	struct login *last = NULL;
+
+	pthread_mutex_lock(&remote->lock);
+	if (remote->login == login) {
+		last = unreference(remote->login);
+		remote->login = NULL;
+	}
+	pthread_mutex_unlock(&remote->lock);
+	free_login(last);
+}
+
+void login_publish(struct remote *remote, struct login *login)
+{
+	struct login *last;
+
+	pthread_mutex_lock(&remote->lock);
+	last = unreference(remote->login);
+	remote->login = login;
+	login->references++;
+	pthread_mutex_unlock(&remote->lock);
+	free_login(last);
+}
+
+static int read_files(struct remote *remote, struct login *login, struct complaint *complaint)
+{
+	int err = 0;
+
+	if (remote->ca_file)
+		err = secret_read(remote->ca_file, false, &login->ca, complaint);
+	else
+		login->trusted = trust_get();
+	/* One without a key file has its key in itself. */
+	if (!err && remote->client_cert)
+		err = secret_read(remote->client_cert, !remote->client_key, &login->certificate,
+				  complaint);
+	if (!err && remote->client_key)
+		err = secret_read(remote->client_key, true, &login->key, complaint);
+	return err;
+}
+
+int login_read(struct remote *remote, struct login **login, struct complaint *complaint)
+{
+	struct login *made = calloc(1, sizeof(*made));
+	int err;
+
+	if (!made)
+		return complain(complaint, -ENOMEM, "no memory for a login");
+	/* Reads files as well, so not later, on the fetcher's thread. */
+	transfer_init();
+	made->references = 1;
+	made->until_ns =
+		remote_now_ns() + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
+	err = read_files(remote, made, complaint);
+	if (!err && remote->ops->load)
+		err = remote->ops->load(remote, made, complaint);
+	if (err)
+		free_login(made);
+	else
+		*login = made;
+	return err;
+}
+
+int login_add_header(struct login *login, const char *format, ...)
+{
+	struct curl_slist *longer;
+	char *text = NULL;
+	va_list args;
+	int length;
+
+	va_start(args, format);
+	length = vasprintf(&text, format, args);
+	va_end(args);
+	if (length < 0)
+		return -ENOMEM;
+	longer = curl_slist_append(login->headers, text);
+	secret_free(text);
+	if (!longer)
+		return -ENOMEM;
+	login->headers = longer;
+	return 0;
+}

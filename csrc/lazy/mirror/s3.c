@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * An object of an S3 store: `"bucket"`, `"key"`, `"region"` (default us-east-1), `"endpoint"` (a URL without
+ * a path; else Amazon's of that region), `"path_style"` (ENDPOINT/BUCKET/KEY; the default where
+ * there is an endpoint), `"version_id"`, and `"credentials_file"` with `"profile"`, or
+ * `"anonymous"`. Certificates and proxy are of remote.h.
+ *
+ * Requests are signed by libcurl (AWS Signature Version 4). The object is known again by its ETag,
+ * which is looked at in each answer: that is no condition of the request, since not all stores
+ * know If-Range.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "lazy/keys.h"
+#include "lazy/mirror/awsconfig.h"
+#include "lazy/mirror/exchange.h"
+#include "lazy/mirror/object.h"
+
+enum { KEY_MAX_BYTES = 1024 };
+
+struct s3_mirror {
+	struct remote remote;
+	char *bucket, *key, *region, *endpoint, *version_id, *credentials_file, *profile;
+	bool path_style, anonymous;
+	char *url;
+	char *signature; /* what libcurl is told: provider, region, service */
+};
+
+static int s3_load(struct remote *remote, struct login *login, struct complaint *complaint)
+{
+	const struct s3_mirror *s3 = (const struct s3_mirror *)remote;
+	struct aws_login found = {};
+	int err;
+
+	if (s3->anonymous)
+		return 0;
+	err = aws_login_find(s3->credentials_file, s3->profile, &found, complaint);
+	if (err)
+		return err;
+	if (found.session_token)
+		err = login_add_header(login, "x-amz-security-token: %s", found.session_token);
+	login->user = found.access_key;
+	login->password = found.secret_key;
+	found.access_key = found.secret_key = NULL;
+	aws_login_clear(&found);
+	return err;
+}
+
+/* 400: what Amazon says of a session that is over. */
+static bool s3_refused(struct remote *remote, const struct answer *answer)
+{
+	const struct s3_mirror *s3 = (const struct s3_mirror *)remote;
+
+	return !s3->anonymous &&
+	       (answer->status == 400 || answer->status == 401 || answer->status == 403);
+}
+
+static void s3_prepare(const struct remote *remote, const struct login *login, CURL *easy)
+{
+	const struct s3_mirror *s3 = (const struct s3_mirror *)remote;
+
+	if (!login->user)
+		return;
+	curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, s3->signature);
+	curl_easy_setopt(easy, CURLOPT_USERNAME, login->user);
+	curl_easy_setopt(easy, CURLOPT_PASSWORD, login->password);
+}
+
+static const struct remote_ops s3_remote_ops = {
+	.load = s3_load,
+	.refused = s3_refused,
+	.prepare = s3_prepare,
+};
+
+/* All but unreserved characters (RFC 3986, 2.3), as the signature wants it. */
+static void escape(const char *text, bool slashes, char *escaped)
+{
+	for (; *text; text++) {
+		unsigned char c = (unsigned char)*text;
+
+		if ((c < 0x80 && isalnum(c)) || strchr("-._~", c) || (slashes && c == '/'))
+			*escaped++ = (char)c;
+		else
+			escaped += sprintf(escaped, "%%%02X", c);
+	}
+	*escaped = 0;
+}
+
+static int check_names(const struct s3_mirror *s3, struct complaint *complaint)
+{
+	static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789.-";
+	size_t length = strlen(s3->bucket);
+
+	if (strspn(s3->bucket, letters) != length || length < 3 || length > 63 ||
+	    strstr(s3->bucket, "..") || strchr(".-", s3->bucket[0]))
+		return complain(complaint, -EINVAL, "\"bucket\" is '%s', no name of one",
+				s3->bucket);
+	if (strlen(s3->key) > KEY_MAX_BYTES)
+		return complain(complaint, -EINVAL, "\"key\" has %zu bytes; %d are the most",
+				strlen(s3->key), KEY_MAX_BYTES);
+	if (strspn(s3->region, letters) != strlen(s3->region))
+		return complain(complaint, -EINVAL, "\"region\" is '%s', no name of one",
+				s3->region);
+	if (s3->anonymous && (s3->credentials_file || s3->profile))
+		return complain(complaint, -EINVAL,
+				"\"anonymous\" with \"%s\": one of them is too much",
+				s3->credentials_file ? "credentials_file" : "profile");
+	return 0;
+}
+
+static int take_endpoint(struct s3_mirror *s3, struct complaint *complaint)
+{
+	char *host, *slash;
+	int err;
+
+	if (!s3->endpoint &&
+	    asprintf(&s3->endpoint, "https://s3.%s.amazonaws.com", s3->region) < 0) {
+		s3->endpoint = NULL;
+		return complain(complaint, -ENOMEM, "no memory for a URL");
+	}
+	err = url_check(s3->endpoint, "endpoint", complaint);
+	if (err)
+		return err;
+	host = strstr(s3->endpoint, "://") + 3;
+	slash = strpbrk(host, "/?");
+	if (slash && strcmp(slash, "/") != 0)
+		return complain(complaint, -EINVAL,
+				"\"endpoint\" has more than scheme and host: '%s'", s3->endpoint);
+	if (slash)
+		*slash = 0;
+	return 0;
+}
+
+static int make_url(struct s3_mirror *s3, struct complaint *complaint)
+{
+	_cleanup_free_ char *key = malloc(3 * strlen(s3->key) + 1);
+	_cleanup_free_ char *version = malloc(s3->version_id ? 3 * strlen(s3->version_id) + 1 : 1);
+	const char *host = strstr(s3->endpoint, "://") + 3;
+	const char *query = s3->version_id ? "?versionId=" : "";
+	int scheme = (int)(host - s3->endpoint);
+	int length;
+
+	if (!key || !version)
+		return complain(complaint, -ENOMEM, "no memory for a URL");
+	escape(s3->key, true, key);
+	escape(s3->version_id ? s3->version_id : "", false, version);
+	if (s3->path_style)
+		length = asprintf(&s3->url, "%s/%s/%s%s%s", s3->endpoint, s3->bucket, key, query,
+				  version);
+	else
+		length = asprintf(&s3->url, "%.*s%s.%s/%s%s%s", scheme, s3->endpoint, s3->bucket,
+				  host, key, query, version);
+	if (length < 0)
+		s3->url = NULL;
+	if (asprintf(&s3->signature, "aws:amz:%s:s3", s3->region) < 0)
+		s3->signature = NULL;
+	if (!s3->url || !s3->signature)
+		return complain(complaint, -ENOMEM, "no memory for a URL");
+	return url_check(s3->url, "endpoint", complaint);
+}
+
+static int take_keys(struct s3_mirror *s3, json_t *keys, struct complaint *complaint)
+{
+	int err = keys_take_string(keys, "bucket", true, &s3->bucket, complaint);
+
+	if (!err)
+		err = keys_take_string(keys, "key", true, &s3->key, complaint);
+	if (!err)
+		err = keys_take_string(keys, "region", false, &s3->region, complaint);
+	if (!err)
+		err = keys_take_string(keys, "endpoint", false, &s3->endpoint, complaint);
+	s3->path_style = s3->endpoint != NULL;
+	if (!err)
+		err = keys_take_bool(keys, "path_style", &s3->path_style, complaint);
+	if (!err)
+		err = keys_take_string(keys, "version_id", false, &s3->version_id, complaint);
+	if (!err)
+		err = remote_take_path(keys, "credentials_file", &s3->credentials_file, complaint);
+	if (!err)
+		err = keys_take_string(keys, "profile", false, &s3->profile, complaint);
+	if (!err)
+		err = keys_take_bool(keys, "anonymous", &s3->anonymous, complaint);
+	return err;
+}
+
+static int s3_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+{
+	struct s3_mirror *s3 = mirror->private;
+	int err = remote_parse(&s3->remote, &s3_remote_ops, keys, complaint);
+
+	if (!err)
+		err = take_keys(s3, keys, complaint);
+	if (!err && !s3->region) {
+		s3->region = strdup("us-east-1");
+		err = s3->region ? 0 : complain(complaint, -ENOMEM, "no memory for a region");
+	}
+	if (!err)
+		err = check_names(s3, complaint);
+	if (!err)
+		err = take_endpoint(s3, complaint);
+	if (!err)
+		err = make_url(s3, complaint);
+	if (!err && !s3->anonymous)
+		secret_guard_process();
+	return err;
+}
+
+static void s3_close(struct mirror *mirror)
+{
+	struct s3_mirror *s3 = mirror->private;
+
+	remote_close(&s3->remote);
+	free(s3->bucket);
+	free(s3->key);
+	free(s3->region);
+	free(s3->endpoint);
+	free(s3->version_id);
+	free(s3->credentials_file);
+	free(s3->profile);
+	free(s3->url);
+	free(s3->signature);
+}
+
+static char *s3_url(const struct mirror *mirror)
+{
+	const struct s3_mirror *s3 = mirror->private;
+
+	return strdup(s3->url);
+}
+
+static const struct object_ops s3_object_ops = {
+	.url = s3_url,
+	.identity = object_identity,
+};
+
+static int s3_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
+		    struct complaint *complaint)
+{
+	return object_probe(&s3_object_ops, mirror, timeout_ms, probe, complaint);
+}
+
+static void s3_fetch(struct fetch *fetch)
+{
+	object_fetch(&s3_object_ops, fetch);
+}
+
+static const char *s3_host(const struct mirror *mirror, char *text, size_t bytes)
+{
+	const struct s3_mirror *s3 = mirror->private;
+
+	return url_host(s3->url, text, bytes);
+}
+
+static const struct mirror_ops s3_ops = {
+	.name = "s3",
+	.private_bytes = sizeof(struct s3_mirror),
+	.parse = s3_parse,
+	.close = s3_close,
+	.probe = s3_probe,
+	.fetch = s3_fetch,
+	.cancel = object_cancel,
+	.host = s3_host,
+};
+MIRROR_KIND(s3_ops);

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/mirror/secret.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "base/cleanup.h"
+#include "base/fileio.h"
+#include "base/message.h"
+
+enum { SECRET_MAX_BYTES = 1 << 20 };
+
+static int check_file(int fd, const char *path, bool owner_only, struct stat *status,
+		      struct complaint *complaint)
+{
+	if (fstat(fd, status))
+		return complain(complaint, -errno, "cannot look at '%s': %s", path,
+				strerror(errno));
+	if (!S_ISREG(status->st_mode))
+		return complain(complaint, -EINVAL, "'%s' is no regular file", path);
+	if (status->st_size > SECRET_MAX_BYTES)
+		return complain(complaint, -EFBIG, "'%s' has %lld bytes; %d are the most", path,
+				(long long)status->st_size, SECRET_MAX_BYTES);
+	if (!owner_only)
+		return 0;
+	if (status->st_uid != 0 && status->st_uid != geteuid())
+		return complain(complaint, -EACCES,
+				"'%s' belongs to user %u: whoever owns it can read and change it",
+				path, status->st_uid);
+	if (status->st_mode & (S_IRWXG | S_IRWXO)) {
+		complaint_text(complaint, "'%s' is open to others (mode %03o)", path,
+			       status->st_mode & 0777);
+		complaint_hint(complaint, "chmod 600 '%s'", path);
+		return -EACCES;
+	}
+	return 0;
+}
+
+int secret_read(const char *path, bool owner_only, struct secret *secret,
+		struct complaint *complaint)
+{
+	struct secret read = {};
+	_cleanup_close_ int fd = -1;
+	struct stat status;
+	int err;
+
+	/* O_NONBLOCK: opening a FIFO must not hang; a file takes no notice. */
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	if (fd < 0) {
+		err = -errno;
+		return complain(complaint, err, "cannot open '%s': %s", path, strerror(-err));
+	}
+	err = check_file(fd, path, owner_only, &status, complaint);
+	if (err)
+		return err;
+	read.length = (size_t)status.st_size;
+	read.text = malloc(read.length + 1);
+	if (!read.text)
+		return complain(complaint, -ENOMEM, "no memory for '%s'", path);
+	err = pread_full(fd, read.text, read.length, 0);
+	if (err) {
+		secret_clear(&read);
+		return complain(complaint, err, "cannot read '%s': %s", path, strerror(-err));
+	}
+	read.text[read.length] = 0;
+	*secret = read;
+	return 0;
+}
+
+void secret_clear(struct secret *secret)
+{
+	if (secret->text)
+		explicit_bzero(secret->text, secret->length);
+	free(secret->text);
+	*secret = (struct secret){};
+}
+
+void secret_free(char *text)
+{
+	if (text)
+		explicit_bzero(text, strlen(text));
+	free(text);
+}
+
+int secret_line(const char *path, const struct secret *secret, char **line,
+		struct complaint *complaint)
+{
+	const char *start = secret->text + strspn(secret->text, " \t\r\n");
+	size_t length = strcspn(start, "\r\n");
+
+	while (length && (start[length - 1] == ' ' || start[length - 1] == '\t'))
+		length--;
+	if (!length)
+		return complain(complaint, -EINVAL, "'%s' is empty", path);
+	for (size_t i = 0; i < length; i++) {
+		if ((unsigned char)start[i] < 0x20 || start[i] == 0x7f)
+			return complain(complaint, -EINVAL,
+					"'%s' has a control character in its first line", path);
+	}
+	*line = strndup(start, length);
+	return *line ? 0 : complain(complaint, -ENOMEM, "no memory for '%s'", path);
+}
+
+/* Whether root's privileges include other processes' memory: not so in many containers. */
+static bool may_trace(void)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
+
+	if (syscall(SYS_capget, &header, data))
+		return false;
+	return data[CAP_TO_INDEX(CAP_SYS_PTRACE)].effective & CAP_TO_MASK(CAP_SYS_PTRACE);
+}
+
+static void guard_once(void)
+{
+	struct rlimit limit;
+
+	/*
+	 * 0 keeps the kernel from writing a file only; where core_pattern names a program, it is 1 that
+	 * says no (do_coredump(), fs/coredump.c). No core has room in one byte either.
+	 */
+	if (!getrlimit(RLIMIT_CORE, &limit)) {
+		limit.rlim_cur = limit.rlim_max < 1 ? limit.rlim_max : 1;
+		setrlimit(RLIMIT_CORE, &limit);
+	}
+	/*
+	 * The owner of a FUSE front end opens /proc/PID/fd of this process; of one that is not dumpable,
+	 * that takes CAP_SYS_PTRACE. It has what we have: without, there are still the limits above.
+	 */
+	if (may_trace())
+		prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	else
+		msg_debug("no CAP_SYS_PTRACE: this process stays dumpable, without core dumps");
+}
+
+void secret_guard_process(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, guard_once);
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/source.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lazy/keys.h"
+
+extern const struct mirror_ops *const __start_mirror_kinds[];
+extern const struct mirror_ops *const __stop_mirror_kinds[];
+
+const struct mirror_ops *mirror_kind_find(const char *name)
+{
+	for (const struct mirror_ops *const *kind = __start_mirror_kinds;
+	     kind < __stop_mirror_kinds; kind++) {
+		if (!strcmp((*kind)->name, name))
+			return *kind;
+	}
+	return NULL;
+}
+
+const char *mirror_kind_names(char *text, size_t bytes)
+{
+	size_t used = 0;
+
+	*text = '\0';
+	for (const struct mirror_ops *const *kind = __start_mirror_kinds;
+	     kind < __stop_mirror_kinds && used < bytes; kind++)
+		used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "",
+					 (*kind)->name);
+	return text;
+}
+
+static int take_kind(json_t *keys, struct mirror *mirror, struct complaint *complaint)
+{
+	char *name = NULL;
+	char known[256];
+	int err = keys_take_string(keys, "kind", true, &name, complaint);
+
+	if (err)
+		return err;
+	mirror->ops = mirror_kind_find(name);
+	if (!mirror->ops) {
+		err = complain(complaint, -EINVAL, "unknown kind of mirror \"%.100s\"", name);
+		complaint_hint(complaint, "known kinds: %s",
+			       mirror_kind_names(known, sizeof(known)));
+	}
+	free(name);
+	if (err || !mirror->ops->private_bytes)
+		return err;
+	mirror->private = calloc(1, mirror->ops->private_bytes);
+	return mirror->private ? 0 : complain(complaint, -ENOMEM, "no memory for a mirror");
+}
+
+static int parse_mirror(struct source *source, unsigned index, json_t *keys,
+			struct complaint *complaint)
+{
+	struct mirror *mirror = &source->mirrors[index];
+	int err;
+
+	mirror->source = source;
+	mirror->index = index;
+	if (!json_is_object(keys))
+		return complain(complaint, -EINVAL, "mirror %u is not an object", index);
+	err = take_kind(keys, mirror, complaint);
+	if (err)
+		return err;
+	/* Counted from here on: source_free() closes it, whatever parse() has come to. */
+	source->mirror_count = index + 1;
+	if (mirror->ops->parse)
+		err = mirror->ops->parse(mirror, keys, complaint);
+	if (!err)
+		err = keys_refuse_unknown(keys, complaint);
+	if (err)
+		complaint_hint(complaint, "in mirror %u (%s)", index, mirror->ops->name);
+	return err;
+}
+
+/* `list` is an array of mirrors, or the keys of the only one. */
+static int parse_mirrors(struct source *source, json_t *list, struct complaint *complaint)
+{
+	bool many = json_is_array(list);
+	size_t count = many ? json_array_size(list) : 1;
+
+	if (!count || count > SOURCE_MIRRORS_MAX)
+		return complain(complaint, -EINVAL, "a source has 1 to %d mirrors, not %zu",
+				SOURCE_MIRRORS_MAX, count);
+	source->mirrors = calloc(count, sizeof(*source->mirrors));
+	if (!source->mirrors)
+		return complain(complaint, -ENOMEM, "no memory for a source");
+	for (unsigned i = 0; i < count; i++) {
+		int err = parse_mirror(source, i, many ? json_array_get(list, i) : list, complaint);
+
+		if (err)
+			return err;
+		if (source->mirrors[i].ops->compute && count > 1)
+			return complain(complaint, -EINVAL,
+					"a mirror of kind %s is computed, it must be the only one",
+					source->mirrors[i].ops->name);
+	}
+	source->computed = source->mirrors[0].ops->compute != NULL;
+	return 0;
+}
+
+static int parse_sizes(struct source *source, json_t *keys, struct complaint *complaint)
+{
+	uint64_t unit_bytes = SOURCE_UNIT_DEFAULT_BYTES;
+	int err = keys_take_u64(keys, "size", true, &source->size, complaint);
+
+	if (!err)
+		err = keys_take_u64(keys, "unit", false, &unit_bytes, complaint);
+	if (err)
+		return err;
+	if (!source->size)
+		return complain(complaint, -EINVAL, "\"size\" is 0");
+	if (unit_bytes < SOURCE_UNIT_MIN_BYTES || unit_bytes > SOURCE_UNIT_MAX_BYTES ||
+	    (unit_bytes & (unit_bytes - 1)))
+		return complain(complaint, -EINVAL,
+				"\"unit\" is %llu, it must be a power of two from %d to %d",
+				(unsigned long long)unit_bytes, SOURCE_UNIT_MIN_BYTES,
+				SOURCE_UNIT_MAX_BYTES);
+	source->unit_bytes = (uint32_t)unit_bytes;
+	return 0;
+}
+
+static int parse_keys(struct source *source, json_t *keys, struct complaint *complaint)
+{
+	json_t *mirrors = json_object_get(keys, "mirrors");
+	int err = parse_sizes(source, keys, complaint);
+
+	if (err)
+		return err;
+	if (!mirrors)
+		return parse_mirrors(source, keys, complaint);
+	if (!json_is_array(mirrors))
+		return complain(complaint, -EINVAL, "\"mirrors\" must be a list");
+	json_incref(mirrors);
+	json_object_del(keys, "mirrors");
+	err = keys_refuse_unknown(keys, complaint);
+	if (!err)
+		err = parse_mirrors(source, mirrors, complaint);
+	json_decref(mirrors);
+	return err;
+}
+
+int source_parse(const json_t *text, struct source **source, struct complaint *complaint)
+{
+	struct source *made;
+	json_t *keys;
+	int err;
+
+	if (!json_is_object(text))
+		return complain(complaint, -EINVAL, "a source must be a JSON object");
+	made = calloc(1, sizeof(*made));
+	keys = json_deep_copy(text);
+	if (made && keys)
+		err = parse_keys(made, keys, complaint);
+	else
+		err = complain(complaint, -ENOMEM, "no memory for a source");
+	json_decref(keys);
+	if (err)
+		source_free(made);
+	else
+		*source = made;
+	return err;
+}
+
+void source_free(struct source *source)
+{
+	if (!source)
+		return;
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		struct mirror *mirror = &source->mirrors[i];
+
+		if (mirror->ops->close)
+			mirror->ops->close(mirror);
+		free(mirror->identity);
+		free(mirror->private);
+	}
+	free(source->mirrors);
+	free(source);
+}

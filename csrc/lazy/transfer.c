@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/transfer.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <uv.h>
+
+#include "lazy/fetcher.h"
+
+enum {
+	/* HTTP/1.1 has one request per connection at a time, and a far host needs many. */
+	HOST_CONNECTIONS = 64,
+	ALL_CONNECTIONS = 256,
+	IDLE_CONNECTIONS = 64,
+	CONNECT_TIMEOUT_MS = 10000,
+	/* Slower than this for so long is taken for dead. */
+	LOW_SPEED_BYTES_PER_S = 1 << 10,
+	LOW_SPEED_S = 15,
+	/* A connection over which nothing is acknowledged any more must not be used again. */
+	UNACKNOWLEDGED_MS = LOW_SPEED_S * 1000,
+	/* Of libcurl's threads, each of which waits in getaddrinfo(3). 8 MiB would be locked for each. */
+	RESOLVER_STACK_BYTES = 256 << 10,
+};
+
+/* One per fetcher. */
+struct transfers {
+	struct fetcher_attachment attachment;
+	CURLM *multi;
+	uv_loop_t *loop;
+	uv_timer_t timer;
+};
+
+/* Its address is what they are found by. */
+static const char transfers_key;
+
+/* A socket that libcurl wants to know about. */
+struct watch {
+	uv_poll_t poll;
+	struct transfers *transfers;
+	curl_socket_t fd;
+};
+
+static void init_once(void)
+{
+	pthread_attr_t attributes;
+	size_t stack_bytes = 0;
+
+	curl_global_init(CURL_GLOBAL_DEFAULT);
+	/* libcurl makes its threads with the default attributes, and has no option for others. */
+	if (pthread_getattr_default_np(&attributes))
+		return;
+	pthread_attr_getstacksize(&attributes, &stack_bytes);
+	if (stack_bytes > RESOLVER_STACK_BYTES &&
+	    !pthread_attr_setstacksize(&attributes, RESOLVER_STACK_BYTES))
+		pthread_setattr_default_np(&attributes);
+	pthread_attr_destroy(&attributes);
+}
+
+/* Processes that we start must not inherit it. */
+static curl_socket_t open_socket(void *owner, curlsocktype purpose, struct curl_sockaddr *address)
+{
+	const unsigned most_ms = UNACKNOWLEDGED_MS;
+	curl_socket_t made;
+
+	(void)owner;
+	(void)purpose;
+	made = socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+	if (made >= 0)
+		setsockopt(made, IPPROTO_TCP, TCP_USER_TIMEOUT, &most_ms, sizeof(most_ms));
+	return made;
+}
+
+void transfer_init(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, init_once);
+}
+
+CURL *transfer_easy(void)
+{
+	CURL *easy;
+
+	transfer_init();
+	easy = curl_easy_init();
+	if (!easy)
+		return NULL;
+	curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+	/* Else a transfer that is given up waits for its thread in getaddrinfo(3), and the loop with it. */
+	curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
+	curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+	curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
+	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
+	curl_easy_setopt(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
+	curl_easy_setopt(easy, CURLOPT_USERAGENT, "btrfs-ublk/" BTRFS_UBLK_VERSION);
+	curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_TIMEOUT_MS);
+	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, (long)LOW_SPEED_BYTES_PER_S);
+	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)LOW_SPEED_S);
+	curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+	curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, open_socket);
+	return easy;
+}
+
+static void finish_transfers(struct transfers *transfers)
+{
+	CURLMsg *message;
+	int left;
+
+	while ((message = curl_multi_info_read(transfers->multi, &left))) {
+		struct transfer *transfer = NULL;
+		CURLcode code;
+
+		if (message->msg != CURLMSG_DONE)
+			continue;
+		code = message->data.result;
+		curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
+		/* NB: `message` goes with it. */
+		curl_multi_remove_handle(transfers->multi, message->easy_handle);
+		transfer->multi = NULL;
+		transfer->done(transfer, code);
+	}
+}
+
+static void on_ready(uv_poll_t *poll, int status, int events)
+{
+	const struct watch *watch = poll->data;
+	struct transfers *transfers = watch->transfers;
+	int running, what = 0;
+
+	if (status < 0)
+		what |= CURL_CSELECT_ERR;
+	if (events & UV_READABLE)
+		what |= CURL_CSELECT_IN;
+	if (events & UV_WRITABLE)
+		what |= CURL_CSELECT_OUT;
+	/* NB: `watch` may be gone after that. */
+	curl_multi_socket_action(transfers->multi, watch->fd, what, &running);
+	finish_transfers(transfers);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	struct transfers *transfers = timer->data;
+	int running;
+
+	curl_multi_socket_action(transfers->multi, CURL_SOCKET_TIMEOUT, 0, &running);
+	finish_transfers(transfers);
+}
+
+static void free_watch(uv_handle_t *poll)
+{
+	free(poll->data);
+}
+
+static int stop_watching(struct transfers *transfers, struct watch *watch)
+{
+	if (!watch)
+		return 0;
+	curl_multi_assign(transfers->multi, watch->fd, NULL);
+	/* At once: libcurl closes the socket next, and its number may come again. */
+	uv_poll_stop(&watch->poll);
+	uv_close((uv_handle_t *)&watch->poll, free_watch);
+	return 0;
+}
+
+static struct watch *start_watching(struct transfers *transfers, curl_socket_t fd)
+{
+	struct watch *watch = calloc(1, sizeof(*watch));
+
+	if (!watch)
+		return NULL;
+	if (uv_poll_init_socket(transfers->loop, &watch->poll, fd)) {
+		free(watch);
+		return NULL;
+	}
+	watch->poll.data = watch;
+	watch->transfers = transfers;
+	watch->fd = fd;
+	curl_multi_assign(transfers->multi, fd, watch);
+	return watch;
+}
+
+static int on_socket(CURL *easy, curl_socket_t fd, int what, void *owner, void *watched)
+{
+	struct transfers *transfers = owner;
+	struct watch *watch = watched;
+	int events = 0;
+
+	(void)easy;
+	if (what == CURL_POLL_REMOVE)
+		return stop_watching(transfers, watch);
+	if (!watch)
+		watch = start_watching(transfers, fd);
+	if (!watch)
+		return -1;
+	if (what & CURL_POLL_IN)
+		events |= UV_READABLE;
+	if (what & CURL_POLL_OUT)
+		events |= UV_WRITABLE;
+	return uv_poll_start(&watch->poll, events, on_ready) ? -1 : 0;
+}
+
+static int on_timeout_change(CURLM *multi, long timeout_ms, void *owner)
+{
+	struct transfers *transfers = owner;
+
+	(void)multi;
+	if (timeout_ms < 0)
+		return uv_timer_stop(&transfers->timer);
+	/* With 0 too: libcurl must not be entered from here. */
+	return uv_timer_start(&transfers->timer, on_timer, (uint64_t)timeout_ms, 0) ? -1 : 0;
+}
+
+static void free_transfers(uv_handle_t *timer)
+{
+	free(timer->data);
+}
+
+static void close_transfers(struct fetcher_attachment *attachment)
+{
+	struct transfers *transfers = container_of(attachment, struct transfers, attachment);
+
+	curl_multi_cleanup(transfers->multi);
+	uv_close((uv_handle_t *)&transfers->timer, free_transfers);
+}
+
+static void configure(struct transfers *transfers)
+{
+	CURLM *multi = transfers->multi;
+
+	curl_multi_setopt(multi, CURLMOPT_SOCKETFUNCTION, on_socket);
+	curl_multi_setopt(multi, CURLMOPT_SOCKETDATA, transfers);
+	curl_multi_setopt(multi, CURLMOPT_TIMERFUNCTION, on_timeout_change);
+	curl_multi_setopt(multi, CURLMOPT_TIMERDATA, transfers);
+	curl_multi_setopt(multi, CURLMOPT_PIPELINING, (long)CURLPIPE_MULTIPLEX);
+	curl_multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, (long)HOST_CONNECTIONS);
+	curl_multi_setopt(multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)ALL_CONNECTIONS);
+	curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, (long)IDLE_CONNECTIONS);
+}
+
+static struct transfers *make_transfers(struct fetcher *fetcher)
+{
+	struct transfers *transfers = calloc(1, sizeof(*transfers));
+
+	if (!transfers)
+		return NULL;
+	transfers->loop = fetcher_loop(fetcher);
+	transfers->multi = curl_multi_init();
+	if (!transfers->multi || uv_timer_init(transfers->loop, &transfers->timer)) {
+		curl_multi_cleanup(transfers->multi);
+		free(transfers);
+		return NULL;
+	}
+	transfers->timer.data = transfers;
+	configure(transfers);
+	transfers->attachment.key = &transfers_key;
+	transfers->attachment.close = close_transfers;
+	fetcher_attach(fetcher, &transfers->attachment);
+	return transfers;
+}
+
+static struct transfers *transfers_of(struct fetcher *fetcher)
+{
+	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &transfers_key);
+
+	if (!attachment)
+		return make_transfers(fetcher);
+	return container_of(attachment, struct transfers, attachment);
+}
+
+int transfer_start(struct transfer *transfer, struct fetcher *fetcher)
+{
+	struct transfers *transfers = transfers_of(fetcher);
+
+	if (!transfers)
+		return -ENOMEM;
+	curl_easy_setopt(transfer->easy, CURLOPT_PRIVATE, transfer);
+	if (curl_multi_add_handle(transfers->multi, transfer->easy))
+		return -ENOMEM;
+	transfer->multi = transfers->multi;
+	return 0;
+}
+
+void transfer_stop(struct transfer *transfer)
+{
+	if (!transfer->multi)
+		return;
+	curl_multi_remove_handle(transfer->multi, transfer->easy);
+	transfer->multi = NULL;
+}
