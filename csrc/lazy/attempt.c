@@ -1,0 +1,526 @@
+/* SPDX-License-Identifier: MIT */
+/* Attempts to fetch a unit: which mirror, until when, and what comes after a failure. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/relaxed.h"
+#include "lazy/breaker.h"
+#include "lazy/latency.h"
+#include "lazy/unit.h"
+
+enum {
+	/*
+	 * An attempt leaves time for another one: half of it where there is another mirror, else a
+	 * quarter, since the only one may just be slow. It is not shorter than that.
+	 */
+	ATTEMPT_MIN_MS = 500,
+	/* Where nobody has a deadline. */
+	ATTEMPT_MAX_S = 60,
+	/*
+	 * An attempt that began for nobody, or for somebody with more time, is given up when nothing
+	 * has come for half of the time that who joins it has, or for that.
+	 */
+	SILENT_MAX_S = 5,
+	SILENT_MIN_MS = 500,
+	BACK_OFF_FIRST_MS = 50, /* doubled each time */
+	BACK_OFF_LAST_MS = 5000,
+	BUSY_MIN_MS = 100,
+	BUSY_MAX_MS = 60000,
+	PROBE_WAIT_MS = 50,
+	UNHEALTHY_FAILURES = 3, /* in a row: others come first */
+};
+
+static struct breaker *breaker_of(struct fetcher *fetcher, struct mirror *mirror)
+{
+	char text[512];
+
+	if (!mirror->breaker && mirror->ops->host) {
+		const char *host = mirror->ops->host(mirror, text, sizeof(text));
+
+		mirror->breaker = breaker_get(&fetcher->breakers, host);
+		mirror->latency = latency_get(&fetcher->latencies, mirror->ops->name, host);
+	}
+	return mirror->breaker;
+}
+
+static bool is_out(const struct unit *unit, const struct mirror *mirror)
+{
+	return mirror->changed || unit->out & 1u << mirror->index;
+}
+
+/*
+ * When it can be asked: 0, now; UINT64_MAX: not by those who have a deadline. Of a host that is left alone,
+ * the next try is waited for, once: it may be well again, and a read that fails is a file that is not
+ * there.
+ */
+static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
+{
+	if (mirror->breaker) {
+		switch (breaker_ask(mirror->breaker, now_ns)) {
+		case BREAKER_OPEN:
+			return unit->waited ? UINT64_MAX : mirror->breaker->open_until_ns;
+		case BREAKER_WAIT:
+			return now_ns + PROBE_WAIT_MS * NS_PER_MS;
+		case BREAKER_GO:
+			break;
+		}
+	}
+	return mirror->avoid_until_ns > now_ns ? mirror->avoid_until_ns : 0;
+}
+
+/*
+ * The one that was tried least, of these one that has not failed much of late, of these the first.
+ * NULL: none now, but perhaps at `*at_ns` (UINT64_MAX: nobody knows).
+ */
+static struct mirror *choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns)
+{
+	struct source *source = unit->source;
+	struct mirror *best = NULL;
+	unsigned best_rank = 0;
+
+	*at_ns = UINT64_MAX;
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		struct mirror *mirror = &source->mirrors[i];
+		const struct breaker *breaker = breaker_of(unit->fetcher, mirror);
+		unsigned rank = unit->tries[i];
+		uint64_t ready;
+
+		if (is_out(unit, mirror))
+			continue;
+		ready = ready_ns(unit, mirror, now_ns);
+		if (ready) {
+			if (ready < *at_ns)
+				*at_ns = ready;
+			continue;
+		}
+		if (breaker && breaker->in_a_row >= UNHEALTHY_FAILURES)
+			rank++;
+		if (!best || rank < best_rank) {
+			best = mirror;
+			best_rank = rank;
+		}
+	}
+	return best;
+}
+
+/* No mirror can give it: those who can wait do so, as if it had not been tried. */
+static void give_up(struct unit *unit, uint64_t now_ns)
+{
+	event_log(unit->fetcher, &(struct event){ .name = "given_up", .unit = unit },
+		  "no mirror is left to ask");
+	unit->out = 0;
+	memset(unit->tries, 0, sizeof(unit->tries));
+	memset(unit->wrong, 0, sizeof(unit->wrong));
+	unit->rounds = 0;
+	unit->waited = false;
+	if (unit_fail_waiters(unit, -EIO))
+		unit_rest(unit, now_ns + BACK_OFF_LAST_MS * NS_PER_MS);
+	else
+		unit_end(unit);
+}
+
+static bool has_other(const struct unit *unit, const struct mirror *mirror)
+{
+	const struct source *source = unit->source;
+
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		if (i != mirror->index && !is_out(unit, &source->mirrors[i]))
+			return true;
+	}
+	return false;
+}
+
+static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror,
+				    uint64_t now_ns)
+{
+	uint64_t last_ns = unit_last_deadline_ns(unit);
+	uint64_t left_ns, share_ns;
+
+	if (!last_ns || last_ns == FETCHER_NO_DEADLINE)
+		return now_ns + ATTEMPT_MAX_S * NS_PER_S;
+	left_ns = last_ns > now_ns ? last_ns - now_ns : 0;
+	share_ns = has_other(unit, mirror) ? left_ns / 2 : left_ns / 4 * 3;
+	if (share_ns < ATTEMPT_MIN_MS * NS_PER_MS)
+		share_ns = ATTEMPT_MIN_MS * NS_PER_MS;
+	return now_ns + (left_ns < share_ns ? left_ns : share_ns);
+}
+
+static void look_for_progress(struct alarm *alarm);
+
+static void watch(struct unit *unit, uint64_t at_ns)
+{
+	unit->progress = unit->fetch.progress;
+	unit->alarm.ring = look_for_progress;
+	alarm_set(&unit->fetcher->agenda, &unit->alarm, at_ns);
+}
+
+/* How long an attempt may be silent when those who wait have until then (0: nobody waits). */
+static uint64_t silence_ns(uint64_t deadline_ns, uint64_t now_ns)
+{
+	uint64_t half_ns = deadline_ns > now_ns ? (deadline_ns - now_ns) / 2 : 0;
+
+	if (!deadline_ns || half_ns > SILENT_MAX_S * NS_PER_S)
+		return SILENT_MAX_S * NS_PER_S;
+	return half_ns > SILENT_MIN_MS * NS_PER_MS ? half_ns : SILENT_MIN_MS * NS_PER_MS;
+}
+
+static void look_for_progress(struct alarm *alarm)
+{
+	struct unit *unit = container_of(alarm, struct unit, alarm);
+	uint64_t now_ns = clock_now_ns();
+
+	if (unit->fetch.progress != unit->progress)
+		watch(unit, now_ns + silence_ns(unit_last_deadline_ns(unit), now_ns));
+	else
+		unit->fetch.mirror->ops->cancel(&unit->fetch);
+}
+
+/* Of a kind that cannot end it by itself. */
+static void attempt_is_late(struct alarm *alarm)
+{
+	struct unit *unit = container_of(alarm, struct unit, alarm);
+
+	unit->fetch.mirror->ops->cancel(&unit->fetch);
+}
+
+void unit_joined(struct unit *unit, uint64_t deadline_ns)
+{
+	bool watched = alarm_is_set(&unit->alarm) && unit->alarm.ring == look_for_progress;
+	uint64_t now_ns, at_ns;
+
+	if (unit->state != UNIT_FETCHING || !unit->fetch.mirror->ops->cancel)
+		return;
+	/* One that began for somebody with as little time ends in time by itself. */
+	if (!watched && unit->fetch.deadline_ns <= deadline_ns)
+		return;
+	now_ns = clock_now_ns();
+	at_ns = now_ns + silence_ns(deadline_ns, now_ns);
+	/* Of the first, what it has waited for nobody does not count: it may be about to come. */
+	if (!watched || list_is_empty(&unit->waiters) || at_ns < unit->alarm.at_ns)
+		watch(unit, at_ns);
+}
+
+void unit_demanded(struct unit *unit)
+{
+	if (unit->state == UNIT_FETCHING && unit->fetch.mirror->breaker)
+		unit->fetch.mirror->breaker->prefetching--;
+}
+
+static void end_attempt(struct unit *unit)
+{
+	struct breaker *breaker = unit->fetch.mirror->breaker;
+
+	alarm_clear(&unit->alarm);
+	if (breaker && !unit->demanded)
+		breaker->prefetching--;
+}
+
+static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
+{
+	struct fetch_counts *counts = &unit->fetcher->counts;
+
+	unit->tries[mirror->index]++;
+	unit->began_ns = now_ns;
+	relaxed_add(&counts->attempts, 1);
+	if (unit->rounds)
+		relaxed_add(&counts->retries, 1);
+	if (mirror->breaker) {
+		breaker_begin(mirror->breaker);
+		mirror->breaker->prefetching += !unit->demanded;
+	}
+	unit->fetch = (struct fetch){
+		.fetcher = unit->fetcher,
+		.mirror = mirror,
+		.offset = unit->number * unit->source->unit_bytes,
+		.length = unit->length,
+		.data = unit->data,
+		.deadline_ns = attempt_deadline_ns(unit, mirror, now_ns),
+		.fresh = unit->cut && unit->tries[mirror->index] > 1,
+	};
+	unit_set_state(unit, UNIT_FETCHING);
+	if (list_is_empty(&unit->waiters) && mirror->ops->cancel) {
+		watch(unit, now_ns + silence_ns(0, now_ns));
+	} else if (mirror->ops->on_hands) {
+		unit->alarm.ring = attempt_is_late;
+		alarm_set(&unit->fetcher->agenda, &unit->alarm, unit->fetch.deadline_ns);
+	}
+	unit_expect(unit);
+	mirror->ops->fetch(&unit->fetch);
+}
+
+/*
+ * One host that does not answer must not take all there is: others' readers would wait for its time-outs.
+ * One that fails gets little, and of what waits on hands, only as many wait as may do so at a time.
+ */
+static unsigned most_at_a_time(const struct unit *unit, const struct mirror *mirror)
+{
+	const struct fetcher_options *options = &unit->fetcher->options;
+	uint64_t most = options->max_buffer_bytes / unit->source->unit_bytes;
+
+	if (most > options->max_transfers)
+		most = options->max_transfers;
+	most = mirror->breaker->in_a_row >= UNHEALTHY_FAILURES ? most / 8 : most * 2 / 3;
+	if (mirror->ops->on_hands && most > MIRROR_HANDS_OF_PLACE)
+		most = MIRROR_HANDS_OF_PLACE;
+	return most ? (unsigned)most : 1;
+}
+
+static bool is_full(const struct unit *unit, const struct mirror *mirror)
+{
+	const struct breaker *breaker = mirror->breaker;
+	uint64_t in_flight;
+
+	if (!breaker)
+		return false;
+	in_flight = breaker->in_flight;
+	/* What nobody waits for is in nobody's way, where it can be stopped and so takes no hand. */
+	if (unit->demanded && !mirror->ops->on_hands)
+		in_flight -= breaker->prefetching;
+	return in_flight >= most_at_a_time(unit, mirror);
+}
+
+bool unit_host_is_full(struct unit *unit)
+{
+	uint64_t at_ns;
+	const struct mirror *mirror = choose(unit, clock_now_ns(), &at_ns);
+
+	return mirror && is_full(unit, mirror);
+}
+
+static void rest_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
+{
+	const struct source *source = unit->source;
+
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		const struct breaker *breaker = source->mirrors[i].breaker;
+
+		if (breaker && breaker_ask(breaker, now_ns) == BREAKER_OPEN)
+			unit->waited = true;
+	}
+	if (list_is_empty(&unit->waiters) && !prefetch_tries_again(unit)) {
+		unit_end(unit);
+		return;
+	}
+	unit_rest(unit, at_ns);
+}
+
+void unit_fetch(struct unit *unit)
+{
+	uint64_t now_ns = clock_now_ns(), at_ns;
+	struct mirror *mirror = choose(unit, now_ns, &at_ns);
+
+	if (mirror && is_full(unit, mirror))
+		unit_queue(unit);
+	else if (mirror)
+		begin(unit, mirror, now_ns);
+	else if (at_ns == UINT64_MAX)
+		give_up(unit, now_ns);
+	else
+		rest_for_mirrors(unit, now_ns, at_ns);
+}
+
+static uint64_t back_off_ns(const struct unit *unit)
+{
+	unsigned doublings = unit->rounds > 7 ? 7 : unit->rounds;
+	uint64_t most_ms = (uint64_t)BACK_OFF_FIRST_MS << doublings;
+	uint64_t random = 0;
+
+	if (most_ms > BACK_OFF_LAST_MS)
+		most_ms = BACK_OFF_LAST_MS;
+	/* Full jitter: those who failed together do not come again together. */
+	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
+		random = clock_now_ns();
+	return (random % most_ms + 1) * NS_PER_MS;
+}
+
+/* Whether there is no reason to wait: another mirror was tried less, or none is left. */
+static bool may_go_on(const struct unit *unit, unsigned tries)
+{
+	const struct source *source = unit->source;
+	unsigned left = 0;
+
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		if (is_out(unit, &source->mirrors[i]))
+			continue;
+		if (unit->tries[i] < tries)
+			return true;
+		left++;
+	}
+	return !left;
+}
+
+static void retry(struct unit *unit)
+{
+	const struct mirror *mirror = unit->fetch.mirror;
+	uint64_t at_ns = clock_now_ns();
+
+	if (list_is_empty(&unit->waiters) && !prefetch_tries_again(unit)) {
+		unit_end(unit);
+		return;
+	}
+	if (!may_go_on(unit, unit->tries[mirror->index]))
+		at_ns += back_off_ns(unit);
+	unit->rounds++;
+	/* Also when it is now: a fetch that fails at once must not come here from here. */
+	unit_rest(unit, at_ns);
+}
+
+/* Of an answer that was wrong: perhaps the way to us is to blame, so it is asked again. */
+static void count_wrong(struct unit *unit, const struct mirror *mirror)
+{
+	if (++unit->wrong[mirror->index] >= WRONG_ANSWERS_MAX)
+		unit->out |= (uint16_t)(1u << mirror->index);
+}
+
+static void set_changed(struct unit *unit, struct mirror *mirror, const char *why)
+{
+	if (!mirror->changed)
+		event_log(unit->fetcher,
+			  &(struct event){ .name = "mirror_changed",
+					   .source = unit->source,
+					   .mirror = mirror },
+			  "it is asked no more, its object is not the one that was pinned: %s",
+			  why);
+	mirror->changed = true;
+}
+
+static void avoid(struct mirror *mirror, uint32_t wait_ms, uint64_t now_ns)
+{
+	if (wait_ms < BUSY_MIN_MS)
+		wait_ms = BUSY_MIN_MS;
+	if (wait_ms > BUSY_MAX_MS)
+		wait_ms = BUSY_MAX_MS;
+	mirror->avoid_until_ns = now_ns + wait_ms * NS_PER_MS;
+}
+
+static void handle_failure(struct unit *unit)
+{
+	struct fetch *fetch = &unit->fetch;
+	struct mirror *mirror = fetch->mirror;
+	struct breaker *breaker = mirror->breaker;
+	uint64_t now_ns = clock_now_ns();
+
+	relaxed_add(&unit->fetcher->counts.failures[fetch->failure], 1);
+	if (breaker && fetch->failure == FETCH_TRANSIENT)
+		breaker_failed(breaker, now_ns);
+	else if (breaker)
+		breaker_ended(breaker);
+	switch (fetch->failure) {
+	case FETCH_TRANSIENT:
+		break;
+	case FETCH_BUSY:
+		avoid(mirror, fetch->retry_after_ms, now_ns);
+		break;
+	case FETCH_DENIED:
+	case FETCH_GONE:
+		unit->out |= (uint16_t)(1u << mirror->index);
+		break;
+	case FETCH_CHANGED:
+		set_changed(unit, mirror, fetch->complaint.text);
+		break;
+	case FETCH_WRONG:
+		count_wrong(unit, mirror);
+		break;
+	}
+}
+
+void fetch_done(struct fetch *fetch)
+{
+	struct unit *unit = container_of(fetch, struct unit, fetch);
+	struct fetcher *fetcher = unit->fetcher;
+
+	end_attempt(unit);
+	unit->cut |= fetch->cut;
+	if (!fetch->result) {
+		relaxed_add(&fetcher->counts.units_fetched, 1);
+		relaxed_add(&fetcher->counts.bytes_fetched, fetch->length);
+		if (fetch->mirror->breaker)
+			breaker_succeeded(fetch->mirror->breaker, fetch->length);
+		if (fetch->mirror->latency)
+			histogram_add(&fetch->mirror->latency->histogram,
+				      clock_now_ns() - unit->began_ns, 1);
+		unit_verify(unit);
+		units_admit(fetcher); /* its host can take another one */
+		return;
+	}
+	free(fetch->identity);
+	fetch->identity = NULL;
+	if (fetcher->ending) {
+		unit_end(unit);
+		return;
+	}
+	event_log(fetcher,
+		  &(struct event){ .name = "fetch_failed",
+				   .unit = unit,
+				   .mirror = fetch->mirror,
+				   .reason = fetch_failure_name(fetch->failure) },
+		  "%s", *fetch->complaint.text ? fetch->complaint.text : strerror(-fetch->result));
+	handle_failure(unit);
+	retry(unit);
+}
+
+void unit_refuse(struct unit *unit)
+{
+	struct mirror *mirror = unit->fetch.mirror;
+	struct fetch_counts *counts = &unit->fetcher->counts;
+	int err = unit->check.err;
+
+	free(unit->fetch.identity);
+	unit->fetch.identity = NULL;
+	if (err == -EBADMSG) {
+		relaxed_add(&counts->wrong_digests, 1);
+		count_wrong(unit, mirror);
+		event_log(unit->fetcher,
+			  &(struct event){ .name = "wrong_digest", .unit = unit, .mirror = mirror },
+			  "wrong content (SHA-256)");
+	} else if (err == -ESTALE) {
+		relaxed_add(&counts->failures[FETCH_CHANGED], 1);
+		set_changed(unit, mirror, "another one was pinned at the same time");
+	} else {
+		relaxed_add(&counts->local_failures, 1);
+		event_log(unit->fetcher, &(struct event){ .name = "not_checked", .unit = unit },
+			  "%s", strerror(-err));
+	}
+	retry(unit);
+}
+
+void unit_accept(struct unit *unit)
+{
+	struct fetch *fetch = &unit->fetch;
+	struct mirror *mirror = fetch->mirror;
+	struct fetch_counts *counts = &unit->fetcher->counts;
+
+	if (fetch->identity && mirror->identity && strcmp(fetch->identity, mirror->identity) != 0) {
+		unit->check.err = -ESTALE;
+		unit_refuse(unit);
+		return;
+	}
+	if (!mirror->identity)
+		mirror->identity = fetch->identity;
+	else
+		free(fetch->identity);
+	fetch->identity = NULL;
+	if (unit->check.known)
+		relaxed_add(&counts->units_verified, 1);
+	if (unit->check.pinned)
+		relaxed_add(&counts->units_pinned, 1);
+	if (!unit->demanded)
+		relaxed_add(&counts->units_prefetched, 1);
+	unit_ready(unit, true);
+}
+
+void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(fetch->complaint.text, sizeof(fetch->complaint.text), format, args);
+	va_end(args);
+	fetch->result = err;
+	fetch->failure = failure;
+	fetch_done(fetch);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/event.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/message.h"
+#include "lazy/breaker.h"
+#include "lazy/unit.h"
+
+enum {
+	LINES_PER_S = 5,
+	FIELD_BYTES = 600,
+};
+
+struct line {
+	char text[1800];
+	size_t used;
+};
+
+static void add(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void add(struct line *line, const char *format, ...)
+{
+	size_t room = sizeof(line->text) - line->used;
+	va_list args;
+	int length;
+
+	va_start(args, format);
+	length = vsnprintf(line->text + line->used, room, format, args);
+	va_end(args);
+	if (length > 0)
+		line->used += (size_t)length < room ? (size_t)length : room - 1;
+}
+
+/* In quotes. What would end them, or the line, is replaced: `text` comes from servers, too. */
+static void add_text(struct line *line, const char *key, const char *text)
+{
+	char plain[FIELD_BYTES];
+	size_t length = 0;
+
+	for (; text[length] && length < sizeof(plain) - 1; length++) {
+		char c = text[length];
+
+		if (c == '"' || c == '\\')
+			c = '\'';
+		else if ((unsigned char)c < ' ' || c == 127)
+			c = '?';
+		plain[length] = c;
+	}
+	plain[length] = 0;
+	add(line, " %s=\"%s\"", key, plain);
+}
+
+static void begin(struct line *line, const char *name)
+{
+	struct timespec now;
+	struct tm parts;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	gmtime_r(&now.tv_sec, &parts);
+	line->used = 0;
+	add(line, "time=%04d-%02d-%02dT%02d:%02d:%02d.%03dZ event=%s", parts.tm_year + 1900,
+	    parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+	    (int)(now.tv_nsec / 1000000), name);
+}
+
+static void end(struct line *line, const char *format, va_list args)
+{
+	char message[FIELD_BYTES];
+
+	vsnprintf(message, sizeof(message), format, args);
+	add_text(line, "message", message);
+	msg_warning("%s", line->text);
+}
+
+static bool has_room(struct fetcher *fetcher)
+{
+	uint64_t second = clock_now_ns() / NS_PER_S;
+	struct line line;
+
+	if (second != fetcher->log_second) {
+		if (fetcher->logged > LINES_PER_S) {
+			begin(&line, "left_out");
+			msg_warning("%s count=%u", line.text, fetcher->logged - LINES_PER_S);
+		}
+		fetcher->log_second = second;
+		fetcher->logged = 0;
+	}
+	return ++fetcher->logged <= LINES_PER_S;
+}
+
+static void add_mirror(struct line *line, const struct mirror *mirror)
+{
+	add(line, " mirror=%u kind=%s", mirror->index, mirror->ops->name);
+	if (mirror->breaker)
+		add_text(line, "host", mirror->breaker->host);
+}
+
+void event_log(struct fetcher *fetcher, const struct event *event, const char *format, ...)
+{
+	const struct source *source = event->unit ? event->unit->source : event->source;
+	struct line line;
+	va_list args;
+
+	if (!has_room(fetcher))
+		return;
+	begin(&line, event->name);
+	if (source)
+		add(&line, " source=%llu", (unsigned long long)source->id);
+	if (event->unit)
+		add(&line, " unit=%llu", (unsigned long long)event->unit->number);
+	if (event->mirror)
+		add_mirror(&line, event->mirror);
+	if (event->reason)
+		add(&line, " reason=%s", event->reason);
+	va_start(args, format);
+	end(&line, format, args);
+	va_end(args);
+}
+
+void event_log_host(const char *name, const char *host, const char *format, ...)
+{
+	struct line line;
+	va_list args;
+
+	begin(&line, name);
+	add_text(&line, "host", host);
+	va_start(args, format);
+	end(&line, format, args);
+	va_end(args);
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT */
+/* What fetcher_stats_json() says: numbers that the fetcher's thread counts, read by any other. */
+#include "base/relaxed.h"
+#include "lazy/breaker.h"
+#include "lazy/latency.h"
+#include "lazy/unit.h"
+
+static int set(json_t *object, const char *key, const uint64_t *number)
+{
+	return json_object_set_new(object, key, json_integer((json_int_t)relaxed_load(number)));
+}
+
+const char *fetch_failure_name(enum fetch_failure failure)
+{
+	static const char *const names[] = {
+		[FETCH_TRANSIENT] = "transient", [FETCH_BUSY] = "busy",
+		[FETCH_DENIED] = "denied",	 [FETCH_GONE] = "gone",
+		[FETCH_CHANGED] = "changed",	 [FETCH_WRONG] = "wrong_answer",
+	};
+
+	return names[failure];
+}
+
+static int add_failures(json_t *stats, const struct fetch_counts *counts)
+{
+	json_t *failures = json_object();
+	int err = json_object_set_new(stats, "failures", failures);
+
+	for (unsigned i = 0; i <= FETCH_WRONG && !err; i++)
+		err = set(failures, fetch_failure_name(i), &counts->failures[i]);
+	if (!err)
+		err = set(failures, "wrong_digest", &counts->wrong_digests);
+	if (!err)
+		err = set(failures, "local", &counts->local_failures);
+	return err;
+}
+
+static int add_hosts(json_t *stats, struct fetcher *fetcher)
+{
+	const struct breaker *breaker = __atomic_load_n(&fetcher->breakers, __ATOMIC_ACQUIRE);
+	json_t *hosts = json_object();
+	int err = json_object_set_new(stats, "hosts", hosts);
+
+	for (; breaker && !err; breaker = breaker->next) {
+		json_t *host = json_object();
+
+		err = json_object_set_new(hosts, breaker->host, host);
+		err |= set(host, "attempts", &breaker->attempts);
+		err |= set(host, "failures", &breaker->failures);
+		err |= set(host, "bytes", &breaker->bytes);
+		err |= set(host, "in_flight", &breaker->in_flight);
+		err |= set(host, "openings", &breaker->openings);
+		err |= json_object_set_new(host, "open",
+					   json_boolean(relaxed_load(&breaker->is_open)));
+	}
+	return err;
+}
+
+json_t *fetcher_stats_json(struct fetcher *fetcher)
+{
+	const struct fetch_counts *counts = &fetcher->counts;
+	const struct {
+		const char *key;
+		const uint64_t *number;
+	} numbers[] = {
+		{ "reads", &counts->reads },
+		{ "read_errors", &counts->read_errors },
+		{ "deadlines_missed", &counts->deadlines_missed },
+		{ "attempts", &counts->attempts },
+		{ "retries", &counts->retries },
+		{ "units_fetched", &counts->units_fetched },
+		{ "bytes_fetched", &counts->bytes_fetched },
+		{ "units_prefetched", &counts->units_prefetched },
+		{ "units_verified", &counts->units_verified },
+		{ "units_pinned", &counts->units_pinned },
+		{ "units_from_cache", &counts->units_from_cache },
+		{ "units_stored", &counts->units_stored },
+		{ "store_failures", &counts->store_failures },
+		{ "reads_waiting", &counts->reads_waiting },
+		{ "units_queued", &counts->units_queued },
+		{ "units_in_flight", &counts->units_in_flight },
+		{ "buffer_bytes", &counts->buffer_bytes },
+	};
+	json_t *stats = json_object();
+	int err = stats ? 0 : -1;
+
+	for (unsigned i = 0; i < sizeof(numbers) / sizeof(*numbers) && !err; i++)
+		err = set(stats, numbers[i].key, numbers[i].number);
+	if (!err)
+		err = add_failures(stats, counts);
+	if (!err)
+		err = add_hosts(stats, fetcher);
+	if (!err)
+		err = json_object_set_new(stats, "latencies", latencies_json(&fetcher->latencies));
+	if (!err)
+		return stats;
+	json_decref(stats);
+	return NULL;
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What hands do for units: look them up in the cache, verify them against digests that are known or
+ * pin those that are not, and put them into the cache.
+ */
+#include <errno.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fileio.h"
+#include "base/relaxed.h"
+#include "lazy/cache.h"
+#include "lazy/store.h"
+#include "lazy/unit.h"
+
+enum {
+	CACHE_RETRY_S = 10,
+	/*
+	 * SHA-256 of that takes no longer than to wake a hand up and to be woken up by it. A unit that
+	 * is alone may be larger: there is nothing else that the fetcher's thread could do meanwhile.
+	 */
+	AT_ONCE_BYTES = 16 << 10,
+	ALONE_AT_ONCE_BYTES = 64 << 10,
+};
+
+static struct unit *unit_of(struct hand_job *job)
+{
+	return container_of(job, struct unit, job);
+}
+
+static void have_done(struct unit *unit, void (*work)(struct hand_job *job),
+		      void (*done)(struct hand_job *job))
+{
+	unit->job.work = work;
+	unit->job.done = done;
+	fetcher_own_hand(unit->fetcher, &unit->job);
+}
+
+static void look_up(struct hand_job *job)
+{
+	struct unit *unit = unit_of(job);
+	struct cache_object *object = cache_object_of(unit->source);
+	struct cache_look look;
+	int err = 0;
+
+	if (!object)
+		err = cache_object_open(unit->fetcher->cache, unit->source, &object);
+	unit->check.err = err;
+	if (err || !cache_look(object, unit->number, unit->number, &look))
+		return;
+	err = pread_full(cache_fd(object), unit->data, unit->length,
+			 unit->number * unit->source->unit_bytes);
+	if (!err)
+		unit->check.found = cache_still(object, &look);
+	else
+		cache_drop(object, unit->number);
+}
+
+static void looked_up(struct hand_job *job)
+{
+	struct unit *unit = unit_of(job);
+	struct fetcher *fetcher = unit->fetcher;
+
+	if (unit->check.err) {
+		relaxed_add(&fetcher->counts.store_failures, 1);
+		unit->source->cache_retry_ns = clock_now_ns() + CACHE_RETRY_S * NS_PER_S;
+		event_log(fetcher, &(struct event){ .name = "not_cached", .source = unit->source },
+			  "%s", strerror(-unit->check.err));
+	}
+	if (unit->check.found) {
+		relaxed_add(&fetcher->counts.units_from_cache, 1);
+		unit_ready(unit, false);
+	} else if (fetcher->ending) {
+		unit_end(unit);
+	} else {
+		unit_fetch(unit);
+	}
+}
+
+bool unit_look_up(struct unit *unit)
+{
+	struct cache *cache = unit->fetcher->cache;
+	struct cache_look look;
+	const struct cache_object *object;
+
+	if (!cache)
+		return false;
+	object = cache_object_of(unit->source);
+	if (!object && clock_now_ns() < unit->source->cache_retry_ns)
+		return false;
+	if (object && !cache_look(object, unit->number, unit->number, &look))
+		return false;
+	unit->check = (struct unit_check){};
+	unit_set_state(unit, UNIT_LOOKING);
+	have_done(unit, look_up, looked_up);
+	return true;
+}
+
+static int check_digest(struct unit *unit)
+{
+	struct store *store = unit->fetcher->store;
+	uint8_t found[SOURCE_DIGEST_BYTES], expected[SOURCE_DIGEST_BYTES];
+	int known = store_digest(store, unit->source, unit->number, expected);
+	int err;
+
+	if (known < 0)
+		return known;
+	if (!EVP_Digest(unit->data, unit->length, found, NULL, unit->fetcher->sha256, NULL))
+		return -ENOMEM;
+	unit->check.known = known;
+	if (known)
+		return memcmp(found, expected, sizeof(found)) ? -EBADMSG : 0;
+	err = store_pin_digest(store, unit->source, unit->number, found);
+	unit->check.pinned = !err;
+	/* Another one came first, and its readers have its content. */
+	return err == -ESTALE ? -EBADMSG : err;
+}
+
+static void verify(struct hand_job *job)
+{
+	struct unit *unit = unit_of(job);
+	struct store *store = unit->fetcher->store;
+	int err = 0;
+
+	if (!store)
+		return;
+	err = check_digest(unit);
+	if (!err && unit->fetch.identity)
+		err = store_pin_identity(store, unit->fetch.mirror, unit->fetch.identity);
+	unit->check.err = err;
+}
+
+static void verified(struct hand_job *job)
+{
+	struct unit *unit = unit_of(job);
+
+	if (!unit->check.err)
+		unit_accept(unit);
+	else
+		unit_refuse(unit);
+}
+
+/* On the fetcher's thread. Returns false, with nothing done, when that has to be a hand's work. */
+static bool verify_at_once(struct unit *unit)
+{
+	const struct fetcher *fetcher = unit->fetcher;
+	uint8_t found[SOURCE_DIGEST_BYTES], expected[SOURCE_DIGEST_BYTES];
+
+	if (unit->length > (fetcher->busy > 1 ? AT_ONCE_BYTES : ALONE_AT_ONCE_BYTES))
+		return false;
+	/* An identity is to be pinned: that waits for the disk. */
+	if (!fetcher->store || unit->fetch.identity ||
+	    !store_digest_at_hand(fetcher->store, unit->source, unit->number, expected) ||
+	    !EVP_Digest(unit->data, unit->length, found, NULL, fetcher->sha256, NULL))
+		return false;
+	unit->check.known = true;
+	unit->check.err = memcmp(found, expected, sizeof(found)) ? -EBADMSG : 0;
+	verified(&unit->job);
+	return true;
+}
+
+/* Of no unit: it may be verified, or given up, before this is done. */
+struct digest_load {
+	struct hand_job job;
+	struct store *store;
+	const struct source *source;
+	uint64_t number;
+};
+
+static void load_digest(struct hand_job *job)
+{
+	const struct digest_load *load = container_of(job, struct digest_load, job);
+	uint8_t unused[SOURCE_DIGEST_BYTES];
+
+	store_digest(load->store, load->source, load->number, unused);
+}
+
+static void digest_loaded(struct hand_job *job)
+{
+	free(container_of(job, struct digest_load, job));
+}
+
+void unit_expect(const struct unit *unit)
+{
+	struct store *store = unit->fetcher->store;
+	uint8_t unused[SOURCE_DIGEST_BYTES];
+	struct digest_load *load;
+
+	if (unit->length > ALONE_AT_ONCE_BYTES || !store || !unit->source->has_digests ||
+	    store_digest_at_hand(store, unit->source, unit->number, unused))
+		return;
+	load = malloc(sizeof(*load));
+	if (!load)
+		return;
+	*load = (struct digest_load){
+		.job = { .work = load_digest, .done = digest_loaded },
+		.store = store,
+		.source = unit->source,
+		.number = unit->number,
+	};
+	fetcher_own_hand(unit->fetcher, &load->job);
+}
+
+void unit_verify(struct unit *unit)
+{
+	unit->check = (struct unit_check){};
+	unit_set_state(unit, UNIT_CHECKING);
+	if (verify_at_once(unit))
+		return;
+	have_done(unit, verify, verified);
+}
+
+static void store(struct hand_job *job)
+{
+	struct unit *unit = unit_of(job);
+
+	unit->check.err =
+		cache_put(cache_object_of(unit->source), unit->number, unit->data, unit->length);
+}
+
+static void stored(struct hand_job *job)
+{
+	struct unit *unit = unit_of(job);
+	struct fetcher *fetcher = unit->fetcher;
+
+	if (!unit->check.err) {
+		relaxed_add(&fetcher->counts.units_stored, 1);
+		unit_end(unit);
+		return;
+	}
+	relaxed_add(&fetcher->counts.store_failures, 1);
+	event_log(fetcher, &(struct event){ .name = "not_cached", .unit = unit }, "%s",
+		  strerror(-unit->check.err));
+	unit_keep(unit);
+}
+
+bool unit_store(struct unit *unit)
+{
+	if (!unit->fetcher->cache || !cache_object_of(unit->source))
+		return false;
+	unit->check = (struct unit_check){};
+	have_done(unit, store, stored);
+	return true;
+}
