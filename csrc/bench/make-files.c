@@ -10,7 +10,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/fs.h>
@@ -26,6 +25,7 @@
 #include "base/fileio.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "bench/options.h"
 
 #define PROGRAM "btrfs-ublk-make-files"
 
@@ -270,62 +270,6 @@ static int run(struct job *job)
 	return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
 }
 
-enum option_id {
-	OPT_DIRECTORY = 256,
-	OPT_FILES_PER_DIRECTORY,
-	OPT_PLAN_FD,
-	OPT_FIRST,
-	OPT_COUNT,
-	OPT_START_FD,
-	OPT_SOURCE,
-	OPT_HELP,
-	OPT_VERSION,
-};
-
-static const struct option long_options[] = {
-	{ "directory", required_argument, NULL, OPT_DIRECTORY },
-	{ "files-per-directory", required_argument, NULL, OPT_FILES_PER_DIRECTORY },
-	{ "plan-fd", required_argument, NULL, OPT_PLAN_FD },
-	{ "first", required_argument, NULL, OPT_FIRST },
-	{ "count", required_argument, NULL, OPT_COUNT },
-	{ "start-fd", required_argument, NULL, OPT_START_FD },
-	{ "source", required_argument, NULL, OPT_SOURCE },
-	{ "help", no_argument, NULL, OPT_HELP },
-	{ "version", no_argument, NULL, OPT_VERSION },
-	{ 0 },
-};
-
-static bool parse_number(const char *text, uint64_t most, uint64_t *number)
-{
-	if (!size_parse(text, number) && *number <= most)
-		return true;
-	msg_error("\"%s\" is not a number up to %" PRIu64, text, most);
-	return false;
-}
-
-static bool parse_option(struct job *job, int id)
-{
-	switch (id) {
-	case OPT_DIRECTORY:
-		job->directory = optarg;
-		return true;
-	case OPT_SOURCE:
-		job->source = optarg;
-		return true;
-	case OPT_FILES_PER_DIRECTORY:
-		return parse_number(optarg, UINT32_MAX, &job->files_per_directory);
-	case OPT_FIRST:
-		return parse_number(optarg, UINT32_MAX, &job->first);
-	case OPT_COUNT:
-		return parse_number(optarg, UINT32_MAX, &job->count);
-	case OPT_PLAN_FD:
-		return parse_number(optarg, INT32_MAX, &job->plan_fd);
-	case OPT_START_FD:
-		return parse_number(optarg, INT32_MAX, &job->start_fd);
-	}
-	return false;
-}
-
 static bool parse_operation(struct job *job, const char *operation)
 {
 	if (!operation)
@@ -343,23 +287,25 @@ int main(int argc, char **argv)
 {
 	/* Descriptors 0 to 2 are standard input and output: here they mean "not given". */
 	struct job job = { .source_fd = -1 };
-	int id;
+	const struct bench_option table[] = {
+		{ "directory", .text = &job.directory },
+		{ "source", .text = &job.source },
+		{ "files-per-directory", .number = &job.files_per_directory, .most = UINT32_MAX },
+		{ "first", .number = &job.first, .most = UINT32_MAX },
+		{ "count", .number = &job.count, .most = UINT32_MAX },
+		{ "plan-fd", .number = &job.plan_fd, .most = INT32_MAX },
+		{ "start-fd", .number = &job.start_fd, .most = INT32_MAX },
+		{},
+	};
+	const char *operation;
+	int status;
 
 	message_init(PROGRAM);
-	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
-		if (id == OPT_HELP) {
-			fputs(help_text, stdout);
-			return EXIT_OK;
-		}
-		if (id == OPT_VERSION) {
-			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
-			return EXIT_OK;
-		}
-		if (!parse_option(&job, id))
-			return EXIT_USAGE;
-	}
-	if (argc - optind != 1 || !parse_operation(&job, argv[optind]) || !job.directory ||
-	    !job.files_per_directory || !job.count || !job.plan_fd || !job.start_fd ||
+	status = bench_options_parse(argc, argv, PROGRAM, help_text, table, &operation);
+	if (status != BENCH_OPTIONS_DONE)
+		return status;
+	if (!parse_operation(&job, operation) || !job.directory || !job.files_per_directory ||
+	    !job.count || !job.plan_fd || !job.start_fd ||
 	    (job.fill == fill_clone) != (job.source != NULL)) {
 		msg_error("the operation, or an option that it needs, is missing or wrong");
 		msg_hint("`" PROGRAM " --help` lists them");

@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <linux/fs.h>
 #include <poll.h>
@@ -20,6 +19,7 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "bench/options.h"
 #include "bench/reads.h"
 
 #define PROGRAM "btrfs-ublk-verify-reads"
@@ -203,90 +203,31 @@ static int run(const struct options *options)
 	return complete && reads_are_good(&reads) ? EXIT_OK : EXIT_FAILED;
 }
 
-enum option_id {
-	OPT_DEPTH = 256,
-	OPT_MMAP,
-	OPT_BASE,
-	OPT_MEMSET,
-	OPT_SIZE,
-	OPT_SEED,
-	OPT_DEADLINE,
-	OPT_DURATION,
-	OPT_HELP,
-	OPT_VERSION,
-};
-
-static const struct option long_options[] = {
-	{ "depth", required_argument, NULL, OPT_DEPTH },
-	{ "mmap", required_argument, NULL, OPT_MMAP },
-	{ "base", required_argument, NULL, OPT_BASE },
-	{ "memset", required_argument, NULL, OPT_MEMSET },
-	{ "size", required_argument, NULL, OPT_SIZE },
-	{ "seed", required_argument, NULL, OPT_SEED },
-	{ "deadline", required_argument, NULL, OPT_DEADLINE },
-	{ "duration", required_argument, NULL, OPT_DURATION },
-	{ "help", no_argument, NULL, OPT_HELP },
-	{ "version", no_argument, NULL, OPT_VERSION },
-	{ 0 },
-};
-
-static bool parse_number(const char *name, uint64_t least, uint64_t most, uint64_t *number)
-{
-	if (!size_parse(optarg, number) && *number >= least && *number <= most)
-		return true;
-	msg_error("--%s: \"%s\" is not a number from %" PRIu64 " to %" PRIu64, name, optarg, least,
-		  most);
-	return false;
-}
-
-static bool parse_option(struct options *options, int id)
-{
-	switch (id) {
-	case OPT_DEPTH:
-		return parse_number("depth", 1, MAX_DEPTH, &options->depth);
-	case OPT_MMAP:
-		return parse_number("mmap", 1, MAX_THREADS, &options->threads);
-	case OPT_BASE:
-		return parse_number("base", 0, UINT64_MAX, &options->base);
-	case OPT_MEMSET:
-		options->memset = true;
-		return parse_number("memset", 0, UINT8_MAX, &options->byte);
-	case OPT_SIZE:
-		return parse_number("size", BLOCK_BYTES, INT64_MAX, &options->size);
-	case OPT_SEED:
-		return parse_number("seed", 0, UINT64_MAX, &options->seed);
-	case OPT_DEADLINE:
-		return parse_number("deadline", 1, UINT32_MAX, &options->deadline_s);
-	case OPT_DURATION:
-		return parse_number("duration", 1, UINT32_MAX, &options->duration_s);
-	}
-	return false;
-}
-
 int main(int argc, char **argv)
 {
 	struct options options = { .depth = 64, .seed = 1, .deadline_s = 30 };
-	int id, status;
+	const struct bench_option table[] = {
+		{ "depth", .number = &options.depth, .least = 1, .most = MAX_DEPTH },
+		{ "mmap", .number = &options.threads, .least = 1, .most = MAX_THREADS },
+		{ "base", .number = &options.base, .most = UINT64_MAX },
+		{ "memset", .number = &options.byte, .most = UINT8_MAX, .given = &options.memset },
+		{ "size", .number = &options.size, .least = BLOCK_BYTES, .most = INT64_MAX },
+		{ "seed", .number = &options.seed, .most = UINT64_MAX },
+		{ "deadline", .number = &options.deadline_s, .least = 1, .most = UINT32_MAX },
+		{ "duration", .number = &options.duration_s, .least = 1, .most = UINT32_MAX },
+		{},
+	};
+	int status;
 
 	message_init(PROGRAM);
-	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
-		if (id == OPT_HELP) {
-			fputs(help_text, stdout);
-			return EXIT_OK;
-		}
-		if (id == OPT_VERSION) {
-			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
-			return EXIT_OK;
-		}
-		if (!parse_option(&options, id))
-			return EXIT_USAGE;
-	}
-	if (argc - optind != 1) {
+	status = bench_options_parse(argc, argv, PROGRAM, help_text, table, &options.path);
+	if (status != BENCH_OPTIONS_DONE)
+		return status;
+	if (!options.path) {
 		msg_error("one FILE is needed");
 		msg_hint("`" PROGRAM " --help` lists the options");
 		return EXIT_USAGE;
 	}
-	options.path = argv[optind];
 	status = run(&options);
 	fflush(NULL);
 	/* NB: not exit(): threads may still wait for their reads. */
