@@ -17,8 +17,8 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "base/histogram.h"
 #include "base/relaxed.h"
-#include "server/histogram.h"
 #include "server/io_op.h"
 
 /* Operations whose latencies are alike. */

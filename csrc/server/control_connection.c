@@ -2,23 +2,69 @@
 #include "server/control_connection.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
+#include "server/control_hands.h"
 
-enum { SEND_WAIT_S = 5 };
+enum {
+	SEND_WAIT_S = 5,
+	/* Of one client: far more than anybody needs, far less than would keep us busy. */
+	REQUESTS_PER_S = 1000,
+	REQUESTS_AT_ONCE = 1000,
+	/* Taken at a time, so also what can be asked for before others have their turn. */
+	RECEIVE_BYTES = 16 << 10,
+};
 
-int control_init(struct control_connection *connection, int fd)
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+int control_init(struct control_connection *connection, int fd, struct control_hands *hands)
 {
 	struct timeval wait = { .tv_sec = SEND_WAIT_S };
 
-	*connection = (struct control_connection){ .fd = fd };
+	*connection = (struct control_connection){
+		.fd = fd,
+		.hands = hands,
+		.passed_fd = -1,
+		.allowance = REQUESTS_AT_ONCE,
+		.allowed_ms = now_ms(),
+	};
 	if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait)))
 		return -errno;
 	return 0;
+}
+
+static void forget_passed_fd(struct control_connection *connection)
+{
+	if (connection->passed_fd >= 0)
+		close(connection->passed_fd);
+	connection->passed_fd = -1;
+}
+
+void control_deinit(struct control_connection *connection)
+{
+	if (connection->job)
+		__atomic_store_n(&connection->job->call.over, true, __ATOMIC_RELAXED);
+	connection->job = NULL;
+	forget_passed_fd(connection);
+	free(connection->line);
+	connection->line = NULL;
+	connection->used = connection->room = 0;
+	if (connection->fd >= 0)
+		close(connection->fd);
+	connection->fd = -1;
 }
 
 static int send_full(int fd, const char *text, size_t length)
@@ -57,33 +103,112 @@ int control_send(struct control_connection *connection, json_t *message)
 	return err;
 }
 
-static enum control_action handle_line(struct control_connection *connection,
-				       const struct control_subject *subject, size_t length)
+/* How many requests may come now; at most REQUESTS_AT_ONCE are saved up. */
+static int64_t allowance(struct control_connection *connection)
 {
-	json_t *reply = NULL;
-	enum control_action action = control_request(subject, connection->line, length, &reply);
+	uint64_t now = now_ms(), more = (now - connection->allowed_ms) * REQUESTS_PER_S / 1000;
 
+	if (more) {
+		connection->allowance += (int64_t)more;
+		connection->allowed_ms = now;
+	}
+	if (connection->allowance > REQUESTS_AT_ONCE)
+		connection->allowance = REQUESTS_AT_ONCE;
+	return connection->allowance;
+}
+
+short control_events(struct control_connection *connection, int *wait_ms)
+{
+	int64_t rest_ms;
+
+	if (connection->fd < 0 || connection->job)
+		return 0;
+	/* What has come at once may have been more than allowed. */
+	rest_ms = (1 - allowance(connection)) * 1000 / REQUESTS_PER_S;
+	if (rest_ms <= 0)
+		return POLLIN;
+	if (*wait_ms < 0 || *wait_ms > rest_ms)
+		*wait_ms = (int)rest_ms;
+	return 0;
+}
+
+static enum control_action give(struct control_connection *connection, struct control_job *job)
+{
+	job->call.fd = connection->passed_fd;
+	connection->passed_fd = -1;
+	if (control_hands_give(connection->hands, job)) {
+		connection->job = job;
+		return CONTROL_GO_ON;
+	}
+	control_job_free(job);
+	control_send(connection, control_error("the server has too much to do; try again later"));
+	return CONTROL_GO_ON;
+}
+
+/* Takes the reference. */
+static enum control_action handle_message(struct control_connection *connection,
+					  const struct control_subject *subject, json_t *message)
+{
+	enum control_action action = CONTROL_GO_ON;
+	struct control_job *job;
+	json_t *reply = NULL;
+	const struct control_kind *kind = control_kind_of(message, &reply);
+
+	if (kind && kind->work && connection->hands) {
+		job = calloc(1, sizeof(*job));
+		if (job) {
+			*job = (struct control_job){ .call = { .message = message }, .kind = kind };
+			return give(connection, job);
+		}
+	} else if (kind && kind->answer) {
+		action = kind->answer(subject, &reply);
+	}
+	json_decref(message);
+	forget_passed_fd(connection);
 	control_send(connection, reply);
 	return action;
 }
 
-enum control_action control_receive(struct control_connection *connection,
-				    const struct control_subject *subject)
+static enum control_action handle_line(struct control_connection *connection,
+				       const struct control_subject *subject, size_t length)
+{
+	struct control_job *job;
+	json_error_t error;
+	json_t *message;
+
+	if (length <= CONTROL_SHORT_BYTES) {
+		message = json_loadb(connection->line, length, JSON_REJECT_DUPLICATES, &error);
+		if (message)
+			return handle_message(connection, subject, message);
+		forget_passed_fd(connection);
+		control_send(connection, control_error("not valid JSON"));
+		return CONTROL_GO_ON;
+	}
+	job = calloc(1, sizeof(*job));
+	if (job)
+		job->line = malloc(length);
+	if (!job || !job->line) {
+		free(job);
+		connection->broken = true;
+		return CONTROL_GO_ON;
+	}
+	memcpy(job->line, connection->line, length);
+	job->length = length;
+	return give(connection, job);
+}
+
+/* All whole lines, until one takes its time. */
+static enum control_action handle_lines(struct control_connection *connection,
+					const struct control_subject *subject)
 {
 	enum control_action action = CONTROL_GO_ON;
-	size_t room = sizeof(connection->line) - connection->used;
-	ssize_t got = recv(connection->fd, connection->line + connection->used, room, MSG_DONTWAIT);
 	char *end;
 
-	if (got < 0 && (errno == EINTR || errno == EAGAIN))
-		return CONTROL_GO_ON;
-	if (got <= 0)
-		return CONTROL_GONE;
-	connection->used += (size_t)got;
-	while (action == CONTROL_GO_ON &&
+	while (action == CONTROL_GO_ON && !connection->job && connection->used &&
 	       (end = memchr(connection->line, '\n', connection->used)) != NULL) {
 		size_t length = (size_t)(end - connection->line);
 
+		connection->allowance--;
 		if (connection->skipping)
 			connection->skipping = false;
 		else
@@ -91,11 +216,115 @@ enum control_action control_receive(struct control_connection *connection,
 		connection->used -= length + 1;
 		memmove(connection->line, end + 1, connection->used);
 	}
-	if (connection->used == sizeof(connection->line)) {
+	if (!connection->used) {
+		free(connection->line);
+		connection->line = NULL;
+		connection->room = 0;
+	}
+	return action;
+}
+
+static size_t longest_line(const struct control_connection *connection)
+{
+	return connection->hands ? CONTROL_LINE_BYTES : CONTROL_SHORT_BYTES;
+}
+
+/* Room for more; what is too long is dropped. Returns 0 or -ENOMEM. */
+static int make_room(struct control_connection *connection)
+{
+	size_t room = connection->room ? 2 * connection->room : CONTROL_SHORT_BYTES;
+	char *line;
+
+	if (connection->used < connection->room)
+		return 0;
+	if (connection->room == longest_line(connection)) {
 		if (!connection->skipping)
 			control_send(connection, control_error("request too long"));
 		connection->skipping = true;
 		connection->used = 0;
+		return 0;
 	}
-	return action;
+	line = realloc(connection->line, room);
+	if (!line)
+		return -ENOMEM;
+	connection->line = line;
+	connection->room = room;
+	return 0;
+}
+
+/* The first descriptor of those that came is for the request; nobody needs more. */
+static void take_descriptors(struct control_connection *connection, struct msghdr *header)
+{
+	for (struct cmsghdr *part = CMSG_FIRSTHDR(header); part; part = CMSG_NXTHDR(header, part)) {
+		size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t i = 0; i < count; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(fd));
+			if (connection->passed_fd < 0 && connection->hands)
+				connection->passed_fd = fd;
+			else
+				close(fd);
+		}
+	}
+}
+
+static ssize_t receive(struct control_connection *connection)
+{
+	/* As many as the kernel lets through at once would be 253: it drops those beyond. */
+	union {
+		char data[CMSG_SPACE(4 * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	size_t room = connection->room - connection->used;
+	struct iovec into = { connection->line + connection->used,
+			      room < RECEIVE_BYTES ? room : RECEIVE_BYTES };
+	struct msghdr header = {
+		.msg_iov = &into,
+		.msg_iovlen = 1,
+		.msg_control = control.data,
+		.msg_controllen = sizeof(control.data),
+	};
+	ssize_t got = recvmsg(connection->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+	if (got >= 0)
+		take_descriptors(connection, &header);
+	return got;
+}
+
+enum control_action control_receive(struct control_connection *connection,
+				    const struct control_subject *subject)
+{
+	ssize_t got;
+
+	/* NB: nothing was asked for, so it is the end: there is nobody to answer. */
+	if (connection->job)
+		return CONTROL_GONE;
+	if (make_room(connection))
+		return CONTROL_GONE;
+	got = receive(connection);
+	if (got < 0 && (errno == EINTR || errno == EAGAIN))
+		return CONTROL_GO_ON;
+	if (got <= 0)
+		return CONTROL_GONE;
+	connection->used += (size_t)got;
+	return handle_lines(connection, subject);
+}
+
+enum control_action control_finish(struct control_connection *connection,
+				   const struct control_subject *subject)
+{
+	struct control_job *job = connection->job;
+	enum control_action action = CONTROL_GO_ON;
+
+	connection->job = NULL;
+	/* It was long, and is a request like any other: "stop" in many spaces. */
+	if (!job->reply && job->kind && !job->kind->work && job->kind->answer)
+		action = job->kind->answer(subject, &job->reply);
+	control_send(connection, json_incref(job->reply));
+	control_job_free(job);
+	return action == CONTROL_GO_ON ? handle_lines(connection, subject) : action;
 }

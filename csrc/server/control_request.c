@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-/* One request is a function and a row of `table`; nothing else has to name it. */
 #include "server/control_request.h"
 
 #include <stdio.h>
@@ -9,10 +8,8 @@
 #include "server/frontend/frontend.h"
 #include "server/stats.h"
 
-struct row {
-	const char *name;
-	enum control_action (*answer)(const struct control_subject *subject, json_t **reply);
-};
+extern const struct control_kind *const __start_control_kinds[];
+extern const struct control_kind *const __stop_control_kinds[];
 
 json_t *control_error(const char *text)
 {
@@ -25,6 +22,9 @@ static enum control_action answer_stats(const struct control_subject *subject, j
 			   stats_json(subject->frontend->engine));
 	return CONTROL_GO_ON;
 }
+
+static const struct control_kind kind_stats = { .name = "stats", .answer = answer_stats };
+CONTROL_REQUEST(kind_stats);
 
 static double seconds_since(const struct timespec *begin)
 {
@@ -49,12 +49,23 @@ static enum control_action answer_info(const struct control_subject *subject, js
 	return CONTROL_GO_ON;
 }
 
+static const struct control_kind kind_info = { .name = "info", .answer = answer_info };
+CONTROL_REQUEST(kind_info);
+
 static enum control_action answer_stop(const struct control_subject *subject, json_t **reply)
 {
-	(void)subject;
+	const struct frontend_ops *ops = subject->frontend->ops;
+
+	if (ops->withdraw && ops->withdraw(subject->frontend)) {
+		*reply = json_pack("{s:s, s:b}", "error", "the device is in use", "in_use", 1);
+		return CONTROL_GO_ON;
+	}
 	*reply = json_pack("{s:s}", "reply", "stop");
 	return CONTROL_STOP;
 }
+
+static const struct control_kind kind_stop = { .name = "stop", .answer = answer_stop };
+CONTROL_REQUEST(kind_stop);
 
 static enum control_action answer_handover(const struct control_subject *subject, json_t **reply)
 {
@@ -69,56 +80,69 @@ static enum control_action answer_handover(const struct control_subject *subject
 	return CONTROL_HAND_OVER;
 }
 
-static const struct row table[] = {
-	{ "stats", answer_stats },
-	{ "info", answer_info },
-	{ "stop", answer_stop },
-	{ "handover", answer_handover },
-};
+static const struct control_kind kind_handover = { .name = "handover", .answer = answer_handover };
+CONTROL_REQUEST(kind_handover);
 
-enum { ROW_COUNT = sizeof(table) / sizeof(*table) };
+static bool is_available(const struct control_kind *kind)
+{
+	return !kind->available || kind->available();
+}
 
 static json_t *unknown_request(void)
 {
-	char text[256] = "unknown request; known: ";
+	char text[512] = "unknown request; known: ";
+	bool first = true;
 
-	for (unsigned i = 0; i < ROW_COUNT; i++) {
+	for (const struct control_kind *const *kind = __start_control_kinds;
+	     kind < __stop_control_kinds; kind++) {
 		size_t used = strlen(text);
 
-		snprintf(text + used, sizeof(text) - used, "%s%s", i ? ", " : "", table[i].name);
+		if (!is_available(*kind))
+			continue;
+		snprintf(text + used, sizeof(text) - used, "%s%s", first ? "" : ", ",
+			 (*kind)->name);
+		first = false;
 	}
 	return control_error(text);
 }
 
-static enum control_action answer(const struct control_subject *subject, const json_t *message,
-				  json_t **reply)
+static bool is_protocol_ours(const json_t *message)
+{
+	const json_t *protocol = json_object_get(message, "protocol");
+
+	return !protocol || json_integer_value(protocol) == CONTROL_PROTOCOL;
+}
+
+const struct control_kind *control_kind_of(const json_t *message, json_t **reply)
 {
 	const char *name = json_string_value(json_object_get(message, "request"));
+	char text[80];
 
 	if (!name) {
 		*reply = control_error("a request is an object with a string \"request\"");
-		return CONTROL_GO_ON;
+		return NULL;
 	}
-	for (unsigned i = 0; i < ROW_COUNT; i++) {
-		if (!strcmp(table[i].name, name))
-			return table[i].answer(subject, reply);
+	if (!is_protocol_ours(message)) {
+		snprintf(text, sizeof(text), "another protocol than the server's, which is %d",
+			 CONTROL_PROTOCOL);
+		*reply = control_error(text);
+		return NULL;
+	}
+	for (const struct control_kind *const *kind = __start_control_kinds;
+	     kind < __stop_control_kinds; kind++) {
+		if (!strcmp((*kind)->name, name) && is_available(*kind))
+			return *kind;
 	}
 	*reply = unknown_request();
-	return CONTROL_GO_ON;
+	return NULL;
 }
 
-enum control_action control_request(const struct control_subject *subject, const char *line,
-				    size_t length, json_t **reply)
+bool control_has_work(void)
 {
-	json_error_t error;
-	json_t *message = json_loadb(line, length, JSON_REJECT_DUPLICATES, &error);
-	enum control_action action;
-
-	if (!message) {
-		*reply = control_error("not valid JSON");
-		return CONTROL_GO_ON;
+	for (const struct control_kind *const *kind = __start_control_kinds;
+	     kind < __stop_control_kinds; kind++) {
+		if ((*kind)->work && is_available(*kind))
+			return true;
 	}
-	action = answer(subject, message, reply);
-	json_decref(message);
-	return action;
+	return false;
 }

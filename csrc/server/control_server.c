@@ -27,8 +27,7 @@ static uint64_t now_ms(void)
 
 static void drop(struct control_client *client)
 {
-	close(client->connection.fd);
-	client->connection.fd = -1;
+	control_deinit(&client->connection);
 }
 
 int control_server_init(struct control_server *server, int fd)
@@ -67,10 +66,12 @@ static struct control_client *find_place(struct control_server *server, uint64_t
 
 		if (client->connection.fd < 0)
 			return client;
-		if (client->last_ms < oldest->last_ms)
+		/* One that waits for us is not silent. */
+		if (oldest->connection.job ||
+		    (client->last_ms < oldest->last_ms && !client->connection.job))
 			oldest = client;
 	}
-	if (now - oldest->last_ms < SILENT_MS)
+	if (oldest->connection.job || now - oldest->last_ms < SILENT_MS)
 		return NULL;
 	drop(oldest);
 	return oldest;
@@ -90,9 +91,9 @@ static void refuse(int fd, const char *why)
 {
 	struct control_connection connection;
 
-	control_init(&connection, fd);
+	control_init(&connection, fd, NULL);
 	control_send(&connection, control_error(why));
-	close(fd);
+	control_deinit(&connection);
 }
 
 static void take_client(struct control_server *server, int fd)
@@ -116,7 +117,7 @@ static void take_client(struct control_server *server, int fd)
 		return;
 	}
 	place->last_ms = now;
-	control_init(&place->connection, fd);
+	control_init(&place->connection, fd, server->hands);
 }
 
 /* One at a time, so that a crowd at the door does not keep those inside waiting. */
@@ -135,19 +136,45 @@ static void accept_client(struct control_server *server)
 	server->accept_again_ms = now_ms() + ACCEPT_PAUSE_MS;
 }
 
-int control_server_prepare(const struct control_server *server,
+int control_server_prepare(struct control_server *server,
 			   struct pollfd fds[static CONTROL_POLL_FDS])
 {
 	bool paused = server->accept_again_ms && now_ms() < server->accept_again_ms;
+	int wait_ms = paused ? ACCEPT_PAUSE_MS : -1;
 
 	fds[0] = (struct pollfd){ .fd = paused ? -1 : server->fd, .events = POLLIN };
 	for (unsigned i = 0; i < CONTROL_CLIENTS; i++) {
+		struct control_connection *connection = &server->clients[i].connection;
+
 		fds[1 + i] = (struct pollfd){
-			.fd = server->clients[i].connection.fd,
-			.events = POLLIN,
+			.fd = connection->fd,
+			.events = control_events(connection, &wait_ms),
 		};
 	}
-	return paused ? ACCEPT_PAUSE_MS : -1;
+	return wait_ms;
+}
+
+/* What was asked for is done all the same. */
+static enum control_action settle(struct control_client *client, enum control_action action)
+{
+	if (action == CONTROL_GONE || client->connection.broken)
+		drop(client);
+	return action == CONTROL_GONE ? CONTROL_GO_ON : action;
+}
+
+enum control_action control_server_finish(struct control_server *server,
+					  const struct control_subject *subject,
+					  const struct control_job *job)
+{
+	for (unsigned i = 0; i < CONTROL_CLIENTS; i++) {
+		struct control_client *client = &server->clients[i];
+
+		if (client->connection.job != job)
+			continue;
+		client->last_ms = now_ms();
+		return settle(client, control_finish(&client->connection, subject));
+	}
+	return CONTROL_GONE;
 }
 
 enum control_action control_server_serve(struct control_server *server,
@@ -162,12 +189,7 @@ enum control_action control_server_serve(struct control_server *server,
 		if (fds[1 + i].fd < 0 || !fds[1 + i].revents)
 			continue;
 		client->last_ms = now_ms();
-		action = control_receive(&client->connection, subject);
-		/* What was asked for is done all the same. */
-		if (action == CONTROL_GONE || client->connection.broken)
-			drop(client);
-		if (action == CONTROL_GONE)
-			action = CONTROL_GO_ON;
+		action = settle(client, control_receive(&client->connection, subject));
 	}
 	/* Last: a new client may get the place of one that `fds` still names. */
 	if (fds[0].revents)

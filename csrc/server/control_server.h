@@ -22,18 +22,27 @@ struct control_client {
 };
 
 struct control_server {
-	int fd;			  /* listening; -1: none */
+	int fd; /* listening; -1: none */
+	struct control_hands *hands;
 	uint64_t accept_again_ms; /* not before that time; 0: at once */
 	struct control_client clients[CONTROL_CLIENTS];
 };
 
-/* `fd` is a listening Unix stream socket, or -1. Returns 0 or a negative errno. */
+/* `fd` is a listening Unix stream socket, or -1. Returns 0 or a negative errno. `hands` is set later. */
 int control_server_init(struct control_server *server, int fd);
 void control_server_deinit(struct control_server *server);
 
 /* What poll(2) is to wait for. Returns for how long at most, in milliseconds; -1: for ever. */
-int control_server_prepare(const struct control_server *server,
+int control_server_prepare(struct control_server *server,
 			   struct pollfd fds[static CONTROL_POLL_FDS]);
+
+/*
+ * The client whose job this is, which is done, gets its answer. CONTROL_GONE: none is there any more,
+ * and the job is still the caller's.
+ */
+enum control_action control_server_finish(struct control_server *server,
+					  const struct control_subject *subject,
+					  const struct control_job *job);
 
 /* Serves what poll(2) found. Returns CONTROL_GO_ON, _STOP or _HAND_OVER. */
 enum control_action control_server_serve(struct control_server *server,

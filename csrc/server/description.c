@@ -99,6 +99,11 @@ int description_take_string(json_t *keys, const char *key, char **value)
 	return 0;
 }
 
+int description_take_optional_string(json_t *keys, const char *key, char **value)
+{
+	return json_object_get(keys, key) ? description_take_string(keys, key, value) : 0;
+}
+
 /* What is left in an object after all known keys were taken. */
 static int refuse_unknown(json_t *keys)
 {

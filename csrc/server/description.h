@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The JSON description of an address space; its form is in the README. */
+/* The JSON description of an address space; its form is in docs/design/protocol.md. */
 #ifndef SERVER_DESCRIPTION_H
 #define SERVER_DESCRIPTION_H
 

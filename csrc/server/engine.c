@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/message.h"
+#include "server/mail.h"
 #include "server/segment.h"
 
 static bool segment_holds(const struct segment *segment, uint64_t offset)
@@ -71,6 +72,8 @@ static bool next_part(struct io *io)
 	if (io->part.length > room)
 		io->part.length = (uint32_t)room;
 	io->part.done = 0;
+	io->part.in_place = false;
+	io->part.private = NULL;
 	io->part.data = io->data ? io->data + io->done : NULL;
 	return true;
 }
@@ -126,9 +129,19 @@ static int start_part(struct io *io)
 	}
 }
 
+int engine_fetch_data(struct io *io)
+{
+	if (!io->detached || io->part.done)
+		return 0;
+	io->uniform.length = 0;
+	return io->worker->copy(io, io->done, io->part.length);
+}
+
 /* Returns false when the request is over. */
 static bool finish_part(struct io *io, int result)
 {
+	if (io->detached && io->op == IO_OP_READ && !io->part.in_place && result >= 0)
+		result = io->worker->copy(io, io->done, io->part.length);
 	account_part(io->worker->account, io->segment->kind, io->op, io->part.length, result,
 		     io->started_ns);
 	if (result < 0) {
@@ -263,6 +276,12 @@ int engine_open(struct engine *engine, unsigned worker_count)
 	return 0;
 }
 
+static void worker_deinit(struct worker *worker)
+{
+	account_free(worker->account);
+	worker_close_mailbox(worker);
+}
+
 void engine_close(struct engine *engine)
 {
 	for (unsigned i = 0; i < engine->segment_count; i++) {
@@ -276,7 +295,7 @@ void engine_close(struct engine *engine)
 	for (unsigned i = 0; i < engine->file_count; i++)
 		close(engine->files[i]);
 	for (unsigned i = 0; i < engine->worker_count; i++)
-		account_free(engine->workers[i].account);
+		worker_deinit(&engine->workers[i]);
 	free(engine->workers);
 	free(engine->files);
 	free(engine->segments);
@@ -284,10 +303,31 @@ void engine_close(struct engine *engine)
 	*engine = (struct engine){};
 }
 
+bool engine_waits(const struct engine *engine)
+{
+	for (unsigned i = 0; i < engine->kind_count; i++) {
+		if (engine->kinds[i]->waits)
+			return true;
+	}
+	return false;
+}
+
+void engine_abandon(struct engine *engine)
+{
+	for (unsigned i = 0; i < engine->segment_count; i++) {
+		struct segment *segment = &engine->segments[i];
+
+		if (segment->ops->abandon)
+			segment->ops->abandon(segment);
+	}
+}
+
 int worker_prepare(struct worker *worker)
 {
 	worker->account = account_new(worker->engine->kind_count);
-	return worker->account ? 0 : -ENOMEM;
+	if (!worker->account)
+		return -ENOMEM;
+	return worker->engine->wants_mail ? worker_open_mailbox(worker) : 0;
 }
 
 void worker_count_refusal(struct worker *worker)

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/mailbox.h"
 #include "server/account.h"
 #include "server/io_op.h"
 
@@ -28,7 +29,9 @@ struct part {
 	uint64_t offset; /* bytes from the start of the segment */
 	uint32_t length; /* bytes; 0 for a flush */
 	uint32_t done;	 /* for the kind's own use: bytes finished so far */
+	bool in_place;	 /* set by the kind: it works on the request's own memory, not on `data` */
 	uint8_t *data;
+	void *private; /* for the kind's own use; NULL at first */
 };
 
 /* The first `length` bytes of a buffer are all `byte`; nothing is known of the rest. */
@@ -47,6 +50,14 @@ struct io {
 	uint8_t *data;	 /* reads and writes */
 
 	/*
+	 * `data` is not the request's own memory: the engine has worker.copy() bring over what a kind
+	 * has not done in place, in buffer `fixed` of the ring.
+	 */
+	bool detached;
+	bool has_fixed;
+	uint16_t fixed;
+
+	/*
 	 * What `data` is known to hold, so that the engine need not fill it again. A front end that
 	 * gives the io another buffer, or lets anything but the engine write to the one it has,
 	 * zeroes this.
@@ -62,6 +73,8 @@ struct io {
 	struct part part;
 	uint32_t done;
 	uint64_t started_ns; /* of the part; see account_start_ns() */
+	struct mail mail;    /* worker_answer() */
+	int mailed;	     /* its result */
 };
 
 struct segment_ops;
@@ -73,10 +86,13 @@ struct engine {
 	unsigned kind_count;
 	uint64_t size; /* bytes, a multiple of BLOCK_BYTES */
 	bool read_only;
+	bool dry; /* it only looks whether all can be had; others may be using it */
 
 	/* Descriptors that workers register with their ring; see engine_add_file(). */
 	int *files;
 	unsigned file_count;
+
+	bool wants_mail; /* some kind calls worker_expect(); to be set by its open() */
 
 	struct worker *workers;
 	unsigned worker_count;
@@ -89,15 +105,31 @@ struct worker {
 	struct io_uring *ring;
 	unsigned first_file; /* index of engine->files[0] in the ring's file table */
 	void (*io_done)(struct io *io);
+	/*
+	 * Copies [offset, offset + length) of `data` to the request of a detached read, or from that
+	 * of a detached write. Returns 0 or a negative errno. NULL: no io is detached.
+	 */
+	int (*copy)(struct io *io, uint32_t offset, uint32_t length);
 
 	/* The engine's own. */
 	struct segment *last_segment;
 	struct account *account; /* NULL before worker_prepare() */
+
+	/* What other threads have answered; see worker_expect(). */
+	struct mailbox mailbox;
+	int mail_fd;	     /* eventfd; 0: there is none */
+	uint64_t mail_count; /* read from it */
+	unsigned expected;   /* parts that are with other threads */
+	bool mail_armed;     /* a read of mail_fd is in the ring */
+	struct io mail_io;   /* by which its completion is known */
 };
 
 /* Acquire what the segments need. Returns 0 or a negative errno, with a message given. */
 int engine_open(struct engine *engine, unsigned worker_count);
 void engine_close(struct engine *engine);
+
+/* Whether some kind of segment is one that waits for other machines. Before it is opened as well. */
+bool engine_waits(const struct engine *engine);
 
 /* Takes ownership of `fd`; returns its index for worker_prepare_file(), or a negative errno. */
 int engine_add_file(struct engine *engine, int fd);
@@ -128,11 +160,32 @@ struct io_uring_sqe *worker_get_sqe(struct worker *worker);
 void worker_prepare_file(struct worker *worker, struct io_uring_sqe *sqe, struct io *io,
 			 unsigned file);
 
+/*
+ * For segment kinds whose parts are finished by other threads. On the io's worker thread, before it
+ * is given to another one, or after it came back without worker_answer().
+ */
+void worker_expect(struct io *io);
+void worker_expect_no_more(struct io *io);
+/*
+ * On any thread, once for each worker_expect(): `result` arrives in segment_ops.complete, on the io's
+ * worker thread.
+ */
+void worker_answer(struct io *io, int result);
+
+/* For segment kinds that write `data`: has it there. Returns 0 or a negative errno. */
+int engine_fetch_data(struct io *io);
+
 /* For front ends: a CQE whose user_data is the `struct io` came in. */
 void engine_complete(struct io *io, int cqe_result);
 
 /* For segment kinds that finish outside of segment_ops.complete, on the io's worker thread. */
 void engine_part_done(struct io *io, int result);
+
+/*
+ * Have parts that wait for something outside of this machine fail, now and from now on: the device is
+ * to go. Any thread.
+ */
+void engine_abandon(struct engine *engine);
 
 /* Sum over workers of what segments of kinds[kind] did; any thread. */
 void engine_count(const struct engine *engine, unsigned kind, struct kind_account *sum);

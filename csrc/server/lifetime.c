@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/message.h"
+#include "server/control_hands.h"
 #include "server/frontend/frontend.h"
 #include "server/sandbox.h"
 #include "server/stats.h"
@@ -18,6 +19,7 @@ enum {
 	FD_SIGNAL = 0,
 	FD_OWNER,
 	FD_ENDED,
+	FD_HANDS,
 	FD_CLIENTS,
 	FD_COUNT = FD_CLIENTS + CONTROL_POLL_FDS,
 };
@@ -38,6 +40,8 @@ int lifetime_open_signals(bool owned)
 		sigaddset(&signals, SIGHUP);
 	}
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ,
+	       SIG_IGN); /* a file that may not grow (RLIMIT_FSIZE) is an error of the call */
 	/* So that all threads inherit it. */
 	sigprocmask(SIG_BLOCK, &signals, NULL);
 	fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -59,10 +63,11 @@ static int tell(struct lifetime *lifetime, json_t *event)
 
 int lifetime_announce(struct lifetime *lifetime)
 {
-	const struct frontend *frontend = lifetime->frontend;
-	json_t *ready = json_pack("{s:s, s:i, s:s, s:b}", "event", "ready", "protocol",
+	struct frontend *frontend = lifetime->frontend;
+	json_t *ready = json_pack("{s:s, s:i, s:s, s:b, s:b}", "event", "ready", "protocol",
 				  CONTROL_PROTOCOL, "front_end", frontend->ops->name, "io_flusher",
-				  (int)sandbox_has_io_flushers());
+				  (int)sandbox_has_io_flushers(), "safe_stop",
+				  frontend->ops->withdraw != NULL);
 	int err = ready ? frontend->ops->describe(frontend, ready) : -ENOMEM;
 
 	if (!err && json_object_set_new(ready, "placement", placement_json(frontend->placement)))
@@ -73,12 +78,17 @@ int lifetime_announce(struct lifetime *lifetime)
 	return err ? err : tell(lifetime, json_incref(ready));
 }
 
+static bool is_in_use(struct frontend *frontend)
+{
+	const struct frontend_ops *ops = frontend->ops;
+
+	return ops->withdraw ? ops->withdraw(frontend) != 0 : ops->in_use(frontend);
+}
+
 /* Returns true when the device may go: nobody uses it, or a second signal insists. */
 static bool may_stop(struct lifetime *lifetime)
 {
-	const struct frontend *frontend = lifetime->frontend;
-
-	if (lifetime->signals > 1 || !frontend->ops->in_use(frontend))
+	if (lifetime->signals > 1 || !is_in_use(lifetime->frontend))
 		return true;
 	if (!lifetime->warned)
 		msg_warning("the device is in use: it is served until it is not, or until another "
@@ -93,19 +103,86 @@ static bool is_stopping(const struct lifetime *lifetime)
 }
 
 /* Returns a negative errno when poll(2) fails. */
-static int wait_for_something(const struct lifetime *lifetime, struct pollfd fds[static FD_COUNT])
+static int wait_for_something(struct lifetime *lifetime, struct pollfd fds[static FD_COUNT])
 {
 	int owner_fd = lifetime->owner_gone ? -1 : lifetime->owner.fd;
+	int hands_fd = control_hands_fd(lifetime->hands);
 	int ended_fd = lifetime->frontend->ops->ended_fd(lifetime->frontend);
 	int wait_ms;
 
 	fds[FD_SIGNAL] = (struct pollfd){ .fd = lifetime->signal_fd, .events = POLLIN };
-	fds[FD_OWNER] = (struct pollfd){ .fd = owner_fd, .events = POLLIN };
 	fds[FD_ENDED] = (struct pollfd){ .fd = ended_fd, .events = POLLIN };
+	fds[FD_HANDS] = (struct pollfd){ .fd = hands_fd, .events = POLLIN };
 	wait_ms = control_server_prepare(&lifetime->clients, fds + FD_CLIENTS);
+	fds[FD_OWNER] = (struct pollfd){
+		.fd = owner_fd,
+		.events = control_events(&lifetime->owner, &wait_ms),
+	};
 	if (is_stopping(lifetime))
 		wait_ms = IN_USE_POLL_MS;
 	return poll(fds, FD_COUNT, wait_ms) < 0 && errno != EINTR ? -errno : 0;
+}
+
+int lifetime_start_hands(struct lifetime *lifetime)
+{
+	int err = control_has_work() ? control_hands_start(&lifetime->hands) : 0;
+
+	lifetime->owner.hands = lifetime->clients.hands = lifetime->hands;
+	return err;
+}
+
+int lifetime_stop_hands(struct lifetime *lifetime)
+{
+	int err = control_hands_stop(lifetime->hands);
+
+	lifetime->hands = lifetime->owner.hands = lifetime->clients.hands = NULL;
+	return err;
+}
+
+/* Answers to requests that took their time. */
+static enum control_action finish_jobs(struct lifetime *lifetime)
+{
+	enum control_action action = CONTROL_GO_ON;
+	struct control_job *job;
+
+	while (action == CONTROL_GO_ON && (job = control_hands_take(lifetime->hands))) {
+		if (lifetime->owner.job == job) {
+			action = control_finish(&lifetime->owner, &lifetime->subject);
+			continue;
+		}
+		action = control_server_finish(&lifetime->clients, &lifetime->subject, job);
+		if (action != CONTROL_GONE)
+			continue;
+		control_job_free(job);
+		action = CONTROL_GO_ON;
+	}
+	return action;
+}
+
+static void lose_owner(struct lifetime *lifetime)
+{
+	lifetime->owner_gone = true;
+	control_deinit(&lifetime->owner);
+}
+
+static enum control_action serve_all(struct lifetime *lifetime,
+				     const struct pollfd fds[static FD_COUNT])
+{
+	enum control_action action = CONTROL_GO_ON;
+
+	if (fds[FD_OWNER].revents)
+		action = control_receive(&lifetime->owner, &lifetime->subject);
+	if (action == CONTROL_GONE) {
+		lose_owner(lifetime);
+		action = CONTROL_GO_ON;
+	}
+	if (action == CONTROL_GO_ON)
+		action = control_server_serve(&lifetime->clients, &lifetime->subject,
+					      fds + FD_CLIENTS);
+	/* Last: a place in `fds` may be another client's by then. */
+	if (action == CONTROL_GO_ON && fds[FD_HANDS].revents)
+		action = finish_jobs(lifetime);
+	return action;
 }
 
 int lifetime_wait(struct lifetime *lifetime)
@@ -113,7 +190,7 @@ int lifetime_wait(struct lifetime *lifetime)
 	for (;;) {
 		struct signalfd_siginfo signal_info;
 		struct pollfd fds[FD_COUNT];
-		enum control_action action = CONTROL_GO_ON;
+		enum control_action action;
 		int err = wait_for_something(lifetime, fds);
 
 		if (err)
@@ -124,14 +201,7 @@ int lifetime_wait(struct lifetime *lifetime)
 		}
 		while (read(lifetime->signal_fd, &signal_info, sizeof(signal_info)) > 0)
 			lifetime->signals++;
-		if (fds[FD_OWNER].revents)
-			action = control_receive(&lifetime->owner, &lifetime->subject);
-		if (action == CONTROL_GONE)
-			lifetime->owner_gone = true;
-		else if (action != CONTROL_GO_ON)
-			return (int)action;
-		action = control_server_serve(&lifetime->clients, &lifetime->subject,
-					      fds + FD_CLIENTS);
+		action = serve_all(lifetime, fds);
 		if (action != CONTROL_GO_ON)
 			return (int)action;
 		if (is_stopping(lifetime) && may_stop(lifetime))
@@ -149,4 +219,5 @@ void lifetime_end(struct lifetime *lifetime, bool handed_over)
 	json_decref(lifetime->subject.ready);
 	lifetime->subject.ready = NULL;
 	control_server_deinit(&lifetime->clients);
+	control_deinit(&lifetime->owner);
 }

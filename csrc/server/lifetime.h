@@ -10,13 +10,14 @@ struct frontend;
 
 struct lifetime {
 	/* Set by the caller. */
-	const struct frontend *frontend;
+	struct frontend *frontend;
 	struct control_connection owner;
 	struct control_server clients;
 	int signal_fd;
 
 	/* Its own. */
 	struct control_subject subject;
+	struct control_hands *hands; /* NULL: no request takes its time */
 	int signals;
 	bool owner_gone;
 	bool warned;
@@ -27,6 +28,14 @@ struct lifetime {
  * errno. To be called before any thread exists. With an owner, INT and HUP are left to it.
  */
 int lifetime_open_signals(bool owned);
+
+/*
+ * For requests that take their time, if there are such. Before the sandbox, whose view they must not
+ * have. Returns 0 or a negative errno.
+ */
+int lifetime_start_hands(struct lifetime *lifetime);
+/* Before what they work on is closed; -ETIMEDOUT: that must not be done, they are still at it. */
+int lifetime_stop_hands(struct lifetime *lifetime);
 
 /* Says that reads are answered. Returns 0 or a negative errno. */
 int lifetime_announce(struct lifetime *lifetime);

@@ -11,12 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/cpulist.h"
 #include "base/message.h"
 #include "base/size.h"
 #include "server/frontend/ublk_features.h"
+#include "server/options_check.h"
 
 enum {
 	MAX_DEPTH = 1024,
@@ -181,10 +183,43 @@ static int take_recover_fds(const char *text, struct server_options *options)
 	return -EINVAL;
 }
 
+static int take_unprivileged(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->unprivileged = true;
+	return 0;
+}
+
+static int take_device_owner(const char *text, struct server_options *options)
+{
+	return take_index("--device-owner", text, &options->device_owner);
+}
+
+static int take_grow(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->grow = true;
+	return 0;
+}
+
+static int take_check(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->check = true;
+	return 0;
+}
+
 static int take_realtime(const char *text, struct server_options *options)
 {
 	(void)text;
 	options->realtime = true;
+	return 0;
+}
+
+static int take_page_cache(const char *text, struct server_options *options)
+{
+	(void)text;
+	options->page_cache = true;
 	return 0;
 }
 
@@ -259,11 +294,11 @@ static const struct row table[] = {
 	  "process may use); a queue keeps to those that submit to it" },
 	{ "depth", "N", take_depth,
 	  "requests in flight per queue, 1 to 1024 (default: ublk 64,\n"
-	  "fuse 16)" },
+	  "fuse 16, with lazy segments 64, 96 in all queues)" },
 	{ "max-io", "SIZE", take_max_io,
 	  "largest request, 64K to 32M (default: ublk 256K, fuse 1M,\n"
-	  "which is also its limit); the server locks queues x depth\n"
-	  "x this much memory" },
+	  "which is also its limit, with lazy segments 256K); the\n"
+	  "server locks queues x depth x this much memory" },
 	{ "id", "N", take_id, "ublk: device number (default: the first free one)" },
 	{ "tag", "HEX", take_tag, "64-bit mark in the device's kernel record, or file name" },
 	{ "control-fd", "FD", take_control_fd,
@@ -274,6 +309,13 @@ static const struct row table[] = {
 	{ "realtime", NULL, take_realtime,
 	  "threads run before all that is not real-time (SCHED_RR 1):\n"
 	  "for latency on busy machines" },
+	{ "page-cache", NULL, take_page_cache,
+	  "fuse: those who read the file itself, no loop device, do so\n"
+	  "through the page cache" },
+	{ "unprivileged", NULL, take_unprivileged,
+	  "ublk: the device is of this user, who need not be root. The\n"
+	  "server then stays in its mount namespace, locks no more\n"
+	  "memory than it may, and has no --recovery" },
 	{ "recovery", "MODE", take_recovery,
 	  "what becomes of the device when this process dies. none: it\n"
 	  "goes (default); reissue: requests in flight are given to\n"
@@ -288,9 +330,14 @@ static const struct row table[] = {
 	  "take over the FUSE connection of a server that is gone: its\n"
 	  "file, connection and queues, in that order, as kept open;\n"
 	  "--tag, --max-io and DESCRIPTION must be the same" },
+	{ "grow", NULL, take_grow,
+	  "what is taken over may be smaller than DESCRIPTION, whose\n"
+	  "beginning it then is: it gets that size (ublk: Linux 6.16)" },
+	{ "check", NULL, take_check, "only say what is wrong with DESCRIPTION and its files" },
 	{ "feature", "NAME", take_feature,
 	  "ublk: insist on a feature of the driver that is used where\n"
-	  "there is one; may be repeated" },
+	  "there is one, or on auto-buf-reg, which is used only so: no\n"
+	  "copies between disks and readers; may be repeated" },
 	{ "no-feature", "NAME", take_no_feature, "ublk: do without it; may be repeated" },
 	{ "features", NULL, take_features,
 	  "what the kernel offers, what is used of it, and why, as one\n"
@@ -299,6 +346,8 @@ static const struct row table[] = {
 	  "one JSON line per ublk device of this machine" },
 	{ "delete-device", "ID", take_delete_device,
 	  "remove a device whose server is gone; it must carry --tag" },
+	{ "device-owner", "ID", take_device_owner,
+	  "UID and GID of who added an unprivileged device, for udev" },
 	{ "verbose", NULL, take_verbose, "say more on standard error" },
 	{ "help", NULL, take_help, "this text" },
 	{ "version", NULL, take_version, "name and version" },
@@ -403,49 +452,6 @@ static int take_all(int argc, char **argv, struct server_options *options)
 	return 0;
 }
 
-static int check_recover(const struct server_options *options)
-{
-	if (!options->tag_given) {
-		msg_error("--recover needs --tag");
-		return -EINVAL;
-	}
-	if (options->queues || options->depth || options->max_io_bytes || options->id >= 0 ||
-	    options->recovery != RECOVERY_NONE || options->features_on || options->features_off) {
-		msg_error("--recover takes the device as it is: --id, --queues, --depth, --max-io, "
-			  "--recovery and features were settled when it was made");
-		return -EINVAL;
-	}
-	return 0;
-}
-
-/* What has to hold of all options together. */
-static int check(const struct server_options *options, int words)
-{
-	if (options->features && words) {
-		msg_error("--features takes no description");
-		return -EINVAL;
-	}
-	if (options->features)
-		return 0;
-	if (options->list_devices || options->delete_device >= 0) {
-		if (words || (options->delete_device >= 0 && !options->tag_given)) {
-			msg_error("%s", options->list_devices ? "--list-devices stands alone" :
-								"--delete-device needs --tag only");
-			return -EINVAL;
-		}
-		return 0;
-	}
-	if (words != 1) {
-		msg_error("%s", words ? "more than one description given" : "no description given");
-		return -EINVAL;
-	}
-	if (options->recover_fd_count && options->queues) {
-		msg_error("--recover-fds says how many queues there are: --queues makes no sense");
-		return -EINVAL;
-	}
-	return options->recover_id >= 0 ? check_recover(options) : 0;
-}
-
 int server_options_parse(int argc, char **argv, struct server_options *options)
 {
 	int err;
@@ -456,10 +462,11 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 		.control_fd = -1,
 		.listen_fd = -1,
 		.delete_device = -1,
+		.device_owner = -1,
 	};
 	err = take_all(argc, argv, options);
 	if (!err)
-		err = check(options, argc - optind);
+		err = server_options_check(options, argc - optind);
 	if (!err)
 		err = settle_cpus(&options->cpus);
 	if (err)

@@ -24,8 +24,11 @@ struct server_options {
 	int control_fd; /* -1: none */
 	int listen_fd;	/* -1: none */
 	bool realtime;
+	bool page_cache;
+	bool unprivileged;
 	enum recovery_mode recovery;
 	int recover_id; /* -1: none */
+	bool grow;
 	int recover_fds[MAX_QUEUES + 2];
 	unsigned recover_fd_count; /* 0: not given */
 
@@ -33,9 +36,11 @@ struct server_options {
 	uint64_t features_off;
 
 	/* Instead of serving. */
+	bool check;
 	bool features;
 	bool list_devices;
 	int delete_device; /* -1: none */
+	int device_owner;  /* -1: none */
 };
 
 /*

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -56,22 +57,51 @@ static int try_io_flusher(void)
 	return 0;
 }
 
-int sandbox_enter(void)
+/*
+ * NB: what is locked later counts as well. Only what may be locked without a limit is sure not to fail
+ * in the midst.
+ */
+static int lock_memory(bool insist)
 {
-	int err = leave_mounts();
+	struct rlimit limit;
+	int err = 0;
 
-	if (err) {
-		msg_error("cannot leave the mount namespace: %s", strerror(-err));
-		if (err == -EPERM)
-			msg_hint("this needs root (CAP_SYS_ADMIN)");
-		return err;
-	}
-	if (mlockall(MCL_CURRENT | MCL_FUTURE)) {
+	if (!insist && (getrlimit(RLIMIT_MEMLOCK, &limit) || limit.rlim_cur != RLIM_INFINITY))
+		err = -EPERM;
+	else if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		err = -errno;
+	if (err && !insist) {
+		msg_warning("memory is not locked: this server may have to wait for swap, and must "
+			    "not have any on its own device");
+		return 0;
+	}
+	if (err) {
 		msg_error("cannot lock memory: %s", strerror(-err));
 		msg_hint("raise RLIMIT_MEMLOCK, or run with CAP_IPC_LOCK");
-		return err;
 	}
+	return err;
+}
+
+int sandbox_enter(bool privileged)
+{
+	int err = 0;
+
+	if (privileged) {
+		err = leave_mounts();
+		if (err) {
+			msg_error("cannot leave the mount namespace: %s", strerror(-err));
+			if (err == -EPERM)
+				msg_hint("this needs root (CAP_SYS_ADMIN)");
+			return err;
+		}
+	} else {
+		/* NB: the driver wants the path of its device with each command, too. */
+		msg_warning("the server stays in its mount namespace: a mount of its own device "
+			    "there can keep it from ending");
+	}
+	err = lock_memory(privileged);
+	if (err)
+		return err;
 	err = try_io_flusher();
 	if (err)
 		msg_error("cannot set PR_SET_IO_FLUSHER: %s", strerror(-err));

@@ -10,10 +10,11 @@
 
 /*
  * For the process, once everything it needs from the host's file system is open: leaves the host's
- * mount namespace for an empty one, and locks all memory, present and future. Returns 0 or a
+ * mount namespace for an empty one, and locks all memory, present and future. Where it is not
+ * `privileged`, it stays in its namespace, and locks memory only if it may; it says so. Returns 0 or a
  * negative errno with a message given.
  */
-int sandbox_enter(void);
+int sandbox_enter(bool privileged);
 
 /* For each thread that serves I/O. Returns 0 or a negative errno. */
 int sandbox_io_thread(void);

@@ -29,6 +29,7 @@ struct segment {
 struct segment_ops {
 	const char *name;
 	size_t private_bytes;
+	bool waits; /* for other machines: many requests are to be possible at a time */
 
 	/*
 	 * Take the kind's own keys out of the JSON object with description_take_*(). Returns 0, or
@@ -57,8 +58,20 @@ struct segment_ops {
 	int (*discard)(struct segment *segment, struct io *io);
 	int (*write_zeroes)(struct segment *segment, struct io *io);
 
-	/* The CQE of an SQE of this kind; returns as above (PART_PENDING: another SQE is out). */
+	/*
+	 * The CQE of an SQE of this kind, or the result of worker_answer(); returns as above
+	 * (PART_PENDING: another one is to come).
+	 */
 	int (*complete)(struct segment *segment, struct io *io, int cqe_result);
+
+	/* See engine_abandon(). NULL: nothing of this kind waits for long. */
+	void (*abandon)(struct segment *segment);
+
+	/*
+	 * Called once for the first segment of the kind: adds to the reply to a stats request, under
+	 * a key of its own. Returns 0 or -ENOMEM. NULL: there is nothing to add.
+	 */
+	int (*add_stats)(const struct segment *segment, json_t *stats);
 };
 
 /* Linked into one array; see segment_kind_find(). */
@@ -76,5 +89,7 @@ int description_take_i64(json_t *keys, const char *key, bool required, int64_t *
 int description_take_bool(json_t *keys, const char *key, bool *value);
 /* `*value` is to be freed by the caller. */
 int description_take_string(json_t *keys, const char *key, char **value);
+/* The same for one that may be missing: `*value` stays as it is then. */
+int description_take_optional_string(json_t *keys, const char *key, char **value);
 
 #endif

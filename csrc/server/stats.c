@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "server/stats.h"
 
+#include "base/histogram_json.h"
 #include "server/segment.h"
 
 static int add_to(json_t *object, const char *key, uint64_t amount)
@@ -33,52 +34,6 @@ static int add_counters(json_t *object, const struct counters *counters)
 			err = add_to(object, bytes[op], counters->bytes[op]);
 	}
 	return err;
-}
-
-static json_t *buckets_json(const struct histogram *histogram)
-{
-	json_t *buckets = json_array();
-	int err = buckets ? 0 : -1;
-
-	for (unsigned i = 0; i < HISTOGRAM_BUCKETS && !err; i++) {
-		uint64_t bound = histogram_bound_ns(i);
-
-		if (!histogram->counts[i])
-			continue;
-		/* The last one has no bound but what it holds. */
-		if (bound == UINT64_MAX)
-			bound = histogram->max_ns;
-		err = json_array_append_new(buckets, json_pack("[I, I]", (json_int_t)bound,
-							       (json_int_t)histogram->counts[i]));
-	}
-	if (!err)
-		return buckets;
-	json_decref(buckets);
-	return NULL;
-}
-
-static json_t *histogram_json(const struct histogram *histogram)
-{
-	static const struct {
-		const char *key;
-		unsigned per_mille;
-	} percentiles[] = {
-		{ "p50_ns", 500 }, { "p90_ns", 900 }, { "p99_ns", 990 }, { "p99_9_ns", 999 }
-	};
-	json_t *json = json_object();
-	int err = 0;
-
-	err |= add_to(json, "count", histogram_count(histogram));
-	err |= add_to(json, "sum_ns", histogram->sum_ns);
-	err |= add_to(json, "max_ns", histogram->max_ns);
-	for (unsigned i = 0; i < sizeof(percentiles) / sizeof(*percentiles); i++)
-		err |= add_to(json, percentiles[i].key,
-			      histogram_percentile_ns(histogram, percentiles[i].per_mille));
-	err |= json_object_set_new(json, "buckets", buckets_json(histogram));
-	if (!err)
-		return json;
-	json_decref(json);
-	return NULL;
 }
 
 static int add_latency(json_t *object, const struct histogram *latency)
@@ -125,6 +80,25 @@ static int add_refused(json_t *stats, const struct engine *engine)
 	return add_to(stats, "refused", refused) | add_to(stats, "errors", refused);
 }
 
+/* What kinds say of themselves, by their first segment. */
+static int add_own(json_t *stats, const struct engine *engine)
+{
+	unsigned kinds = 0;
+	int err = 0;
+
+	/* Kinds are numbered in the order of their first segments. */
+	for (unsigned i = 0; i < engine->segment_count && kinds < engine->kind_count; i++) {
+		const struct segment *segment = &engine->segments[i];
+
+		if (segment->kind < kinds)
+			continue;
+		kinds++;
+		if (segment->ops->add_stats && !err)
+			err = segment->ops->add_stats(segment, stats);
+	}
+	return err;
+}
+
 json_t *stats_json(const struct engine *engine)
 {
 	json_t *stats = json_object();
@@ -148,6 +122,8 @@ json_t *stats_json(const struct engine *engine)
 		err = add_refused(stats, engine);
 	if (!err)
 		err = add_queues(stats, engine);
+	if (!err)
+		err = add_own(stats, engine);
 	if (!err)
 		return stats;
 	json_decref(stats);

@@ -29,6 +29,8 @@
  * longer than the one before and at most upper_ns long. Percentiles are such bounds too, hence up to
  * 12.5 % too long.
  *
+ * Kinds may add keys of their own: "lazy", a list of what lazy_stats() in segment/lazy.c makes.
+ *
  * A queue is a thread of the front end; "in_flight" are requests that it has and did not answer yet.
  */
 json_t *stats_json(const struct engine *engine);

@@ -3,25 +3,84 @@
  * engine-shell DESCRIPTION: the engine with one worker, driven from standard input, so that tests
  * (and sanitizers) reach it without a kernel that has ublk. Each line is one request:
  *
- *   read OFFSET LENGTH | write OFFSET LENGTH BYTE | flush | discard OFFSET LENGTH | zero OFFSET LENGTH
+ *   read OFFSET LENGTH | write OFFSET LENGTH BYTE | fua OFFSET LENGTH BYTE | flush |
+ *   discard OFFSET LENGTH | zero OFFSET LENGTH | zero-keep OFFSET LENGTH
  *
- * The answer is a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes. A line
- * "stats" is answered with the statistics, on one line.
+ * where "fua" is a write that has to be durable, and "zero-keep" may not free blocks. The answer is
+ * a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes. A line "stats" is answered
+ * with the statistics, on one line, and "asked" with what was asked of files since the last time:
+ * words on one line, such as "write", "write-dsync", "fdatasync", "fallocate-3". A line that begins
+ * with "{" is a request to a map, as on a control connection, and answered as there.
  */
 #include <errno.h>
 #include <liburing.h>
-#include <sanitizer/asan_interface.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "base/message.h"
+#include "server/control_request.h"
 #include "server/description.h"
 #include "server/engine.h"
 #include "server/stats.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(start, size) ((void)(start), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(start, size) ((void)(start), (void)(size))
+#endif
+
+enum { LINE_BYTES = 1 << 16 };
+
 static bool finished;
 static size_t buffer_bytes; /* of io->data */
+static char asked[4096];
+
+static void note(const char *word, int number)
+{
+	size_t used = strlen(asked);
+
+	snprintf(asked + used, sizeof(asked) - used, "%s%s", used ? " " : "", word);
+	used = strlen(asked);
+	if (number)
+		snprintf(asked + used, sizeof(asked) - used, "-%d", number);
+}
+
+/*
+ * In the place of libc's, which is what segments in memory call. The system call has the offset in
+ * two halves; the high one counts on 32-bit machines only.
+ */
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
+{
+	note(flags & RWF_DSYNC ? "write-dsync" : "write", 0);
+	return syscall(SYS_pwritev2, fd, parts, count, (long)offset, 0L, flags);
+}
+
+/* What goes to the kernel with the next submit. */
+static void note_sqes(const struct io_uring *ring)
+{
+	const struct io_uring_sq *queue = &ring->sq;
+
+	for (unsigned i = queue->sqe_head; i != queue->sqe_tail; i++) {
+		const struct io_uring_sqe *sqe = &queue->sqes[i & *queue->kring_mask];
+		bool dsync = (uint32_t)sqe->rw_flags & RWF_DSYNC;
+
+		if (sqe->opcode == IORING_OP_READ)
+			note("read", 0);
+		else if (sqe->opcode == IORING_OP_WRITE)
+			note(dsync ? "write-dsync" : "write", 0);
+		else if (sqe->opcode == IORING_OP_FSYNC)
+			note(sqe->fsync_flags & IORING_FSYNC_DATASYNC ? "fdatasync" : "fsync", 0);
+		else if (sqe->opcode == IORING_OP_FALLOCATE)
+			note("fallocate", (int)sqe->len); /* its mode; the length is in addr */
+		else
+			note("opcode", sqe->opcode);
+	}
+}
 
 static void io_done(struct io *io)
 {
@@ -44,16 +103,18 @@ static bool parse_request(const char *line, struct io *io, int *byte)
 	};
 	if (fields == 3 && !strcmp(word, "read"))
 		io->op = IO_OP_READ;
-	else if (fields == 4 && !strcmp(word, "write"))
+	else if (fields == 4 && (!strcmp(word, "write") || !strcmp(word, "fua")))
 		io->op = IO_OP_WRITE;
 	else if (fields == 1 && !strcmp(word, "flush"))
 		io->op = IO_OP_FLUSH;
 	else if (fields == 3 && !strcmp(word, "discard"))
 		io->op = IO_OP_DISCARD;
-	else if (fields == 3 && !strcmp(word, "zero"))
+	else if (fields == 3 && (!strcmp(word, "zero") || !strcmp(word, "zero-keep")))
 		io->op = IO_OP_WRITE_ZEROES;
 	else
 		return false;
+	io->fua = !strcmp(word, "fua");
+	io->no_unmap = !strcmp(word, "zero-keep");
 	return true;
 }
 
@@ -64,8 +125,10 @@ static int run(struct worker *worker, struct io *io)
 	worker_end_round(worker);
 	while (!finished) {
 		struct io_uring_cqe *cqe;
-		int err = io_uring_submit_and_wait(worker->ring, 1);
+		int err;
 
+		note_sqes(worker->ring);
+		err = io_uring_submit_and_wait(worker->ring, 1);
 		if (err < 0)
 			return err;
 		if (io_uring_peek_cqe(worker->ring, &cqe))
@@ -124,13 +187,37 @@ static void answer(struct worker *worker, struct io *io, int byte)
 	fflush(stdout);
 }
 
+static void print_line(json_t *json)
+{
+	json_dumpf(json, stdout, JSON_COMPACT);
+	json_decref(json);
+	putchar('\n');
+	fflush(stdout);
+}
+
+/* Returns 0 or -EINVAL. */
+static int answer_control(const char *line)
+{
+	struct control_call call = { .message = json_loads(line, 0, NULL), .fd = -1 };
+	json_t *reply = NULL;
+	const struct control_kind *kind = control_kind_of(call.message, &reply);
+
+	if (kind && kind->work)
+		reply = kind->work(&call);
+	json_decref(call.message);
+	if (!reply)
+		return -EINVAL;
+	print_line(reply);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	struct io_uring ring;
 	struct engine engine;
 	struct worker *worker;
 	struct io io = {};
-	char line[256];
+	static char line[LINE_BYTES];
 	FILE *file;
 	int err;
 
@@ -160,11 +247,18 @@ int main(int argc, char **argv)
 		int byte;
 
 		if (!strcmp(line, "stats\n")) {
-			json_t *stats = stats_json(&engine);
-
-			json_dumpf(stats, stdout, JSON_COMPACT);
-			json_decref(stats);
-			putchar('\n');
+			print_line(stats_json(&engine));
+			continue;
+		}
+		if (line[0] == '{') {
+			err = answer_control(line);
+			if (err)
+				msg_error("not a request to a map: %s", line);
+			continue;
+		}
+		if (!strcmp(line, "asked\n")) {
+			puts(asked);
+			asked[0] = 0;
 			fflush(stdout);
 			continue;
 		}

@@ -6,8 +6,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "base/histogram.h"
 #include "base/message.h"
-#include "server/histogram.h"
 
 int main(void)
 {

@@ -9,6 +9,7 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "lazy/dependence.h"
 #include "server/description.h"
 #include "server/frontend/frontend.h"
 #include "server/frontend/ublk_admin.h"
@@ -44,6 +45,13 @@ static void leave(int status)
 	_exit(status);
 }
 
+static int stop(struct frontend *frontend)
+{
+	/* What waits without a deadline would be waited for. */
+	engine_abandon(frontend->engine);
+	return frontend->ops->stop(frontend);
+}
+
 /* When the front end, or the announcement of what it has made, failed. */
 static void stop_or_leave(struct frontend *frontend, bool announced)
 {
@@ -56,17 +64,18 @@ static void stop_or_leave(struct frontend *frontend, bool announced)
 			 frontend->ops->takeover_option);
 		leave(EXIT_FAILED);
 	}
-	frontend->ops->stop(frontend);
+	stop(frontend);
 }
 
 static int serve(struct frontend *frontend, struct lifetime *lifetime)
 {
-	int action, err = sandbox_enter();
+	int action, err = sandbox_enter(!frontend->unprivileged);
 
 	if (!err)
 		err = frontend->ops->start(frontend);
 	if (err)
 		return err;
+	dependence_set_own(frontend->ops->number(frontend));
 	err = lifetime_announce(lifetime);
 	if (err) {
 		msg_error("cannot say that the device is ready: %s", strerror(-err));
@@ -82,9 +91,26 @@ static int serve(struct frontend *frontend, struct lifetime *lifetime)
 	if (action < 0)
 		stop_or_leave(frontend, true);
 	else
-		err = frontend->ops->stop(frontend);
+		err = stop(frontend);
 	lifetime_end(lifetime, false);
 	return action < 0 ? action : err;
+}
+
+/* Returns an exit status. */
+static int serve_requests(struct frontend *frontend, struct lifetime *lifetime)
+{
+	int err = lifetime_start_hands(lifetime), status;
+
+	if (err) {
+		msg_error("cannot start a thread for requests: %s", strerror(-err));
+		return EXIT_FAILED;
+	}
+	status = serve(frontend, lifetime) ? EXIT_FAILED : EXIT_OK;
+	if (lifetime_stop_hands(lifetime)) {
+		msg_warning("a request is still under way: it ends here");
+		leave(status);
+	}
+	return status;
 }
 
 /* Buffers are locked: more of them than the machine has memory would kill others. */
@@ -105,7 +131,7 @@ static int check_memory(const struct frontend *frontend)
 
 static int open_sockets(const struct server_options *options, struct lifetime *lifetime)
 {
-	int err = control_init(&lifetime->owner, options->control_fd);
+	int err = control_init(&lifetime->owner, options->control_fd, NULL);
 
 	if (err) {
 		msg_error("--control-fd %d is no socket: %s", options->control_fd, strerror(-err));
@@ -127,14 +153,53 @@ static int run_loaded(struct frontend *frontend, struct lifetime *lifetime)
 	if (!err && check_memory(frontend)) {
 		status = EXIT_USAGE;
 	} else if (!err) {
+		dependence_set_own(frontend->ops->number(frontend));
 		err = engine_open(frontend->engine, frontend->queues);
 		if (err)
 			status = err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
-		else if (!serve(frontend, lifetime))
-			status = EXIT_OK;
+		else
+			status = serve_requests(frontend, lifetime);
 	}
 	frontend->ops->close(frontend);
 	return status;
+}
+
+/* Returns an exit status. Nothing is served, made or written. */
+static int check_description(const char *path)
+{
+	struct engine engine;
+	int err = load(path, &engine);
+
+	if (err)
+		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+	engine.dry = true;
+	err = engine_open(&engine, 1);
+	engine_close(&engine);
+	if (err)
+		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+	return EXIT_OK;
+}
+
+static unsigned default_depth(const struct frontend *frontend, bool waits)
+{
+	const struct frontend_ops *ops = frontend->ops;
+	unsigned share = ops->waiting_depth_of_all / frontend->queues ?: 1;
+
+	if (!waits)
+		return ops->default_depth;
+	return share < ops->waiting_depth ? share : ops->waiting_depth;
+}
+
+/* What was asked for, or what suits the description. */
+static void set_sizes(struct frontend *frontend, const struct server_options *options)
+{
+	const struct frontend_ops *ops = frontend->ops;
+	bool waits = ops->waiting_depth && engine_waits(frontend->engine);
+
+	frontend->depth = options->depth ?: default_depth(frontend, waits);
+	frontend->max_io_bytes =
+		options->max_io_bytes ?:
+			(waits ? ops->waiting_max_io_bytes : ops->default_max_io_bytes);
 }
 
 static int run(const struct server_options *options)
@@ -150,8 +215,11 @@ static int run(const struct server_options *options)
 		.wanted_id = options->id,
 		.tag = options->tag,
 		.realtime = options->realtime,
+		.page_cache = options->page_cache,
+		.unprivileged = options->unprivileged,
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
+		.grow = options->grow,
 		.features_on = options->features_on,
 		.features_off = options->features_off,
 		.recover_fds = options->recover_fds,
@@ -163,13 +231,12 @@ static int run(const struct server_options *options)
 
 	if (signal_fd < 0 || !ops)
 		return EXIT_FAILED;
-	frontend.depth = options->depth ?: ops->default_depth;
-	frontend.max_io_bytes = options->max_io_bytes ?: ops->default_max_io_bytes;
 	if (open_sockets(options, &lifetime))
 		return EXIT_USAGE;
 	err = load(options->description, &engine);
 	if (err)
 		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+	set_sizes(&frontend, options);
 	/* Before the sandbox, which hides what it reads. */
 	err = placement_init(&placement, &options->cpus, PLACEMENT_NODES_PATH);
 	status = err ? EXIT_FAILED : run_loaded(&frontend, &lifetime);
@@ -196,6 +263,10 @@ int main(int argc, char **argv)
 		err = ublk_list_devices();
 	else if (options.delete_device >= 0)
 		err = ublk_remove_device((unsigned)options.delete_device, options.tag);
+	else if (options.device_owner >= 0)
+		err = ublk_print_owner((unsigned)options.device_owner);
+	else if (options.check)
+		return check_description(options.description);
 	else
 		return run(&options);
 	return err ? EXIT_FAILED : EXIT_OK;

@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "server/engine.h"
 #include "server/placement.h"
@@ -30,10 +31,13 @@ struct frontend {
 	struct engine *engine;
 	struct placement *placement; /* of the threads to come */
 	bool realtime;		     /* threads run before all that is not */
+	bool page_cache;	     /* of the file, where the device is one */
+	bool unprivileged;	     /* the device is of the user of this process */
 	int wanted_id;		     /* of the device, where there are numbers; -1: any */
 	uint64_t tag;		     /* by which `gc` recognises what was made */
 	enum recovery_mode recovery;
 	int recover_id; /* the device to take over; -1: a new one is made */
+	bool grow;	/* what is taken over may be smaller than the engine's address space */
 	/* Features of ublk_features.h to insist on, and to do without. */
 	uint64_t features_on;
 	uint64_t features_off;
@@ -59,6 +63,10 @@ struct frontend_ops {
 	const char *kernel_device; /* is there where the kernel has what this front end needs */
 	unsigned default_depth;
 	uint32_t default_max_io_bytes;
+	/* The same where requests may have to wait for other machines; 0: no other ones. */
+	unsigned waiting_depth;
+	unsigned waiting_depth_of_all; /* queues together, where it is less */
+	uint32_t waiting_max_io_bytes;
 	const char *takeover_option; /* of a server that comes after one that left its device */
 
 	/*
@@ -76,10 +84,20 @@ struct frontend_ops {
 	int (*start)(struct frontend *frontend);
 	/* Keys for the ready line: "device" or "file", ... */
 	int (*describe)(const struct frontend *frontend, json_t *ready);
+	/*
+	 * The device, or with a file the file system that it is in, by its number (st_rdev, st_dev);
+	 * after open() as well, if it is taken over. 0: there is none yet, or it is not known.
+	 */
+	dev_t (*number)(const struct frontend *frontend);
 	/* A descriptor that becomes readable when the front end serves no more; -1: none. */
 	int (*ended_fd)(const struct frontend *frontend);
-	/* Whether somebody has the device mounted or claimed, or the file open. */
+	/* Whether somebody has the file open. NULL: `withdraw` tells. */
 	bool (*in_use)(const struct frontend *frontend);
+	/*
+	 * Make sure that nobody has the device mounted or claimed, nor will until stop(), which is
+	 * to follow. Returns 0, or -EBUSY. NULL: nobody can do so without the owner.
+	 */
+	int (*withdraw)(struct frontend *frontend);
 	/*
 	 * Remove the device or file, serving what is still in flight. Where requests come without
 	 * an end, they fail after some seconds.

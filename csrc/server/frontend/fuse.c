@@ -15,6 +15,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/message.h"
@@ -45,6 +46,7 @@ struct fuse {
 	unsigned serving;	     /* queues that were started and not yet stopped */
 	enum fuse_phase phase;	     /* atomic */
 	int connection_fd;	     /* until the session has it */
+	bool grown;		     /* taken over, and the kernel does not know its size */
 	int place_fd; /* O_PATH, keeps the mount: its root, after a takeover the file */
 	int ended_fd;
 };
@@ -100,6 +102,11 @@ static int check_options(const struct frontend *frontend)
 	if (frontend->wanted_id >= 0) {
 		msg_error("a FUSE file has no device number: --id %d makes no sense",
 			  frontend->wanted_id);
+		return -EINVAL;
+	}
+	if (frontend->unprivileged) {
+		msg_error("--unprivileged is about ublk: a FUSE file needs a loop device, which "
+			  "only root makes");
 		return -EINVAL;
 	}
 	if (frontend->features_on || frontend->features_off) {
@@ -175,6 +182,7 @@ static int fuse_open(struct frontend *frontend)
 	if (err)
 		return err;
 	fuse->export.engine = frontend->engine;
+	fuse->export.page_cache = frontend->page_cache;
 	fuse->export.max_io_bytes = frontend->max_io_bytes;
 	clock_gettime(CLOCK_REALTIME, &fuse->export.time);
 	snprintf(fuse->export.name, sizeof(fuse->export.name), "btrfs-ublk-%016llx",
@@ -212,8 +220,10 @@ static int mount_it(struct frontend *frontend)
 }
 
 /* From the kernel's memory (DONT_SYNC): nobody could answer a request now. */
-static int check_kept_file(const struct fuse *fuse)
+static int check_kept_file(const struct frontend *frontend)
 {
+	struct fuse *fuse = frontend->private;
+	uint64_t wanted = frontend->engine->size;
 	struct pollfd connection = { .fd = fuse->queues[0].device_fd };
 	struct statx status;
 	int err;
@@ -223,11 +233,11 @@ static int check_kept_file(const struct fuse *fuse)
 		msg_error("--recover-fds: the file: %s", strerror(-err));
 		return err;
 	}
-	if (status.stx_size != fuse->export.engine->size) {
+	fuse->grown = frontend->grow && status.stx_size < wanted;
+	if (status.stx_size != wanted && !fuse->grown) {
 		msg_error("the file has %llu bytes, the description %llu: they are not of the "
 			  "same device",
-			  (unsigned long long)status.stx_size,
-			  (unsigned long long)fuse->export.engine->size);
+			  (unsigned long long)status.stx_size, (unsigned long long)wanted);
 		return -EINVAL;
 	}
 	if (poll(&connection, 1, 0) < 0)
@@ -251,7 +261,7 @@ static int take_over(struct frontend *frontend)
 	fuse_introduce(fuse->session);
 	fuse->export.minor = 0; /* that was not the kernel's */
 	fuse->export.opened = 1;
-	err = check_kept_file(fuse);
+	err = check_kept_file(frontend);
 	return err ? err : fuse_resend(fuse->queues[0].device_fd);
 }
 
@@ -374,6 +384,7 @@ static int fuse_start(struct frontend *frontend)
 {
 	/* Without SA_RESTART: it is to end a read(2). */
 	struct sigaction action = { .sa_handler = ignore_signal };
+	struct fuse *fuse = frontend->private;
 	int err = sigaction(FUSE_QUEUE_SIGNAL, &action, NULL) ? -errno : 0;
 
 	if (!err)
@@ -382,6 +393,8 @@ static int fuse_start(struct frontend *frontend)
 		err = start_queues(frontend);
 	if (!err && !is_takeover(frontend))
 		err = wait_for_kernel(frontend->private);
+	if (!err && fuse->grown)
+		err = fuse_forget_size(fuse->queues[0].device_fd, FUSE_FILE_INODE);
 	if (!err)
 		err = settle_recovery(frontend);
 	if (err)
@@ -423,6 +436,18 @@ static int fuse_describe(const struct frontend *frontend, json_t *ready)
 	    json_object_set_new(ready, "fuse_minor", json_integer(fuse->export.minor)))
 		return -ENOMEM;
 	return 0;
+}
+
+static dev_t fuse_number(const struct frontend *frontend)
+{
+	const struct fuse *fuse = frontend->private;
+	struct statx status;
+
+	/* NB: without asking the file system, which is this process. */
+	if (fuse->place_fd < 0 ||
+	    statx(fuse->place_fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &status))
+		return 0;
+	return makedev(status.stx_dev_major, status.stx_dev_minor);
 }
 
 static bool fuse_in_use(const struct frontend *frontend)
@@ -480,12 +505,18 @@ const struct frontend_ops fuse_frontend = {
 	.kernel_device = fuse_device,
 	.default_depth = 16,
 	.default_max_io_bytes = MAX_IO_BYTES,
+	/* No more memory for buffers, but four times as many that wait. */
+	.waiting_depth = 64,
+	/* Any thread takes what comes. All buffers are locked: 24 MiB, however many threads there are. */
+	.waiting_depth_of_all = 96,
+	.waiting_max_io_bytes = MAX_IO_BYTES / 4,
 	.takeover_option = "--recover-fds",
 	.features = fuse_features_describe,
 	.open = fuse_open,
 	.start = fuse_start,
 	.describe = fuse_describe,
 	.ended_fd = fuse_ended_fd,
+	.number = fuse_number,
 	.in_use = fuse_in_use,
 	.stop = fuse_stop,
 	.outlives = fuse_outlives,

@@ -15,7 +15,6 @@
 #include "server/frontend/fuse_queue.h"
 
 enum {
-	FILE_INODE = FUSE_ROOT_ID + 1,
 	/* More than a loop device ever has in flight (128): the kernel would hold the rest back. */
 	MAX_BACKGROUND = 1024,
 };
@@ -56,7 +55,7 @@ static bool fill_attributes(const struct fuse_export *export, fuse_ino_t inode, 
 	if (inode == FUSE_ROOT_ID) {
 		status->st_mode = S_IFDIR | 0500;
 		status->st_nlink = 2;
-	} else if (inode == FILE_INODE) {
+	} else if (inode == FUSE_FILE_INODE) {
 		status->st_mode = S_IFREG | (export->engine->read_only ? 0400 : 0600);
 		status->st_nlink = 1;
 		status->st_size = (off_t) export->engine->size;
@@ -72,7 +71,7 @@ static void on_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
 {
 	const struct fuse_export *export = export_of(request);
 	struct fuse_entry_param entry = {
-		.ino = FILE_INODE,
+		.ino = FUSE_FILE_INODE,
 		.attr_timeout = cache_seconds,
 		.entry_timeout = cache_seconds,
 	};
@@ -81,7 +80,7 @@ static void on_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
 		fuse_reply_err(request, ENOENT);
 		return;
 	}
-	fill_attributes(export, FILE_INODE, &entry.attr);
+	fill_attributes(export, FUSE_FILE_INODE, &entry.attr);
 	fuse_reply_entry(request, &entry);
 }
 
@@ -105,8 +104,9 @@ static void on_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
 		fuse_reply_err(request, EROFS);
 		return;
 	}
-	/* No page cache: the one above, of the block device or of btrfs, is enough. */
-	file->direct_io = 1;
+	/* Else no page cache: the one above, of the block device or of btrfs, is enough. */
+	file->direct_io = !export->page_cache;
+	file->keep_cache = export->page_cache;
 	file->noflush = 1;
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 15)
 	file->parallel_direct_writes = 1;

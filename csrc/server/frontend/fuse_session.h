@@ -3,6 +3,7 @@
 #ifndef FRONTEND_FUSE_SESSION_H
 #define FRONTEND_FUSE_SESSION_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -10,9 +11,12 @@
 
 struct fuse_session;
 
+enum { FUSE_FILE_INODE = 2 }; /* the root's is 1 */
+
 struct fuse_export {
 	const struct engine *engine;
 	uint32_t max_io_bytes;
+	bool page_cache;      /* those who open it read through that */
 	struct timespec time; /* of the file */
 	char name[32];	      /* of the file */
 	unsigned opened;      /* atomic: how many have it open */

@@ -54,6 +54,24 @@ void fuse_introduce(struct fuse_session *session)
 	fuse_session_process_buf(session, &buffer);
 }
 
+int fuse_forget_size(int device_fd, uint64_t inode)
+{
+	struct {
+		struct fuse_out_header header;
+		struct fuse_notify_inval_inode_out what;
+	} notification = {
+		.header = { .len = sizeof(notification), .error = FUSE_NOTIFY_INVAL_INODE },
+		.what = { .ino = inode, .off = -1 }, /* attributes only */
+	};
+	ssize_t written = write(device_fd, &notification, sizeof(notification));
+
+	if (written == (ssize_t)sizeof(notification))
+		return 0;
+	msg_error("cannot tell the kernel of the file's new size: %s",
+		  written < 0 ? strerror(errno) : "cut off");
+	return written < 0 ? -errno : -EIO;
+}
+
 int fuse_resend(int device_fd)
 {
 	/* A reply to no request (unique 0) is a notification; its number is in the error's place. */

@@ -7,6 +7,8 @@
 #ifndef FRONTEND_FUSE_TAKEOVER_H
 #define FRONTEND_FUSE_TAKEOVER_H
 
+#include <stdint.h>
+
 struct fuse_session;
 
 enum {
@@ -26,6 +28,12 @@ int fuse_take_kept_fd(int fd, enum fuse_kept what);
  * given goes nowhere.
  */
 void fuse_introduce(struct fuse_session *session);
+
+/*
+ * Have the kernel ask for the file's size the next time that somebody wants to know it. To be called
+ * while nobody has to wait for that: no thread of ours may. Returns as fuse_resend().
+ */
+int fuse_forget_size(int device_fd, uint64_t inode);
 
 /*
  * Have all requests that were read, but not answered, given out again. NB: no server may be reading

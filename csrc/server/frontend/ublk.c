@@ -6,12 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
 #include "server/frontend/frontend.h"
+#include "server/frontend/ublk_admin.h"
 #include "server/frontend/ublk_control.h"
 #include "server/frontend/ublk_features.h"
 #include "server/frontend/ublk_queue.h"
@@ -42,6 +44,7 @@ struct ublk {
 	int dev_dir;   /* /dev, opened while it could be seen */
 	int block_dir; /* /sys/block, likewise; -1 if it cannot be had */
 	int device_fd;
+	int claim_fd; /* of ublk_withdraw() */
 	int ended_fd;
 };
 
@@ -54,6 +57,7 @@ static int ublk_open(struct frontend *frontend)
 		return -ENOMEM;
 	ublk->control.fd = -1;
 	ublk->device_fd = -1;
+	ublk->claim_fd = -1;
 	ublk->dev_dir = -1;
 	ublk->block_dir = -1;
 	frontend->private = ublk;
@@ -62,6 +66,10 @@ static int ublk_open(struct frontend *frontend)
 		return -errno;
 	if (frontend->depth > MAX_DEPTH) {
 		msg_error("queue depth %u is over the limit of %d", frontend->depth, MAX_DEPTH);
+		return -EINVAL;
+	}
+	if (frontend->page_cache) {
+		msg_error("--page-cache is of fuse: the kernel caches what block devices hold");
 		return -EINVAL;
 	}
 	if (frontend->recover_fd_count) {
@@ -76,6 +84,11 @@ static int ublk_open(struct frontend *frontend)
 	ublk->dev_dir = open("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (ublk->dev_dir < 0)
 		return -errno;
+	if (frontend->unprivileged && !(ublk->control.features & UBLK_F_UNPRIVILEGED_DEV)) {
+		msg_error("this kernel's ublk driver has no unprivileged devices, or does not say");
+		msg_hint("they came with Linux 6.3; it is known from 6.5 on");
+		return -EOPNOTSUPP;
+	}
 	if (frontend->recover_id < 0) {
 		err = ublk_features_choose(&ublk->control, frontend->features_on,
 					   frontend->features_off, &ublk->feature_flags);
@@ -98,6 +111,8 @@ static int add_device(struct frontend *frontend)
 	uint64_t flags = ublk->feature_flags;
 	int err;
 
+	if (frontend->unprivileged)
+		flags |= UBLK_F_UNPRIVILEGED_DEV;
 	ublk->info = (struct ublksrv_ctrl_dev_info){
 		.dev_id = (uint32_t)frontend->wanted_id,
 		.nr_hw_queues = (uint16_t)frontend->queues,
@@ -116,6 +131,8 @@ static int add_device(struct frontend *frontend)
 		return err;
 	}
 	ublk->added = true;
+	if (frontend->unprivileged)
+		ublk_control_set_path(&ublk->control, ublk->info.dev_id);
 	/* The kernel clears what it does not know instead of refusing it. */
 	if ((ublk->info.flags & flags) != flags) {
 		msg_error("the kernel dropped ublk flags 0x%llx that it said it has",
@@ -184,6 +201,7 @@ static int start_queues(struct frontend *frontend)
 			.depth = ublk->info.queue_depth,
 			.buffer_bytes = ublk->info.max_io_buf_bytes,
 			.encoded = ublk->control.encoded,
+			.registered = ublk->info.flags & UBLK_F_AUTO_BUF_REG,
 			.device_fd = ublk->device_fd,
 			.draining = &ublk->draining,
 			.thread = { .ended_fd = ublk->ended_fd, .realtime = frontend->realtime },
@@ -227,6 +245,8 @@ static int ublk_stop(struct frontend *frontend)
 	if (ublk->device_fd >= 0)
 		close(ublk->device_fd);
 	ublk->device_fd = -1;
+	cleanup_close(&ublk->claim_fd);
+	ublk->claim_fd = -1;
 	err = ublk_delete_device(&ublk->control, ublk->info.dev_id);
 	if (err == -ENODEV)
 		err = 0;
@@ -261,10 +281,11 @@ static int make_device(struct frontend *frontend)
 	struct ublk *ublk = frontend->private;
 	int err = add_device(frontend);
 
-	if (!err)
-		err = set_params(frontend);
+	/* First, as it waits for an unprivileged device to be given to us. */
 	if (!err)
 		err = open_device(ublk);
+	if (!err)
+		err = set_params(frontend);
 	if (!err)
 		err = start_queues(frontend);
 	if (!err) {
@@ -298,6 +319,8 @@ static int take_over(struct frontend *frontend)
 			msg_error("the kernel did not give us the device (END_USER_RECOVERY): %s",
 				  strerror(-err));
 	}
+	if (!err && frontend->grow)
+		err = ublk_recovery_grow(frontend->engine, &ublk->control, id);
 	if (!err)
 		err = ublk_get_device(&ublk->control, id, &ublk->info);
 	if (err) {
@@ -360,6 +383,7 @@ static int ublk_describe(const struct frontend *frontend, json_t *ready)
 	    json_object_set_new(ready, "id", json_integer(ublk->info.dev_id)) ||
 	    json_object_set_new(ready, "recovery",
 				json_string(ublk_recovery_name(ublk->info.flags))) ||
+	    json_object_set_new(ready, "unprivileged", json_boolean(frontend->unprivileged)) ||
 	    json_object_set_new(ready, "queues", json_integer(ublk->info.nr_hw_queues)) ||
 	    json_object_set_new(ready, "depth", json_integer(ublk->info.queue_depth)) ||
 	    json_object_set_new(ready, "max_io_bytes", json_integer(ublk->info.max_io_buf_bytes)))
@@ -367,16 +391,24 @@ static int ublk_describe(const struct frontend *frontend, json_t *ready)
 	return 0;
 }
 
-/* NB: claims it for a moment, so it must not be asked often. */
-static bool ublk_in_use(const struct frontend *frontend)
+static dev_t ublk_number(const struct frontend *frontend)
 {
 	const struct ublk *ublk = frontend->private;
-	_cleanup_close_ int fd = -1;
+	struct stat status;
 	char name[32];
 
+	if (!ublk->added && frontend->recover_id < 0)
+		return 0;
 	snprintf(name, sizeof(name), "ublkb%u", ublk->info.dev_id);
-	fd = openat(ublk->dev_dir, name, O_RDONLY | O_EXCL | O_CLOEXEC | O_NONBLOCK);
-	return fd < 0 && errno == EBUSY;
+	return fstatat(ublk->dev_dir, name, &status, 0) ? 0 : status.st_rdev;
+}
+
+static int ublk_withdraw(struct frontend *frontend)
+{
+	struct ublk *ublk = frontend->private;
+
+	return ublk_withdraw_device(&ublk->control, ublk->dev_dir, ublk->info.dev_id,
+				    &ublk->claim_fd);
 }
 
 static int ublk_ended_fd(const struct frontend *frontend)
@@ -422,7 +454,8 @@ const struct frontend_ops ublk_frontend = {
 	.start = ublk_start,
 	.describe = ublk_describe,
 	.ended_fd = ublk_ended_fd,
-	.in_use = ublk_in_use,
+	.number = ublk_number,
+	.withdraw = ublk_withdraw,
 	.stop = ublk_stop,
 	.outlives = ublk_outlives,
 	.hand_over = ublk_hand_over,

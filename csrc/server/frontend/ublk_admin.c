@@ -20,12 +20,45 @@ static void cleanup_closedir(DIR **dir)
 		closedir(*dir);
 }
 
+/* An unprivileged device answers only who names its path, whoever that is. */
+static int get_device(struct ublk_control *control, unsigned id, struct ublksrv_ctrl_dev_info *info)
+{
+	int err;
+
+	ublk_control_clear_path(control);
+	err = ublk_get_device(control, id, info);
+	if (err != -EINVAL || !(control->features & UBLK_F_UNPRIVILEGED_DEV))
+		return err;
+	ublk_control_set_path(control, id);
+	return ublk_get_device(control, id, info);
+}
+
+int ublk_print_owner(unsigned id)
+{
+	struct ublksrv_ctrl_dev_info info;
+	struct ublk_control control;
+	uint32_t uid, gid;
+	int err = ublk_control_open(&control);
+
+	if (err)
+		return err;
+	err = get_device(&control, id, &info);
+	if (err) {
+		msg_error("no ublk device %u: %s", id, strerror(-err));
+	} else {
+		ublk_get_owner(&info, &uid, &gid);
+		printf("%u %u\n", uid, gid);
+	}
+	ublk_control_close(&control);
+	return err;
+}
+
 static int print_device(struct ublk_control *control, unsigned id)
 {
 	struct ublksrv_ctrl_dev_info info;
 	char tag[17];
 	json_t *line;
-	int err = ublk_get_device(control, id, &info);
+	int err = get_device(control, id, &info);
 
 	if (err == -ENODEV || err == -EINVAL)
 		return 0; /* gone since the directory was read */
@@ -69,29 +102,29 @@ int ublk_list_devices(void)
 	return err;
 }
 
-/*
- * O_EXCL on a block device fails while it is mounted or otherwise claimed, and keeps others from
- * claiming it while `fd` is open. A device that was never started has no block device.
- */
-static int claim(unsigned id, int *fd)
+int ublk_withdraw_device(struct ublk_control *control, int dev_dir, unsigned id, int *claim_fd)
 {
-	char path[32];
+	char name[32];
 
-	snprintf(path, sizeof(path), "/dev/ublkb%u", id);
-	*fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC | O_NONBLOCK);
-	if (*fd < 0 && errno == EBUSY) {
-		msg_error("%s is mounted or in use; it was left alone", path);
-		msg_hint("see 'findmnt %s' and /sys/block/ublkb%u/holders", path, id);
-		return -EBUSY;
+	if (control->features & UBLK_F_SAFE_STOP_DEV && !ublk_try_stop_device(control, id)) {
+		msg_debug("ublk device %u was not in use (TRY_STOP_DEV)", id);
+		return 0;
 	}
-	return 0;
+	/*
+	 * For the driver, all who have it open use it, udev among them. O_EXCL fails only while it is
+	 * mounted or otherwise claimed, and keeps others from claiming it. A device that was never
+	 * started has no block device.
+	 */
+	snprintf(name, sizeof(name), "ublkb%u", id);
+	*claim_fd = openat(dev_dir, name, O_RDONLY | O_EXCL | O_CLOEXEC | O_NONBLOCK);
+	return *claim_fd < 0 && errno == EBUSY ? -EBUSY : 0;
 }
 
 static int remove_device(struct ublk_control *control, unsigned id, uint64_t tag)
 {
-	_cleanup_close_ int claimed = -1;
+	_cleanup_close_ int claimed = -1, dev_dir = -1;
 	struct ublksrv_ctrl_dev_info info;
-	int err = ublk_get_device(control, id, &info);
+	int err = get_device(control, id, &info);
 
 	if (err) {
 		msg_error("no ublk device %u: %s", id, strerror(-err));
@@ -102,9 +135,15 @@ static int remove_device(struct ublk_control *control, unsigned id, uint64_t tag
 			  (unsigned long long)info.ublksrv_flags, (unsigned long long)tag);
 		return -EPERM;
 	}
-	err = claim(id, &claimed);
-	if (err)
+	dev_dir = open("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (dev_dir < 0)
+		return -errno;
+	err = ublk_withdraw_device(control, dev_dir, id, &claimed);
+	if (err) {
+		msg_error("/dev/ublkb%u is mounted or in use; it was left alone", id);
+		msg_hint("see 'findmnt /dev/ublkb%u' and /sys/block/ublkb%u/holders", id, id);
 		return err;
+	}
 	err = ublk_stop_device(control, id);
 	cleanup_close(&claimed);
 	claimed = -1;

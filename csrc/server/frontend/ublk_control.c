@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -46,20 +47,41 @@ static int send_command(struct ublk_control *control, uint32_t encoded,
 			const struct ublksrv_ctrl_cmd *command)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
+	struct ublksrv_ctrl_cmd carrying = *command;
 	int err;
 
 	if (!sqe || control->stuck)
 		return -EBUSY;
+	if (control->path[0]) {
+		carrying.addr = (uintptr_t)control->path;
+		carrying.len = (uint16_t)(carrying.len + sizeof(control->path));
+		ublk_set_path_bytes(&carrying, sizeof(control->path));
+	}
 	memset(sqe, 0, 2 * sizeof(*sqe));
 	sqe->opcode = IORING_OP_URING_CMD;
 	sqe->fd = control->fd;
 	sqe->cmd_op = control->encoded ? encoded : _IOC_NR(encoded);
-	*sqe_command(sqe) = *command;
+	*sqe_command(sqe) = carrying;
 	io_uring_sqe_set_data64(sqe, ++control->sent);
 	err = io_uring_submit(&control->ring);
 	if (err < 0)
 		return err;
 	return wait_for(control, control->sent);
+}
+
+_Static_assert(offsetof(struct ublk_control, path) + UBLK_PATH_BYTES ==
+		       offsetof(struct ublk_control, buffer),
+	       "a path ends where the buffer begins");
+
+void ublk_control_set_path(struct ublk_control *control, uint32_t id)
+{
+	memset(control->path, 0, sizeof(control->path));
+	snprintf(control->path, sizeof(control->path), "/dev/ublkc%u", id);
+}
+
+void ublk_control_clear_path(struct ublk_control *control)
+{
+	control->path[0] = 0;
 }
 
 /* What drivers return for a command they do not have; -524 is the kernel's own ENOTSUPP. */
@@ -90,7 +112,9 @@ int ublk_control_open(struct ublk_control *control)
 		} else {
 			msg_error("cannot open %s: %s", control_path, strerror(-err));
 			if (err == -EACCES || err == -EPERM)
-				msg_hint("making block devices needs root");
+				msg_hint(
+					"making block devices needs root, or the permission of who "
+					"administers this machine: docs/features.md");
 		}
 		return err;
 	}
@@ -156,7 +180,10 @@ int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ct
 	int err;
 
 	control->buffer.info = (struct ublksrv_ctrl_dev_info){};
-	err = send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO), &command);
+	err = send_command(control,
+			   control->path[0] ? UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO2) :
+					      UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO),
+			   &command);
 	if (!err)
 		*info = control->buffer.info;
 	return err;
@@ -229,6 +256,13 @@ int ublk_stop_device(struct ublk_control *control, uint32_t id)
 	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_STOP_DEV), &command);
 }
 
+int ublk_try_stop_device(struct ublk_control *control, uint32_t id)
+{
+	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
+
+	return send_command(control, UBLK_U_CMD_TRY_STOP_DEV, &command);
+}
+
 int ublk_start_recovery(struct ublk_control *control, uint32_t id)
 {
 	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
@@ -257,6 +291,17 @@ int ublk_quiesce_device(struct ublk_control *control, uint32_t id, unsigned wait
 	};
 
 	return send_command(control, UBLK_U_CMD_QUIESCE_DEV, &command);
+}
+
+int ublk_update_size(struct ublk_control *control, uint32_t id, uint64_t bytes)
+{
+	struct ublksrv_ctrl_cmd command = {
+		.dev_id = id,
+		.queue_id = UINT16_MAX,
+		.data = { bytes >> 9 },
+	};
+
+	return send_command(control, UBLK_U_CMD_UPDATE_SIZE, &command);
 }
 
 const char *ublk_state_name(unsigned state)

@@ -19,35 +19,35 @@ static const struct ublk_feature table[] = {
 	  "for comparisons; the driver does it anyway" },
 	{ "need-get-data", UBLK_F_NEED_GET_DATA, "6.0", UBLK_NOT_USED,
 	  "each write would take one command more, to save buffers that are there" },
-	{ "user-recovery", UBLK_F_USER_RECOVERY, "6.1", UBLK_USED_TO_RECOVER,
+	{ "user-recovery", UBLK_F_USER_RECOVERY, "6.1", UBLK_ASKED,
 	  "--recovery: the device outlives its server" },
-	{ "user-recovery-reissue", UBLK_F_USER_RECOVERY_REISSUE, "6.1", UBLK_USED_TO_RECOVER,
+	{ "user-recovery-reissue", UBLK_F_USER_RECOVERY_REISSUE, "6.1", UBLK_ASKED,
 	  "--recovery reissue: requests in flight go to the next server" },
-	{ "unprivileged-dev", UBLK_F_UNPRIVILEGED_DEV, "6.3", UBLK_NOT_USED,
-	  "the server's protection from itself (mount namespace, locked memory) needs root" },
+	{ "unprivileged-dev", UBLK_F_UNPRIVILEGED_DEV, "6.3", UBLK_ASKED,
+	  "--unprivileged: without root, and without what protects a server from itself" },
 	{ "cmd-ioctl-encode", UBLK_F_CMD_IOCTL_ENCODE, "6.4", UBLK_USED,
 	  "drivers may be built without the older form of commands" },
-	{ "user-copy", UBLK_F_USER_COPY, "6.5", UBLK_NOT_USED,
-	  "one more system call per request, which costs more than it spares" },
+	{ "user-copy", UBLK_F_USER_COPY, "6.5", UBLK_ASKED,
+	  "with auto-buf-reg, for what is no file; alone, it costs a system call per request" },
 	{ "zoned", UBLK_F_ZONED, "6.6", UBLK_NOT_USED, "no segment kind has zones" },
-	{ "user-recovery-fail-io", UBLK_F_USER_RECOVERY_FAIL_IO, "6.13", UBLK_USED_TO_RECOVER,
+	{ "user-recovery-fail-io", UBLK_F_USER_RECOVERY_FAIL_IO, "6.13", UBLK_ASKED,
 	  "--recovery fail-io: requests fail until the next server is there" },
-	{ "update-size", UBLK_F_UPDATE_SIZE, "6.16", UBLK_NOT_USED,
-	  "the address space is fixed at start" },
-	{ "auto-buf-reg", UBLK_F_AUTO_BUF_REG, "6.16", UBLK_NOT_USED,
-	  "the server then has no buffer of a request, but only files can do without" },
-	{ "quiesce", UBLK_F_QUIESCE, "6.16", UBLK_USED_TO_RECOVER,
+	{ "update-size", UBLK_F_UPDATE_SIZE, "6.16", UBLK_USED,
+	  "a longer description grows the device under its users: btrfs-ublk device update" },
+	{ "auto-buf-reg", UBLK_F_AUTO_BUF_REG, "6.16", UBLK_WANTED,
+	  "--feature: pays where a disk is read or written directly, costs all else a copy" },
+	{ "quiesce", UBLK_F_QUIESCE, "6.16", UBLK_ASKED,
 	  "a server can give its device away with nothing in flight" },
 	{ "per-io-daemon", UBLK_F_PER_IO_DAEMON, "6.16", UBLK_NOT_USED,
 	  "one thread serves a queue; more queues (--queues) give more threads" },
 	{ "buf-reg-off-daemon", UBLK_F_BUF_REG_OFF_DAEMON, "6.17", UBLK_NOT_USED,
-	  "only for registered buffers; see auto-buf-reg" },
+	  "only for buffers that are registered by hand; see auto-buf-reg" },
 	{ "batch-io", UBLK_F_BATCH_IO, "7.0", UBLK_NOT_USED,
 	  "takes from single requests what it gives to many, and SCHED_BATCH gives more" },
 	{ "integrity", UBLK_F_INTEGRITY, "7.0", UBLK_NOT_USED,
 	  "no segment kind has integrity data, and it needs user-copy" },
-	{ "safe-stop-dev", UBLK_F_SAFE_STOP_DEV, "7.0", UBLK_NOT_USED,
-	  "any opener counts, as of udev; an exclusive open tells whether it is mounted" },
+	{ "safe-stop-dev", UBLK_F_SAFE_STOP_DEV, "7.0", UBLK_USED,
+	  "stop, or leave a device in use alone, in one step; else an exclusive open does it" },
 	{ "no-auto-part-scan", UBLK_F_NO_AUTO_PART_SCAN, "7.0", UBLK_USED,
 	  "the start reads nothing: an address space that fails or is slow does not delay it" },
 	{ "shmem-zc", UBLK_F_SHMEM_ZC, "7.1", UBLK_NOT_USED,
@@ -63,7 +63,7 @@ const struct ublk_feature *ublk_feature_find(const char *name)
 
 		if (strcmp(feature->name, name) != 0)
 			continue;
-		if (feature->use == UBLK_USED)
+		if (feature->use == UBLK_USED || feature->use == UBLK_WANTED)
 			return feature;
 		msg_error("feature '%s' cannot be switched: %s", name, feature->reason);
 		return NULL;
@@ -91,6 +91,10 @@ int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64
 		if (feature->use == UBLK_USED && offered && !(off & feature->flag))
 			*flags |= feature->flag;
 	}
+	*flags |= on;
+	/* What is no file has data of its own to bring over. */
+	if (on & UBLK_F_AUTO_BUF_REG)
+		*flags |= UBLK_F_USER_COPY;
 	return 0;
 }
 
@@ -99,7 +103,8 @@ static const char *used_when(const struct ublk_feature *feature)
 	switch (feature->use) {
 	case UBLK_USED:
 		return "always";
-	case UBLK_USED_TO_RECOVER:
+	case UBLK_ASKED:
+	case UBLK_WANTED:
 		return "asked";
 	default:
 		return "never";

@@ -13,8 +13,9 @@ struct ublk_control;
 
 enum ublk_feature_use {
 	UBLK_NOT_USED,
-	UBLK_USED,	      /* where the driver has it */
-	UBLK_USED_TO_RECOVER, /* as --recovery says */
+	UBLK_WANTED, /* by --feature */
+	UBLK_USED,   /* where the driver has it */
+	UBLK_ASKED,  /* by an option of its own, such as --recovery */
 };
 
 struct ublk_feature {
@@ -29,8 +30,8 @@ struct ublk_feature {
 const struct ublk_feature *ublk_feature_find(const char *name);
 
 /*
- * The flags to ask for: all that are used, without those in `off`. Returns 0, or -EOPNOTSUPP with a
- * message given when the driver lacks one of `on`.
+ * The flags to ask for: all that are used, without those in `off`, and those in `on`. Returns 0, or
+ * -EOPNOTSUPP with a message given when the driver lacks one of `on`.
  */
 int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64_t off,
 			 uint64_t *flags);

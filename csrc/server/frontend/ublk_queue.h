@@ -25,7 +25,12 @@ struct ublk_queue {
 	uint16_t depth;
 	uint32_t buffer_bytes; /* per tag */
 	bool encoded;	       /* opcodes in ioctl form */
-	int device_fd;	       /* /dev/ublkcN */
+	/*
+	 * A request's memory is a buffer of the ring, by the number of its tag; what is not read or
+	 * written there is copied, by way of device_fd.
+	 */
+	bool registered;
+	int device_fd;	      /* /dev/ublkcN */
 	const bool *draining; /* atomic: end once a tag was aborted and all requests are answered */
 	struct thread thread; /* `cpus` and `ended_fd`, which tells of a failed queue too */
 	struct worker *worker;

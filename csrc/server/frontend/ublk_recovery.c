@@ -160,8 +160,21 @@ static int wait_for_death(const struct frontend *frontend, struct ublk_control *
 	}
 }
 
-static int check_params(const struct engine *engine, struct ublk_control *control, uint32_t id)
+static int refuse_size(const struct ublk_control *control, uint32_t id, uint64_t bytes,
+		       const struct frontend *frontend)
 {
+	uint64_t wanted = frontend->engine->size;
+
+	msg_error("ublk device %u has %llu bytes, the description %llu; it was left alone", id,
+		  (unsigned long long)bytes, (unsigned long long)wanted);
+	if (bytes < wanted && frontend->grow && !(control->features & UBLK_F_UPDATE_SIZE))
+		msg_hint("this kernel's ublk driver cannot change a size: that needs Linux 6.16");
+	return -EINVAL;
+}
+
+static int check_params(const struct frontend *frontend, struct ublk_control *control, uint32_t id)
+{
+	const struct engine *engine = frontend->engine;
 	struct ublk_params params;
 	int err = ublk_get_params(control, id, &params);
 	uint64_t bytes;
@@ -174,11 +187,9 @@ static int check_params(const struct engine *engine, struct ublk_control *contro
 	}
 	bytes = params.basic.dev_sectors << SECTOR_SHIFT;
 	read_only = params.basic.attrs & UBLK_ATTR_READ_ONLY;
-	if (bytes != engine->size) {
-		msg_error("ublk device %u has %llu bytes, the description %llu; it was left alone",
-			  id, (unsigned long long)bytes, (unsigned long long)engine->size);
-		return -EINVAL;
-	}
+	if (bytes != engine->size &&
+	    !(frontend->grow && bytes < engine->size && control->features & UBLK_F_UPDATE_SIZE))
+		return refuse_size(control, id, bytes, frontend);
 	if (read_only != engine->read_only) {
 		msg_error("ublk device %u is %s, the description is not; it was left alone", id,
 			  read_only ? "read-only" : "writable");
@@ -192,7 +203,20 @@ int ublk_recovery_find(const struct frontend *frontend, struct ublk_control *con
 {
 	int err = wait_for_death(frontend, control, info);
 
-	return err ? err : check_params(frontend->engine, control, info->dev_id);
+	return err ? err : check_params(frontend, control, info->dev_id);
+}
+
+int ublk_recovery_grow(const struct engine *engine, struct ublk_control *control, uint32_t id)
+{
+	struct ublk_params params;
+	int err = ublk_get_params(control, id, &params);
+
+	if (!err && params.basic.dev_sectors << SECTOR_SHIFT < engine->size)
+		err = ublk_update_size(control, id, engine->size);
+	if (err)
+		msg_error("cannot make ublk device %u %llu bytes large (UPDATE_SIZE): %s", id,
+			  (unsigned long long)engine->size, strerror(-err));
+	return err;
 }
 
 int ublk_open_char_device(int dev_dir, uint32_t id)
@@ -212,6 +236,9 @@ int ublk_open_char_device(int dev_dir, uint32_t id)
 			msg_error("cannot open /dev/%s: %s", name, strerror(-err));
 			if (err == -EBUSY)
 				msg_hint("another server has it open");
+			else if (err == -EACCES)
+				msg_hint("a rule of udev has to give it to its owner: "
+					 "docs/features.md");
 			return err;
 		}
 		pause_ms(1);

@@ -23,11 +23,17 @@ const char *ublk_recovery_name(uint64_t flags);
 
 /*
  * Wait until the driver has seen the end of the server of device frontend->recover_id, and check
- * that it is the device that is meant, of the engine's size. Sets `info`. Returns 0 or a negative
+ * that it is the device that is meant, of the engine's size (frontend->grow: or smaller). Sets `info`. Returns 0 or a negative
  * errno, with a message given; nothing was changed then.
  */
 int ublk_recovery_find(const struct frontend *frontend, struct ublk_control *control,
 		       struct ublksrv_ctrl_dev_info *info);
+
+/*
+ * Give a device that is smaller than the engine's address space the size of that. To be called once
+ * it is served: somebody may read there at once. Returns 0 or a negative errno, with a message given.
+ */
+int ublk_recovery_grow(const struct engine *engine, struct ublk_control *control, uint32_t id);
 
 /* Prepare the device for new queues. `dev_dir` is /dev. Returns 0 or a negative errno, as above. */
 int ublk_recovery_begin(struct ublk_control *control, int dev_dir,

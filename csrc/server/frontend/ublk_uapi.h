@@ -8,8 +8,13 @@
 
 #include <linux/ioctl.h>
 #include <linux/ublk_cmd.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
+#ifndef UBLK_CMD_GET_DEV_INFO2 /* 6.3: with the path of the character device */
+#define UBLK_CMD_GET_DEV_INFO2 0x12
+#endif
 #ifndef UBLK_U_CMD_GET_FEATURES /* 6.5 */
 #define UBLK_U_CMD_GET_FEATURES _IOR('u', 0x13, struct ublksrv_ctrl_cmd)
 #endif
@@ -17,8 +22,14 @@
 #define UBLK_U_CMD_DEL_DEV_ASYNC _IOR('u', 0x14, struct ublksrv_ctrl_cmd)
 #endif
 
+#ifndef UBLK_U_CMD_UPDATE_SIZE /* 6.16: data[0] is the new size in sectors */
+#define UBLK_U_CMD_UPDATE_SIZE _IOWR('u', 0x15, struct ublksrv_ctrl_cmd)
+#endif
 #ifndef UBLK_U_CMD_QUIESCE_DEV /* 6.16 */
 #define UBLK_U_CMD_QUIESCE_DEV _IOWR('u', 0x16, struct ublksrv_ctrl_cmd)
+#endif
+#ifndef UBLK_U_CMD_TRY_STOP_DEV /* 7.0: STOP_DEV, or -EBUSY while somebody has it open */
+#define UBLK_U_CMD_TRY_STOP_DEV _IOWR('u', 0x17, struct ublksrv_ctrl_cmd)
 #endif
 
 #ifndef UBLK_F_UNPRIVILEGED_DEV /* 6.3 */
@@ -68,9 +79,44 @@
 #define UBLK_F_SHMEM_ZC (1ULL << 19)
 #endif
 
+/* 6.5: where in /dev/ublkcN the data of requests are, from UBLKSRV_IO_BUF_OFFSET on. */
+#ifndef UBLK_TAG_OFF
+#define UBLK_TAG_OFF 25
+#endif
+#ifndef UBLK_QID_OFF
+#define UBLK_QID_OFF 41
+#endif
+#ifndef UBLK_IO_F_NEED_REG_BUF /* 6.16: its buffer was not registered, as was asked for */
+#define UBLK_IO_F_NEED_REG_BUF (1U << 17)
+#endif
+#ifndef UBLK_AUTO_BUF_REG_FALLBACK /* 6.16: serve it all the same then; else it fails */
+#define UBLK_AUTO_BUF_REG_FALLBACK (1 << 0)
+#endif
+
 #ifndef UBLK_S_DEV_FAIL_IO /* 6.13 */
 #define UBLK_S_DEV_FAIL_IO 3
 #endif
+
+/*
+ * Since 6.3: how many bytes of the command's buffer are the path of the character device, which come
+ * before all else. The older header has it inside of `data`.
+ */
+static inline void ublk_set_path_bytes(struct ublksrv_ctrl_cmd *command, uint16_t bytes)
+{
+	memcpy((char *)command + 24, &bytes, sizeof(bytes));
+}
+
+/* Since 6.3: who added an unprivileged device. `reserved0` in the older header. */
+static inline void ublk_get_owner(const struct ublksrv_ctrl_dev_info *info, uint32_t *uid,
+				  uint32_t *gid)
+{
+	memcpy(uid, (const char *)info + 40, sizeof(*uid));
+	memcpy(gid, (const char *)info + 44, sizeof(*gid));
+}
+
+_Static_assert(sizeof(struct ublksrv_ctrl_cmd) == 32 &&
+		       offsetof(struct ublksrv_ctrl_dev_info, ublksrv_flags) == 32,
+	       "the places of what older headers do not name");
 
 /*
  * Since 6.4 a command carries direction and size as an ioctl number does (UBLK_F_CMD_IOCTL_ENCODE);

@@ -71,14 +71,14 @@ static int file_size(int fd, uint64_t *size)
  * A block device that is to be written must be nobody else's. And O_NONBLOCK has done its service:
  * io_uring would take it for a promise that reads never wait.
  */
-static int claim(int *fd, const struct file_segment *file)
+static int claim(int *fd, const struct file_segment *file, bool dry)
 {
 	struct stat status;
 	int flags = fcntl(*fd, F_GETFL);
 
 	if (flags < 0 || fcntl(*fd, F_SETFL, flags & ~O_NONBLOCK) || fstat(*fd, &status))
 		return -errno;
-	if (!file->writable || !S_ISBLK(status.st_mode))
+	if (!file->writable || !S_ISBLK(status.st_mode) || dry)
 		return 0;
 	close(*fd);
 	*fd = open(file->path, O_RDWR | O_EXCL | O_CLOEXEC | (file->direct ? O_DIRECT : 0));
@@ -124,7 +124,7 @@ static int file_open(struct engine *engine, struct segment *segment)
 			msg_hint("its file system has no O_DIRECT; leave \"direct\" out");
 		return err;
 	}
-	err = claim(&fd, file);
+	err = claim(&fd, file, engine->dry);
 	if (err) {
 		msg_error("segment %u: cannot have '%s' for writing: %s", segment->index,
 			  file->path, strerror(-err));
@@ -189,25 +189,57 @@ static int transfer_now(const struct file_segment *file, struct io *io)
 	return 0;
 }
 
+/* Straight to or from the request's own memory, whose addresses begin with 0. */
+static void prepare_in_place(const struct file_segment *file, struct io *io,
+			     struct io_uring_sqe *sqe)
+{
+	struct part *part = &io->part;
+	void *place = (void *)(uintptr_t)(io->done + part->done);
+	unsigned length = part->length - part->done;
+
+	part->in_place = true;
+	if (io->op == IO_OP_READ)
+		io_uring_prep_read_fixed(sqe, -1, place, length, file_position(file, part),
+					 io->fixed);
+	else
+		io_uring_prep_write_fixed(sqe, -1, place, length, file_position(file, part),
+					  io->fixed);
+}
+
+static void prepare(const struct file_segment *file, struct io *io, struct io_uring_sqe *sqe)
+{
+	const struct part *part = &io->part;
+	uint8_t *data = part->data + part->done;
+	unsigned length = part->length - part->done;
+
+	if (io->op == IO_OP_READ)
+		io_uring_prep_read(sqe, -1, data, length, file_position(file, part));
+	else
+		io_uring_prep_write(sqe, -1, data, length, file_position(file, part));
+}
+
 /* The rest of the part; short I/O brings us here again. */
 static int file_transfer(struct segment *segment, struct io *io)
 {
 	const struct file_segment *file = segment->private;
-	struct part *part = &io->part;
-	uint8_t *data = part->data + part->done;
-	unsigned length = part->length - part->done;
+	bool in_place = io->has_fixed && !file->in_memory;
 	struct io_uring_sqe *sqe;
 
+	if (io->op == IO_OP_WRITE && !in_place) {
+		int err = engine_fetch_data(io);
+
+		if (err)
+			return err;
+	}
 	if (file->in_memory)
 		return transfer_now(file, io);
 	sqe = worker_get_sqe(io->worker);
-	if (io->op == IO_OP_READ) {
-		io_uring_prep_read(sqe, -1, data, length, file_position(file, part));
-	} else {
-		io_uring_prep_write(sqe, -1, data, length, file_position(file, part));
-		if (io->fua)
-			sqe->rw_flags = RWF_DSYNC;
-	}
+	if (in_place)
+		prepare_in_place(file, io, sqe);
+	else
+		prepare(file, io, sqe);
+	if (io->op == IO_OP_WRITE && io->fua)
+		sqe->rw_flags = RWF_DSYNC;
 	worker_prepare_file(io->worker, sqe, io, file->file);
 	return PART_PENDING;
 }
@@ -257,6 +289,15 @@ static int file_write_zeroes(struct segment *segment, struct io *io)
 			     io->no_unmap ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE);
 }
 
+/*
+ * A reader of our device may use memory aligned to 4 bytes only, and so has the request; disks below
+ * want more, mostly 512, and files may not take such memory at all. Ours suits all.
+ */
+static bool wants_other_memory(const struct part *part, int result)
+{
+	return part->in_place && (result == -EINVAL || result == -EFAULT);
+}
+
 static int file_complete(struct segment *segment, struct io *io, int cqe_result)
 {
 	struct part *part = &io->part;
@@ -265,6 +306,12 @@ static int file_complete(struct segment *segment, struct io *io, int cqe_result)
 		return cqe_result;
 	if (cqe_result == -EINTR)
 		return file_transfer(segment, io);
+	if (wants_other_memory(part, cqe_result)) {
+		io->has_fixed = false;
+		part->in_place = false;
+		part->done = 0;
+		return file_transfer(segment, io);
+	}
 	if (cqe_result < 0)
 		return cqe_result;
 	/* The file shrank under us: an error, never zeroes. */

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A range of virtual data that a map fills over time (docs/materialisation.md): `"map"`, `"cache"` (or
+ * none), `"map_offset"` (bytes, default 0), `"unmapped"` ("error" or "zero"), `"deadline_s"` (default
+ * 30; null: none).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/message.h"
+#include "base/size.h"
+#include "lazy/cache.h"
+#include "lazy/fetcher.h"
+#include "lazy/prefetch.h"
+#include "lazy/space.h"
+#include "server/segment.h"
+#include "server/segment/lazy_request.h"
+
+enum { DEADLINE_DEFAULT_S = 30, DEADLINE_MAX_S = 24 * 3600 };
+
+static int parse_unmapped(struct segment *segment, json_t *keys)
+{
+	struct lazy_segment *lazy = segment->private;
+	char *word = NULL;
+	int err = description_take_optional_string(keys, "unmapped", &word);
+
+	if (err || !word)
+		return err;
+	lazy->unmapped_zero = !strcmp(word, "zero");
+	if (!lazy->unmapped_zero && strcmp(word, "error") != 0) {
+		msg_error("\"unmapped\" is \"%s\", it must be \"error\" or \"zero\"", word);
+		err = -EINVAL;
+	}
+	free(word);
+	return err;
+}
+
+static int parse_deadline(struct segment *segment, json_t *keys)
+{
+	struct lazy_segment *lazy = segment->private;
+	const json_t *found = json_object_get(keys, "deadline_s");
+	double seconds = DEADLINE_DEFAULT_S;
+
+	if (json_is_null(found))
+		lazy->deadline_ns = 0;
+	else if (found && !json_is_number(found))
+		seconds = -1;
+	else if (found)
+		seconds = json_number_value(found);
+	if (seconds <= 0 || seconds > DEADLINE_MAX_S) {
+		msg_error("\"deadline_s\" must be a positive number of seconds, at most %d, or "
+			  "null (none)",
+			  DEADLINE_MAX_S);
+		return -EINVAL;
+	}
+	if (!json_is_null(found))
+		lazy->deadline_ns = (uint64_t)(seconds * 1e9) ?: 1;
+	json_object_del(keys, "deadline_s");
+	return 0;
+}
+
+static int lazy_parse(struct segment *segment, json_t *keys)
+{
+	struct lazy_segment *lazy = segment->private;
+	int err = description_take_string(keys, "map", &lazy->map_path);
+
+	if (!err)
+		err = description_take_optional_string(keys, "cache", &lazy->cache_path);
+	if (!err)
+		err = description_take_u64(keys, "map_offset", false, &lazy->map_offset);
+	if (!err)
+		err = parse_unmapped(segment, keys);
+	if (!err)
+		err = parse_deadline(segment, keys);
+	if (err)
+		return err;
+	if (lazy->map_offset % BLOCK_BYTES || lazy->map_offset > INT64_MAX - segment->length) {
+		msg_error("segment %u (lazy): \"map_offset\" %llu is not a multiple of %u, or the "
+			  "segment reaches beyond 8 EiB of the virtual data",
+			  segment->index, (unsigned long long)lazy->map_offset, BLOCK_BYTES);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int lazy_open(struct engine *engine, struct segment *segment)
+{
+	struct lazy_segment *lazy = segment->private;
+	struct complaint complaint = {};
+	int err;
+
+	/* Its cache is locked, perhaps by the server that is to be replaced. */
+	if (engine->dry)
+		return 0;
+	err = space_open(lazy->map_path, lazy->cache_path, lazy->map_offset,
+			 lazy->map_offset + segment->length, &lazy->space, &complaint);
+	if (err) {
+		msg_error("segment %u (lazy): %s", segment->index, complaint.text);
+		if (*complaint.hint)
+			msg_hint("%s", complaint.hint);
+		return err;
+	}
+	engine->wants_mail = true;
+	return 0;
+}
+
+static void lazy_close(struct segment *segment)
+{
+	struct lazy_segment *lazy = segment->private;
+
+	space_close(lazy->space);
+	free(lazy->map_path);
+	free(lazy->cache_path);
+}
+
+static void lazy_abandon(struct segment *segment)
+{
+	const struct lazy_segment *lazy = segment->private;
+
+	fetcher_abandon(lazy->space->fetcher);
+}
+
+static int add_space(json_t *list, const struct space *space)
+{
+	json_t *about = json_pack(
+		"{s:s, s:s?, s:I, s:o, s:o}", "map", space->map_path, "cache_directory",
+		space->cache_path, "mappings", (json_int_t)map_count(space->map), "fetcher",
+		fetcher_stats_json(space->fetcher), "prefetch", prefetch_json(space->fetcher));
+
+	if (about && space->cache &&
+	    json_object_set_new(about, "cache", cache_stats_json(space->cache))) {
+		json_decref(about);
+		about = NULL;
+	}
+	return json_array_append_new(list, about);
+}
+
+static int lazy_add_stats(const struct segment *segment, json_t *stats)
+{
+	json_t *list = json_array();
+	int err = json_object_set_new(stats, "lazy", list);
+
+	(void)segment;
+	for (struct space *space = space_first(); space && !err; space = space->next)
+		err = add_space(list, space);
+	return err;
+}
+
+static const struct segment_ops lazy_ops = {
+	.name = "lazy",
+	.private_bytes = sizeof(struct lazy_segment),
+	.waits = true,
+	.parse = lazy_parse,
+	.open = lazy_open,
+	.close = lazy_close,
+	.read = lazy_request_begin,
+	.complete = lazy_request_complete,
+	.abandon = lazy_abandon,
+	.add_stats = lazy_add_stats,
+};
+SEGMENT_KIND(lazy_ops);

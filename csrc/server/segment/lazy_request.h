@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* A read of a lazy segment: which mappings it spans, and where each of these is read. */
+#ifndef SEGMENT_LAZY_REQUEST_H
+#define SEGMENT_LAZY_REQUEST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/segment.h"
+#include "server/segment/read_ahead.h"
+
+struct lazy_segment {
+	char *map_path;
+	char *cache_path;
+	uint64_t map_offset;
+	bool unmapped_zero;
+	uint64_t deadline_ns; /* of a read; 0: none */
+	struct space *space;
+	const struct mapping *last; /* atomic: that was found; NULL: none was */
+	struct read_ahead read_ahead;
+};
+
+/* As segment_ops.read and segment_ops.complete. */
+int lazy_request_begin(struct segment *segment, struct io *io);
+int lazy_request_complete(struct segment *segment, struct io *io, int result);
+
+#endif

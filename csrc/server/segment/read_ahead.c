@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/segment/read_ahead.h"
+
+#include "base/size.h"
+#include "lazy/cache.h"
+#include "lazy/fetcher.h"
+#include "lazy/map.h"
+
+/* Reads of one reader come out of order, by that much: several threads serve them. */
+#define OUT_OF_ORDER_BYTES KIB(512)
+#define WINDOW_FIRST_BYTES KIB(256)
+#define WINDOW_LAST_BYTES MIB(4)
+/* Of what a reader passes by, it has to want that much at the least: a fourth. */
+#define DENSE_SHARE 4
+
+static struct read_ahead_stream *find_stream(struct read_ahead *state, const struct source *source,
+					     uint64_t offset)
+{
+	struct read_ahead_stream *oldest = &state->streams[0];
+
+	for (unsigned i = 0; i < READ_AHEAD_STREAMS; i++) {
+		struct read_ahead_stream *stream = &state->streams[i];
+
+		if (stream->source == source &&
+		    offset + OUT_OF_ORDER_BYTES - stream->next <= 2 * OUT_OF_ORDER_BYTES)
+			return stream;
+		if (stream->used < oldest->used)
+			oldest = stream;
+	}
+	/* A read that is the first of its kind is no stream yet. */
+	*oldest = (struct read_ahead_stream){ .source = source, .start = offset };
+	return oldest;
+}
+
+static bool is_all_cached(const struct source *source, uint64_t start, uint64_t end)
+{
+	const struct cache_object *object = cache_object_of(source);
+	struct cache_look look;
+
+	return object && cache_look(object, start / source->unit_bytes,
+				    (end - 1) / source->unit_bytes, &look);
+}
+
+static void ask(struct read_ahead_stream *stream, struct fetcher *fetcher,
+		const struct mapping *mapping)
+{
+	struct source *source = mapping->source;
+	uint64_t limit = mapping->source_offset + mapping->length;
+	uint64_t start = stream->ahead > stream->next ? stream->ahead : stream->next;
+	uint64_t end = stream->next + stream->window;
+
+	if (limit > source->size)
+		limit = source->size;
+	/* Whole units: those are what is fetched. */
+	end = round_up_u64(end, source->unit_bytes);
+	if (end > limit)
+		end = limit;
+	if (start >= end)
+		return;
+	stream->ahead = end;
+	if (!is_all_cached(source, start, end))
+		fetcher_prefetch(fetcher, source, start, end - start);
+}
+
+/* Reads that are close to each other by chance pass by much more than they want. */
+static bool is_in_order(const struct read_ahead_stream *stream)
+{
+	return stream->read * DENSE_SHARE >= stream->next - stream->start;
+}
+
+static void note(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
+		 uint64_t offset, uint32_t length)
+{
+	struct read_ahead_stream *stream = find_stream(state, mapping->source, offset);
+	bool first = !stream->next;
+	bool advances = offset + length > stream->next;
+
+	stream->used = ++state->clock;
+	stream->read += length;
+	if (advances)
+		stream->next = offset + length;
+	if (offset < stream->start)
+		stream->start = offset;
+	if (first || !advances || !is_in_order(stream))
+		return;
+	if (!stream->window)
+		stream->window = WINDOW_FIRST_BYTES;
+	/* A second half of the window is left: enough for now. */
+	if (stream->ahead > stream->next + stream->window / 2)
+		return;
+	ask(stream, fetcher, mapping);
+	if (stream->window < WINDOW_LAST_BYTES)
+		stream->window *= 2;
+}
+
+void read_ahead(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
+		uint64_t offset, uint32_t length)
+{
+	if (__atomic_exchange_n(&state->taken, true, __ATOMIC_ACQUIRE))
+		return;
+	note(state, fetcher, mapping, offset, length);
+	__atomic_store_n(&state->taken, false, __ATOMIC_RELEASE);
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Mappings by hand: a command per line on standard input, a line of answer for each.
+ *
+ *   add OFFSET LENGTH SOURCE SOURCE_OFFSET      "added", or the mapping in the way
+ *   find OFFSET | next OFFSET | overlap OFFSET LENGTH      a mapping, or "none"
+ *   room FROM END LENGTH ALIGNMENT              an offset, or "none"
+ *   reserve COUNT                               "reserved"
+ *   list                                        the number of mappings, then each
+ *
+ * map-shell --race COUNT THREADS adds COUNT mappings in a random order while THREADS look them up, and
+ * ends with 1 if one of them ever saw what it must not.
+ */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/message.h"
+#include "lazy/map.h"
+#include "lazy/source.h"
+
+enum { SOURCES = 16, THREADS_MAX = 16, STRIDE = 3 * 4096, LENGTH = 2 * 4096 };
+
+static struct source sources[SOURCES];
+
+static void print(const struct mapping *mapping)
+{
+	if (mapping)
+		printf("%" PRIu64 " %" PRIu64 " %u %" PRIu64 "\n", mapping->offset, mapping->length,
+		       (unsigned)(mapping->source - sources), mapping->source_offset);
+	else
+		puts("none");
+}
+
+static int add(struct map *map, const uint64_t numbers[static 4])
+{
+	const struct mapping *conflict;
+	int err = map_add(map,
+			  &(struct mapping){
+				  .offset = numbers[0],
+				  .length = numbers[1],
+				  .source = &sources[numbers[2] % SOURCES],
+				  .source_offset = numbers[3],
+			  },
+			  &conflict);
+
+	if (conflict)
+		print(conflict);
+	else if (!err)
+		puts("added");
+	return conflict ? 0 : err;
+}
+
+static void list(const struct map *map)
+{
+	const struct mapping *mapping = map_next(map, 0);
+
+	printf("%" PRIu64 "\n", map_count(map));
+	for (; mapping; mapping = map_next(map, mapping->offset + mapping->length))
+		print(mapping);
+}
+
+/* Returns 0, or -1 when the line is no command. */
+static int execute(struct map *map, const char *line)
+{
+	uint64_t n[4];
+	char name[16];
+	int words = sscanf(line, "%15s %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, name, &n[0],
+			   &n[1], &n[2], &n[3]);
+
+	if (words == 5 && !strcmp(name, "add"))
+		return add(map, n);
+	if (words == 5 && !strcmp(name, "room")) {
+		uint64_t offset;
+
+		if (map_find_room(map, n[0], n[1], n[2], n[3], &offset))
+			printf("%" PRIu64 "\n", offset);
+		else
+			puts("none");
+	} else if (words == 3 && !strcmp(name, "overlap")) {
+		print(map_overlap(map, n[0], n[1]));
+	} else if (words == 2 && !strcmp(name, "find")) {
+		print(map_find(map, n[0]));
+	} else if (words == 2 && !strcmp(name, "next")) {
+		print(map_next(map, n[0]));
+	} else if (words == 2 && !strcmp(name, "reserve") && !map_reserve(map, n[0])) {
+		puts("reserved");
+	} else if (words == 1 && !strcmp(name, "list")) {
+		list(map);
+	} else {
+		return -1;
+	}
+	return 0;
+}
+
+static int shell(void)
+{
+	struct map *map = map_new();
+	char line[256];
+
+	while (map && fgets(line, sizeof(line), stdin)) {
+		if (execute(map, line)) {
+			msg_error("no command: %s", line);
+			map_free(map);
+			return EXIT_USAGE;
+		}
+	}
+	map_free(map);
+	return map ? EXIT_OK : EXIT_FAILED;
+}
+
+struct race {
+	struct map *map;
+	uint64_t count;
+	uint32_t *order; /* in which they are added */
+	uint64_t added;	 /* of `order`, as far as readers may rely on it */
+	bool over;
+};
+
+static bool is_right(const struct mapping *mapping, uint64_t number)
+{
+	return mapping && mapping->offset == number * STRIDE && mapping->length == LENGTH &&
+	       mapping->source == &sources[number % SOURCES] && mapping->source_offset == number;
+}
+
+static void *look(void *argument)
+{
+	struct race *race = argument;
+	unsigned state = (unsigned)(uintptr_t)&state;
+	uint64_t wrong = 0;
+
+	while (!__atomic_load_n(&race->over, __ATOMIC_ACQUIRE)) {
+		uint64_t added = __atomic_load_n(&race->added, __ATOMIC_ACQUIRE);
+		uint64_t any = (uint64_t)rand_r(&state) % race->count;
+		const struct mapping *mapping = map_find(race->map, any * STRIDE + 4096);
+
+		/* It may be there already, and is right then. */
+		wrong += mapping && !is_right(mapping, any);
+		wrong += map_find(race->map, any * STRIDE + LENGTH) != NULL;
+		if (added) {
+			uint64_t number = race->order[(uint64_t)rand_r(&state) % added];
+
+			wrong += !is_right(map_find(race->map, number * STRIDE), number);
+			wrong += !is_right(map_next(race->map, number * STRIDE), number);
+		}
+	}
+	return (void *)(uintptr_t)wrong;
+}
+
+static int run_race(struct race *race, unsigned threads)
+{
+	pthread_t ids[THREADS_MAX];
+	uint64_t wrong = 0;
+
+	for (unsigned i = 0; i < threads; i++) {
+		if (pthread_create(&ids[i], NULL, look, race))
+			return EXIT_FAILED;
+	}
+	for (uint64_t i = 0; i < race->count; i++) {
+		uint64_t number = race->order[i];
+		const struct mapping *conflict;
+
+		wrong += map_add(race->map,
+				 &(struct mapping){ number * STRIDE, LENGTH,
+						    &sources[number % SOURCES], number },
+				 &conflict) != 0;
+		__atomic_store_n(&race->added, i + 1, __ATOMIC_RELEASE);
+	}
+	__atomic_store_n(&race->over, true, __ATOMIC_RELEASE);
+	for (unsigned i = 0; i < threads; i++) {
+		void *of_thread;
+
+		pthread_join(ids[i], &of_thread);
+		wrong += (uintptr_t)of_thread;
+	}
+	printf("%" PRIu64 " mappings, %" PRIu64 " wrong\n", map_count(race->map), wrong);
+	return wrong || map_count(race->map) != race->count ? EXIT_FAILED : EXIT_OK;
+}
+
+static int start_race(uint64_t count, unsigned threads)
+{
+	_cleanup_free_ uint32_t *order = calloc(count, sizeof(*order));
+	struct race race = { .map = map_new(), .count = count, .order = order };
+	unsigned state = 1;
+	int status;
+
+	if (!order || !race.map)
+		return EXIT_FAILED;
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t other = (uint32_t)rand_r(&state) % (i + 1);
+
+		order[i] = order[other];
+		order[other] = i;
+	}
+	status = run_race(&race, threads);
+	map_free(race.map);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	message_init("map-shell");
+	if (argc == 1)
+		return shell();
+	if (argc == 4 && !strcmp(argv[1], "--race")) {
+		unsigned long count = strtoul(argv[2], NULL, 10);
+		unsigned long threads = strtoul(argv[3], NULL, 10);
+
+		if (count && count <= UINT32_MAX && threads <= THREADS_MAX)
+			return start_race(count, (unsigned)threads);
+	}
+	msg_error("usage: map-shell [--race COUNT THREADS]");
+	return EXIT_USAGE;
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mirror-shell SOURCE.json: the first mirror of a source by itself, without retries and without a
+ * fetcher, whose place this takes. Driven from standard input, line by line:
+ *
+ *   probe TIMEOUT_MS
+ *   pin IDENTITY                             what the object was known by before
+ *   fetch OFFSET LENGTH TIMEOUT_MS COUNT     COUNT ranges at a time, one behind the other
+ *   cancel OFFSET LENGTH AFTER_MS            a fetch that is given up
+ *
+ * Each answer is a JSON object on a line; behind one of a fetch with "result" 0 come its bytes.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "base/message.h"
+#include "lazy/fetcher.h"
+#include "lazy/source.h"
+
+struct fetcher {
+	uv_loop_t loop;
+	struct fetcher_attachment *attachments;
+};
+
+struct request {
+	struct fetch fetch;
+	bool done;
+};
+
+static struct fetcher here;
+static unsigned running;
+
+struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
+{
+	return &fetcher->loop;
+}
+
+void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachment)
+{
+	attachment->next = fetcher->attachments;
+	fetcher->attachments = attachment;
+}
+
+struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key)
+{
+	struct fetcher_attachment *attachment = fetcher->attachments;
+
+	while (attachment && attachment->key != key)
+		attachment = attachment->next;
+	return attachment;
+}
+
+struct work {
+	uv_work_t request;
+	struct hand_job *job;
+};
+
+static void on_hand(uv_work_t *request)
+{
+	struct work *work = container_of(request, struct work, request);
+
+	work->job->work(work->job);
+}
+
+static void after_hand(uv_work_t *request, int status)
+{
+	struct work *work = container_of(request, struct work, request);
+
+	(void)status;
+	work->job->done(work->job);
+	free(work);
+}
+
+void fetcher_hand(struct fetcher *fetcher, struct hand_job *job)
+{
+	struct work *work = calloc(1, sizeof(*work));
+
+	if (!work)
+		abort();
+	work->job = job;
+	uv_queue_work(&fetcher->loop, &work->request, on_hand, after_hand);
+}
+
+bool fetcher_hand_back(struct fetcher *fetcher, struct hand_job *job)
+{
+	(void)fetcher;
+	(void)job;
+	return false;
+}
+
+void fetch_done(struct fetch *fetch)
+{
+	struct request *request = container_of(fetch, struct request, fetch);
+
+	if (request->done)
+		abort(); /* once, that is the contract */
+	request->done = true;
+	running--;
+}
+
+void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(fetch->complaint.text, sizeof(fetch->complaint.text), format, args);
+	va_end(args);
+	fetch->result = err;
+	fetch->failure = failure;
+	fetch_done(fetch);
+}
+
+static void print(json_t *object)
+{
+	json_dumpf(object, stdout, JSON_COMPACT | JSON_SORT_KEYS);
+	json_decref(object);
+	putchar('\n');
+}
+
+static void set_text(json_t *object, const char *key, const char *text)
+{
+	json_object_set_new(object, key, text ? json_string(text) : json_null());
+}
+
+static void print_fetch(const struct fetch *fetch)
+{
+	static const char *const failures[] = {
+		[FETCH_TRANSIENT] = "transient", [FETCH_BUSY] = "busy",
+		[FETCH_DENIED] = "denied",	 [FETCH_GONE] = "gone",
+		[FETCH_CHANGED] = "changed",	 [FETCH_WRONG] = "wrong",
+	};
+	json_t *object = json_pack("{s:i}", "result", fetch->result);
+
+	if (fetch->result) {
+		set_text(object, "failure", failures[fetch->failure]);
+		set_text(object, "text", fetch->complaint.text);
+		set_text(object, "hint", fetch->complaint.hint);
+		json_object_set_new(object, "retry_after_ms", json_integer(fetch->retry_after_ms));
+	} else {
+		set_text(object, "identity", fetch->identity);
+	}
+	print(object);
+	if (!fetch->result)
+		fwrite(fetch->data, 1, fetch->length, stdout);
+}
+
+static void start(struct request *request, struct mirror *mirror, uint64_t offset, uint32_t length,
+		  unsigned timeout_ms)
+{
+	*request = (struct request){
+		.fetch = {
+			.fetcher = &here,
+			.mirror = mirror,
+			.offset = offset,
+			.length = length,
+			.data = malloc(length),
+			.deadline_ns = uv_hrtime() + (uint64_t)timeout_ms * 1000000,
+		},
+	};
+	if (!request->fetch.data)
+		abort();
+	running++;
+	mirror->ops->fetch(&request->fetch);
+}
+
+static void finish(struct request *request)
+{
+	print_fetch(&request->fetch);
+	free(request->fetch.data);
+	free(request->fetch.identity);
+}
+
+static void fetch(struct mirror *mirror, uint64_t offset, uint32_t length, unsigned timeout_ms,
+		  unsigned count)
+{
+	struct request *requests = calloc(count, sizeof(*requests));
+
+	if (!requests)
+		abort();
+	for (unsigned i = 0; i < count; i++)
+		start(&requests[i], mirror, offset + (uint64_t)i * length, length, timeout_ms);
+	while (running)
+		uv_run(&here.loop, UV_RUN_ONCE);
+	for (unsigned i = 0; i < count; i++)
+		finish(&requests[i]);
+	free(requests);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	struct request *request = timer->data;
+
+	if (!request->done)
+		request->fetch.mirror->ops->cancel(&request->fetch);
+}
+
+static void cancel(struct mirror *mirror, uint64_t offset, uint32_t length, unsigned after_ms)
+{
+	struct request request;
+	uv_timer_t timer;
+
+	start(&request, mirror, offset, length, 60000);
+	uv_timer_init(&here.loop, &timer);
+	timer.data = &request;
+	uv_timer_start(&timer, on_timer, after_ms, 0);
+	while (running)
+		uv_run(&here.loop, UV_RUN_ONCE);
+	uv_close((uv_handle_t *)&timer, NULL);
+	uv_run(&here.loop, UV_RUN_NOWAIT);
+	finish(&request);
+}
+
+static void probe(struct mirror *mirror, unsigned timeout_ms)
+{
+	struct complaint complaint = {};
+	struct mirror_probe found = {};
+	int err = mirror->ops->probe(mirror, timeout_ms, &found, &complaint);
+	json_t *object = json_pack("{s:i}", "result", err);
+
+	if (err) {
+		set_text(object, "text", complaint.text);
+		set_text(object, "hint", complaint.hint);
+	} else {
+		json_object_set_new(object, "size", json_integer((json_int_t)found.size));
+		set_text(object, "identity", found.identity);
+	}
+	free(found.identity);
+	print(object);
+}
+
+static bool answer(struct mirror *mirror, char *line)
+{
+	unsigned long long offset;
+	unsigned length, timeout_ms, count;
+
+	line[strcspn(line, "\n")] = 0;
+	if (sscanf(line, "probe %u", &timeout_ms) == 1) {
+		probe(mirror, timeout_ms);
+	} else if (!strncmp(line, "pin ", 4)) {
+		free(mirror->identity);
+		mirror->identity = strdup(line + 4);
+		print(json_object());
+	} else if (sscanf(line, "fetch %llu %u %u %u", &offset, &length, &timeout_ms, &count) ==
+		   4) {
+		fetch(mirror, offset, length, timeout_ms, count);
+	} else if (sscanf(line, "cancel %llu %u %u", &offset, &length, &timeout_ms) == 3) {
+		cancel(mirror, offset, length, timeout_ms);
+	} else {
+		return false;
+	}
+	fflush(stdout);
+	return true;
+}
+
+static void close_all(void)
+{
+	while (here.attachments) {
+		struct fetcher_attachment *attachment = here.attachments;
+
+		here.attachments = attachment->next;
+		attachment->close(attachment);
+	}
+	uv_run(&here.loop, UV_RUN_DEFAULT);
+	/* Nothing may be left open, or this says so. */
+	if (uv_loop_close(&here.loop))
+		abort();
+}
+
+int main(int argc, char **argv)
+{
+	struct complaint complaint = {};
+	struct source *source = NULL;
+	json_error_t error;
+	json_t *text;
+	char line[1024];
+	int status = EXIT_OK;
+
+	message_init("mirror-shell");
+	text = argc == 2 ? json_load_file(argv[1], 0, &error) : NULL;
+	if (!text) {
+		msg_error("usage: mirror-shell SOURCE.json");
+		return EXIT_USAGE;
+	}
+	if (source_parse(text, &source, &complaint)) {
+		msg_error("%s", complaint.text);
+		if (complaint.hint[0])
+			msg_hint("%s", complaint.hint);
+		json_decref(text);
+		return EXIT_USAGE;
+	}
+	json_decref(text);
+	uv_loop_init(&here.loop);
+	while (status == EXIT_OK && fgets(line, sizeof(line), stdin)) {
+		if (!answer(&source->mirrors[0], line))
+			status = EXIT_USAGE;
+	}
+	close_all();
+	source_free(source);
+	return status;
+}

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * To be preloaded: appends to the file WRITE_LOG what is done to files under WRITE_LOG_DIR, which
+ * exists and is empty at first, in the order in which it is done, by any thread of any process. Also each
+ * fflush(3) of standard output, which is when a program acknowledges something. What a loss
+ * of power may leave of all that is for the reader of the log to say (tests/power_loss.py).
+ *
+ * A record is a `struct record`, the name (of which only the last part is kept), and the data.
+ * Writes through mappings are not seen.
+ */
+/* Both names of each call are wanted, `pwrite` and `pwrite64`: as functions of their own. */
+#undef _FILE_OFFSET_BITS
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum kind {
+	LOG_CREATE = 1, /* name */
+	LOG_WRITE,	/* at offset, data */
+	LOG_TRUNCATE,	/* to offset */
+	LOG_PUNCH,	/* offset, length */
+	LOG_SYNC,	/* of a file */
+	LOG_SYNC_NAMES, /* of the directory */
+	LOG_RENAME,	/* name is what it is called now */
+	LOG_UNLINK,	/* name */
+	LOG_ANSWER,	/* standard output was flushed */
+};
+
+struct record {
+	uint32_t kind, name_bytes;
+	uint64_t file; /* its inode */
+	uint64_t offset, length, data_bytes;
+};
+
+enum { INODES_MAX = 4096 };
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static int log_fd = -1;
+static char directory[4096];
+static uint64_t inodes[INODES_MAX];
+static unsigned inode_count;
+
+static void *next_of(const char *name)
+{
+	void *function = dlsym(RTLD_NEXT, name);
+
+	if (!function)
+		abort();
+	return function;
+}
+
+/* The function that is called `name` and would have been called without this file. */
+#define FIND_NEXT(name)                  \
+	static __typeof__(&(name)) next; \
+                                         \
+	if (!next)                       \
+	next = (__typeof__(&(name)))next_of(#name)
+
+__attribute__((constructor)) static void init(void)
+{
+	const char *path = getenv("WRITE_LOG"), *where = getenv("WRITE_LOG_DIR");
+
+	if (!path || !where || !realpath(where, directory))
+		return;
+	log_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+}
+
+/* From here to leave(), nobody else does anything that is logged. */
+static void enter(void)
+{
+	pthread_mutex_lock(&mutex);
+	if (log_fd >= 0)
+		flock(log_fd, LOCK_EX);
+}
+
+static void leave(void)
+{
+	int err = errno;
+
+	if (log_fd >= 0)
+		flock(log_fd, LOCK_UN);
+	pthread_mutex_unlock(&mutex);
+	errno = err;
+}
+
+static void put(const void *data, size_t length)
+{
+	static __typeof__(&write) real;
+
+	if (!real)
+		real = (__typeof__(&write))next_of("write");
+	if (length && real(log_fd, data, length) != (ssize_t)length)
+		abort();
+}
+
+static void add(enum kind kind, uint64_t file, const char *name, uint64_t offset, uint64_t length,
+		const void *data, size_t data_bytes)
+{
+	const char *last = name ? strrchr(name, '/') : NULL;
+	int err = errno;
+	struct record record = {
+		.kind = kind,
+		.file = file,
+		.offset = offset,
+		.length = length,
+		.data_bytes = data_bytes,
+	};
+
+	if (last)
+		name = last + 1;
+	record.name_bytes = name ? (uint32_t)strlen(name) : 0;
+	put(&record, sizeof(record));
+	put(name, record.name_bytes);
+	put(data, data_bytes);
+	errno = err;
+}
+
+static bool path_is_inside(int fd, bool *itself)
+{
+	char link[64], path[4096];
+	size_t length = strlen(directory);
+	ssize_t got;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	got = readlink(link, path, sizeof(path) - 1);
+	if (got < 0)
+		return false;
+	path[got] = '\0';
+	*itself = !strcmp(path, directory);
+	return !strncmp(path, directory, length) && path[length] == '/';
+}
+
+/* The inode of a file that is logged; 0: of no interest. */
+static uint64_t file_of(int fd)
+{
+	struct stat status;
+
+	if (log_fd < 0 || fstat(fd, &status) || !S_ISREG(status.st_mode))
+		return 0;
+	for (unsigned i = 0; i < inode_count; i++) {
+		if (inodes[i] == status.st_ino)
+			return status.st_ino;
+	}
+	return 0;
+}
+
+static void opened(int fd, const char *name, bool existed)
+{
+	struct stat status;
+	bool itself = false;
+
+	if (fd < 0 || log_fd < 0 || !path_is_inside(fd, &itself) || fstat(fd, &status) ||
+	    !S_ISREG(status.st_mode))
+		return;
+	if (!existed)
+		add(LOG_CREATE, status.st_ino, name, 0, 0, NULL, 0);
+	if (!file_of(fd) && inode_count < INODES_MAX)
+		inodes[inode_count++] = status.st_ino;
+}
+
+static int open_and_log(int (*next)(int, const char *, int, ...), int at, const char *name,
+			int flags, mode_t mode)
+{
+	struct stat status;
+	bool existed;
+	int fd;
+
+	enter();
+	existed = !(flags & O_CREAT) || !fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW);
+	fd = next(at, name, flags, mode);
+	opened(fd, name, existed);
+	if (fd >= 0 && existed && flags & O_TRUNC && file_of(fd))
+		add(LOG_TRUNCATE, file_of(fd), NULL, 0, 0, NULL, 0);
+	leave();
+	return fd;
+}
+
+static mode_t mode_of(int flags, va_list args)
+{
+	return flags & (O_CREAT | __O_TMPFILE) ? va_arg(args, mode_t) : 0;
+}
+
+/* Those without a directory are the same as those with one, in the current directory. */
+#define DEFINE_OPENAT(name, parameters, at)                              \
+	int name parameters                                              \
+	{                                                                \
+		static __typeof__(&openat) next;                         \
+		va_list args;                                            \
+		mode_t mode;                                             \
+                                                                         \
+		if (!next)                                               \
+			next = (__typeof__(&openat))next_of("openat64"); \
+		va_start(args, flags);                                   \
+		mode = mode_of(flags, args);                             \
+		va_end(args);                                            \
+		return open_and_log(next, at, path, flags, mode);        \
+	}
+DEFINE_OPENAT(open, (const char *path, int flags, ...), AT_FDCWD)
+DEFINE_OPENAT(open64, (const char *path, int flags, ...), AT_FDCWD)
+DEFINE_OPENAT(openat, (int at, const char *path, int flags, ...), at)
+DEFINE_OPENAT(openat64, (int at, const char *path, int flags, ...), at)
+
+ssize_t write(int fd, const void *data, size_t length)
+{
+	uint64_t file;
+	off_t offset;
+	ssize_t done;
+
+	FIND_NEXT(write);
+	/* To a pipe, it may take as long as it likes. */
+	if (!file_of(fd))
+		return next(fd, data, length);
+	enter();
+	file = file_of(fd);
+	offset = file ? lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR) : 0;
+	done = next(fd, data, length);
+	if (file && done > 0)
+		add(LOG_WRITE, file, NULL, (uint64_t)offset, 0, data, (size_t)done);
+	leave();
+	return done;
+}
+
+#define DEFINE_PWRITE(name, offset_type)                                                     \
+	ssize_t name(int fd, const void *data, size_t length, offset_type offset)            \
+	{                                                                                    \
+		uint64_t file;                                                               \
+		ssize_t done;                                                                \
+                                                                                             \
+		FIND_NEXT(name);                                                             \
+		enter();                                                                     \
+		file = file_of(fd);                                                          \
+		done = next(fd, data, length, offset);                                       \
+		if (file && done > 0)                                                        \
+			add(LOG_WRITE, file, NULL, (uint64_t)offset, 0, data, (size_t)done); \
+		leave();                                                                     \
+		return done;                                                                 \
+	}
+DEFINE_PWRITE(pwrite, off_t)
+DEFINE_PWRITE(pwrite64, off64_t)
+
+#define DEFINE_TRUNCATE(name, offset_type)                                           \
+	int name(int fd, offset_type length)                                         \
+	{                                                                            \
+		uint64_t file;                                                       \
+		int result;                                                          \
+                                                                                     \
+		FIND_NEXT(name);                                                     \
+		enter();                                                             \
+		file = file_of(fd);                                                  \
+		result = next(fd, length);                                           \
+		if (file && !result)                                                 \
+			add(LOG_TRUNCATE, file, NULL, (uint64_t)length, 0, NULL, 0); \
+		leave();                                                             \
+		return result;                                                       \
+	}
+DEFINE_TRUNCATE(ftruncate, off_t)
+DEFINE_TRUNCATE(ftruncate64, off64_t)
+
+/* NB: of all modes, holes only: others write nothing that a reader could see. */
+#define DEFINE_FALLOCATE(name, offset_type)                                                      \
+	int name(int fd, int mode, offset_type offset, offset_type length)                       \
+	{                                                                                        \
+		uint64_t file;                                                                   \
+		int result;                                                                      \
+                                                                                                 \
+		FIND_NEXT(name);                                                                 \
+		enter();                                                                         \
+		file = file_of(fd);                                                              \
+		result = next(fd, mode, offset, length);                                         \
+		if (file && !result && mode & FALLOC_FL_PUNCH_HOLE)                              \
+			add(LOG_PUNCH, file, NULL, (uint64_t)offset, (uint64_t)length, NULL, 0); \
+		leave();                                                                         \
+		return result;                                                                   \
+	}
+DEFINE_FALLOCATE(fallocate, off_t)
+DEFINE_FALLOCATE(fallocate64, off64_t)
+
+static int synced(int fd, int result)
+{
+	uint64_t file = file_of(fd);
+	bool itself = false;
+
+	if (file && !result)
+		add(LOG_SYNC, file, NULL, 0, 0, NULL, 0);
+	else if (log_fd >= 0 && !result && !path_is_inside(fd, &itself) && itself)
+		add(LOG_SYNC_NAMES, 0, NULL, 0, 0, NULL, 0);
+	return result;
+}
+
+#define DEFINE_SYNC(name)           \
+	int name(int fd)            \
+	{                           \
+		int result;         \
+                                    \
+		FIND_NEXT(name);    \
+		enter();            \
+		result = next(fd);  \
+		synced(fd, result); \
+		leave();            \
+		return result;      \
+	}
+DEFINE_SYNC(fsync)
+DEFINE_SYNC(fdatasync)
+
+static uint64_t named(int at, const char *path)
+{
+	struct stat status;
+
+	if (log_fd < 0 || fstatat(at, path, &status, AT_SYMLINK_NOFOLLOW))
+		return 0;
+	for (unsigned i = 0; i < inode_count; i++) {
+		if (inodes[i] == status.st_ino)
+			return status.st_ino;
+	}
+	return 0;
+}
+
+int renameat(int old_at, const char *old_path, int new_at, const char *new_path)
+{
+	uint64_t file;
+	int result;
+
+	FIND_NEXT(renameat);
+	enter();
+	file = named(old_at, old_path);
+	result = next(old_at, old_path, new_at, new_path);
+	if (file && !result)
+		add(LOG_RENAME, file, new_path, 0, 0, NULL, 0);
+	leave();
+	return result;
+}
+
+int rename(const char *old_path, const char *new_path)
+{
+	return renameat(AT_FDCWD, old_path, AT_FDCWD, new_path);
+}
+
+int unlinkat(int at, const char *path, int flags)
+{
+	uint64_t file;
+	int result;
+
+	FIND_NEXT(unlinkat);
+	enter();
+	file = flags & AT_REMOVEDIR ? 0 : named(at, path);
+	result = next(at, path, flags);
+	if (file && !result)
+		add(LOG_UNLINK, file, path, 0, 0, NULL, 0);
+	leave();
+	return result;
+}
+
+int unlink(const char *path)
+{
+	return unlinkat(AT_FDCWD, path, 0);
+}
+
+int fflush(FILE *stream)
+{
+	int result;
+
+	FIND_NEXT(fflush);
+	enter();
+	/* Before: as soon as it is out, somebody may rely on it. */
+	if (stream == stdout && log_fd >= 0)
+		add(LOG_ANSWER, 0, NULL, 0, 0, NULL, 0);
+	result = next(stream);
+	leave();
+	return result;
+}
