@@ -8,13 +8,15 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from btrfs_ublk.errors import CapabilityError, CommandError
-from btrfs_ublk.helpers import helper_path
+from btrfs_ublk.helpers import check_helper
 from btrfs_ublk.process import run
 from btrfs_ublk.units import format_size
 
@@ -33,6 +35,17 @@ class Capability(Protocol):
 
     def probe(self) -> str | None:
         """None when it is there, else the reason why not."""
+
+
+def checkout() -> Path | None:
+    """The project's directory, where the package runs from it."""
+    path = Path(__file__).parents[1]
+    return path if (path / "scripts" / "vm").is_file() else None
+
+
+def _or_vm(cure: str) -> str:
+    """An installed package has no scripts."""
+    return f"{cure}, or a VM: scripts/vm" if checkout() else cure
 
 
 def require(*capabilities: Capability) -> None:
@@ -57,6 +70,25 @@ class Root:
         return f"the effective user is {uid}, not 0" if uid else None
 
 
+_only_looking = ContextVar("only_looking", default=False)
+
+
+@contextmanager
+def only_looking() -> Iterator[None]:
+    """Within it, probes load no modules: what would be loaded counts as there."""
+    token = _only_looking.set(True)
+    try:
+        yield
+    finally:
+        _only_looking.reset(token)
+
+
+def _load(module: str) -> None:
+    """Raises CommandError."""
+    options = ["--dry-run"] if _only_looking.get() else []
+    run(["modprobe", *options, module], timeout_s=_MODPROBE_TIMEOUT_S)
+
+
 def _device_node(path: str, module: str) -> str | None:
     """None when the kernel offers the device; loads its module if need be."""
     if Path(path).exists():
@@ -67,11 +99,13 @@ def _device_node(path: str, module: str) -> str | None:
     if not shutil.which("modprobe"):
         return f"{reason}, and there is no modprobe to load the module {module}"
     try:
-        run(["modprobe", module], timeout_s=_MODPROBE_TIMEOUT_S)
+        _load(module)
     except CommandError as error:
         last_line = error.message.splitlines()[-1].strip()
         return f"{reason}, and the module {module} does not load ({last_line})"
-    return None if Path(path).exists() else f"{reason}, though {module} is loaded"
+    if Path(path).exists() or _only_looking.get():
+        return None
+    return f"{reason}, though {module} is loaded"
 
 
 @dataclass(frozen=True)
@@ -120,6 +154,37 @@ class LoadableModule:
 
 
 @dataclass(frozen=True)
+class FileSystem:
+    """A file system that the kernel can mount; its module is loaded if need be."""
+
+    fs_type: str
+
+    @property
+    def name(self) -> str:
+        return self.fs_type
+
+    @property
+    def cure(self) -> str:
+        return _or_vm(f"use a kernel that has {self.fs_type}")
+
+    def probe(self) -> str | None:
+        if self._is_known():
+            return None
+        reason = f"this kernel has no {self.fs_type}"
+        if os.geteuid() != 0 or not shutil.which("modprobe"):
+            return reason
+        try:
+            _load(self.fs_type)
+        except CommandError as error:
+            return f"{reason} ({error.message.splitlines()[-1].strip()})"
+        return None if self._is_known() or _only_looking.get() else reason
+
+    def _is_known(self) -> bool:
+        lines = Path("/proc/filesystems").read_text().splitlines()
+        return self.fs_type in (line.split("\t")[-1] for line in lines)
+
+
+@dataclass(frozen=True)
 class Program:
     """A program on PATH."""
 
@@ -150,17 +215,20 @@ class Helper:
 
     @property
     def cure(self) -> str:
-        try:
-            helper_path(self.helper)
-        except CapabilityError as error:
-            return error.hint or ""
-        return ""
+        error = self._error()
+        return error.hint or "" if error else ""
 
     def probe(self) -> str | None:
+        error = self._error()
+        return error.message if error else None
+
+    def _error(self) -> CapabilityError | None:
         try:
-            helper_path(self.helper)
+            check_helper(self.helper)
         except CapabilityError as error:
-            return error.message
+            return error
+        except CommandError:
+            pass  # it is there; whoever uses it sees why it fails
         return None
 
 
@@ -198,7 +266,7 @@ class ZramDriver:
     """It makes new devices, so those that exist are left alone."""
 
     name: ClassVar[str] = "zram"
-    cure: ClassVar[str] = "use a kernel that has CONFIG_ZRAM, or a VM: scripts/vm"
+    cure: ClassVar[str] = _or_vm("use a kernel that has CONFIG_ZRAM")
     path: ClassVar[str] = "/sys/class/zram-control"
 
     def probe(self) -> str | None:
@@ -220,7 +288,7 @@ UBLK = DeviceNode(
     "ublk",
     "/dev/ublk-control",
     "ublk_drv",
-    "use a kernel >= 6.0 that has CONFIG_BLK_DEV_UBLK, or run this in a VM: scripts/vm",
+    _or_vm("use a kernel >= 6.0 that has CONFIG_BLK_DEV_UBLK"),
 )
 FUSE = DeviceNode("FUSE", "/dev/fuse", "fuse", "use a kernel that has CONFIG_FUSE_FS")
 ZRAM = ZramDriver()

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 
 
 def make_private(path: Path, *, what: str, hint: str) -> Path:
@@ -16,6 +16,8 @@ def make_private(path: Path, *, what: str, hint: str) -> Path:
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise CapabilityError(f"{what} {path}: {error.strerror}", hint=hint) from error
     except OSError as error:
         raise BtrfsUblkError(
             f"no {what} {path}: {error.strerror}", hint=hint
@@ -24,18 +26,33 @@ def make_private(path: Path, *, what: str, hint: str) -> Path:
     return path
 
 
-def check_private(path: Path, *, what: str, hint: str) -> None:
+def missing_directories(path: Path) -> list[Path]:
+    """The directory and those above it that are not there, the deepest first: what
+    ``mkdir -p`` would make.
+    """
+    return [each for each in (path, *path.parents) if not os.path.lexists(each)]
+
+
+def check_private(
+    path: Path, *, what: str, hint: str, missing_ok: bool = False
+) -> None:
     """Raise BtrfsUblkError unless ``path`` is a directory (no symbolic link) of this
-    user's that nobody else can write to.
+    user's that nobody else can write to; CapabilityError where it is root's.
+    ``missing_ok``: or is not there.
     """
     try:
         status = path.lstat()
+    except PermissionError as error:
+        raise CapabilityError(f"{what} {path}: {error.strerror}", hint=hint) from error
     except OSError as error:
+        if missing_ok and isinstance(error, FileNotFoundError):
+            return
         raise BtrfsUblkError(
             f"no {what} {path}: {error.strerror}", hint=hint
         ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise BtrfsUblkError(
+        is_roots = status.st_uid == 0 and os.geteuid() != 0
+        raise (CapabilityError if is_roots else BtrfsUblkError)(
             f"{what} {path} is not a directory owned by user {os.geteuid()}", hint=hint
         )
     if status.st_mode & 0o022:

@@ -1,11 +1,12 @@
-"""From a click command to an exit status: what every entry point does with errors; and
-groups of commands.
+"""From a click command to an exit status: what every entry point does with errors.
+Groups of commands, and what commands have in common.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
@@ -16,9 +17,29 @@ import click
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.interrupts import exit_status_of, interruptible
 
+#: For every command that prints data.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+_Completion = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def completing(names: Callable[[], Iterable[str]]) -> _Completion:
+    """``shell_complete=`` for an argument whose value is one of ``names()``."""
+
+    def complete(
+        _context: click.Context, _parameter: click.Parameter, incomplete: str
+    ) -> list[str]:
+        try:
+            return [name for name in names() if name.startswith(incomplete)]
+        except (BtrfsUblkError, OSError):
+            return []  # others' directories, say; a shell is no place to complain
+
+    return complete
+
 
 def run_command(command: click.Command, *, name: str) -> NoReturn:
-    """Run a command and exit: 0, 1 failure, 2 usage, 128 + N after signal N.
+    """Run a command and exit: 0, 1 failure, 2 usage, 3 where this machine lacks what
+    the command needs, 128 + N after signal N.
 
     ``name`` stands before the messages on stderr.
     """
@@ -43,6 +64,30 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
     sys.exit(status)
 
 
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """A table for people, its first row the headings, in columns of their own width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = zip(row, widths, strict=True)
+        click.echo("  ".join(text.ljust(width) for text, width in padded).rstrip())
+
+
+def walk_commands(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> Iterator[click.Context]:
+    """The command and all below it, each as a context that knows its path, in the order
+    of help.
+    """
+    settings = command.context_settings
+    context = click.Context(command, parent=parent, info_name=name, **settings)
+    yield context
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None, below
+            yield from walk_commands(found, below, context)
+
+
 class ModuleGroup(click.Group):
     """A group whose commands are the modules of a package, each with a ``command``; a
     module is imported when its command is used. Those in ``but`` are none.
@@ -65,3 +110,14 @@ class ModuleGroup(click.Group):
         name = f"{self._package.__name__}.{cmd_name.replace('-', '_')}"
         command: click.Command = import_module(name).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # NB: click itself (since 8.4) suggests commands that are imported only.
+        known = self.list_commands(ctx)
+        if args[0] not in known and not ctx.resilient_parsing:
+            if near := get_close_matches(args[0], known):
+                meant = " or ".join(map(repr, near))
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")
+        return super().resolve_command(ctx, args)

@@ -7,7 +7,7 @@ class BtrfsUblkError(Exception):
     """Base of every error this package raises on purpose.
 
     ``hint`` says what the reader can do; ``exit_status`` is what a command that fails
-    with this error returns (1: failure, 2: usage).
+    with this error returns (1: failure, 2: usage, 3: this machine cannot do it).
     """
 
     exit_status = 1
@@ -29,6 +29,8 @@ class UsageError(BtrfsUblkError):
 
 class CapabilityError(BtrfsUblkError):
     """This machine cannot do what was asked; the hint says how to enable it."""
+
+    exit_status = 3
 
 
 class CommandError(BtrfsUblkError):

@@ -7,17 +7,28 @@ from importlib.resources import files
 from pathlib import Path
 
 from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.process import run
 
 #: Names a directory that is asked first: a sanitizer build, or stand-ins in tests.
 HELPERS_VARIABLE = "BTRFS_UBLK_HELPERS"
 
+_VERSION_TIMEOUT_S = 20.0
+
 MKSEED = "btrfs-ublk-mkseed"
 CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
+CACHE = "btrfs-ublk-cache"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
 RESHAPE = "btrfs-ublk-reshape"
 MAKE_FILES = "btrfs-ublk-make-files"
 VERIFY_READS = "btrfs-ublk-verify-reads"
+MEASURE_MAP = "btrfs-ublk-measure-map"
+FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
+#: All of them.
+HELPERS = (
+    *(MKSEED, CHECKSEED, SERVER, CACHE, MAP_PHYSICAL, RESHAPE),
+    *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN),
+)
 
 
 def helper_path(name: str) -> Path:
@@ -41,3 +52,12 @@ def helper_path(name: str) -> Path:
     if not os.access(path, os.X_OK):
         raise CapabilityError(f"{path} is not executable", hint=f"chmod +x {path}")
     return path.absolute()
+
+
+def check_helper(name: str) -> Path:
+    """helper_path(), of a helper that starts. Raises CapabilityError as well when this
+    machine lacks a library of it, and CommandError when it does not start otherwise.
+    """
+    path = helper_path(name)
+    run([path, "--version"], timeout_s=_VERSION_TIMEOUT_S)
+    return path

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,7 +53,8 @@ def interruptible(*, exiting: bool = False) -> Iterator[None]:
         return
     previous: dict[int, _Handler | int | None] = {}
     after = previous
-    hook, sys.unraisablehook = sys.unraisablehook, _repeat_swallowed
+    hook = sys.unraisablehook
+    sys.unraisablehook = partial(_repeat_swallowed, hook)
     try:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
@@ -82,14 +84,16 @@ def too_late() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def _repeat_swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+def _repeat_swallowed(
+    hook: Callable[[sys.UnraisableHookArgs], object], unraisable: sys.UnraisableHookArgs
+) -> None:
     """Python swallows what a signal raises in a finaliser (``__del__``): send it again.
 
-    From another thread, as here it would be swallowed again.
+    From another thread, as here it would be swallowed again. All else goes to ``hook``.
     """
     error = unraisable.exc_value
     if not isinstance(error, KeyboardInterrupt):
-        sys.__unraisablehook__(unraisable)
+        hook(unraisable)
         return
     signum = error.signum if isinstance(error, Interrupted) else signal.SIGINT
     main_thread = threading.main_thread().ident

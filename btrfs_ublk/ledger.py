@@ -4,7 +4,9 @@ One directory (``BTRFS_UBLK_STATE_DIR``, else /var/lib/btrfs-ublk, or /run/btrfs
 where that cannot be made; mode 0700) holds one file of JSON lines per process. Its
 maker keeps it locked (flock(2)) for life, so an unlocked file is a dead process's.
 Lines are only appended: a header, then ``enter`` before a thing is made, ``amend`` when
-more is known, ``strike`` after it is gone. What the kernel made ends with it. Temporary
+more is known, ``strike`` after it is gone. Now and then the end is cut off, as far as
+it tells of nothing but what is gone: one ftruncate(2), so whoever reads the file finds
+it whole at each moment. What the kernel made ends with it. Temporary
 directories do not, and neither do ledgers; but there is no fsync: a loss of power may
 take the last lines.
 
@@ -42,6 +44,8 @@ from btrfs_ublk.log import log
 from btrfs_ublk.process import ProcessIdentity
 
 FORMAT_VERSION = 1
+#: Of so much that may be gone, it is looked at whether it can be cut off.
+_CUT_BYTES = 64 << 10
 SUFFIX = ".ledger"
 
 Details = dict[str, Any]
@@ -136,6 +140,14 @@ def _refuse_if_stood_on(elder: Entry, others: Iterable[Entry]) -> None:
             )
 
 
+@dataclass
+class _Extent:
+    """Where the lines of an entry are in the file: all of them lie in [start, end)."""
+
+    start: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one entry; ``reason`` says why a thing is left."""
@@ -191,11 +203,12 @@ class Ledger:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._entries: dict[int, Entry] = {}
+        self._extents: dict[int, _Extent] = {}
         self._last_sequence = 0
         self.path, self._fd = _create_locked(directory)
         _ledgers.add(self)
         identity = ProcessIdentity.of_self()
-        self._append(
+        self._cut_at = self._header_end = self._append(
             {
                 "version": FORMAT_VERSION,
                 "boot_id": boot_id(),
@@ -227,7 +240,8 @@ class Ledger:
             self._check_ours()
             self._last_sequence += 1
             entry = Entry(self._last_sequence, kind, secrets.token_hex(8), details)
-            self._append(
+            start = os.fstat(self._fd).st_size
+            end = self._append(
                 {
                     "enter": entry.sequence,
                     "kind": kind,
@@ -236,13 +250,16 @@ class Ledger:
                 }
             )
             self._entries[entry.sequence] = entry
+            self._extents[entry.sequence] = _Extent(start, end)
             return entry
 
     def amend(self, entry: Entry, **details: Any) -> None:
         """Note more about a thing: what the kernel called it, say."""
         with self._lock:
             self._check_ours()
-            self._append({"amend": entry.sequence, "details": details})
+            end = self._append({"amend": entry.sequence, "details": details})
+            if entry.sequence in self._extents:
+                self._extents[entry.sequence].end = end
             entry.details.update(details)
 
     def strike(self, entry: Entry) -> None:
@@ -250,8 +267,13 @@ class Ledger:
         with self._lock:
             self._check_ours()
             if entry.sequence in self._entries:
-                self._append({"strike": entry.sequence})
+                extent = self._extents[entry.sequence]
+                extent.end = self._append({"strike": entry.sequence})
                 del self._entries[entry.sequence]
+                # Not again where it was in vain: what was there may still be kept.
+                known = max(self._cut_at, self._end_of_what_is_there())
+                if extent.end - known >= _CUT_BYTES:
+                    self._cut()
 
     @contextmanager
     def holding(
@@ -307,7 +329,7 @@ class Ledger:
                 self.undo(entry, undo)
             except Exception as failure:
                 log.info("once more: %s", failure)
-                _release_frames(error)
+                release_frames(error)
                 self.undo(entry, undo)
         except Exception as failure:
             log.warning("%s is left: %s", entry, failure)
@@ -322,7 +344,7 @@ class Ledger:
         with self._lock, deferred():
             if not self.is_ours or not self._entries:
                 return []
-            _release_frames(getattr(sys, "last_value", None))
+            release_frames(getattr(sys, "last_value", None))
             return sweep_entries(self.entries(), strike=self.strike, same_boot=True)
 
     def close(self) -> list[Outcome]:
@@ -340,8 +362,30 @@ class Ledger:
             self._forget()
             return outcomes
 
-    def _append(self, record: Details) -> None:
-        append_line(self._fd, record)
+    def _append(self, record: Details) -> int:
+        return append_line(self._fd, record)
+
+    def _end_of_what_is_there(self) -> int:
+        ends = (self._extents[number].end for number in self._entries)
+        return max(self._header_end, *ends, 0)
+
+    def _cut(self) -> None:
+        """Cut off the end of the file that tells only of what was struck out there.
+
+        NB: the strike of what was entered before must stay, or it would come back.
+        """
+        keep = self._end_of_what_is_there()
+        # In the order of their starts, so that one pass is enough.
+        for extent in self._extents.values():
+            if extent.start < keep:
+                keep = max(keep, extent.end)
+        os.ftruncate(self._fd, keep)
+        self._cut_at = keep
+        self._extents = {
+            number: extent
+            for number, extent in self._extents.items()
+            if extent.start < keep
+        }
 
     def _check_ours(self) -> None:
         if not self.is_ours:
@@ -383,12 +427,14 @@ def process_ledger() -> Ledger:
     return _process_ledger
 
 
-def _release_frames(error: BaseException | None) -> None:
+def release_frames(error: BaseException | None) -> None:
     """Drop the local variables of the frames that an error has left, which its
     traceback keeps alive: an open file among them keeps a mount busy.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            frame.f_locals  # NB: before Python 3.13 a copy, renewed when looked at
         error = error.__context__
 
 
@@ -412,14 +458,14 @@ def lock_if_current(path: Path, fd: int) -> bool:
         return False
 
 
-def append_line(fd: int, record: Details) -> None:
-    """Append a whole line or nothing. Raises BtrfsUblkError."""
+def append_line(fd: int, record: Details) -> int:
+    """Append a whole line or nothing; the file's new length. Raises BtrfsUblkError."""
     line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
     end = os.fstat(fd).st_size
     reason = "it was cut off"
     try:
         if os.write(fd, line) == len(line):
-            return
+            return end + len(line)
     except OSError as error:
         reason = error.strerror or str(error)
     # The next record must not be glued to half a line.

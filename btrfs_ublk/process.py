@@ -24,6 +24,7 @@ from typing import IO, Protocol
 
 import psutil
 
+from btrfs_ublk import libraries
 from btrfs_ublk.errors import CommandError
 from btrfs_ublk.interrupts import deferred, delivered
 from btrfs_ublk.log import log
@@ -146,7 +147,8 @@ def run(
 
     Raises CommandError, with the command to copy, its exit status and its last words,
     when it cannot be started, ends with a status outside ``ok_statuses`` or runs longer
-    than ``timeout_s`` seconds; it is killed then. ``keep_open_fds`` are inherited.
+    than ``timeout_s`` seconds; it is killed then. Raises CapabilityError when it lacks
+    a shared library. ``keep_open_fds`` are inherited.
     """
     words = [os.fspath(word) for word in argv]
     log.debug("run: %s", shlex.join(words))
@@ -198,6 +200,10 @@ def _run(
         _kill(child)
         raise
     if child.returncode not in ok_statuses:
+        if child.returncode == libraries.EXIT_STATUS:
+            missing = libraries.library_error(words[0], stderr)
+            if missing is not None:
+                raise missing
         raise CommandError(
             _failure(words, describe_exit(child.returncode), stderr), hint=hint
         )

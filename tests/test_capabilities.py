@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import REQUIRE_VARIABLE, Need
 
 from btrfs_ublk.capabilities import (
     BTRFS_PROGS,
@@ -76,17 +74,3 @@ def test_helpers_are_found_and_missed(
     monkeypatch.delenv(HELPERS_VARIABLE)
     with pytest.raises(CapabilityError, match="build it: pip install"):
         helper_path("no-such-helper")
-
-
-@pytest.mark.parametrize(
-    ("value", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)]
-)
-def test_a_skip_becomes_a_failure_where_everything_is_required(
-    need: Need,
-    monkeypatch: pytest.MonkeyPatch,
-    value: str,
-    outcome: type[BaseException],
-) -> None:
-    monkeypatch.setitem(os.environ, REQUIRE_VARIABLE, value)
-    with pytest.raises(outcome, match="time travel: the flux is too low"):
-        need(Missing())

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from btrfs_ublk.entry import ModuleGroup, run_command
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 
 MODULE = """
 import click
@@ -48,10 +49,41 @@ def test_others_are_not(group: click.Group, name: str) -> None:
     assert done.exit_code == 2 and "No such command" in done.output
 
 
+def test_a_typo_has_a_suggestion(group: click.Group) -> None:
+    done = CliRunner().invoke(group, ["to-words"])
+    assert done.exit_code == 2
+    assert "No such command 'to-words'. Did you mean 'two-words'?" in done.output
+
+
 def test_a_module_is_imported_when_it_is_used(group: click.Group) -> None:
     assert CliRunner().invoke(group, ["two-words"]).exit_code == 0
     with pytest.raises(RuntimeError, match="imported"):
         CliRunner().invoke(group, ["broken"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BtrfsUblkError("no", hint="do it"), 1),
+        (UsageError("no", hint="do it"), 2),
+        (CapabilityError("no", hint="do it"), 3),
+    ],
+)
+def test_the_status_tells_what_kind_of_error_it_was(
+    error: BtrfsUblkError,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["it"])
+    with pytest.raises(SystemExit) as caught:
+        run_command(failing, name="it")
+    assert caught.value.code == status
+    assert capsys.readouterr().err == "it: error: no\n  hint: do it\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

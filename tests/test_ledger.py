@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from btrfs_ublk import ledger as module
-from btrfs_ublk.abandoned import AbandonedLedger, abandoned_ledgers
+from btrfs_ublk.abandoned import AbandonedLedger, _parse, abandoned_ledgers
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.ledger import Entry, Ledger, remover, state_directory
 
@@ -356,6 +357,41 @@ def test_threads_may_enter_at_once(ledger: Ledger, things: list[str]) -> None:
     for thread in threads:
         thread.join(60)
     assert lines(ledger).count("enter") == lines(ledger).count("strike") == 200
+
+
+def test_a_long_run_leaves_a_short_file(ledger: Ledger, things: list[str]) -> None:
+    """Whatever is entered all the while."""
+    with ledger.holding("thing", name="outer"):
+        for number in range(3000):
+            with ledger.holding("thing", name=f"first-{number}", padding="x" * 100):
+                with ledger.holding("thing", name=f"second-{number}"):
+                    pass
+        assert ledger.path.stat().st_size < 2 * module._CUT_BYTES
+        assert lines(ledger)[:2] == ["version", "enter"]
+    assert ledger.entries() == []
+
+
+def test_what_is_cut_off_is_nothing_that_is_there(
+    ledger: Ledger, things: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order: the file tells what the process knows, at each moment."""
+    monkeypatch.setattr(module, "_CUT_BYTES", 200)
+    dice = random.Random(8)
+    sizes = []
+    for _ in range(2000):
+        alive = ledger.entries()
+        act = dice.choice(["enter", "strike", "strike", "amend"])
+        if act == "enter" or not alive:
+            ledger.enter("thing", name="any")
+        elif act == "strike":
+            # Mostly the youngest.
+            ledger.strike(alive[-1] if dice.random() < 0.7 else dice.choice(alive))
+        else:
+            ledger.amend(dice.choice(alive), more=dice.randrange(100))
+        _, found, _ = _parse(ledger.path)
+        assert found == ledger.entries()
+        sizes.append(ledger.path.stat().st_size)
+    assert min(sizes[1000:]) < 1000
 
 
 def test_an_unhandled_error_still_sweeps_at_exit(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Shared libraries that a program needs and the machine has not: what to install."""
+
+from __future__ import annotations
+
+import re
+
+from btrfs_ublk.errors import CapabilityError
+
+#: ld.so(8) ends so, before the program runs.
+EXIT_STATUS = 127
+_COMPLAINT = re.compile(r"error while loading shared libraries: ([^:\s]+): cannot open")
+#: What Debian calls the packages of those that our helpers use, in 12 and 13 (where
+#: others "provide" some). By the name before ".so."; {} is the number behind it.
+_PACKAGES = {
+    "libcrypto": "libssl{}",
+    "libcurl": "libcurl{}",
+    "libfuse3": "libfuse3-{}",
+    "libisal": "libisal{}",
+    "libjansson": "libjansson{}",
+    "libsqlite3": "libsqlite3-{}",
+    "libssl": "libssl{}",
+    "liburing": "liburing{}",
+    "libuuid": "libuuid{}",
+    "libuv": "libuv{}",
+}
+
+
+def library_error(program: str, stderr: str) -> CapabilityError | None:
+    """What to raise for a program that ended with EXIT_STATUS; None where that was for
+    another reason. It names one library: the loader gives up at the first.
+    """
+    complaint = _COMPLAINT.search(stderr)
+    if complaint is None:
+        return None
+    library = complaint[1]
+    return CapabilityError(
+        f"{program} needs the library {library}, which is not on this machine",
+        hint=f"install it ({_package(library)}); or, where the machine has another "
+        "version of it, build there: pip install . in the project's sources",
+    )
+
+
+def _package(library: str) -> str:
+    name, _, number = library.partition(".so.")
+    if name not in _PACKAGES:
+        return "apt-file search finds the package"
+    return f"Debian: apt-get install {_PACKAGES[name].format(number)}"

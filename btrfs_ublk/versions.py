@@ -1,0 +1,69 @@
+"""Which versions are at work: of the package, its C helpers, and what they stand on."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import btrfs_ublk
+from btrfs_ublk.errors import CapabilityError, CommandError
+from btrfs_ublk.helpers import HELPERS, helper_path
+from btrfs_ublk.process import run
+
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Versions:
+    """``helpers`` have None where one is not built, or does not say; ``btrfs_progs`` is
+    None where it is not installed.
+    """
+
+    btrfs_ublk: str
+    helpers: dict[str, str | None]
+    kernel: str
+    btrfs_progs: str | None
+    python: str
+
+    @property
+    def strangers(self) -> dict[str, str | None]:
+        """Helpers that are not of the package's version."""
+        return {
+            name: version
+            for name, version in self.helpers.items()
+            if version != self.btrfs_ublk
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"helpers_match": not self.strangers}
+
+
+def find_versions() -> Versions:
+    """Runs each helper once; they answer at once."""
+    progs = _last_word(["btrfs", "--version"])
+    return Versions(
+        btrfs_ublk=btrfs_ublk.__version__,
+        helpers={name: _helper_version(name) for name in HELPERS},
+        kernel=platform.release(),
+        btrfs_progs=progs.removeprefix("v") if progs else None,
+        python=platform.python_version(),
+    )
+
+
+def _helper_version(name: str) -> str | None:
+    try:
+        return _last_word([str(helper_path(name)), "--version"])
+    except CapabilityError:
+        return None
+
+
+def _last_word(argv: list[str]) -> str | None:
+    """Of the first line that the command prints; None where it cannot be run."""
+    try:
+        lines = run(argv, timeout_s=_TIMEOUT_S).stdout.splitlines()
+    except CommandError:
+        return None
+    words = lines[0].split() if lines else []
+    return words[-1] if words else None
