@@ -34,6 +34,7 @@ T = TypeVar("T")
 _LOOP_CLR_FD = 0x4C01
 _LOOP_GET_STATUS64 = 0x4C05
 _LOOP_CHANGE_FD = 0x4C06
+_LOOP_SET_CAPACITY = 0x4C07
 _LOOP_SET_DIRECT_IO = 0x4C08
 _LOOP_CONFIGURE = 0x4C0A  # Linux 5.8, 3448914e8cc5: one step, nothing half made
 _LOOP_CTL_GET_FREE = 0x4C82
@@ -76,6 +77,7 @@ def loop_device(
     block_bytes: int = BLOCK_BYTES,
     offset_bytes: int = 0,
     size_bytes: int | None = None,
+    lifeline: bool = False,
     ledger: Ledger | None = None,
 ) -> Iterator[LoopDevice]:
     """Attach a file to a free loop device; detach it, and wait, when the block is left.
@@ -84,6 +86,7 @@ def loop_device(
     both, and the file's size, must be multiples of ``block_bytes``, since the kernel
     would silently cut the rest off. ``direct_io`` bypasses the page cache of the file
     below. A device that is still mounted at the end is not detached: LeftoverError.
+    ``lifeline`` is attach()'s.
     """
     require(ROOT, LOOP)
     ledger = ledger or process_ledger()
@@ -100,9 +103,14 @@ def loop_device(
                     block_bytes=block_bytes,
                     offset_bytes=offset_bytes,
                     size_bytes=size_bytes,
+                    lifeline=lifeline,
                 )
                 ledger.amend(entry, path=str(device.path))
-            yield device
+            try:
+                yield device
+            finally:
+                if not ledger.is_ours:
+                    _cut_lifeline(entry.tag)  # it is to outlive us, as long as a mount
 
 
 def attach(
@@ -177,6 +185,28 @@ def change_backing_file(path: Path, tag: str, backing: FileIO) -> None:
     finally:
         os.close(fd)
     _check_direct_io(path, wanted=direct_io)
+
+
+def grow(path: Path, tag: str, file: Path) -> None:
+    """Give the device the size of its file, ``file``, where that has become larger;
+    whoever has it mounted goes on. Raises BtrfsUblkError.
+    """
+    size_bytes = file.stat().st_size
+    if blockdev.size_bytes(path) >= size_bytes:
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _reference_of(fd) != _reference(tag):
+            raise BtrfsUblkError(f"{path} is another's: its size is left as it is")
+        fcntl.ioctl(fd, _LOOP_SET_CAPACITY)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot make {path} {size_bytes} bytes large: {error.strerror}"
+        ) from error
+    finally:
+        os.close(fd)
+    if (has_bytes := blockdev.size_bytes(path)) != size_bytes:
+        raise BtrfsUblkError(f"{path} has {has_bytes} bytes, its file {size_bytes}")
 
 
 def _check_change(path: Path, backing: FileIO) -> None:

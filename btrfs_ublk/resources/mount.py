@@ -12,11 +12,14 @@ from pathlib import Path
 
 from btrfs_ublk.capabilities import MOUNT, ROOT, require
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
+from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.process import pids_using, readable, run
 from btrfs_ublk.resources.mountinfo import MountInfo, read_mountinfo
 
 _KIND = "mount"
+#: linux/mount.h
+_MS_RDONLY = 1
 
 _MOUNT_TIMEOUT_S = 60.0
 #: What btrfs shows for a device that was taken away under it (btrfs_show_devname).
@@ -72,10 +75,14 @@ def mounted(
     fs_type: str = "btrfs",
     options: Sequence[str] = (),
     read_only: bool = False,
+    by_kernel: bool = False,
+    shown: tuple[str, str] | None = None,
     timeout_s: float = _MOUNT_TIMEOUT_S,
     ledger: Ledger | None = None,
 ) -> Iterator[Mount]:
-    """Mount on an existing directory; unmount when the block is left.
+    """Mount on an existing directory; unmount when the block is left. With
+    ``by_kernel`` the kernel gets the source as it is: mount(8) would put a loop device
+    on a file. ``shown`` are type and source in the list of mounts, where these differ.
 
     Raises UsageError when the target is no directory or is a mount point already (what
     lies below could not be told apart), CommandError when mount(8) fails, and at the
@@ -93,23 +100,46 @@ def mounted(
     with ledger.holding(
         _KIND,
         target=str(target),
-        sources=_source_names(source),
-        fs_type=fs_type,
+        sources=[*_source_names(source), *(shown or ())[1:]],
+        fs_type=shown[0] if shown else fs_type,
         namespace=mount_namespace(),
     ) as entry:
-        words = ["ro" if read_only else "rw", *options]
-        # The lock goes along: were we killed now, gc would wait for mount(8) to end.
-        run(
-            ["mount", "-t", fs_type, "-o", ",".join(words), source, target],
-            timeout_s=timeout_s,
-            hint="see the kernel log: dmesg",
-            keep_open_fds=[ledger.fileno()],
-        )
+        if by_kernel:
+            _mount(source, target, fs_type, options=options, read_only=read_only)
+        else:
+            words = ["ro" if read_only else "rw", *options]
+            # The lock goes along: were we killed now, gc would wait for mount(8).
+            run(
+                ["mount", "-t", fs_type, "-o", ",".join(words), source, target],
+                timeout_s=timeout_s,
+                hint="see the kernel log: dmesg",
+                keep_open_fds=[ledger.fileno()],
+            )
         mount = _find(entry)
         if mount is None:
             raise LeftoverError(f"{target} is mounted, but not as asked")
         ledger.amend(entry, mount_id=mount.mount_id, unique_id=unique_mount_id(target))
         yield Mount(ledger, entry)
+
+
+@deferred()
+def _mount(
+    source: Path | str,
+    target: Path,
+    fs_type: str,
+    *,
+    options: Sequence[str],
+    read_only: bool,
+) -> None:
+    """mount(2). Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.mount(
+        *(os.fsencode(word) for word in (source, target, fs_type)),
+        ctypes.c_ulong(_MS_RDONLY if read_only else 0),
+        os.fsencode(",".join(options)) or None,
+    ):
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount as {fs_type}: {os.strerror(number)}", str(source))
 
 
 def _source_names(source: Path | str) -> list[str]:

@@ -1,8 +1,11 @@
-"""What is mounted: /proc/self/mountinfo (proc_pid_mountinfo(5)), in this namespace."""
+"""What is mounted: /proc/PID/mountinfo (proc_pid_mountinfo(5)), here or elsewhere."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +14,17 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class MountInfo:
-    """One mount. ``device`` is "major:minor"; btrfs' is anonymous, not the disk's."""
+    """One mount. ``device`` is "major:minor"; btrfs' is anonymous, not the disk's.
+    ``root`` is the directory of the file system that is mounted. ``propagation`` are
+    words like "shared:1" and "master:2" (mount_namespaces(7)).
+    """
 
     mount_id: int
+    parent_id: int
     device: str
+    root: Path
     target: Path
+    propagation: tuple[str, ...]
     fs_type: str
     source: str
     read_only: bool
@@ -31,12 +40,16 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
     for line in text.splitlines():
         fields = line.split(" ")
         # Optional fields stand between the sixth and a lone hyphen.
-        fs_type, source = fields[fields.index("-", 6) + 1 :][:2]
+        hyphen = fields.index("-", 6)
+        fs_type, source = fields[hyphen + 1 :][:2]
         mounts.append(
             MountInfo(
                 mount_id=int(fields[0]),
+                parent_id=int(fields[1]),
                 device=fields[2],
+                root=Path(_unescape(fields[3])),
                 target=Path(_unescape(fields[4])),
+                propagation=tuple(fields[6:hyphen]),
                 fs_type=fs_type,
                 source=_unescape(source),
                 read_only="ro" in fields[5].split(","),
@@ -45,12 +58,28 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
     return mounts
 
 
-def read_mountinfo() -> list[MountInfo]:
-    """The mounts that this process sees."""
+def read_mountinfo(process: int | str = "self") -> list[MountInfo]:
+    """The mounts that this process sees, or one of that id. Raises OSError."""
     # NB: bytes that are no UTF-8 may stand in paths; surrogates keep them.
     return parse_mountinfo(
-        Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+        Path(f"/proc/{process}/mountinfo").read_text(errors="surrogateescape")
     )
+
+
+def mounts_elsewhere() -> Iterator[tuple[int, list[MountInfo]]]:
+    """Of each other mount namespace, a process in it, and the mounts that it sees.
+
+    Only those that this process may look into.
+    """
+    seen = {os.readlink("/proc/self/ns/mnt")}
+    for link in Path("/proc").glob("[0-9]*/ns/mnt"):
+        pid = int(link.parts[2])
+        with suppress(OSError):  # it ended, or we may not look
+            namespace = os.readlink(link)
+            if namespace not in seen:
+                mounts = read_mountinfo(pid)
+                seen.add(namespace)
+                yield pid, mounts
 
 
 def mounts_at_or_below(directory: Path) -> list[MountInfo]:
