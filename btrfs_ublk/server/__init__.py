@@ -5,6 +5,7 @@ from btrfs_ublk.server.description import (
     Description,
     ErrorSegment,
     FileSegment,
+    LazySegment,
     MemsetSegment,
     PatternSegment,
     Segment,
@@ -13,18 +14,28 @@ from btrfs_ublk.server.description import (
 from btrfs_ublk.server.devices import DeviceRecord, device_records
 from btrfs_ublk.server.foreign import ForeignDevice, foreign_device
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
-from btrfs_ublk.server.stats import KindStats, Latency, QueueStats, ServerStats
+from btrfs_ublk.server.stats import (
+    FetcherStats,
+    KindStats,
+    Latency,
+    LazyStats,
+    QueueStats,
+    ServerStats,
+)
 
 __all__ = [
     "BlockServer",
     "Description",
     "DeviceRecord",
     "ErrorSegment",
+    "FetcherStats",
     "FileSegment",
     "ForeignDevice",
     "FrontEndName",
     "KindStats",
     "Latency",
+    "LazySegment",
+    "LazyStats",
     "MemsetSegment",
     "PatternSegment",
     "QueueStats",

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk import libraries
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.lazy import Added, Addition, MapClient, Room, Source
 from btrfs_ublk.ledger import Entry, Ledger, process_ledger
 from btrfs_ublk.log import log
 from btrfs_ublk.process import Child, describe_exit, launch
-from btrfs_ublk.server.control import ControlConnection, ControlError
-from btrfs_ublk.server.description import Description, FileSegment
+from btrfs_ublk.server.control import ControlConnection, ControlError, InUseError
+from btrfs_ublk.server.description import Description, FileSegment, LazySegment
 from btrfs_ublk.server.devices import STOP_TIMEOUT_S
 from btrfs_ublk.server.front_end import FrontEnd
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
+from btrfs_ublk.server.fuse import served_file
 
 _PROTOCOL = 1
 _EXIT_USAGE = 2
-_READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 10.0
 #: Between the closing of the connection and the end of the process.
 _LAST_WORDS_TIMEOUT_S = 1.0
@@ -37,7 +40,11 @@ class BlockServer:
     ``max_io_bytes`` (largest request) default to the server's own choice. ``cpus`` are
     those that threads may run on (default: all that the process may use). ``realtime``:
     they run before all that is not (SCHED_RR), for latency on busy machines
-    (docs/limits.md).
+    (docs/limits.md). ``page_cache``: who reads ``file`` itself does so through that.
+    ``unprivileged``: the device is of this user, who need not be root, and the server
+    does without what protects it from itself (docs/features.md).
+    ``features`` of the ublk driver are insisted on, such as "auto-buf-reg", which is
+    not used unless asked for.
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
@@ -54,16 +61,24 @@ class BlockServer:
         queues: int | None = None,
         depth: int | None = None,
         realtime: bool = False,
+        page_cache: bool = False,
         max_io_bytes: int | None = None,
         cpus: Iterable[int] | None = None,
-        ready_timeout_s: float = _READY_TIMEOUT_S,
+        unprivileged: bool = False,
+        features: Iterable[str] = (),
+        ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         ledger: Ledger | None = None,
     ) -> None:
         self.description = description
         self._front_end_name = front_end
         self._front_end: FrontEnd | None = None
-        self._realtime = realtime
+        self._features = list(features)
+        self._flags = {
+            "realtime": realtime,
+            "page-cache": page_cache,
+            "unprivileged": unprivileged,
+        }
         self._options = {
             "queues": queues,
             "depth": depth,
@@ -85,7 +100,9 @@ class BlockServer:
         if self._entry is not None:
             raise BtrfsUblkError("this block server runs already")
         self._ledger = ledger = self._ledger or process_ledger()
-        self._front_end = front_end = choose_front_end(self._front_end_name)
+        self._front_end = front_end = choose_front_end(
+            self._front_end_name, unprivileged=self._flags["unprivileged"]
+        )
         try:
             with deferred():
                 files = _files(self.description)
@@ -117,6 +134,13 @@ class BlockServer:
         if self._device is None:
             raise BtrfsUblkError("the block server does not run")
         return self._device
+
+    @property
+    def file(self) -> Path:
+        """With fuse, the file that the loop device is on; it can be opened by root, and
+        read past that. Raises ControlError when there is none.
+        """
+        return served_file(self._ready)
 
     @property
     def device_id(self) -> int:
@@ -156,13 +180,39 @@ class BlockServer:
         )["stats"]
         return stats
 
+    def map(self, path: str | None = None) -> MapClient:
+        """What a lazy segment has mapped; ``path`` where there are several maps."""
+        return MapClient(self._ask, path=path)
+
+    def map_add(
+        self,
+        sources: Sequence[Source],
+        additions: Sequence[Addition],
+        *,
+        room: Room | None = None,
+    ) -> list[Added]:
+        """``map().add(…)``: all or none, and durable when it returns."""
+        return self.map().add(sources, additions, room=room)
+
+    def _ask(
+        self, name: str, keys: dict[str, Any], *, fd: int | None, timeout_s: float
+    ) -> dict[str, Any]:
+        if self._child is None or self._control is None:
+            raise BtrfsUblkError("the block server does not run")
+        reply = self._control.request(
+            name, keys, child=self._child, timeout_s=timeout_s, fd=fd
+        )
+        body: dict[str, Any] = reply[name]
+        return body
+
     def _argv(self, front_end: str, tag: str, control_fd: int) -> list[str | Path]:
         argv: list[str | Path] = [helper_path(SERVER), "--front-end", front_end]
         for name, value in self._options.items():
             if value is not None:
                 argv += [f"--{name}", str(value)]
-        if self._realtime:
-            argv += ["--realtime"]
+        argv += [f"--{name}" for name, is_set in self._flags.items() if is_set]
+        for name in self._features:
+            argv += ["--feature", name]
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 
     def _start(self, entry: Entry, front_end: FrontEnd) -> Child:
@@ -214,6 +264,10 @@ class BlockServer:
         status = child.wait(_LAST_WORDS_TIMEOUT_S)
         if status is None:
             return BtrfsUblkError(child.failure(f"gave no device ({what})"))
+        if status == libraries.EXIT_STATUS:
+            missing = libraries.library_error(child.argv[0], child.stderr_tail())
+            if missing is not None:
+                return missing
         message = child.failure(f"{describe_exit(status)} before its device was ready")
         return UsageError(message) if status == _EXIT_USAGE else BtrfsUblkError(message)
 
@@ -255,7 +309,9 @@ class BlockServer:
         self._ready, self._device = {}, None
 
     def _ask_to_stop(self, child: Child, control: ControlConnection) -> None:
-        """In good order, as long as the server plays along; stop() does the rest."""
+        """In good order, as long as the server plays along; stop() does the rest.
+        Raises LeftoverError when somebody has begun to use the device.
+        """
         if not self._ready or child.returncode is not None:
             return
         try:
@@ -264,6 +320,11 @@ class BlockServer:
                 "stopped", child=child, timeout_s=self._stop_timeout_s
             )["stats"]
             child.wait(timeout_s=_REQUEST_TIMEOUT_S)
+        except InUseError as error:
+            raise LeftoverError(
+                f"{self._device} is in use and was not removed",
+                hint="unmount it first",
+            ) from error
         except ControlError as error:
             log.warning("%s", child.failure(f"does not stop as asked ({error})"))
 
@@ -275,6 +336,9 @@ def _files(description: Description) -> list[str]:
         for segment in description.segments
         if isinstance(segment, FileSegment)
     }
+    for segment in description.segments:
+        if isinstance(segment, LazySegment):
+            paths |= {Path(x).resolve() for x in (segment.map, segment.cache) if x}
     return sorted(
         {str(path if path.is_block_device() else path.parent) for path in paths}
     )

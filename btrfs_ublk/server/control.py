@@ -1,9 +1,12 @@
-"""The control connection: JSON lines on a socket to a server process (README)."""
+"""The control connection: JSON lines on a socket to a server process, as
+docs/design/protocol.md has it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -11,6 +14,7 @@ import weakref
 from typing import Any
 
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.lazy.maps import Refused
 from btrfs_ublk.process import Child, readable
 
 #: A server's line is a ready message or statistics; much longer is no server of ours.
@@ -21,6 +25,51 @@ Message = dict[str, Any]
 
 class ControlError(BtrfsUblkError):
     """The server does not answer, or not as it should."""
+
+
+class InUseError(ControlError):
+    """The server does not stop: somebody has the device mounted or claimed."""
+
+
+def send_request(
+    connection: socket.socket,
+    name: str,
+    keys: Message,
+    *,
+    fd: int | None,
+    deadline_s: float,
+) -> None:
+    """On a socket that does not block, with a descriptor where there is one.
+
+    Raises TimeoutError when the server does not take it by then, and OSError.
+    """
+    line = json.dumps({"request": name} | keys).encode() + b"\n"
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
+    sent = 0
+    while sent < len(line):
+        try:
+            if fd is None:
+                sent += connection.send(line[sent:])
+            else:
+                sent += socket.send_fds(connection, [line[sent:]], [fd])
+                fd = None
+        except BlockingIOError:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0 or not poll.poll(remaining_s * 1000):
+                raise TimeoutError from None
+
+
+def check_refusal(message: Message, name: str) -> None:
+    """Raises Refused for a reply that says why a request has failed, InUseError."""
+    if message.get("in_use"):
+        raise InUseError(f"the server refuses to {name}: the device is in use")
+    if message.get("failed") == name:
+        raise Refused(
+            str(message.get("error")),
+            hint=message.get("hint") or None,
+            errno=str(message.get("errno")),
+        )
 
 
 class ControlConnection:
@@ -63,8 +112,17 @@ class ControlConnection:
             raise ControlError(f"the server sent {message}, not the {name} event")
         return message
 
-    def request(self, name: str, *, child: Child, timeout_s: float) -> Message:
-        """The server's reply. Raises ControlError as wait_event(), and on an error.
+    def request(
+        self,
+        name: str,
+        keys: Message | None = None,
+        *,
+        child: Child,
+        timeout_s: float,
+        fd: int | None = None,
+    ) -> Message:
+        """The server's reply. Raises ControlError as wait_event(), and on an error;
+        Refused for one that it gives reasons for.
 
         Replies to earlier requests, whose wait was interrupted or in vain, are dropped.
         """
@@ -74,7 +132,13 @@ class ControlConnection:
             # makes this request wait in vain; one too few would mix up all replies.
             self._unanswered += 1
             try:
-                self._ours.send(json.dumps({"request": name}).encode() + b"\n")
+                send_request(self._ours, name, keys or {}, fd=fd, deadline_s=deadline_s)
+            except TimeoutError as error:
+                # NB: a part of it may be there, so nothing can follow.
+                self.close()
+                raise ControlError(
+                    f"the server does not take the request to {name}"
+                ) from error
             except OSError as error:
                 self._unanswered -= 1
                 raise ControlError(
@@ -90,6 +154,7 @@ class ControlConnection:
                     continue
                 if message.get("reply") == name:
                     return message
+                check_refusal(message, name)
                 raise ControlError(f"the server answers {name} with {message}")
 
     def _receive(self, child: Child, deadline_s: float, *, what: str) -> Message:

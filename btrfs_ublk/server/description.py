@@ -1,4 +1,4 @@
-"""The address space of a device: what answers which range (README, "a description").
+"""The address space of a device: what answers which range (docs/design/protocol.md).
 
 A kind of segment is one subclass of Segment; its fields are the keys of the JSON
 object. The server checks a description again: it trusts nobody. Checked here, before
@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from btrfs_ublk.errors import UsageError
@@ -25,6 +26,7 @@ FORMAT_VERSION = 1
 MAX_DEVICE_BYTES = (1 << 63) - BLOCK_BYTES
 
 _WORD_BYTES = 8  # of a PatternSegment
+_MAX_DEADLINE_S = 24 * 3600  # of a LazySegment
 
 _kinds: dict[str, type[Segment]] = {}
 
@@ -217,6 +219,58 @@ class ErrorSegment(Segment):
     kind: ClassVar[str] = "error"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LazySegment(Segment):
+    """Virtual data that the file ``map`` fills over time (docs/materialisation.md).
+
+    The segment begins with byte ``map_offset`` of them. What is not mapped fails with
+    EIO, or reads as zeroes. A read that nobody answers fails after ``deadline_s``
+    seconds; None: it waits for ever.
+    """
+
+    kind: ClassVar[str] = "lazy"
+
+    map: str
+    cache: str | None = None
+    map_offset: int = 0
+    unmapped: Literal["error", "zero"] = "error"
+    deadline_s: float | None = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_block("map_offset", self.map_offset, self._where)
+        if self.map_offset + self.length > MAX_DEVICE_BYTES:
+            raise UsageError(
+                f"{self._where}: map_offset {self.map_offset} is too large",
+                hint=f"virtual data end at {MAX_DEVICE_BYTES} bytes",
+            )
+        if not isinstance(self.map, str) or not self.map:
+            raise UsageError(f"{self._where}: map is {self.map!r}, not a file's name")
+        if self.cache is not None and not (isinstance(self.cache, str) and self.cache):
+            raise UsageError(
+                f"{self._where}: cache is {self.cache!r}, not a directory's name"
+            )
+        if self.unmapped not in ("error", "zero"):
+            raise UsageError(
+                f"{self._where}: unmapped is {self.unmapped!r}",
+                hint="error (EIO) or zero",
+            )
+        _check_deadline(self.deadline_s, self._where)
+
+    def part(self, start: int, end: int) -> LazySegment:
+        first = max(start, self.offset)
+        return replace(
+            self,
+            offset=first,
+            length=min(end, self.end) - first,
+            map_offset=self.map_offset + first - self.offset,
+        )
+
+    def content(self, offset: int, length: int) -> bytes:
+        """Not known here: it is in the map. Raises LookupError."""
+        raise LookupError(f"{self._where}: what it holds is in {self.map}")
+
+
 _GAPS: dict[str, type[Segment]] = {"error": ErrorSegment, "zero": ZeroSegment}
 
 
@@ -311,6 +365,34 @@ class Description:
             parts.append(segment.content(start, min(end, segment.end) - start))
         return b"".join(parts)
 
+    def check_growth(self, larger: Description) -> None:
+        """Raise UsageError, saying why, unless ``larger`` is this with more at its end:
+        the last segment may be longer, and others follow.
+        """
+        if larger.size < self.size:
+            raise UsageError(
+                f"the device has {self.size} bytes, the new description {larger.size}: "
+                "a device never shrinks"
+            )
+        if larger.read_only != self.read_only:
+            raise UsageError(
+                f"the device is {'read-only' if self.read_only else 'writable'}, the "
+                "new description is not"
+            )
+        beginning = [
+            segment.part(0, self.size)
+            for segment in larger.segments
+            if segment.offset < self.size
+        ]
+        for number, (old, new) in enumerate(zip_longest(self.segments, beginning)):
+            if old != new:
+                was = f"was {old.to_dict()}" if old is not None else "is new"
+                raise UsageError(
+                    f"segment {number} {was}: the new description says otherwise",
+                    hint="what the device answers stays; only what follows its end can "
+                    "be new",
+                )
+
     def to_json(self) -> str:
         return json.dumps(
             {
@@ -361,6 +443,17 @@ def _check_integer(key: str, value: object, where: str) -> None:
 def _check_bool(key: str, value: object, where: str) -> None:
     if not isinstance(value, bool):
         raise UsageError(f"{where}: {key} is {value!r}, neither true nor false")
+
+
+def _check_deadline(value: object, where: str) -> None:
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= _MAX_DEADLINE_S:  # type: ignore[operator]
+        raise UsageError(
+            f"{where}: deadline_s is {value!r}",
+            hint=f"seconds, more than 0 and at most {_MAX_DEADLINE_S}, or null (none)",
+        )
 
 
 def _check_block(key: str, value: int, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from btrfs_ublk.capabilities import FUSE, LOOP, ROOT, UBLK, require
-from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.errors import CapabilityError, UsageError
 from btrfs_ublk.log import log
 from btrfs_ublk.server.front_end import FrontEnd
 from btrfs_ublk.server.fuse import FuseFrontEnd
@@ -14,10 +14,20 @@ from btrfs_ublk.server.ublk import UblkFrontEnd
 FrontEndName = Literal["auto", "ublk", "fuse"]
 
 
-def choose_front_end(name: FrontEndName = "auto") -> FrontEnd:
-    """A new front end for one server. Raises CapabilityError when this machine cannot
-    do it.
+def choose_front_end(
+    name: FrontEndName = "auto", *, unprivileged: bool = False
+) -> FrontEnd:
+    """A new front end for one server; ``unprivileged``: for a user who is not root.
+    Raises CapabilityError when this machine cannot do it, UsageError when none can.
     """
+    if unprivileged:
+        if name == "fuse":
+            raise UsageError(
+                "the front end fuse needs a loop device, which only root makes",
+                hint="unprivileged devices are of ublk",
+            )
+        require(UBLK)
+        return UblkFrontEnd()
     require(ROOT)
     if name == "ublk":
         require(UBLK)

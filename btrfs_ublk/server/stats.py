@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.lazy.prefetch import Prefetch
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,62 @@ class QueueStats:
 
 
 @dataclass(frozen=True)
+class FetchLatency:
+    """Of requests to mirrors of one kind and host that gave what was asked for, until
+    the last byte; ``host`` is empty for this machine's files.
+    """
+
+    kind: str
+    host: str
+    latency: Latency
+
+
+@dataclass(frozen=True)
+class FetcherStats:
+    """Of what fetches the units of one map (csrc/lazy/fetcher.h).
+
+    ``reads`` are those that the cache did not answer. A unit is ``verified`` against a
+    digest that was known, or ``pinned`` when it was fetched for the first time.
+    ``failures`` are of attempts, by reason; ``hosts`` has one object per host, with
+    "attempts", "failures", "bytes", "in_flight", "openings" and "open" (of its circuit
+    breaker). The last four numbers say what there is now.
+    """
+
+    reads: int
+    read_errors: int
+    deadlines_missed: int
+    attempts: int
+    retries: int
+    units_fetched: int
+    bytes_fetched: int
+    units_prefetched: int
+    units_verified: int
+    units_pinned: int
+    units_from_cache: int
+    units_stored: int
+    store_failures: int
+    reads_waiting: int
+    units_queued: int
+    units_in_flight: int
+    buffer_bytes: int
+    failures: Mapping[str, int]
+    hosts: Mapping[str, Mapping[str, Any]]
+    fetches: tuple[FetchLatency, ...]
+
+
+@dataclass(frozen=True)
+class LazyStats:
+    """Of one map, and of its cache (docs/cache.md)."""
+
+    map: str
+    cache_directory: str | None
+    mappings: int
+    fetcher: FetcherStats
+    cache: Mapping[str, Any] | None
+    prefetch: Prefetch | None = None
+
+
+@dataclass(frozen=True)
 class ServerStats(Counts):
     """All of a server: ``ServerStats.parse(server.stats())``.
 
@@ -127,6 +184,7 @@ class ServerStats(Counts):
     refused: int
     kinds: Mapping[str, KindStats]
     queues: tuple[QueueStats, ...]
+    lazy: tuple[LazyStats, ...] = ()
 
     @classmethod
     def parse(cls, stats: Mapping[str, Any]) -> ServerStats:
@@ -145,6 +203,7 @@ class ServerStats(Counts):
                     QueueStats(int(queue["in_flight"]), int(queue["max_in_flight"]))
                     for queue in stats["queues"]
                 ),
+                lazy=tuple(_lazy(about) for about in stats.get("lazy", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BtrfsUblkError(
@@ -157,14 +216,40 @@ def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
     return {item.name: int(stats[item.name]) for item in fields(Counts)}
 
 
+def _lazy(about: Mapping[str, Any]) -> LazyStats:
+    fetcher = about["fetcher"]
+    parsed = {"failures", "hosts", "fetches"}
+    return LazyStats(
+        map=str(about["map"]),
+        cache_directory=about["cache_directory"],
+        mappings=int(about["mappings"]),
+        fetcher=FetcherStats(
+            failures={str(why): int(n) for why, n in fetcher["failures"].items()},
+            hosts=dict(fetcher["hosts"]),
+            fetches=tuple(
+                FetchLatency(str(one["kind"]), str(one["host"]), _latency(one))
+                for one in fetcher["latencies"]
+            ),
+            **{
+                item.name: int(fetcher[item.name])
+                for item in fields(FetcherStats)
+                if item.name not in parsed
+            },
+        ),
+        cache=about.get("cache"),
+        prefetch=Prefetch.parse(about["prefetch"]),
+    )
+
+
 def _latencies(kind: Mapping[str, Any]) -> Latencies:
     return Latencies(
-        **{
-            group: Latency(
-                sum_ns=int(latency["sum_ns"]),
-                max_ns=int(latency["max_ns"]),
-                buckets=tuple((int(bound), int(n)) for bound, n in latency["buckets"]),
-            )
-            for group, latency in kind["latency"].items()
-        }
+        **{group: _latency(latency) for group, latency in kind["latency"].items()}
+    )
+
+
+def _latency(found: Mapping[str, Any]) -> Latency:
+    return Latency(
+        sum_ns=int(found["sum_ns"]),
+        max_ns=int(found["max_ns"]),
+        buckets=tuple((int(bound), int(n)) for bound, n in found["buckets"]),
     )

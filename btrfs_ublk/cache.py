@@ -1,0 +1,351 @@
+"""A local cache of fetched units (docs/cache.md): looked at, verified, made smaller.
+
+The format of its files is known to the helper ``btrfs-ublk-cache`` only. All this works
+while servers use the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.helpers import CACHE, helper_path
+from btrfs_ublk.process import run
+
+DEFAULT_DIRECTORY = Path("/var/cache/btrfs-ublk")
+#: Emptying a large cache waits for its disk.
+TIMEOUT_S = 600.0
+DIGEST_BYTES = 32
+#: What the root digest of a list begins with (materialisation.md).
+_ROOT_HEADER = b"btrfs-ublk units 1\n"
+#: How the map file keeps digests: csrc/lazy/store/internal.h.
+_DIGESTS_PER_PAGE = 126
+_DIGEST_PAGE_BITS = 32
+_USAGE = 2
+#: A map is written to when something is added, or fetched for the first time.
+_COPY_ATTEMPTS = 20
+
+#: The digest of a unit, where it is known.
+DigestOf = Callable[[int], bytes | None]
+
+
+@dataclass(frozen=True)
+class Content:
+    """One content of a cache; sizes in bytes. ``last_use_s`` is when it was read or
+    written last, in seconds since the epoch, as far as the file system notes it.
+    """
+
+    key: str
+    size: int
+    unit_bytes: int
+    units: int
+    cached_units: int
+    cached_bytes: int
+    pinned: bool
+    in_use: bool
+    last_use_s: int
+
+    def unit_length(self, unit: int) -> int:
+        """In bytes; of the last one, what is left."""
+        return min(self.unit_bytes, self.size - unit * self.unit_bytes)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Files that no server would believe: they are discarded when one wants them."""
+
+    key: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """What lies in the directory; ``cached_bytes`` of all contents."""
+
+    directory: Path
+    cached_bytes: int
+    free_bytes: int
+    contents: tuple[Content, ...]
+    broken: tuple[Broken, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What fits in JSON."""
+        return asdict(self) | {"directory": str(self.directory)}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Counts of units. ``wrong`` names those that were dropped, as (key, unit)."""
+
+    right: int
+    unknown: int
+    wrong: tuple[tuple[str, int], ...]
+    broken: tuple[Broken, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not self.wrong and not self.broken
+
+    def to_dict(self) -> dict[str, Any]:
+        """What fits in JSON."""
+        return asdict(self) | {"clean": self.clean}
+
+
+class Cache:
+    """The cache in ``directory``. Each method raises UsageError (no such cache or
+    content) or BtrfsUblkError, with what the helper says.
+    """
+
+    def __init__(self, directory: Path = DEFAULT_DIRECTORY) -> None:
+        self.directory = directory
+
+    def _ask(self, *words: str | int) -> Any:
+        argv: list[str | Path] = [helper_path(CACHE), self.directory, *map(str, words)]
+        done = run(argv, timeout_s=TIMEOUT_S, ok_statuses=(0, 1, _USAGE))
+        if done.returncode:
+            message, _, hint = done.stderr.strip().partition("\n  hint: ")
+            message = message.rpartition(f"{CACHE}: error: ")[2]
+            kind = UsageError if done.returncode == _USAGE else BtrfsUblkError
+            raise kind(message, hint=hint or None)
+        return json.loads(done.stdout)
+
+    def status(self) -> Status:
+        """All contents, those with most bytes first."""
+        answer = self._ask("status")
+        found = answer["contents"]
+        contents = [Content(**about) for about in found if "error" not in about]
+        return Status(
+            self.directory,
+            answer["bytes"],
+            answer["free_bytes"],
+            tuple(sorted(contents, key=lambda one: (-one.cached_bytes, one.key))),
+            tuple(Broken(**about) for about in found if "error" in about),
+        )
+
+    def units(self, key: str) -> list[int]:
+        """The units of a content that are there."""
+        ranges = self._ask("units", key)["ranges"]
+        return [unit for first, last in ranges for unit in range(first, last + 1)]
+
+    def drop(self, key: str, units: Iterable[int]) -> None:
+        """Take units out."""
+        self._ask("drop", key, *units)
+
+    def shrink(self, size_bytes: int) -> int:
+        """Evict what is wanted least until at most ``size_bytes`` are left. Returns the
+        bytes that were evicted; pinned contents stay.
+        """
+        return int(self._ask("shrink", size_bytes)["evicted_bytes"])
+
+    def limit(self, *, max_bytes: int, reserve_bytes: int | None) -> None:
+        """What all servers keep to, within seconds: the cap on all contents (0: none)
+        and what is left free on the file system (0: a twentieth of it; None: as it is).
+        """
+        self._ask("limit", max_bytes, "-" if reserve_bytes is None else reserve_bytes)
+        if max_bytes:
+            self.shrink(max_bytes)
+
+    def remove(self, key: str) -> int:
+        """Take all of a content out; returns the bytes. A pinned one is an error."""
+        return int(self._ask("remove", key)["evicted_bytes"])
+
+    def pin(self, key: str) -> None:
+        """From now on it is not evicted. It need not be there yet."""
+        self._ask("pin", key)
+
+    def unpin(self, key: str) -> None:
+        """It is as any other."""
+        self._ask("unpin", key)
+
+    def remove_older(self, age_s: float, *, now_s: float) -> dict[str, int]:
+        """Remove contents that are neither pinned nor were used for ``age_s`` seconds;
+        returns the bytes of each.
+        """
+        old = [
+            content.key
+            for content in self.status().contents
+            if not content.pinned and now_s - content.last_use_s > age_s
+        ]
+        return {key: self.remove(key) for key in old}
+
+    def verify(
+        self,
+        digests: Mapping[str, DigestOf],
+        *,
+        progress: Callable[[int], None] = lambda units: None,
+    ) -> Verification:
+        """Compare units with ``digests``, by key, and drop what differs. ``progress``
+        is told how many more units were looked at.
+
+        One that is evicted meanwhile may look wrong; dropping it does no harm, and it
+        is not counted.
+        """
+        status = self.status()
+        right = unknown = 0
+        wrong = []
+        for content in status.contents:
+            digest_of = digests.get(content.key)
+            if digest_of is None:
+                unknown += content.cached_units
+                progress(content.cached_units)
+                continue
+            try:
+                counts, suspects = self._compare(content, digest_of, progress)
+                still_there = sorted(suspects.intersection(self.units(content.key)))
+                if still_there:
+                    self.drop(content.key, still_there)
+            except (FileNotFoundError, UsageError):
+                continue  # it was removed meanwhile
+            right += counts[0]
+            unknown += counts[1]
+            wrong += [(content.key, unit) for unit in still_there]
+        return Verification(right, unknown, tuple(wrong), status.broken)
+
+    def _compare(
+        self, content: Content, digest_of: DigestOf, progress: Callable[[int], None]
+    ) -> tuple[tuple[int, int], set[int]]:
+        """Numbers of units that are right, and without a digest; and which differ."""
+        right = unknown = 0
+        suspects = set()
+        # NB: that is no use of it, in the sense of remove_older().
+        path = self.directory / f"{content.key}.data"
+        fd = os.open(path, os.O_RDONLY | os.O_NOATIME | os.O_NOFOLLOW)
+        try:
+            for unit in self.units(content.key):
+                expected = digest_of(unit)
+                if expected is None:
+                    unknown += 1
+                elif _digest(fd, content, unit) == expected:
+                    right += 1
+                else:
+                    suspects.add(unit)
+                progress(1)
+        finally:
+            os.close(fd)
+        return (right, unknown), suspects
+
+    def digests_from_list(self, path: Path) -> dict[str, DigestOf]:
+        """Of the contents that a file of digests (32 bytes each) is the list of: those
+        whose key is its root digest. UsageError: it is of none.
+        """
+        digests = path.read_bytes()
+        found = {
+            content.key: _from_list(digests)
+            for content in self.status().contents
+            if len(digests) == content.units * DIGEST_BYTES
+            and root_digest(content.size, content.unit_bytes, digests) == content.key
+        }
+        if not found:
+            raise UsageError(
+                f"'{path}' is not the list of digests of any content in "
+                f"'{self.directory}'",
+                hint="it has 32 bytes for each unit, and its root digest is the key",
+            )
+        return found
+
+
+def root_digest(size_bytes: int, unit_bytes: int, digests: bytes) -> str:
+    """What covers a list of digests, in hexadecimal digits."""
+    numbers = struct.pack("<QI", size_bytes, unit_bytes)
+    return hashlib.sha256(_ROOT_HEADER + numbers + digests).hexdigest()
+
+
+def _digest(fd: int, content: Content, unit: int) -> bytes:
+    length = content.unit_length(unit)
+    return hashlib.sha256(os.pread(fd, length, unit * content.unit_bytes)).digest()
+
+
+def _from_list(digests: bytes) -> DigestOf:
+    def digest_of(unit: int) -> bytes | None:
+        return digests[unit * DIGEST_BYTES : (unit + 1) * DIGEST_BYTES] or None
+
+    return digest_of
+
+
+@contextmanager
+def map_digests(path: Path) -> Iterator[dict[str, DigestOf]]:
+    """What a map file knows, by key: digests that came with sources, and those that
+    were pinned. Of a copy, since a server that has the file open locks it. UsageError:
+    it cannot be read, or changes all the time.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "map"
+        _copy_map(path, copy)
+        with closing(sqlite3.connect(copy)) as connection:
+            try:
+                yield _digests_by_key(connection)
+            except sqlite3.Error as error:
+                raise UsageError(f"cannot read map '{path}': {error}") from error
+
+
+def _copy_map(path: Path, copy: Path) -> None:
+    """The file and its write-ahead log, as they were at one moment."""
+    pairs = [(path, copy), (Path(f"{path}-wal"), Path(f"{copy}-wal"))]
+
+    def state() -> list[tuple[int, int]]:
+        found = [one.stat() for one, _ in pairs if one.exists()]
+        return [(status.st_size, status.st_mtime_ns) for status in found]
+
+    try:
+        for _ in range(_COPY_ATTEMPTS):
+            before = state()
+            for one, other in pairs:
+                other.unlink(missing_ok=True)
+                if one.exists():
+                    shutil.copyfile(one, other)
+            if before and state() == before:
+                return
+    except OSError as error:
+        raise UsageError(f"cannot read map '{path}': {error.strerror}") from error
+    raise UsageError(
+        f"map '{path}' changes all the time" if before else f"there is no map '{path}'"
+    )
+
+
+def _digests_by_key(connection: sqlite3.Connection) -> dict[str, DigestOf]:
+    found: dict[str, DigestOf] = {}
+    rows = connection.execute("SELECT id, key, list FROM sources").fetchall()
+    for source, key, digests in rows:
+        # Sources of one key have the same content: any of them will do.
+        if digests is None:
+            found[key.hex()] = _from_pins(connection, source, found.get(key.hex()))
+        else:
+            found[key.hex()] = _from_pages(connection, digests)
+    return found
+
+
+def _from_pages(connection: sqlite3.Connection, digests: int) -> DigestOf:
+    def digest_of(unit: int) -> bytes | None:
+        page = digests << _DIGEST_PAGE_BITS | unit // _DIGESTS_PER_PAGE
+        row = connection.execute(
+            "SELECT substr(list, ?, ?) FROM digests WHERE page = ?",
+            (unit % _DIGESTS_PER_PAGE * DIGEST_BYTES + 1, DIGEST_BYTES, page),
+        ).fetchone()
+        return row[0] if row and len(row[0]) == DIGEST_BYTES else None
+
+    return digest_of
+
+
+def _from_pins(
+    connection: sqlite3.Connection, source: int, other: DigestOf | None
+) -> DigestOf:
+    def digest_of(unit: int) -> bytes | None:
+        row = connection.execute(
+            "SELECT digest FROM pins WHERE source = ? AND unit = ?", (source, unit)
+        ).fetchone()
+        if row is None:
+            return other(unit) if other else None
+        return bytes(row[0])
+
+    return digest_of
