@@ -7,11 +7,12 @@ from btrfs_ublk.device.lifecycle import (
     recover_device,
     remove_device,
     serve_device,
-    upgrade_device,
 )
+from btrfs_ublk.device.maps import device_map
 from btrfs_ublk.device.report import Device, list_devices, show_device
 from btrfs_ublk.device.state import DeviceSpec, DeviceState, StateError
 from btrfs_ublk.device.supervised import supervised_device
+from btrfs_ublk.device.upgrade import update_device, upgrade_device
 
 __all__ = [
     "Collected",
@@ -22,11 +23,13 @@ __all__ = [
     "StateError",
     "add_device",
     "collect_devices",
+    "device_map",
     "list_devices",
     "recover_device",
     "remove_device",
     "serve_device",
     "show_device",
     "supervised_device",
+    "update_device",
     "upgrade_device",
 ]

@@ -1,5 +1,5 @@
 """The socket ``control`` in a device's directory: whoever starts a server listens on it
-for it, and anybody of the same user may ask (README, "The control connection").
+for it, and anybody of the same user may ask (docs/design/protocol.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.process import SupportsFileno, readable
-from btrfs_ublk.server.control import ControlError, Message
+from btrfs_ublk.server.control import (
+    ControlError,
+    Message,
+    check_refusal,
+    send_request,
+)
 
 _NAME = "control"
 #: As many as the server answers at a time.
@@ -70,22 +75,25 @@ def listening_socket(directory: Path) -> socket.socket:
 def ask(
     directory: Path,
     request: str,
+    keys: Message | None = None,
     *,
     timeout_s: float,
     unless: Sequence[int | SupportsFileno] = (),
+    fd: int | None = None,
 ) -> Message:
-    """What the server replies: what stands at the request's name, if anything.
+    """What the server replies: what stands at the request's name, if anything. ``keys``
+    and the descriptor ``fd`` go with the request.
 
-    Raises Silent when it says nothing in time, Busy when it had no place for us all the
-    time, ControlError for any other error; Interrupted as soon as one of ``unless``
-    becomes readable.
+    Raises Refused when it says why not, InUseError when it is not to stop, Silent when
+    it says nothing in time, Busy when it had no place for us all the time, ControlError
+    for any other error; Interrupted as soon as one of ``unless`` becomes readable.
     """
     deadline_s = time.monotonic() + timeout_s
     refusal: Busy | None = None
     while True:
         try:
             with _connected(directory) as connection:
-                return _ask_on(connection, request, deadline_s, unless)
+                return _ask_on(connection, request, keys or {}, fd, deadline_s, unless)
         except BlockingIOError:
             pass  # as many as may wait for a place do
         except Busy as error:
@@ -104,6 +112,10 @@ def ask(
 @contextmanager
 def _connected(directory: Path) -> Iterator[socket.socket]:
     """Raises BlockingIOError when there is no room among those that wait."""
+    if (directory / _NAME).is_symlink():
+        raise ControlError(
+            f"{directory / _NAME} is a symbolic link: no server has made it"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         try:
@@ -119,13 +131,15 @@ def _connected(directory: Path) -> Iterator[socket.socket]:
 def _ask_on(
     connection: socket.socket,
     request: str,
+    keys: Message,
+    fd: int | None,
     deadline_s: float,
     unless: Sequence[int | SupportsFileno],
 ) -> Message:
     """Raises TimeoutError, and else as ask()."""
     # NB: a server that has refused us already has hung up; why, can be read.
     with suppress(ConnectionError):
-        connection.send(json.dumps({"request": request}).encode() + b"\n")
+        send_request(connection, request, keys, fd=fd, deadline_s=deadline_s)
     received = b""
     while b"\n" not in received:
         if len(received) > _MAX_REPLY_BYTES:
@@ -153,6 +167,7 @@ def _reply_in(line: bytes, request: str) -> Message:
     if isinstance(message, dict):
         if _BUSY in str(message.get("error")):
             raise Busy(f"the server says: {message['error']}")
+        check_refusal(message, request)
         reply = message.get(request, {})
         if message.get("reply") == request and isinstance(reply, dict):
             return reply

@@ -56,9 +56,10 @@ class DeviceFrontEnd(Protocol):
         as soon as the server is gone as well.
         """
 
-    def going(self) -> AbstractContextManager[None]:
+    def going(self, *, safe_stop: bool) -> AbstractContextManager[None]:
         """The device is about to go: nobody can begin to use it while its server is
-        asked to stop. Raises LeftoverError, naming the mount, when somebody has.
+        asked to stop; with ``safe_stop``, the server sees to that itself. Raises
+        LeftoverError, naming the mount, when somebody has.
         """
 
     def remove(self) -> bool:

@@ -15,7 +15,7 @@ from btrfs_ublk.device.state import DeviceSpec, DeviceState, FrontEnd
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.log import log
 from btrfs_ublk.process import ProcessIdentity
-from btrfs_ublk.resources import loop
+from btrfs_ublk.resources import blockdev, loop
 from btrfs_ublk.server.control import Message
 from btrfs_ublk.server.fuse import attach_loop, served_file, swap
 from btrfs_ublk.server.fuse_connection import FuseConnection
@@ -59,7 +59,11 @@ class FuseDeviceFrontEnd:
             # NB: however often servers failed, which may have any reason: what waits
             # for an answer would get an error, and a writable device never came back.
             if not self._connection.has_ended():
-                return [*self._connection.arguments(), *self._request_options()]
+                return [
+                    *self._connection.arguments(),
+                    *self._request_options(),
+                    *(["--grow"] if self._is_to_grow() else []),
+                ]
             log.warning("the FUSE connection has ended: what waited for it has failed")
         self.let_go()
         device = self.find()
@@ -86,6 +90,8 @@ class FuseDeviceFrontEnd:
             )
         elif not loop.is_on(device, served_file(ready)):
             swap(device, self._spec.tag, ready)
+        else:
+            loop.grow(device, self._spec.tag, served_file(ready))
         self._known = device
         self._keep(ready, server)
         return device
@@ -96,7 +102,7 @@ class FuseDeviceFrontEnd:
         self._connection = None
 
     @contextmanager
-    def going(self) -> Iterator[None]:
+    def going(self, *, safe_stop: bool) -> Iterator[None]:
         # It goes before its server does.
         self.remove()
         yield
@@ -119,6 +125,12 @@ class FuseDeviceFrontEnd:
             if self._spec.recovery == "reissue":
                 raise
             log.warning("recovery by swap, as %s", error)
+
+    def _is_to_grow(self) -> bool:
+        device = self.find()
+        return (
+            device is not None and blockdev.size_bytes(device) < self._spec.size_bytes
+        )
 
     def _can_move(self) -> bool:
         return self._spec.read_only and self._spec.recovery != "none"

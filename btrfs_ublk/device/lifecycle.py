@@ -1,13 +1,11 @@
-"""What can be done with devices: add, remove, recover, upgrade, supervise."""
+"""What can be done with devices: add, remove, recover, supervise."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
-import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +19,6 @@ from btrfs_ublk.device.report import (
     Device,
     is_alive,
     look_at,
-    show_device,
     users_of,
 )
 from btrfs_ublk.device.running import RunningServer
@@ -47,9 +44,10 @@ from btrfs_ublk.device.supervision import (
     wait_until_serving,
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.helpers import SERVER, check_helper
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.process import run
-from btrfs_ublk.server.control import ControlError
+from btrfs_ublk.server.control import ControlError, InUseError
 from btrfs_ublk.server.description import Description, FileSegment
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
 
@@ -62,6 +60,8 @@ _VERSION_TIMEOUT_S = 10.0
 class DeviceOptions:
     """How a device is to be served. None is the server's own choice.
 
+    ``realtime``, ``unprivileged``, which has no recovery, and ``features`` are
+    BlockServer's.
     ``device_id`` is N of /dev/ublkbN. A server that does not answer for
     ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program other
     than the package's.
@@ -72,6 +72,9 @@ class DeviceOptions:
     queues: int | None = None
     depth: int | None = None
     max_io_bytes: int | None = None
+    realtime: bool = False
+    unprivileged: bool = False
+    features: Sequence[str] = ()
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     server: Path | None = None
@@ -117,28 +120,38 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
     if os.path.lexists(devices_directory() / name):
         raise _exists(name)
     number, server = options.device_id, options.server
+    if server is None:
+        check_helper(SERVER)  # or the supervisor would have to say so
     if number is not None and Path(f"/sys/class/ublk-char/ublkc{number}").exists():
         raise UsageError(
             f"there is a ublk device {number} already",
             hint="leave the number out, and the first free one is taken",
         )
-    is_ublk = choose_front_end(options.front_end).name == "ublk"
+    front_end = choose_front_end(options.front_end, unprivileged=options.unprivileged)
     spec = DeviceSpec(
         name=name,
         tag=secrets.token_hex(8),
-        front_end="ublk" if is_ublk else "fuse",
+        front_end="ublk" if front_end.name == "ublk" else "fuse",
         size_bytes=description.size,
         read_only=description.read_only,
-        recovery=options.recovery,
+        recovery=_recovery_of(options),
         queues=options.queues,
         depth=options.depth,
         max_io_bytes=options.max_io_bytes,
+        realtime=options.realtime,
+        unprivileged=options.unprivileged,
+        features=list(options.features),
         device_id=number,
         hang_timeout_s=options.hang_timeout_s,
-        server=str(_checked_server(server)) if server else None,
+        server=str(checked_server(server)) if server else None,
     )
     spec.check()
     return spec
+
+
+def _recovery_of(options: DeviceOptions) -> RecoveryName:
+    is_left = options.recovery == "auto"
+    return "none" if options.unprivileged and is_left else options.recovery
 
 
 def _exists(name: str) -> UsageError:
@@ -148,7 +161,7 @@ def _exists(name: str) -> UsageError:
     )
 
 
-def _checked_server(program: Path) -> Path:
+def checked_server(program: Path) -> Path:
     """Absolute. Raises CommandError, or UsageError for what is no server of ours."""
     program = Path(os.path.abspath(program))
     said = run([program, "--version"], timeout_s=_VERSION_TIMEOUT_S).stdout
@@ -174,7 +187,7 @@ def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, 
                 assert lock is not None
                 on_failure.callback(lock.close)
                 made.write_spec(spec)
-                made.write_description(_from_anywhere(description).to_json())
+                made.write_description(from_anywhere(description).to_json())
                 half.rename(target)
             except OSError as error:
                 raise BtrfsUblkError(
@@ -184,7 +197,7 @@ def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, 
     return DeviceDirectory(target), lock
 
 
-def _from_anywhere(description: Description) -> Description:
+def from_anywhere(description: Description) -> Description:
     """The same for servers that are started in another directory."""
     return Description(
         description.size,
@@ -286,13 +299,21 @@ def _stop(
 ) -> None:
     """End a server; one that does not answer is killed. Raises LeftoverError."""
     try:
-        control.ask(directory.path, "info", timeout_s=ANSWER_TIMEOUT_S, unless=[server])
-        with front_end.going():
+        info = control.ask(
+            directory.path, "info", timeout_s=ANSWER_TIMEOUT_S, unless=[server]
+        )
+        # NB: what is recorded may lack it, where an addition was interrupted.
+        with front_end.going(safe_stop=bool(info.get("safe_stop"))):
             control.ask(
                 directory.path, "stop", timeout_s=ANSWER_TIMEOUT_S, unless=[server]
             )
         if server.wait(timeout_s):
             return
+    except InUseError as error:
+        raise LeftoverError(
+            f"device {directory.name} is in use and was not removed",
+            hint="unmount it first",
+        ) from error
     except (ControlError, control.Interrupted):
         pass
     if not server.kill():
@@ -339,52 +360,6 @@ def recover_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[s
     return done
 
 
-def upgrade_device(
-    name: str, *, server: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> Device:
-    """Replace supervisor and server by those of this package, under whoever reads.
-
-    ``server`` is another program for the server. Raises BtrfsUblkError when the new
-    one does not come up; the old program serves on then.
-    """
-    directory = device_directory(name)
-    directory.check()
-    program = str(_checked_server(server)) if server else None
-    recover_device(name, timeout_s=timeout_s)
-    with registry_locked(directory.path.parent):
-        old = directory.spec()
-        spec = replace(
-            old, server=program, python=sys.executable, generation=old.generation + 1
-        )
-        directory.write_spec(spec)
-    supervisor = directory.state().supervisor
-    if supervisor is not None:
-        with suppress(ProcessLookupError):
-            process = RunningServer(supervisor)
-            process.signal(signal.SIGHUP)
-            process.close()
-
-    def is_tried(state: DeviceState) -> bool:
-        return state.generation >= spec.generation or not is_alive(state.supervisor)
-
-    state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
-    if state is not None and state.generation < spec.generation:
-        # It died on the way: the next one does it.
-        recover_device(name, timeout_s=timeout_s)
-        state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
-    if state is None:
-        raise BtrfsUblkError(
-            f"device {name}: no upgrade within {timeout_s:g} s",
-            hint=f"see {directory.log}",
-        )
-    if state.upgrade_error is not None:
-        raise BtrfsUblkError(
-            f"device {name} was not upgraded: {state.upgrade_error}",
-            hint=f"the program before serves on; see {directory.log}",
-        )
-    return show_device(name)
-
-
 def serve_device(
     name: str,
     description: Description | None = None,
@@ -426,7 +401,7 @@ def _check_same(directory: DeviceDirectory, description: Description | None) -> 
     if description is None:
         return
     name, served = directory.name, directory.description.read_text()
-    if _from_anywhere(description).to_json() != served:
+    if from_anywhere(description).to_json() != served:
         raise UsageError(
             f"device {name} exists, and serves something else",
             hint=f"btrfs-ublk device del {name}, or leave the description out",

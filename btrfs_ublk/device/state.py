@@ -7,18 +7,18 @@ is of a newer version, is an error that names it, and nobody removes it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from btrfs_ublk.directories import check_private, make_private
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.process import ProcessIdentity
+from btrfs_ublk.records import RecordFormat
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 
 RUN_VARIABLE = "BTRFS_UBLK_RUN_DIR"
@@ -27,7 +27,7 @@ RUN_DIRECTORY = "/run/btrfs-ublk"
 FORMAT_VERSION = 1
 
 FrontEnd = Literal["ublk", "fuse"]
-#: "auto" is the best that front end and kernel have; the others are in the README.
+#: "auto" is the best that front end and kernel have (docs/design/devices.md).
 RecoveryName = Literal["auto", "reissue", "queue", "fail-io", "swap", "none"]
 RECOVERIES: dict[FrontEnd, tuple[RecoveryName, ...]] = {
     "ublk": ("auto", "reissue", "queue", "fail-io", "none"),
@@ -45,8 +45,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LIMITS = {"queues": (1, 256), "depth": (1, 1024), "device_id": (0, 1 << 20)}
 _MAX_IO_BYTES = {"ublk": 32 * MIB, "fuse": MIB}
 _HINT = f"run as root, or name a directory of yours in {RUN_VARIABLE}"
-
-_Record = TypeVar("_Record", "DeviceSpec", "DeviceState")
 
 
 class StateError(BtrfsUblkError):
@@ -68,6 +66,9 @@ class DeviceSpec:
     """What was asked for (device.json). None is the server's own choice.
 
     ``tag`` (16 hex digits) is in the kernel's record of the ublk or loop device.
+    ``realtime``: the server's threads run before all that is not (SCHED_RR).
+    ``unprivileged``: a ublk device of a user who need not be root. ``features`` of the
+    ublk driver are insisted on.
     ``server`` is the program; None is the package's own. ``hang_timeout_s`` 0: the
     server is never taken for hanging.
     """
@@ -81,6 +82,9 @@ class DeviceSpec:
     queues: int | None = None
     depth: int | None = None
     max_io_bytes: int | None = None
+    realtime: bool = False
+    unprivileged: bool = False
+    features: list[str] = field(default_factory=list)
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     server: str | None = None
@@ -97,10 +101,19 @@ class DeviceSpec:
                 f"the front end {self.front_end} has no recovery {self.recovery!r}",
                 hint=f"it has: {', '.join(RECOVERIES[self.front_end])}",
             )
+        if self.unprivileged and (self.front_end, self.recovery) != ("ublk", "none"):
+            raise UsageError(
+                "an unprivileged device is of ublk, and has no recovery: the kernel "
+                "does not trust its server"
+            )
         for key, (low, high) in _LIMITS.items():
             value = getattr(self, key)
             if value is not None and not low <= value <= high:
                 raise UsageError(f"{key} {value} is not from {low} to {high}")
+        if self.front_end == "fuse" and self.features:
+            raise UsageError(
+                f"feature {self.features[0]} is of ublk, the front end is fuse"
+            )
         if self.front_end == "fuse" and self.device_id is not None:
             raise UsageError(f"a loop device is never made with id {self.device_id}")
         largest = _MAX_IO_BYTES[self.front_end]
@@ -157,8 +170,8 @@ def devices_directory(*, make: bool = False) -> Path:
     for directory in (base, path):
         if make:
             make_private(directory, what="run directory", hint=_HINT)
-        elif directory.exists():
-            check_private(directory, what="run directory", hint=_HINT)
+        else:
+            check_private(directory, what="run directory", hint=_HINT, missing_ok=True)
     # NB: a supervisor works in another directory, and /proc/PID/fd has no such links.
     return Path(os.path.realpath(path))
 
@@ -188,17 +201,22 @@ class DeviceDirectory:
 
     def spec(self) -> DeviceSpec:
         """Raise StateError, naming the file."""
-        keys = _read(self._spec)
+        keys = _FILES.read(self._spec)
         if keys is None:
             raise StateError(
                 f"{self._spec} is missing: it is not known what the device was to be",
                 hint=f"when nothing uses it any more, remove {self.path}",
             )
-        return _from_keys(DeviceSpec, keys, self._spec)
+        spec = _FILES.parse(DeviceSpec, keys, self._spec)
+        try:
+            spec.check()
+        except UsageError as error:
+            raise _FILES.damaged(self._spec, str(error)) from error
+        return spec
 
     def state(self) -> DeviceState:
         """What was written last; a new one where nothing was. Raises StateError."""
-        keys = _read(self._state)
+        keys = _FILES.read(self._state)
         if keys is None:
             return DeviceState()
         try:
@@ -209,18 +227,18 @@ class DeviceDirectory:
                         int(identity["pid"]), int(identity["start_ticks"])
                     )
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(self._state, f"no process: {error}") from error
-        return _from_keys(DeviceState, keys, self._state)
+            raise _FILES.damaged(self._state, f"no process: {error}") from error
+        return _FILES.parse(DeviceState, keys, self._state)
 
     def write_spec(self, spec: DeviceSpec) -> None:
-        _write(self._spec, {"version": FORMAT_VERSION, **asdict(spec)})
+        _FILES.write(self._spec, asdict(spec))
 
     def write_state(self, state: DeviceState) -> None:
         """To be called only by who holds ``lock``."""
-        _write(self._state, {"version": FORMAT_VERSION, **asdict(state)})
+        _FILES.write(self._state, asdict(state))
 
     def write_description(self, text: str) -> None:
-        _replace(self.description, text)
+        _FILES.replace(self.description, text)
 
 
 def device_directory(name: str) -> DeviceDirectory:
@@ -244,84 +262,13 @@ def device_directories() -> Iterator[DeviceDirectory]:
             yield DeviceDirectory(path)
 
 
-def _damaged(path: Path, why: str) -> StateError:
-    hint = (
-        f"move it away (mv {path} …); btrfs-ublk device recover {path.parent.name} "
-        "then finds the device by its tag"
-        if path.name == "state.json"
-        else "correct it; what it said cannot be found out"
-    )
-    return StateError(f"{path} makes no sense: {why}", hint=f"left as it is: {hint}")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """None when there is no such file. Raises StateError for anything else."""
-    try:
-        keys = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(keys, dict):
-        raise _damaged(path, "it is no JSON object")
-    version = keys.pop("version", None)
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise StateError(
-            f"{path} is of version {version}, this is btrfs-ublk for version "
-            f"{FORMAT_VERSION}",
-            hint="use the newer btrfs-ublk that wrote it",
+def _cure(path: Path) -> str:
+    if path.name == "state.json":
+        return (
+            f"move it away (mv {path} …); btrfs-ublk device recover {path.parent.name} "
+            "then finds the device by its tag"
         )
-    if version != FORMAT_VERSION:
-        raise _damaged(path, f"it is of version {version!r}")
-    return keys
+    return "correct it; what it said cannot be found out"
 
 
-#: What the fields' annotations, as written, stand for.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "bool": (bool,),
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float": (float, int),
-    "dict[str, Any]": (dict,),
-    "ProcessIdentity | None": (ProcessIdentity, type(None)),
-    "FrontEnd": (str,),
-    "RecoveryName": (str,),
-    "Status": (str,),
-}
-
-
-def _from_keys(kind: type[_Record], keys: dict[str, Any], path: Path) -> _Record:
-    known = {key.name: key.type for key in fields(kind)}
-    for key, value in keys.items():
-        if key not in known:
-            raise _damaged(path, f"key {key!r} is unknown")
-        types = _TYPES[str(known[key])]
-        # NB: True is an integer as well.
-        if not isinstance(value, types) or (
-            isinstance(value, bool) and bool not in types
-        ):
-            raise _damaged(path, f"{key} is {value!r}")
-    try:
-        record = kind(**keys)
-        if isinstance(record, DeviceSpec):
-            record.check()
-    except (TypeError, KeyError, UsageError) as error:
-        raise _damaged(path, str(error)) from error
-    return record
-
-
-def _write(path: Path, keys: dict[str, Any]) -> None:
-    _replace(path, json.dumps(keys, indent=1) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    # NB: one writer at a time (it holds the lock), so one name will do, and what a
-    # killed writer left is overwritten.
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_text(text)
-        new.replace(path)
-    except OSError as error:
-        raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from error
+_FILES = RecordFormat(FORMAT_VERSION, StateError, _cure)

@@ -15,7 +15,12 @@ from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceDirectory, DeviceState
 from btrfs_ublk.device.supervise import command_line
 from btrfs_ublk.device.watch import wait_for_change
-from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
+from btrfs_ublk.errors import (
+    BtrfsUblkError,
+    CapabilityError,
+    CommandError,
+    UsageError,
+)
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.log import log
 from btrfs_ublk.process import ProcessIdentity, run
@@ -25,7 +30,6 @@ _START_TIMEOUT_S = 120.0
 _LOOK_S = 0.1
 #: A supervisor that was asked to end; killing it does no harm.
 _DETACH_TIMEOUT_S = 5.0
-_EXIT_USAGE = 2
 
 
 def start_supervisor(
@@ -46,8 +50,8 @@ def wait_until_serving(
     directory: DeviceDirectory, supervisor: ProcessIdentity, *, timeout_s: float
 ) -> DeviceState:
     """Raise what its supervisor says is wrong (UsageError for a description that the
-    server refuses), or BtrfsUblkError after ``timeout_s`` seconds. A supervisor that
-    somebody has stopped is woken.
+    server refuses, CapabilityError), or BtrfsUblkError after ``timeout_s`` seconds. A
+    supervisor that somebody has stopped is woken.
     """
 
     def has_settled(state: DeviceState) -> bool:
@@ -74,8 +78,9 @@ def wait_until_serving(
 
 def _raise_failure(directory: DeviceDirectory, state: DeviceState) -> DeviceState:
     text = f"device {directory.name}: {state.reason or 'its supervisor has ended'}"
-    if state.exit_status == _EXIT_USAGE:
-        raise UsageError(text)
+    for kind in (UsageError, CapabilityError):
+        if state.exit_status == kind.exit_status:
+            raise kind(text)
     raise CommandError(text)
 
 

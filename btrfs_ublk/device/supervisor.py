@@ -229,6 +229,7 @@ class Supervisor:
         return [
             *(self._program, "--front-end", spec.front_end, "--tag", spec.tag),
             *("--listen-fd", str(listen_fd)),
+            *(["--realtime"] if spec.realtime else []),
             *options,
             str(self._directory.description),
         ]

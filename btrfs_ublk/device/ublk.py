@@ -34,6 +34,7 @@ class UblkDeviceFrontEnd:
         #: The number that it had before: it is to have it again.
         self._id = known if isinstance(known, int) else spec.device_id
         self._attempts = 0
+        #: The server itself leaves a device in use alone, in one step.
 
     @property
     def keep_open_fds(self) -> list[int]:
@@ -54,7 +55,7 @@ class UblkDeviceFrontEnd:
         # The server checks the tag itself. Only when that was in vain is a program run
         # that looks closer: it may have to be read from the very device.
         if self._attempts == 1 and self._is_there() and self._spec.recovery != "none":
-            return ["--recover", str(self._id)]
+            return self._recover(self._id)
         record = self._record()
         if record is None:
             return None
@@ -67,7 +68,7 @@ class UblkDeviceFrontEnd:
             # It was never started, or has lost its server for good.
             self._delete(record)
             return None
-        return ["--recover", str(record.device_id)]
+        return self._recover(record.device_id)
 
     def start_options(self) -> list[str]:
         taken = {device.device_id for device in list_ublk_devices()}
@@ -90,12 +91,15 @@ class UblkDeviceFrontEnd:
         """Nothing is held: the kernel has all."""
 
     @contextmanager
-    def going(self) -> Iterator[None]:
+    def going(self, *, safe_stop: bool) -> Iterator[None]:
         device = self.find()
         if device is None or not device.exists():
             yield
             return
         refuse_if_used(device)
+        if safe_stop:
+            yield
+            return
         with blockdev.claimed(device):
             yield
 
@@ -113,12 +117,21 @@ class UblkDeviceFrontEnd:
         """What is settled when the device is made."""
         spec = self._spec
         sizes = (("queues", spec.queues), ("depth", spec.depth))
-        return ["--recovery", spec.recovery] + [
+        flags = ["--unprivileged"] if spec.unprivileged else []
+        flags += [f"--feature={name}" for name in spec.features]
+        return [*flags, "--recovery", spec.recovery] + [
             word
             for name, value in (*sizes, ("max-io", spec.max_io_bytes))
             if value is not None
             for word in (f"--{name}", str(value))
         ]
+
+    def _recover(self, device_id: int | None) -> list[str]:
+        for device in list_ublk_devices():
+            has_bytes = device.size_bytes or 0
+            if device.device_id == device_id and has_bytes < self._spec.size_bytes:
+                return ["--recover", str(device_id), "--grow"]
+        return ["--recover", str(device_id)]
 
     def _is_there(self) -> bool:
         return self._id in {device.device_id for device in list_ublk_devices()}

@@ -1,0 +1,179 @@
+"""What replaces the server of a device under whoever reads: a newer version, or a
+longer description. NB: a server learns its description once, when it starts; so the
+device grows by way of the next server, which gets it from the one before.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.device.lifecycle import (
+    DEFAULT_TIMEOUT_S,
+    checked_server,
+    from_anywhere,
+    recover_device,
+)
+from btrfs_ublk.device.locks import registry_locked
+from btrfs_ublk.device.report import Device, is_alive, show_device
+from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.device.state import (
+    DeviceDirectory,
+    DeviceSpec,
+    DeviceState,
+    device_directory,
+)
+from btrfs_ublk.device.supervision import wait_for_state
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.process import run
+from btrfs_ublk.resources import blockdev
+from btrfs_ublk.server.description import Description
+from btrfs_ublk.server.features import kernel_features
+
+_CHECK_TIMEOUT_S = 30.0
+
+
+def upgrade_device(
+    name: str, *, server: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Device:
+    """Replace supervisor and server by those of this package, under whoever reads.
+
+    ``server`` is another program for the server. Raises BtrfsUblkError when the new
+    one does not come up; the old program serves on then.
+    """
+    directory = device_directory(name)
+    directory.check()
+    program = str(checked_server(server)) if server else None
+    recover_device(name, timeout_s=timeout_s)
+    spec = _next_generation(directory, server=program, python=sys.executable)
+    error = _replace_server(directory, spec, timeout_s=timeout_s)
+    if error is not None:
+        raise BtrfsUblkError(
+            f"device {name} was not upgraded: {error}",
+            hint=f"the program before serves on; see {directory.log}",
+        )
+    return show_device(name)
+
+
+def update_device(
+    name: str, description: Description, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Device:
+    """Let the device grow, under whoever reads: ``description`` is the present one with
+    more at its end (Description.check_growth()).
+
+    Raises UsageError for anything else, and for what a server refuses; CapabilityError
+    when the kernel or the device's kind of recovery cannot; BtrfsUblkError when no
+    server comes up with it: the device is as it was then.
+    """
+    directory = device_directory(name)
+    directory.check()
+    description = from_anywhere(description)
+    before = Description.from_json(directory.description.read_text())
+    before.check_growth(description)
+    recover_device(name, timeout_s=timeout_s)
+    _require_growth(directory)
+    _check(description)
+    if description != before:
+        _grow(directory, before, description, timeout_s=timeout_s)
+    return show_device(name)
+
+
+def _require_growth(directory: DeviceDirectory) -> None:
+    spec, ready = directory.spec(), directory.state().ready
+    recovery = ready.get("recovery", spec.recovery)
+    if recovery in ("none", "swap"):
+        raise CapabilityError(
+            f"device {directory.name} has recovery {recovery!r}: its address space is "
+            "fixed",
+            hint="a device that grows is taken over by another server (recovery "
+            "reissue, with ublk also queue or fail-io)",
+        )
+    if spec.front_end == "ublk":
+        features = kernel_features()[0][0].features
+        if not any(x.name == "update-size" and x.offered for x in features):
+            raise CapabilityError(
+                "this kernel's ublk driver cannot change a device's size",
+                hint="that needs Linux 6.16; or use the front end fuse",
+            )
+
+
+def _check(description: Description) -> None:
+    """Raise UsageError, or CommandError, for what a server would refuse."""
+    done = run(
+        [helper_path(SERVER), "--check", "-"],
+        input=description.to_json(),
+        timeout_s=_CHECK_TIMEOUT_S,
+        ok_statuses=[0, UsageError.exit_status],
+    )
+    if done.returncode:
+        raise UsageError(f"the new description is refused:\n{done.stderr.rstrip()}")
+
+
+def _grow(
+    directory: DeviceDirectory,
+    before: Description,
+    after: Description,
+    *,
+    timeout_s: float,
+) -> None:
+    directory.write_description(after.to_json())
+    spec = _next_generation(directory, size_bytes=after.size)
+    error = _replace_server(directory, spec, timeout_s=timeout_s)
+    if error is None:
+        return
+    device = directory.state().device
+    if device is not None and blockdev.size_bytes(Path(device)) > before.size:
+        raise BtrfsUblkError(
+            f"device {directory.name} has grown, but its server failed: {error}",
+            hint=f"its supervisor goes on trying; see {directory.log}",
+        )
+    # Nobody can have read what is new.
+    directory.write_description(before.to_json())
+    spec = _next_generation(directory, size_bytes=before.size)
+    again = _replace_server(directory, spec, timeout_s=timeout_s)
+    raise BtrfsUblkError(
+        f"device {directory.name} is as large as it was: {error}"
+        + (f"; and then: {again}" if again is not None else ""),
+        hint=f"see {directory.log}",
+    )
+
+
+def _next_generation(directory: DeviceDirectory, **changes: Any) -> DeviceSpec:
+    """Written down; nobody acts on it yet."""
+    with registry_locked(directory.path.parent):
+        old = directory.spec()
+        spec = replace(old, generation=old.generation + 1, **changes)
+        directory.write_spec(spec)
+    return spec
+
+
+def _replace_server(
+    directory: DeviceDirectory, spec: DeviceSpec, *, timeout_s: float
+) -> str | None:
+    """Have the supervisor do it: None, or why it was in vain."""
+    supervisor = directory.state().supervisor
+    if supervisor is not None:
+        with suppress(ProcessLookupError):
+            process = RunningServer(supervisor)
+            process.signal(signal.SIGHUP)
+            process.close()
+
+    def is_tried(state: DeviceState) -> bool:
+        return state.generation >= spec.generation or not is_alive(state.supervisor)
+
+    state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
+    if state is not None and state.generation < spec.generation:
+        # It died on the way: the next one does it.
+        recover_device(directory.name, timeout_s=timeout_s)
+        state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
+    if state is None:
+        raise BtrfsUblkError(
+            f"device {directory.name}: no other server within {timeout_s:g} s",
+            hint=f"see {directory.log}",
+        )
+    return state.upgrade_error
