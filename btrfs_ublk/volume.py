@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.resources.reflink import clone_file
 from btrfs_ublk.resources.tempdir import tempdir
 from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, Seed, make_seed_by
-from btrfs_ublk.server.block_server import BlockServer
+from btrfs_ublk.server.block_server import READY_TIMEOUT_S, BlockServer
 from btrfs_ublk.server.description import Segment
 from btrfs_ublk.server.front_ends import FrontEndName
 from btrfs_ublk.sprout import (
@@ -80,7 +80,9 @@ def volume(
     queues: int | None = None,
     depth: int | None = None,
     realtime: bool = False,
+    cpus: Iterable[int] | None = None,
     read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
+    ready_timeout_s: float = READY_TIMEOUT_S,
     observe: Callable[[str, object], None] = lambda stage, thing: None,
     ledger: Ledger | None = None,
 ) -> Iterator[Volume]:
@@ -89,9 +91,10 @@ def volume(
     ``contents`` answer ranges of the virtual file (offsets count from its start); what
     they leave free gives EIO. Sizes are bytes. ``strategy`` (see STRATEGIES) makes the
     seed. Images go to a temporary directory below ``parent``. ``front_end``,
-    ``queues``, ``depth`` and ``realtime`` are BlockServer's, ``read_ahead_bytes`` is
-    sprout()'s. ``observe(stage, thing)`` is told when each stage is reached: "seed" (a
-    Seed), "server" (a BlockServer), "mapping" (a PhysicalMap), "sprout" (a Sprout).
+    ``queues``, ``depth``, ``realtime``, ``cpus`` and ``ready_timeout_s`` are
+    BlockServer's, ``read_ahead_bytes`` is sprout()'s. ``observe(stage, thing)`` is told
+    when each stage is reached: "seed" (a Seed), "server" (a BlockServer), "mapping" (a
+    PhysicalMap), "sprout" (a Sprout).
     """
     ledger = ledger or process_ledger()
     with ExitStack() as stack:
@@ -114,6 +117,8 @@ def volume(
                     queues=queues,
                     depth=depth,
                     realtime=realtime,
+                    cpus=cpus,
+                    ready_timeout_s=ready_timeout_s,
                     ledger=ledger,
                 )
             )

@@ -1,0 +1,120 @@
+"""Taking a volume down, whatever of it is there; and removing it for good."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from btrfs_ublk.errors import LeftoverError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.log import step
+from btrfs_ublk.resources.tempdir import loops_below
+from btrfs_ublk.volumes.device import drop_device, find_device, forget
+from btrfs_ublk.volumes.kept_ledger import collect_kept
+from btrfs_ublk.volumes.make import LOCK_TIMEOUT_S, discard
+from btrfs_ublk.volumes.mounts import is_mounted, mount_points, users_elsewhere
+from btrfs_ublk.volumes.store import (
+    DamagedVolumeError,
+    VolumeDirectory,
+    volume_directory,
+)
+
+
+def down_volume(name: str, *, base: Path | None = None) -> bool:
+    """Unmount a volume and take its device down; its data stay. False when it was down.
+
+    Also for what a killed up_volume() left. Raises LeftoverError, which names who,
+    while somebody uses it: it is as up as before then. UsageError when there is none of
+    that name.
+    """
+    volume = volume_directory(name, base)
+    volume.check()
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        was_up = is_anything_up(volume)
+        take_down(volume)
+    return was_up
+
+
+def remove_volume(name: str, *, base: Path | None = None) -> None:
+    """Remove a volume that is down, and all data that were written to it.
+
+    What it fetched goes along, but for a cache that it was given. One whose files make
+    no sense is removed as well. Raises LeftoverError while it is up, UsageError when
+    there is none of that name.
+    """
+    volume = volume_directory(name, base)
+    volume.check()
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        if may_be_up(volume):
+            raise LeftoverError(
+                f"volume {name!r} is up and was not removed",
+                hint=f"first: btrfs-ublk volume down {name}",
+            )
+        discard(volume)
+
+
+def is_anything_up(volume: VolumeDirectory) -> bool:
+    """Or may be: a killed command may have left any part of it."""
+    session = volume.session()
+    fsid = volume.fsid()
+    return (
+        (session is not None and session.is_of_this_boot)
+        or find_device(volume) is not None
+        or (fsid is not None and is_mounted(fsid))
+    )
+
+
+def may_be_up(volume: VolumeDirectory) -> bool:
+    """is_anything_up(), where only its device and its images can still tell."""
+    try:
+        return is_anything_up(volume)
+    except DamagedVolumeError:
+        return find_device(volume) is not None or any(loops_below(volume.path))
+
+
+def take_down(volume: VolumeDirectory) -> None:
+    """For who has it locked. Raises LeftoverError: it is as it was then."""
+    _refuse_if_used(volume)
+    with deferred(), step(f"take volume {volume.name} down"):
+        try:
+            outcomes = collect_kept(volume.ledgers)
+        except LeftoverError as error:
+            raise _still_up(volume, error.message) from error
+        for outcome in outcomes:
+            if outcome.entry.kind == "loop" and "path" in outcome.entry.details:
+                forget(Path(outcome.entry.details["path"]))
+        drop_device(volume)
+        with suppress(OSError):
+            volume.sprouting.rmdir()
+        session = volume.session()
+        if session is not None:
+            if session.made_target:
+                with suppress(OSError):  # somebody has put something there
+                    Path(session.target).rmdir()
+            volume.forget_session()
+
+
+def _refuse_if_used(volume: VolumeDirectory) -> None:
+    """Before anything is done: half of it would be worse than nothing."""
+    fsid, session = volume.fsid(), volume.session()
+    if fsid is None or not is_mounted(fsid):
+        return
+    ours = Path(session.target) if session is not None else None
+    points = mount_points(fsid)
+    others = [str(point) for point in points if point != ours]
+    if others:
+        raise _still_up(volume, f"it is mounted at {', '.join(others)} as well")
+    users = users_elsewhere(fsid)
+    if users or not points:
+        also = "as well" if points else "only"
+        who = "; ".join(users) or "nobody whom this process may see"
+        raise _still_up(
+            volume, f"it is mounted in another mount namespace {also}: {who}"
+        )
+
+
+def _still_up(volume: VolumeDirectory, why: str) -> LeftoverError:
+    return LeftoverError(
+        f"volume {volume.name!r} is still up: {why}",
+        hint=f"end what uses it, then: btrfs-ublk volume down {volume.name}",
+    )

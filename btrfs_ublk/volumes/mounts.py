@@ -1,0 +1,119 @@
+"""Where a volume is mounted: asked of the kernel, whoever did it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from btrfs_ublk.resources.mountinfo import (
+    MountInfo,
+    mounts_elsewhere,
+    read_mountinfo,
+)
+
+_BTRFS = Path("/sys/fs/btrfs")
+
+
+def is_mounted(fsid: UUID) -> bool:
+    """In any mount namespace."""
+    return (_BTRFS / str(fsid)).exists()
+
+
+def mount_points(fsid: UUID) -> list[Path]:
+    """In this mount namespace, in the order of mounting; those of its subvolumes and
+    directories (mount --bind) are among them.
+
+    NB: btrfs shows one of its devices as a mount's source.
+    """
+    names = _device_names(fsid)
+    return [mount.target for mount in read_mountinfo() if _is_of(mount, names)]
+
+
+def users_elsewhere(fsid: UUID) -> list[str]:
+    """Who has it in another mount namespace, for people: those whose mount stays when
+    it is unmounted here. One process for each namespace.
+
+    NB: what is unmounted below a shared mount, is so below all mounts of its peer group
+    and their slaves, and nowhere else (mount_namespaces(7)).
+    """
+    names, elsewhere = _device_names(fsid), dict(mounts_elsewhere())
+    groups: set[str] = set()
+    places = set()
+    for mount, parent in _with_parents(read_mountinfo(), names):
+        if parent is not None:
+            groups |= _groups(parent, "shared")
+            places.add(_place(mount, parent))
+    found = True
+    while found:
+        slaves = (
+            _groups(mount, "shared")
+            for mounts in elsewhere.values()
+            for mount in mounts
+            if groups & _groups(mount, "master", "propagate_from")
+        )
+        more = set().union(*slaves)
+        found = not more <= groups
+        groups |= more
+    users = []
+    for pid, mounts in elsewhere.items():
+        for mount, parent in _with_parents(mounts, names):
+            follows = (
+                parent is not None
+                and groups & _groups(parent, "shared", "master", "propagate_from")
+                and _place(mount, parent) in places
+            )
+            if not follows:
+                users.append(f"pid {pid} ({_command(pid)}) at {mount.target}")
+                break
+    return users
+
+
+def _device_names(fsid: UUID) -> set[str]:
+    try:
+        return set(os.listdir(_BTRFS / str(fsid) / "devices"))
+    except OSError:
+        return set()
+
+
+def _is_of(mount: MountInfo, names: set[str]) -> bool:
+    return (
+        mount.fs_type == "btrfs"
+        and mount.source.startswith("/dev/")
+        and Path(mount.source).name in names
+    )
+
+
+def _with_parents(
+    mounts: list[MountInfo], names: set[str]
+) -> Iterator[tuple[MountInfo, MountInfo | None]]:
+    """The volume's; no parent where that is not seen."""
+    by_id = {mount.mount_id: mount for mount in mounts}
+    for mount in mounts:
+        if _is_of(mount, names):
+            yield mount, by_id.get(mount.parent_id)
+
+
+def _groups(mount: MountInfo, *kinds: str) -> set[str]:
+    """Numbers of peer groups."""
+    words = (word.partition(":") for word in mount.propagation)
+    return {number for kind, _, number in words if kind in kinds}
+
+
+def _place(mount: MountInfo, parent: MountInfo) -> tuple[str, Path]:
+    """Where it is mounted: a file system, and a directory there."""
+    below = os.path.relpath(mount.target, parent.target)
+    return parent.device, parent.root / below
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "has ended"
+
+
+def is_read_only(target: Path) -> bool:
+    """Whether what is mounted there takes no writes: btrfs ends so after an error."""
+    return bool(os.statvfs(target).f_flag & os.ST_RDONLY)

@@ -1,0 +1,281 @@
+"""Bringing a volume up: directory, device, sprout, mount, files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, require
+from btrfs_ublk.device import recover_device
+from btrfs_ublk.directories import make_private
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.ledger import boot_id
+from btrfs_ublk.log import step
+from btrfs_ublk.records import sync
+from btrfs_ublk.resources.btrfs import filesystem_uuid
+from btrfs_ublk.resources.loop import loop_device
+from btrfs_ublk.resources.mount import mounted
+from btrfs_ublk.resources.read_ahead import set_read_ahead
+from btrfs_ublk.sprout import sprout
+from btrfs_ublk.units import exact_size
+from btrfs_ublk.volume import assert_mapping
+from btrfs_ublk.volumes.cache import limit_cache, prepare_cache, undoing_cache
+from btrfs_ublk.volumes.definition import VolumeDefinition
+from btrfs_ublk.volumes.device import (
+    find_device,
+    make_device,
+    refuse_foreign_device,
+)
+from btrfs_ublk.volumes.down import take_down
+from btrfs_ublk.volumes.files import add_files, check_files
+from btrfs_ublk.volumes.kept_ledger import KeptLedger
+from btrfs_ublk.volumes.make import (
+    discard,
+    make_sprout_image,
+    open_or_make,
+    remove_halves,
+)
+from btrfs_ublk.volumes.mounts import is_read_only, mount_points
+from btrfs_ublk.volumes.report import KeptVolume, look_at_volume
+from btrfs_ublk.volumes.store import (
+    Session,
+    VolumeDirectory,
+    volume_directory,
+    volumes_directory,
+)
+
+
+def up_volume(
+    name: str,
+    definition: VolumeDefinition,
+    *,
+    base: Path | None = None,
+    made: Callable[[], object] | None = None,
+) -> KeptVolume:
+    """Have a volume of that name mounted, with all files of its definition; it outlives
+    this process. One that is up gets what is new in the definition.
+
+    Its data are in a directory in ``base`` (see volumes_directory()), and are the same
+    after down_volume() or a reboot. ``made`` is called when all is done, with signals
+    deferred.
+
+    Raises UsageError for what does not fit what there is, CapabilityError,
+    BtrfsUblkError. What was made for this is undone then.
+    """
+    require(ROOT, BTRFS, LOOP)
+    volumes_directory(base, make=True)
+    volume = volume_directory(name, base)
+    remove_halves(volume.path.parent)
+    with ExitStack() as held, ExitStack() as on_failure:
+        with deferred():
+            lock, is_new = open_or_make(volume, definition)
+            held.enter_context(lock)
+            if is_new:
+                on_failure.push(_undoing(lambda: _unmake(volume)))
+        if _check(volume, definition):
+            limit_cache(volume, definition)
+            set_read_ahead(volume.target_of(definition), definition.read_ahead_bytes)
+        else:
+            take_down(volume)  # what a killed command left
+            on_failure.push(_undoing(undoing_cache(volume, definition)))
+            on_failure.push(_undoing(lambda: take_down(volume)))
+            _bring_up(volume, definition)
+        add_files(volume, volume.target_of(definition), definition.files)
+        volume.write_definition(definition)
+        with deferred():
+            if made is not None:
+                made()
+            on_failure.pop_all()
+    return look_at_volume(volume)
+
+
+def _unmake(volume: VolumeDirectory) -> None:
+    """Of a volume that is not whole: all of it. What cannot be taken down still needs
+    its directory.
+    """
+    take_down(volume)
+    discard(volume)
+
+
+def _undoing(
+    undo: Callable[[], object],
+) -> Callable[[object, BaseException | None, object], None]:
+    """To be pushed on an ExitStack: on the way of an error, which must not be hidden by
+    another one.
+    """
+
+    def on_exit(_kind: object, error: BaseException | None, _trace: object) -> None:
+        with deferred():
+            try:
+                undo()
+            except Exception as failure:
+                note = f"while cleaning up after this: {failure}"
+                if error is not None and note not in getattr(error, "__notes__", ()):
+                    error.add_note(note)
+
+    return on_exit
+
+
+def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
+    """Whether it is up, and whole. Raises UsageError for what cannot be had, before
+    anything is done.
+    """
+    made = volume.made()
+    for what, before, now in (
+        ("virtual data", made.size_bytes, definition.size_bytes),
+        ("a writable image", made.writable_bytes, definition.writable_bytes),
+    ):
+        if before != now:
+            raise UsageError(
+                f"volume {volume.name!r} was made with {what} of "
+                f"{exact_size(before)}, not {exact_size(now)}",
+                hint="that stays: leave it so, or make another volume",
+            )
+    check_files(volume, definition.files)
+    refuse_foreign_device(volume)
+    fsid, session = volume.fsid(), volume.session()
+    if fsid is None or session is None or not session.is_of_this_boot:
+        return False
+    if Path(session.target) not in mount_points(fsid):
+        return False
+    try:
+        kept = volume.definition()
+    except UsageError as error:
+        raise UsageError(
+            f"volume {volume.name!r} is up, and what it was to be makes no sense: "
+            f"{error.message}",
+            hint=f"first: btrfs-ublk volume down {volume.name}",
+        ) from error
+    for what, is_so, is_to_be in (
+        ("at", session.target, str(volume.target_of(definition))),
+        ("with front end", kept.front_end, definition.front_end),
+        ("with cache", kept.cache, definition.cache),
+        ("with a deadline of", kept.deadline_s, definition.deadline_s),
+    ):
+        if is_so != is_to_be:
+            raise UsageError(
+                f"volume {volume.name!r} is up {what} {is_so}, not {is_to_be}",
+                hint=f"first: btrfs-ublk volume down {volume.name}",
+            )
+    _heal(volume)
+    return True
+
+
+def _heal(volume: VolumeDirectory) -> None:
+    """Of a volume that is mounted. Raises LeftoverError when that is in vain."""
+    device = find_device(volume)
+    if device is not None and device.is_well:
+        return
+    try:
+        if device is not None:
+            recover_device(volume.name)
+            return
+        why = "its device is gone"
+    except BtrfsUblkError as error:
+        why = error.message
+    raise LeftoverError(
+        f"volume {volume.name!r} is mounted, and broken: {why}",
+        hint=f"btrfs-ublk volume down {volume.name}, then up again",
+    )
+
+
+def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
+    """A volume that is wholly down."""
+    target = volume.target_of(definition)
+    volume.write_session(
+        Session(boot_id=boot_id(), target=str(target), made_target=not target.exists())
+    )
+    _make_target(target, is_given=definition.mount is not None)
+    prepare_cache(volume, definition)
+    with step("make its device"):
+        device = make_device(volume, definition)
+    if volume.fsid() is None:
+        with step("sprout"):
+            _sprout(volume, device)
+    with step(f"mount it on {target}"):
+        _mount(volume, device, target, definition)
+
+
+def _make_target(target: Path, *, is_given: bool) -> None:
+    if not is_given:
+        for directory in (target.parent.parent, target.parent):
+            make_private(directory, what="run directory", hint="name a mount point")
+    try:
+        if target.exists() and not target.is_dir():
+            raise UsageError(
+                f"mount point {target} is not a directory", hint="name a directory"
+            )
+        target.mkdir(exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError(
+                f"mount point {target} is not empty: what is there would be hidden",
+                hint="choose an empty directory, or one that is not there",
+            )
+    except OSError as error:
+        raise UsageError(
+            f"mount point {target}: {error.strerror}",
+            hint=f"its directory must be there: mkdir -p {target.parent}",
+        ) from error
+
+
+def _sprout(volume: VolumeDirectory, device: Path) -> None:
+    """Make the writable part, once, where nobody sees it: what is mounted for its user
+    is then on record, and the same each time.
+    """
+    made = volume.made()
+    make_sprout_image(volume.sprout_image, made.writable_bytes)
+    volume.sprouting.mkdir(mode=0o700, exist_ok=True)
+    ledger = KeptLedger(volume.ledgers)
+    try:
+        with sprout(
+            device,
+            volume.sprouting,
+            writable_file=volume.sprout_image,
+            validate=lambda at: assert_mapping(volume.seed(), at),
+            read_ahead_bytes=None,
+            ledger=ledger,
+        ) as grown:
+            fsid = grown.fsid
+    finally:
+        ledger.close()
+    sync(volume.sprout_image)
+    volume.sprouting.rmdir()
+    volume.write_made(replace(made, fsid=str(fsid)))
+
+
+def _mount(
+    volume: VolumeDirectory, device: Path, target: Path, definition: VolumeDefinition
+) -> None:
+    ledger = KeptLedger(volume.ledgers)
+    try:
+        with ExitStack() as stack:
+            # It goes with the mount, whoever ends that: a mount namespace, say.
+            loop = stack.enter_context(
+                loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
+            )
+            mount = stack.enter_context(
+                mounted(
+                    loop.path,
+                    target,
+                    # Both are found by these only, wherever they were before.
+                    options=[f"device={device}", f"device={loop.path}"],
+                    ledger=ledger,
+                )
+            )
+            fsid = filesystem_uuid(target)
+            if fsid != volume.fsid():
+                raise BtrfsUblkError(
+                    f"{volume.sprout_image} holds btrfs {fsid}, not {volume.fsid()}",
+                    hint="somebody has changed it: bring it back from a backup",
+                )
+            if is_read_only(target):
+                # Linux 6.12 mounts a sprout so, whatever it was asked for.
+                mount.remount(options=["rw"])
+            set_read_ahead(target, definition.read_ahead_bytes)
+            with deferred():
+                ledger.leave()
+    finally:
+        ledger.close()
