@@ -1,0 +1,116 @@
+"""Fixtures: whole volumes, mounted and writable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.testing.factory import (
+    Factory,
+    factory_for_each_scope,
+    one_for_each_scope,
+)
+
+if TYPE_CHECKING:
+    from btrfs_ublk.server import FrontEndName, Segment
+    from btrfs_ublk.volume import Volume
+
+_SIZE_BYTES = 1 << 40
+_WRITABLE_BYTES = 1 << 30
+
+
+class VolumeFactory(Factory["Volume"]):
+    """``make(files={NAME: URL})``: a Volume with files that are fetched when they are
+    read; ``make(contents)``: one whose virtual data are these segments; its root is
+    ``target``. Needs root.
+    """
+
+    def default(self) -> Volume:
+        """A Volume, whose virtual data are ``btrfs_ublk_contents``, mounted, writable;
+        its root is ``target``. Needs root.
+        """
+        return self(self._request.getfixturevalue("btrfs_ublk_contents"))
+
+    def __call__(
+        self,
+        contents: Sequence[Segment] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
+        virtual_data_size: int | None = None,
+        writable_bytes: int = _WRITABLE_BYTES,
+        front_end: FrontEndName | None = None,
+    ) -> Volume:
+        """``files`` are names in the root, and the http or https URLs of what they
+        hold; the server must answer ranges. ``virtual_data_size``: by default, up to
+        the end of ``contents``, or 1 TiB. ``front_end``: not what marker and settings
+        say. See volume() for errors, and for the rest.
+        """
+        from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT
+        from btrfs_ublk.errors import UsageError
+        from btrfs_ublk.lazy.maps import Refused
+        from btrfs_ublk.server import LazySegment
+        from btrfs_ublk.volume import volume
+
+        if contents is not None and files is not None:
+            raise UsageError(
+                "a volume has either contents or files",
+                hint="for both, give a LazySegment in contents, and use server.map_add",
+            )
+        self.need(ROOT, BTRFS, LOOP)
+        directory = self.directory()
+        target = directory / "mnt"
+        target.mkdir()
+        size_bytes = virtual_data_size or max(
+            (segment.end for segment in contents or ()), default=_SIZE_BYTES
+        )
+        if contents is None:
+            contents = [
+                LazySegment(
+                    offset=0,
+                    length=size_bytes,
+                    map=str(directory / "map"),
+                    cache=str(directory / "cache"),
+                    deadline_s=self.settings.timeout_s,
+                )
+            ]
+        made = self.hold(
+            volume(
+                target,
+                contents,
+                virtual_data_size=size_bytes,
+                writable_bytes=writable_bytes,
+                parent=directory,
+                front_end=front_end or self.front_end,
+                ready_timeout_s=self.settings.timeout_s,
+            )
+        )
+        if files:
+            __tracebackhide__ = True
+            try:
+                _add_files(made, files)
+            except (UsageError, Refused) as error:
+                # What the test gave is wrong: its line is what matters, not ours.
+                raise error.with_traceback(None) from None
+        return made
+
+
+def _add_files(made: Volume, files: Mapping[str, str]) -> None:
+    from btrfs_ublk.lazy import Addition
+
+    sources = [{"kind": "http", "url": url} for url in files.values()]
+    rows = [Addition(source=number) for number in range(len(sources))]
+    for name, added in zip(files, made.server.map_add(sources, rows), strict=True):
+        source = made.server.map().show(offset=added.offset)["source"]
+        made.clone(name, offset=added.offset, size_bytes=source["size"])
+
+
+(
+    btrfs_ublk_volume,
+    btrfs_ublk_volume_module,
+    btrfs_ublk_volume_session,
+) = one_for_each_scope(VolumeFactory)
+(
+    btrfs_ublk_volume_factory,
+    btrfs_ublk_volume_factory_module,
+    btrfs_ublk_volume_factory_session,
+) = factory_for_each_scope(VolumeFactory)
