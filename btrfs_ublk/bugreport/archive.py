@@ -1,0 +1,86 @@
+"""The report as a file: a tar archive of redacted texts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from btrfs_ublk.bugreport.collect import Content, Item, items
+from btrfs_ublk.bugreport.redact import Redactor, known_secrets
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+
+_MODE = 0o600
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the report. ``error`` says why there is no content."""
+
+    name: str
+    size_bytes: int
+    error: str | None = None
+
+
+def write_report(
+    path: Path,
+    *,
+    found: Iterable[Item] | None = None,
+    redactor: Redactor | None = None,
+) -> list[Entry]:
+    """Make the file ``path`` (mode 0600), of all there is to collect; returns what is
+    in it. What cannot be had is in it as the reason.
+
+    Raises UsageError when it exists, BtrfsUblkError when it cannot be written; there is
+    no file then.
+    """
+    redactor = redactor or Redactor(known_secrets())
+    top = path.name.removesuffix(".gz").removesuffix(".tar")
+    entries = []
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, _MODE)
+    except FileExistsError:
+        raise UsageError(
+            f"{path} exists", hint="choose another name: nothing is overwritten"
+        ) from None
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot make {path}: {error.strerror}") from error
+    try:
+        with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+            for name, make in items() if found is None else found:
+                text, why = _text_of(make, redactor)
+                data = text.encode()
+                about = tarfile.TarInfo(f"{top}/{redactor.text(name)}")
+                about.size, about.mode, about.mtime = len(data), _MODE, int(time.time())
+                tar.addfile(about, io.BytesIO(data))
+                entries.append(Entry(redactor.text(name), len(data), why))
+    except BaseException as failure:
+        with suppress(FileNotFoundError):
+            path.unlink()
+        if isinstance(failure, OSError):
+            reason = failure.strerror
+            raise BtrfsUblkError(f"cannot write {path}: {reason}") from failure
+        raise
+    return entries
+
+
+def _text_of(make: Callable[[], Content], redactor: Redactor) -> tuple[str, str | None]:
+    """The redacted text, and the error, if there is one instead."""
+    try:
+        content: Content = make()
+    except (BtrfsUblkError, OSError, ValueError) as error:
+        why = redactor.text(str(error))
+        return f"could not be had: {why}\n", why.splitlines()[0]
+    if isinstance(content, str):
+        with suppress(ValueError):
+            content = json.loads(content)  # by names, too
+    if isinstance(content, str):
+        return redactor.text(content).rstrip("\n") + "\n", None
+    return json.dumps(redactor.value(content), indent=2, default=str) + "\n", None
