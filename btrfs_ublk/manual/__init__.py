@@ -1,0 +1,15 @@
+"""The command line's help as man pages and as a document: the same text."""
+
+from btrfs_ublk.manual.contents import Command, Manual, Option, Paragraph, read_manual
+from btrfs_ublk.manual.man import man_pages
+from btrfs_ublk.manual.markdown import markdown
+
+__all__ = [
+    "Command",
+    "Manual",
+    "Option",
+    "Paragraph",
+    "man_pages",
+    "markdown",
+    "read_manual",
+]
