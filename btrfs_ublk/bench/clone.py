@@ -23,6 +23,7 @@ from btrfs_ublk.bench.files import (
 )
 from btrfs_ublk.bench.report import (
     Document,
+    Highlight,
     Result,
     Table,
     finish,
@@ -258,6 +259,23 @@ def tables(document: Document) -> list[Table]:
             "fault. Verified: clones of all turns whose size, content and extents were "
             "compared.",
         ),
+    ]
+
+
+def highlights(document: Document) -> list[Highlight]:
+    """Of one process and the largest virtual data."""
+    single = [x for x in document["results"] if x["processes"] == 1]
+    if not single:
+        return []
+    size = max(result["virtual_data_size"] for result in single)
+    its = [result for result in single if result["virtual_data_size"] == size]
+    return [
+        Highlight(
+            f"{number(median_of(its, 'rate'))}/s",
+            f"Files made as clones of {options.seed_name(size)} of virtual data",
+            f"By one process, up to {number(max(x['clones'] for x in its))} of them; "
+            f"each takes {number(median_of(its, 'metadata_bytes'))} bytes of metadata.",
+        )
     ]
 
 

@@ -42,7 +42,7 @@ class RawDisk:
     def serving(self, setting: Setting) -> Iterator[Subject]:
         with self.disk(setting, setting.size_bytes) as device:
             write_content(device, STAMPS, setting.size_bytes)
-            yield Subject(device, STAMPS)
+            yield Subject(device, STAMPS, writable=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class BtrfsFile:
                 device, target, options=["nodatasum"] if self.nodatasum else []
             ):
                 write_content(target / "file", STAMPS, setting.size_bytes)
-                yield Subject(target / "file", STAMPS)
+                yield Subject(target / "file", STAMPS, writable=True)
 
 
 def disk_peers(name: str, what: str, disk: Disk, driver: Capability) -> list[Peer]:

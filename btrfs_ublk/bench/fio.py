@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from btrfs_ublk.bench.cpu import children_of
 from btrfs_ublk.capabilities import Program
@@ -118,15 +118,15 @@ class Outcome:
         return sum(self.job_iops)
 
 
-def parse_output(text: str) -> Outcome:
+def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> Outcome:
     """What fio printed as json+. Raises BtrfsUblkError for anything else, for errors
-    that it met, and when it has read nothing.
+    that it met, and when it has read (written) nothing.
     """
     try:
         # Warnings may come before.
         document = json.loads(text[text.index("{") :])
         jobs: list[dict[str, Any]] = document["jobs"]
-        reads = [job["read"] for job in jobs]
+        reads = [job[direction] for job in jobs]
         errors = {job["error"] for job in jobs} - {0}
         bins = [read["clat_ns"].get("bins", {}) for read in reads]
         switches = sum(job["ctx"] for job in jobs)
@@ -139,7 +139,8 @@ def parse_output(text: str) -> Outcome:
     if errors:
         raise BtrfsUblkError(f"fio met errors: {sorted(errors)}")
     if not count:
-        raise BtrfsUblkError("fio has read nothing", hint="give it more time")
+        done = {"read": "read", "write": "written"}[direction]
+        raise BtrfsUblkError(f"fio has {done} nothing", hint="give it more time")
     return Outcome(
         job_iops=iops,
         latency_us={

@@ -1,27 +1,26 @@
-"""One turn: fio reads from a peer, and it is noted who uses the CPUs meanwhile."""
+"""One turn: fio reads from a peer, or writes to it, and it is noted who uses the CPUs
+meanwhile.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
-from btrfs_ublk.bench.cpu import RawSnapshot, Usage
-from btrfs_ublk.bench.fio import parse_output, wait_for_jobs
+from btrfs_ublk.bench.cpu import Usage
+from btrfs_ublk.bench.fio import parse_output
 from btrfs_ublk.bench.peer import Subject
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.stamps import check_content
-from btrfs_ublk.bench.workloads import Workload
-from btrfs_ublk.errors import CommandError
-from btrfs_ublk.process import Child, describe_exit, spawn
+from btrfs_ublk.bench.watched import run_watched
+from btrfs_ublk.bench.workloads import WRITTEN_BLOCK, Workload
+from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.readers import read_buffered, read_direct
 
-_END_TIMEOUT_S = 120.0
 #: Read before the measured time begins, and the share of that time at its end in which
 #: nobody looks at the CPUs any more, as fio may end a little sooner than is seen here.
 _RAMP_SHARE, _LEAST_RAMP_S = 0.1, 0.2
-_TAIL_SHARE, _LEAST_TAIL_S = 0.05, 0.1
 _SAMPLES = 16
 
 
@@ -36,9 +35,13 @@ def measure(
 ) -> Result:
     """What was measured; all CPU times are microseconds per I/O.
 
-    Random blocks are checked before and after. Raises BtrfsUblkError for wrong data,
-    and where fio fails.
+    Random blocks are checked before and after; those of a writable subject may be what
+    fio writes. Raises BtrfsUblkError for wrong data, and where fio fails.
     """
+    if workload.writes and not subject.writable:
+        raise ValueError(f"{subject.path} must not be written to")
+    if workload.is_mapped and not subject.mappable:
+        raise CapabilityError("it cannot be mapped into memory")
     direct = subject.direct and not workload.is_mapped
 
     def check() -> None:
@@ -49,6 +52,7 @@ def measure(
             read=read_direct if direct else read_buffered,
             samples=_SAMPLES,
             chances=chances,
+            or_else=WRITTEN_BLOCK if subject.writable else None,
         )
 
     ramp_s = max(_LEAST_RAMP_S, _RAMP_SHARE * runtime_s)
@@ -62,13 +66,16 @@ def measure(
     )
     check()
     load = os.getloadavg()[0]
-    with spawn(argv) as fio:
-        usage = _watch(fio, subject, workload.jobs, ramp_s, runtime_s)
-        if fio.wait(_END_TIMEOUT_S + runtime_s) is None:
-            raise CommandError(fio.failure("does not end"))
-        if fio.returncode:
-            raise CommandError(fio.failure(describe_exit(fio.returncode)))
-    outcome = parse_output(output.read_text())
+    usage = run_watched(
+        argv,
+        jobs=workload.jobs,
+        ramp_s=ramp_s,
+        runtime_s=runtime_s,
+        server_pids=subject.server_pids,
+    )
+    outcome = parse_output(
+        output.read_text(), direction="write" if workload.writes else "read"
+    )
     check()
     iops = outcome.total_iops
     return {
@@ -83,7 +90,9 @@ def measure(
 
 def cpu_record(usage: Usage, iops: float) -> Result:
     """Per I/O, the parts are the reader, the servers, and the kernel on behalf of
-    nobody (its threads, interrupts); cores are theirs together, and those of others.
+    nobody (its threads, interrupts); cores are theirs together, those of others, and
+    of all (the CPUs' own counters). "accounted" is what all processes and kernel
+    threads have used, as a share of that: near 1, or a counter is wrong.
     """
     cores = usage.record()
     parts = {"fio": cores["fio"], "server": cores["server"]}
@@ -93,21 +102,6 @@ def cpu_record(usage: Usage, iops: float) -> Result:
         "cpu_us": sum(parts.values()) * 1e6 / iops,
         "cores": sum(parts.values()),
         "other_cores": cores["other"],
+        "total_cores": cores["total"],
+        "accounted": cores["accounted"],
     }
-
-
-def _watch(
-    fio: Child, subject: Subject, jobs: int, ramp_s: float, runtime_s: float
-) -> Usage | None:
-    """Who uses the CPUs while fio measures; None if it has ended too soon to tell."""
-    readers = wait_for_jobs(fio, jobs)
-    began_s = time.monotonic()
-    fio.wait(ramp_s)
-    before = RawSnapshot.take()
-    tail_s = max(_LEAST_TAIL_S, _TAIL_SHARE * runtime_s)
-    fio.wait(max(0.0, began_s + ramp_s + runtime_s - tail_s - time.monotonic()))
-    after = RawSnapshot.take()
-    if fio.wait(0) is not None or not readers:
-        return None
-    parts = {"fio": {fio.pid, *readers}, "server": set(subject.server_pids)}
-    return Usage(before.parse(), after.parse(), parts)

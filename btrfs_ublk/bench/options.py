@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from btrfs_ublk.capabilities import sparse_directory
+from btrfs_ublk.entry import json_option
 from btrfs_ublk.seed import Seed
 from btrfs_ublk.units import EIB, TIB, format_size, parse_block_size
 
@@ -82,6 +83,27 @@ parent_option = click.option(
     help="Directory for the images, on tmpfs, XFS or btrfs.  [/dev/shm]",
 )
 
+#: --directory: an existing one; a disk would be measured as well.
+memory_directory_option = click.option(
+    "--directory",
+    "parent",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    default="/dev/shm",
+    help="Where objects, maps and caches are.",
+)
+
+#: --front-end, of which a benchmark needs one only.
+front_end_option = click.option(
+    "--front-end", type=click.Choice(["auto", "ublk", "fuse"]), default="auto"
+)
+
+
+def size_option(default: str) -> Callable[[_Function], _Function]:
+    """--size, in bytes: of what is read."""
+    return click.option(
+        *("--size", "size_bytes"), default=default, callback=parse_sizes, metavar="SIZE"
+    )
+
 
 def common_options(repeats: int | None = None) -> Callable[[_Function], _Function]:
     """--repeats, unless there is no default of it; --parent, --patience and --json."""
@@ -99,7 +121,7 @@ def common_options(repeats: int | None = None) -> Callable[[_Function], _Functio
             metavar="SECONDS",
             help="How long each turn may wait for a quiet machine.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, no tables."),
+        json_option,
     ]
 
     def decorate(function: _Function) -> _Function:

@@ -7,7 +7,12 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
@@ -18,7 +23,6 @@ from typing import Literal, Protocol, TypeVar, cast
 from btrfs_ublk.bench import peers
 from btrfs_ublk.bench.stamps import STAMPS, Content, write_content
 from btrfs_ublk.capabilities import Capability
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.resources.tempdir import tempdir
 
 _Shared = TypeVar("_Shared")
@@ -30,6 +34,8 @@ class Setting:
 
     ``size_bytes`` of each can be read. ``queues`` and ``depth`` are those of block
     servers; None leaves them to each. ``realtime`` is for ours (see BlockServer).
+    ``runtime_s`` is how long a turn takes, where that is to be chosen. ``writable``:
+    they are to be written to, if they can be. ``disk`` is one that the user names.
     """
 
     directory: Path
@@ -37,7 +43,10 @@ class Setting:
     queues: int | None
     depth: int | None
     realtime: bool
+    runtime_s: float
+    disk: Path | None
     _stack: ExitStack
+    writable: bool = False
     _shared: dict[str, object] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -71,8 +80,19 @@ class Setting:
         finally:
             path.unlink(missing_ok=True)
 
+    def content_file(self) -> AbstractContextManager[Path]:
+        """A file full of STAMPS: a peer's own, where it is to be written to."""
+        return self._own_file() if self.writable else nullcontext(self.source_file())
+
+    @contextmanager
+    def _own_file(self) -> Iterator[Path]:
+        with self.new_file(self.size_bytes) as path:
+            write_content(path, STAMPS, self.size_bytes)
+            yield path
+
     def new_directory(self, name: str) -> Path:
-        path = self.directory / name
+        """``name`` is the beginning of its name."""
+        path = self.directory / f"{name}-{next(self._numbers)}"
         path.mkdir()
         return path
 
@@ -85,10 +105,14 @@ def setting(
     queues: int | None = None,
     depth: int | None = None,
     realtime: bool = False,
+    runtime_s: float = 1.0,
+    disk: Path | None = None,
 ) -> Iterator[Setting]:
     """A setting in a new directory below ``parent``, which should be on tmpfs."""
     with tempdir(parent=parent) as directory, ExitStack() as stack:
-        yield Setting(directory, size_bytes, queues, depth, realtime, stack)
+        yield Setting(
+            directory, size_bytes, queues, depth, realtime, runtime_s, disk, stack
+        )
 
 
 @dataclass(frozen=True)
@@ -101,6 +125,11 @@ class Subject:
     server_pids: Sequence[int] = ()
     #: Whether O_DIRECT means anything there.
     direct: bool = True
+    #: Whether it can be mapped into memory (mmap(2), MAP_SHARED).
+    mappable: bool = True
+    #: Whether it may be written to. What only one peer has may; what several share, or
+    #: is somebody's, may not.
+    writable: bool = False
 
 
 class Peer(Protocol):
@@ -125,7 +154,12 @@ class Peer(Protocol):
         """Bring it up, filled; take it down when the block is left."""
 
 
-def why_not(peer: Peer) -> str | None:
+class HasNeeds(Protocol):
+    @property
+    def needs(self) -> Sequence[Capability]: ...
+
+
+def why_not(peer: HasNeeds) -> str | None:
     """Why the peer cannot run on this machine; None where it can.
 
     NB: to be asked before any is brought up: modules that were loaded for one are taken
@@ -148,16 +182,3 @@ def all_peers() -> dict[str, Peer]:
                 raise ValueError(f"there are two peers {peer.name}")
             found[peer.name] = peer
     return found
-
-
-def find_peers(names: Sequence[str]) -> list[Peer]:
-    """In that order. Raises UsageError for a name that is unknown or comes twice."""
-    known = all_peers()
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"there is no peer {name!r}", hint=f"known: {', '.join(known)}"
-            )
-        if names.count(name) > 1:
-            raise UsageError(f"peer {name} is named twice")
-    return [known[name] for name in names]

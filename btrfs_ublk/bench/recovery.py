@@ -23,6 +23,7 @@ from btrfs_ublk.bench.kills import (
 )
 from btrfs_ublk.bench.report import (
     Document,
+    Highlight,
     Result,
     Table,
     finish,
@@ -141,6 +142,26 @@ def tables(document: Document) -> list[Table]:
             )
         )
     return made
+
+
+def highlights(document: Document) -> list[Highlight]:
+    """What the readers saw of the kills."""
+    rounds = _of(document, "round")
+    if not rounds:
+        return []
+    found = faults(document)
+    kills = number(sum(each["kills"] for each in rounds))
+    reads = sum(reader["reads"] for reader in _of(document, "reader"))
+    median = _ms([each["recovery_s"] for each in rounds], 0.5)
+    return [
+        Highlight(
+            f"{len(found)} faults",
+            f"{kills} kills of the {document['parameters']['front_end']} server under "
+            "verified reads",
+            f"{number(reads)} reads; half of the time, reads went on within {median} "
+            f"ms. {'; '.join(found)}",
+        )
+    ]
 
 
 @click.command(context_settings=options.SETTINGS)

@@ -30,6 +30,9 @@ from btrfs_ublk.units import format_size
 Result = dict[str, Any]
 Document = dict[str, Any]
 
+#: Results that may be missing have one of these as their "status", with a "reason".
+OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+
 #: Wide enough for every table: their width is that of the text, whatever the terminal.
 CONSOLE_WIDTH = 1000
 _NOTE_COLUMNS = 100
@@ -46,6 +49,17 @@ class Table:
     rows: Sequence[Sequence[str]]
     left: int = 1
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Highlight:
+    """What a benchmark's ``highlights(document)``, which not all have, says first: a
+    figure, in a few words what it is, and a sentence that explains it.
+    """
+
+    figure: str
+    headline: str
+    sentence: str
 
 
 def make_document(

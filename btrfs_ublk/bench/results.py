@@ -19,7 +19,7 @@ from typing import Any
 
 from btrfs_ublk.bench.config import configuration_of
 from btrfs_ublk.bench.environment import environment_id
-from btrfs_ublk.bench.matrices import FORMAT_VERSION, Matrix, run_key
+from btrfs_ublk.bench.matrices import FORMAT_VERSION, MATRICES, Matrix, run_key
 from btrfs_ublk.bench.run import OK, Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.log import log
@@ -181,6 +181,73 @@ def open_results(path: Path, matrix: Matrix, *, seed: int) -> Iterator[ResultsFi
         yield results
     finally:
         os.close(fd)
+
+
+def check_results(text: str, name: str) -> dict[str, Any] | None:
+    """Check the content of a file of results, all lines of it but a last one that has
+    no end. Returns the line for the matrix; None where there is none, as the lines are
+    bare runs.
+
+    Raises UsageError, naming ``name`` and the line: for a matrix that there is not, or
+    of another version, and for runs that are not of it.
+    """
+    lines = text.split("\n")[:-1]
+    if not lines or not _is_header(lines[0]):
+        return None
+    header = _parse(lines[0], f"{name}, line 1")
+    matrix = _matrix_of(header, f"{name}, line 1")
+    for number, line in enumerate(lines[1:], start=2):
+        where = f"{name}, line {number}"
+        if not line.strip():
+            continue
+        found = _parse(line, where)
+        if found["kind"] == "matrix":
+            raise UsageError(
+                f"{where} is of the kind matrix",
+                hint="one file of results has the runs of one matrix",
+            )
+        if found["kind"] == "run":
+            _checked_key(found, matrix, where)
+    return header
+
+
+def _is_header(text: str) -> bool:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(line, dict) and line.get("kind") == "matrix"
+
+
+def _matrix_of(header: Mapping[str, Any], where: str) -> Matrix:
+    """The matrix that a file says it is of."""
+    if header.get("version") != FORMAT_VERSION:
+        raise UsageError(
+            f"{where} is of version {header.get('version')!r}, not {FORMAT_VERSION}",
+            hint="use the version of btrfs-ublk that wrote it",
+        )
+    name = str(header.get("matrix"))
+    if name not in MATRICES:
+        raise UsageError(
+            f"{where} is of a matrix that there is not: {name!r}",
+            hint=f"known: {', '.join(MATRICES)}",
+        )
+    try:
+        matrix = MATRICES[name].with_options(
+            front_end=header["front_end"],
+            source=header["source"],
+            runtime_s=header["fio.runtime"],
+        )
+    except KeyError as error:
+        raise UsageError(f"{where} has no {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+    if header.get("fingerprint") != matrix.fingerprint():
+        raise UsageError(
+            f"{where} is of another matrix that was called {name}",
+            hint="use the version of btrfs-ublk that wrote it",
+        )
+    return matrix
 
 
 def _sync_directory(path: Path) -> None:

@@ -16,19 +16,19 @@ from typing import Any
 
 from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import Configuration
-from btrfs_ublk.bench.cpu import RawSnapshot, Usage, cpu_mhz, pressure_us
+from btrfs_ublk.bench.cpu import Usage, cpu_mhz, pressure_us
 from btrfs_ublk.bench.environment import environment_id, versions
 from btrfs_ublk.bench.fio import (
     Fio,
     Outcome,
     parse_output,
     random_read_argv,
-    wait_for_jobs,
 )
+from btrfs_ublk.bench.watched import run_watched
 from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Helper, require
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, CommandError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.helpers import MAP_PHYSICAL, MKSEED, SERVER
-from btrfs_ublk.process import Child, describe_exit, run, spawn
+from btrfs_ublk.process import run
 from btrfs_ublk.readers import Reader, read_buffered, read_direct
 from btrfs_ublk.resources.tempdir import tempdir
 from btrfs_ublk.server import BlockServer
@@ -49,7 +49,6 @@ _MAX_WRITTEN_BYTES = 10 * MIB
 #: For the seed's metadata and what the sprout writes.
 _ROOM_BYTES = 64 * MIB
 _NAME = "clone"
-_END_TIMEOUT_S = 60.0
 _SYNC_TIMEOUT_S = 60.0
 
 
@@ -246,47 +245,28 @@ def _run_fio(
         runtime_s=runtime_s,
         output=output,
     )
-    with spawn(argv) as fio:
-        usage, pressure = _watch(fio, server, configuration, ramp_s)
-        if fio.wait(_END_TIMEOUT_S + runtime_s) is None:
-            raise CommandError(fio.failure("does not end"))
-        if fio.returncode:
-            raise CommandError(fio.failure(describe_exit(fio.returncode)))
+    pressure: dict[str, float] = {}
+    usage = run_watched(
+        argv,
+        jobs=configuration.jobs,
+        ramp_s=ramp_s,
+        runtime_s=runtime_s,
+        server_pids=[server.pid],
+        with_switches=True,
+        meanwhile=_noting_pressure(pressure),
+    )
     outcome = parse_output(output.read_text())
     since = _served(served, ServerStats.parse(server.stats()))
     return _Measured(outcome, usage, pressure, since)
 
 
-def _watch(
-    fio: Child, server: BlockServer, configuration: Configuration, ramp_s: float
-) -> tuple[Usage | None, dict[str, float]]:
-    """Who uses the CPUs while fio measures. None if it has ended too soon to tell, as
-    it does where it starts slowly.
-    """
-    jobs = wait_for_jobs(fio, configuration.jobs)
-    began_s = time.monotonic()
-    runtime_s = configuration.runtime_s
-    fio.wait(ramp_s)
-    with _pressure() as pressure:
-        before = RawSnapshot.take([server.pid])
-        # Both snapshots are to be taken while it reads.
-        end_s = began_s + ramp_s + runtime_s - max(0.1, 0.05 * runtime_s)
-        fio.wait(max(0.0, end_s - time.monotonic()))
-        after = RawSnapshot.take([server.pid])
-    if fio.wait(0) is not None or not jobs:
-        return None, pressure
-    parts = {"fio": {fio.pid, *jobs}, "server": {server.pid}}
-    return Usage(before.parse(), after.parse(), parts), pressure
-
-
 @contextmanager
-def _pressure() -> Iterator[dict[str, float]]:
+def _noting_pressure(record: dict[str, float]) -> Iterator[None]:
     """Filled in at the end: of the time in the block, which share some task waited for
     a resource.
     """
-    record: dict[str, float] = {}
     begin_s, before_us = time.monotonic(), pressure_us()
-    yield record
+    yield
     elapsed_us = (time.monotonic() - begin_s) * 1e6
     for name, value_us in pressure_us().items():
         record[name] = (value_us - before_us.get(name, value_us)) / elapsed_us

@@ -16,6 +16,7 @@ from btrfs_ublk.bench import options
 from btrfs_ublk.bench.environment import wait_until_quiet
 from btrfs_ublk.bench.report import (
     Document,
+    Highlight,
     Result,
     Table,
     finish,
@@ -153,6 +154,26 @@ def tables(document: Document) -> list[Table]:
             2,
             "MiB: what the image takes of its file system. Start: what running "
             "mount(8) takes in any case, part of both mounts and the remount.",
+        )
+    ]
+
+
+def highlights(document: Document) -> list[Highlight]:
+    """Of the largest seed."""
+    groups = grouped(document["results"], lambda each: each["virtual_data_size"])
+    if not groups:
+        return []
+    size = max(groups)
+    # Of several lengths of chunks, the first.
+    first = _columns(groups[size][0])
+    its = [result for result in groups[size] if _columns(result) == first]
+    mount_ms = median_of(its, "mount_sprout_s") * 1e3
+    return [
+        Highlight(
+            f"{number(median_of(its, 'make_s') * 1e3, 1)} ms",
+            f"To make the seed of {options.seed_name(size)}",
+            f"It takes {number(median_of(its, 'allocated_bytes') / MIB, 1)} MiB; its "
+            f"sprout is mounted in {number(mount_ms, 1)} ms.",
         )
     ]
 

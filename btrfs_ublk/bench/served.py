@@ -2,36 +2,110 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
 from btrfs_ublk.bench.stamps import STAMPS, Content
 from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Capability
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.lazy import Addition
 from btrfs_ublk.server import (
     BlockServer,
     Description,
     FileSegment,
     FrontEndName,
+    LazySegment,
     MemsetSegment,
     Segment,
 )
+from btrfs_ublk.sprout import DEFAULT_WRITABLE_BYTES
 from btrfs_ublk.volume import volume
 
-#: What answers reads: a constant, or a file on tmpfs.
-Source = Literal["memset", "file"]
+#: What answers reads: a constant, a file on tmpfs, or the local cache (on tmpfs, too),
+#: in which all of such a file is.
+Source = Literal["memset", "file", "cached"]
 _BYTE = 97
 
 
-def _contents(setting: Setting, source: Source) -> tuple[Segment, Content]:
+@contextmanager
+def contents(setting: Setting, source: Source) -> Iterator[tuple[Segment, Content]]:
+    """What a server answers, and what must be read of it. See prepare()."""
     size_bytes = setting.size_bytes
+    if source == "cached":
+        directory = setting.new_directory("lazy")
+        yield LazySegment(
+            offset=0,
+            length=size_bytes,
+            map=str(directory / "map"),
+            cache=str(directory / "cache"),
+        ), STAMPS
+        shutil.rmtree(directory)
+        return
     if source == "memset":
         memset = MemsetSegment(offset=0, length=size_bytes, byte=_BYTE)
-        return memset, memset
-    path = str(setting.source_file())
-    return FileSegment(offset=0, length=size_bytes, path=path), STAMPS
+        yield memset, memset
+        return
+    with setting.content_file() as path:
+        writable = setting.writable
+        yield FileSegment(
+            offset=0, length=size_bytes, path=str(path), writable=writable
+        ), STAMPS
+
+
+def prepare(setting: Setting, source: Source, server: BlockServer) -> None:
+    """Before it is read from: what is to be cached is mapped, and fetched."""
+    if source != "cached":
+        return
+    size_bytes = setting.size_bytes
+    described: dict[str, str | int] = {
+        "kind": "file",
+        "path": str(setting.source_file()),
+        "size": size_bytes,
+    }
+    server.map_add([described], [Addition(offset=0, length=size_bytes)])
+    drained = server.map().drain()
+    if drained.failed_units or drained.uncached_units:
+        raise BtrfsUblkError(
+            f"of {size_bytes} bytes, {drained.failed_units} units could not be fetched "
+            f"and {drained.uncached_units} not be cached",
+            hint="more room for the cache; a twentieth of its file system stays free",
+        )
+
+
+@contextmanager
+def served(
+    setting: Setting,
+    source: Source,
+    front_end: FrontEndName,
+    *,
+    page_cache: bool = False,
+) -> Iterator[tuple[BlockServer, Content, bool]]:
+    """A server of it, what must be read, and whether it can be written."""
+    with ExitStack() as stack:
+        segment, content = stack.enter_context(contents(setting, source))
+        writable = setting.writable and source == "file"
+        server = BlockServer(
+            Description(setting.size_bytes, [segment], read_only=not writable),
+            front_end=front_end,
+            queues=setting.queues,
+            depth=setting.depth,
+            realtime=setting.realtime,
+            page_cache=page_cache,
+        )
+        stack.enter_context(server)
+        prepare(setting, source, server)
+        yield server, content, writable
+
+
+SOURCES = {
+    "memset": "one repeated byte",
+    "file": "a file on tmpfs",
+    "cached": "a full local cache on tmpfs",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +121,7 @@ class ServedDevice:
 
     @property
     def description(self) -> str:
-        return f"our server's device, {self.front_end}, on {_SOURCES[self.source]}"
+        return f"our server's device, {self.front_end}, on {SOURCES[self.source]}"
 
     @property
     def needs(self) -> Sequence[Capability]:
@@ -55,15 +129,8 @@ class ServedDevice:
 
     @contextmanager
     def serving(self, setting: Setting) -> Iterator[Subject]:
-        segment, content = _contents(setting, self.source)
-        with BlockServer(
-            Description(setting.size_bytes, [segment]),
-            front_end=self.front_end,
-            queues=setting.queues,
-            depth=setting.depth,
-            realtime=setting.realtime,
-        ) as server:
-            yield Subject(server.device, content, [server.pid])
+        with served(setting, self.source, self.front_end) as (server, content, may):
+            yield Subject(server.device, content, [server.pid], writable=may)
 
 
 @dataclass(frozen=True)
@@ -79,7 +146,7 @@ class Clone:
 
     @property
     def description(self) -> str:
-        source = _SOURCES[self.source]
+        source = SOURCES[self.source]
         return f"a clone on a sprout of ours, {self.front_end}, on {source}"
 
     @property
@@ -88,28 +155,32 @@ class Clone:
 
     @contextmanager
     def serving(self, setting: Setting) -> Iterator[Subject]:
-        segment, content = _contents(setting, self.source)
         size_bytes = setting.size_bytes
-        with volume(
-            setting.new_directory(self.name),
-            [segment],
-            virtual_data_size=size_bytes,
-            parent=setting.directory,
-            front_end=self.front_end,
-            queues=setting.queues,
-            depth=setting.depth,
-            realtime=setting.realtime,
-        ) as made:
+        # What is written lands on the sprout's own device: what is served is only read.
+        read_only = replace(setting, writable=False)
+        with ExitStack() as stack:
+            segment, content = stack.enter_context(contents(read_only, self.source))
+            made = stack.enter_context(
+                volume(
+                    setting.new_directory(self.name),
+                    [segment],
+                    virtual_data_size=size_bytes,
+                    writable_bytes=DEFAULT_WRITABLE_BYTES + size_bytes,
+                    parent=setting.directory,
+                    front_end=self.front_end,
+                    queues=setting.queues,
+                    depth=setting.depth,
+                    realtime=setting.realtime,
+                )
+            )
+            prepare(read_only, self.source, made.server)
             path = made.clone("clone", offset=0, size_bytes=size_bytes)
-            yield Subject(path, content, [made.server.pid])
-
-
-_SOURCES = {"memset": "one repeated byte", "file": "a file on tmpfs"}
+            yield Subject(path, content, [made.server.pid], writable=True)
 
 
 def served_peers(front_end: FrontEndName, driver: Capability) -> list[Peer]:
-    """A front end's: NAME, NAME-clone, NAME-file, NAME-file-clone."""
-    infixes: dict[Source, str] = {"memset": "", "file": "-file"}
+    """A front end's: NAME, NAME-file, NAME-cached; and NAME[…]-clone of each."""
+    infixes: dict[Source, str] = {"memset": "", "file": "-file", "cached": "-cached"}
     made: list[Peer] = []
     for source, infix in infixes.items():
         name = f"{front_end}{infix}"

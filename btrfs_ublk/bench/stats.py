@@ -102,3 +102,47 @@ def bootstrap_interval(
     found.sort()
     beyond = (1 - confidence) / 2
     return quantile(found, beyond), quantile(found, 1 - beyond)
+
+
+#: Up to so many differences all ways to set their signs are gone through.
+_MOST_EXACT = 14
+_SIGNS_DRAWN = 20_000
+
+
+def sign_flip_probability(differences: Sequence[float], *, seed: int = 1) -> float:
+    """How likely differences within pairs have a sum as far from 0 as theirs, or
+    farther, if each could as well have had the other sign (Fisher's randomisation
+    test): 1 for none; 2 ** (1 - n) at least for n of them.
+    """
+    sizes = [abs(difference) for difference in differences]
+    # Sums of the same numbers in another order differ by a bit.
+    least = abs(math.fsum(differences)) * (1 - 1e-9)
+    count = len(sizes)
+    if count <= _MOST_EXACT:
+        ways: Iterable[int] = range(2**count)
+        total, drawn = 2**count, 0
+    else:
+        chances = random.Random(seed)
+        ways = (chances.getrandbits(count) for _ in range(_SIGNS_DRAWN))
+        # The way that they are is one, too: never 0.
+        total, drawn = _SIGNS_DRAWN + 1, 1
+    for way in ways:
+        signed = (
+            size if way >> index & 1 else -size for index, size in enumerate(sizes)
+        )
+        drawn += abs(sum(signed)) >= least
+    share: float = drawn / total
+    return share
+
+
+def holm(probabilities: Sequence[float]) -> list[float]:
+    """The same, corrected for how many tests were made, so that the chance that any of
+    them is below a level by chance is no more than that (Holm 1979).
+    """
+    order = sorted(range(len(probabilities)), key=lambda index: probabilities[index])
+    found = [0.0] * len(probabilities)
+    highest = 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, probabilities[index] * (len(order) - rank)))
+        found[index] = highest
+    return found

@@ -193,6 +193,8 @@ def _check_row(row: object, place: int) -> None:
         configuration_of(row)
     except UsageError as error:
         raise UsageError(f"line {place}: {error.message}") from error
+    if not isinstance(row.get("key", ""), str):
+        raise UsageError(f"line {place}: its key is {row['key']!r}, not a text")
     iops = row["total_iops"]
     is_number = isinstance(iops, int | float) and not isinstance(iops, bool)
     if row.get("status", "ok") == "ok" and not (is_number and iops >= 0):

@@ -1,20 +1,28 @@
-"""Ways to read, by fio, and their names: "randread-psync", "randread-uring-d64-j2"."""
+"""Ways to read and write, by fio, and their names: "randread-psync",
+"randread-uring-d64-j2", "seqwrite-libaio-j4".
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 
 _MOST = 256  # of jobs, and a depth
+
+_PATTERN = b"btrfublk"
+#: What every block holds that was written.
+WRITTEN_BLOCK = _PATTERN * (BLOCK_BYTES // len(_PATTERN))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """``jobs`` processes read, each with ``depth`` requests in flight."""
+    """``jobs`` processes read or write, each with ``depth`` requests in flight. With
+    ``sync``, each write waits until it is on the medium (O_SYNC).
+    """
 
     name: str
     pattern: str
@@ -22,11 +30,16 @@ class Workload:
     engine: str
     depth: int = 1
     jobs: int = 1
+    sync: bool = False
 
     @property
     def is_mapped(self) -> bool:
         """Through the page cache, also where all else reads past it."""
         return self.engine == "mmap"
+
+    @property
+    def writes(self) -> bool:
+        return self.pattern.endswith("write")
 
     def argv(
         self,
@@ -38,11 +51,17 @@ class Workload:
         runtime_s: float,
         output: Path,
     ) -> list[str | Path]:
-        """The call of fio, which reads the first ``size_bytes``, for a time; what it
-        does during ``ramp_s`` is left out of the results, which go to ``output``.
+        """The call of fio, which reads the first ``size_bytes``, or writes there, for a
+        time; what it does during ``ramp_s`` is left out of the results, which go to
+        ``output``.
         """
+        if self.writes:
+            how = [f"--buffer_pattern=0x{_PATTERN.hex()}", "--fallocate=none"]
+            how += [f"--sync={int(self.sync)}", "--overwrite=0"]
+        else:
+            how = ["--readonly"]
         return [
-            *("fio", "--name=read", f"--filename={path}", "--readonly"),
+            *("fio", "--name=job", f"--filename={path}", *how),
             *(f"--rw={self.pattern}", f"--bs={self.block_bytes}", "--norandommap"),
             *(f"--size={size_bytes}", f"--ioengine={self.engine}"),
             *(f"--iodepth={self.depth}", f"--numjobs={self.jobs}"),
@@ -55,28 +74,53 @@ class Workload:
         ]
 
 
-_BASES = {
-    "randread-psync": Workload("", "randread", 4 * KIB, "psync"),
-    "randread-uring": Workload("", "randread", 4 * KIB, "io_uring", depth=16),
-    "randread-mmap": Workload("", "randread", 4 * KIB, "mmap"),
-    "seqread-4k": Workload("", "read", 4 * KIB, "psync"),
-    "seqread-1m": Workload("", "read", MIB, "psync"),
+_PATTERNS = {
+    "randread": "randread",
+    "seqread": "read",
+    "randwrite": "randwrite",
+    "seqwrite": "write",
 }
-#: What an option of a name sets, and the engines that have it.
-_DEPTH_ENGINES = ("io_uring",)
-NAMES = ", ".join(f"{name}[-dN]" if "uring" in name else name for name in _BASES)
+_BLOCKS = {"4k": 4 * KIB, "1m": MIB}
+_ENGINES = {
+    "psync": "psync",
+    "uring": "io_uring",
+    "libaio": "libaio",
+    "mmap": "mmap",
+    "osync": "psync",
+}
+#: Those whose requests do not wait for each other; so many, when nobody says.
+_DEPTHS = {"uring": 16, "libaio": 16}
+_NAME = re.compile(
+    rf"({'|'.join(_PATTERNS)})(?:-({'|'.join(_BLOCKS)}))?(?:-({'|'.join(_ENGINES)}))?"
+    r"(?:-d([0-9]{1,3}))?(?:-j([0-9]{1,3}))?"
+)
+NAMES = (
+    f"{'|'.join(_PATTERNS)}[-{'|'.join(_BLOCKS)}]-{'|'.join(_ENGINES)}[-dN] "
+    "(uring, libaio)"
+)
 HINT = f"known: {NAMES}; each with -jN for N jobs"
 
 
 def parse_workload(name: str) -> Workload:
     """Raises UsageError for a name that means nothing."""
-    match = re.fullmatch(r"(\w+-\w+?)(?:-d([0-9]{1,3}))?(?:-j([0-9]{1,3}))?", name)
-    base = _BASES.get(match[1]) if match else None
-    if match is None or base is None:
+    match = _NAME.fullmatch(name)
+    # One of the two must be said, so that nobody takes a default for the only way.
+    if match is None or not (match[2] or match[3]):
         raise UsageError(f"there is no workload {name!r}", hint=HINT)
-    depth, jobs = int(match[2] or base.depth), int(match[3] or base.jobs)
+    pattern, block, engine = match[1], match[2] or "4k", match[3] or "psync"
+    depth, jobs = int(match[4] or _DEPTHS.get(engine, 1)), int(match[5] or 1)
     if not (1 <= depth <= _MOST and 1 <= jobs <= _MOST):
         raise UsageError(f"workload {name!r}: depth and jobs are 1 to {_MOST}")
-    if match[2] and base.engine not in _DEPTH_ENGINES:
-        raise UsageError(f"workload {name!r}: {base.engine} has no depth", hint=HINT)
-    return replace(base, name=name, depth=depth, jobs=jobs)
+    if match[4] and engine not in _DEPTHS:
+        raise UsageError(f"workload {name!r}: {engine} has no depth", hint=HINT)
+    if engine == "osync" and not pattern.endswith("write"):
+        raise UsageError(f"workload {name!r}: osync is for writing", hint=HINT)
+    return Workload(
+        name,
+        _PATTERNS[pattern],
+        _BLOCKS[block],
+        _ENGINES[engine],
+        depth,
+        jobs,
+        sync=engine == "osync",
+    )

@@ -2,63 +2,86 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.compare import FAILED, Plan, compare
-from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.hogs import HOGS
-from btrfs_ublk.bench.peer import all_peers, find_peers, why_not
+from btrfs_ublk.bench.peer import all_peers, why_not
+from btrfs_ublk.bench.peers.disk import check_disk
 from btrfs_ublk.bench.report import finish, make_document
-from btrfs_ublk.bench.suite import Comparison, find_suite, suite_names
-from btrfs_ublk.bench.workloads import HINT, parse_workload
-from btrfs_ublk.capabilities import require
+from btrfs_ublk.bench.scale import RUNTIME, SIZE, parse_factor
+from btrfs_ublk.bench.suite import Comparison, Suite, find_suite, suite_names
+from btrfs_ublk.entry import completing
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import MIB, parse_block_size
 
 _WORKLOADS = ("randread-psync", "randread-uring-d64")
+_SIZE_BYTES = 256 * MIB
+_RUNTIME_S = 3.0
 
 
-def _list(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if not value or context.resilient_parsing:
+def _list(*, as_json: bool) -> None:
+    peers = [
+        {"name": name, "description": peer.description, "missing": why_not(peer)}
+        for name, peer in all_peers().items()
+    ]
+    suites = {name: find_suite(name).description for name in suite_names()}
+    if as_json:
+        click.echo(json.dumps({"peers": peers, "suites": suites}, indent=2))
         return
-    for name, peer in all_peers().items():
-        reason = why_not(peer)
-        missing = f"\n    not here: {reason}" if reason else ""
-        click.echo(f"{name:27} {peer.description}{missing}")
-    for name in suite_names():
-        click.echo(f"--suite {name:19} {find_suite(name).description}")
-    context.exit()
+    for peer in peers:
+        missing = f"\n    not here: {peer['missing']}" if peer["missing"] else ""
+        click.echo(f"{peer['name']:27} {peer['description']}{missing}")
+    for name, description in suites.items():
+        click.echo(f"--suite {name:19} {description}")
 
 
 @click.command("compare", context_settings=options.SETTINGS)
-@click.argument("peers", nargs=-1)
-@click.option("--suite", help="A list of peers and workloads, by name.")
+@click.argument("peers", nargs=-1, shell_complete=completing(all_peers))
 @click.option(
-    "--workload", "workloads", multiple=True, help=f"{HINT}.  {list(_WORKLOADS)}"
+    "--suite",
+    shell_complete=completing(suite_names),
+    help="Peers and workloads of that name; --list has them.",
 )
-@click.option("--turns", type=options.COUNT, default=10, help="Of each.")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="NAME",
+    help="How to read or write: randread, seqread, randwrite or seqwrite; -4k or -1m; "
+    "-psync, -uring, -libaio, -mmap or -osync; -dN for a depth, -jN for N jobs.  "
+    f"[{' and '.join(_WORKLOADS)}]",
+)
+@click.option("--turns", type=options.COUNT, default=10, help="Of each peer.")
 @click.option(
     "--runtime",
     "runtime_s",
     type=click.FloatRange(min=0.5),
-    default=3.0,
     metavar="SECONDS",
-    help="Of each turn.",
+    help=f"Of each turn of fio.  [a suite's; {_RUNTIME_S:g}]",
 )
+@click.option("--size", metavar="SIZE", help="What is read of each.  [a suite's; 256M]")
 @click.option(
-    "--size",
-    "size_bytes",
-    default="256M",
-    callback=options.parse_sizes,
-    help="What is read of each.",
+    "--scale",
+    default="auto",
+    help="How much of what a suite has published: 0.01 is a hundredth; auto fits it to "
+    "memory and 20 minutes.",
 )
 @click.option("--queues", type=options.COUNT, help="Of block servers.")
 @click.option("--depth", type=options.COUNT, help="Of each of their queues.")
 @click.option("--realtime", is_flag=True, help="Our servers run before all else.")
+@click.option(
+    "--disk",
+    type=click.Path(path_type=Path),
+    help="A block device for the peer disk. It is only read.",
+)
 @click.option(
     "--hog",
     type=click.Choice(list(HOGS)),
@@ -68,10 +91,8 @@ def _list(context: click.Context, _parameter: click.Parameter, value: bool) -> N
 @options.common_options()
 @click.option(
     "--list",
+    "listed",
     is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_list,
     help="What there is to compare, and whether it can run here.",
 )
 def command(
@@ -79,62 +100,85 @@ def command(
     suite: str | None,
     workloads: Sequence[str],
     turns: int,
-    runtime_s: float,
-    size_bytes: int,
+    runtime_s: float | None,
+    size: str | None,
+    scale: str,
     queues: int | None,
     depth: int | None,
     realtime: bool,
+    disk: Path | None,
     hog: str | None,
     seed: int,
     parent: Path,
     patience_s: float,
     as_json: bool,
+    listed: bool,
 ) -> int:
-    """Read at random from PEERS in turn, and hold all against the first one.
+    """Measure peers in turn, against the first one.
 
-    A peer that cannot run here is named with the reason. Exit status 1: one failed, or
-    its data were wrong.
+    PEERS are some of what --list names. A peer that cannot run here is named with the
+    reason. Exit status 1: one failed, or its data were wrong.
     """
+    if listed:
+        _list(as_json=as_json)
+        return 0
     if (suite is None) == (not peers):
         raise UsageError("name peers to compare, or a --suite", hint="see --list")
-    if suite is not None:
-        chosen = find_suite(suite)
-        comparisons = [_with_workloads(each, workloads) for each in chosen.comparisons]
-        queues, depth = queues or chosen.queues, depth or chosen.depth
-    else:
-        title = " / ".join(peers)
-        comparisons = [Comparison(title, peers, workloads or _WORKLOADS)]
-    for comparison in comparisons:
-        find_peers(comparison.peers)
-        for name in comparison.workloads:
-            require(Fio(parse_workload(name).engine))
     plan = Plan(
         turns=turns,
-        runtime_s=runtime_s,
-        size_bytes=size_bytes,
+        runtime_s=runtime_s or _RUNTIME_S,
+        size_bytes=parse_block_size(size, what="--size") if size else _SIZE_BYTES,
         queues=queues,
         depth=depth,
         seed=seed,
         patience_s=patience_s,
         realtime=realtime,
         hog=hog,
+        disk=disk,
     )
+    about: dict[str, Any] = {"suite": suite}
+    comparisons: Sequence[Comparison]
+    if suite is None:
+        if parse_factor(scale) is not None:
+            raise UsageError("--scale is for suites of published workloads")
+        title = " / ".join(peers)
+        comparisons = [Comparison(title, peers, workloads or _WORKLOADS)]
+    else:
+        chosen = find_suite(suite)
+        plan = replace(
+            plan, queues=queues or chosen.queues, depth=depth or chosen.depth
+        )
+        plan, found, scaled = _scaled(chosen, plan, scale, parent, (size, runtime_s))
+        about |= scaled
+        comparisons = _with_workloads(found, workloads)
+        if chosen.published is not None:
+            about["published"] = chosen.published.to_dict()
+    if disk is not None:
+        check_disk(disk, plan.size_bytes)
+    for comparison in comparisons:
+        comparison.contest.find(comparison.peers)
+        for name in comparison.workloads:
+            comparison.contest.check(name)
     document = make_document(
         "compare",
         parameters={
-            "suite": suite,
+            **about,
             **asdict(plan),
+            # Reports name no paths of a machine.
+            "disk": disk is not None,
             "comparisons": [each.to_dict() for each in comparisons],
         },
         directory=parent,
         results=[],
     )
+    document["complete"] = False
     try:
         for comparison in comparisons:
             for result in compare(
                 comparison, plan, parent=parent, progress=options.progress
             ):
                 document["results"].append(result)
+        document["complete"] = True
     finally:
         # What was measured counts, also when it is interrupted, or leaves something.
         if document["results"]:
@@ -142,13 +186,62 @@ def command(
     return int(any(x["status"] == FAILED for x in document["results"]))
 
 
-def _with_workloads(comparison: Comparison, workloads: Sequence[str]) -> Comparison:
-    """Others than the suite's; bars for those that are left out go with them."""
-    if not workloads:
-        return comparison
-    return Comparison(
-        comparison.title,
-        comparison.peers,
-        workloads,
-        [bar for bar in comparison.bars if bar.workload in workloads],
+def _scaled(
+    suite: Suite,
+    plan: Plan,
+    scale: str,
+    parent: Path,
+    given: tuple[str | None, float | None],
+) -> tuple[Plan, Sequence[Comparison], dict[str, Any]]:
+    """Plan and comparisons of that scale, and what a document says of it. What is
+    ``given`` (size, runtime) stays.
+    """
+    factor = parse_factor(scale)
+    if suite.scaling is None:
+        if factor is not None:
+            raise UsageError(
+                "--scale is for suites of published workloads; this one has no size "
+                "that was published"
+            )
+        return plan, suite.comparisons_of({}), {}
+    if factor is None:
+        factor = suite.scaling.factor_for(parent, turns=plan.turns)
+    options.progress(suite.scaling.told(factor))
+    amounts = suite.scaling.amounts(factor)
+    size, runtime_s = given
+    if size is None and SIZE in amounts:
+        plan = replace(plan, size_bytes=int(amounts[SIZE]))
+    if runtime_s is None and RUNTIME in amounts:
+        plan = replace(plan, runtime_s=amounts[RUNTIME])
+    return (
+        plan,
+        suite.comparisons_of(amounts),
+        {"scale": suite.scaling.record(factor)},
     )
+
+
+def _with_workloads(
+    comparisons: Sequence[Comparison], workloads: Sequence[str]
+) -> Sequence[Comparison]:
+    """Others than the suite's, each where it makes sense; bars for those that are left
+    out go with them. Raises UsageError for one that makes none.
+    """
+    if not workloads:
+        return comparisons
+    found = []
+    refused: dict[str, list[UsageError]] = {name: [] for name in workloads}
+    for comparison in comparisons:
+        kept = []
+        for name in workloads:
+            try:
+                comparison.contest.check(name)
+                kept.append(name)
+            except UsageError as error:
+                refused[name].append(error)
+        bars = [bar for bar in comparison.bars if bar.workload in kept]
+        if kept:
+            found.append(replace(comparison, workloads=kept, bars=bars))
+    for errors in refused.values():
+        if len(errors) == len(comparisons):
+            raise errors[0]
+    return found

@@ -20,8 +20,9 @@ from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.matrices import MATRICES, Matrix, describe, parse_filters
 from btrfs_ublk.bench.matrix import Progress, Runner, shell_script
 from btrfs_ublk.bench.results import open_results
-from btrfs_ublk.bench.run import FAILED, OK, VOID, Row, run_configuration
+from btrfs_ublk.bench.run import FAILED, OK, SKIPPED, VOID, Row, run_configuration
 from btrfs_ublk.capabilities import require
+from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.gc import collect
 from btrfs_ublk.server import FrontEndName, choose_front_end
 
@@ -29,7 +30,13 @@ _TOLERANCE = 0.03
 
 
 @click.command("matrix", context_settings=options.SETTINGS)
-@click.option("--matrix", "name", type=click.Choice(list(MATRICES)), default="full")
+@click.option(
+    "--matrix",
+    "name",
+    type=click.Choice(list(MATRICES)),
+    default="full",
+    help="full takes hours, quick minutes.",
+)
 @click.option(
     "--filter",
     "filters",
@@ -54,9 +61,16 @@ _TOLERANCE = 0.03
     "95 % interval of its median is within this share of it.",
 )
 @click.option(
-    "--front-end", type=click.Choice(["auto", "ublk", "fuse"]), default="auto"
+    "--front-end",
+    type=click.Choice(["auto", "ublk", "fuse"]),
+    default="auto",
+    help="auto: ublk where the kernel has it.",
 )
-@click.option("--source", type=click.Choice(SOURCES), help="  [memset]")
+@click.option(
+    "--source",
+    type=click.Choice(SOURCES),
+    help="What answers reads of the virtual data.  [memset]",
+)
 @click.option(
     "--runtime",
     "runtime_s",
@@ -89,12 +103,15 @@ def command(
     print_script: bool,
     parent: Path,
 ) -> int:
-    """Run a matrix of configurations, in blocks: each block has every configuration
-    once, in random order. Every run is a JSON line in the file of results, and on disk
-    before the next begins. Interrupted or killed, the same command goes on.
+    """Run a matrix of configurations.
+
+    In blocks: each has every configuration once, in random order. Every run is a JSON
+    line in the file of results, and on disk before the next begins. Interrupted or
+    killed, the same command goes on.
 
     full: the 96 configurations, 10 to 30 times 10 s each: hours. quick: 17, 3 times 2 s
-    each: minutes. Exit status 1: a run failed or was void, or none was good.
+    each: minutes. Exit status 1: a run failed or was void, or none was good; 3: this
+    machine can do none of them.
     """
     matrix = MATRICES[name].with_options(
         front_end=front_end if print_script else choose_front_end(front_end).name,
@@ -154,6 +171,8 @@ def _finish(path: Path, rows: Sequence[Row]) -> int:
     text = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     click.echo(f"{path}: {len(rows)} runs: {text}", err=True)
     click.echo(f"tables: btrfs-ublk bench summarize < {path}", err=True)
+    if rows and counts[SKIPPED] == len(rows):
+        return CapabilityError.exit_status
     return 1 if counts[FAILED] or counts[VOID] or not counts[OK] else 0
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.config import KEYS, Configuration
 from btrfs_ublk.bench.environment import environment
-from btrfs_ublk.bench.run import OK, run_configuration
+from btrfs_ublk.bench.run import OK, SKIPPED, run_configuration
+from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.progress import progress
 
 EXAMPLE = {
     "btrfs.seed": "mega-extent",
@@ -25,28 +29,44 @@ EXAMPLE = {
 }
 
 
-@click.command("run", context_settings=options.SETTINGS)
+def _wrapped(example: Mapping[str, Any]) -> str:
+    """A command to copy, in lines that help does not break."""
+    *most, last = (json.dumps({k: v})[1:-1] for k, v in example.items())
+    pairs = "".join(f"    {pair},\n" for pair in most) + f"    {last}\n"
+    return f"  btrfs-ublk bench run --json-opts '{{\n{pairs}  }}'"
+
+
+@click.command(
+    "run",
+    context_settings=options.SETTINGS,
+    epilog="\b\nFor example:\n" + _wrapped(EXAMPLE),
+)
 @click.option(
     "--json-opts",
     required=True,
     metavar="JSON",
     help=f"The configuration: an object with the keys {', '.join(KEYS)}. All but the "
-    f"last two have to be there. For example {json.dumps(EXAMPLE)}",
+    "last two have to be there.",
 )
 @options.parent_option
 def command(json_opts: str, parent: Path) -> int:
-    """Make a seed, serve its blocks, sprout it, clone a file from it, read that at
-    random with fio, check its bytes before and after; and take all down again.
+    """Do one run, and print what was measured.
+
+    Makes a seed, serves its blocks, sprouts it, clones a file from it, reads that at
+    random with fio, checks its bytes before and after; and takes all down again.
 
     Prints one JSON line: the configuration, total_iops and job_iops, and what else was
     measured. Where something is wrong, "status" and "reason" in it say what, and the
-    exit status is 1.
+    exit status is 1; 3 where this machine cannot do it ("skipped").
     """
     configuration = Configuration.from_json(json_opts)
-    row = run_configuration(
-        configuration, parent=parent, environment=environment(parent)
-    )
+    with progress("running"):
+        row = run_configuration(
+            configuration, parent=parent, environment=environment(parent)
+        )
     click.echo(json.dumps(row))
-    if row["status"] != OK:
-        click.echo(f"{row['status']}: {row['reason']}", err=True)
-    return 0 if row["status"] == OK else 1
+    status = row["status"]
+    if status == OK:
+        return 0
+    click.echo(f"{status}: {row['reason']}", err=True)
+    return CapabilityError.exit_status if status == SKIPPED else 1

@@ -16,13 +16,16 @@ from btrfs_ublk.bench.report import (
     print_table,
 )
 from btrfs_ublk.bench.summarize import parse_rows, summarize, tables
+from btrfs_ublk.entry import json_option
 
 
 @click.command("summarize", context_settings=options.SETTINGS)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, no tables.")
+@json_option
 @click.argument("file", type=click.File("r"), default="-")
 def command(file: IO[str], as_json: bool) -> None:
-    """Print the tables of a matrix: JSON lines on standard input, or in FILE.
+    """Print the tables of a matrix.
+
+    Its results are JSON lines in FILE; without one, on standard input.
 
     Besides what `bench matrix` and `bench run` write, it takes lines that have nothing
     but the nine keys, total_iops and job_iops.

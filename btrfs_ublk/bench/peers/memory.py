@@ -23,7 +23,8 @@ class Tmpfs:
 
     @contextmanager
     def serving(self, setting: Setting) -> Iterator[Subject]:
-        yield Subject(setting.source_file(), STAMPS, direct=False)
+        with setting.content_file() as path:
+            yield Subject(path, STAMPS, direct=False, writable=setting.writable)
 
 
 @dataclass(frozen=True)

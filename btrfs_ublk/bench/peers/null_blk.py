@@ -39,7 +39,8 @@ class NullBlk:
         }
         with loaded_module("null_blk", parameters):
             blockdev.wait_for_node(_DEVICE, timeout_s=_TIMEOUT_S)
-            yield Subject(_DEVICE, ZeroSegment(offset=0, length=setting.size_bytes))
+            content = ZeroSegment(offset=0, length=setting.size_bytes)
+            yield Subject(_DEVICE, content, writable=True)
 
 
 PEERS: Sequence[Peer] = [NullBlk()]

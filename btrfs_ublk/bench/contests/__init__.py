@@ -1,0 +1,1 @@
+"""Contests of other things than reading by fio; see ``btrfs_ublk.bench.contest``."""

@@ -1,0 +1,1 @@
+"""One published table per module, in ``PUBLISHED``; see ``bench.figures``."""
