@@ -10,4 +10,7 @@ from btrfs_ublk.entry import ModuleGroup
 
 @click.command("bench", cls=ModuleGroup, package=commands)
 def command() -> None:
-    """Measure: one run, a matrix of runs, what comes of it. Needs fio."""
+    """Measure, and make reports of what was measured.
+
+    Needs fio. What is in the results is in docs/benchmarks.md.
+    """

@@ -19,10 +19,12 @@ from btrfs_ublk.device import (
     remove_device,
     serve_device,
     show_device,
+    update_device,
     upgrade_device,
 )
 from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S
-from btrfs_ublk.device.state import DEFAULT_HANG_TIMEOUT_S
+from btrfs_ublk.device.state import DEFAULT_HANG_TIMEOUT_S, device_directories
+from btrfs_ublk.entry import completing, json_option, print_rows
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.interrupts import too_late
 from btrfs_ublk.server import Description, ServerStats
@@ -30,7 +32,10 @@ from btrfs_ublk.units import format_size, parse_block_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_name = click.argument(
+    "name",
+    shell_complete=completing(lambda: (x.name for x in device_directories())),
+)
 _timeout = click.option(
     "--timeout",
     "timeout_s",
@@ -51,6 +56,7 @@ def _making_options(function: _Function) -> _Function:
                 type=click.Choice(["auto", "ublk", "fuse"]),
                 default="auto",
                 show_default=True,
+                help="auto: ublk where the kernel has it.",
             ),
             click.option(
                 "--recovery",
@@ -59,11 +65,34 @@ def _making_options(function: _Function) -> _Function:
                 ),
                 default="auto",
                 show_default=True,
-                help="What reads do while the server is replaced: see the README.",
+                help="What reads do while the server is replaced, see above.",
             ),
-            click.option("--queues", type=int, help="Threads of the server."),
+            click.option(
+                "--queues",
+                type=int,
+                help="Queues of the device, and so threads of the server.",
+            ),
             click.option("--depth", type=int, help="Requests in flight per queue."),
-            click.option("--max-io", metavar="SIZE", help="The largest request."),
+            click.option(
+                "--max-io", metavar="SIZE", help="The largest request, 64K or more."
+            ),
+            click.option(
+                "--realtime",
+                is_flag=True,
+                help="The server's threads run before all that is not real-time.",
+            ),
+            click.option(
+                "--feature",
+                "features",
+                multiple=True,
+                metavar="NAME",
+                help="ublk: insist on a feature of the driver, such as auto-buf-reg.",
+            ),
+            click.option(
+                "--unprivileged",
+                is_flag=True,
+                help="A ublk device of this user, who need not be root.",
+            ),
             click.option("--id", "device_id", type=int, help="N of /dev/ublkbN."),
             click.option(
                 "--hang-timeout",
@@ -77,7 +106,7 @@ def _making_options(function: _Function) -> _Function:
             click.option(
                 "--server",
                 type=click.Path(path_type=Path),
-                help="Another program than the package's.",
+                help="Another program than the package's btrfs-ublk-server.",
             ),
         ]
     ):
@@ -87,7 +116,11 @@ def _making_options(function: _Function) -> _Function:
 
 @click.group("device")
 def command() -> None:
-    """Block devices that outlive this command, and the death of their servers."""
+    """Make and keep block devices that outlive their servers.
+
+    A device has a NAME: 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or a digit. A
+    supervisor of its own replaces its server when that dies.
+    """
 
 
 @command.command()
@@ -95,12 +128,18 @@ def command() -> None:
 @click.argument("description", type=click.Path(path_type=Path))
 @_making_options
 @_timeout
-@_json
+@json_option
 def add(
     name: str, description: Path, timeout_s: float, as_json: bool, **options: Any
 ) -> None:
-    """Make the device NAME, which answers what DESCRIPTION (JSON; - is standard input)
-    says. Prints its path.
+    """Make a device, and print its path.
+
+    NAME is what it will be called, DESCRIPTION a file (JSON; - is standard input) that
+    says what its blocks read as: `btrfs-ublk seed create --description` writes one.
+
+    Recovery, for reads in flight when the server dies: reissue gives them to the next
+    one (auto, where the kernel can), queue and swap fail them; new reads wait. fail-io
+    fails these too, until the next server is there. none: the device goes.
     """
     device = add_device(
         name,
@@ -113,9 +152,9 @@ def add(
 
 
 @command.command("list")
-@_json
+@json_option
 def list_command(as_json: bool) -> None:
-    """All devices, and how they are."""
+    """List all devices, and how they are."""
     devices = list_devices()
     if as_json:
         click.echo(json.dumps([device.to_dict() for device in devices], indent=2))
@@ -132,17 +171,17 @@ def list_command(as_json: bool) -> None:
                 "; ".join(device.users) or "-",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = zip(row, widths, strict=True)
-        click.echo("  ".join(text.ljust(width) for text, width in padded).rstrip())
+    print_rows(rows)
 
 
 @command.command()
-@click.argument("name")
-@_json
+@_name
+@json_option
 def show(name: str, as_json: bool) -> int:
-    """The device NAME, with its server's statistics. Exit status 1: it is not well."""
+    """Print health and statistics of a device.
+
+    NAME is a device. Exit status 1: it is not well.
+    """
     device = show_device(name)
     if as_json:
         click.echo(json.dumps(device.to_dict(), indent=2))
@@ -152,22 +191,28 @@ def show(name: str, as_json: bool) -> int:
 
 
 @command.command("del")
-@click.argument("name")
+@_name
 @_timeout
-@_json
+@json_option
 def delete(name: str, timeout_s: float, as_json: bool) -> None:
-    """Take the device NAME down. Refused while it is mounted or held."""
+    """Take a device down.
+
+    NAME is a device. Refused while it is mounted or held open.
+    """
     remove_device(name, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps({"name": name, "result": "removed"}))
 
 
 @command.command()
-@click.argument("name")
+@_name
 @_timeout
-@_json
+@json_option
 def recover(name: str, timeout_s: float, as_json: bool) -> None:
-    """Replace whatever of the device NAME is dead: supervisor, server, or both."""
+    """Replace what is dead: supervisor, server, or both.
+
+    NAME is a device; whoever has it mounted need not do anything.
+    """
     done = recover_device(name, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps({"name": name, "done": done}))
@@ -176,27 +221,46 @@ def recover(name: str, timeout_s: float, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name")
+@_name
 @click.option(
     "--server",
     type=click.Path(path_type=Path),
-    help="Another program than the package's.",
+    help="Another program than the package's btrfs-ublk-server.",
 )
 @_timeout
-@_json
+@json_option
 def upgrade(name: str, server: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Put this version's supervisor and server in the place of those of the device
-    NAME, whoever has it mounted.
+    """Have this version serve a device.
+
+    Its supervisor and server take the place of those of the device NAME, whoever has it
+    mounted.
     """
     _print(upgrade_device(name, server=server, timeout_s=timeout_s), as_json)
+
+
+@command.command()
+@_name
+@click.argument("description", type=click.Path(path_type=Path))
+@_timeout
+@json_option
+def update(name: str, description: Path, timeout_s: float, as_json: bool) -> None:
+    """Let a device grow.
+
+    NAME is a device, whoever has it mounted; DESCRIPTION (a file; - is standard input)
+    is the present one with a longer last segment, or more segments. It never shrinks.
+    """
+    _print(update_device(name, _read(description), timeout_s=timeout_s), as_json)
 
 
 @command.command("gc")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @_timeout
-@_json
+@json_option
 def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
-    """Remove devices that are dead and not in use. Exit status 1: something is left."""
+    """Remove devices that are dead and not in use.
+
+    Exit status 1: something is left.
+    """
     found = collect_devices(dry_run=dry_run, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps([outcome.to_dict() for outcome in found], indent=2))
@@ -210,13 +274,16 @@ def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
 
 
 @command.command()
-@click.argument("name")
+@_name
 @click.argument("description", type=click.Path(path_type=Path), required=False)
 @_making_options
 @_timeout
 def serve(name: str, description: Path | None, timeout_s: float, **options: Any) -> int:
-    """Supervise the device NAME in the foreground, for systemd; make it if need be.
-    TERM and INT end this command only: the device is served on.
+    """Supervise a device in the foreground, for systemd.
+
+    The device NAME is made of DESCRIPTION if it is not there. TERM and INT end this
+    command only: the device is served on. Recoveries are those of `btrfs-ublk device
+    add`.
     """
     made = None if description is None else _read(description)
     return serve_device(name, made, _options(**options), timeout_s=timeout_s)

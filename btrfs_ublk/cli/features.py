@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from btrfs_ublk.entry import json_option
 from btrfs_ublk.server.features import FrontEndFeatures, kernel_features
 
 _OFFERED = {True: "yes", False: "no", None: "?"}
@@ -16,10 +17,12 @@ _WIDTH = 100  # where the output is no terminal
 
 
 @click.command("features")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@json_option
 def command(as_json: bool) -> None:
-    """List what this kernel offers to the front ends, what the server uses of it, and
-    why, or why not. A front end that is missing is no failure.
+    """List what this kernel offers to the front ends.
+
+    And what the server uses of it, and why, or why not. A front end that is missing is
+    no failure; `btrfs-ublk doctor` says how to get it.
     """
     front_ends, document = kernel_features()
     if as_json:
@@ -37,7 +40,7 @@ def _print(console: Console, about: FrontEndFeatures) -> None:
     if about.protocol is not None:
         title += f", protocol {about.protocol}"
     if not about.available:
-        title += f": not on this kernel ({about.reason}; {about.cure})"
+        title += f": not on this kernel\n  {about.reason}\n  {about.cure}"
     console.print(escape(title), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for column in ("feature", "Linux", "offered", "used", "why, or why not"):

@@ -6,15 +6,21 @@ import json
 
 import click
 
+from btrfs_ublk.entry import json_option
 from btrfs_ublk.gc import Report, collect
 
 
 @click.command("gc")
 @click.option("--dry-run", is_flag=True, help="Only list what would be looked for.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 def command(dry_run: bool, as_json: bool) -> int:
-    """Remove what killed runs left behind: mounts, loop and ublk devices, temporary
-    directories. Touches only what this project made. Exit status 1: something is left.
+    """Remove what killed runs left behind.
+
+    These are mounts, loop and ublk devices, temporary directories: only what this
+    project made, as the ledgers of dead processes tell. What `btrfs-ublk device` keeps
+    is none of it.
+
+    Exit status 1: something is left.
     """
     report = collect(dry_run=dry_run)
     if as_json:

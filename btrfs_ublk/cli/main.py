@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
-import btrfs_ublk
 from btrfs_ublk import cli
 from btrfs_ublk.entry import ModuleGroup, run_command
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.log import setup_logging
+from btrfs_ublk.versions import Versions, find_versions
 
 
 @click.command(
     cls=ModuleGroup,
     package=cli,
-    but=("main",),
-    context_settings={"help_option_names": ["-h", "--help"]},
+    but=("main", "map_stats", "mirror_options"),
+    invoke_without_command=True,
+    no_args_is_help=True,
+    # Inherited by all commands.
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.version_option(btrfs_ublk.__version__, prog_name="btrfs-ublk")
-@click.option("-v", "--verbose", count=True, help="Say what is done; twice: commands.")
+@click.option("--version", is_flag=True, help="Print all versions, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --version: print JSON.")
+@click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    show_default=False,
+    help="Say what is done; twice: commands.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
-def command(verbose: int, quiet: bool) -> None:
-    """Lazy data-block materialisation for btrfs."""
+@click.pass_context
+def command(
+    context: click.Context, version: bool, as_json: bool, verbose: int, quiet: bool
+) -> None:
+    """Serve btrfs file systems whose data arrive when they are read.
+
+    `btrfs-ublk doctor` says what this machine can do, and how to get what is missing.
+
+    Exit status: 0; 1 failure; 2 wrong usage or input; 3 this machine lacks what is
+    needed, and the message says what; 128 + N after signal N.
+    """
     setup_logging(verbosity=-1 if quiet else verbose)
+    if version:
+        _print_versions(find_versions(), as_json)
+        context.exit()
+    if as_json:
+        raise UsageError(
+            "--json belongs to --version here", hint="else it comes after the command"
+        )
+    if context.invoked_subcommand is None:
+        context.fail("Missing command.")
+
+
+def _print_versions(versions: Versions, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(versions.to_dict(), indent=2))
+        return
+    ours = versions.btrfs_ublk
+    same = len(versions.helpers) - len(versions.strangers)
+    click.echo(f"btrfs-ublk {ours}")
+    click.echo(f"  helpers      {same} of {len(versions.helpers)} of this version")
+    for name, version in versions.strangers.items():
+        click.echo(f"    {name}: {version or 'not built, or it does not run'}")
+    if versions.strangers:
+        click.echo("    build package and helpers from one version: pip install .")
+    click.echo(f"  kernel       {versions.kernel}")
+    click.echo(f"  btrfs-progs  {versions.btrfs_progs or 'not installed'}")
+    click.echo(f"  Python       {versions.python}")
 
 
 def main() -> None:

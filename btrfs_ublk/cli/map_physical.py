@@ -15,7 +15,9 @@ from btrfs_ublk.helpers import MAP_PHYSICAL, helper_path
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @click.argument("path", type=click.Path(path_type=Path))
 def map_physical(path: Path, as_json: bool) -> None:
-    """List where the bytes of the btrfs file PATH are, as tab-separated columns.
+    """List where the bytes of a btrfs file are.
+
+    PATH is the file. Prints tab-separated columns:
 
     FILE OFFSET, FILE SIZE: the bytes of the file that an extent holds. EXTENT OFFSET:
     where they begin in the (uncompressed) logical extent. EXTENT TYPE: regular,

@@ -11,20 +11,35 @@ from uuid import UUID
 
 import click
 
+from btrfs_ublk.entry import json_option
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.helpers import CHECKSEED, helper_path
-from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, STRATEGIES, make_seed_by
+from btrfs_ublk.progress import progress
+from btrfs_ublk.seed import (
+    DEFAULT_FILENAME,
+    MEGA_EXTENT,
+    STRATEGIES,
+    Seed,
+    make_seed_by,
+)
 from btrfs_ublk.seed.check import (
     ProgsReport,
     SeedReport,
     check_seed,
     check_with_progs,
 )
+from btrfs_ublk.server import LazySegment
 from btrfs_ublk.units import format_size, parse_block_size
 
 
 @click.group("seed")
 def command() -> None:
-    """Make and check seeds: btrfs templates whose data come from a block server."""
+    """Make and check the file systems that sprouts grow on.
+
+    A seed is a btrfs with one file, the virtual data, whose blocks a block server
+    answers; its image has the metadata. Sizes (SIZE) are bytes, or have a suffix of
+    powers of 1024: 4096, 256K, 1T, 4E.
+    """
 
 
 @command.command()
@@ -36,8 +51,20 @@ def command() -> None:
     show_default=True,
     help="fallocate: by mkfs.btrfs and the kernel, up to 255T; needs root.",
 )
-@click.option("--virtual-data-size", default="4E", show_default=True, metavar="SIZE")
-@click.option("--virtual-data-filename", default=DEFAULT_FILENAME, show_default=True)
+@click.option(
+    "--virtual-data-size",
+    default="4E",
+    show_default=True,
+    metavar="SIZE",
+    help="How much can be served; it costs next to nothing.",
+)
+@click.option(
+    "--virtual-data-filename",
+    default=DEFAULT_FILENAME,
+    show_default=True,
+    metavar="NAME",
+    help="Of the file that stands for all of it.",
+)
 @click.option("--chunk-size", metavar="SIZE", help="Length of a chunk.  [255T]")
 @click.option(
     "--chunks",
@@ -58,9 +85,32 @@ def command() -> None:
 @click.option("--fsid", type=click.UUID, help="UUID of the file system.  [random]")
 @click.option("--device-uuid", type=click.UUID, help="UUID of the device.  [derived]")
 @click.option("--time", type=int, help="All timestamps, seconds since 1970.  [now]")
-@click.option("--metadata-only", is_flag=True, help="Keep only what a server stores.")
-@click.option("--force", is_flag=True, help="Replace PATH.")
-@click.option("--json", "as_json", is_flag=True, help="Print the seed as JSON.")
+@click.option(
+    "--metadata-only",
+    is_flag=True,
+    help="Keep only what a server needs: a few MiB on any file system.",
+)
+@click.option(
+    "--force", is_flag=True, help="Replace PATH, and what --description names."
+)
+@click.option(
+    "--description",
+    type=click.Path(path_type=Path),
+    help="Where to put the description of a device for it, whose virtual data are a"
+    " lazy segment: as `device add` takes it.",
+)
+@click.option(
+    "--map",
+    "map_path",
+    type=click.Path(path_type=Path),
+    help="Of that segment: the file that says what is mapped.",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    help="Of that segment: the directory that keeps what was fetched.",
+)
+@json_option
 def create(
     path: Path,
     strategy: str,
@@ -76,9 +126,25 @@ def create(
     time: int | None,
     metadata_only: bool,
     force: bool,
+    description: Path | None,
+    map_path: Path | None,
+    cache: Path | None,
     as_json: bool,
 ) -> None:
-    """Write a seed image to PATH. The default strategy needs no privileges."""
+    """Write a seed image.
+
+    PATH is where it goes. The default strategy needs no privileges. With --description
+    it also writes what `btrfs-ublk device add` takes, for data that are fetched when
+    they are read: see `btrfs-ublk map add`.
+
+    \b
+    For example:
+      btrfs-ublk seed create seed.img --virtual-data-size 1T --metadata-only
+    """
+    if (description is None) != (map_path is None) or (cache and not map_path):
+        raise UsageError("--description and --map need each other, --cache needs both")
+    if description is not None and not force and description.exists():
+        raise UsageError(f"{description} exists", hint="--force replaces it")
     seed = make_seed_by(
         strategy,
         path,
@@ -101,6 +167,8 @@ def create(
         metadata_only=metadata_only,
         force=force,
     )
+    if description is not None and map_path is not None:
+        _describe(seed, description, map_path, cache)
     if as_json:
         click.echo(json.dumps(seed.to_dict()))
         return
@@ -113,12 +181,28 @@ def create(
     click.echo(f"  metadata      {format_size(seed.metadata_bytes)}")
 
 
+def _describe(seed: Seed, path: Path, map_path: Path, cache: Path | None) -> None:
+    segment = LazySegment(
+        offset=0,
+        length=seed.virtual_data.size,
+        map=str(map_path.absolute()),
+        cache=None if cache is None else str(cache.absolute()),
+    )
+    try:
+        path.write_text(seed.description([segment]).to_json() + "\n")
+    except OSError as error:
+        seed.path.unlink()
+        raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from None
+
+
 @command.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the layout as JSON.")
+@json_option
 def inspect(path: Path, as_json: bool) -> None:
-    """Print the layout of a seed, or of any btrfs of one device: sizes, flags, chunks,
-    strategy, virtual data. PATH is an image or a device that is not mounted.
+    """Print the layout of a seed, or of any btrfs.
+
+    Sizes, flags, chunks, strategy, virtual data, of a btrfs that is on one device. PATH
+    is an image, or a device that is not mounted.
     """
     helper = helper_path(CHECKSEED)
     sys.stdout.flush()
@@ -130,19 +214,23 @@ def inspect(path: Path, as_json: bool) -> None:
 @command.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--no-btrfs-check", is_flag=True, help="Leave `btrfs check` out.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 def check(path: Path, no_btrfs_check: bool, as_json: bool) -> int:
-    """Check all that has to hold of a seed, offline: superblocks, trees and checksums,
-    chunks, extents, references, free space, the mapping of the virtual data. Then have
-    `btrfs check` look at it, where installed. Writes nothing.
+    """Check all that has to hold of a seed, offline.
+
+    That is superblocks, trees and checksums, chunks, extents, references, free space,
+    the mapping of the virtual data. Then `btrfs check` looks at it, where it is
+    installed. Writes nothing.
 
     PATH is an image or a device that is not mounted. Exit status 1: a violation.
     """
-    report = check_seed(path)
-    if no_btrfs_check:
-        progs = ProgsReport(None, "--no-btrfs-check was given")
-    else:
-        progs = check_with_progs(path)
+    with progress("checking the seed") as task:
+        report = check_seed(path)
+        if no_btrfs_check:
+            progs = ProgsReport(None, "--no-btrfs-check was given")
+        else:
+            task.say("btrfs check")
+            progs = check_with_progs(path)
     if as_json:
         answer = report.to_dict() | {"btrfs_check": progs.to_dict()}
         click.echo(json.dumps(answer))

@@ -1,0 +1,299 @@
+"""``btrfs-ublk cache``"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from btrfs_ublk.cache import (
+    DEFAULT_DIRECTORY,
+    Cache,
+    Content,
+    DigestOf,
+    Status,
+    map_digests,
+)
+from btrfs_ublk.entry import json_option
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.monitor.samples import take_samples
+from btrfs_ublk.progress import progress
+from btrfs_ublk.units import format_size, parse_size
+from btrfs_ublk.volumes.store import volume_directories
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_directory = click.option(
+    "-d",
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_DIRECTORY,
+    show_default=True,
+    help="Where the cache is.",
+)
+
+
+@click.group("cache")
+def command() -> None:
+    """Look after the local cache of what was fetched.
+
+    All of it works while servers use the cache. A content is named by its KEY, 64
+    hexadecimal digits, which `btrfs-ublk cache status` prints.
+    """
+
+
+def _cache(directory: Path) -> Cache:
+    """One that is there. Raises UsageError, which names those of volumes."""
+    try:
+        directory.stat()
+    except FileNotFoundError as error:
+        others = ", ".join(map(str, _caches_of_volumes()))
+        raise UsageError(
+            f"there is no cache '{directory}'",
+            hint="name one: -d DIRECTORY"
+            + (f"; volumes have: {others}" if others else ""),
+        ) from error
+    except OSError:
+        pass  # it has its own words
+    return Cache(directory)
+
+
+def _caches_of_volumes() -> list[Path]:
+    found = set()
+    with suppress(BtrfsUblkError, OSError):
+        for volume in volume_directories():
+            with suppress(BtrfsUblkError):  # damaged
+                found.add(volume.cache_of(volume.definition()))
+    return sorted(path for path in found if path.is_dir())
+
+
+@command.command("status")
+@_directory
+@json_option
+def status(directory: Path, as_json: bool) -> int:
+    """Print what is in the cache.
+
+    For each content: how much of it is there, the size of its units, when it was used
+    last, whether it is pinned, and whether a server has it open.
+
+    Exit status 1: something in it is damaged.
+    """
+    found = _cache(directory).status()
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        _print_status(found)
+    return 1 if found.broken else 0
+
+
+def _print_status(found: Status) -> None:
+    for content in found.contents:
+        click.echo(_line(content))
+    for broken in found.broken:
+        click.echo(f"{broken.key}  damaged: {broken.error}")
+    click.echo(
+        f"{found.directory}: {format_size(found.cached_bytes)} of "
+        f"{len(found.contents)} contents; {format_size(found.free_bytes)} free"
+    )
+
+
+def _line(content: Content) -> str:
+    share = 100 * content.cached_units / content.units
+    words = [
+        f"{format_size(content.cached_bytes)} of {format_size(content.size)} "
+        f"({share:.0f} %)",
+        f"unit {format_size(content.unit_bytes)}",
+        f"used {_age(time.time() - content.last_use_s)} ago",
+    ]
+    words += ["pinned"] * content.pinned + ["in use"] * content.in_use
+    return f"{content.key}  {', '.join(words)}"
+
+
+def _age(seconds: float) -> str:
+    for unit in ("d", "h", "m"):
+        if seconds >= _SECONDS[unit]:
+            return f"{seconds / _SECONDS[unit]:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+@command.command("verify")
+@_directory
+@click.option(
+    "--map",
+    "maps",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A map whose digests to compare with.",
+)
+@click.option(
+    "--digests",
+    "lists",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A file with the SHA-256 of each unit of a content, 32 bytes each.",
+)
+@json_option
+def verify(
+    directory: Path, maps: tuple[Path, ...], lists: tuple[Path, ...], as_json: bool
+) -> int:
+    """Compare cached units with digests, and drop wrong ones.
+
+    What is dropped is fetched again when it is read. Without --map and --digests, the
+    maps of all running devices are asked. Each of the two may be given more than once.
+
+    Exit status 1: something was wrong.
+    """
+    cache = _cache(directory)
+    digests: dict[str, DigestOf] = {}
+    with ExitStack() as stack:
+        for path in maps if maps or lists else _running_maps():
+            digests |= stack.enter_context(map_digests(path))
+        for path in lists:
+            digests |= cache.digests_from_list(path)
+        units = sum(content.cached_units for content in cache.status().contents)
+        with progress("comparing cached units", total=units) as task:
+            report = cache.verify(digests, progress=task.advance)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        for key, unit in report.wrong:
+            click.echo(f"{key}: unit {unit} was wrong, and is dropped")
+        for broken in report.broken:
+            click.echo(f"{broken.key}: damaged: {broken.error}")
+        click.echo(
+            f"{report.right} units right, {len(report.wrong)} wrong, "
+            f"{report.unknown} without a digest"
+        )
+    return 0 if report.clean else 1
+
+
+def _running_maps() -> list[Path]:
+    samples = take_samples()
+    return [
+        Path(lazy.map)
+        for sample in samples
+        if sample.stats
+        for lazy in sample.stats.lazy
+    ]
+
+
+@command.command("prune")
+@_directory
+@click.option(
+    "--to", "size", metavar="SIZE", help="Evict until at most this much is left."
+)
+@click.option(
+    "--older-than",
+    "age",
+    metavar="AGE",
+    help="Remove what was not used for so long: 90m, 12h, 30d, 2w.",
+)
+@click.option(
+    "--content",
+    "keys",
+    metavar="KEY",
+    multiple=True,
+    help="Remove this content; repeatable.",
+)
+@json_option
+def prune(
+    directory: Path,
+    size: str | None,
+    age: str | None,
+    keys: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make the cache smaller.
+
+    Pinned contents stay; what is removed is fetched again when it is read. At least one
+    of --to, --older-than and --content is needed.
+    """
+    if size is None and age is None and not keys:
+        raise UsageError("nothing to do", hint="give --to, --older-than or --content")
+    size_bytes = None if size is None else parse_size(size, what="--to")
+    age_s = None if age is None else parse_age(age)
+    cache = _cache(directory)
+    evicted = sum(cache.remove(key) for key in keys)
+    if age_s is not None:
+        evicted += sum(cache.remove_older(age_s, now_s=time.time()).values())
+    if size_bytes is not None:
+        evicted += cache.shrink(size_bytes)
+    left = cache.status().cached_bytes
+    if as_json:
+        click.echo(json.dumps({"evicted_bytes": evicted, "cached_bytes": left}))
+    else:
+        click.echo(f"{format_size(evicted)} removed, {format_size(left)} left")
+
+
+def parse_age(text: str) -> float:
+    """Seconds of "90m", "12h" or "30d"; UsageError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if match is None:
+        raise UsageError(
+            f"'{text}' is no age", hint="a number and s, m, h, d or w: 90m, 30d"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@command.command("limit")
+@_directory
+@click.option(
+    "--max", "most", metavar="SIZE", help="Most of all contents together.  [no cap]"
+)
+@click.option(
+    "--reserve",
+    metavar="SIZE",
+    help="To be left free on its file system.  [a twentieth of it]",
+)
+def limit(directory: Path, most: str | None, reserve: str | None) -> None:
+    """Set how large the cache may get.
+
+    All servers that use it keep to that, and what is too much is evicted now. An option
+    that is left out is set to what it is in a new cache. Makes the directory where
+    there is none.
+    """
+    max_bytes = 0 if most is None else parse_size(most, what="--max")
+    reserve_bytes = 0 if reserve is None else parse_size(reserve, what="--reserve")
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    Cache(directory).limit(max_bytes=max_bytes, reserve_bytes=reserve_bytes)
+
+
+def _pin_command(function: _Function) -> _Function:
+    decorated: _Function = click.argument("keys", metavar="KEY...", nargs=-1)(
+        _directory(function)
+    )
+    return decorated
+
+
+@command.command("pin")
+@_pin_command
+def pin(directory: Path, keys: tuple[str, ...]) -> None:
+    """Keep contents, whatever happens.
+
+    Each KEY is of a content, which need not be there yet.
+    """
+    _for_all(keys, _cache(directory).pin)
+
+
+@command.command("unpin")
+@_pin_command
+def unpin(directory: Path, keys: tuple[str, ...]) -> None:
+    """Let contents be evicted again.
+
+    Each KEY is of a content that was pinned.
+    """
+    _for_all(keys, _cache(directory).unpin)
+
+
+def _for_all(keys: tuple[str, ...], function: Callable[[str], None]) -> None:
+    if not keys:
+        raise UsageError("no KEY is given", hint="btrfs-ublk cache status lists them")
+    for key in keys:
+        function(key)

@@ -1,0 +1,398 @@
+"""``btrfs-ublk map``"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from btrfs_ublk.cli.map_stats import stats_lines
+from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of
+from btrfs_ublk.device import device_map
+from btrfs_ublk.device.state import device_directories
+from btrfs_ublk.entry import completing, json_option
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.lazy import (
+    Added,
+    Addition,
+    Drained,
+    Mapping,
+    Room,
+    Source,
+    digest_file,
+)
+from btrfs_ublk.lazy.bulk import parse_bulk, parse_json
+from btrfs_ublk.lazy.digests import DEFAULT_UNIT_BYTES, check_unit
+from btrfs_ublk.progress import progress
+from btrfs_ublk.units import exact_size, format_size, parse_size
+
+_which = click.option(
+    "--map", "path", metavar="FILE", help="Which map, where the device has several."
+)
+_device = click.argument(
+    "device",
+    shell_complete=completing(lambda: (x.name for x in device_directories())),
+)
+_start = click.option(
+    "--start",
+    default="0",
+    metavar="SIZE",
+    show_default=True,
+    help="Where in the virtual data to begin.",
+)
+_end = click.option("--end", metavar="SIZE", help="And where to end.  [at its end]")
+
+
+@click.group("map")
+def command() -> None:
+    """Say where a device's data come from.
+
+    A DEVICE is named as by `btrfs-ublk device list`. Its lazy segments have maps, which
+    say which ranges are to be fetched from which sources.
+
+    Mappings are only ever added: what is mapped reads the same for ever.
+    """
+
+
+@command.command()
+@_device
+@click.option(
+    "--offset",
+    default="auto",
+    show_default=True,
+    metavar="SIZE|auto",
+    help="Where, in the virtual data; auto: the lowest place that is free.",
+)
+@click.option("--length", metavar="SIZE", help="How much.  [the rest of the source]")
+@click.option(
+    "--source-offset",
+    default="0",
+    show_default=True,
+    metavar="SIZE",
+    help="Where in the source the mapping begins.",
+)
+@mirror_options
+@click.option(
+    "--source",
+    "source_path",
+    type=click.Path(path_type=Path),
+    help="A source's description (JSON; - is standard input).",
+)
+@click.option("--size", metavar="SIZE", help="Size of the source.  [it is asked for]")
+@click.option(
+    "--unit", metavar="SIZE", help="What is fetched as a whole, 4K to 1M.  [256K]"
+)
+@click.option(
+    "--digests",
+    type=click.Path(path_type=Path),
+    help="A file of `map digest`, which the server reads.",
+)
+@click.option("--root", metavar="HEX", help="What the digests must come to.")
+@click.option(
+    "--bulk",
+    type=click.Path(path_type=Path),
+    help="Lines of JSON instead (- is standard input): a source's description, or a"
+    " mapping, [OFFSET or null, LENGTH or null, SOURCE, SOURCE_OFFSET], where SOURCE"
+    " counts the sources of the file from 0. All are added, or none.",
+)
+@click.option("--start", metavar="SIZE", help="The lowest place auto may choose.")
+@click.option("--end", metavar="SIZE", help="Where what auto may choose ends.")
+@click.option("--alignment", metavar="SIZE", help="Of the place that auto chooses.")
+@_which
+@json_option
+@click.pass_context
+def add(
+    ctx: click.Context,
+    /,
+    device: str,
+    bulk: Path | None,
+    path: str | None,
+    as_json: bool,
+    start: str | None,
+    end: str | None,
+    alignment: str | None,
+    **options: Any,
+) -> None:
+    """Map a range of the virtual data to a source.
+
+    Prints offset and length, in bytes; the range can be read at once. Repeated, it
+    changes nothing, and prints the same.
+
+    For example: btrfs-ublk map add NAME --url http://localhost/image --size 1G
+    """
+    mirrors = mirrors_of(ctx)
+    client = device_map(device, path=path)
+    if bulk is not None:
+        given = [name for name, value in options.items() if _is_given(ctx, name, value)]
+        if mirrors or given:
+            raise UsageError("--bulk says all: no other sources, offsets or lengths")
+        sources, additions = parse_bulk(_read(bulk), where=str(bulk))
+    else:
+        sources = [_source(mirrors, options)]
+        additions = [_addition(sources[0], options)]
+    room = Room(
+        start=_size(start, "--start"),
+        end=_size(end, "--end"),
+        alignment=_size(alignment, "--alignment"),
+    )
+    added = client.add(sources, additions, room=room)
+    _print_added(added, as_json)
+
+
+def _is_given(ctx: click.Context, name: str, value: object) -> bool:
+    source = ctx.get_parameter_source(name)
+    return value is not None and source is not click.core.ParameterSource.DEFAULT
+
+
+def _source(mirrors: list[Source], options: dict[str, Any]) -> Source:
+    source_path, digests = options["source_path"], options["digests"]
+    if (source_path is None) == (not mirrors):
+        raise UsageError(
+            "one source is needed",
+            hint="--file, --url, --s3, --oci, --mirror, --memset or --pattern;"
+            " or --source",
+        )
+    if source_path is None:
+        source: Source = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
+    else:
+        source = parse_json(_read(source_path), str(source_path))
+    if not isinstance(source, dict):
+        raise UsageError(f"{source_path}: not a JSON object")
+    more = {
+        "size": _size(options["size"], "--size"),
+        "unit": _size(options["unit"], "--unit"),
+        "digests": None if digests is None else {"path": str(digests.absolute())},
+        "root": options["root"],
+    }
+    return source | {key: value for key, value in more.items() if value is not None}
+
+
+def _addition(source: Source, options: dict[str, Any]) -> Addition:
+    offset = options["offset"]
+    at = _size(options["source_offset"], "--source-offset") or 0
+    length = _size(options["length"], "--length")
+    return Addition(
+        offset=None if offset == "auto" else _size(offset, "--offset"),
+        length=length,
+        source_offset=at,
+    )
+
+
+def _print_added(added: list[Added], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([vars(one) for one in added]))
+        return
+    if len(added) <= 20:
+        for one in added:
+            words = "already mapped" if one.existed else "mapped"
+            click.echo(f"{one.offset} {one.length} {words}")
+        return
+    existed = sum(one.existed for one in added)
+    click.echo(f"{len(added)} mappings, {existed} of them were there already")
+
+
+@command.command("list")
+@_device
+@_start
+@_end
+@_which
+@json_option
+def list_command(
+    device: str, start: str, end: str | None, path: str | None, as_json: bool
+) -> None:
+    """List what is mapped, and what vouches for it.
+
+    In the column DIGESTS,
+    "given": digests that came with the source; "pinned": those of what was fetched
+    first, so it is unverified until then; "computed": nothing needs to.
+    """
+    mappings = device_map(device, path=path).list(
+        start=_size(start, "--start") or 0, end=_size(end, "--end")
+    )
+    if as_json:
+        for mapping in mappings:
+            click.echo(json.dumps(vars(mapping)))
+        return
+    _print_row(("OFFSET", "LENGTH", "SOURCE", "SOURCE OFFSET", "DIGESTS"))
+    for mapping in mappings:
+        _print_row(_row(mapping))
+
+
+def _row(mapping: Mapping) -> tuple[str, ...]:
+    numbers = mapping.offset, mapping.length, mapping.source, mapping.source_offset
+    return (*map(str, numbers), mapping.digests)
+
+
+def _print_row(words: tuple[str, ...]) -> None:
+    widths = 20, 14, 8, 16, 0
+    padded = zip(words, widths, strict=True)
+    click.echo(" ".join(word.ljust(width) for word, width in padded).rstrip())
+
+
+@command.command()
+@_device
+@click.argument("offset", required=False)
+@click.option(
+    "--source",
+    "number",
+    type=int,
+    help="The source of that number, instead of an OFFSET.",
+)
+@_which
+@json_option
+def show(
+    device: str,
+    offset: str | None,
+    number: int | None,
+    path: str | None,
+    as_json: bool,
+) -> None:
+    """Print a mapping, and its source.
+
+    The mapping is the one at OFFSET of the virtual data.
+    """
+    if (offset is None) == (number is None):
+        raise UsageError("either OFFSET or --source is needed")
+    client = device_map(device, path=path)
+    found = client.show(offset=_size(offset, "OFFSET"), source=number)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for part in found.values():
+        for name, value in part.items():
+            text = json.dumps(value) if isinstance(value, dict) else value
+            click.echo(f"{name:16} {text}")
+
+
+@command.command()
+@_device
+@click.option(
+    "--ask", is_flag=True, help="And ask all mirrors whether they have what is mapped."
+)
+@_which
+@json_option
+def verify(device: str, ask: bool, path: str | None, as_json: bool) -> int:
+    """Check that the map is whole.
+
+    And that its digests are those that came with the sources. Exit status 1: it is not.
+    """
+    with progress("checking the map"):
+        problems = list(device_map(device, path=path).verify(ask_mirrors=ask))
+    if as_json:
+        click.echo(json.dumps([vars(problem) for problem in problems]))
+    else:
+        for problem in problems:
+            where = "" if problem.source is None else f"source {problem.source}: "
+            click.echo(f"{where}{problem.text}")
+        if not problems:
+            click.echo("all is well")
+    return 1 if problems else 0
+
+
+@command.command()
+@_device
+@_which
+@json_option
+def stats(device: str, path: str | None, as_json: bool) -> None:
+    """Print how much is mapped, and was fetched."""
+    found = device_map(device, path=path).stats()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for line in stats_lines(found):
+        click.echo(line)
+
+
+@command.command()
+@_device
+@_start
+@_end
+@_which
+@json_option
+def drain(
+    device: str, start: str, end: str | None, path: str | None, as_json: bool
+) -> int:
+    """Fetch what is mapped into the cache.
+
+    All of it, or a range. Exit status 1: some of it could not be had.
+    """
+    client = device_map(device, path=path)
+    with progress("fetching") as task:
+
+        def tell(at: int, so_far: Drained) -> None:
+            done = format_size(so_far.fetched_bytes)
+            task.say(f"{done} fetched, at {exact_size(at)}")
+
+        drained = client.drain(
+            start=_size(start, "--start") or 0,
+            end=_size(end, "--end"),
+            progress=tell,
+        )
+    if as_json:
+        click.echo(json.dumps(vars(drained)))
+    else:
+        click.echo(
+            f"{format_size(drained.fetched_bytes)} fetched,"
+            f" {format_size(drained.cached_bytes)} were there,"
+            f" {drained.failed_units} units failed,"
+            f" for {drained.uncached_units} there was no room"
+        )
+        for at, why in drained.failed or ():
+            click.echo(f"  at {at}: {why}")
+    return 1 if drained.failed_units or drained.uncached_units else 0
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--unit",
+    default=exact_size(DEFAULT_UNIT_BYTES),
+    show_default=True,
+    metavar="SIZE",
+    help="What is fetched as a whole, 4K to 1M; the same for `map add --unit`.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to put the digests, as `map add --digests` takes them.",
+)
+@json_option
+def digest(file: Path, unit: str, output: Path | None, as_json: bool) -> None:
+    """Print the digest that verifies a file.
+
+    A server that has the digests of FILE verifies what it fetches of it from the first
+    read on. Prints their root, which covers them all; --output keeps them.
+    """
+    unit_bytes = parse_size(unit, what="--unit")
+    check_unit(unit_bytes)
+    try:
+        with progress(
+            f"reading {file.name}", total=file.stat().st_size, in_bytes=True
+        ) as task:
+            digests = digest_file(file, unit_bytes=unit_bytes, progress=task.advance)
+        if output is not None:
+            digests.write(output)
+    except OSError as error:
+        raise UsageError(f"{error.filename or file}: {error.strerror}") from error
+    if as_json:
+        found = {"size": digests.size_bytes, "unit": unit_bytes, "root": digests.root}
+        click.echo(json.dumps(found))
+    else:
+        click.echo(digests.root)
+
+
+def _size(text: str | None, what: str) -> int | None:
+    return None if text is None else parse_size(text, what=what)
+
+
+def _read(path: Path) -> str:
+    try:
+        with click.open_file(str(path), encoding="utf-8") as file:
+            text: str = file.read()
+            return text
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: {why}") from error

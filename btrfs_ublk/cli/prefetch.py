@@ -1,0 +1,164 @@
+"""``btrfs-ublk prefetch``"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from btrfs_ublk.device import device_map
+from btrfs_ublk.device.state import device_directories
+from btrfs_ublk.entry import completing, json_option
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.lazy import MapClient, Prefetch, Trace, TraceSource
+from btrfs_ublk.progress import progress
+from btrfs_ublk.units import format_size, parse_size
+
+
+@click.command("prefetch")
+@click.argument(
+    "device",
+    shell_complete=completing(lambda: (x.name for x in device_directories())),
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="What `btrfs-ublk trace record` has recorded, in that order.",
+)
+@click.option("--all", "everything", is_flag=True, help="All that is mapped.")
+@click.option("--offset", metavar="SIZE", help="What is mapped from there on.")
+@click.option("--length", metavar="SIZE", help="And not more than that.")
+@click.option(
+    "--rate", metavar="SIZE", help="Bytes that it may fetch per second.  [no limit]"
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Units that it may fetch at a time.  [16]",
+)
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    help="Until it is over (a signal cancels it), or begin it and leave.  [wait]",
+)
+@click.option("--status", is_flag=True, help="Instead: how far the last one is.")
+@click.option("--cancel", is_flag=True, help="Instead: end the one that runs.")
+@click.option(
+    "--map", "path", metavar="FILE", help="Which map, where the device has several."
+)
+@json_option
+def command(
+    device: str,
+    trace: Path | None,
+    everything: bool,
+    offset: str | None,
+    length: str | None,
+    rate: str | None,
+    concurrency: int | None,
+    wait: bool,
+    status: bool,
+    cancel: bool,
+    path: str | None,
+    as_json: bool,
+) -> int:
+    """Fetch into the cache before it is read.
+
+    A DEVICE is named as by `btrfs-ublk device list`. Readers come first; what is cached
+    is skipped, and what fails is counted and left out, so it may be repeated. Exit
+    status 1: something is not in the cache.
+
+    For example: btrfs-ublk prefetch NAME --trace boot.trace --rate 20M
+    """
+    ranged = offset is not None or length is not None
+    if sum((trace is not None, everything, ranged, status, cancel)) != 1:
+        raise UsageError(
+            "what is to be prefetched?",
+            hint="one of --trace, --all and --offset/--length; or --status, --cancel",
+        )
+    client = device_map(device, path=path)
+    if status or cancel:
+        found = client.prefetch_cancel() if cancel else client.prefetch_status()
+        _print(found, as_json)
+        return 0
+    start = _size(offset, "--offset") or 0
+    size = _size(length, "--length")
+    extents, missing = (None, 0) if trace is None else _extents(trace, client)
+    begun = client.prefetch(
+        extents,
+        start=start,
+        end=None if size is None else start + size,
+        bytes_per_s=_size(rate, "--rate") or 0,
+        at_once=concurrency,
+        follow=wait,
+    )
+    if not wait:
+        _print(begun, as_json)
+        return 0
+    ended = _follow(client, begun)
+    _print(ended, as_json)
+    return 0 if ended.is_complete and not missing else 1
+
+
+def _extents(path: Path, client: MapClient) -> tuple[list[tuple[int, int, int]], int]:
+    """And how many units of the trace are not to be had here."""
+    trace = Trace.load(path)
+    known = [
+        (int(one["id"]), TraceSource.describe(one["description"]))
+        for one in client.sources()
+        if one["digests"] != "computed"
+    ]
+    extents, missing = trace.extents(known)
+    for number, units in missing.items():
+        click.echo(
+            f"warning: {units} units are left out, as their source is not mapped:"
+            f" {trace.sources[number]}",
+            err=True,
+        )
+    if trace.lost is None:
+        click.echo(f"warning: {path} has no end: it was cut off", err=True)
+    if missing and not extents:
+        raise BtrfsUblkError(
+            f"the device has none of the sources of {path}",
+            hint="`btrfs-ublk map add` them first",
+        )
+    return extents, sum(missing.values())
+
+
+def _follow(client: MapClient, begun: Prefetch) -> Prefetch:
+    """Until it has ended. Whatever interrupts us ends it too."""
+    now: Prefetch | None = begun
+    done = 0
+    try:
+        with progress("prefetching", total=begun.units) as task:
+            while now is not None and now.id == begun.id and now.is_running:
+                task.advance(now.done_units - done)
+                done = now.done_units
+                now = client.prefetch_status(follow=begun.id)
+    except KeyboardInterrupt:
+        client.prefetch_cancel()
+        raise
+    if now is None or now.id != begun.id:
+        raise BtrfsUblkError("the prefetch is gone: its server was started anew")
+    return now
+
+
+def _print(found: Prefetch | None, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(None if found is None else vars(found)))
+    elif found is None:
+        click.echo("no prefetch since the server started")
+    else:
+        why = f" ({found.why})" if found.why else ""
+        click.echo(
+            f"{found.state}{why}: {found.percent:.1f} % of {found.units} units;"
+            f" {found.cached_units} were cached, {found.fetched_units} fetched"
+            f" ({format_size(found.fetched_bytes)} in {found.seconds:.1f} s),"
+            f" {found.failed_units} failed,"
+            f" for {found.uncached_units} there was no room"
+        )
+
+
+def _size(text: str | None, what: str) -> int | None:
+    return None if text is None else parse_size(text, what=what)

@@ -1,0 +1,155 @@
+"""``btrfs-ublk trace``"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from btrfs_ublk.device import device_map
+from btrfs_ublk.device.state import device_directories
+from btrfs_ublk.entry import completing, json_option
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.lazy import MapClient, TraceSource, TraceWriter
+
+#: Between two looks; what is read meanwhile waits in the server.
+_POLL_S = 0.2
+
+
+@click.group("trace")
+def command() -> None:
+    """Record what is read, and in which order.
+
+    A DEVICE is named as by `btrfs-ublk device list`; it is about its lazy segments.
+    """
+
+
+@command.command()
+@click.argument(
+    "device",
+    shell_complete=completing(lambda: (x.name for x in device_directories())),
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The trace, which `btrfs-ublk prefetch --trace` replays.",
+)
+@click.option(
+    "--for",
+    "for_s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Record that long.  [until a signal]",
+)
+@click.option(
+    "--until-idle",
+    "idle_s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Record until nothing new was read for that long.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1 << 20),
+    metavar="UNITS",
+    help="Of what the server keeps; 40 bytes each.  [131072]",
+)
+@click.option(
+    "--map", "path", metavar="FILE", help="Which map, where the device has several."
+)
+@json_option
+def record(
+    device: str,
+    output: Path,
+    for_s: float | None,
+    idle_s: float | None,
+    limit: int | None,
+    path: str | None,
+    as_json: bool,
+) -> int:
+    """Record first reads, for prefetching.
+
+    Of each unit, the first read from now on, whether it is cached or not. A signal ends
+    the recording, and the trace is whole all the same.
+
+    For example: btrfs-ublk trace record NAME -o boot.trace --until-idle 10
+    """
+    client = device_map(device, path=path)
+    recording = client.trace_start(limit=limit)
+    try:
+        with output.open("w", encoding="utf-8") as file:
+            units, lost = _record(
+                _Recording(client, recording, TraceWriter(file)), for_s, idle_s
+            )
+    except OSError as error:
+        client.trace_read(recording, 0, stop=True)
+        raise UsageError(f"{output}: {error.strerror}") from error
+    if as_json:
+        click.echo(json.dumps({"units": units, "lost": lost}))
+    else:
+        click.echo(f"{units} units were read")
+    if lost:
+        click.echo(
+            f"warning: {lost} reads came after the server's log was full (--limit)",
+            err=True,
+        )
+    return 0
+
+
+def _record(
+    recording: _Recording, for_s: float | None, idle_s: float | None
+) -> tuple[int, int]:
+    click.echo("recording", err=True)
+    started_s = last_s = time.monotonic()
+    try:
+        while True:
+            now_s = time.monotonic()
+            if recording.take():
+                last_s = now_s
+            if for_s is not None and now_s - started_s >= for_s:
+                break
+            if idle_s is not None and now_s - last_s >= idle_s:
+                break
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        pass  # that is how it ends
+    return recording.finish()
+
+
+class _Recording:
+    """One that the server makes, on its way into a file."""
+
+    def __init__(self, client: MapClient, number: int, writer: TraceWriter) -> None:
+        self._client = client
+        self._number = number
+        self._writer = writer
+
+    def take(self, *, stop: bool = False) -> int:
+        """What has come since the last time. Returns how many units."""
+        taken = 0
+        while True:
+            page = self._client.trace_read(self._number, self._writer.units, stop=stop)
+            reads = [(source, unit, at_ms) for source, unit, at_ms in page["reads"]]
+            self._writer.add(reads, self._describe)
+            taken += len(reads)
+            self.lost, self.seconds = int(page["lost"]), float(page["seconds"])
+            if not reads or self._writer.units >= int(page["units"]):
+                return taken
+
+    @deferred()  # a signal may come when the recording ends by itself
+    def finish(self) -> tuple[int, int]:
+        """Returns how many units there are, and how many reads were lost."""
+        self.take()
+        self.take(stop=True)
+        self._writer.end(lost=self.lost, seconds=self.seconds)
+        return self._writer.units, self.lost
+
+    def _describe(self, source: int) -> TraceSource:
+        return TraceSource.describe(
+            self._client.show(source=source)["source"]["description"]
+        )
