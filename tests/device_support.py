@@ -52,6 +52,19 @@ def device_command(
     )
 
 
+def map_command(
+    *arguments: str | Path, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """``btrfs-ublk map …``"""
+    return subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "map", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 def answer(*arguments: str | Path) -> Any:
     """What the command prints as JSON, whatever its exit status."""
     done = device_command(*arguments, "--json")

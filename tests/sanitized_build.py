@@ -13,6 +13,8 @@ import pytest
 from btrfs_ublk.helpers import HELPERS_VARIABLE
 
 PROJECT = Path(__file__).resolve().parent.parent
+#: What nobody has set is the same at each run, and good for nothing.
+_FILL = "-ftrivial-auto-var-init=pattern"
 BUILD_TIMEOUT_S = 300
 #: A virtual environment's own tools are found also when it is not activated.
 SEARCH_PATH = os.pathsep.join(
@@ -39,10 +41,18 @@ def sanitized_build() -> Path:
     It is kept (and brought up to date) between runs, because a fresh one takes ten
     seconds; BTRFS_UBLK_SANITIZED_BUILD names another place.
     """
-    if not all(shutil.which(tool, path=SEARCH_PATH) for tool in ("meson", "ninja")):
+    if not _has_tools():
         if os.environ.get("BTRFS_UBLK_REQUIRE") == "1":
             pytest.fail("meson and ninja are needed for the sanitizer build")
         pytest.skip("meson and ninja are needed for the sanitizer build")
+    return _build()
+
+
+def _has_tools() -> bool:
+    return all(shutil.which(tool, path=SEARCH_PATH) for tool in ("meson", "ninja"))
+
+
+def _build() -> Path:
     build = Path(
         os.environ.get("BTRFS_UBLK_SANITIZED_BUILD", PROJECT / "build" / "sanitized")
     )
@@ -55,14 +65,17 @@ def sanitized_build() -> Path:
             "-Db_sanitize=address,undefined",
             "-Db_lundef=false",
             "-Dtests=true",
+            f"-Dc_args={_FILL}",
             "--werror",
             build,
             PROJECT,
         )
-    else:  # it may be older than that option
+    else:  # it may be older than these options
         _run("ninja", "-C", build, "build.ninja")
-        if "csrc/tests/" not in (build / "build.ninja").read_text(encoding="utf-8"):
-            _run("meson", "setup", "--reconfigure", "-Dtests=true", build, PROJECT)
+        rules = (build / "build.ninja").read_text(encoding="utf-8")
+        if "csrc/tests/" not in rules or _FILL not in rules:
+            options = ("-Dtests=true", f"-Dc_args={_FILL}")
+            _run("meson", "setup", "--reconfigure", *options, build, PROJECT)
     _run("ninja", "-C", build)
     return build
 
@@ -80,3 +93,7 @@ def sanitized_helpers(sanitized_build: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
     for name, value in SANITIZER_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+
+
+if __name__ == "__main__":  # before several runs of tests want it
+    _build()

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from stopping import ending_with_us
+
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.server import Description
 
@@ -69,15 +71,17 @@ class ServerProcess:
         self._listener.bind(str(self.socket_path))
         self._listener.listen(64)
         self.process = subprocess.Popen(
-            [
-                helper_path(SERVER),
-                "--front-end",
-                front_end,
-                "--listen-fd",
-                str(self._listener.fileno()),
-                *options,
-                "-",
-            ],
+            ending_with_us(
+                [
+                    helper_path(SERVER),
+                    "--front-end",
+                    front_end,
+                    "--listen-fd",
+                    str(self._listener.fileno()),
+                    *options,
+                    "-",
+                ]
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -74,7 +74,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
         path.chmod(0o755)
         monkeypatch.setenv(HELPERS_VARIABLE, str(tmp_path))
         # Its device is a name that it tells, so the kernel needs no ublk.
-        monkeypatch.setattr(module, "choose_front_end", lambda _: ublk.UblkFrontEnd())
+        monkeypatch.setattr(
+            module, "choose_front_end", lambda _, **options: ublk.UblkFrontEnd()
+        )
         # It is small and near: it answers soon, or never.
         monkeypatch.setattr(module, "_REQUEST_TIMEOUT_S", 1.0)
         monkeypatch.setattr(ublk, "_NODE_TIMEOUT_S", 1.0)
@@ -242,7 +244,7 @@ class TestWithStandIn:
             "import time\n"
             "from btrfs_ublk.server import *\n"
             "from btrfs_ublk.server import block_server, ublk\n"
-            "block_server.choose_front_end = lambda _: ublk.UblkFrontEnd()\n"
+            "block_server.choose_front_end = lambda _, **options: ublk.UblkFrontEnd()\n"
             "zero = ZeroSegment(offset=0, length=4096)\n"
             "with BlockServer(Description(4096, [zero])) as server:\n"
             "    print(server.pid, flush=True)\n"

@@ -1,0 +1,122 @@
+"""fetch-shell (csrc/tests/fetch-shell.c): the fetcher without a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sanitized_build import SANITIZER_ENVIRONMENT
+
+EXIT_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of a read: 0 and the data, or a negative errno."""
+
+    result: int
+    data: bytes
+    ms: float
+
+
+class FetchShell:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._sources = 0
+        self._reads = 0
+        self._answers: dict[int, Answer] = {}
+
+    def _send(self, line: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        """The next answer that is not a read's; these are kept."""
+        assert self._process.stdout is not None
+        while True:
+            line = self._process.stdout.readline()
+            assert line, "fetch-shell has ended"
+            answer: dict[str, Any] = json.loads(line)
+            if "read" not in answer:
+                return answer
+            data = self._process.stdout.read(answer["bytes"])
+            self._answers[answer["read"]] = Answer(answer["result"], data, answer["ms"])
+
+    def ask(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Any request that is answered at once."""
+        self._send(line)
+        return self._receive()
+
+    def add(self, source: dict[str, Any]) -> int:
+        answer = self.ask({"source": source})
+        assert "error" not in answer, answer
+        self._sources += 1
+        return int(answer["source"])
+
+    def begin(
+        self, source: int, offset: int, length: int, *, deadline_s: float | None = 30
+    ) -> int:
+        """A read that goes on by itself; see ``finish``."""
+        self._reads += 1
+        line = {
+            "read": self._reads,
+            "source": source,
+            "offset": offset,
+            "length": length,
+        }
+        if deadline_s is not None:
+            line["deadline_ms"] = round(deadline_s * 1000)
+        self._send(line)
+        return self._reads
+
+    def prefetch(self, source: int, offset: int, length: int) -> None:
+        keys = {"source": source, "offset": offset, "length": length}
+        self._send({"prefetch": 1, **keys})
+
+    def finish(self) -> dict[int, Answer]:
+        """Wait for all reads; their answers by what ``begin`` returned."""
+        self.ask({"wait": 1})
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def read(
+        self, source: int, offset: int, length: int, *, deadline_s: float | None = 30
+    ) -> Answer:
+        number = self.begin(source, offset, length, deadline_s=deadline_s)
+        return self.finish()[number]
+
+    def stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = self.ask({"stats": 1})["fetcher"]
+        return stats
+
+
+@contextmanager
+def fetch_shell(
+    build: Path, *options: str, log: Path | None = None
+) -> Iterator[FetchShell]:
+    """``log`` gets what it says on stderr. That it ends well is checked."""
+    stderr = log.open("wb") if log else None
+    process = subprocess.Popen(
+        [build / "csrc/tests/fetch-shell", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    if stderr:
+        stderr.close()
+    with process:
+        try:
+            yield FetchShell(process)
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(EXIT_TIMEOUT_S) == 0
+        finally:
+            process.kill()

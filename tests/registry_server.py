@@ -1,0 +1,220 @@
+"""A container registry (the CNCF's distribution, as Debian packs it) with tokens, and
+the server that hands them out; both on loopback.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import trustme
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from stopping import ending_with_us, stop
+
+from btrfs_ublk.capabilities import Program
+
+REGISTRY = Program("docker-registry", package="docker-registry")
+SERVICE = "registry of the tests"
+ISSUER = "tokens of the tests"
+USER, PASSWORD = "puller", "p4ssw0rd"
+IDENTITY_TOKEN = "1dent1ty"
+#: How long the registry takes a token after its end, for clocks that differ.
+LEEWAY_S = 60
+START_TIMEOUT_S = 20
+
+_CONFIGURATION = """
+version: 0.1
+log: {{level: info, formatter: json}}
+storage:
+  filesystem: {{rootdirectory: {root}/storage}}
+http:
+  addr: 127.0.0.1:0
+  secret: none
+auth:
+  token:
+    realm: {realm}
+    service: {service}
+    issuer: {issuer}
+    rootcertbundle: {root}/tokens.pem
+"""
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+@dataclass
+class TokenServer:
+    """What it does may be changed at any time."""
+
+    issued: trustme.LeafCert
+    port: int = 0
+    anonymous: bool = False  #: also without a password
+    expires_in_s: int = 300  #: what it says
+    life_s: float = 300.0  #: until tokens are refused in fact
+    requests: list[str] = field(default_factory=list)
+
+    @property
+    def realm(self) -> str:
+        return f"http://127.0.0.1:{self.port}/token?account=tests"
+
+    def token(self, scope: str) -> str:
+        """A JSON Web Token, in the form that the registry's documentation has."""
+        kind, name, actions = scope.split(":")
+        now = int(time.time())
+        certificate = self.issued.cert_chain_pems[0].bytes()
+        der = b"".join(certificate.split(b"-----")[2].split())
+        header = {"typ": "JWT", "alg": "RS256", "x5c": [der.decode()]}
+        claims = {
+            "iss": ISSUER,
+            "sub": USER,
+            "aud": SERVICE,
+            "exp": int(now + self.life_s - LEEWAY_S),
+            "nbf": now - 600,
+            "iat": now,
+            "jti": str(time.monotonic_ns()),
+            "access": [{"type": kind, "name": name, "actions": actions.split(",")}],
+        }
+        signed = ".".join(_base64url(json.dumps(x).encode()) for x in (header, claims))
+        key = serialization.load_pem_private_key(
+            self.issued.private_key_pem.bytes(), password=None
+        )
+        assert isinstance(key, rsa.RSAPrivateKey)
+        signature = key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256())
+        return f"{signed}.{_base64url(signature)}"
+
+    def answer(self, query: str, authorization: str | None) -> dict[str, object] | None:
+        """Of a request's query or form; None: no."""
+        self.requests.append(query)
+        asked = {key: values[0] for key, values in parse_qs(query).items()}
+        expected = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        refreshed = asked.get("refresh_token") == IDENTITY_TOKEN
+        known = refreshed or authorization == f"Basic {expected}"
+        if asked.get("service") != SERVICE or not (known or self.anonymous):
+            return None
+        name = "access_token" if refreshed else "token"
+        return {name: self.token(asked["scope"]), "expires_in": self.expires_in_s}
+
+
+@contextmanager
+def _token_server(root: Path) -> Iterator[TokenServer]:
+    ca = trustme.CA(key_type=trustme.KeyType.RSA)
+    ca.cert_pem.write_to_path(root / "tokens.pem")
+    server = TokenServer(ca.issue_cert("localhost", key_type=trustme.KeyType.RSA))
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self, query: str) -> None:
+            answer = server.answer(query, self.headers["Authorization"])
+            body = json.dumps(answer).encode()
+            self.send_response(401 if answer is None else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            self._answer(urlsplit(self.path).query)
+
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            self._answer(self.rfile.read(length).decode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        server.port = listener.server_address[1]
+        thread = threading.Thread(target=listener.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            listener.shutdown()
+            thread.join()
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A running one, and its token server."""
+
+    port: int
+    tokens: TokenServer
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def push(self, repository: str, data: bytes) -> str:
+        """A blob; returns its digest."""
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        token = self.tokens.token(f"repository:{repository}:pull,push")
+        headers = {"Authorization": f"Bearer {token}"}
+        connection = http.client.HTTPConnection(self.host, timeout=30)
+        connection.request("POST", f"/v2/{repository}/blobs/uploads/", headers=headers)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 202, response.status
+        there = urlsplit(response.headers["Location"])
+        target = f"{there.path}?{there.query}&digest={digest}"
+        connection.request("PUT", target, body=data, headers=headers)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 201, response.status
+        connection.close()
+        return digest
+
+
+def _wait_for_port(process: subprocess.Popen[bytes]) -> int:
+    assert process.stderr
+    for line in process.stderr:
+        found = re.search(rb"listening on 127\.0\.0\.1:([0-9]+)", line)
+        if found:
+            return int(found.group(1))
+    raise AssertionError("the registry has ended")
+
+
+@contextmanager
+def registry_server(root: Path) -> Iterator[Registry]:
+    """Its storage is under ``root``."""
+    with ExitStack() as stack:
+        tokens = stack.enter_context(_token_server(root))
+        configuration = root / "registry.yml"
+        configuration.write_text(
+            _CONFIGURATION.format(
+                root=root, realm=tokens.realm, service=SERVICE, issuer=ISSUER
+            ),
+            encoding="utf-8",
+        )
+        process = subprocess.Popen(
+            ending_with_us([REGISTRY.name, "serve", configuration]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin", "OTEL_TRACES_EXPORTER": "none"},
+        )
+        late = threading.Timer(START_TIMEOUT_S, process.kill)
+        late.start()
+        stack.callback(stop, process)
+        try:
+            port = _wait_for_port(process)
+        finally:
+            late.cancel()
+            late.join()
+        # What it says later must not fill the pipe, where it would wait.
+        drain = threading.Thread(target=process.stderr.read if process.stderr else None)
+        drain.start()
+        stack.callback(drain.join)
+        stack.callback(process.terminate)
+        yield Registry(port=port, tokens=tokens)

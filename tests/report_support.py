@@ -1,0 +1,251 @@
+"""Files of results for tests of the report: made up, with figures that are known."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.bench.config import Configuration, configuration_of
+from btrfs_ublk.bench.environment import environment_id
+from btrfs_ublk.bench.matrices import FORMAT_VERSION, MATRICES, run_key
+from btrfs_ublk.bench.page.build import Page, build
+from btrfs_ublk.bench.page.inputs import DocumentData, read_inputs
+
+Record = dict[str, Any]
+
+#: What would run, were it not escaped, and what other programs take for a formula.
+HOSTILE = "<script>alert('peer')</script>\"><img src=x onerror=alert(1)> $x_1$ \u202e"
+
+
+def record(**changed: Any) -> Record:
+    """An environment that is nobody's."""
+    return {
+        "time": "2024-01-01T00:00:00Z",
+        "kernel": "6.99.0-test",
+        "architecture": "x86_64",
+        "cpu": "Test CPU",
+        "cpu_flags": ["hypervisor", "erms"],
+        "cpus": 4,
+        "guest": None,
+        "memory_bytes": 8 << 30,
+        "file_system": "tmpfs",
+        "file_system_bytes": 8 << 30,
+        "file_system_free_bytes": 4 << 30,
+        "loop_direct_io": False,
+        "load": [0.1, 0.2, 0.3],
+        "nice": 0,
+        "btrfs_ublk": "0.0.1",
+        "revision": "0123456789ab",
+        "btrfs_progs": "btrfs-progs v0",
+        "fio": "fio-3.99",
+        "server": "0123456789ab",
+        "mitigations": {"spectre_v2": "Mitigation: some; and more"},
+        "python": "3.99",
+    } | changed
+
+
+def comparison(
+    *,
+    peers: tuple[str, ...] = ("btrfs-brd", "null_blk", "ublk-clone"),
+    workloads: tuple[str, ...] = ("randread-psync", "randread-uring-d64"),
+    factors: dict[str, float] | None = None,
+    turns: int = 8,
+    other_cores: float = 0.02,
+    environment: Record | None = None,
+    suite: str | None = None,
+    measures: list[Record] | None = None,
+    published: Record | None = None,
+) -> Record:
+    """A document of `bench compare`, in which each peer's figures are those of the
+    first, times its factor, and all of one turn times the same.
+    """
+    chances = random.Random(7)
+    named = [measure["name"] for measure in measures or [{"name": "iops"}]]
+    results: list[Record] = []
+    for turn in range(1, turns + 1):
+        for workload in workloads:
+            luck = chances.uniform(0.9, 1.1)
+            for number, peer in enumerate(peers):
+                factor = (factors or {}).get(peer, 1 + 0.25 * number)
+                value = 100_000 * factor * luck
+                results.append(
+                    {
+                        "comparison": "one / <b>two</b>",
+                        "run": "a",
+                        "peer": peer,
+                        "layer": "file",
+                        "workload": workload,
+                        "turn": turn,
+                        "status": "ok",
+                        **dict.fromkeys([*named, "iops"], value),
+                        **dict.fromkeys(("p50_us", "p99_us", "cpu_us"), 9.0),
+                        **dict.fromkeys(("fio_us", "server_us", "kernel_us"), 3.0),
+                        "cores": 1.5 * factor,
+                        "other_cores": other_cores,
+                    }
+                )
+    results.append(
+        {
+            "comparison": "one / <b>two</b>",
+            "peer": "brd",
+            "status": "skipped",
+            "reason": "the module brd: <i>not</i> here",
+        }
+    )
+    told: Record = {
+        "title": "one / <b>two</b>",
+        "peers": [*peers, "brd"],
+        "workloads": list(workloads),
+        "bars": [],
+    }
+    if measures is not None:
+        told["measures"] = measures
+    parameters: Record = {
+        "suite": suite,
+        "turns": turns,
+        "runtime_s": 3.0,
+        "size_bytes": 256 << 20,
+        "queues": None,
+        "depth": None,
+        "seed": 1,
+        "patience_s": 0.0,
+        "realtime": False,
+        "hog": None,
+        "comparisons": [told],
+    }
+    if published is not None:
+        parameters["published"] = published
+    return {
+        "version": 1,
+        "benchmark": "compare",
+        "parameters": parameters,
+        "environment": environment or record(),
+        "results": results,
+    }
+
+
+def matrix_lines(
+    name: str = "full",
+    *,
+    blocks: int = 4,
+    environment: Record | None = None,
+    keep: float = 1.0,
+) -> list[Record]:
+    """A file of results whose IOPS follow from the configuration, but for chance. With
+    ``keep`` below 1 some runs are rejected.
+    """
+    machine = environment or record()
+    matrix = MATRICES[name].with_options(front_end="fuse", source="memset")
+    identifier = environment_id(machine)
+    first = matrix.configurations[0].to_dict()
+    lines: list[Record] = [
+        {
+            "kind": "matrix",
+            "version": FORMAT_VERSION,
+            "matrix": name,
+            "seed": 1,
+            **{key: first[key] for key in ("front_end", "source", "fio.runtime")},
+            "fingerprint": matrix.fingerprint(),
+            "configurations": len(matrix.configurations),
+        },
+        {"kind": "environment", "id": identifier, **machine},
+    ]
+    chances = random.Random(3)
+    for block in range(1, blocks + 1):
+        for configuration in matrix.order(block, seed=1):
+            iops = _iops(configuration) * chances.gauss(1, 0.03)
+            cores = min(4.0, 0.8 * configuration.jobs**0.7) * chances.gauss(1, 0.02)
+            good = chances.random() < keep
+            row = configuration.to_dict() | {
+                "total_iops": iops,
+                "job_iops": [iops],
+                "status": "ok" if good else "rejected",
+                "cpu": {
+                    **{"total": cores, "fio": cores / 2, "server": cores / 4},
+                    **{"rest": cores / 4, "other": 0.01},
+                },
+                "cpu_us_per_io": {"total": 9.0, "fio": 4.0, "server": 3.0, "rest": 2.0},
+                "latency_us": {"p50": 50.0, "p99": 99.0, "p99.99": 999.0},
+                "load": 0.5,
+                "environment": identifier,
+                **({} if good else {"reason": "others used 2 cores"}),
+            }
+            key = run_key(configuration_of(row), environment=identifier, block=block)
+            lines.append({"kind": "run", "key": key, "block": block} | row)
+    return lines
+
+
+def _iops(configuration: Configuration) -> float:
+    engine = {"io_uring": 60e3, "mmap": 500e3, "psync": 20e3}[configuration.engine]
+    size = 0.9 if configuration.total_clone_bytes > 100 << 30 else 1.0
+    return float(engine * size * configuration.jobs**0.6)
+
+
+def write_lines(path: Path, lines: list[Record]) -> Path:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def write_document(path: Path, document: Record) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+def document_data(path: Path, document: Record) -> DocumentData:
+    """What the report reads of a document, which is written to ``path``."""
+    (found,) = read_inputs([write_document(path, document)])
+    assert isinstance(found, DocumentData)
+    return found
+
+
+def page_of(paths: Sequence[Path]) -> Page:
+    return build(read_inputs(paths))
+
+
+def hostile_comparison() -> Record:
+    """Names that are code, long, and many."""
+    names = (
+        HOSTILE,
+        "ublk-clone",
+        "a-peer-with-a-name-that-is-much-longer-than-any-line-of-a-narrow-plot-can-be",
+        "W" * 70,
+        *(f"peer-number-{number}" for number in range(9)),
+    )
+    document = comparison(peers=names, turns=6)
+    document["environment"]["cpu"] = f"CPU {HOSTILE}"
+    document["environment"]["revision"] = HOSTILE
+    return document
+
+
+def bytes_comparison() -> Record:
+    """Measures that are not IOPS, of which less is better; and published figures."""
+    measures = [
+        {"name": "peak_mib", "unit": "MiB", "better": "less", "digits": 1},
+        {"name": "cold_ms", "unit": "ms", "better": "less", "digits": 0},
+    ]
+    figures = [
+        {"workload": "ls -lR", "peer": "xfs", "like": "xfs", "measure": "peak_mib"},
+        {"workload": "ls -lR", "peer": "cfs", "like": "erofs", "measure": "peak_mib"},
+    ]
+    published = {
+        "source": "somebody",
+        "hardware": "some machine",
+        "note": "It differs.",
+        "figures": [
+            figure | {"value": value, "setting": ""}
+            for figure, value in zip(figures, (50.0, 100.0))
+        ],
+        "other_hardware": True,
+    }
+    return comparison(
+        peers=("xfs", "erofs", "sprout"),
+        workloads=("ls -lR",),
+        factors={"xfs": 0.001, "erofs": 0.0005, "sprout": 0.0025},
+        measures=measures,
+        published=published,
+        suite="ls-lr",
+        environment=record(guest="icount"),
+    )

@@ -1,0 +1,90 @@
+"""Kept volumes in tests: a place for them, and content to fetch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.units import GIB, KIB, MIB
+from btrfs_ublk.volumes import VolumeDefinition, VolumeFile, down_volume, show_volume
+from btrfs_ublk.volumes.down import is_anything_up
+from btrfs_ublk.volumes.store import VOLUMES_VARIABLE, volume_directory
+
+NAME = "kept"
+#: For a command, in an emulated machine that is busy.
+TIMEOUT_S = 240.0
+#: Not a whole number of blocks.
+CONTENT_BYTES = 3 * MIB + 77
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test has its volumes, its mount point and what is fetched."""
+
+    root: Path
+    front_end: FrontEndName
+
+    @property
+    def base(self) -> Path:
+        return self.root / "volumes"
+
+    @property
+    def target(self) -> Path:
+        return self.root / "mnt"
+
+    def content(self, name: str) -> Path:
+        """A file to fetch; made at the first call."""
+        path = self.root / name
+        if not path.exists():
+            path.write_bytes(os.urandom(CONTENT_BYTES))
+        return path
+
+    def definition(self, *names: str, **changes: Any) -> VolumeDefinition:
+        """Of a volume with these files, in a directory."""
+        files = [VolumeFile.parse(f"dir/{name}={self.content(name)}") for name in names]
+        made = VolumeDefinition(
+            size_bytes=GIB,
+            writable_bytes=256 * MIB,
+            mount=self.target,
+            front_end=self.front_end,
+            read_ahead_bytes=64 * KIB,
+            files=tuple(files),
+        )
+        return replace(made, **changes)
+
+    def matches(self, name: str) -> bool:
+        """Whether the volume's file reads as what was to be fetched."""
+        found = (self.target / "dir" / name).read_bytes()
+        return found == self.content(name).read_bytes()
+
+    def state(self) -> str:
+        return show_volume(NAME, base=self.base).state
+
+    def command(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """``btrfs-ublk volume …``"""
+        return subprocess.run(
+            [sys.executable, "-m", "btrfs_ublk.cli.main", "volume"]
+            + [str(argument) for argument in arguments],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env={**os.environ, VOLUMES_VARIABLE: str(self.base)},
+        )
+
+    def answer(self, *arguments: str | Path) -> Any:
+        """What the command prints as JSON, whatever its exit status."""
+        done = self.command(*arguments, "--json")
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    def take_all_down(self) -> None:
+        """What a failed test has left would make all that follow fail."""
+        for path in self.base.glob("[!.]*"):
+            if is_anything_up(volume_directory(path.name, self.base)):
+                down_volume(path.name, base=self.base)
