@@ -1,0 +1,264 @@
+"""Attempts that hang, and who waits for them: fetch-shell, in a sanitizer build."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fetch_shell import FetchShell, fetch_shell
+from scripted_server import ScriptedServer, response, scripted_server
+
+UNIT = 4096
+UNITS = 256
+DATA = b"".join(number.to_bytes(2, "little") * (UNIT // 2) for number in range(UNITS))
+
+
+def answer(first: int, last: int) -> bytes:
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
+    return response(f'{head}\nETag: "1"', DATA[first : last + 1])
+
+
+def ranged(request: str) -> bytes:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    return answer(int(found[1]), int(found[2]))
+
+
+@dataclass
+class Origin:
+    """Answers ranges of DATA: first `errors` times with 500; while `hangs` is set,
+    only at the end.
+    """
+
+    errors: int = 0
+    hangs: threading.Event = field(default_factory=threading.Event)
+    end: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, request: str) -> bytes:
+        if self.hangs.is_set():
+            self.end.wait()
+        elif self.errors:
+            self.errors -= 1
+            return response("500 Internal Server Error")
+        return ranged(request)
+
+
+@contextmanager
+def hanging_origin() -> Iterator[tuple[Origin, ScriptedServer]]:
+    origin = Origin()
+    with scripted_server(origin) as server:
+        try:
+            yield origin, server
+        finally:
+            origin.end.set()
+
+
+def source(server: ScriptedServer) -> dict[str, Any]:
+    keys = {"kind": "http", "url": server.url(), "proxy": "none"}
+    return {"size": len(DATA), "unit": UNIT, **keys}
+
+
+@contextmanager
+def listening(talk: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port, each connection to which is a thread's; these have ended afterwards."""
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    threads.append(threading.Thread(target=talk, args=(client,)))
+                    threads[-1].start()
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            for thread in threads:
+                thread.join()
+
+
+def wait_for_requests(server: ScriptedServer, count: int) -> None:
+    end = time.monotonic() + 10
+    while len(server.requests) < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def heal_after_prefetch(
+    shell: FetchShell, origin: Origin, server: ScriptedServer, units: int
+) -> int:
+    """A source of which the first units are being fetched by attempts that hang."""
+    number = shell.add(source(server))
+    assert shell.read(number, len(DATA) - UNIT, UNIT).data == DATA[-UNIT:]
+    origin.hangs.set()
+    shell.prefetch(number, 0, units * UNIT)
+    wait_for_requests(server, 1 + units)
+    origin.hangs.clear()
+    return number
+
+
+@pytest.mark.parametrize("deadline_s", [1.5, 4, None])
+def test_a_reader_does_not_inherit_a_hung_prefetch(
+    sanitized_build: Path, tmp_path: Path, deadline_s: float | None
+) -> None:
+    with (
+        hanging_origin() as (origin, server),
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = heal_after_prefetch(shell, origin, server, 1)
+        read = shell.read(number, 0, UNIT, deadline_s=deadline_s)
+        assert read.data == DATA[:UNIT]
+        assert read.ms < 8000
+    assert "given up" in (tmp_path / "log").read_text()
+
+
+def test_hung_prefetches_are_in_nobodys_way(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """More of them than a host that fails may have of what is waited for."""
+    with (
+        hanging_origin() as (origin, server),
+        fetch_shell(sanitized_build, "transfers=8", log=tmp_path / "log") as shell,
+    ):
+        number = heal_after_prefetch(shell, origin, server, 4)
+        origin.errors = 3
+        for at in range(64, 72):
+            shell.begin(number, at * UNIT, UNIT, deadline_s=2)
+        reads = shell.finish().values()
+        assert {read.result for read in reads} == {0}
+        assert max(read.ms for read in reads) < 1900
+
+
+def test_a_prefetch_that_hangs_ends_by_itself(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with (
+        hanging_origin() as (origin, server),
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        heal_after_prefetch(shell, origin, server, 2)
+        assert shell.stats()["units_in_flight"] == 2
+        time.sleep(6)
+        assert shell.stats()["units_in_flight"] == 0
+
+
+def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) -> None:
+    """The unit that came is gone from memory before the one that hangs is given up."""
+    end = threading.Event()
+
+    def script(request: str) -> bytes:
+        if f"bytes=0-{UNIT - 1}" in request:
+            end.wait()
+        return ranged(request)
+
+    options = (f"buffer={3 * UNIT}", "transfers=3")
+    with (
+        scripted_server(script) as server,
+        fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+    ):
+        try:
+            number = shell.add(source(server))
+            late = shell.begin(number, 0, 2 * UNIT, deadline_s=1)
+            wait_for_requests(server, 2)
+            good = [shell.begin(number, at * UNIT, UNIT) for at in range(8, 16)]
+            answers = shell.finish()
+        finally:
+            end.set()
+        assert answers[late].result == -errno.EIO
+        assert all(answers[read].result == 0 for read in good)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_attempt_does_not_take_all_the_time(
+    sanitized_build: Path, tmp_path: Path, others: int
+) -> None:
+    """The first request hangs; the next one, or one to another mirror, is answered."""
+    with (
+        hanging_origin() as (origin, server),
+        scripted_server(ranged) as other,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        keys = {"kind": "http", "proxy": "none"}
+        mirrors = [
+            {**keys, "url": each.url()} for each in [server, other][: 1 + others]
+        ]
+        number = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+        origin.hangs.set()
+        read = shell.begin(number, 0, UNIT, deadline_s=4)
+        wait_for_requests(server, 1)
+        origin.hangs.clear()
+        answer = shell.finish()[read]
+        assert answer.data == DATA[:UNIT]
+        assert answer.ms < (2800 if others else 3800)
+
+
+def test_a_retry_trusts_no_kept_connection(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """All that are kept have gone dead without a word; new ones are good."""
+    dead = threading.Event()
+    end = threading.Event()
+
+    def talk(client: socket.socket) -> None:
+        with client, suppress(OSError):
+            while request := client.recv(65536):
+                if dead.is_set() and client in kept:
+                    end.wait()
+                    return
+                kept.append(client)
+                head, _, body = ranged(request.decode()).partition(b"\r\n\r\n")
+                head = head.replace(b"Connection: close", b"Connection: keep-alive")
+                client.sendall(head + b"\r\n\r\n" + body)
+
+    kept: list[socket.socket] = []
+    with (
+        listening(talk) as port,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        url = f"http://127.0.0.1:{port}/object"
+        keys = {"kind": "http", "url": url, "proxy": "none"}
+        number = shell.add({"size": len(DATA), "unit": UNIT, **keys})
+        for at in range(0, 64):
+            shell.begin(number, at * UNIT, UNIT)
+        assert {read.result for read in shell.finish().values()} == {0}
+        assert len(set(kept)) > 4  # at a time
+        dead.set()
+        try:
+            read = shell.read(number, 100 * UNIT, UNIT, deadline_s=4)
+        finally:
+            end.set()
+        assert read.data == DATA[100 * UNIT : 101 * UNIT]
+
+
+def test_a_slow_prefetch_is_not_given_up(sanitized_build: Path, tmp_path: Path) -> None:
+    """Who joins it has half of the deadline for each piece, not for all of them."""
+
+    def slowly(_: str) -> Iterator[bytes]:
+        whole = answer(0, UNIT - 1)
+        for at in range(0, len(whole), 1000):
+            yield whole[at : at + 1000]
+            time.sleep(0.6)
+
+    with (
+        scripted_server(slowly) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        shell.prefetch(number, 0, UNIT)
+        time.sleep(0.3)
+        assert shell.read(number, 0, UNIT, deadline_s=3.5).data == DATA[:UNIT]
+        assert len(server.requests) == 1

@@ -1,0 +1,210 @@
+"""Lazy segments, through engine-shell in a sanitizer build."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_shell import EngineShell, describe, engine_shell
+from sanitized_build import SANITIZER_ENVIRONMENT
+from virtual_data import BLOCK, UNIT, VirtualData
+
+SIZE = 64 * UNIT  # of the virtual data
+
+
+def lazy(tmp_path: Path, *, cached: bool = True, **keys: Any) -> dict[str, Any]:
+    segment = {"kind": "lazy", "length": SIZE, "map": str(tmp_path / "map")}
+    if cached:
+        segment["cache"] = str(tmp_path / "cache")
+    return segment | keys
+
+
+@pytest.fixture
+def virtual(sanitized_build: Path, tmp_path: Path) -> VirtualData:
+    return VirtualData(sanitized_build, tmp_path, SIZE)
+
+
+@pytest.fixture
+def filled(virtual: VirtualData) -> VirtualData:
+    virtual.fill()
+    return virtual
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_byte_exact(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, cached: bool
+) -> None:
+    description = describe(lazy(tmp_path, cached=cached))
+    for seed in (3, 3):  # the second one finds what the first has cached
+        with engine_shell(sanitized_build, description) as shell:
+            draw = random.Random(seed)
+            for _ in range(300):
+                offset = draw.randrange(22 * UNIT // BLOCK) * BLOCK
+                length = draw.choice([1, 1, 2, 16, 33, 100]) * BLOCK
+                answer = shell.request(f"read {offset} {length}")
+                assert answer == filled.content(offset, length), (offset, length)
+            lazy_stats = shell.stats()["lazy"][0]["fetcher"]
+    assert lazy_stats["deadlines_missed"] == 0
+    if cached:
+        assert lazy_stats["units_fetched"] == 0
+
+
+def test_all_is_there_without_the_sources(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path
+) -> None:
+    description = describe(lazy(tmp_path))
+    with engine_shell(sanitized_build, description) as shell:
+        for unit in range(22):
+            shell.request(f"read {unit * UNIT} {UNIT}")
+            for block in range(0, UNIT, BLOCK):
+                shell.request(f"read {unit * UNIT + block} {BLOCK}")
+    for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
+        (tmp_path / name).unlink()
+    with engine_shell(sanitized_build, description) as shell:
+        for offset in range(0, 22 * UNIT, BLOCK):
+            answer = shell.request(f"read {offset} {BLOCK}")
+            assert answer == filled.content(offset, BLOCK), offset
+
+
+@pytest.mark.parametrize("policy", ["error", "zero"])
+def test_what_is_not_mapped(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, policy: str
+) -> None:
+    description = describe(lazy(tmp_path, unmapped=policy))
+    with engine_shell(sanitized_build, description) as shell:
+        whole = 8 * UNIT
+        answer = shell.request(f"read 0 {whole}")
+        if policy == "error":
+            assert answer == errno.EIO
+        else:
+            wanted = (block or bytes(BLOCK) for block in filled.blocks)
+            assert answer == b"".join(wanted)[:whole]
+        answer = shell.request(f"read {40 * UNIT} {BLOCK}")
+        assert answer == (errno.EIO if policy == "error" else bytes(BLOCK))
+
+
+def test_a_part_of_the_virtual_data(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path
+) -> None:
+    """Two segments show ranges of one map, which is opened once."""
+    parts = [
+        lazy(tmp_path, length=UNIT, map_offset=4 * UNIT),
+        {"kind": "zero", "length": UNIT},
+        lazy(tmp_path, length=2 * UNIT, map_offset=8 * UNIT),
+    ]
+    with engine_shell(sanitized_build, describe(*parts)) as shell:
+        wanted = filled.content(4 * UNIT, UNIT)
+        assert shell.request(f"read 0 {UNIT}") == wanted
+        wanted = filled.content(8 * UNIT, 2 * UNIT)
+        assert shell.request(f"read {2 * UNIT} {2 * UNIT}") == wanted
+        assert len(shell.stats()["lazy"]) == 1
+
+
+def test_a_source_that_changes(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
+) -> None:
+    """An error, never other bytes; also when it looks as before, and in another run."""
+    path = virtual.add_file("file", 0, 4 * UNIT)
+    before = path.stat()
+    description = describe(lazy(tmp_path, cached=False))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+    path.write_bytes(bytes(4 * UNIT))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == errno.EIO
+    # The pinned digest knows it even where the identity says nothing.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == errno.EIO
+        failures = shell.stats()["lazy"][0]["fetcher"]["failures"]
+        assert failures["wrong_digest"] == 3
+
+
+def test_wrong_from_the_first(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
+) -> None:
+    path = virtual.add_file("file", 0, 4 * UNIT, digests=True)
+    data = bytearray(path.read_bytes())
+    data[UNIT] ^= 1
+    path.write_bytes(data)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        assert shell.request(f"read {UNIT} {BLOCK}") == errno.EIO
+        assert shell.request(f"read {UNIT - BLOCK} {2 * BLOCK}") == errno.EIO
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+
+
+def test_a_cache_that_lost_its_content(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path
+) -> None:
+    """What cannot be read there is fetched."""
+    description = describe(lazy(tmp_path))
+    offset = 7 * UNIT + BLOCK  # the first unit of "digests"
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read {offset} {UNIT}") == filled.content(offset, UNIT)
+        # NB: what is put there later makes the file long again.
+        wait_until_stored(shell)
+        for path in (tmp_path / "cache").glob("*.data"):
+            os.truncate(path, 0)
+        assert shell.request(f"read {offset} {UNIT}") == filled.content(offset, UNIT)
+
+
+def wait_until_stored(shell: EngineShell) -> None:
+    end = time.monotonic() + 10
+    while True:
+        fetcher = shell.stats()["lazy"][0]["fetcher"]
+        under_way = fetcher["units_queued"] + fetcher["units_in_flight"]
+        if not under_way and fetcher["units_stored"] == fetcher["units_fetched"]:
+            break
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_deadline(sanitized_build: Path, virtual: VirtualData, tmp_path: Path) -> None:
+    virtual.add_file("file", 0, 4 * UNIT)
+    path = tmp_path / "file"
+    with engine_shell(
+        sanitized_build, describe(lazy(tmp_path, deadline_s=0.5))
+    ) as shell:
+        path.rename(tmp_path / "away")
+        assert shell.request(f"read 0 {BLOCK}") == errno.EIO
+        (tmp_path / "away").rename(path)
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"map": ""}, "non-empty string"),
+        ({"map": "/nonexistent/map"}, "/nonexistent"),
+        ({"cache": "/nonexistent/a/cache"}, "/nonexistent"),
+        ({"map_offset": 1}, "not a multiple of 4096"),
+        ({"map_offset": (1 << 63) - 4096}, "beyond 8 EiB"),
+        ({"unmapped": "ones"}, '"error" or "zero"'),
+        ({"deadline_s": 0}, "positive number"),
+        ({"deadline_s": "1"}, "positive number"),
+        ({"deadline_s": 1e9}, "positive number"),
+        ({"colour": 1}, 'unknown key "colour"'),
+    ],
+)
+def test_refused(
+    sanitized_build: Path, tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    description = tmp_path / "description"
+    description.write_text(json.dumps(describe(lazy(tmp_path, **keys))))
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/engine-shell", description],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+        timeout=30,
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert message in done.stderr

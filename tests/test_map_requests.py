@@ -1,0 +1,563 @@
+"""Maps of running servers: requests over the control connection, from Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Need, inapplicable
+from server_process import ServerProcess
+from store_shell import root_of, units_of
+
+from btrfs_ublk.capabilities import FUSE, ROOT
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.lazy import Added, Addition, Mapping, Room, Source, digest_file
+from btrfs_ublk.lazy.maps import Refused
+from btrfs_ublk.readers import read_direct
+from btrfs_ublk.server import BlockServer, Description, LazySegment
+from btrfs_ublk.units import GIB, KIB, MIB, TIB
+
+pytestmark = pytest.mark.native
+
+SIZE = GIB
+UNIT = 64 * KIB
+MEMSET: Source = {"kind": "memset", "size": GIB, "byte": 97}
+PATTERN: Source = {"kind": "pattern", "size": GIB}
+#: What a client may be kept waiting while others do what they like.
+PROMPT_S = 3.0
+
+
+def description(tmp_path: Path, *, cached: bool = True) -> Description:
+    cache = str(tmp_path / "cache") if cached else None
+    segment = LazySegment(
+        offset=0, length=SIZE, map=str(tmp_path / "it.map"), cache=cache, deadline_s=5
+    )
+    return Description(SIZE, [segment])
+
+
+Run = Callable[..., BlockServer]
+
+
+@pytest.fixture
+def run(need: Need, tmp_path: Path) -> Iterator[Run]:
+    """Starts a server; with what the last one has left, if there was one."""
+    need(ROOT, FUSE)
+    with ExitStack() as stack:
+
+        def enter(**options: Any) -> BlockServer:
+            server = BlockServer(
+                description(tmp_path, **options), front_end="fuse", queues=1
+            )
+            return stack.enter_context(server)
+
+        yield enter
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(5 * MIB + 1234))
+    return path
+
+
+def test_what_is_added_can_be_read_at_once(run: Run, data: Path) -> None:
+    server = run()
+    with pytest.raises(OSError):
+        read_direct(server.device, 0, 4096)
+    length = -(-data.stat().st_size // 4096) * 4096
+    source = {"kind": "file", "path": str(data), "unit": UNIT}
+    added = server.map_add([source], [Addition(length=length)])
+    assert added == [Added(0, False, length)]
+    expected = data.read_bytes().ljust(length, b"\0")
+    assert read_direct(server.device, 0, length) == expected
+    # Once more changes nothing, and finds the same place.
+    assert server.map_add([source], [Addition(length=length)]) == [
+        Added(0, True, length)
+    ]
+    server.stop()
+    server = run()
+    assert list(server.map().list()) == [
+        Mapping(offset=0, length=length, source=1, source_offset=0, digests="pinned")
+    ]
+    assert read_direct(server.device, 0, length) == expected
+
+
+def test_the_rest_of_a_source(run: Run, data: Path) -> None:
+    server = run()
+    size = data.stat().st_size
+    source = {"kind": "file", "path": str(data), "unit": UNIT}
+    blocks = -(-size // 4096) * 4096
+    whole, tail = server.map_add(
+        [source], [Addition(), Addition(source_offset=blocks - 8192)]
+    )
+    assert whole == Added(0, False, blocks)
+    assert tail == Added(blocks, False, 8192)
+    expected = data.read_bytes().ljust(blocks, b"\0")
+    assert read_direct(server.device, 0, blocks) == expected
+    assert read_direct(server.device, blocks, 8192) == expected[-8192:]
+    with pytest.raises(BtrfsUblkError, match="nothing from"):
+        server.map_add([source], [Addition(source_offset=blocks)])
+
+
+def test_batches_of_any_size(run: Run) -> None:
+    server = run(cached=False)
+    for count, base in ((10, 0), (5000, 256 * MIB)):
+        additions = [
+            Addition(
+                offset=base + 8192 * number,
+                length=4096,
+                source=number % 2,
+                source_offset=0,
+            )
+            for number in range(count)
+        ]
+        expected = [Added(base + 8192 * number, False, 4096) for number in range(count)]
+        assert server.map_add([MEMSET, PATTERN], additions) == expected
+        again = server.map_add([MEMSET, PATTERN], additions)
+        assert all(added.existed for added in again)
+    listed = list(server.map().list())
+    assert len(listed) == 5010 and len({mapping.offset for mapping in listed}) == 5010
+    assert [x.offset for x in server.map().list(start=8192, end=16385)] == [8192, 16384]
+    # One that does not fit undoes all; long requests and short ones say why alike.
+    for count in (1, 2000):
+        additions = [
+            Addition(offset=512 * MIB + 8192 * x, length=4096) for x in range(count)
+        ]
+        with pytest.raises(Refused, match="4096 bytes at 8192, to source 2") as caught:
+            server.map_add([MEMSET], [*additions, Addition(offset=8192, length=8192)])
+        assert caught.value.errno == "EEXIST"
+    assert server.map().stats()["mappings"] == 5010
+
+
+def test_room(run: Run) -> None:
+    server = run(cached=False)
+    room = Room(start=MIB, end=2 * MIB, alignment=128 * KIB)
+    additions = [
+        Addition(length=4096, source_offset=4096 * number) for number in range(8)
+    ]
+    added = server.map_add([MEMSET], additions, room=room)
+    assert [one.offset for one in added] == [MIB + 128 * KIB * x for x in range(8)]
+    with pytest.raises(Refused, match="are free from 1048576 to 2097152") as caught:
+        server.map_add([PATTERN], [Addition(length=4096)], room=room)
+    assert caught.value.errno == "ENOSPC"
+    # By default: what the device shows.
+    with pytest.raises(Refused, match=f"from 0 to {SIZE}"):
+        server.map_add([PATTERN | {"size": 2 * GIB}], [Addition(length=2 * GIB)])
+
+
+@pytest.mark.parametrize(
+    ("sources", "addition", "message"),
+    [
+        ([MEMSET], Addition(offset=1, length=4096), "multiples of 4096"),
+        ([MEMSET], Addition(offset=0, length=0), "length is 0"),
+        ([MEMSET], Addition(offset=-4096, length=4096), "not negative"),
+        ([MEMSET], Addition(offset=0, length=2 * GIB), "of a source that has"),
+        ([MEMSET], Addition(offset=2**63 - 4096, length=8192), "behind 2\\^63"),
+        ([MEMSET], Addition(offset=2**64, length=8192), "not valid JSON"),
+        ([MEMSET], Addition(offset=0, length=4096, source=1), "not among the 1"),
+        ([], Addition(offset=0, length=4096), "not among the 0"),
+        ([{"kind": "ftp"}], Addition(offset=0, length=4096), "unknown kind of mirror"),
+        ([MEMSET | {"x": 1}], Addition(offset=0, length=4096), 'unknown key "x"'),
+        (["memset"], Addition(offset=0, length=4096), "must be a JSON object"),
+        (
+            [{"kind": "file", "path": "/nowhere", "size": 4096, "digests": []}],
+            Addition(offset=0, length=4096),
+            "0 digests for 1 units",
+        ),
+        (
+            [{"kind": "http", "url": "gopher://127.0.0.1/", "size": 4096}],
+            Addition(offset=0, length=4096),
+            "gopher",
+        ),
+    ],
+)
+def test_what_makes_no_sense(
+    run: Run, sources: list[Source], addition: Addition, message: str
+) -> None:
+    server = run(cached=False)
+    with pytest.raises(BtrfsUblkError, match=message) as caught:
+        server.map_add(sources, [addition])
+    if message != "not valid JSON":
+        assert isinstance(caught.value, UsageError), caught.value
+    assert server.map().stats()["mappings"] == 0
+    assert server.map_add([MEMSET], [Addition(offset=0, length=4096)])
+
+
+def test_digests_from_a_file(run: Run, data: Path, tmp_path: Path) -> None:
+    server = run()
+    digests = digest_file(data, unit_bytes=UNIT)
+    assert digests.units == b"".join(units_of(data.read_bytes(), UNIT))
+    size = data.stat().st_size
+    assert digests.root == root_of(
+        units_of(data.read_bytes(), UNIT), size_bytes=size, unit_bytes=UNIT
+    )
+    digests.write(tmp_path / "digests")
+    source = {
+        "kind": "file",
+        "path": str(data),
+        "unit": UNIT,
+        "digests": {"path": str(tmp_path / "digests")},
+    }
+    addition = Addition(offset=0, length=5 * MIB)
+    with pytest.raises(UsageError, match='"root" is'):
+        server.map_add([source | {"root": "ab" * 32}], [addition])
+    server.map_add([source | {"root": digests.root}], [addition])
+    shown = server.map().show(offset=4096)
+    assert shown["mapping"]["digests"] == "given"
+    assert shown["source"]["description"]["root"] == digests.root
+    assert shown["source"]["units"] == len(digests.hex())
+    # One byte that is not as it was is not delivered, and its neighbours are.
+    with data.open("r+b") as file:
+        before = data.stat()
+        file.seek(3 * UNIT + 100)
+        file.write(b"\0\0\0\0\0\0\0\0")
+        file.flush()
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(OSError):
+        read_direct(server.device, 3 * UNIT, 4096)
+    assert (
+        hashlib.sha256(read_direct(server.device, 0, UNIT)).digest()
+        == digests.units[:32]
+    )
+    assert list(server.map().verify()) == []
+
+
+def test_drain_and_show(run: Run, data: Path) -> None:
+    server = run()
+    size = data.stat().st_size
+    source = {"kind": "file", "path": str(data), "unit": UNIT}
+    length = -(-size // 4096) * 4096
+    server.map_add(
+        [source, MEMSET], [Addition(length=length), Addition(length=MIB, source=1)]
+    )
+    places: list[int] = []
+    drained = server.map().drain(progress=lambda at, _: places.append(at))
+    assert (drained.fetched_bytes, drained.cached_bytes) == (size, 0)
+    assert drained.failed_units == 0
+    units = -(-size // UNIT)
+    shown = server.map().show(source=1)["source"]
+    assert (shown["units"], shown["pinned_units"], shown["cached_units"]) == (
+        units,
+    ) * 3
+    again = server.map().drain(start=UNIT, end=3 * UNIT)
+    assert (again.fetched_bytes, again.cached_bytes) == (0, 2 * UNIT)
+    # With its source gone, all of it is still there, for this server and the next.
+    expected = data.read_bytes().ljust(length, b"\0")
+    data.unlink()
+    assert read_direct(server.device, 0, length) == expected
+    problems = list(server.map().verify(ask_mirrors=True))
+    assert [problem.source for problem in problems] == [1]
+    server.stop()
+    assert read_direct(run().device, 0, length) == expected
+
+
+def test_drain_says_what_it_could_not_get(run: Run, data: Path) -> None:
+    server = run()
+    source = {"kind": "file", "path": str(data), "unit": UNIT}
+    server.map_add([source], [Addition(offset=MIB, length=4 * UNIT)])
+    os.truncate(data, 2 * UNIT)
+    drained = server.map().drain()
+    assert drained.failed_units == 4  # it is another file now
+    assert drained.failed is not None and min(drained.failed)[0] == MIB
+
+
+def test_without_a_cache_there_is_nothing_to_drain_into(run: Run) -> None:
+    with pytest.raises(Refused, match="no cache") as caught:
+        run(cached=False).map().drain()
+    assert caught.value.hint is not None
+
+
+def test_show_of_nothing(run: Run) -> None:
+    maps = run(cached=False).map()
+    with pytest.raises(Refused, match="nothing is mapped at 4096"):
+        maps.show(offset=4096)
+    with pytest.raises(Refused, match="no source 7"):
+        maps.show(source=7)
+    with pytest.raises(UsageError, match="is needed"):
+        maps.show()
+
+
+def test_another_map_is_refused(run: Run, tmp_path: Path) -> None:
+    server = run(cached=False)
+    assert server.map(str(tmp_path / "it.map")).stats()["mappings"] == 0
+    with pytest.raises(Refused, match="no map '/else'") as caught:
+        server.map("/else").stats()
+    assert "it.map" in str(caught.value.hint)
+
+
+# By hand, as clients that are not ours
+
+
+@pytest.fixture
+def server(need: Need, tmp_path: Path) -> Iterator[ServerProcess]:
+    need(ROOT, FUSE)
+    with ServerProcess(
+        description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
+    ) as it:
+        it.wait_ready()
+        yield it
+
+
+def assert_prompt(server: ServerProcess) -> None:
+    begin_s = time.monotonic()
+    assert server.request("stats")["reply"] == "stats"
+    assert time.monotonic() - begin_s < PROMPT_S
+
+
+def test_a_slow_request_keeps_nobody_waiting(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    lines = [
+        json.dumps({"request": "map-add", "sources": [source], "mappings": []})
+        for source in (
+            {"kind": "http", "url": "http://127.0.0.1:9/", "unit": UNIT},
+            {"kind": "file", "path": str(fifo), "unit": UNIT},
+        )
+    ]
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+        slow = lines[0].replace(":9/", f":{port}/").encode() + b"\n"
+        # Nobody ever answers there: as many as there are places, and some that leave.
+        for _ in range(10):
+            with server.connect() as leaving:
+                leaving.socket.sendall(slow)
+        clients = [stack.enter_context(server.connect()) for _ in range(10)]
+        for client in clients:
+            client.socket.sendall(slow)
+        time.sleep(0.5)
+        assert_prompt(server)
+        with server.connect() as other:
+            other.socket.sendall(lines[1].encode() + b"\n")
+            assert "failed" in other.line()
+        listener.close()
+    assert_prompt(server)
+    # And none of them keeps it from stopping.
+    begin_s = time.monotonic()
+    server.stop()
+    assert time.monotonic() - begin_s < 20
+
+
+def test_long_lines(server: ServerProcess) -> None:
+    rows = [[8192 * number, 4096, 0, 0] for number in range(4096)]
+    request = {"request": "map-add", "sources": [MEMSET], "mappings": rows}
+    line = json.dumps(request).encode().ljust(1_000_000) + b"\n"
+    with server.connect() as client:
+        client.socket.sendall(line + b'{"request": "info"}\n')
+        assert len(client.line()["map-add"]["added"]) == 4096
+        assert client.line()["reply"] == "info"
+        # What is long and wrong, or long and quick, or no request at all.
+        padding = b" " * 10_000
+        client.socket.sendall(
+            padding + b"nonsense\n" + padding + b'{"request": "info"}\n'
+        )
+        assert client.line() == {"error": "not valid JSON"}
+        assert client.line()["reply"] == "info"
+        client.socket.sendall(padding + b'{"request": "bla"}\n')
+        assert "unknown request" in client.line()["error"]
+        more = request | {"mappings": [*rows, rows[0]]}
+        client.socket.sendall(json.dumps(more).encode() + b"\n")
+        assert "4097 mappings are too many" in client.line()["error"]
+        client.socket.sendall(b"x" * (3 << 20) + b"\n")
+        assert client.line() == {"error": "request too long"}
+        assert client.request("stats")["reply"] == "stats"
+
+
+def test_a_line_of_100_mb_takes_no_memory(server: ServerProcess) -> None:
+    def resident_bytes() -> int:
+        pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_bytes()
+    with server.connect() as client:
+        for _ in range(100):
+            client.socket.sendall(b"x" * 1_000_000)
+        client.socket.sendall(b"\n")
+        assert client.line() == {"error": "request too long"}
+        assert resident_bytes() - before < 4 * MIB
+        assert client.request("stats")["reply"] == "stats"
+    assert_prompt(server)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"request": "map-add"}, "must be lists"),
+        ({"request": "map-add", "sources": [], "mappings": 7}, "must be lists"),
+        ({"request": "map-add", "sources": [], "mappings": [7]}, "four numbers"),
+        (
+            {"request": "map-add", "sources": [], "mappings": [[0, 1, 2]]},
+            "four numbers",
+        ),
+        (
+            {"request": "map-add", "sources": [], "mappings": [[None, None, None, 0]]},
+            "four numbers",
+        ),
+        (
+            {"request": "map-add", "sources": [], "mappings": [], "more": 1},
+            'unknown key "more"',
+        ),
+        ({"request": "map-add", "in_file": True}, "no descriptor"),
+        ({"request": "map-add", "in_file": 1}, "true or false"),
+        (
+            {"request": "map-add", "sources": [], "mappings": [], "room": 7},
+            "must be an object",
+        ),
+        (
+            {"request": "map-add", "sources": [], "mappings": [], "room": {"x": 1}},
+            'unknown key "x"',
+        ),
+        ({"request": "map-list", "from": -1}, "negative"),
+        ({"request": "map-list", "from": 5, "to": 4}, 'behind "to"'),
+        ({"request": "map-list", "more": 1}, 'unknown key "more"'),
+        ({"request": "map-stats", "map": 7}, "non-empty string"),
+        ({"request": "map-verify", "ask": "yes"}, "true or false"),
+        ({"request": "map-show", "offset": "x"}, "integer"),
+    ],
+)
+def test_requests_that_make_no_sense(
+    server: ServerProcess, keys: dict[str, Any], message: str
+) -> None:
+    with server.connect() as client:
+        client.socket.sendall(json.dumps(keys).encode() + b"\n")
+        reply = client.line()
+        assert reply["failed"] == keys["request"] and message in reply["error"], reply
+    assert_prompt(server)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[0, 4096, 0, 0]\n{\n", "line 2 is neither"),
+        (b"7\n", "line 1 is neither"),
+        (b"[0, 4096, 0]\n", "four numbers"),
+        (b"[0, 4096, 0, 0]\n", "not among the 0"),
+        (b'{"kind": "memset", "size": 4096, "byte": 1}\0\n', "not among|neither"),
+    ],
+)
+def test_files_that_make_no_sense(
+    server: ServerProcess, tmp_path: Path, text: bytes, message: str
+) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(text + b"[0, 4096, 1, 0]\n")
+    with server.connect() as client, path.open("r+b") as file:
+        line = b'{"request": "map-add", "in_file": true}\n'
+        socket.send_fds(client.socket, [line], [file.fileno()])
+        reply = client.line()
+        assert any(words in reply["error"] for words in message.split("|")), reply
+        # Neither a pipe nor a device is read.
+        for other in ("/dev/zero", "/proc/self/fd"):
+            fd = os.open(other, os.O_RDONLY)
+            socket.send_fds(client.socket, [line], [fd])
+            os.close(fd)
+            assert "no regular file" in client.line()["error"]
+    assert_prompt(server)
+
+
+def test_many_clients_add_at_the_same_time(server: ServerProcess) -> None:
+    def add(base: int) -> None:
+        with server.connect() as client:
+            for number in range(50):
+                row = [base + 8192 * number, 4096, 0, 0]
+                request = {"request": "map-add", "sources": [MEMSET], "mappings": [row]}
+                client.socket.sendall(json.dumps(request).encode() + b"\n")
+                assert "reply" in client.line()
+
+    threads = [
+        threading.Thread(target=add, args=(number * 16 * MIB,)) for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.request("map-stats")["map-stats"]["mappings"] == 400
+
+
+def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> None:
+    need(ROOT, FUSE)
+    acknowledged: list[int] = []
+    for turn in range(4):
+        with ServerProcess(
+            description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
+        ) as server:
+            server.wait_ready()
+            with server.connect() as client:
+                threading.Timer(0.15, server.process.kill).start()
+                try:
+                    for number in range(100_000):
+                        at = (turn * 100_000 + number) * 8192
+                        row = [at, 4096, 0, 0]
+                        keys = {"sources": [MEMSET], "mappings": [row]}
+                        line = json.dumps({"request": "map-add"} | keys).encode()
+                        client.socket.sendall(line + b"\n")
+                        assert "reply" in client.line()
+                        acknowledged.append(at)
+                except (OSError, EOFError, ValueError):
+                    pass
+            server.process.wait(20)
+    with ServerProcess(
+        description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
+    ) as server:
+        server.wait_ready()
+        with server.connect() as client:
+            found: set[int] = set()
+            at: int | None = 0
+            while at is not None:
+                client.socket.sendall(
+                    json.dumps({"request": "map-list", "from": at}).encode() + b"\n"
+                )
+                page = client.line()["map-list"]
+                found |= {mapping["offset"] for mapping in page["mappings"]}
+                at = page["next"]
+    assert acknowledged and found.issuperset(acknowledged)
+    assert len(found) - len(acknowledged) <= 4  # one each may have been on its way
+
+
+def test_memory_with_100_000_mappings(need: Need, tmp_path: Path) -> None:
+    """As it is by default, and with a cache of 1 TiB."""
+    need(ROOT, FUSE)
+    source, cache = tmp_path / "source", tmp_path / "cache"
+    with source.open("wb") as file:
+        file.truncate(TIB)
+    length = 2 * TIB
+    segment = LazySegment(
+        offset=0, length=length, map=str(tmp_path / "it.map"), cache=str(cache)
+    )
+    whole = {"kind": "file", "path": str(source), "size": TIB}
+    with BlockServer(Description(length, [segment]), front_end="fuse") as server:
+        at = [Addition(offset=8192 * each, length=4096) for each in range(100_000)]
+        assert len(server.map_add([MEMSET], at)) == 100_000
+        server.map_add([whole], [Addition(offset=TIB, length=TIB)])
+        assert read_direct(server.device, length - 4096, 4096) == bytes(4096)
+        assert any(file.stat().st_size >= TIB for file in cache.rglob("*"))
+        status = Path(f"/proc/{server.pid}/status").read_text()
+    if os.environ.get("ASAN_OPTIONS"):
+        inapplicable("a sanitizer's shadow memory counts as well")
+    resident = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    assert int(resident[0].split()[1]) * KIB <= 64 * MIB
+
+
+def test_words_of_the_answer(server: ServerProcess) -> None:
+    """What is written to a file: offset, plus 1 where it existed, and length."""
+    fd = os.memfd_create("batch")
+    with server.connect() as client, open(fd, "w+b") as file:
+        text = json.dumps(MEMSET) + "\n[8192, 4096, 0, 0]\n[8192, 4096, 0, 0]\n"
+        file.write(text.encode())
+        file.flush()
+        line = b'{"request": "map-add", "in_file": true}\n'
+        socket.send_fds(client.socket, [line], [fd])
+        assert client.line()["map-add"] == {"count": 2, "existed": 1}
+        words = struct.unpack("<QQQQ", os.pread(fd, 32, 0))
+        assert words == (8192, 4096, 8193, 4096)

@@ -1,0 +1,308 @@
+"""Metrics and the live table, of devices that run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from device_support import answer, description_file, device_command
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from virtual_data import UNIT, VirtualData
+
+from btrfs_ublk.cli.cache import command as cache
+from btrfs_ublk.cli.top import command as top
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.monitor.exporter import Address, metrics_server
+from btrfs_ublk.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
+from btrfs_ublk.monitor.samples import take_samples
+from btrfs_ublk.monitor.top import Row, row_of, table_of
+from btrfs_ublk.readers import read_direct
+from btrfs_ublk.server import Description, LazySegment
+from btrfs_ublk.server.stats import Latency
+
+SIZE = 64 * UNIT
+TIMEOUT_S = 60
+
+device = pytest.mark.native
+
+
+def values(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """By name and labels; the parser refuses what is no such text."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    """The sum of all that have these labels."""
+    found = [
+        number
+        for (metric, those), number in values(text).items()
+        if metric == f"btrfs_ublk_{name}" and frozenset(labels.items()) <= those
+    ]
+    assert found, (name, labels, text)
+    return sum(found)
+
+
+def test_buckets_are_cumulative() -> None:
+    latency = Latency(
+        sum_ns=10, max_ns=2_000_000, buckets=((9_000, 2), (11_000, 3), (2_000_000, 1))
+    )
+    buckets = buckets_of(latency)
+    counts = [count for _, count in buckets]
+    assert counts == sorted(counts) and counts[0] == 2 and counts[1] == 5
+    assert buckets[-1] == ("+Inf", 6.0)
+    assert len(buckets) == len(BUCKETS_S) + 1
+    assert buckets_of(Latency())[-1] == ("+Inf", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("127.0.0.1:9469", "127.0.0.1", 9469), ("[::1]:0", "::1", 0)],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert Address.parse(text) == Address(host, port)
+    assert str(Address.parse(text)) == text
+    assert Address.parse("/run/x").path == Path("/run/x")
+
+
+@pytest.mark.parametrize("text", ["", "9469", ":9469", "host:", "host:99999", "a:-1"])
+def test_refuses_addresses(text: str) -> None:
+    with pytest.raises(UsageError, match="no address"):
+        Address.parse(text)
+
+
+def get(connection: http.client.HTTPConnection) -> str:
+    connection.request("GET", "/metrics")
+    reply = connection.getresponse()
+    assert reply.status == 200
+    assert str(reply.getheader("Content-Type")).startswith("text/plain; version=")
+    return reply.read().decode()
+
+
+@contextmanager
+def exporter(listen: str) -> Iterator[str]:
+    """``btrfs-ublk metrics --listen``, and where it says that it listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "metrics", "--listen", listen],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().removeprefix("listening on ").strip()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_answers_scrapers() -> None:
+    with exporter("127.0.0.1:0") as where:
+        host, _, port = where.rpartition(":")
+        # One that says nothing, and one that says nonsense, are in nobody's way.
+        with socket.create_connection((host, int(port))) as silent:
+            with socket.create_connection((host, int(port))) as loud:
+                loud.sendall(b"\0" * 1000 + b"\r\n\r\n")
+            for _ in range(3):
+                values(get(http.client.HTTPConnection(host, int(port), timeout=30)))
+            silent.close()
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def test_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    # What a killed one has left.
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with exporter(str(path)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        values(get(UnixConnection(path)))
+        with pytest.raises(BtrfsUblkError, match="somebody listens"):
+            with metrics_server(Address(path=path)):
+                pass
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(UsageError, match="no socket"):
+        with metrics_server(Address(path=path)):
+            pass
+
+
+def test_address_in_use() -> None:
+    with metrics_server(Address("127.0.0.1")) as (_, where):
+        with pytest.raises(BtrfsUblkError, match="cannot listen on 127.0.0.1"):
+            with metrics_server(where):
+                pass
+
+
+@pytest.fixture
+def lazy_device(
+    sanitized_build: Path,
+    sanitized_helpers: None,
+    sparse_path: Path,
+) -> Iterator[tuple[str, Path, VirtualData]]:
+    virtual = VirtualData(sanitized_build, sparse_path, SIZE)
+    virtual.fill()
+    segment = LazySegment(
+        offset=0,
+        length=SIZE,
+        map=str(virtual.map),
+        cache=str(virtual.directory / "cache"),
+    )
+    description = description_file(sparse_path, Description(SIZE, [segment]))
+    added = device_command("add", "watched", description, "--front-end", "fuse")
+    assert added.returncode == 0, added.stderr
+    try:
+        yield "watched", Path(added.stdout.strip()), virtual
+    finally:
+        device_command("del", "watched")
+
+
+@device
+@pytest.mark.fuse
+def test_metrics_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None:
+    name, path, virtual = lazy_device
+    assert read_direct(path, 4 * UNIT, 3 * UNIT) == virtual.content(4 * UNIT, 3 * UNIT)
+    text = metrics_text()
+    assert value(text, "device_up", device=name) == 1
+    assert value(text, "device_serving", device=name) == 1
+    labels = {"device": name, "kind": "lazy", "operation": "read"}
+    assert value(text, "bytes_total", **labels) >= 3 * UNIT
+    assert value(text, "request_seconds_count", **labels) >= 1
+    assert value(text, "fetched_units_total", map=str(virtual.map)) >= 3
+    assert value(text, "mappings", map=str(virtual.map)) > 10
+    labels = {"map": str(virtual.map), "kind": "file", "host": ""}
+    fetched = value(text, "fetched_units_total", map=str(virtual.map))
+    assert value(text, "fetch_seconds_count", **labels) == fetched
+    assert 0 < value(text, "fetch_seconds_sum", **labels) < 60
+    with pytest.raises(OSError):
+        read_direct(path, SIZE - UNIT, 4096)
+    assert value(metrics_text(), "errors_total", device=name, kind="lazy") >= 1
+    deadline = time.monotonic() + 30
+    cache = str(virtual.directory / "cache")
+    while value(metrics_text(), "cache_bytes", cache=cache) < 3 * UNIT:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@device
+@pytest.mark.fuse
+def test_verifies_the_cache_of_a_device(
+    lazy_device: tuple[str, Path, VirtualData],
+) -> None:
+    """With the digests of the map that its server has open, given and pinned."""
+    _, path, virtual = lazy_device
+    for unit in range(4, 12):
+        read_direct(path, unit * UNIT, UNIT)
+    argv = ["verify", "-d", str(virtual.directory / "cache"), "--json"]
+    deadline = time.monotonic() + 30
+    while True:
+        result = CliRunner().invoke(cache, argv, standalone_mode=False)
+        report = json.loads(result.output)
+        if report["right"] >= 8:
+            break
+        assert time.monotonic() < deadline, report
+    assert report["clean"] and not report["unknown"]
+    for data in (virtual.directory / "cache").glob("*.data"):
+        with data.open("r+b") as file:
+            file.write(b"wrong")
+    result = CliRunner().invoke(cache, argv, standalone_mode=False)
+    assert result.return_value == 1
+    assert len(json.loads(result.output)["wrong"]) >= 2
+    for unit in (4, 7, 8):
+        expected = virtual.content(unit * UNIT, UNIT)
+        if isinstance(expected, bytes):
+            assert read_direct(path, unit * UNIT, UNIT) == expected
+
+
+@device
+@pytest.mark.fuse
+def test_a_server_that_hangs_is_shown(
+    lazy_device: tuple[str, Path, VirtualData],
+) -> None:
+    name = lazy_device[0]
+    server = answer("show", name)["state"]["server"]["pid"]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        assert value(metrics_text(), "device_up", device=name) == 0
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert value(metrics_text(), "device_up", device=name) == 1
+
+
+@device
+@pytest.mark.fuse
+def test_top_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None:
+    name, path, virtual = lazy_device
+    (before,) = take_samples()
+    for unit in range(8, 12):
+        assert read_direct(path, unit * UNIT, UNIT) == virtual.content(
+            unit * UNIT, UNIT
+        )
+    (after,) = take_samples()
+    first, row = row_of(before, None), row_of(after, before)
+    assert math.isnan(first.iops) and math.isnan(first.p99_ms)
+    assert row.name == name and row.health == "serving"
+    assert row.iops > 0 and row.bytes_per_s > UNIT and row.p99_ms > 0
+    assert row.fetched_per_s and row.waiting == 0 and row.hosts_open == 0
+    # Another server has taken over: its numbers begin anew.
+    assert math.isnan(row_of(before, after).iops)
+    result = CliRunner().invoke(top, ["--count", "2", "--interval", "0.2"])
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(rf"^{name} +serving ", result.output, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "without"),
+    [
+        (120, {"hosts off"}),
+        (80, {"hosts off", "prefetch", "in flight", "waiting", "cache"}),
+        (20, {"errors", "bytes/s"}),
+    ],
+)
+def test_top_cuts_no_names_and_no_values(width: int, without: set[str]) -> None:
+    """A narrow terminal has fewer columns."""
+    row = Row(
+        *("demo-volume", "unsupervised", 12345.0, 252e6, 12.25, 63, 1234, 251e6),
+        *(17, 4321, 93_000_000_000, 2, 99.5),
+    )
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table_of([row], console=console))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    if width >= 80:
+        assert len(lines) == 2, lines
+    titles = re.split(r" {2,}", lines[0])
+    assert titles[:2] == ["device", "health"] and not without & set(titles)
+    assert max(map(len, lines)) <= width and "…" not in capture.get()
+    if width >= 80:
+        shown = re.split(r" {2,}", lines[1])
+        assert shown[:5] == ["demo-volume", "unsupervised", "12,345"] + shown[3:5]
+        assert shown[3] == "240.3 MiB" and len(shown) == len(titles)
