@@ -47,9 +47,14 @@ def test_what_it_answers(server: ServerProcess) -> None:
         assert info["version"] and 0 <= info["uptime_s"] < 600
         assert info["recovery"] == "none"
         assert client.request("stats")["stats"]["errors"] == 0
-        assert client.request("bla") == {
-            "error": "unknown request; known: stats, info, stop, handover"
-        }
+        unknown = client.request("bla")["error"]
+        assert unknown.startswith("unknown request; known: ")
+        known = unknown.partition("known: ")[2].split(", ")
+        assert sorted(known) == ["handover", "info", "stats", "stop"]
+        client.socket.sendall(b'{"request": "info", "protocol": 1}\n')
+        assert client.line()["reply"] == "info"
+        client.socket.sendall(b'{"request": "stop", "protocol": 2}\n')
+        assert "protocol" in client.line()["error"]
         client.socket.sendall(b'["stop"]\nno json\n\n')
         assert "string" in client.line()["error"]
         assert client.line() == client.line() == {"error": "not valid JSON"}
@@ -87,6 +92,37 @@ def test_a_line_of_100_mb(server: ServerProcess) -> None:
         client.socket.sendall(b"\n")
         assert client.line() == {"error": "request too long"}
         assert client.request("stats")["reply"] == "stats"
+
+
+@pytest.mark.native
+def test_a_client_with_too_many_requests_has_to_wait(server: ServerProcess) -> None:
+    """It is not refused, and the others do not notice."""
+    with server.connect() as client:
+        begin_s = time.monotonic()
+        sent = 0
+        while sent < 2500:
+            client.socket.sendall(b'{"request": "bla"}\n' * 100)
+            for _ in range(100):
+                assert "unknown" in client.line()["error"]
+            sent += 100
+        assert time.monotonic() - begin_s > 1.0
+        assert_prompt(server)
+
+
+@pytest.mark.native
+def test_descriptors_that_nobody_wants_are_closed(server: ServerProcess) -> None:
+    def count() -> int:
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+    with server.connect() as client:
+        assert client.request("stats")["reply"] == "stats"
+        before = count()
+        for _ in range(10):
+            with open("/dev/null") as null:
+                line = b'{"request": "stats"}\n'
+                socket.send_fds(client.socket, [line], [null.fileno()] * 20)
+            assert client.line()["reply"] == "stats"
+        assert count() == before
 
 
 @pytest.mark.native

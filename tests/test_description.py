@@ -14,15 +14,17 @@ from btrfs_ublk.server import (
     Description,
     ErrorSegment,
     FileSegment,
+    LazySegment,
     MemsetSegment,
     PatternSegment,
     Segment,
     ZeroSegment,
 )
+from btrfs_ublk.server.description import MAX_DEVICE_BYTES
 
 BLOCK = 4096
 
-#: The example of the README.
+#: The example of docs/design/protocol.md.
 EXAMPLE = """
 {"version": 1, "size": 1099511627776, "read_only": true, "segments": [
   {"kind": "file", "offset": 0, "length": 8388608, "path": "a", "file_offset": 0},
@@ -45,6 +47,15 @@ def segment_at(offset: int, length: int) -> st.SearchStrategy[Segment]:
             path=st.text(min_size=1),
             file_offset=blocks,
             direct=st.booleans(),
+        ),
+        st.builds(
+            LazySegment,
+            **place,
+            map=st.text(min_size=1),
+            cache=st.none() | st.text(min_size=1),
+            map_offset=blocks,
+            unmapped=st.sampled_from(["error", "zero"]),
+            deadline_s=st.none() | st.integers(1, 1000) | st.floats(0.5, 1000),
         ),
     )
 
@@ -82,7 +93,7 @@ def test_gaps_are_filled_and_nothing_else(
     assert extra <= {gaps}
 
 
-def test_the_example_of_the_readme() -> None:
+def test_the_example_of_the_documents() -> None:
     description = Description.from_json(EXAMPLE)
     assert [segment.kind for segment in description.segments] == [
         "file",
@@ -111,10 +122,16 @@ def changed(**changes: Any) -> str:
     for key, value in changes.items():
         place = keys if key.startswith("_") else keys["segments"][0]
         if value is None:
-            del place[key.removeprefix("_")]
+            place.pop(key.removeprefix("_"), None)
         else:
             place[key.removeprefix("_")] = value
     return json.dumps(keys)
+
+
+def lazy(**changes: Any) -> str:
+    """The example with a lazy segment instead of the first."""
+    keys: dict[str, Any] = {"kind": "lazy", "path": None, "file_offset": None}
+    return changed(**keys | {"map": "map"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +176,15 @@ def changed(**changes: Any) -> str:
             changed(kind="pattern", path=None, file_offset=None, base=1 << 63),
             "needs more than 64 bits",
         ),
+        (lazy(map=None), "map is missing"),
+        (lazy(map=""), "map is ''"),
+        (lazy(cache=3), "cache is 3"),
+        (lazy(map_offset=1), "map_offset 1 is not a multiple"),
+        (lazy(map_offset=MAX_DEVICE_BYTES // BLOCK * BLOCK), "is too large"),
+        (lazy(unmapped=["zero"]), r"unmapped is \['zero'\]"),
+        (lazy(deadline_s=0), "deadline_s is 0"),
+        (lazy(deadline_s=True), "deadline_s is True"),
+        (lazy(deadline_s="30"), "deadline_s is '30'"),
     ],
 )
 def test_wrong_descriptions_are_explained(text: str, message: str) -> None:
@@ -174,3 +200,54 @@ def test_overlapping_segments_are_not_filled_up() -> None:
         )
     with pytest.raises(UsageError, match="ends after 4096"):
         Description.filled(BLOCK, [one])
+
+
+PAIR = [ZeroSegment(offset=0, length=BLOCK), ErrorSegment(offset=BLOCK, length=BLOCK)]
+
+
+def pair_and(*segments: Segment, read_only: bool = True) -> Description:
+    every = [*PAIR, *segments]
+    return Description(every[-1].end, every, read_only)
+
+
+@pytest.mark.parametrize(
+    "larger",
+    [
+        pair_and(),
+        pair_and(MemsetSegment(offset=2 * BLOCK, length=BLOCK, byte=1)),
+        Description(3 * BLOCK, [PAIR[0], ErrorSegment(offset=BLOCK, length=2 * BLOCK)]),
+    ],
+    ids=["the same", "one more segment", "a longer last segment"],
+)
+def test_a_device_may_grow(larger: Description) -> None:
+    pair_and().check_growth(larger)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Description(BLOCK, [PAIR[0]]), "has 8192 bytes, .* 4096: .* never shrinks"),
+        (
+            Description(2 * BLOCK, [PAIR[0], ZeroSegment(offset=BLOCK, length=BLOCK)]),
+            "segment 1 was",
+        ),
+        (
+            Description(4 * BLOCK, [ZeroSegment(offset=0, length=4 * BLOCK)]),
+            "segment 0",
+        ),
+        (pair_and(read_only=False), "is read-only, the new description is not"),
+        (
+            Description(
+                3 * BLOCK,
+                [
+                    PAIR[0],
+                    FileSegment(offset=BLOCK, length=2 * BLOCK, path="a"),
+                ],
+            ),
+            "segment 1 was .*error",
+        ),
+    ],
+)
+def test_a_device_becomes_nothing_else(other: Description, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pair_and().check_growth(other)

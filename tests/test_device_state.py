@@ -42,6 +42,7 @@ from btrfs_ublk.device.state import (
 from btrfs_ublk.device.watch import wait_for_change
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.process import ProcessIdentity
+from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
 
 SPEC = DeviceSpec(name="one", tag="0123456789abcdef", front_end="fuse", size_bytes=4096)
 
@@ -383,3 +384,39 @@ def test_a_run_directory_by_another_name(
         holder.stdout.readline()
         assert holder_of(devices / "lock").pid == holder.pid
         holder.communicate()
+
+
+AS_NOBODY = """
+import os, sys
+import btrfs_ublk.cli.main, btrfs_ublk.cli.device, btrfs_ublk.cli.map
+import btrfs_ublk.cli.volume
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+sys.argv[0] = "btrfs-ublk"
+btrfs_ublk.cli.main.main()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(
+    ("words", "below"),
+    [
+        ("device list", ""),
+        ("map list x", "below"),
+        ("volume list", ""),
+        ("volume up x", "below"),
+    ],
+)
+def test_others_are_told_that_it_takes_root(
+    words: str, below: str, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)  # as /var/lib/btrfs-ublk
+    variables = dict.fromkeys((RUN_VARIABLE, VOLUMES_VARIABLE), str(tmp_path / below))
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | variables,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr and "hint: run as root" in done.stderr

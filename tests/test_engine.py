@@ -8,76 +8,15 @@ import os
 import random
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_shell import BLOCK, SHELL_TIMEOUT_S, EngineShell, describe, engine_shell
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sanitized_build import SANITIZER_ENVIRONMENT
-
-BLOCK = 4096
-SHELL_TIMEOUT_S = 30
-
-
-class EngineShell:
-    """One engine-shell process; requests go in as lines, answers come back whole."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def request(self, line: str) -> bytes | int:
-        """The bytes of a successful request (empty but for reads), or an errno."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
-        word, number = self._process.stdout.readline().split()
-        if word == b"error":
-            return int(number)
-        if not line.startswith("read"):
-            return b""
-        return self._process.stdout.read(int(number))
-
-    def stats(self) -> Any:
-        """What a server would answer to a stats request."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(b"stats\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-
-@contextmanager
-def engine_shell(build: Path, description: dict[str, Any]) -> Iterator[EngineShell]:
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(description, file)
-        file.flush()
-        process = subprocess.Popen(
-            [build / "csrc/tests/engine-shell", file.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | SANITIZER_ENVIRONMENT,
-        )
-        with process:
-            try:
-                yield EngineShell(process)
-                assert process.stdin is not None
-                process.stdin.close()
-                assert process.wait(SHELL_TIMEOUT_S) == 0
-            finally:
-                process.kill()
-
-
-def describe(*segments: dict[str, Any], **keys: Any) -> dict[str, Any]:
-    """Segments one after the other; each says its length only."""
-    offset = 0
-    placed = []
-    for segment in segments:
-        placed.append({"offset": offset} | segment)
-        offset += segment["length"]
-    return {"version": 1, "size": offset, "segments": placed} | keys
 
 
 def pattern_bytes(offset: int, length: int, base: int = 0) -> bytes:
@@ -215,6 +154,67 @@ def test_a_buffer_that_need_not_be_filled_again_holds_what_it_should(
             check_request(
                 shell, model, op, offset * BLOCK, length * BLOCK, dice.randrange(256)
             )
+
+
+PUNCH_HOLE_KEEP_SIZE = "fallocate-3"
+ZERO_RANGE_KEEP_SIZE = "fallocate-17"
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_has_to_be_durable_is(
+    sanitized_build: Path, tmp_path: Path, in_memory: bool
+) -> None:
+    """FUA, flush, discard and zeroes, as they reach the files of segments."""
+    disk = tmp_path if _is_on_disk(tmp_path) else Path(__file__).parent
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else disk) as where:
+        kinds = ["file", "zero", "writable", "writable"]
+        description, model = build_model([(kind, 4) for kind in kinds], Path(where), 1)
+        first, second = 8 * BLOCK, 12 * BLOCK
+        with engine_shell(sanitized_build, description) as shell:
+
+            def asked(request: str) -> list[str]:
+                assert shell.request(request) == b"", request
+                return shell.asked()
+
+            assert asked(f"write {first} {BLOCK} 1") == ["write"]
+            assert asked(f"fua {first} {BLOCK} 2") == ["write-dsync"]
+            # Each file that it reaches.
+            over_both = f"fua {second - BLOCK} {2 * BLOCK} 3"
+            assert asked(over_both) == ["write-dsync"] * 2
+            assert shell.request(f"read {first} {BLOCK}") == bytes([2]) * BLOCK
+            shell.asked()
+            # Nothing that cannot be written has anything to flush.
+            assert asked("flush") == ["fdatasync"] * 2
+            assert asked(f"discard {first} {BLOCK}") == [PUNCH_HOLE_KEEP_SIZE]
+            assert asked(f"zero {first} {BLOCK}") == [PUNCH_HOLE_KEEP_SIZE]
+            keeping = shell.request(f"zero-keep {first} {BLOCK}")
+            # tmpfs has no such thing.
+            assert keeping == (errno.EOPNOTSUPP if in_memory else b"")
+            assert shell.asked() == [ZERO_RANGE_KEEP_SIZE]
+            for request in ("discard", "zero", "zero-keep"):
+                assert shell.request(f"{request} 0 {BLOCK}") == errno.EROFS
+                refused = shell.request(f"{request} {4 * BLOCK} {BLOCK}")
+                assert refused == errno.EOPNOTSUPP
+            for request in ("write", "fua"):
+                assert shell.request(f"{request} 0 {BLOCK} 1") == errno.EROFS
+            assert shell.asked() == []
+
+
+def test_a_read_only_device_asks_for_no_flush(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    description, _ = build_model([("file", 4), ("zero", 4)], tmp_path, 1)
+    description["read_only"] = True
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request("flush") == b"" and shell.asked() == []
+
+
+def _is_on_disk(path: Path) -> bool:
+    """Whether the engine reads files there by io_uring."""
+    name = subprocess.run(
+        ["stat", "--file-system", "--format=%T", path], capture_output=True, text=True
+    ).stdout
+    return name.strip() not in ("tmpfs", "ramfs")
 
 
 def test_a_file_that_shrinks_gives_eio_never_zeroes(

@@ -65,6 +65,7 @@ def test_the_command_says_what_is_missing() -> None:
     assert "no-auto-part-scan" in done.output and "clone-fd" in done.output
     ublk = kernel_features()[0][0]
     assert ("not on this kernel" in done.output) == (not ublk.available)
+    assert len(done.output.splitlines()[0]) <= 80
 
 
 def test_the_command_prints_json() -> None:
@@ -85,6 +86,10 @@ def test_what_makes_no_sense_is_an_error(document: dict[str, Any]) -> None:
         (["--feature", "warp"], "there is no feature 'warp'"),
         (["--feature", "batch-io"], "cannot be switched: takes from single requests"),
         (["--no-feature", "user-recovery"], "cannot be switched: --recovery"),
+        (
+            ["--unprivileged", "--feature", "auto-buf-reg", "x.json"],
+            "have no auto-buf-reg",
+        ),
         (["--features", "x.json"], "--features takes no description"),
     ],
 )

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from conftest import Serve
+from engine_shell import BLOCK, describe, engine_shell
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sanitized_build import SANITIZER_ENVIRONMENT
-from test_engine import BLOCK, describe, engine_shell
 
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.readers import read_direct

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import Need
+from server_process import ServerProcess
 
 from btrfs_ublk.capabilities import FUSE, LOOP, UBLK
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.ledger import process_ledger
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources import mounted
+from btrfs_ublk.resources.blockdev import wait_for_node
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
@@ -24,6 +27,7 @@ from btrfs_ublk.server import (
     ZeroSegment,
     device_records,
 )
+from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.units import KIB, MIB
 
 pytestmark = pytest.mark.ublk
@@ -147,3 +151,47 @@ def test_the_list_is_json_lines() -> None:
         assert done.returncode == 0, done.stderr
         (line,) = done.stdout.splitlines()
         assert json.loads(line)["server_pid"] == server.pid
+
+
+def test_a_device_in_use_does_not_stop(sparse_path: Path) -> None:
+    """The server refuses, whatever its owner has looked at before, and serves on."""
+    seed = make_seed(
+        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
+    )
+    target = sparse_path / "mnt"
+    target.mkdir()
+    with ServerProcess(seed.description([]), "--verbose") as server:
+        assert server.wait_ready()["safe_stop"]
+        wait_for_node(server.device, timeout_s=10)
+        with mounted(server.device, target, read_only=True):
+            reply = server.request("stop")
+            assert reply == {"error": "the device is in use", "in_use": True}
+            assert (target / seed.virtual_data.filename).exists()
+            assert server.request("info")["reply"] == "info"
+        # Who only has it open does not keep it, as udev would.
+        opened = os.open(server.device, os.O_RDONLY)
+        try:
+            os.close(opened)
+            assert server.request("stop") == {"reply": "stop"}
+            assert server.process.wait(60) == 0
+        finally:
+            assert server.process.stderr is not None
+            words = server.process.stderr.read()
+    offered = {x.name: x.offered for x in kernel_features()[0][0].features}
+    assert ("TRY_STOP_DEV" in words) == bool(offered["safe-stop-dev"])
+    assert not list_ublk_devices()
+
+
+def test_an_open_device_is_stopped() -> None:
+    """Nothing can be read of it then."""
+    with ServerProcess(ZEROES) as server:
+        server.wait_ready()
+        wait_for_node(server.device, timeout_s=10)
+        fd = os.open(server.device, os.O_RDONLY | os.O_DIRECT)
+        try:
+            assert server.request("stop") == {"reply": "stop"}
+            assert server.process.wait(60) == 0
+            assert os.preadv(fd, [mmap.mmap(-1, 4096)], 0) == 0
+        finally:
+            os.close(fd)
+    assert not list_ublk_devices()

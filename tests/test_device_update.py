@@ -1,0 +1,183 @@
+"""Devices that grow while they are read, by way of another server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import inapplicable, may_be_killed
+from device_support import (
+    DESCRIPTION,
+    SIZE,
+    TIMEOUT_S,
+    check_content,
+    description_file,
+    device_command,
+    kill_server,
+    kill_supervisor,
+    reading,
+    remove_all,
+)
+
+from btrfs_ublk.device import (
+    DeviceOptions,
+    add_device,
+    show_device,
+    update_device,
+    upgrade_device,
+)
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.readers import read_direct
+from btrfs_ublk.resources import blockdev
+from btrfs_ublk.server import (
+    Description,
+    FileSegment,
+    FrontEndName,
+    MemsetSegment,
+    PatternSegment,
+    Segment,
+)
+from btrfs_ublk.server.features import kernel_features
+from btrfs_ublk.units import MIB
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+LONGER = PatternSegment(offset=0, length=SIZE + 8 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def no_devices() -> Iterator[None]:
+    yield
+    remove_all()
+
+
+@pytest.fixture
+def options(front_end: FrontEndName) -> DeviceOptions:
+    ublk = kernel_features()[0][0]
+    can = any(x.name == "update-size" and x.offered for x in ublk.features)
+    if front_end == "ublk" and not can:
+        inapplicable("this driver cannot change a device's size")
+    return DeviceOptions(front_end=front_end)
+
+
+def of(*segments: Segment, **keys: Any) -> Description:
+    return Description(segments[-1].end, segments, **keys)
+
+
+def test_it_grows_under_reads(options: DeviceOptions, sparse_path: Path) -> None:
+    path = add_device("one", DESCRIPTION, options).path
+    assert path is not None
+    source = sparse_path / "source"
+    source.write_bytes(bytes(range(256)) * (MIB // 256))
+    file = FileSegment(offset=LONGER.end, length=MIB, path=str(source))
+    before = show_device("one").state
+    with reading(path) as readers:
+        readers.wait_for_reads(20)
+        done = device_command(
+            "update", "one", description_file(sparse_path, of(LONGER))
+        )
+        assert (done.returncode, done.stdout) == (0, f"{path}\n"), done.stderr
+        assert blockdev.size_bytes(path) == LONGER.length
+        check_content(path, LONGER)
+        readers.wait_for_reads(20)
+        # And once more, by another segment.
+        update_device("one", of(LONGER, file))
+        assert blockdev.size_bytes(path) == file.end
+        assert read_direct(path, file.offset, MIB) == source.read_bytes()
+        readers.wait_for_reads(20)
+    assert (readers.wrong, readers.errors) == (0, [])
+    after = show_device("one").state
+    assert after.device == before.device and after.supervisor == before.supervisor
+    assert (after.upgrades, after.recoveries) == (2, 0)
+    may_be_killed(options.front_end)
+    kill_server("one")
+    assert blockdev.size_bytes(path) == file.end
+    assert read_direct(path, file.offset, MIB) == source.read_bytes()
+    upgrade_device("one")
+    check_content(path, LONGER)
+
+
+def test_the_same_again_is_nothing(options: DeviceOptions) -> None:
+    add_device("one", DESCRIPTION, options)
+    before = show_device("one").state
+    update_device("one", DESCRIPTION)
+    assert show_device("one").state.server == before.server
+
+
+def test_only_growth(options: DeviceOptions, sparse_path: Path) -> None:
+    path = add_device("one", DESCRIPTION, options).path
+    assert path is not None
+    before = show_device("one").state
+    missing = FileSegment(offset=SIZE, length=MIB, path=str(sparse_path / "missing"))
+    short = sparse_path / "short"
+    short.write_bytes(bytes(4096))
+    for description, message, status in (
+        (of(PatternSegment(offset=0, length=MIB)), "never shrinks", 2),
+        (of(MemsetSegment(offset=0, length=2 * SIZE, byte=1)), "says otherwise", 2),
+        (of(LONGER, read_only=False), "is read-only, the", 2),
+        (of(*DESCRIPTION.segments, missing), "cannot open file", 1),
+        (
+            of(
+                *DESCRIPTION.segments,
+                FileSegment(offset=SIZE, length=MIB, path=str(short)),
+            ),
+            "has 4096 bytes",
+            2,
+        ),
+    ):
+        done = device_command(
+            "update", "one", description_file(sparse_path, description)
+        )
+        assert done.returncode == status and message in done.stderr, done.stderr
+        assert blockdev.size_bytes(path) == SIZE
+    assert show_device("one").state.server == before.server
+    assert (
+        device_command("update", "two", description_file(sparse_path)).returncode == 2
+    )
+
+
+def test_no_recovery_no_growth(options: DeviceOptions, sparse_path: Path) -> None:
+    lost = DeviceOptions(front_end=options.front_end, recovery="none")
+    add_device("one", DESCRIPTION, lost)
+    done = device_command("update", "one", description_file(sparse_path, of(LONGER)))
+    assert done.returncode == CapabilityError.exit_status
+    assert "recovery 'none'" in done.stderr
+    assert show_device("one").is_well
+
+
+def test_a_server_that_fails(options: DeviceOptions, sparse_path: Path) -> None:
+    """The device is as it was."""
+    server = sparse_path / "server"
+    server.write_text(
+        '#!/bin/sh\ncase "$*" in *--grow*) echo no luck >&2; exit 1;; esac\n'
+        f'exec {helper_path(SERVER)} "$@"\n'
+    )
+    server.chmod(0o755)
+    wrapped = DeviceOptions(front_end=options.front_end, server=server)
+    path = add_device("one", DESCRIPTION, wrapped).path
+    assert path is not None
+    with reading(path) as readers:
+        with pytest.raises(BtrfsUblkError, match="no luck"):
+            update_device("one", of(LONGER), timeout_s=TIMEOUT_S)
+        readers.wait_for_reads(20)
+    assert (readers.wrong, readers.errors) == (0, [])
+    assert show_device("one").is_well and blockdev.size_bytes(path) == SIZE
+    may_be_killed(options.front_end)
+    kill_server("one")
+    check_content(path)
+    # Another program can.
+    upgrade_device("one")
+    update_device("one", of(LONGER))
+    check_content(path, LONGER)
+
+
+def test_without_a_supervisor(options: DeviceOptions) -> None:
+    """Another one is started first."""
+    path = add_device("one", DESCRIPTION, options).path
+    assert path is not None
+    kill_supervisor("one")
+    update_device("one", of(LONGER))
+    check_content(path, LONGER)
