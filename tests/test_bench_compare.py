@@ -14,15 +14,22 @@ from conftest import Need
 
 from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import command
-from btrfs_ublk.bench.compare import Plan, blocks, compare, ratio_of, tables
+from btrfs_ublk.bench.compare import Plan, blocks, compare, tables
+from btrfs_ublk.bench.comparison_tables import ratio_of
 from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.measure import measure
-from btrfs_ublk.bench.peer import Subject, all_peers, find_peers
+from btrfs_ublk.bench.peer import Subject, all_peers
 from btrfs_ublk.bench.report import Document
 from btrfs_ublk.bench.stamps import STAMPS, write_content
-from btrfs_ublk.bench.suite import Bar, Comparison, find_suite, suite_names
-from btrfs_ublk.bench.workloads import parse_workload
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.bench.suite import Bar, Comparison, suite_names
+from btrfs_ublk.bench.workloads import WRITTEN_BLOCK, parse_workload
+from btrfs_ublk.errors import (
+    BtrfsUblkError,
+    CapabilityError,
+    LeftoverError,
+    UsageError,
+)
+from btrfs_ublk.resources.loop import loop_device
 from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import KIB, MIB
 
@@ -74,7 +81,7 @@ class TestWorkloads:
 
 
 class TestOrder:
-    WORKLOADS = [parse_workload("randread-psync"), parse_workload("seqread-1m")]
+    WORKLOADS = ["randread-psync", "seqread-1m"]
 
     def test_each_block_has_every_peer_once(self) -> None:
         order = list(blocks(["a", "b", "c"], self.WORKLOADS, PLAN))
@@ -162,21 +169,6 @@ class TestTables:
         assert list(table.rows[0]).count("-") >= 5
 
 
-@pytest.mark.parametrize("name", suite_names())
-def test_suites_name_what_there_is(name: str) -> None:
-    suite = find_suite(name)
-    assert suite.description
-    for comparison in suite.comparisons:
-        find_peers(comparison.peers)
-        for workload in comparison.workloads:
-            parse_workload(workload)
-        for bar in comparison.bars:
-            assert bar.peer in comparison.peers[1:]
-            assert bar.workload in comparison.workloads
-    titles = [comparison.title for comparison in suite.comparisons]
-    assert len(set(titles)) == len(titles)
-
-
 class TestMeasure:
     @pytest.fixture(autouse=True)
     def _needs(self, need: Need) -> None:
@@ -202,6 +194,35 @@ class TestMeasure:
         if "cpu_us" in result:  # a busy machine may be too slow to watch
             assert 0 <= result["server_us"] == 0 < result["fio_us"] <= result["cpu_us"]
 
+    def test_what_is_only_read_is_never_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        write_content(path, STAMPS, SIZE)
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match="must not be written"):
+            measure(
+                Subject(path, STAMPS, direct=False),
+                parse_workload("randwrite-psync"),
+                size_bytes=SIZE,
+                runtime_s=0.5,
+                output=tmp_path / "fio.json",
+                chances=random.Random(1),
+            )
+        assert path.read_bytes() == before
+
+    def test_what_is_written_is_checked(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        write_content(path, STAMPS, SIZE)
+        result = measure(
+            Subject(path, STAMPS, direct=False, writable=True),
+            parse_workload("seqwrite-1m"),
+            size_bytes=SIZE,
+            runtime_s=0.5,
+            output=tmp_path / "fio.json",
+            chances=random.Random(1),
+        )
+        assert result["iops"] > 10 and path.read_bytes()[:4096] == WRITTEN_BLOCK
+        assert path.stat().st_size == SIZE
+
     def test_wrong_data_are_an_error(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"\1" * SIZE)
@@ -222,6 +243,11 @@ def test_what_was_measured_is_not_lost(
     assert isinstance(done.exception, LeftoverError)
     (result,) = json.loads(done.stdout)["results"]
     assert result["iops"] == 100.0
+
+
+def statuses(done: Result) -> dict[str, tuple[str, str | None]]:
+    results = json.loads(done.stdout)["results"]
+    return {x["peer"]: (x["status"], x.get("reason")) for x in results}
 
 
 def invoke(*words: str | Path) -> Result:
@@ -264,11 +290,49 @@ class TestCommand:
         assert {(x["peer"], x["status"]) for x in others} <= {("loop", "ok")}
         assert len(others) >= 2
 
+    def test_a_disk_is_read(self, sparse_path: Path) -> None:
+        """And is as it was. One that is too small is refused; none is a row."""
+        image = sparse_path / "image"
+        write_content(image, STAMPS, SIZE)
+        words = ["tmpfs", "disk", "--workload=randread-psync", "--turns=1", "--json"]
+        words += ["--runtime=0.5", "--parent", str(sparse_path)]
+        with loop_device(image) as device:
+            done = invoke(*words, "--size=16M", "--disk", device.path)
+            small = invoke(*words, "--size=32M", "--disk", device.path)
+        assert statuses(done)["disk"] == ("ok", None)
+        assert image.read_bytes() == STAMPS.content(0, SIZE)
+        assert isinstance(small.exception, UsageError)
+        assert "has 16 MiB, and 32 MiB are to be read" in str(small.exception)
+        status, reason = statuses(invoke(*words, "--size=16M"))["disk"]
+        assert status == "skipped" and "--disk" in str(reason)
+        for path, why in ((image, "no block device"), (sparse_path / "x", "No such")):
+            error = invoke(*words, "--size=16M", "--disk", path).exception
+            assert isinstance(error, UsageError) and why in str(error)
+
     def test_list(self) -> None:
         done = invoke("--list")
         assert done.exit_code == 0
         for name in [*all_peers(), *suite_names()]:
             assert name in done.stdout
+        document = json.loads(invoke("--list", "--json").stdout)
+        assert [peer["name"] for peer in document["peers"]] == list(all_peers())
+        assert list(document["suites"]) == suite_names()
+
+    def test_fio_missing_or_too_old(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """It is said at once, and what needs none of it runs all the same."""
+        monkeypatch.setenv("PATH", str(tmp_path))
+        error = invoke("tmpfs", "--parent", tmp_path).exception
+        assert isinstance(error, CapabilityError) and "not on PATH" in str(error)
+        fio = tmp_path / "fio"
+        fio.write_text("#!/bin/sh\necho fio-3.12\n")
+        fio.chmod(0o755)
+        error = invoke("tmpfs", "--parent", tmp_path).exception
+        assert isinstance(error, CapabilityError) and "fio-3.12 is too old" in str(
+            error
+        )
+        assert list(tmp_path.iterdir()) == [fio]
 
     @pytest.mark.parametrize(
         "words",
@@ -278,6 +342,11 @@ class TestCommand:
             ["lop"],
             ["--suite", "serve"],
             ["loop", "--workload", "randread-xsync"],
+            ["loop", "--workload", "randwrite-psync"],
+            ["--suite", "server", "--workload", "seqwrite-1m"],
+            ["--suite", "squota", "--workload", "randread-psync"],
+            ["loop", "--scale", "2"],
+            ["loop", "--size", "17"],
             ["loop", "--turns", "0"],
         ],
     )

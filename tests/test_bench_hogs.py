@@ -1,15 +1,20 @@
-"""Processes that use the CPUs: there when asked for, and gone after."""
+"""Processes that use the CPUs, or take them away: there when asked for, gone after."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import psutil
 import pytest
+from conftest import Need
 
 from btrfs_ublk.bench import hogs as module
 from btrfs_ublk.bench.hogs import _HOG, hogs
+from btrfs_ublk.bench.stolen import stolen_time
+from btrfs_ublk.capabilities import ROOT
+from btrfs_ublk.process import run
 
 
 def test_hogs_are_there_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +40,24 @@ def test_hogs_are_there_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.02)
     with hogs(None):
         assert policies() == []
+
+
+@pytest.mark.quiet
+def test_stolen_time_is_not_for_others(need: Need) -> None:
+    """Of the same moments on all CPUs: who is driven from one finds none free."""
+    need(ROOT)
+
+    def used_s(seconds: float) -> float:
+        """How long a process runs that wants to, by the clock, before all but those."""
+        script = (
+            "import os, sys, time\n"
+            "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))\n"
+            "end = time.monotonic() + float(sys.argv[1])\n"
+            "while time.monotonic() < end: pass\n"
+            "print(time.process_time())"
+        )
+        argv = [sys.executable, "-c", script, str(seconds)]
+        return float(run(argv, timeout_s=seconds + 20).stdout)
+
+    with stolen_time(0.5):
+        assert 0.3 < used_s(0.5) / 0.5 < 0.65

@@ -74,7 +74,8 @@ class TestCommand:
 
     @pytest.mark.parametrize("terminal", [False, True])
     @pytest.mark.parametrize(
-        ("status", "exit_code"), [("ok", 0), ("rejected", 1), ("void", 1)]
+        ("status", "exit_code"),
+        [("ok", 0), ("rejected", 1), ("void", 1), ("skipped", 3)],
     )
     def test_what_it_says(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import random
 import zlib
@@ -19,15 +21,18 @@ from btrfs_ublk.bench.peer import (
     Peer,
     Subject,
     all_peers,
-    find_peers,
     setting,
     why_not,
 )
+from btrfs_ublk.bench.peers.nbd import NBDKIT
 from btrfs_ublk.bench.peers.rublk import RUBLK
+from btrfs_ublk.bench.peers.ubdsrv import PROGRAM_VARIABLE, Target
+from btrfs_ublk.bench.reading import READING
 from btrfs_ublk.bench.stamps import STAMPS, check_content, write_content
-from btrfs_ublk.capabilities import UBLK, LoadableModule
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.capabilities import FUSE, LOOP, ROOT, UBLK, LoadableModule
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.readers import read_buffered, read_direct
+from btrfs_ublk.resources.nbd import NBD_CLIENT
 from btrfs_ublk.units import BLOCK_BYTES, MIB
 
 SIZE = 24 * MIB
@@ -35,7 +40,8 @@ SIZE = 24 * MIB
 
 def assert_contract(names: Iterable[str], where: Path) -> set[str]:
     """Those that can run here do, all at once; their names."""
-    reasons = {peer: why_not(peer) for peer in find_peers(list(names))}
+    known = all_peers()
+    reasons = {known[name]: why_not(known[name]) for name in names}
     with setting(where, size_bytes=SIZE, queues=1, depth=16) as common:
         with ExitStack() as stack:
             for peer, reason in reasons.items():
@@ -44,7 +50,11 @@ def assert_contract(names: Iterable[str], where: Path) -> set[str]:
                 if reason is not None:
                     assert len(reason) > 10
                     continue
-                subject = stack.enter_context(peer.serving(common))
+                try:
+                    subject = stack.enter_context(peer.serving(common))
+                except CapabilityError as error:
+                    reasons[peer] = str(error)
+                    continue
                 assert_right(peer, subject)
         # Nothing is taken down before its time.
         assert common.directory.exists()
@@ -72,6 +82,14 @@ def test_a_peer(name: str, sparse_path: Path) -> None:
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("name", ["fuse-least", "fuse-least-passthrough"])
+@pytest.mark.usefixtures("sanitized_helpers")
+def test_stand_ins_under_sanitizers(name: str, sparse_path: Path) -> None:
+    """An answer that is lost would hang whoever asked, so that no test could end."""
+    assert_contract([name], sparse_path)
+
+
+@pytest.mark.native
 def test_all_at_once(sparse_path: Path) -> None:
     ran = assert_contract(all_peers(), sparse_path)
     assert {"loop", "btrfs-loop", "tmpfs", "dev-zero"} <= ran
@@ -79,26 +97,76 @@ def test_all_at_once(sparse_path: Path) -> None:
 
 @pytest.mark.ublk
 def test_all_at_once_with_ublk(need: Need, sparse_path: Path) -> None:
-    """Those that the other tests leave out: with ublk, and with modules of the VM."""
+    """Those that the other tests leave out: with ublk, with modules of the VM, and what
+    is off elsewhere.
+    """
     need(UBLK)
     names = [
         name
         for name, peer in all_peers().items()
         if UBLK in peer.needs or any(isinstance(x, LoadableModule) for x in peer.needs)
     ]
+    names.append("fuse-least-io-uring")
     ran = assert_contract(names, sparse_path)
     assert {"ublk", "ublk-clone", "ublk-file", "ublk-file-clone"} <= ran
     if RUBLK.probe() is None:
         assert {"rublk-null", "rublk-loop"} <= ran
     if os.environ.get("BTRFS_UBLK_IN_VM") == "1":
         assert {"brd", "btrfs-brd", "null_blk"} <= ran
+        if Path("/sys/module/fuse/parameters/enable_uring").exists():
+            assert "fuse-least-io-uring" in ran
+        if NBDKIT.probe() is None and NBD_CLIENT.probe() is None:
+            assert {"nbd-memory", "nbd-file"} <= ran
 
 
 def test_unknown_peers_are_refused() -> None:
-    with pytest.raises(UsageError, match="no peer 'lop'\n.*loop"):
-        find_peers(["loop", "lop"])
-    with pytest.raises(UsageError, match="twice"):
-        find_peers(["loop", "loop"])
+    for name in ("lop", "slowed:lop", "slow:loop", ":loop"):
+        with pytest.raises(UsageError, match=f"no peer {name!r}\n.*loop"):
+            READING.find(["loop", name])
+    with pytest.raises(UsageError, match="twice\n.*again:loop"):
+        READING.find(["loop", "loop"])
+    found = READING.find(["loop", "again:loop", "slowed:loop"])
+    assert [each.name for each in found] == ["loop", "again:loop", "slowed:loop"]
+
+
+@pytest.mark.native
+def test_what_is_cached_can_be_mapped(need: Need, sparse_path: Path) -> None:
+    """The kernel maps what it reads past the page cache for nobody (MAP_SHARED)."""
+    need(ROOT, FUSE, LOOP)
+    known = all_peers()
+    for name, expected in {
+        "fuse-plain-file": False,
+        "fuse-plain-file-cached": True,
+    }.items():
+        with setting(sparse_path, size_bytes=SIZE) as common:
+            with (
+                known[name].serving(common) as subject,
+                subject.path.open("rb") as file,
+            ):
+                assert subject.mappable == expected
+                try:
+                    with mmap.mmap(file.fileno(), SIZE, prot=mmap.PROT_READ) as memory:
+                        assert memory[-MIB:] == STAMPS.content(SIZE - MIB, MIB)
+                except OSError as error:
+                    assert not expected and error.errno == errno.ENODEV
+                else:
+                    assert expected
+
+
+def test_ubdsrv_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where it is not, or is too old to have a program for each target."""
+    program = Target("null")
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "ublk"))
+    assert f"not at {tmp_path}/ublk, as {PROGRAM_VARIABLE} says" in str(program.probe())
+    for name in ("ublk", "ublk.null"):
+        reason = program.probe()
+        assert reason is not None and str(tmp_path / "ublk") in reason
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    assert program.probe() is None
+    (tmp_path / "link").symlink_to("ublk")
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "link"))
+    assert program.probe() is None and program.path() == tmp_path / "ublk.null"
 
 
 class TestStamps:

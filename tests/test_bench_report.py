@@ -20,6 +20,7 @@ from rich.console import Console
 
 from btrfs_ublk.bench import options, report
 from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
+from btrfs_ublk.bench.mappings import command as mappings_command
 from btrfs_ublk.bench.physmap import command as physmap_command
 from btrfs_ublk.bench.report import Document, make_document, merged, number, show
 from btrfs_ublk.bench.stats import (
@@ -276,3 +277,13 @@ def test_physmap_prints_tables_and_json() -> None:
     results = json.loads(done.stdout)["results"]
     assert len(results) == 8 and {result["rows"] for result in results} == {50}
     assert CliRunner().invoke(physmap_command, ["--rows", "0"]).exit_code == 2
+
+
+def test_mappings_prints_tables_and_json() -> None:
+    words = ["--mappings", "50", "--lookups", "100", "--repeats", "2"]
+    done = CliRunner().invoke(mappings_command, words)
+    assert done.exit_code == 0, done.output
+    assert "found/us" in done.stdout
+    done = CliRunner().invoke(mappings_command, [*words, "--json"])
+    results = json.loads(done.stdout)["results"]
+    assert [result["threads"] for result in results] == [1, 2] * 2

@@ -242,6 +242,7 @@ class TestParsing:
             ('{"total_iops": 3}\n', "line 1 is no run: it has no btrfs.seed"),
             (json.dumps(row(**{"fio.jobs": "x"})) + "\n", "line 1: fio.jobs is 'x'"),
             (json.dumps(row(total_iops=None)) + "\n", "total_iops is None, not a rate"),
+            (json.dumps(row(key=[])) + "\n", r"line 1: its key is \[\], not a text"),
             (json.dumps(row(total_iops="5")) + "\n", "total_iops is '5', not a rate"),
         ],
     )

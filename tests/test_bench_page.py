@@ -1,0 +1,260 @@
+"""The report's page, without a browser: what it reads, says, draws and writes."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_support import (
+    bytes_comparison,
+    comparison,
+    document_data,
+    matrix_lines,
+    page_of,
+    record,
+    write_document,
+    write_lines,
+)
+
+from btrfs_ublk.bench.page.build import build
+from btrfs_ublk.bench.page.comparisons import contests, findings, judgements
+from btrfs_ublk.bench.page.documents import chapter_of
+from btrfs_ublk.bench.page.inputs import DocumentData, read_inputs
+from btrfs_ublk.bench.page.labels import labels_of
+from btrfs_ublk.bench.page.render import render
+from btrfs_ublk.bench.page.shapes import Finding, Rows, Scatter
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmark_matrix_results"
+Record = dict[str, Any]
+
+
+def found_in(data: DocumentData) -> list[Finding]:
+    return findings(judgements(list(contests(data))))
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        ("environment", "other_cores", "kinds"),
+        [
+            (record(), 0.0, ["native"]),
+            (record(), 0.5, ["native", "busy"]),
+            (record(load=[13.0, 1.0, 1.0]), 0.0, ["native", "busy"]),
+            (record(load=[11.0, 1.0, 1.0]), 0.0, ["native"]),
+            (record(guest="tcg"), 0.5, ["emulated", "busy"]),
+            (record(guest="kvm"), 0.0, ["vm"]),
+            # Its clock does not see what others do.
+            (record(guest="icount", load=[99.0, 1.0, 1.0]), 2.0, ["icount"]),
+        ],
+    )
+    def test_machines(
+        self, tmp_path: Path, environment: Record, other_cores: float, kinds: list[str]
+    ) -> None:
+        made = comparison(environment=environment, other_cores=other_cores)
+        data = document_data(tmp_path / "x.json", made)
+        assert [label.kind for label in labels_of(data)] == kinds
+
+    def test_machines_are_not_mixed(self, tmp_path: Path) -> None:
+        """Nor busy and quiet times of one; equal ones share a section."""
+        changes: list[Record] = [{}, {"load": [50.0, 1.0, 1.0]}, {"cpus": 2}, {}]
+        paths = [
+            write_document(
+                tmp_path / f"{number}.json",
+                comparison(turns=2, environment=record(**change)),
+            )
+            for number, change in enumerate(changes)
+        ]
+        page = page_of(paths)
+        assert [len(section.chapters) for section in page.sections] == [2, 1, 1]
+        text = render(page, command="")
+        assert text.count("Other programs ran meanwhile") == 2  # legend and section
+
+
+class TestComparisons:
+    def test_ratios_are_known(self, tmp_path: Path) -> None:
+        data = document_data(tmp_path / "x.json", comparison())
+        for contest in contests(data):
+            found = contest.ratio("ublk-clone", "btrfs-brd")
+            assert found.middle == pytest.approx(1.5)
+            # All of one turn have the same luck, so pairs differ in nothing else.
+            assert (found.low, found.high) == pytest.approx((1.5, 1.5))
+            assert len(found.turns) == 8
+        (first, *_), count = (
+            sorted(found_in(data), key=lambda x: -x.weight),
+            4,
+        )
+        assert len(found_in(data)) == count
+        assert (first.figure, first.interval) == ("1.50×", "1.50 – 1.50")
+        assert first.headline == "ublk-clone against btrfs-brd: faster"
+        assert "one at a time (psync)" in first.sentence
+        assert "Published, on other hardware: 0.72." in first.sentence
+
+    def test_other_units(self, tmp_path: Path) -> None:
+        data = document_data(tmp_path / "x.json", bytes_comparison())
+        contest, second = contests(data)
+        assert (contest.rank, second.rank, second.title) == (0, 1, "ls -lR: Cold, ms")
+        assert contest.measure.text(1234.5) == "1,234 MiB"
+        assert not contest.measure.more_is_better
+        assert contest.published("erofs", "xfs") == 2.0
+        told = {each.headline for each in found_in(data)}
+        assert told == {
+            *("sprout against xfs: more", "sprout against erofs: more"),
+            *("sprout against xfs: slower", "sprout against erofs: slower"),
+        }
+        page = build([data])
+        rows, _ = [
+            shown.plot
+            for shown in page.sections[0].chapters[0].blocks[1].plots
+            if isinstance(shown.plot, Rows) and shown.plot.ratios
+        ]
+        assert [line.published for line in rows.lines] == [2.0, None]
+        assert "left is better" in rows.axis
+
+    def test_words_say_no_more_than_is_sure(self, tmp_path: Path) -> None:
+        """Six turns at least, and 5 %; by the rule of the tables beside them."""
+
+        def words(turns: int, factor: float) -> str:
+            made = comparison(
+                peers=("loop", "ublk"),
+                workloads=("randread-psync",),
+                factors={"ublk": factor},
+                turns=turns,
+            )
+            data = document_data(tmp_path / "x.json", made)
+            (one,) = judgements(list(contests(data)))
+            (row,) = (table for table in data.tables if "psync" in table.title)
+            assert row.rows[1][5] in (one.words, "same", "too few turns")
+            return one.words
+
+        assert words(6, 1.5) == "faster" and words(6, 0.5) == "slower"
+        assert words(5, 1.5) == "faster in 5 of 5 turns, too few to be sure"
+        assert words(9, 1.04) == words(9, 0.96) == "no sure difference"
+
+    def test_no_turn_in_common(self, tmp_path: Path) -> None:
+        made = comparison(turns=2)
+        for result in made["results"]:
+            if result["peer"] == "ublk-clone":
+                result["run"] = "b"
+        data = document_data(tmp_path / "x.json", made)
+        assert not [x for x in found_in(data) if "ublk-clone" in x.headline]
+        assert "no such turns" in render(build([data]), command="")
+
+    def test_a_peer_that_was_never_measured(self, tmp_path: Path) -> None:
+        made = comparison(turns=1)
+        made["results"] = [
+            each for each in made["results"] if each["peer"] != "btrfs-brd"
+        ]
+        page = page_of([write_document(tmp_path / "x.json", made)])
+        assert "ublk-clone against null_blk" in render(page, command="")
+
+    def test_what_was_interrupted_says_so(self, tmp_path: Path) -> None:
+        made = comparison(turns=1) | {"complete": False}
+        page = page_of([write_document(tmp_path / "x.json", made)])
+        assert [label.kind for label in page.labels] == ["native", "incomplete"]
+
+    def test_nothing_was_measured(self, tmp_path: Path) -> None:
+        made = comparison(turns=0)
+        page = page_of([write_document(tmp_path / "x.json", made)])
+        text = render(page, command="")
+        assert "There is nothing to compare" in text and "Not measured" in text
+
+
+class TestSummary:
+    def test_what_counts_comes_first(self, tmp_path: Path) -> None:
+        """Ours against others; then ours alone; then others; then what was busy."""
+        named: list[tuple[str, Record]] = [
+            ("busy", comparison(other_cores=1.0)),
+            ("others", comparison(peers=("loop", "null_blk"))),
+            ("ours", comparison(environment=record(guest="icount"))),
+        ]
+        paths = [write_document(tmp_path / f"{x}.json", made) for x, made in named]
+        page = page_of([*paths, RESULTS / "native-2cpu" / "seed.json"])
+        anchors = [finding.anchor for finding in page.findings]
+        assert list(dict.fromkeys(anchors)) == ["ours", "seed", "others", "busy"]
+        assert len(anchors) == 7
+
+    def test_the_other_benchmarks_have_highlights(self) -> None:
+        names = ("seed", "small-files", "clone-1M", "clone-contention", "clone-100k-1T")
+        paths = [RESULTS / "native-2cpu" / f"{name}.json" for name in names]
+        page = page_of([*paths, RESULTS / "busy-2cpu" / "recovery-fuse.json"])
+        told = {each.headline: each.figure for each in page.findings}
+        assert told == {
+            "To make the seed of 4 EiB": "13.5 ms",
+            "New small files: a sprout of 4 EiB against plain btrfs": "0.97×",
+            # The same of three files is told once.
+            "Files made as clones of 4 EiB of virtual data": "28,648/s",
+            "360 kills of the fuse server under verified reads": "0 faults",
+        }
+
+    def test_no_result_no_highlight(self, tmp_path: Path) -> None:
+        for name in ("seed", "small-files", "clone-1M"):
+            path = RESULTS / "native-2cpu" / f"{name}.json"
+            document = json.loads(path.read_text()) | {"results": []}
+            module = import_module(f"btrfs_ublk.bench.{document['benchmark']}")
+            assert module.highlights(document) == []
+
+
+class TestMatrices:
+    def test_every_run_is_a_point(self, tmp_path: Path) -> None:
+        path = write_lines(tmp_path / "m.jsonl", matrix_lines("full", blocks=2))
+        page = page_of([path])
+        (chapter,) = page.sections[0].chapters
+        plots = [shown.plot for shown in chapter.blocks[0].plots]
+        scaling = [x for x in plots if isinstance(x, Scatter) and x.x_ticks]
+        (cost,) = [x for x in plots if isinstance(x, Scatter) and not x.x_ticks]
+        (gains,) = [plot for plot in plots if isinstance(plot, Rows)]
+        assert len(scaling) == 4
+        assert sum(len(s.points) for plot in scaling for s in plot.series) == 192
+        assert sum(len(series.points) for series in cost.series) == 192
+        assert {tuple(plot.x_ticks) for plot in scaling} == {(1.0, 2.0, 6.0, 12.0)}
+        published = {line.name: line.published for line in gains.lines}
+        assert published["psync, 12 jobs"] == pytest.approx(311 / 78)
+        assert len(gains.lines) == 9
+
+    def test_runs_that_do_not_count_are_no_points(self, tmp_path: Path) -> None:
+        lines = matrix_lines("quick", blocks=3, keep=0.7)
+        good = sum(line.get("status") == "ok" for line in lines)
+        page = page_of([write_lines(tmp_path / "m.jsonl", lines)])
+        block = page.sections[0].chapters[0].chapter.blocks[0]
+        (cost,) = [x for x in block.plots if x.title == "What reads cost"]
+        assert isinstance(cost, Scatter)
+        assert sum(len(series.points) for series in cost.series) == good < 51
+        assert "rejected" in block.intro[0]
+
+    def test_commands(self, tmp_path: Path) -> None:
+        def command(lines: list[Record], name: str = "m.jsonl") -> str:
+            data, *_ = read_inputs([write_lines(tmp_path / name, lines)])
+            return chapter_of(data).command
+
+        icount = record(guest="icount")
+        assert command(matrix_lines("quick", blocks=2, environment=icount)) == (
+            "scripts/vm --icount -- .venv/bin/btrfs-ublk bench matrix --matrix quick "
+            "--seed 1 --front-end fuse --source memset --runtime 2 --min-repeats 2 "
+            "--max-repeats 2 -o m.jsonl"
+        )
+        some = [
+            line
+            for line in matrix_lines("quick", blocks=1)
+            if line.get("fio.engine", "mmap") == "mmap"
+        ]
+        assert "--filter fio.engine=mmap --min-repeats 1" in command(some)
+        runs = matrix_lines("quick", blocks=1)
+        ways = {("mmap", 1), ("psync", 2)}
+        odd = [x for x in runs[2:] if (x["fio.engine"], x["fio.jobs"]) in ways][:2]
+        (data,) = read_inputs([write_lines(tmp_path / "f.jsonl", [*runs[:2], *odd])])
+        assert "2 of the 17 configurations" in chapter_of(data).remarks[0]
+        made = comparison(environment=record(guest="tcg"))
+        data = document_data(tmp_path / "c.json", made)
+        assert chapter_of(data).command == (
+            "scripts/vm --cpus 4 -- .venv/bin/btrfs-ublk bench compare btrfs-brd "
+            "null_blk ublk-clone brd --workload randread-psync --workload "
+            "randread-uring-d64 --turns 8 --runtime 3 --seed 1 --size 256M --json "
+            "> c.json"
+        )
+        (data,) = read_inputs([RESULTS / "busy-2cpu" / "recovery-fuse.json"])
+        assert chapter_of(data).command == (
+            ".venv/bin/python -m btrfs_ublk.bench.recovery --front-end fuse --seed 3 "
+            "--json > recovery-fuse.json"
+        )
