@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
-from btrfs_ublk.capabilities import ROOT
+from btrfs_ublk.capabilities import MOUNT, ROOT
+from btrfs_ublk.resources.mount import mounted
 
 PROJECT = Path(__file__).resolve().parent.parent
 VM = PROJECT / "scripts/vm"
@@ -162,6 +163,28 @@ def test_a_child_that_cannot_be_started_is_one_message(
     with open(os.devnull, "wb") as log:
         with pytest.raises(VmError, match=message):
             children.spawn(argv, log=log.fileno(), prepare=prepare)
+
+
+@pytest.mark.native
+def test_a_guest_holds_no_mount_of_tests(need: Need, sparse_path: Path) -> None:
+    """Else nobody could unmount it for good, or detach its device, until the guest's
+    end; sparse_path is in a directory as tests have it.
+    """
+    need(ROOT, MOUNT)
+    target = sparse_path / "mnt"
+    target.mkdir()
+    with (
+        mounted("none", target, fs_type="tmpfs"),
+        (sparse_path / "log").open("wb") as log,
+    ):
+        prepare = children.see_everything_read_only
+        child = children.spawn(
+            ["cat", "/proc/self/mountinfo"], log=log.fileno(), prepare=prepare
+        )
+        assert child.wait(20) == 0
+        assert str(target) in Path("/proc/self/mountinfo").read_text()
+    seen = (sparse_path / "log").read_text()
+    assert str(target) not in seen and " / / " in seen
 
 
 def test_files_are_named_as_in_the_guest() -> None:

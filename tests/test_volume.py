@@ -5,6 +5,7 @@ defines.
 from __future__ import annotations
 
 import errno
+import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -122,6 +123,22 @@ def test_both_sides_of_every_chunk_boundary(
         with path.open("rb") as file:
             for place in places:
                 assert file.read(length) == pattern.content(place, length), place
+
+
+def test_the_server_keeps_to_the_given_cpus(
+    front_end: FrontEndName, sparse_path: Path, target: Path
+) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with volume(
+        target,
+        [PatternSegment(offset=0, length=MIB)],
+        virtual_data_size=GIB,
+        parent=sparse_path,
+        front_end=front_end,
+        cpus=[cpu],
+    ) as made:
+        assert made.server.placement == [[cpu]]
+        assert made.clone("one", offset=0, size_bytes=MIB).read_bytes()
 
 
 def test_a_clone_may_have_any_size(made: Volume) -> None:

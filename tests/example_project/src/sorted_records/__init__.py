@@ -1,0 +1,1 @@
+"""Files of sorted numbers: 8 bytes each, little-endian."""

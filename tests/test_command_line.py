@@ -1,0 +1,110 @@
+"""One house style for all commands: what their help looks like, what they can print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from btrfs_ublk.cli.main import command as root
+from btrfs_ublk.entry import walk_commands
+
+COLUMNS = 80
+CONTEXTS = {
+    context.command_path: context for context in walk_commands(root, "btrfs-ublk")
+}
+GROUPS = {
+    path: context
+    for path, context in CONTEXTS.items()
+    if isinstance(context.command, click.Group)
+}
+LEAVES = {path: context for path, context in CONTEXTS.items() if path not in GROUPS}
+
+#: Commands without --json, and why.
+NO_JSON = {
+    "btrfs-ublk bench matrix": "prints progress only; its file of results is JSON",
+    "btrfs-ublk bench report": "prints nothing; it makes a page",
+    "btrfs-ublk bench run": "prints nothing but JSON",
+    "btrfs-ublk cache limit": "prints nothing",
+    "btrfs-ublk cache pin": "prints nothing",
+    "btrfs-ublk cache unpin": "prints nothing",
+    "btrfs-ublk completion": "prints a script, for a shell",
+    "btrfs-ublk device serve": "prints nothing; it stays in the foreground",
+}
+
+
+def help_of(context: click.Context) -> str:
+    context.terminal_width = COLUMNS
+    return context.command.get_help(context)
+
+
+@pytest.mark.parametrize("path", CONTEXTS)
+def test_help_fits_a_terminal(path: str) -> None:
+    lines = help_of(CONTEXTS[path]).splitlines()
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert lines[0].startswith(f"Usage: {path} ")
+
+
+@pytest.mark.parametrize("path", GROUPS)
+def test_lists_have_whole_sentences(path: str) -> None:
+    """The first sentence of each command's docstring is what lists show: shorten it
+    where this fails.
+    """
+    _, _, commands = help_of(GROUPS[path]).partition("\nCommands:\n")
+    assert commands
+    for line in commands.splitlines():
+        assert not line.endswith("..."), f"cut: {line}"
+        assert line[2] != " ", f"goes on in a second line: {line}"
+        assert line.endswith("."), f"no whole sentence: {line}"
+
+
+@pytest.mark.parametrize("path", CONTEXTS)
+def test_all_is_explained(path: str) -> None:
+    context = CONTEXTS[path]
+    text = context.command.help or ""
+    assert text, "no docstring"
+    if context.parent is not None:
+        text += context.parent.command.help or ""  # "A DEVICE is …", for all of a noun
+    for parameter in context.command.params:
+        if isinstance(parameter, click.Argument):
+            name = parameter.make_metavar(context).replace("...", "").strip("[]")
+            assert name in text, f"the help says nothing about {name}"
+        elif isinstance(parameter, click.Option):
+            assert parameter.help, f"{parameter.opts[-1]} has no help"
+            assert parameter.help.strip()[-1] in ".]", f"{parameter.opts[-1]}: no end"
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_data_are_there_as_json(path: str) -> None:
+    options = {name for each in LEAVES[path].command.params for name in each.opts}
+    if path in NO_JSON:
+        assert "--json" not in options, "take it out of NO_JSON"
+    else:
+        assert "--json" in options, "add json_option, or to NO_JSON with the reason"
+
+
+def test_exceptions_are_about_commands_that_there_are() -> None:
+    assert NO_JSON.keys() <= LEAVES.keys()
+
+
+def test_nouns_come_before_verbs() -> None:
+    """At most `btrfs-ublk NOUN VERB`, of lower case letters and hyphens."""
+    for path in CONTEXTS:
+        words = path.split()[1:]
+        assert len(words) <= 2, path
+        assert all(word.replace("-", "").isalpha() and word.islower() for word in words)
+
+
+@pytest.mark.parametrize("arguments", [("metrics",), ("top", "--count=1")])
+def test_monitors_print_json(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert isinstance(json.loads(done.stdout), list)

@@ -1,0 +1,78 @@
+"""Man pages and reference, made of the commands' help."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Need
+
+from btrfs_ublk.capabilities import Program
+from btrfs_ublk.manual import man_pages, markdown, read_manual
+from btrfs_ublk.manual.markdown import COMMAND
+
+_REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "commands.md"
+_MANUAL = read_manual()
+_PAGES = man_pages(_MANUAL, date="2026-01-02")
+GROFF = Program("groff", "groff")
+
+
+def test_the_reference_is_current() -> None:
+    assert _REFERENCE.read_text() == markdown(_MANUAL), f"run {COMMAND}, and commit it"
+
+
+def test_every_noun_has_a_page() -> None:
+    expected = {f"{commands[0].path.replace(' ', '-')}.1" for commands in _MANUAL.nouns}
+    assert set(_PAGES) == expected | {"btrfs-ublk.1"}
+    assert {"btrfs-ublk-seed.1", "btrfs-ublk-map-physical.1"} < set(_PAGES)
+
+
+@pytest.mark.parametrize("name", _PAGES)
+def test_page_is_valid(name: str, tmp_path: Path, need: Need) -> None:
+    path = tmp_path / name
+    path.write_text(_PAGES[name])
+    if shutil.which("mandoc"):
+        done = subprocess.run(
+            ["mandoc", "-T", "lint", "-W", "warning", path],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout + done.stderr == ""
+    need(GROFF)
+    shown = subprocess.run(
+        ["groff", "-ww", "-man", "-Tutf8", "-P-cbou", path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert shown.stderr == ""
+    words = " ".join(shown.stdout.replace("-\n", "-").split())
+    assert "\\[" not in words
+    for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "SEE ALSO"):
+        assert heading in words
+
+
+def test_a_page_has_what_help_has() -> None:
+    page = _PAGES["btrfs-ublk-seed.1"]
+    assert r"\fB\-\-metadata\-profile [single|dup]\fR" in page
+    assert ".SS btrfs\\-ublk seed create [OPTIONS] PATH\nWrite a seed image.\n" in page
+    assert r"see \fBbtrfs\-ublk" in page
+    assert '.TH BTRFS\\-UBLK\\-SEED 1 2026-01-02 "btrfs-ublk ' in page
+
+
+def test_pages_are_written(tmp_path: Path) -> None:
+    directory = tmp_path / "share" / "man1"
+    subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.manual", "man", directory],
+        check=True,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1767312000"},
+        timeout=60,
+    )
+    written = {path.name: path.read_text() for path in directory.iterdir()}
+    assert written == _PAGES

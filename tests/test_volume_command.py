@@ -1,0 +1,203 @@
+"""``btrfs-ublk volume``: a volume of what a web server has."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Need
+from volume_support import NAME, Place
+from web_server import NGINX, WebServer, web_server
+
+from btrfs_ublk.cache import Cache
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.units import MIB
+from btrfs_ublk.volumes import down_volume, kept_volume, list_volumes, remove_volume
+from btrfs_ublk.volumes.find import CONFIG_VARIABLE
+
+CONTENT = os.urandom(3 * MIB + 77)
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture
+def server(need: Need, sparse_path: Path) -> Iterator[WebServer]:
+    need(NGINX)
+    with web_server(sparse_path / "web") as running:
+        (running.files / "big").write_bytes(CONTENT)
+        yield running
+
+
+@pytest.fixture
+def place(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
+    found = Place(sparse_path, "fuse")
+    yield found
+    found.take_all_down()
+
+
+def test_from_a_web_server_to_a_file(place: Place, server: WebServer) -> None:
+    url = server.url("files/big")
+    fuse = ["--size=1G", "--writable=256M", "--front-end=fuse", "--cache-max=2M"]
+    done = place.command(
+        *("up", NAME, *fuse, "--mount", place.target, f"--add-file=big.bin={url}")
+    )
+    assert (done.returncode, done.stdout) == (0, f"{place.target}\n"), done.stderr
+    assert place.command("status", NAME).returncode == 0
+    before = [each for each in server.served() if each["status"] == "206"]
+    assert len(before) * 256 * 1024 < len(CONTENT)  # its size was asked for
+    assert (place.target / "big.bin").read_bytes() == CONTENT
+    found = place.answer("status", NAME)
+    assert found["state"] == "up" and found["mapped_bytes"] >= len(CONTENT)
+    (file,) = found["files"]
+    assert file["origin"] == url and file["size_bytes"] == len(CONTENT)
+    assert [each["name"] for each in place.answer("list")] == [NAME]
+    assert NAME in place.command("list").stdout
+    cloned = place.command("clone", NAME, "part", "--offset=0", "--length=5000")
+    assert Path(cloned.stdout.strip()).read_bytes() == CONTENT[:5000]
+    assert cloned.stderr == "" and found["failing"] is None
+    beyond = place.command("clone", NAME, "beyond", "--offset=2M", "--length=4M")
+    unmapped = 6 * MIB - (len(CONTENT) + 4095) // 4096 * 4096
+    assert f"{unmapped} of {4 * MIB} bytes are not mapped" in beyond.stderr
+    with pytest.raises(OSError, match="Input/output"):
+        Path(beyond.stdout.strip()).read_bytes()
+    assert "reads failed" in place.answer("status", NAME)["failing"]
+    refused = place.command("up", NAME, "--add-file=big.bin=http://localhost/other")
+    assert refused.returncode == 2
+    assert url in refused.stderr and "http://localhost/other" in refused.stderr
+    for options in ([], ["--yes"]):
+        up = place.command("remove", NAME, *options)
+        assert up.returncode == 1 and "Remove" not in up.stderr
+    assert place.answer("down", NAME)["result"] == "down"
+    assert place.command("status", NAME).returncode == 1
+    assert place.command("up", NAME).returncode == 0
+    assert (place.target / "big.bin").read_bytes() == CONTENT
+    assert place.command("down", NAME).returncode == 0
+    # Nobody answers, so it is not removed.
+    asked = place.command("remove", NAME)
+    assert asked.returncode == 2 and "use --yes" in asked.stderr
+    assert place.command("remove", NAME, "--yes").returncode == 0
+    assert place.answer("list") == []
+
+
+def test_definitions_in_files(place: Place, server: WebServer) -> None:
+    definition = place.root / "etc/volumes" / f"{NAME}.toml"
+    definition.parent.mkdir(parents=True)
+    definition.write_text(f"""
+        size = "1G"
+        writable = "256M"
+        mount = "{place.target}"
+        front_end = "fuse"
+        [[file]]
+        path = "a/b/big"
+        url = "{server.url('files/big')}"
+        """)
+    for arguments in ([], ["--file", definition]):
+        refused = place.command("up", NAME, *arguments, "--size=2G")
+        assert refused.returncode == 2 and str(definition) in refused.stderr
+    other = definition.rename(definition.with_name("other.toml"))
+    assert place.command("up", NAME, "--file", other).returncode == 0
+    other.rename(definition)
+    assert place.command("up", NAME).returncode == 0
+    assert (place.target / "a/b/big").read_bytes() == CONTENT
+    with definition.open("a") as file:
+        file.write("[[file]]\npath = 'no'\nurl = '" + server.url("files/no") + "'\n")
+    failed = place.command("up", NAME)
+    assert failed.returncode == 1 and "404" in failed.stderr, failed.stderr
+    # It was up, and is.
+    assert place.command("status", NAME).returncode == 0
+    assert place.command("down", NAME).returncode == 0
+    assert place.command("up", NAME).returncode == 1
+    # It was down, and is.
+    assert place.answer("status", NAME)["state"] == "down"
+
+
+def test_the_cap_of_a_cache_comes_and_goes(place: Place) -> None:
+    """And what somebody has set besides stays."""
+    cache = place.base / NAME / "cache"
+
+    def limits() -> tuple[int, int]:
+        keys = json.loads((cache / "limits").read_text())
+        return keys["max_bytes"], keys["reserve_bytes"]
+
+    def up(*options: str | Path) -> None:
+        done = place.command("up", NAME, *options)
+        assert done.returncode == 0, done.stderr
+
+    good = place.root / "good.toml"
+    good.write_text(place.definition(cache_max_bytes=2 * MIB).to_toml())
+    up("--file", good)
+    assert limits() == (2 * MIB, 0)
+    Cache(cache).limit(max_bytes=MIB, reserve_bytes=4096)
+    up()
+    assert limits() == (2 * MIB, 4096)
+    up("--cache-max=0")
+    assert limits() == (0, 4096)
+    Cache(cache).limit(max_bytes=MIB, reserve_bytes=4096)
+    assert place.command("down", NAME).returncode == 0
+    up()
+    assert limits() == (MIB, 4096)
+
+
+def test_a_definition_that_makes_no_sense(place: Place) -> None:
+    """The file that is named is the one that is read, and mends it."""
+    good = place.root / "good.toml"
+    good.write_text(place.definition().to_toml())
+    assert place.command("up", NAME, "--file", good).returncode == 0
+    kept = place.base / NAME / "definition.toml"
+    theirs = place.root / "etc/volumes" / f"{NAME}.toml"
+    theirs.parent.mkdir(parents=True)
+    for bad in (kept, theirs):
+        bad.write_text("size = [")
+    refused = place.command("up", NAME, "--file", good)
+    assert refused.returncode == 2 and str(kept) in refused.stderr
+    assert f"volume down {NAME}" in refused.stderr
+    assert place.command("down", NAME).returncode == 0
+    assert place.command("up", NAME, "--file", good).returncode == 0
+    assert place.command("status", NAME).returncode == 0
+    refused = place.command("up", NAME)
+    assert refused.returncode == 2 and str(theirs) in refused.stderr
+
+
+def test_a_mount_point_must_be_an_empty_directory(place: Place) -> None:
+    place.target.touch()
+    refused = place.command("up", NAME, "--front-end=fuse", "--mount", place.target)
+    assert refused.returncode == 2 and "is not a directory" in refused.stderr
+    place.target.unlink()
+    place.target.mkdir()
+    with kept_volume(NAME, place.definition(), base=place.base):
+        pass
+    (place.target / "mine").touch()
+    refused = place.command("up", NAME)  # where it was
+    assert refused.returncode == 2 and "is not empty" in refused.stderr
+    assert place.state() == "down" and (place.target / "mine").exists()
+
+
+def test_a_volume_that_is_damaged(place: Place) -> None:
+    """The others are listed, and it is removed by who knows what that costs."""
+    for name in (NAME, "other"):
+        with kept_volume(name, place.definition(), base=place.base):
+            pass
+    made = place.base / NAME / "volume.json"
+    text = made.read_text()
+    for change in ({"fsid": "none"}, {"fsid": 7}, {"size_bytes": "1G"}, {"seed": []}):
+        made.write_text(json.dumps(json.loads(text) | change))
+        damaged, other = list_volumes(base=place.base)
+        assert (damaged.state, other.state) == ("damaged", "down"), change
+        assert str(made) in (damaged.reason or "")
+        with pytest.raises(BtrfsUblkError, match="makes no sense"):
+            down_volume(NAME, base=place.base)
+    with kept_volume("other", place.definition(), base=place.base):
+        others = place.base / "other" / "volume.json"
+        kept = others.read_text()
+        others.write_text("{")
+        with pytest.raises(LeftoverError, match="is up"):
+            remove_volume("other", base=place.base)
+        others.write_text(kept)
+    (place.base / NAME / "definition.toml").write_text("size = [")
+    asked = place.command("remove", NAME)
+    assert asked.returncode == 2 and "how much is unknown" in asked.stderr
+    remove_volume(NAME, base=place.base)

@@ -1,0 +1,125 @@
+"""Definitions of kept volumes: TOML there and back, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import GIB, MIB, TIB
+from btrfs_ublk.volumes import VolumeDefinition, VolumeFile, parse_definition
+from btrfs_ublk.volumes.entry import source_of
+
+_WHOLE = """
+size = "2T"
+writable = "8G"
+mount = "/srv/images"
+front_end = "fuse"
+cache = "/var/cache/images"
+cache_max = "50G"
+read_ahead = "1M"
+deadline = 2.5
+
+[[file]]
+path = "a/big.bin"
+url = "https://example.org/big?x=1"
+digests = "/srv/big.digests"
+unit = "64K"
+
+[[file]]
+path = "two"
+source = { mirrors = [{ kind = "file", path = "/b" }, { kind = "pattern" }] }
+"""
+
+_SOURCES = {
+    "http://h/x": {"kind": "http", "url": "http://h/x"},
+    "/a/b": {"kind": "file", "path": "/a/b"},
+    "file:///a/b%20c": {"kind": "file", "path": "/a/b c"},
+    "s3://box/a/b?#": {"kind": "s3", "bucket": "box", "key": "a/b?#"},
+    "oci://docker.io/library/x@sha256:ab": {
+        "kind": "oci",
+        "registry": "docker.io",
+        "repository": "library/x",
+        "digest": "sha256:ab",
+    },
+    '{"kind": "memset", "byte": 7, "size": 4096}': {
+        "kind": "memset",
+        "byte": 7,
+        "size": 4096,
+    },
+}
+
+
+def parse(text: str) -> VolumeDefinition:
+    return parse_definition(text, where="here")
+
+
+def test_every_key_is_read_and_written_back() -> None:
+    found = parse(_WHOLE)
+    assert found.size_bytes == 2 * TIB and found.writable_bytes == 8 * GIB
+    assert found.mount == Path("/srv/images") and found.front_end == "fuse"
+    assert found.cache == Path("/var/cache/images")
+    assert found.cache_max_bytes == 50 * GIB and found.read_ahead_bytes == MIB
+    assert found.deadline_s == 2.5
+    first, second = found.files
+    assert first.source["digests"] == {"path": "/srv/big.digests"}
+    assert first.source["unit"] == 65536
+    assert len(second.source["mirrors"]) == 2
+    assert parse(found.to_toml()) == found
+
+
+def test_an_empty_one_is_the_default_and_no_deadline_is_0() -> None:
+    assert parse("") == VolumeDefinition()
+    endless = VolumeDefinition(deadline_s=None)
+    assert parse(endless.to_toml()) == endless
+
+
+@pytest.mark.parametrize("url", _SOURCES)
+def test_sources(url: str) -> None:
+    source = source_of(url)
+    assert source == _SOURCES[url]
+    entry = VolumeFile("x", source)
+    assert VolumeFile.from_keys(entry.to_keys()) == entry
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("size = ", "here is not valid TOML"),
+        ("sise = '1T'", "'sise' is unknown"),
+        ("size = '1X'", "size '1X'"),
+        ("size = 5000", "not a positive multiple"),
+        ("size = true", "size is True"),
+        ("writable = '1M'", "btrfs needs 64M"),
+        ("mount = 'mnt'", "not an absolute path"),
+        ("front_end = 'nbd'", "no front end 'nbd'"),
+        ("read_ahead = 100", "read-ahead of 100"),
+        ("deadline = 'soon'", "deadline is 'soon'"),
+        ("deadline = -1", "deadline"),
+        ("file = 3", "no list of tables"),
+        ("[[file]]\npath = '../x'\nurl = '/x'", "no path of a file"),
+        ("[[file]]\npath = '/x'\nurl = '/x'", "no path of a file"),
+        ("[[file]]\npath = 'x'", "either url or source"),
+        ("[[file]]\npath = 'x'\nurl = 'ftp://h/x'", "no source"),
+        ("[[file]]\npath = 'x'\nurl = '/x'\nmode = 3", "'mode' is unknown"),
+        (
+            "[[file]]\npath = 'x'\nurl = '/x'\n[[file]]\npath = './x'\nurl = '/y'",
+            "two places: /x and /y",
+        ),
+        (
+            "[[file]]\npath = 'x/y/z'\nurl = '/x'\n[[file]]\npath = 'x'\nurl = '/y'",
+            "'x/y/z' is to be in 'x'",
+        ),
+    ],
+)
+def test_refusals(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match="here") as refused:
+        parse(text)
+    assert words in refused.value.message
+
+
+def test_options_say_path_and_url() -> None:
+    assert VolumeFile.parse("a/b=http://h/?x=1").source["url"] == "http://h/?x=1"
+    with pytest.raises(UsageError, match="PATH=URL"):
+        VolumeFile.parse("http://h/x")

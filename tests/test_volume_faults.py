@@ -1,0 +1,236 @@
+"""Every step of bringing a volume up fails, is interrupted, or is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from conftest import SystemState
+from volume_support import NAME, TIMEOUT_S, Place
+
+from btrfs_ublk.device import list_devices
+from btrfs_ublk.device.locks import registry_locked
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.resources.tempdir import loops_below
+from btrfs_ublk.units import MIB
+from btrfs_ublk.volumes import down_volume, remove_volume, up_volume
+from btrfs_ublk.volumes.make import remove_halves
+from btrfs_ublk.volumes.store import volumes_directory
+
+pytestmark = pytest.mark.native
+
+#: What is called when so much has been done, in this order: module and function.
+STEPS = [
+    ("make", "make_seed"),
+    ("make", "sync"),
+    ("cache", "make_private"),
+    ("device", "add_device"),
+    ("up", "sprout"),
+    ("up", "assert_mapping"),
+    ("up", "sync"),
+    ("up", "loop_device"),
+    ("up", "mounted"),
+    ("up", "filesystem_uuid"),
+    ("up", "set_read_ahead"),
+    ("files", "device_map"),
+    ("files", "clone_file"),
+    ("files", "sync"),
+]
+
+#: Makes a volume, and is killed at a step.
+_KILLED = """
+import os, signal, sys
+from importlib import import_module
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from volume_support import NAME, Place
+from btrfs_ublk.volumes import up_volume
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(import_module("btrfs_ublk.volumes." + sys.argv[1]), sys.argv[2], die)
+place = Place(Path(sys.argv[3]), "fuse")
+up_volume(NAME, place.definition("one"), base=place.base)
+"""
+
+
+@pytest.fixture
+def place(sparse_path: Path) -> Iterator[Place]:
+    found = Place(sparse_path, "fuse")
+    # What stays once there was a volume.
+    with registry_locked(volumes_directory(found.base, make=True)):
+        found.content("one")
+    yield found
+    found.take_all_down()
+
+
+def parts(place: Place, state: SystemState) -> tuple[object, ...]:
+    """What a volume may leave; but not other tests' loop devices."""
+    ours = (state.mounts, state.children, state.files, state.ledger_entries)
+    return *ours, loops_below(place.root), list_devices()
+
+
+def fail(*_: object, **__: object) -> None:
+    raise BtrfsUblkError("injected")
+
+
+def interrupt(*_: object, **__: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+    raise BtrfsUblkError("injected")  # where signals are deferred
+
+
+def test_a_step_fails(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    state_of_system: Callable[[], SystemState],
+) -> None:
+    """A new volume leaves nothing."""
+    before = parts(place, state_of_system())
+    for number, (module, function) in enumerate(STEPS):
+        fault = (fail, interrupt)[number % 2]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                import_module(f"btrfs_ublk.volumes.{module}"), function, fault
+            )
+            with pytest.raises((BtrfsUblkError, KeyboardInterrupt)) as raised:
+                up_volume(NAME, place.definition("one"), base=place.base)
+        assert not getattr(raised.value, "__notes__", None), (function, raised.value)
+        assert parts(place, state_of_system()) == before, function
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+    down_volume(NAME, base=place.base)
+    # One that was there is as it was.
+    with monkeypatch.context() as patch:
+        patch.setattr(import_module("btrfs_ublk.volumes.files"), "sync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            up_volume(NAME, place.definition("one", "two"), base=place.base)
+    assert place.state() == "down"
+    assert up_volume(NAME, place.definition("one", "two"), base=place.base).is_up
+    assert place.matches("one") and place.matches("two")
+    down_volume(NAME, base=place.base)
+    remove_volume(NAME, base=place.base)
+
+
+def test_killed_at_a_step(
+    place: Place, state_of_system: Callable[[], SystemState]
+) -> None:
+    """The next command puts all in order: up makes it whole, down leaves nothing."""
+    before = parts(place, state_of_system())
+    definition = place.definition("one")
+    for number, step in enumerate(STEPS[1::4]):
+        _kill_at(place, *step)
+        if number % 2 == 0:
+            assert up_volume(NAME, definition, base=place.base).is_up, step
+            assert place.matches("one"), step
+        if place.command("down", NAME).returncode == 0:
+            remove_volume(NAME, base=place.base)
+        else:
+            # It was not there as a whole; the next one takes its rest away.
+            up_volume(NAME, definition, base=place.base)
+            down_volume(NAME, base=place.base)
+            remove_volume(NAME, base=place.base)
+        assert parts(place, state_of_system()) == before, step
+
+
+def _kill_at(place: Place, module: str, function: str) -> None:
+    tests = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, module, function, place.root, tests],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_what_cannot_be_taken_down_is_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new volume that somebody uses when its making fails: down ends it later."""
+    users = []
+
+    def use_and_fail(target: Path, *_: object) -> None:
+        users.append(os.open(target, os.O_RDONLY))
+        fail()
+
+    with monkeypatch.context() as patch:
+        module = import_module("btrfs_ublk.volumes.up")
+        patch.setattr(module, "set_read_ahead", use_and_fail)
+        with pytest.raises(BtrfsUblkError, match="injected") as raised:
+            up_volume(NAME, place.definition("one"), base=place.base)
+    assert any("busy" in note for note in raised.value.__notes__)
+    assert place.state() == "up"  # mounted and served, if without its files
+    with pytest.raises(BtrfsUblkError):
+        remove_volume(NAME, base=place.base)
+    os.close(users[0])
+    assert down_volume(NAME, base=place.base)
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+    down_volume(NAME, base=place.base)
+
+
+def test_nobody_waits_for_a_removal(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as long as its cache is large, and another one may do a part of it."""
+    up_volume(NAME, place.definition("one"), base=place.base)
+    assert place.matches("one")
+    down_volume(NAME, base=place.base)
+    removed = []
+
+    def remove(path: Path, **options: bool) -> None:
+        with registry_locked(place.base):  # as anybody could
+            pass
+        remove_halves(place.base)  # which leaves alone what we have
+        rmtree(path, **options)
+        removed.append(path.name)
+        raise FileNotFoundError(path)
+
+    rmtree = shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", remove)
+        remove_volume(NAME, base=place.base)
+    assert removed[0] == "cache" and removed[1].startswith(f".{NAME}.")
+    dead = place.base / f".{NAME}.0"
+    (dead / "cache").mkdir(parents=True)
+    remove_halves(place.base)
+    assert [path.name for path in place.base.iterdir()] == [".lock"]
+
+
+def test_a_cache_that_was_made_for_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is gone, but for one that was there, or has contents."""
+    cache = place.root / "caches/c4"
+    definition = place.definition("one", cache=cache, cache_max_bytes=MIB)
+
+    def read_and_fail(virtual: Path, *_: object, source_offset: int, **__: int) -> None:
+        with virtual.open("rb") as file:
+            file.seek(source_offset)
+            assert file.read(5000) == place.content("one").read_bytes()[:5000]
+        fail()
+
+    def up(fault: Callable[..., None]) -> None:
+        module = import_module("btrfs_ublk.volumes.files")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "clone_file", fault)
+            with pytest.raises(BtrfsUblkError, match="injected") as raised:
+                up_volume(NAME, definition, base=place.base)
+        assert not getattr(raised.value, "__notes__", None)
+
+    up(fail)
+    assert not cache.parent.exists()
+    cache.mkdir(mode=0o700, parents=True)
+    up(fail)
+    assert cache.exists()
+    shutil.rmtree(cache)
+    up(read_and_fail)
+    assert len(list(cache.glob("*.data"))) == 1

@@ -1,0 +1,257 @@
+"""Kept volumes, with each front end: down and up, what stays, what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from conftest import Need
+from device_support import kill_server, kill_supervisor
+from volume_support import NAME, Place
+
+from btrfs_ublk.capabilities import FUSE, UBLK
+from btrfs_ublk.device import add_device, remove_device, show_device
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.ledger import boot_id
+from btrfs_ublk.process import run
+from btrfs_ublk.resources.read_ahead import get_read_ahead
+from btrfs_ublk.resources.tempdir import loops_below
+from btrfs_ublk.resources.uevents import wait_until
+from btrfs_ublk.server import Description, FrontEndName, PatternSegment
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volumes import (
+    VolumeFile,
+    clone_in_volume,
+    down_volume,
+    kept_volume,
+    list_volumes,
+    remove_volume,
+    show_volume,
+    up_volume,
+)
+
+#: For what has nothing to do with the front end: the VM is slow.
+fuse_only = pytest.mark.parametrize(
+    "front_end",
+    [pytest.param("fuse", marks=[pytest.mark.native, pytest.mark.fuse])],
+)
+
+
+@pytest.fixture
+def place(need: Need, front_end: FrontEndName, sparse_path: Path) -> Iterator[Place]:
+    need(UBLK if front_end == "ublk" else FUSE)
+    found = Place(sparse_path, front_end)
+    yield found
+    found.take_all_down()
+
+
+def test_down_and_up_again(place: Place) -> None:
+    """The same data: what was fetched, written, removed."""
+    definition = place.definition("one", "two")
+    seen = []
+    for turn in range(2):
+        with kept_volume(NAME, definition if turn == 0 else None, base=place.base) as v:
+            assert v.is_up and v.mount == place.target and v.reason is None
+            assert get_read_ahead(place.target) == 64 * KIB
+            seen.append((v.fsid, (place.target / "dir").stat().st_ino))
+            assert place.matches("two")
+            if turn == 0:
+                (place.target / "mine").write_text("written")
+                with (place.target / "dir/two").open("r+b") as file:
+                    file.write(place.content("two").read_bytes()[:1])
+                (place.target / "dir/one").unlink()
+        assert not place.target.exists() and place.state() == "down"
+    with kept_volume(NAME, definition, base=place.base) as found:
+        assert seen[0] == seen[1] == (found.fsid, seen[0][1])
+        assert (place.target / "mine").read_text() == "written"
+        # What its user has removed stays so.
+        assert [file.present for file in found.files] == [False, True]
+        # Nor does it come back, or change, when it is up.
+        assert up_volume(NAME, definition, base=place.base) == found
+    remove_volume(NAME, base=place.base)
+    assert list_volumes(base=place.base) == []
+
+
+@fuse_only
+def test_files_are_added_while_it_is_up(place: Place) -> None:
+    with kept_volume(NAME, place.definition("one"), base=place.base):
+        inode = (place.target / "dir/one").stat().st_ino
+        found = up_volume(NAME, place.definition("one", "two"), base=place.base)
+        assert place.matches("two") and len(found.files) == 2
+        assert (place.target / "dir/one").stat().st_ino == inode
+        other = [VolumeFile.parse(f"dir/two={place.content('one')}")]
+        with pytest.raises(UsageError) as refused:
+            up_volume(
+                NAME, place.definition("one", files=tuple(other)), base=place.base
+            )
+        for path in (place.content("one"), place.content("two")):
+            assert str(path) in refused.value.message
+        (place.target / "mine").touch()
+        with pytest.raises(UsageError, match="not of its definition"):
+            mine = VolumeFile.parse(f"mine={place.content('one')}")
+            up_volume(NAME, place.definition(files=(mine,)), base=place.base)
+        (place.target / "out").symlink_to("/")
+        with pytest.raises(UsageError, match="outside of the volume"):
+            out = VolumeFile.parse(f"out/x={place.content('one')}")
+            up_volume(NAME, place.definition(files=(out,)), base=place.base)
+        # Refused, and all is as it was.
+        assert place.state() == "up" and place.matches("two")
+        offset = found.files[1].offset
+        made = clone_in_volume(
+            NAME, "by-hand", offset=offset, size_bytes=5000, base=place.base
+        )
+        assert made.read_bytes() == place.content("two").read_bytes()[:5000]
+
+
+@fuse_only
+def test_what_could_not_be_cloned_is_free_again(place: Place) -> None:
+    content = place.content("one")
+    too_long = VolumeFile.parse(f"{'n' * 256}={content}")
+    with kept_volume(NAME, place.definition("one"), base=place.base) as before:
+        first = VolumeFile.parse(f"new/two={content}")
+        failing = place.definition("one", files=(first, too_long))
+        with pytest.raises(BtrfsUblkError, match="too long"):
+            up_volume(NAME, failing, base=place.base)
+        assert not (place.target / "new").exists()
+        assert show_volume(NAME, base=place.base).files == before.files
+        # From elsewhere; and a name may be as long as btrfs lets it be.
+        other = VolumeFile.parse(f"new/two={place.content('two')}")
+        long = VolumeFile.parse(f"{'n' * 255}={content}")
+        up_volume(NAME, place.definition(files=(other, long)), base=place.base)
+        made = (place.target / "new/two").read_bytes()
+        assert made == place.content("two").read_bytes()
+        assert (place.target / long.path).read_bytes() == content.read_bytes()
+
+
+def test_down_names_who_uses_it(place: Place) -> None:
+    up_volume(NAME, place.definition("one"), base=place.base)
+    with (place.target / "dir/one").open("rb") as file:
+        with pytest.raises(LeftoverError, match=f"{os.getpid()}"):
+            down_volume(NAME, base=place.base)
+        assert place.state() == "up"
+        assert file.read(77) == place.content("one").read_bytes()[:77]
+    again = place.root / "again"
+    again.mkdir()
+    run(["mount", "--bind", place.target, again], timeout_s=60)
+    with pytest.raises(LeftoverError, match=f"mounted at {again} as well"):
+        down_volume(NAME, base=place.base)
+    assert place.state() == "up" and place.matches("one")
+    run(["umount", again], timeout_s=60)
+    with pytest.raises(LeftoverError, match="is up and was not removed"):
+        remove_volume(NAME, base=place.base)
+    assert down_volume(NAME, base=place.base)
+    assert not down_volume(NAME, base=place.base)
+
+
+def in_a_namespace(propagation: str) -> subprocess.Popen[bytes]:
+    """Somebody who has got copies of all mounts."""
+    user = subprocess.Popen(
+        ["unshare", "-m", "--propagation", propagation, "sh", "-c", "echo; read x"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert user.stdout is not None and user.stdout.readline()
+    return user
+
+
+@fuse_only
+def test_down_names_who_has_it_in_another_namespace(place: Place) -> None:
+    shared = place.root / "shared"
+    shared.mkdir()
+    target = shared / "mnt"
+    run(["mount", "--bind", shared, shared], timeout_s=60)
+    users = []
+    try:
+        run(["mount", "--make-shared", shared], timeout_s=60)
+        up_volume(NAME, place.definition("one", mount=target), base=place.base)
+        users += [in_a_namespace("slave"), in_a_namespace("private")]
+        with pytest.raises(LeftoverError) as refused:
+            down_volume(NAME, base=place.base)
+        assert f"pid {users[1].pid} (sh) at {target}" in refused.value.message
+        # The other one's goes along.
+        assert f"pid {users[0].pid} " not in refused.value.message
+        assert place.state() == "up"
+        users[1].communicate(timeout=60)
+        assert down_volume(NAME, base=place.base) and place.state() == "down"
+        assert users[0].poll() is None
+    finally:
+        for user in users:
+            user.communicate(timeout=60)
+        place.take_all_down()
+        run(["umount", shared], timeout_s=60)
+
+
+def test_its_server_and_supervisor_die(place: Place) -> None:
+    up_volume(NAME, place.definition("one"), base=place.base)
+    kill_server(NAME)
+    assert place.state() == "up" and place.matches("one")
+    kill_supervisor(NAME)
+    broken = show_volume(NAME, base=place.base)
+    assert broken.state == "broken" and "unsupervised" in (broken.reason or "")
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+
+
+@fuse_only
+def test_somebody_else_unmounts_it(place: Place) -> None:
+    up_volume(NAME, place.definition("one"), base=place.base)
+    run(["umount", place.target], timeout_s=60)
+    wait_until(
+        lambda: not loops_below(place.root), timeout_s=60, what="its loop device stays"
+    )
+    assert place.state() == "broken"
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+
+
+@fuse_only
+def test_what_cannot_change(place: Place) -> None:
+    definition = place.definition()
+    with kept_volume(NAME, definition, base=place.base):
+        other = place.definition(mount=place.root / "other")
+        with pytest.raises(UsageError, match="is up at .*mnt, not .*other"):
+            up_volume(NAME, other, base=place.base)
+        with pytest.raises(UsageError, match="a deadline of 30.0, not 3"):
+            up_volume(NAME, place.definition(deadline_s=3), base=place.base)
+        up_volume(NAME, place.definition(read_ahead_bytes=MIB), base=place.base)
+        assert get_read_ahead(place.target) == MIB
+    with pytest.raises(UsageError, match="made with a writable image of 256M, not 1G"):
+        up_volume(NAME, place.definition(writable_bytes=1 << 30), base=place.base)
+    up_volume(NAME, other, base=place.base)
+    assert show_volume(NAME, base=place.base).mount == place.root / "other"
+
+
+@fuse_only
+def test_after_a_loss_of_power(place: Place) -> None:
+    """What is on disk while it is up, and nothing else, comes up again."""
+    definition = place.definition("one", "two")
+    lost = place.root / "lost"
+    with kept_volume(NAME, definition, base=place.base):
+        (place.target / "mine").write_text("written")
+        run(["sync", "--file-system", place.target], timeout_s=60)
+        run(["cp", "-a", "--sparse=always", place.base, lost], timeout_s=60)
+    for path in (lost / NAME / "session.json", *(lost / NAME / "ledgers").iterdir()):
+        path.write_text(path.read_text().replace(boot_id(), str(UUID(int=0))))
+    with kept_volume(NAME, base=lost):
+        assert (place.target / "mine").read_text() == "written"
+        assert place.matches("one") and place.matches("two")
+        up_volume(NAME, place.definition("one", "three"), base=lost)
+        assert place.matches("three")
+    assert show_volume(NAME, base=lost).state == "down"
+
+
+@fuse_only
+def test_a_device_of_its_name_is_left_alone(place: Place) -> None:
+    pattern = Description(MIB, [PatternSegment(offset=0, length=MIB)])
+    add_device(NAME, pattern)
+    try:
+        with pytest.raises(UsageError, match="not of this volume"):
+            up_volume(NAME, place.definition(), base=place.base)
+        assert show_device(NAME).is_well
+        assert list_volumes(base=place.base) == []
+    finally:
+        remove_device(NAME)
