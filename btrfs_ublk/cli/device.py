@@ -138,8 +138,8 @@ def add(
     says what its blocks read as: `btrfs-ublk seed create --description` writes one.
 
     Recovery, for reads in flight when the server dies: reissue gives them to the next
-    one (auto, where the kernel can), queue and swap fail them; new reads wait. fail-io
-    fails these too, until the next server is there. none: the device goes.
+    one (auto, where the kernel can), queue fails them; new reads wait. swap and fail-io
+    fail these too, until the next server is there. none: the device goes.
     """
     device = add_device(
         name,
