@@ -107,6 +107,21 @@ def test_a_part_of_the_virtual_data(
         assert len(shell.stats()["lazy"]) == 1
 
 
+@pytest.mark.parametrize("other", ["./map", "link/map", "hard"])
+def test_a_map_has_one_name(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, other: str
+) -> None:
+    """It would be opened twice: two servers' worth of locks and additions in one."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "hard").hardlink_to(filled.map)
+    parts = [
+        lazy(tmp_path, length=UNIT),
+        lazy(tmp_path, length=UNIT, map=f"{tmp_path}/{other}"),
+    ]
+    said = refusal(sanitized_build, tmp_path, describe(*parts))
+    assert f"'{tmp_path}/{other}' is the same file as '{filled.map}'" in said
+
+
 def test_a_source_that_changes(
     sanitized_build: Path, virtual: VirtualData, tmp_path: Path
 ) -> None:
@@ -196,10 +211,16 @@ def test_deadline(sanitized_build: Path, virtual: VirtualData, tmp_path: Path) -
 def test_refused(
     sanitized_build: Path, tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
-    description = tmp_path / "description"
-    description.write_text(json.dumps(describe(lazy(tmp_path, **keys))))
+    assert message in refusal(
+        sanitized_build, tmp_path, describe(lazy(tmp_path, **keys))
+    )
+
+
+def refusal(build: Path, tmp_path: Path, description: dict[str, Any]) -> str:
+    path = tmp_path / "description"
+    path.write_text(json.dumps(description))
     done = subprocess.run(
-        [sanitized_build / "csrc/tests/engine-shell", description],
+        [build / "csrc/tests/engine-shell", path],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -207,4 +228,4 @@ def test_refused(
         timeout=30,
     )
     assert done.returncode in (1, 2), done.stderr
-    assert message in done.stderr
+    return done.stderr

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/cleanup.h"
 #include "base/message.h"
@@ -36,6 +37,20 @@ static struct space *find(const char *map_path)
 	return space;
 }
 
+/* The space that has this file under another name; NULL: none. */
+static struct space *find_file(const char *map_path)
+{
+	struct space *space = spaces;
+	struct stat wanted, status;
+
+	if (stat(map_path, &wanted))
+		return NULL;
+	while (space && (stat(store_path(space->store), &status) ||
+			 status.st_dev != wanted.st_dev || status.st_ino != wanted.st_ino))
+		space = space->next;
+	return space;
+}
+
 static int join(struct space *space, const char *cache_path, uint64_t start, uint64_t end,
 		struct complaint *complaint)
 {
@@ -52,12 +67,27 @@ static int join(struct space *space, const char *cache_path, uint64_t start, uin
 	return 0;
 }
 
-/* Of a server that takes a device over: it may be mounted already, and hold these. */
+/*
+ * Of a server that takes a device over: it may be mounted already, and hold these.
+ *
+ * NB: of a file that SQLite has open here, closing it would drop the locks (POSIX).
+ */
 static int check_place(const char *path, struct complaint *complaint)
 {
 	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
 	return fd < 0 ? 0 : dependence_check(fd, path, complaint);
+}
+
+static int check_names(const char *map_path, struct complaint *complaint)
+{
+	const struct space *other = find_file(map_path);
+
+	if (!other)
+		return 0;
+	complaint_hint(complaint, "name it in all segments as in the first");
+	return complain(complaint, -EINVAL, "map '%s' is the same file as '%s' of another segment",
+			map_path, other->map_path);
 }
 
 static int open_parts(struct space *space, struct complaint *complaint)
@@ -66,7 +96,9 @@ static int open_parts(struct space *space, struct complaint *complaint)
 	const struct fetcher_options fetcher_options = {};
 	int err;
 
-	err = check_place(space->map_path, complaint);
+	err = check_names(space->map_path, complaint);
+	if (!err)
+		err = check_place(space->map_path, complaint);
 	if (!err && space->cache_path)
 		err = check_place(space->cache_path, complaint);
 	if (err)

@@ -34,7 +34,7 @@ struct space {
 /*
  * The space of a map, opened by its first user, before the sandbox. [start, end) is what this user
  * shows of it. Returns 0 or a negative errno with the complaint filled in; -EINVAL: another user has
- * another cache.
+ * another cache, or another name for the same map.
  */
 int space_open(const char *map_path, const char *cache_path, uint64_t start, uint64_t end,
 	       struct space **space, struct complaint *complaint);

@@ -266,7 +266,11 @@ static int store_source_of(struct request *request, const struct store_addition 
 			*source = request->sources[i].source;
 	}
 	made->known = *source;
-	return 0;
+	return *source ? 0 :
+			 complain(request->complaint, -EUCLEAN,
+				  "the map has source %" PRIu64 ", and this server has not put it "
+				  "there",
+				  made->id);
 }
 
 static int add_one(struct request *request, struct store_addition *addition)
