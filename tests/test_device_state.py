@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from btrfs_ublk.device import control
 from btrfs_ublk.device.front_ends import front_end_of
+from btrfs_ublk.device.lifecycle import from_anywhere
 from btrfs_ublk.device.locks import (
     holder_of,
     is_locked,
@@ -42,6 +43,7 @@ from btrfs_ublk.device.state import (
 from btrfs_ublk.device.watch import wait_for_change
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.process import ProcessIdentity
+from btrfs_ublk.server.description import Description, FileSegment, LazySegment
 from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
 
 SPEC = DeviceSpec(name="one", tag="0123456789abcdef", front_end="fuse", size_bytes=4096)
@@ -357,6 +359,20 @@ def test_auto_may_be_no_recovery(front_end: FrontEnd) -> None:
     device = front_end_of(spec, DeviceState())
     assert not device.outlives_servers({"recovery": "none"})
     assert device.outlives_servers({"recovery": "reissue"})
+
+
+def test_a_description_means_the_same_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor's directory is / ."""
+    monkeypatch.chdir(tmp_path)
+    lazy = LazySegment(offset=8192, length=4096, map="my.map", cache="my.cache")
+    uncached = LazySegment(offset=4096, length=4096, map="/a/map")
+    file = FileSegment(offset=0, length=4096, path="seed")
+    found = from_anywhere(Description(12288, [file, uncached, lazy])).segments
+    here = {"map": f"{tmp_path}/my.map", "cache": f"{tmp_path}/my.cache"}
+    path = f"{tmp_path}/seed"
+    assert found == (replace(file, path=path), uncached, replace(lazy, **here))
 
 
 def test_a_run_directory_by_another_name(

@@ -48,7 +48,12 @@ from btrfs_ublk.helpers import SERVER, check_helper
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.process import run
 from btrfs_ublk.server.control import ControlError, InUseError
-from btrfs_ublk.server.description import Description, FileSegment
+from btrfs_ublk.server.description import (
+    Description,
+    FileSegment,
+    LazySegment,
+    Segment,
+)
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
 
 #: To be ready, or to end in good order. A server of ublk may take as long for each.
@@ -201,16 +206,18 @@ def from_anywhere(description: Description) -> Description:
     """The same for servers that are started in another directory."""
     return Description(
         description.size,
-        [
-            (
-                replace(segment, path=os.path.abspath(segment.path))
-                if isinstance(segment, FileSegment)
-                else segment
-            )
-            for segment in description.segments
-        ],
+        [_segment_from_anywhere(segment) for segment in description.segments],
         description.read_only,
     )
+
+
+def _segment_from_anywhere(segment: Segment) -> Segment:
+    if isinstance(segment, FileSegment):
+        return replace(segment, path=os.path.abspath(segment.path))
+    if isinstance(segment, LazySegment):
+        cache = segment.cache and os.path.abspath(segment.cache)
+        return replace(segment, map=os.path.abspath(segment.map), cache=cache)
+    return segment
 
 
 def _undo(directory: DeviceDirectory) -> None:
