@@ -115,6 +115,26 @@ def test_keeps_its_cap(sanitized_build: Path, tmp_path: Path) -> None:
         assert shell.stats()["bytes"] <= 3 * UNIT
 
 
+def test_counts_what_it_evicts_once(sanitized_build: Path, tmp_path: Path) -> None:
+    """A unit that was put again is several times in the queue of who goes first."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, 16 * UNIT, UNIT)
+        for _ in range(8):
+            shell.ask("put 0 0")
+            shell.ask("sync")
+            assert shell.ask("drop 0 0") == "ok"
+        for unit in range(16):
+            shell.ask("put 0", unit)
+        shell.ask("sync")
+        assert shell.stats()["bytes"] == 16 * UNIT
+        assert shell.ask("shrink", 8 * UNIT) == "ok"
+        left = shell.ask("check 0").count("o")
+        stats = shell.stats()
+        assert stats["bytes"] == left * UNIT <= 8 * UNIT
+        assert stats["evicted_units"] == 16 - left
+        assert stats["evicted_bytes"] == (16 - left) * UNIT
+
+
 def test_counts_other_contents(sanitized_build: Path, tmp_path: Path) -> None:
     """What no server has open counts, and goes, too."""
     with cache_shell(sanitized_build, tmp_path) as shell:

@@ -169,7 +169,7 @@ static int64_t empty(struct cache_object *object)
 			if (object_has(object, unit))
 				units[count++] = unit;
 		}
-		evicted = count ? object_evict(object, units, count, false) : 0;
+		evicted = count ? object_evict(object, units, count, false, NULL) : 0;
 		if (evicted < 0)
 			return evicted;
 		bytes += evicted;

@@ -119,9 +119,10 @@ static int punch(struct cache_object *object, const uint64_t *units, size_t coun
 	return 0;
 }
 
-static int64_t evict_locked(struct cache_object *object, const uint64_t *units, size_t count)
+static int64_t evict_locked(struct cache_object *object, const uint64_t *units, size_t count,
+			    uint64_t *cleared)
 {
-	int64_t bytes = 0, cleared;
+	int64_t bytes = 0, changed;
 	int err;
 
 	for (size_t i = 0; i < count; i++) {
@@ -133,9 +134,10 @@ static int64_t evict_locked(struct cache_object *object, const uint64_t *units, 
 	 * sees the counter change before the data do; after a loss of power, whatever part of the
 	 * bits came to the disk, the data of all that are set are there.
 	 */
-	cleared = object_set_bits(object, units, count, false);
-	if (cleared < 0)
-		return cleared;
+	changed = object_set_bits(object, units, count, false);
+	if (changed < 0)
+		return changed;
+	*cleared += (uint64_t)changed;
 	err = count_evictions(object, units, count);
 	cache_add_bytes(object->cache, -bytes);
 	if (!err && fdatasync(object->bits_fd))
@@ -145,9 +147,10 @@ static int64_t evict_locked(struct cache_object *object, const uint64_t *units, 
 	return err ? err : bytes;
 }
 
-int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t count, bool forced)
+int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t count, bool forced,
+		     uint64_t *cleared)
 {
-	uint64_t there[256];
+	uint64_t there[256], uncounted = 0;
 	int64_t bytes = 0, result = object_lock(object);
 
 	if (result)
@@ -156,10 +159,13 @@ int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t 
 		size_t found = 0;
 
 		for (; i < count && found < sizeof(there) / sizeof(*there); i++) {
+			/* Those who choose victims may come upon one twice; its bytes count once. */
+			if (found && there[found - 1] == units[i])
+				continue;
 			if (forced || object_has(object, units[i]))
 				there[found++] = units[i];
 		}
-		result = found ? evict_locked(object, there, found) : 0;
+		result = found ? evict_locked(object, there, found, cleared ?: &uncounted) : 0;
 		bytes += result > 0 ? result : 0;
 	}
 	object_unlock(object);

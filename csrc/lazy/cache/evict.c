@@ -248,15 +248,16 @@ static int64_t evict_victims(struct cache *cache, struct victims *victims, uint6
 	qsort(victims->list, count, sizeof(*victims->list), compare_places);
 	for (size_t i = 0, same; i < count; i += same) {
 		struct cache_object *object = victims->list[i].object;
+		uint64_t cleared = 0;
 		int64_t result;
 
 		for (same = 0; i + same < count && victims->list[i + same].object == object; same++)
 			victims->units[same] = victims->list[i + same].unit;
-		result = object_evict(object, victims->units, same, false);
+		result = object_evict(object, victims->units, same, false, &cleared);
 		if (result < 0)
 			return evicted ? evicted : result;
 		evicted += result;
-		cache_count(&cache->counters.evicted_units, same);
+		cache_count(&cache->counters.evicted_units, cleared);
 	}
 	cache_count(&cache->counters.evicted_bytes, (uint64_t)evicted);
 	return evicted;

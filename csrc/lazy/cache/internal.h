@@ -216,10 +216,12 @@ static inline uint64_t object_unit_bytes(const struct cache_object *object, uint
 int64_t object_set_bits(struct cache_object *object, const uint64_t *units, size_t count,
 			bool value);
 /*
- * Take units out: their data vanish. `forced`: also the data of those that are not there. Returns
- * the bytes of those that were there, or a negative errno. The object is not locked yet.
+ * Take units out, in ascending order, one of them perhaps more than once: their data vanish. `forced`:
+ * also the data of those that are not there. Returns the bytes of those that were there, whose number
+ * is added to `*cleared` where that is not NULL, or a negative errno. The object is not locked yet.
  */
-int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t count, bool forced);
+int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t count, bool forced,
+		     uint64_t *cleared);
 uint64_t object_count_units(const struct cache_object *object);
 uint64_t object_count_bytes(const struct cache_object *object);
 

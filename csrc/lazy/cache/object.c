@@ -299,7 +299,7 @@ static int write_unit(struct cache_object *object, uint64_t unit, const uint8_t 
 	if (!err)
 		return 0;
 	/* What was written takes room, and nobody would know of it. */
-	object_evict(object, &unit, 1, true);
+	object_evict(object, &unit, 1, true, NULL);
 	return -ENOSPC;
 }
 
@@ -348,7 +348,7 @@ int cache_drop(struct cache_object *object, uint64_t unit)
 
 	if (unit >= object->units)
 		return -EINVAL;
-	dropped = object_evict(object, &unit, 1, true);
+	dropped = object_evict(object, &unit, 1, true, NULL);
 	if (dropped < 0)
 		return (int)dropped;
 	cache_count(&object->cache->counters.dropped_units, 1);

@@ -49,7 +49,7 @@ static int64_t drop_units(struct cache_object *object, uint64_t first, uint64_t 
 			if (object_has(object, first))
 				units[count++] = first;
 		}
-		result = count ? object_evict(object, units, count, false) : 0;
+		result = count ? object_evict(object, units, count, false, NULL) : 0;
 		dropped += (int64_t)count;
 	}
 	return result < 0 ? result : dropped;
