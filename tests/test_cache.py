@@ -368,6 +368,29 @@ def test_many_at_once(sanitized_build: Path, tmp_path: Path) -> None:
             shell.kill()
 
 
+def test_syncs_while_others_put(sanitized_build: Path, tmp_path: Path) -> None:
+    """There is always something that waits for the disk, and most of it came later."""
+    slow = {
+        "LD_PRELOAD": str(sanitized_build / "csrc/tests/fail-writes.so"),
+        "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
+        "SYNC_MS": "50",
+    }
+    with cache_shell(sanitized_build, tmp_path, environment=slow) as shell:
+        shell.open(0, 1 << 30, 4096)
+        shell.open(1, 1 << 30, 4096)
+        shell.send("later stress 3 1")
+        while not shell.stats()["pending_units"]:
+            time.sleep(0.01)
+        last = (1 << 30) // 4096 - 1
+        assert shell.ask("put 1", last) == "ok"
+        assert shell.ask("sync") == "ok"
+        assert shell.stats()["pending_units"]
+        with bits_file(tmp_path, 1).open("rb") as bits:
+            bits.seek(HEADER_BYTES + last // 448 * 64 + 8 + last % 448 // 8)
+            assert bits.read(1)[0] >> last % 448 % 8 & 1
+        assert shell.answer().split()[-1] == "0"
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment(sanitized_build: Path, tmp_path: Path) -> None:
     """Processes that die in the midst leave neither a lock nor a wrong bit."""

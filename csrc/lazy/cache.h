@@ -67,7 +67,7 @@ int cache_put(struct cache_object *object, uint64_t unit, const uint8_t *data, u
 /* A unit that turned out not to be what it should be. */
 int cache_drop(struct cache_object *object, uint64_t unit);
 
-/* Waits until all that was put before is durable. Hands only. */
+/* Waits until all that was put before is durable, whatever is put meanwhile. Hands only. */
 void cache_sync(struct cache *cache);
 
 /* Counters of this process, and the state of the directory. A new reference. */

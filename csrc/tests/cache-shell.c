@@ -13,6 +13,7 @@
  *   reopen DIRECTORY		ok: the cache there, with no source open
  *   stats			JSON
  *   stress SECONDS THREADS	READS HITS CHANGED PUTS WRONG: random operations on all that is open
+ *   later LINE			what LINE answers, when it is done, in a thread of its own; one at a time
  *   kill			nothing: the process is dead
  *
  * Each may answer "error ERRNO".
@@ -35,6 +36,8 @@ enum { SOURCES = 16, THREADS_MAX = 16 };
 static struct cache *cache;
 static struct cache_options options;
 static struct source sources[SOURCES];
+static pthread_t later;
+static bool has_later;
 
 struct worker {
 	pthread_t thread;
@@ -210,6 +213,32 @@ static void print_result(int err)
 		puts("ok");
 }
 
+static bool answer(const char *line);
+
+static void *answer_later(void *line)
+{
+	answer(line);
+	free(line);
+	return NULL;
+}
+
+static void end_later(void)
+{
+	if (has_later)
+		pthread_join(later, NULL);
+	has_later = false;
+}
+
+static void begin_later(const char *line)
+{
+	char *copy = strdup(line);
+
+	end_later();
+	if (!copy || pthread_create(&later, NULL, answer_later, copy))
+		exit(EXIT_FAILED);
+	has_later = true;
+}
+
 static bool answer(const char *line)
 {
 	uint64_t first, last, size;
@@ -232,6 +261,8 @@ static bool answer(const char *line)
 		print_result(cache_shrink(cache, size));
 	} else if (sscanf(line, "stress %u %u", &index, &number) == 2 && number <= THREADS_MAX) {
 		stress(index, number);
+	} else if (!strncmp(line, "later ", 6)) {
+		begin_later(line + 6);
 	} else if (!strcmp(line, "sync\n")) {
 		cache_sync(cache);
 		puts("ok");
@@ -272,6 +303,7 @@ int main(int argc, char **argv)
 			return EXIT_USAGE;
 		}
 	}
+	end_later();
 	cache_close(cache);
 	return EXIT_OK;
 }

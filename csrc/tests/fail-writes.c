@@ -2,7 +2,8 @@
 /*
  * To be preloaded: calls that write to a file at an offset, that change its size or sync it, fail with
  * FAIL_ERRNO from the FAIL_FROM-th of them on (counted from 1), FAIL_COUNT times. FAIL_SHORT=1: a
- * write does half of its work first, as a disk that is nearly full does.
+ * write does half of its work first, as a disk that is nearly full does. SYNC_MS: a sync takes that
+ * much longer.
  */
 /* Both names of each call are wanted, `pwrite` and `pwrite64`: as functions of their own. */
 #undef _FILE_OFFSET_BITS
@@ -73,12 +74,13 @@ WRITE(pwrite64, off64_t)
 CHANGE(ftruncate, off_t)
 CHANGE(ftruncate64, off64_t)
 
-#define SYNC(name)                              \
-	int name(int fd)                        \
-	{                                       \
-		FIND_NEXT(name);                \
-                                                \
-		return fails() ? -1 : next(fd); \
+#define SYNC(name)                                   \
+	int name(int fd)                             \
+	{                                            \
+		FIND_NEXT(name);                     \
+                                                     \
+		usleep(1000 * number_of("SYNC_MS")); \
+		return fails() ? -1 : next(fd);      \
 	}
 
 SYNC(fsync)

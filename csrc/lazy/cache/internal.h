@@ -102,7 +102,8 @@ struct cache {
 	pthread_cond_t drained; /* slots became free */
 	struct pending pending[PENDING_SLOTS];
 	unsigned pending_count;
-	unsigned waiting; /* for `drained` */
+	unsigned waiting;  /* for `drained` */
+	uint64_t finished; /* batches */
 	uint64_t pending_bytes;
 	struct probation probation;
 	struct cache_counters counters; /* atomic */

@@ -191,10 +191,17 @@ uint64_t cache_pending_bytes(struct cache *cache)
 	return bytes;
 }
 
+/*
+ * What was put before may come too late for the batch that is under way, and not for the next one. Not
+ * until nothing waits: where others put all the time, that never comes.
+ */
 void cache_sync(struct cache *cache)
 {
+	uint64_t enough;
+
 	pthread_mutex_lock(&cache->pending_lock);
-	while (cache->pending_count) {
+	enough = cache->finished + 2;
+	while (cache->pending_count && cache->finished < enough) {
 		cache->waiting++;
 		pthread_cond_signal(&cache->wake);
 		pthread_cond_wait(&cache->drained, &cache->pending_lock);
@@ -358,6 +365,7 @@ static void free_slots(struct cache *cache)
 		cache->pending_count--;
 		slot_set(slot, NULL, 0, 0);
 	}
+	cache->finished++;
 	pthread_cond_broadcast(&cache->drained);
 }
 
