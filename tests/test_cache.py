@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -297,21 +298,53 @@ def test_does_not_believe_what_was_cut(
         assert shell.ask("read 0 3 3") == "ok"
 
 
+def make_hole(data: Path, start: int) -> None:
+    """Up to the header behind the content."""
+    whole = data.stat().st_size
+    header = data.read_bytes()[-HEADER_BYTES:]
+    os.truncate(data, start)
+    os.truncate(data, whole)
+    overwrite(data, whole - HEADER_BYTES, header)
+
+
 def test_drops_what_has_become_a_hole(sanitized_build: Path, tmp_path: Path) -> None:
     with cache_shell(sanitized_build, tmp_path) as shell:
         shell.open(0, SIZE, UNIT)
         for unit in (0, 1, 4, 10):
             assert shell.ask("put 0", unit) == "ok"
-    data = data_file(tmp_path)
-    whole = data.stat().st_size
-    header = data.read_bytes()[-HEADER_BYTES:]
-    os.truncate(data, 4 * UNIT + 4096)
-    os.truncate(data, whole)
-    overwrite(data, whole - HEADER_BYTES, header)
+    make_hole(data_file(tmp_path), 4 * UNIT + 4096)
     with cache_shell(sanitized_build, tmp_path) as shell:
         assert shell.open(0, SIZE, UNIT) == "ok"
         assert shell.ask("check 0") == "oo" + "m" * 9
         assert shell.stats()["bytes"] == 2 * UNIT
+
+
+def test_answers_while_a_content_is_opened(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """A supervisor kills a server that says nothing, and holes take minutes to find."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        assert shell.ask("put 0 0") == "ok"
+    make_hole(data_file(tmp_path), 0)
+    with (
+        cache_shell(sanitized_build, tmp_path) as shell,
+        bits_file(tmp_path).open("rb") as bits,
+    ):
+        fcntl.flock(bits, fcntl.LOCK_EX)
+        shell.send("later open 0", key_of(0), SIZE, UNIT)
+        while not wants_lock(shell.process.pid):
+            time.sleep(0.01)
+        assert shell.stats()["open_contents"] == 0
+        fcntl.flock(bits, fcntl.LOCK_UN)
+        assert shell.answer() == "ok"
+        assert shell.stats()["open_contents"] == 1
+
+
+def wants_lock(pid: int) -> bool:
+    """Whether it waits for a lock of a file."""
+    locks = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f" {pid} " in line for line in locks)
 
 
 def test_leaves_what_is_newer(sanitized_build: Path, tmp_path: Path) -> None:

@@ -194,9 +194,8 @@ json_t *cache_stats_json(struct cache *cache)
 	pthread_mutex_lock(&cache->pending_lock);
 	pending = cache->pending_count;
 	pthread_mutex_unlock(&cache->pending_lock);
-	pthread_mutex_lock(&cache->objects_lock);
-	objects = cache->object_count;
-	pthread_mutex_unlock(&cache->objects_lock);
+	/* NB: without objects_lock, which is held while a content is looked through: for minutes. */
+	objects = __atomic_load_n(&cache->object_count, __ATOMIC_RELAXED);
 	if (!fstatvfs(cache->dir_fd, &system))
 		free_bytes = (uint64_t)system.f_bavail * system.f_frsize;
 	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "

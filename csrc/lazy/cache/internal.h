@@ -92,7 +92,7 @@ struct cache {
 
 	pthread_mutex_t objects_lock;
 	struct cache_object *objects;
-	unsigned object_count;
+	unsigned object_count;		/* atomic: who asks for statistics waits for no disk */
 	bool has_own_limits, in_memory; /* as they were at the start */
 	bool stop, running;
 	uint64_t mapped_bytes;

@@ -189,7 +189,7 @@ static int open_source(struct cache *cache, const struct source *source,
 	(*object)->listed = true;
 	(*object)->next = cache->objects;
 	cache->objects = *object;
-	cache->object_count++;
+	__atomic_store_n(&cache->object_count, cache->object_count + 1, __ATOMIC_RELAXED);
 	return 0;
 }
 
