@@ -202,6 +202,21 @@ def test_scan_leaves_what_is_used(sanitized_build: Path, tmp_path: Path) -> None
         assert hot_units_left(shell, hot) >= hot * 0.8
 
 
+def test_asking_is_no_use(sanitized_build: Path, tmp_path: Path) -> None:
+    """So a scan takes what somebody has only asked for, as often as that was."""
+    cap = 128
+    with cache_shell(sanitized_build, tmp_path, max_bytes=cap * 4096) as shell:
+        shell.open(0, 2000 * 4096, 4096)
+        for unit in range(64):
+            assert shell.ask("put 0", unit) == "ok"
+        for _ in range(3):
+            assert shell.ask("has 0 0 63") == "ok"
+            time.sleep(1.2)
+        for unit in range(64, 64 + 4 * cap):
+            assert shell.ask("put 0", unit) == "ok"
+        assert hot_units_left(shell, 64) <= 8
+
+
 @pytest.mark.parametrize("wrong", ["link", "file", "mode", "parent"])
 def test_refuses_directories(sanitized_build: Path, tmp_path: Path, wrong: str) -> None:
     directory = tmp_path / "cache"

@@ -48,9 +48,11 @@ struct cache_look {
 	uint64_t evictions;
 };
 
-/* Whether all of [first, last] can be read now. Any thread, without waiting. */
+/* Whether all of [first, last] can be read now. Any thread, without waiting. A use of the units. */
 bool cache_look(const struct cache_object *object, uint64_t first, uint64_t last,
 		struct cache_look *look);
+/* The same for who only asks: that is no use of them, which would keep them from eviction. */
+bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last);
 /* Where to read them: at the same offsets as in the source. */
 int cache_fd(const struct cache_object *object);
 /* The file is on tmpfs or ramfs, which system calls read best (docs/features.md). */

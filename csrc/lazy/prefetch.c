@@ -53,9 +53,8 @@ static void drop_queued(struct fetcher *fetcher, uint64_t id)
 static bool is_cached(const struct source *source, uint64_t unit)
 {
 	const struct cache_object *object = cache_object_of(source);
-	struct cache_look look;
 
-	return object && cache_look(object, unit, unit, &look);
+	return object && cache_has(object, unit, unit);
 }
 
 static uint64_t cost_ns(const struct prefetch_run *run, uint32_t bytes)

@@ -82,7 +82,6 @@ static void looked_up(struct hand_job *job)
 bool unit_look_up(struct unit *unit)
 {
 	struct cache *cache = unit->fetcher->cache;
-	struct cache_look look;
 	const struct cache_object *object;
 
 	if (!cache)
@@ -90,7 +89,7 @@ bool unit_look_up(struct unit *unit)
 	object = cache_object_of(unit->source);
 	if (!object && clock_now_ns() < unit->source->cache_retry_ns)
 		return false;
-	if (object && !cache_look(object, unit->number, unit->number, &look))
+	if (object && !cache_has(object, unit->number, unit->number))
 		return false;
 	unit->check = (struct unit_check){};
 	unit_set_state(unit, UNIT_LOOKING);

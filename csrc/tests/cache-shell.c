@@ -6,6 +6,7 @@
  *   open INDEX KEY SIZE UNIT	ok
  *   put INDEX UNIT		ok
  *   read INDEX FIRST LAST	miss | changed | ok | wrong
+ *   has INDEX FIRST LAST	miss | ok
  *   check INDEX			a letter for each unit: o(k), m(iss), c(hanged), w(rong)
  *   drop INDEX UNIT		ok
  *   shrink BYTES		ok
@@ -108,6 +109,13 @@ static const char *read_units(const struct source *source, uint64_t first, uint6
 		answer = "wrong";
 	free(data);
 	return answer;
+}
+
+static bool has_units(const struct source *source, uint64_t first, uint64_t last)
+{
+	const struct cache_object *object = cache_object_of(source);
+
+	return object && cache_has(object, first, last);
 }
 
 static uint64_t next(struct worker *worker)
@@ -255,6 +263,8 @@ static bool answer(const char *line)
 		print_result(put(&sources[index % SOURCES], first));
 	} else if (sscanf(line, "read %u %" SCNu64 " %" SCNu64, &index, &first, &last) == 3) {
 		puts(read_units(&sources[index % SOURCES], first, last));
+	} else if (sscanf(line, "has %u %" SCNu64 " %" SCNu64, &index, &first, &last) == 3) {
+		puts(has_units(&sources[index % SOURCES], first, last) ? "ok" : "miss");
 	} else if (sscanf(line, "drop %u %" SCNu64, &index, &first) == 2) {
 		print_result(cache_drop(cache_object_of(&sources[index % SOURCES]), first));
 	} else if (sscanf(line, "shrink %" SCNu64, &size) == 1) {

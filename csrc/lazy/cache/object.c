@@ -232,8 +232,8 @@ static uint64_t evictions_of(const struct cache_object *object, uint64_t first, 
 	return sum;
 }
 
-bool cache_look(const struct cache_object *object, uint64_t first, uint64_t last,
-		struct cache_look *look)
+static bool look_at(const struct cache_object *object, uint64_t first, uint64_t last,
+		    struct cache_look *look)
 {
 	if (first > last || last >= object->units || object_is_damaged(object))
 		return false;
@@ -247,9 +247,24 @@ bool cache_look(const struct cache_object *object, uint64_t first, uint64_t last
 		if (!object_has(object, unit) && !pending_has(object, unit, evictions))
 			return false;
 	}
+	return true;
+}
+
+bool cache_look(const struct cache_object *object, uint64_t first, uint64_t last,
+		struct cache_look *look)
+{
+	if (!look_at(object, first, last, look))
+		return false;
 	for (uint64_t unit = first; unit <= last; unit++)
 		heat_note(object->cache, unit_hash(object, unit));
 	return true;
+}
+
+bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last)
+{
+	struct cache_look look;
+
+	return look_at(object, first, last, &look);
 }
 
 int cache_fd(const struct cache_object *object)

@@ -110,11 +110,10 @@ static void wait_for_all(struct drain *drain)
 static bool is_cached(const struct drain *drain, struct source *source, uint64_t unit)
 {
 	struct cache_object *object = cache_object_of(source);
-	struct cache_look look;
 
 	if (!object && cache_object_open(drain->request->space->cache, source, &object))
 		return false;
-	return cache_look(object, unit, unit, &look);
+	return cache_has(object, unit, unit);
 }
 
 static int drain_unit(struct drain *drain, struct source *source, uint64_t unit, uint64_t offset)

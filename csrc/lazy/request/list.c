@@ -46,10 +46,9 @@ static uint64_t count_cached(const struct map_request *request, const struct sou
 {
 	const struct cache_object *object = request->space->cache ? cache_object_of(source) : NULL;
 	uint64_t count = 0, units = object ? source_units(source) : 0;
-	struct cache_look look;
 
 	for (uint64_t unit = 0; unit < units && !control_call_is_over(request->call); unit++)
-		count += cache_look(object, unit, unit, &look);
+		count += cache_has(object, unit, unit);
 	return count;
 }
 

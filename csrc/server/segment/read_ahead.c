@@ -35,10 +35,9 @@ static struct read_ahead_stream *find_stream(struct read_ahead *state, const str
 static bool is_all_cached(const struct source *source, uint64_t start, uint64_t end)
 {
 	const struct cache_object *object = cache_object_of(source);
-	struct cache_look look;
 
-	return object && cache_look(object, start / source->unit_bytes,
-				    (end - 1) / source->unit_bytes, &look);
+	return object &&
+	       cache_has(object, start / source->unit_bytes, (end - 1) / source->unit_bytes);
 }
 
 static void ask(struct read_ahead_stream *stream, struct fetcher *fetcher,
