@@ -21,6 +21,8 @@
 enum {
 	HANDS_MIN = 2,
 	HANDS_MAX = 8,
+	HANDS_SPARE =
+		1, /* besides, when all others wait for pins: a large addition holds the map */
 	/* One host may have two thirds of both (attempt.c): 64 units of the default size. */
 	TRANSFERS_DEFAULT = 96,
 	BUFFER_DEFAULT_BYTES = 24 << 20,
@@ -214,12 +216,14 @@ static int start_threads(struct fetcher *fetcher)
 
 	fetcher->hands.worked = own_worked;
 	fetcher->hands.name = "hand";
+	fetcher->hands.most_of_place = fetcher->options.hands;
+	fetcher->hands.spare = HANDS_SPARE;
 	fetcher->mirror_hands.worked = mirror_worked;
 	fetcher->mirror_hands.name = "mirror-hand";
 	fetcher->mirror_hands.most_of_place = MIRROR_HANDS_OF_PLACE;
 	fetcher->mirror_hands.spare = MIRROR_HANDS_SPARE;
 	if (!err)
-		err = hands_start(&fetcher->hands, fetcher->options.hands);
+		err = hands_start(&fetcher->hands, fetcher->options.hands + HANDS_SPARE);
 	if (!err)
 		err = hands_start(&fetcher->mirror_hands, MIRROR_HANDS);
 	if (!err)

@@ -17,6 +17,7 @@
 
 enum {
 	CACHE_RETRY_S = 10,
+	MAP_PLACE = 1, /* of jobs that may pin, and wait for whoever writes to the map */
 	/*
 	 * SHA-256 of that takes no longer than to wake a hand up and to be woken up by it. A unit that
 	 * is alone may be larger: there is nothing else that the fetcher's thread could do meanwhile.
@@ -30,11 +31,12 @@ static struct unit *unit_of(struct hand_job *job)
 	return container_of(job, struct unit, job);
 }
 
-static void have_done(struct unit *unit, void (*work)(struct hand_job *job),
+static void have_done(struct unit *unit, uint64_t place, void (*work)(struct hand_job *job),
 		      void (*done)(struct hand_job *job))
 {
 	unit->job.work = work;
 	unit->job.done = done;
+	unit->job.place = place;
 	fetcher_own_hand(unit->fetcher, &unit->job);
 }
 
@@ -93,7 +95,7 @@ bool unit_look_up(struct unit *unit)
 		return false;
 	unit->check = (struct unit_check){};
 	unit_set_state(unit, UNIT_LOOKING);
-	have_done(unit, look_up, looked_up);
+	have_done(unit, 0, look_up, looked_up);
 	return true;
 }
 
@@ -204,11 +206,14 @@ void unit_expect(const struct unit *unit)
 
 void unit_verify(struct unit *unit)
 {
+	bool may_pin;
+
 	unit->check = (struct unit_check){};
 	unit_set_state(unit, UNIT_CHECKING);
 	if (verify_at_once(unit))
 		return;
-	have_done(unit, verify, verified);
+	may_pin = !unit->source->has_digests || unit->fetch.identity;
+	have_done(unit, may_pin ? MAP_PLACE : 0, verify, verified);
 }
 
 static void store(struct hand_job *job)
@@ -240,6 +245,6 @@ bool unit_store(struct unit *unit)
 	if (!unit->fetcher->cache || !cache_object_of(unit->source))
 		return false;
 	unit->check = (struct unit_check){};
-	have_done(unit, store, stored);
+	have_done(unit, 0, store, stored);
 	return true;
 }
