@@ -124,23 +124,46 @@ int store_identity(struct store *store, const struct source *source, unsigned mi
 	return found;
 }
 
-/* Of pins by source: how many units are known. A negative errno, or their number. */
-int64_t store_pin_count(struct store *store, const struct source *source)
+static bool has_moved(struct store *store)
 {
-	_cleanup_sql_ sqlite3_stmt *count = NULL;
-	int64_t found;
+	int moved = 0;
 
 	pthread_mutex_lock(&store->read_lock);
-	found = sql_prepare(store->reader, "SELECT count(*) FROM pins WHERE source = ?1", &count);
-	if (!found) {
-		sqlite3_bind_int64(count, 1, (sqlite3_int64)source->id);
-		found = sql_step(count);
-		if (found == 1)
-			found = sqlite3_column_int64(count, 0);
-		sqlite3_finalize(count);
-		count = NULL;
-	}
+	sqlite3_file_control(store->reader, NULL, SQLITE_FCNTL_HAS_MOVED, &moved);
 	pthread_mutex_unlock(&store->read_lock);
+	return moved;
+}
+
+/* Of pins by source: how many units are known. A negative errno, or their number. */
+static int64_t count_pins(sqlite3 *db, const struct source *source)
+{
+	_cleanup_sql_ sqlite3_stmt *count = NULL;
+	int64_t found = sql_prepare(db, "SELECT count(*) FROM pins WHERE source = ?1", &count);
+
+	if (found)
+		return found;
+	sqlite3_bind_int64(count, 1, (sqlite3_int64)source->id);
+	found = sql_step(count);
+	return found == 1 ? sqlite3_column_int64(count, 0) : found;
+}
+
+/* With a connection of its own: of millions it takes a while, and reads wait for the others. */
+int64_t store_pin_count(struct store *store, const struct source *source)
+{
+	struct complaint complaint = {};
+	sqlite3 *db = NULL;
+	int64_t found;
+
+	if (has_moved(store)) {
+		pthread_mutex_lock(&store->read_lock);
+		found = count_pins(store->reader, source);
+		pthread_mutex_unlock(&store->read_lock);
+		return found;
+	}
+	found = store_file_connect(store, &db, &complaint);
+	if (!found)
+		found = count_pins(db, source);
+	sqlite3_close(db);
 	return found;
 }
 
@@ -165,12 +188,9 @@ static int check_with(sqlite3 *db, const char *path, struct complaint *complaint
 int store_check(struct store *store, struct complaint *complaint)
 {
 	sqlite3 *db = NULL;
-	int moved = 0, err;
+	int err;
 
-	pthread_mutex_lock(&store->read_lock);
-	sqlite3_file_control(store->reader, NULL, SQLITE_FCNTL_HAS_MOVED, &moved);
-	pthread_mutex_unlock(&store->read_lock);
-	if (moved)
+	if (has_moved(store))
 		return complain(complaint, -ESTALE,
 				"map '%s' was moved or removed while the server has it",
 				store->path);
