@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted_server import response, scripted_server
 from store_shell import StoreShell, root_of, units_of
 
 BLOCK = 4096
@@ -332,6 +333,23 @@ def test_a_file_of_half_digests(shell: StoreShell, tmp_path: Path) -> None:
     reply = shell.add([[0, 4096, 0, 0]], source)
     assert reply["error"] == "EINVAL"
     assert "127 bytes, no multiple of the 32" in reply["text"]
+
+
+def test_digests_that_vanish_meanwhile(shell: StoreShell, tmp_path: Path) -> None:
+    """Between two looks at them, the next source's size is asked for."""
+    digests = tmp_path / "digests"
+    digests.write_bytes(bytes(4 * 32))
+    source = {"kind": "file", "path": "/nowhere", "size": 16000, "unit": 4096}
+    source["digests"] = {"path": str(digests)}
+
+    def answer(_: str) -> bytes:
+        os.truncate(digests, 32)
+        return response("206 Partial Content\nContent-Range: bytes 0-0/4096", b"x")
+
+    with scripted_server(answer) as server:
+        other = {"kind": "http", "url": server.url()}
+        reply = shell.add([[0, 4096, 0, 0]], source, other)
+    assert reply["text"].startswith(f"cannot read digests {digests}: "), reply
 
 
 @pytest.mark.parametrize(

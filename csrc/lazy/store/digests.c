@@ -225,10 +225,11 @@ int digest_list_store(const struct digest_list *list, const struct source *sourc
 	storing.insert = insert;
 	if (!err)
 		err = for_pages(list, source, store_page, &storing, root);
+	if (err && sql_errno(store->writer))
+		return sql_complain(store->writer, "write digests to", complaint);
 	if (err)
-		return sql_complain(store->writer, "write digests to", complaint) ?:
-			       complain(complaint, err, "cannot read digests %s: %s",
-					list->path ?: "", strerror(-err));
+		return complain(complaint, err, "cannot read digests %s: %s", list->path ?: "",
+				strerror(-err));
 	if (memcmp(root, list->root, sizeof(root)) != 0)
 		return complain(complaint, -EINVAL, "the digests in '%s' have just changed",
 				list->path ?: "");
