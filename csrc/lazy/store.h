@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The map file: sources, mappings, digests and pins of one address space, durable (SQLite). Opened
- * exclusively: one server at a time. All calls may wait for the disk, so none is made on a worker's
- * or the fetcher's thread; each is safe on any other thread (a mutex).
+ * exclusively: one server at a time. All calls but store_digest_at_hand() and store_path() may wait for
+ * the disk, or for a call that does, so none of them is made on a worker's or the fetcher's thread; each
+ * is safe on any other thread (mutexes).
  */
 #ifndef LAZY_STORE_H
 #define LAZY_STORE_H

@@ -2,11 +2,12 @@
 /*
  * map-add: `"sources"`, a list of descriptions, and `"mappings"`, a list of [OFFSET or null, LENGTH,
  * SOURCE, SOURCE_OFFSET], SOURCE being an index of "sources"; `"room"`: {"start", "end", "alignment"} for
- * offsets that are to be found. Answered by `"added"`: a list of [OFFSET, EXISTED].
+ * offsets that are to be found. Answered by `"added"`: a list of [OFFSET, EXISTED, LENGTH].
  *
  * Many of them come in a file, whose descriptor comes with the request, which has `"in_file": true`
  * then: one JSON value per line, a list for a mapping, and an object for a source. It is answered in
- * the file: 8 bytes for each mapping, its offset, plus 1 where it existed, little-endian.
+ * the file: 16 bytes for each mapping, its offset, plus 1 where it existed, and its length,
+ * little-endian.
  */
 #include <endian.h>
 #include <errno.h>
