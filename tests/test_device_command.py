@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Need
@@ -30,6 +32,7 @@ from btrfs_ublk.device import (
     DeviceOptions,
     add_device,
     collect_devices,
+    lifecycle,
     list_devices,
     recover_device,
     remove_device,
@@ -97,6 +100,26 @@ def test_a_name_is_taken_once(options: DeviceOptions) -> None:
             with pytest.raises(UsageError, match="there is a device 'one' already"):
                 add_device("one", DESCRIPTION, DeviceOptions(front_end=other))
         assert show_device("one").is_well
+
+
+@pytest.mark.parametrize("step", ["wait_until_serving", "look_at"])
+def test_a_block_that_is_interrupted_before_it_begins(
+    options: DeviceOptions, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """At once, and without a device that nobody removes."""
+    went_on = []
+    real = getattr(lifecycle, step)
+
+    def interrupted(*arguments: Any, **keys: Any) -> object:
+        signal.raise_signal(signal.SIGINT)
+        went_on.append(step)
+        return real(*arguments, **keys)
+
+    monkeypatch.setattr(lifecycle, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        with supervised_device(DESCRIPTION, options, name="one"):
+            went_on.append("the block")
+    assert went_on == [] and list_devices() == []
 
 
 def test_two_that_want_one_name_at_once(

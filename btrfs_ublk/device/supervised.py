@@ -30,10 +30,10 @@ def supervised_device(
     BlockServer, it stays when this process is killed: see ``btrfs-ublk device list``.
     """
     name = name or f"anonymous-{secrets.token_hex(4)}"
-    with deferred():
-        device = add_device(name, description, options)
+    is_there: list[bool] = []
     try:
-        yield device
+        yield add_device(name, description, options, made=lambda: is_there.append(True))
     finally:
-        with deferred():
-            remove_device(name)
+        if is_there:
+            with deferred():
+                remove_device(name)
