@@ -191,6 +191,15 @@ def test_wrong_settings_end_the_run(
     assert text in str(result.stderr)
 
 
+def test_empty_settings_are_not_given(pytester: pytest.Pytester) -> None:
+    """As pytest before 8 says it of all that are not."""
+    names = "front_end", "images", "timeout"
+    settings = "".join(f"btrfs_ublk_{name} =\n" for name in names)
+    pytester.makeini(f"[pytest]\n{settings}")
+    pytester.makepyfile("def test_it(): pass")
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)
+
+
 @pytest.mark.parametrize(
     "test, text",
     [

@@ -105,9 +105,11 @@ def _ini(name: str) -> str:
 
 
 def _chosen(config: pytest.Config, name: str, default: Any) -> Any:
-    """The option, else the ini setting, else the default."""
+    """The option, else the ini setting, else the default. NB: of a setting that is not
+    given, pytest before 8 says "", whatever its default.
+    """
     for value in (config.getoption(_option(name)), config.getini(_ini(name))):
-        if value is not None:
+        if value is not None and value != "":
             return value
     return default
 
