@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from btrfs_ublk.device import control
+from btrfs_ublk.device import control, supervision
 from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.lifecycle import from_anywhere
 from btrfs_ublk.device.locks import (
@@ -28,6 +29,7 @@ from btrfs_ublk.device.locks import (
     registry_locked,
 )
 from btrfs_ublk.device.logbook import Logbook
+from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import (
     RUN_VARIABLE,
     DeviceDirectory,
@@ -41,7 +43,7 @@ from btrfs_ublk.device.state import (
     devices_directory,
 )
 from btrfs_ublk.device.watch import wait_for_change
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.server.description import Description, FileSegment, LazySegment
 from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
@@ -254,6 +256,45 @@ def later(one: DeviceDirectory) -> Iterator[None]:
     with subprocess.Popen([sys.executable, "-c", script, str(one.path)]) as child:
         yield
         assert child.wait() == 0
+
+
+@pytest.fixture
+def supervised(one: DeviceDirectory) -> Iterator[DeviceDirectory]:
+    """By a process that is not to be ended: this one."""
+    one.write_state(DeviceState(supervisor=ProcessIdentity.of_self()))
+    with lock_file(one.lock) or pytest.fail("locked"):
+        yield one
+
+
+def test_a_supervisor_that_hangs_in_the_kernel(
+    supervised: DeviceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(RunningServer):
+        def signal(self, signum: signal.Signals) -> None:
+            assert signum in (signal.SIGTERM, signal.SIGKILL)
+
+        def wait(self, timeout_s: float) -> bool:
+            return False
+
+    monkeypatch.setattr(supervision, "RunningServer", Hanging)
+    with pytest.raises(LeftoverError, match="hangs in the kernel, even killed"):
+        supervision.detach_supervisor(supervised, timeout_s=60)
+
+
+def test_one_supervisor_after_the_other(
+    supervised: DeviceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd may start them again and again: in time, that is told."""
+    ended: list[ProcessIdentity] = []
+
+    def end(supervisor: ProcessIdentity) -> None:
+        ended.append(supervisor)
+        assert len(ended) < 20, "there is no deadline"
+
+    monkeypatch.setattr(supervision, "end_supervisor", end)
+    with pytest.raises(BtrfsUblkError, match="another command works on device one"):
+        supervision.detach_supervisor(supervised, timeout_s=0.3)
+    assert ended
 
 
 def test_a_change_is_seen(one: DeviceDirectory, later: None) -> None:

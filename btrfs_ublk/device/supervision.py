@@ -19,6 +19,7 @@ from btrfs_ublk.errors import (
     BtrfsUblkError,
     CapabilityError,
     CommandError,
+    LeftoverError,
     UsageError,
 )
 from btrfs_ublk.interrupts import deferred
@@ -107,34 +108,41 @@ def take_lock(directory: DeviceDirectory, *, timeout_s: float = _LOOK_S) -> Lock
 def detach_supervisor(directory: DeviceDirectory, *, timeout_s: float) -> Lock:
     """The device's lock, taken from its supervisor, whose server serves on.
 
-    Raises BtrfsUblkError when another command has it for ``timeout_s`` seconds.
+    Raises BtrfsUblkError when another command, or one supervisor after the other, has
+    it for ``timeout_s`` seconds; LeftoverError for a supervisor that does not end.
     """
     deadline_s = time.monotonic() + timeout_s
+    is_late = False
     while True:
         lock = take_lock(directory)
         if lock is not None:
             return lock
         directory.check()  # it may be gone
-        state = directory.state()
-        if is_alive(state.supervisor):
-            assert state.supervisor is not None
-            end_supervisor(state.supervisor)
-        elif time.monotonic() > deadline_s:
+        if is_late:
             raise BtrfsUblkError(
                 f"another command works on device {directory.name}",
                 hint=f"wait for it, or see: fuser {directory.lock}",
             )
+        supervisor = directory.state().supervisor
+        if supervisor is not None and supervisor.is_alive():
+            end_supervisor(supervisor)
+        # What has ended by now is looked at once more.
+        is_late = time.monotonic() > deadline_s
 
 
 def end_supervisor(supervisor: ProcessIdentity) -> None:
-    """Ask, wait, kill: its server serves on in any case."""
+    """Ask, wait, kill: its server serves on in any case. Raises LeftoverError."""
     with suppress(ProcessLookupError):
         process = RunningServer(supervisor)
         try:
             process.signal(signal.SIGTERM)
             if not process.wait(_DETACH_TIMEOUT_S):
                 log.warning("supervisor %d does not end: killed", supervisor.pid)
-                process.kill()
+                if not process.kill():
+                    raise LeftoverError(
+                        f"supervisor {supervisor.pid} hangs in the kernel, even killed",
+                        hint="see the kernel log: dmesg",
+                    )
         finally:
             process.close()
 
