@@ -48,8 +48,7 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
             status = command(standalone_mode=False, prog_name=name)
     except BtrfsUblkError as error:
         click.echo(f"{name}: error: {error}", err=True)
-        for note in getattr(error, "__notes__", ()):
-            click.echo(f"  note: {note}", err=True)
+        _tell_notes(error)
         status = error.exit_status
     except click.ClickException as error:
         error.show()
@@ -61,7 +60,14 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
         status = 130
         if isinstance(signalled, KeyboardInterrupt):
             status = exit_status_of(signalled)
+            _tell_notes(signalled)
     sys.exit(status)
+
+
+def _tell_notes(error: BaseException) -> None:
+    """What is left, say, as it could not be cleaned up."""
+    for note in getattr(error, "__notes__", ()):
+        click.echo(f"  note: {note}", err=True)
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:

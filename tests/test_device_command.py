@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,7 +41,7 @@ from btrfs_ublk.device import (
 )
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.device.state import device_directory, devices_directory
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.server import Description, FileSegment, FrontEndName
 from btrfs_ublk.units import MIB
 
@@ -190,6 +190,25 @@ def test_what_the_server_refuses(options: DeviceOptions, sparse_path: Path) -> N
     with pytest.raises(BtrfsUblkError, match="cannot open file '.*missing'"):
         add_device("one", Description(MIB, [segment]), options)
     assert list_devices() == [] and os.listdir(devices_directory()) == [".lock"]
+
+
+def test_what_fails_twice(
+    options: DeviceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first error is told, with the second one as a note."""
+
+    def fail(error: str) -> Callable[..., None]:
+        def failing(*_: object, **__: object) -> None:
+            raise LeftoverError(error)
+
+        return failing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "wait_until_serving", fail("the first"))
+        patch.setattr(lifecycle, "remove_device", fail("the second"))
+        with pytest.raises(LeftoverError, match="the first") as caught:
+            add_device("one", DESCRIPTION, options)
+    assert caught.value.__notes__ == ["while cleaning up after this: the second"]
 
 
 def test_paths_count_from_where_the_command_was_given(

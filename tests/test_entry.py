@@ -94,7 +94,11 @@ def test_the_status_tells_which_signal_it_was(
 ) -> None:
     @click.command()
     def interrupted() -> None:
-        os.kill(os.getpid(), signum)
+        try:
+            os.kill(os.getpid(), signum)
+        except KeyboardInterrupt as error:
+            error.add_note("something is left")
+            raise
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in signals}
@@ -106,4 +110,5 @@ def test_the_status_tells_which_signal_it_was(
         for number, handler in before.items():
             signal.signal(number, handler)
     assert caught.value.code == 128 + signum
-    assert "it: interrupted" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.endswith("it: interrupted\n  note: something is left\n")

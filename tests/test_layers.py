@@ -12,7 +12,7 @@ PACKAGE = Path(btrfs_ublk.__file__).parent
 #: From the bottom up; a module may import from its own layer and those below.
 LAYERS = [
     {"errors", "units", "log", "readers", "directories", "records"},
-    {"interrupts", "libraries", "process", "ledger", "abandoned"},
+    {"interrupts", "libraries", "process", "ledger", "abandoned", "undo"},
     {"capabilities", "helpers", "entry", "progress", "versions"},
     {"resources"},
     {"physmap", "cache", "lazy"},

@@ -55,6 +55,7 @@ from btrfs_ublk.server.description import (
     Segment,
 )
 from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
+from btrfs_ublk.undo import undoing
 
 #: To be ready, or to end in good order. A server of ublk may take as long for each.
 DEFAULT_TIMEOUT_S = 120.0
@@ -102,13 +103,13 @@ def add_device(
     a command that is interrupted later must not say that it has made nothing.
 
     Raises UsageError when there is a device of that name, or for what a server refuses;
-    CapabilityError; BtrfsUblkError. Nothing is left then.
+    CapabilityError; BtrfsUblkError. Nothing is left then, or a note says what.
     """
     spec = _spec(name, description, options)
     with ExitStack() as on_failure:
         with deferred():
             directory, lock = _make(spec, description)
-            on_failure.callback(_undo, directory)
+            on_failure.push(undoing(lambda: _undo(directory)))
             with lock:
                 supervisor = start_supervisor(directory, lock, spec.python)
         wait_until_serving(directory, supervisor, timeout_s=timeout_s)

@@ -20,6 +20,7 @@ from btrfs_ublk.resources.loop import loop_device
 from btrfs_ublk.resources.mount import mounted
 from btrfs_ublk.resources.read_ahead import set_read_ahead
 from btrfs_ublk.sprout import sprout
+from btrfs_ublk.undo import undoing
 from btrfs_ublk.units import exact_size
 from btrfs_ublk.volume import assert_mapping
 from btrfs_ublk.volumes.cache import limit_cache, prepare_cache, undoing_cache
@@ -74,14 +75,14 @@ def up_volume(
             lock, is_new = open_or_make(volume, definition)
             held.enter_context(lock)
             if is_new:
-                on_failure.push(_undoing(lambda: _unmake(volume)))
+                on_failure.push(undoing(lambda: _unmake(volume)))
         if _check(volume, definition):
             limit_cache(volume, definition)
             set_read_ahead(volume.target_of(definition), definition.read_ahead_bytes)
         else:
             take_down(volume)  # what a killed command left
-            on_failure.push(_undoing(undoing_cache(volume, definition)))
-            on_failure.push(_undoing(lambda: take_down(volume)))
+            on_failure.push(undoing(undoing_cache(volume, definition)))
+            on_failure.push(undoing(lambda: take_down(volume)))
             _bring_up(volume, definition)
         add_files(volume, volume.target_of(definition), definition.files)
         volume.write_definition(definition)
@@ -98,25 +99,6 @@ def _unmake(volume: VolumeDirectory) -> None:
     """
     take_down(volume)
     discard(volume)
-
-
-def _undoing(
-    undo: Callable[[], object],
-) -> Callable[[object, BaseException | None, object], None]:
-    """To be pushed on an ExitStack: on the way of an error, which must not be hidden by
-    another one.
-    """
-
-    def on_exit(_kind: object, error: BaseException | None, _trace: object) -> None:
-        with deferred():
-            try:
-                undo()
-            except Exception as failure:
-                note = f"while cleaning up after this: {failure}"
-                if error is not None and note not in getattr(error, "__notes__", ()):
-                    error.add_note(note)
-
-    return on_exit
 
 
 def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
