@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from btrfs_ublk.device import (
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.device.state import device_directory, devices_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.server import Description, FileSegment, FrontEndName
 from btrfs_ublk.units import MIB
 
@@ -190,6 +192,25 @@ def test_what_the_server_refuses(options: DeviceOptions, sparse_path: Path) -> N
     with pytest.raises(BtrfsUblkError, match="cannot open file '.*missing'"):
         add_device("one", Description(MIB, [segment]), options)
     assert list_devices() == [] and os.listdir(devices_directory()) == [".lock"]
+
+
+def test_a_server_that_takes_too_long(
+    options: DeviceOptions, sparse_path: Path
+) -> None:
+    """Its words are told: nobody can read them later, when all is removed."""
+    program = sparse_path / "server"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {helper_path(SERVER)} "$@"\n'
+        "echo I am thinking >&2\nexec sleep 60\n"
+    )
+    program.chmod(0o755)
+    slow = replace(options, server=program)
+    with pytest.raises(BtrfsUblkError, match="does not serve after 3 s") as caught:
+        add_device("one", DESCRIPTION, slow, timeout_s=3)
+    said = str(caught.value)
+    assert "I am thinking" in said and "is removed again" in said
+    assert "goes on trying" not in said and str(devices_directory()) not in said
+    assert os.listdir(devices_directory()) == [".lock"]
 
 
 def test_what_fails_twice(

@@ -112,7 +112,7 @@ def add_device(
             on_failure.push(undoing(lambda: _undo(directory)))
             with lock:
                 supervisor = start_supervisor(directory, lock, spec.python)
-        wait_until_serving(directory, supervisor, timeout_s=timeout_s)
+        wait_until_serving(directory, supervisor, timeout_s=timeout_s, is_to_stay=False)
         with deferred():
             if made is not None:
                 made()

@@ -34,14 +34,20 @@ class Logbook:
 
     def since(self, offset: int) -> list[str]:
         """What servers wrote after ``size()`` was ``offset``; the last lines of it."""
+        lines = [line for line in self._lines(offset) if " supervisor: " not in line]
+        return lines[-_MAX_WORDS:]
+
+    def tail(self) -> list[str]:
+        """The last lines, whoever wrote them."""
+        return self._lines(0)[-_MAX_WORDS:]
+
+    def _lines(self, offset: int) -> list[str]:
         try:
             with open(self.path, "rb") as file:
                 file.seek(max(offset, self.size() - _KEPT_BYTES))
-                text = file.read().decode(errors="replace")
+                return file.read().decode(errors="replace").splitlines()
         except OSError:
             return []
-        lines = [line for line in text.splitlines() if " supervisor: " not in line]
-        return lines[-_MAX_WORDS:]
 
     def trim(self) -> None:
         """Cut off the oldest part of a long log. A line that a server writes just then

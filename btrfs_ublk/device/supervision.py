@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from btrfs_ublk.device.locks import Lock, lock_file
+from btrfs_ublk.device.logbook import Logbook
 from btrfs_ublk.device.report import is_alive
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceDirectory, DeviceState
@@ -48,11 +49,17 @@ def start_supervisor(
 
 
 def wait_until_serving(
-    directory: DeviceDirectory, supervisor: ProcessIdentity, *, timeout_s: float
+    directory: DeviceDirectory,
+    supervisor: ProcessIdentity,
+    *,
+    timeout_s: float,
+    is_to_stay: bool = True,
 ) -> DeviceState:
     """Raise what its supervisor says is wrong (UsageError for a description that the
     server refuses, CapabilityError), or BtrfsUblkError after ``timeout_s`` seconds. A
     supervisor that somebody has stopped is woken.
+
+    ``is_to_stay``: the caller does not remove the device, and its log, when this fails.
     """
 
     def has_settled(state: DeviceState) -> bool:
@@ -67,18 +74,27 @@ def wait_until_serving(
     state = wait_for_state(directory, has_settled, timeout_s=timeout_s)
     if state is None:
         now = directory.state()
-        raise BtrfsUblkError(
+        text = (
             f"device {directory.name} does not serve after {timeout_s:g} s "
-            f"({now.status}{f': {now.reason}' if now.reason else ''})",
-            hint=f"its supervisor goes on trying; see {directory.log}",
+            f"({now.status}{f': {now.reason}' if now.reason else ''})"
         )
+        hint = f"its supervisor goes on trying; see {directory.log}"
+        if not is_to_stay:
+            text += _last_words(directory)
+            hint = "the device is removed again; a longer timeout gives it more time"
+        raise BtrfsUblkError(text, hint=hint)
     if state.status == "serving" and supervisor.is_alive():
         return state
     return _raise_failure(directory, state)
 
 
+def _last_words(directory: DeviceDirectory) -> str:
+    return "".join(f"\n  {line}" for line in Logbook(directory.log).tail())
+
+
 def _raise_failure(directory: DeviceDirectory, state: DeviceState) -> DeviceState:
-    text = f"device {directory.name}: {state.reason or 'its supervisor has ended'}"
+    reason = state.reason or f"its supervisor has ended{_last_words(directory)}"
+    text = f"device {directory.name}: {reason}"
     for kind in (UsageError, CapabilityError):
         if state.exit_status == kind.exit_status:
             raise kind(text)
