@@ -25,6 +25,7 @@ from device_support import (
     kill_server,
     kill_supervisor,
     remove_all,
+    wait_for,
 )
 from server_process import ControlClient
 
@@ -41,7 +42,11 @@ from btrfs_ublk.device import (
     supervised_device,
 )
 from btrfs_ublk.device.locks import lock_file
-from btrfs_ublk.device.state import device_directory, devices_directory
+from btrfs_ublk.device.state import (
+    DeviceDirectory,
+    device_directory,
+    devices_directory,
+)
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.server import Description, FileSegment, FrontEndName
@@ -307,6 +312,28 @@ def test_damaged_files(options: DeviceOptions, name: str) -> None:
     after = show_device("one")
     assert after.is_well and after.path == device.path
     assert after.state.server == device.state.server
+    remove_device("one")
+
+
+@pytest.mark.parametrize("error", [BtrfsUblkError("no room"), OSError("no room")])
+def test_a_removal_that_fails_leaves_it_supervised(
+    options: DeviceOptions, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    before = add_device("one", DESCRIPTION, options).state
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceDirectory, "write_state", fail)
+        with pytest.raises(type(error), match="no room"):
+            remove_device("one")
+    gone = (None, before.supervisor)
+    after = wait_for(
+        "one",
+        lambda state: state.status == "serving" and state.supervisor not in gone,
+        timeout_s=30,
+    )
+    assert after.server == before.server and show_device("one").is_well
     remove_device("one")
 
 

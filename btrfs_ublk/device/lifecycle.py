@@ -230,8 +230,8 @@ def remove_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Take a device down, whatever of it is there, and forget it.
 
     A server that has not ended after ``timeout_s`` seconds is killed. Raises
-    LeftoverError, naming the mount, while it is in use: it is served on then.
-    UsageError when there is none of that name.
+    LeftoverError, naming the mount, while it is in use. UsageError when there is none
+    of that name. Whatever is raised: a server that runs on has a supervisor then.
     """
     directory = device_directory(name)
     directory.check()
@@ -239,14 +239,16 @@ def remove_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     _refuse_if_used(directory, spec, directory.state())
     with deferred():
         lock = detach_supervisor(directory, timeout_s=timeout_s)
-        with lock:
-            try:
-                remove_locked(directory, timeout_s=timeout_s)
-            except LeftoverError:
-                # Somebody has mounted it meanwhile.
-                if is_alive(directory.state().server):
-                    start_supervisor(directory, lock, spec.python)
-                raise
+        with lock, ExitStack() as on_failure:
+            on_failure.push(undoing(lambda: _supervise_on(directory, lock, spec)))
+            remove_locked(directory, timeout_s=timeout_s)
+            on_failure.pop_all()
+
+
+def _supervise_on(directory: DeviceDirectory, lock: Lock, spec: DeviceSpec) -> None:
+    """What serves still: somebody has mounted it meanwhile, say, or /run is full."""
+    if is_alive(directory.state().server):
+        start_supervisor(directory, lock, spec.python)
 
 
 def remove_locked(directory: DeviceDirectory, *, timeout_s: float) -> None:
