@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -26,14 +28,16 @@ from virtual_data import UNIT, VirtualData
 
 from btrfs_ublk.cli.cache import command as cache
 from btrfs_ublk.cli.top import command as top
+from btrfs_ublk.device import Device, DeviceState
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.monitor.exporter import Address, metrics_server
 from btrfs_ublk.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
-from btrfs_ublk.monitor.samples import take_samples
+from btrfs_ublk.monitor.samples import Sample, take_samples
 from btrfs_ublk.monitor.top import Row, row_of, table_of
+from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.readers import read_direct
-from btrfs_ublk.server import Description, LazySegment
-from btrfs_ublk.server.stats import Latency
+from btrfs_ublk.server import Description, LazySegment, ServerStats
+from btrfs_ublk.server.stats import Counts, Latency
 
 SIZE = 64 * UNIT
 TIMEOUT_S = 60
@@ -277,6 +281,23 @@ def test_top_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None:
     result = CliRunner().invoke(top, ["--count", "2", "--interval", "0.2"])
     assert result.exit_code == 0, result.output
     assert len(re.findall(rf"^{name} +serving ", result.output, re.MULTILINE)) == 2
+
+
+def sample(reads: int, server: int, at_s: float) -> Sample:
+    """Of a device whose server has that pid, and has counted so much of everything."""
+    counts: dict[str, Any] = {item.name: reads for item in fields(Counts)}
+    stats = ServerStats.parse(counts | {"refused": 0, "kinds": {}, "queues": []})
+    state = DeviceState(status="serving", server=ProcessIdentity(server, 1))
+    shown = Device(name="one", health="serving", state=state, log=Path("log"))
+    return Sample(shown, stats, at_s)
+
+
+def test_top_counts_anew_with_each_server() -> None:
+    before = sample(100, 7, 0.0)
+    assert row_of(sample(300, 7, 2.0), before).iops == 200.0  # reads and writes
+    # More reads than the one before it, but less of something else, maybe.
+    assert math.isnan(row_of(sample(300, 8, 2.0), before).iops)
+    assert math.isnan(row_of(sample(50, 7, 2.0), before).iops)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def row_of(sample: Sample, before: Sample | None) -> Row:
         prefetch_percent=_prefetch_percent(stats),
     )
     earlier = before.stats if before is not None else None
-    if before is None or earlier is None or earlier.reads > stats.reads:
+    if before is None or earlier is None or not _is_same_server(sample, before):
         return now
     span_s = max(sample.taken_s - before.taken_s, 1e-3)
     fetched = _fetched_bytes(stats) - _fetched_bytes(earlier)
@@ -111,6 +111,16 @@ def row_of(sample: Sample, before: Sample | None) -> Row:
         hosts_open=now.hosts_open,
         prefetch_percent=now.prefetch_percent,
     )
+
+
+def _is_same_server(sample: Sample, before: Sample) -> bool:
+    """NB: the state is read before the server is asked: where it dies in between, the
+    statistics are the next one's.
+    """
+    assert sample.stats is not None and before.stats is not None
+    if sample.device.state.server != before.device.state.server:
+        return False
+    return sample.stats.reads >= before.stats.reads
 
 
 def _fetched_bytes(stats: ServerStats) -> int:
