@@ -29,12 +29,13 @@ from virtual_data import UNIT, VirtualData
 from btrfs_ublk.cli.cache import command as cache
 from btrfs_ublk.cli.top import command as top
 from btrfs_ublk.device import Device, DeviceState
+from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.monitor.exporter import Address, metrics_server
 from btrfs_ublk.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
 from btrfs_ublk.monitor.samples import Sample, take_samples
 from btrfs_ublk.monitor.top import Row, row_of, table_of
-from btrfs_ublk.process import ProcessIdentity
+from btrfs_ublk.process import ProcessIdentity, readable
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.server import Description, LazySegment, ServerStats
 from btrfs_ublk.server.stats import Counts, Latency
@@ -298,6 +299,34 @@ def test_top_counts_anew_with_each_server() -> None:
     # More reads than the one before it, but less of something else, maybe.
     assert math.isnan(row_of(sample(300, 8, 2.0), before).iops)
     assert math.isnan(row_of(sample(50, 7, 2.0), before).iops)
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
+def test_how_the_live_table_ends(
+    signum: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    """Ctrl-C is the way to leave it; all else is told."""
+    ours, its = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "top"],
+        stdout=its,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm", RUN_VARIABLE: str(tmp_path / "run")},
+    ) as process:
+        try:
+            said = b""
+            while b"device" not in said:
+                assert readable([ours], timeout_s=TIMEOUT_S), said
+                said += os.read(ours, 4096)
+            process.send_signal(signum)
+            assert process.wait(TIMEOUT_S) == status
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(its)
 
 
 @pytest.mark.parametrize(

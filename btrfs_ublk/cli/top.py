@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from btrfs_ublk.entry import json_option
+from btrfs_ublk.interrupts import Interrupted
 from btrfs_ublk.monitor.top import rows, table_of
 
 _WIDTH = 140  # where the output is no terminal
@@ -41,6 +42,9 @@ def command(interval_s: float, count: int | None, as_json: bool) -> None:
     "errors" and "failures" (of requests to mirrors) are counted since the server
     started; "hosts off" are left alone for a while, since they failed again and again.
     A narrow terminal shows fewer columns.
+
+    On a terminal, Ctrl-C is how to leave the table, and the exit status is 0 then. All
+    other signals, and Ctrl-C elsewhere, are told by the exit status as usual.
     """
     console = Console()
     looks = islice(rows(interval_s=interval_s), count)
@@ -53,9 +57,11 @@ def command(interval_s: float, count: int | None, as_json: bool) -> None:
         for found in looks:
             console.print(table_of(found, console=console))
         return
-    with Live(console=console, auto_refresh=False) as live:
-        try:
+    try:
+        with Live(console=console, auto_refresh=False) as live:
             for found in looks:
                 live.update(table_of(found, console=console), refresh=True)
-        except KeyboardInterrupt:
-            pass  # that is how it ends
+    except Interrupted:
+        raise  # TERM or HUP
+    except KeyboardInterrupt:
+        pass  # that is how it ends
