@@ -258,7 +258,7 @@ def test_paths_count_from_where_the_command_was_given(
 
 def test_half_made_directories(options: DeviceOptions) -> None:
     devices = devices_directory()
-    for name in (".one.0011", ".two.2233"):
+    for name in (".one.0011", ".two.of.2233"):
         (devices / name).mkdir(mode=0o700)
         (devices / name / "device.json").write_text("{}")
     assert list_devices() == []
@@ -266,7 +266,7 @@ def test_half_made_directories(options: DeviceOptions) -> None:
         "would-remove"
     ] * 2
     with supervised_device(DESCRIPTION, options, name="one"):
-        assert [found.name for found in collect_devices()] == ["one", "two"]
+        assert [found.name for found in collect_devices()] == ["one", "two.of"]
         assert show_device("one").is_well
 
 
