@@ -1,5 +1,5 @@
 """The supervisor's process: python -m btrfs_ublk.device.supervise
-[--detach | --foreground] DIRECTORY LOCK-FD [FD,…], started by lifecycle.py, or by
+[--detach | --foreground] DIRECTORY LOCK-FD [FD,…], started by supervision.py, or by
 itself in its own place.
 
 With ``--detach``, a process of its own goes on, in a session of its own; its pid and

@@ -34,7 +34,6 @@ class UblkDeviceFrontEnd:
         #: The number that it had before: it is to have it again.
         self._id = known if isinstance(known, int) else spec.device_id
         self._attempts = 0
-        #: The server itself leaves a device in use alone, in one step.
 
     @property
     def keep_open_fds(self) -> list[int]:
