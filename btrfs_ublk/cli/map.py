@@ -131,7 +131,7 @@ def add(
         sources, additions = parse_bulk(_read(bulk), where=str(bulk))
     else:
         sources = [_source(mirrors, options)]
-        additions = [_addition(sources[0], options)]
+        additions = [_addition(options)]
     room = Room(
         start=_size(start, "--start"),
         end=_size(end, "--end"),
@@ -169,7 +169,7 @@ def _source(mirrors: list[Source], options: dict[str, Any]) -> Source:
     return source | {key: value for key, value in more.items() if value is not None}
 
 
-def _addition(source: Source, options: dict[str, Any]) -> Addition:
+def _addition(options: dict[str, Any]) -> Addition:
     offset = options["offset"]
     at = _size(options["source_offset"], "--source-offset") or 0
     length = _size(options["length"], "--length")
