@@ -77,6 +77,11 @@ def command(
             "what is to be prefetched?",
             hint="one of --trace, --all and --offset/--length; or --status, --cancel",
         )
+    if (status or cancel) and (rate is not None or concurrency is not None or not wait):
+        raise UsageError(
+            "--rate, --concurrency and --no-wait are for a prefetch that begins",
+            hint="leave them out with --status and --cancel",
+        )
     client = device_map(device, path=path)
     if status or cancel:
         found = client.prefetch_cancel() if cancel else client.prefetch_status()
