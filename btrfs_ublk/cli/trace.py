@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ import click
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.entry import completing, json_option
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.lazy import MapClient, TraceSource, TraceWriter
 
@@ -80,15 +81,13 @@ def record(
     For example: btrfs-ublk trace record NAME -o boot.trace --until-idle 10
     """
     client = device_map(device, path=path)
-    recording = client.trace_start(limit=limit)
+    number = client.trace_start(limit=limit)
     try:
-        with output.open("w", encoding="utf-8") as file:
-            units, lost = _record(
-                _Recording(client, recording, TraceWriter(file)), for_s, idle_s
-            )
-    except OSError as error:
-        client.trace_read(recording, 0, stop=True)
-        raise UsageError(f"{output}: {error.strerror}") from error
+        units, lost = _record_into(output, client, number, for_s, idle_s)
+    except BtrfsUblkError:
+        with suppress(BtrfsUblkError):  # it may be over, or its server gone
+            client.trace_read(number, 0, stop=True)
+        raise
     if as_json:
         click.echo(json.dumps({"units": units, "lost": lost}))
     else:
@@ -99,6 +98,27 @@ def record(
             err=True,
         )
     return 0
+
+
+def _record_into(
+    output: Path,
+    client: MapClient,
+    number: int,
+    for_s: float | None,
+    idle_s: float | None,
+) -> tuple[int, int]:
+    try:
+        file = output.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output}: {error.strerror}") from error
+    try:
+        with file:
+            recording = _Recording(client, number, TraceWriter(file))
+            return _record(recording, for_s, idle_s)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"{output}: {error.strerror}", hint="the trace is cut off there"
+        ) from error
 
 
 def _record(
