@@ -26,9 +26,11 @@ from btrfs_ublk.device import (
     add_device,
     show_device,
     update_device,
+    upgrade,
     upgrade_device,
 )
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.device.state import RUN_VARIABLE, DeviceDirectory, devices_directory
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources import blockdev
@@ -181,3 +183,29 @@ def test_without_a_supervisor(options: DeviceOptions) -> None:
     kill_supervisor("one")
     update_device("one", of(LONGER))
     check_content(path, LONGER)
+
+
+def test_one_update_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Or the shorter one might be written last, which the device has outgrown."""
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "run"))
+    directory = DeviceDirectory(devices_directory(make=True) / "one")
+    directory.path.mkdir(mode=0o700)
+    directory.write_description(DESCRIPTION.to_json())
+    shorter = of(PatternSegment(offset=0, length=SIZE + MIB))
+
+    def check(description: Description) -> None:
+        if description == shorter:  # the other one comes just then
+            with pytest.raises(BtrfsUblkError, match="another command updates"):
+                update_device("one", of(LONGER), timeout_s=0.1)
+
+    def grow(_: object, __: object, after: Description, **___: float) -> None:
+        directory.write_description(after.to_json())
+
+    for name in ("recover_device", "_require_growth", "show_device"):
+        monkeypatch.setattr(upgrade, name, lambda *_, **__: None)
+    monkeypatch.setattr(upgrade, "_check", check)
+    monkeypatch.setattr(upgrade, "_grow", grow)
+    update_device("one", shorter)
+    update_device("one", of(LONGER))
+    with pytest.raises(UsageError, match="never shrinks"):
+        update_device("one", shorter)

@@ -184,6 +184,7 @@ class DeviceDirectory:
         self.name = path.name
         self.lock = path / "lock"
         self.server_lock = path / "server.lock"
+        self.update_lock = path / "update.lock"
         self.description = path / "description.json"
         self.log = path / "log"
         self._spec = path / "device.json"

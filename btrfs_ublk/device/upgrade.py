@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from btrfs_ublk.device.lifecycle import (
     from_anywhere,
     recover_device,
 )
-from btrfs_ublk.device.locks import registry_locked
+from btrfs_ublk.device.locks import lock_file, registry_locked
 from btrfs_ublk.device.report import Device, is_alive, show_device
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import (
@@ -68,19 +69,37 @@ def update_device(
 
     Raises UsageError for anything else, and for what a server refuses; CapabilityError
     when the kernel or the device's kind of recovery cannot; BtrfsUblkError when no
-    server comes up with it: the device is as it was then.
+    server comes up with it, or another command lets it grow: the device is as it was
+    then.
     """
     directory = device_directory(name)
     directory.check()
     description = from_anywhere(description)
-    before = Description.from_json(directory.description.read_text())
-    before.check_growth(description)
-    recover_device(name, timeout_s=timeout_s)
-    _require_growth(directory)
-    _check(description)
-    if description != before:
-        _grow(directory, before, description, timeout_s=timeout_s)
+    with _updating(directory, timeout_s=timeout_s):
+        before = Description.from_json(directory.description.read_text())
+        before.check_growth(description)
+        recover_device(name, timeout_s=timeout_s)
+        _require_growth(directory)
+        _check(description)
+        if description != before:
+            _grow(directory, before, description, timeout_s=timeout_s)
     return show_device(name)
+
+
+@contextmanager
+def _updating(directory: DeviceDirectory, *, timeout_s: float) -> Iterator[None]:
+    """Nobody else lets it grow meanwhile: what it was before is what is added to, and
+    what it becomes again where no server comes up.
+    """
+    lock = lock_file(directory.update_lock, timeout_s=timeout_s)
+    if lock is None:
+        directory.check()  # it may be gone
+        raise BtrfsUblkError(
+            f"another command updates device {directory.name}",
+            hint=f"wait for it, or see: fuser {directory.update_lock}",
+        )
+    with lock:
+        yield
 
 
 def _require_growth(directory: DeviceDirectory) -> None:
