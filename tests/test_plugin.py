@@ -264,10 +264,13 @@ def test_a_volume_that_is_in_use_is_an_error_that_says_by_whom(
             name = request.config.rootpath / "go on"
             script = 'read line <&3; until [ -e "$0" ]; do sleep 0.1; done; exit'
             (btrfs_ublk_volume.target / "file").write_text("line")
-            subprocess.Popen(
-                ["bash", "-c", 'exec 3<"$1"; ' + script, str(name),
-                 btrfs_ublk_volume.target / "file"]
+            reader = subprocess.Popen(
+                ["bash", "-c", 'exec 3<"$1"; echo open; ' + script, str(name),
+                 btrfs_ublk_volume.target / "file"],
+                stdout=subprocess.PIPE,
             )
+            assert reader.stdout.readline() == b"open\\n"
+            reader.stdout.close()
 
         def test_later(request):
             (request.config.rootpath / "go on").touch()

@@ -93,7 +93,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._places.acquire()
         try:
             super().process_request(request, client_address)
-        except BaseException:
+        except Exception:  # no thread, so nobody else gives it back
             self._places.release()
             raise
 
