@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import random
 import re
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,36 @@ def test_a_host_that_hangs_does_not_stop_others(
         failed = [answers[number] for number in answers.keys() - set(reads)]
         assert len(failed) == 4 * 64
         assert all(x.result == -errno.EIO and x.ms < 9000 for x in failed)
+
+
+def test_two_objects_under_one_name(sanitized_build: Path, tmp_path: Path) -> None:
+    """Both come at once, of servers that differ; nothing of one of them is pinned."""
+    contents = {etag: random.Random(etag).randbytes(2 * UNIT) for etag in "ab"}
+    both_asked = threading.Barrier(2)
+
+    def answer(request: str, etag: str) -> bytes:
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        head = f"206 P\nContent-Range: bytes {first}-{last}/{2 * UNIT}"
+        return response(f'{head}\nETag: "{etag}"', contents[etag][first : last + 1])
+
+    def differ(request: str) -> bytes:
+        with suppress(threading.BrokenBarrierError):
+            both_asked.wait(10)
+        return answer(request, "a" if "bytes=0-" in request else "b")
+
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    with scripted_server(differ) as server:
+        virtual.add(http_source(server.url(), contents["a"]), contents["a"], 0)
+        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+            assert shell.request(f"read 0 {2 * UNIT}") == errno.EIO
+        with closing(sqlite3.connect(virtual.map)) as map_file:
+            ((identity,),) = map_file.execute("SELECT identity FROM identities")
+        etag = identity.split('"')[1]
+        server.script = lambda request: answer(request, etag)
+        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+            assert shell.request(f"read 0 {2 * UNIT}") == contents[etag]
 
 
 @pytest.mark.parametrize("kind", KINDS)

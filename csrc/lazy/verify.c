@@ -99,11 +99,28 @@ bool unit_look_up(struct unit *unit)
 	return true;
 }
 
-static int check_digest(struct unit *unit)
+static int pin_identity(const struct unit *unit)
 {
-	struct store *store = unit->fetcher->store;
+	const struct fetch *fetch = &unit->fetch;
+
+	if (!fetch->identity)
+		return 0;
+	return store_pin_identity(unit->fetcher->store, fetch->mirror, fetch->identity);
+}
+
+static int pin_digest(struct unit *unit, const uint8_t digest[static SOURCE_DIGEST_BYTES])
+{
+	int err = store_pin_digest(unit->fetcher->store, unit->source, unit->number, digest);
+
+	unit->check.pinned = !err;
+	/* Another one came first, and its readers have its content. */
+	return err == -ESTALE ? -EBADMSG : err;
+}
+
+static int check(struct unit *unit)
+{
 	uint8_t found[SOURCE_DIGEST_BYTES], expected[SOURCE_DIGEST_BYTES];
-	int known = store_digest(store, unit->source, unit->number, expected);
+	int known = store_digest(unit->fetcher->store, unit->source, unit->number, expected);
 	int err;
 
 	if (known < 0)
@@ -111,26 +128,22 @@ static int check_digest(struct unit *unit)
 	if (!EVP_Digest(unit->data, unit->length, found, NULL, unit->fetcher->sha256, NULL))
 		return -ENOMEM;
 	unit->check.known = known;
-	if (known)
-		return memcmp(found, expected, sizeof(found)) ? -EBADMSG : 0;
-	err = store_pin_digest(store, unit->source, unit->number, found);
-	unit->check.pinned = !err;
-	/* Another one came first, and its readers have its content. */
-	return err == -ESTALE ? -EBADMSG : err;
+	if (known && memcmp(found, expected, sizeof(found)) != 0)
+		return -EBADMSG;
+	/*
+	 * NB: before the digest. Where another object's identity came first, a digest of this one would
+	 * stay, though nobody has seen it, and the right content would be refused for ever.
+	 */
+	err = pin_identity(unit);
+	return err || known ? err : pin_digest(unit, found);
 }
 
 static void verify(struct hand_job *job)
 {
 	struct unit *unit = unit_of(job);
-	struct store *store = unit->fetcher->store;
-	int err = 0;
 
-	if (!store)
-		return;
-	err = check_digest(unit);
-	if (!err && unit->fetch.identity)
-		err = store_pin_identity(store, unit->fetch.mirror, unit->fetch.identity);
-	unit->check.err = err;
+	if (unit->fetcher->store)
+		unit->check.err = check(unit);
 }
 
 static void verified(struct hand_job *job)
