@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,39 @@ def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) 
             end.set()
         assert answers[late].result == -errno.EIO
         assert all(answers[read].result == 0 for read in good)
+
+
+def test_a_token_that_nobody_waits_for(sanitized_build: Path, tmp_path: Path) -> None:
+    """A request for one is not kept beyond those who want it, so the shell can end."""
+    end = threading.Event()
+
+    def hang(_: str) -> bytes:
+        end.wait()
+        return b""
+
+    with (
+        scripted_server(hang) as tokens,
+        scripted_server(lambda _: refused) as registry,
+        ExitStack() as stack,
+    ):
+        stack.callback(end.set)
+        shell = stack.enter_context(fetch_shell(sanitized_build, log=tmp_path / "log"))
+        realm = f'realm="{tokens.url("token")}",service="it"'
+        refused = response(f"401 No\nWWW-Authenticate: Bearer {realm}")
+        keys = {
+            "kind": "oci",
+            "registry": f"127.0.0.1:{registry.port}",
+            "repository": "some/image",
+            "digest": f"sha256:{'0' * 64}",
+            "insecure": True,
+        }
+        number = shell.add({"size": len(DATA), "unit": UNIT, **keys})
+        shell.prefetch(number, 0, UNIT)  # which has much time for it
+        wait_for_requests(tokens, 1)
+        for at in (0, 1):
+            shell.begin(number, at * UNIT, UNIT, deadline_s=1)
+        assert {read.result for read in shell.finish().values()} == {-errno.EIO}
+        time.sleep(0.5)
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -122,7 +122,7 @@ static void read_files(struct hand_job *job)
 	load->err = login_read(load->remote, &load->login, &load->complaint);
 }
 
-/* Those whose time is over go; the login is made all the same, for those who come. */
+/* Those whose time is over go; for who is left, and who comes, the login is made all the same. */
 static void check_deadlines(uv_timer_t *timer)
 {
 	const struct complaint late = { .text = "its credentials could not be had in time" };
@@ -141,6 +141,9 @@ static void check_deadlines(uv_timer_t *timer)
 		exchange->next_waiting = over;
 		over = exchange;
 	}
+	/* A request must not outlive all who want its answer: the loop may end. */
+	if (!load->waiting && load->asking)
+		exchange_cancel(&load->ask);
 	/* NB: `load` may be gone from here on. */
 	while (over) {
 		struct exchange *exchange = over;
