@@ -115,6 +115,27 @@ def test_a_changed_file_is_an_error(
     assert "changed" in (tmp_path / "log").read_text()
 
 
+def test_files_of_one_place_count_as_one_host(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Statistics are a text that can be sent, however many files there are."""
+    with fetch_shell(sanitized_build) as shell:
+        for directory in range(150):
+            (tmp_path / str(directory)).mkdir()
+            for name in "ab":
+                path = tmp_path / str(directory) / name
+                path.write_bytes(bytes(BLOCK))
+                source = shell.add(file_source(path, BLOCK, unit=BLOCK))
+                assert shell.read(source, 0, BLOCK).data == bytes(BLOCK)
+        stats = shell.stats()
+    assert list(stats["hosts"]) == [
+        str(tmp_path / str(at)) for at in range(127, -1, -1)
+    ]
+    assert {host["attempts"] for host in stats["hosts"].values()} == {2}
+    assert stats["hosts_known"] == 150
+    assert [(one["kind"], one["host"]) for one in stats["latencies"]] == [("file", "")]
+
+
 def test_a_read_without_a_deadline_waits(
     sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
 ) -> None:

@@ -42,7 +42,8 @@ static struct breaker *breaker_of(struct fetcher *fetcher, struct mirror *mirror
 		const char *host = mirror->ops->host(mirror, text, sizeof(text));
 
 		mirror->breaker = breaker_get(&fetcher->breakers, host);
-		mirror->latency = latency_get(&fetcher->latencies, mirror->ops->name, host);
+		mirror->latency = latency_get(&fetcher->latencies, mirror->ops->name,
+					      mirror->ops->on_hands ? "" : host);
 	}
 	return mirror->breaker;
 }

@@ -35,11 +35,31 @@ static int add_failures(json_t *stats, const struct fetch_counts *counts)
 	return err;
 }
 
+enum { HOSTS_MAX = 128 /* so that statistics stay a text that can be sent */ };
+
+/* Those that were asked first, so that they are the same each time. Returns how many there are. */
+static unsigned find_hosts(const struct breaker *all, const struct breaker **hosts)
+{
+	unsigned count = 0, over;
+
+	for (const struct breaker *breaker = all; breaker; breaker = breaker->next)
+		count++;
+	over = count > HOSTS_MAX ? count - HOSTS_MAX : 0;
+	for (*hosts = all; over; over--)
+		*hosts = (*hosts)->next;
+	return count;
+}
+
 static int add_hosts(json_t *stats, struct fetcher *fetcher)
 {
-	const struct breaker *breaker = __atomic_load_n(&fetcher->breakers, __ATOMIC_ACQUIRE);
+	const struct breaker *breaker;
+	unsigned count =
+		find_hosts(__atomic_load_n(&fetcher->breakers, __ATOMIC_ACQUIRE), &breaker);
 	json_t *hosts = json_object();
 	int err = json_object_set_new(stats, "hosts", hosts);
+
+	if (!err)
+		err = json_object_set_new(stats, "hosts_known", json_integer(count));
 
 	for (; breaker && !err; breaker = breaker->next) {
 		json_t *host = json_object();

@@ -10,8 +10,6 @@ struct latency *latency_get(struct latency **list, const char *kind, const char 
 {
 	struct latency *latency;
 
-	if (*host == '/')
-		host = "";
 	for (latency = *list; latency; latency = latency->next) {
 		if (!strcmp(latency->kind, kind) && !strcmp(latency->host, host))
 			return latency;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How long fetches took, by kind of mirror and host. Local files have no host here: there may be a
- * hundred thousand of them. The fetcher's thread writes; any thread may read.
+ * How long fetches took, by kind of mirror and host. Local files have no host here, wherever they are.
+ * The fetcher's thread writes; any thread may read.
  */
 #ifndef LAZY_LATENCY_H
 #define LAZY_LATENCY_H
@@ -17,7 +17,7 @@ struct latency {
 	struct histogram histogram;
 };
 
-/* Made where there is none; NULL when memory is short. `host`: as of mirror_ops.host. */
+/* Made where there is none; NULL when memory is short. `host`: as of mirror_ops.host, or "". */
 struct latency *latency_get(struct latency **list, const char *kind, const char *host);
 void latencies_free(struct latency *list);
 /* [{"kind": ..., "host": ..., and those of histogram_json()}, ...]; NULL when memory is short. */

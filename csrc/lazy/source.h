@@ -157,8 +157,9 @@ struct mirror_ops {
 	bool on_hands;
 
 	/*
-	 * Whom a failure is counted against: a host and port, or a path. In `text`, cut to `bytes`.
-	 * NULL: it does not fail as others do, and has no circuit breaker.
+	 * Whom a failure is counted against: a host and port, or what files of this machine fail with. NB:
+	 * not each of them, there may be a hundred thousand. In `text`, cut to `bytes`. NULL: it does not
+	 * fail as others do, and has no circuit breaker.
 	 */
 	const char *(*host)(const struct mirror *mirror, char *text, size_t bytes);
 };

@@ -230,17 +230,29 @@ static void file_worked(struct hand_job *hand_job)
 
 /*
  * What hangs together: the file system, as far as it is known without touching it, or else the directory.
- * Never 0. FNV-1a.
+ * Of the text that is returned, `*length` bytes are its name.
  */
-static uint64_t place_of(const struct mirror *mirror)
+static const char *place_name(const struct mirror *mirror, size_t *length)
 {
 	const struct file_mirror *file = mirror->private;
 	const char *text = mirror->identity ?: file->path;
 	const char *end = mirror->identity ? strstr(text, " inode") : strrchr(text, '/');
-	uint64_t sum = 0xcbf29ce484222325u;
 
-	for (; *text && text != end; text++)
-		sum = (sum ^ (uint8_t)*text) * 0x100000001b3u;
+	*length = end ? (size_t)(end - text) : strlen(text);
+	if (!*length)
+		*length = 1; /* "/" */
+	return text;
+}
+
+/* Never 0. FNV-1a. */
+static uint64_t place_of(const struct mirror *mirror)
+{
+	uint64_t sum = 0xcbf29ce484222325u;
+	size_t length;
+	const char *text = place_name(mirror, &length);
+
+	for (size_t i = 0; i < length; i++)
+		sum = (sum ^ (uint8_t)text[i]) * 0x100000001b3u;
 	return sum | 1;
 }
 
@@ -281,9 +293,10 @@ static void file_cancel(struct fetch *fetch)
 
 static const char *file_host(const struct mirror *mirror, char *text, size_t bytes)
 {
-	const struct file_mirror *file = mirror->private;
+	size_t length;
+	const char *name = place_name(mirror, &length);
 
-	snprintf(text, bytes, "%s", file->path);
+	snprintf(text, bytes, "%.*s", (int)length, name);
 	return text;
 }
 
