@@ -136,6 +136,15 @@ def test_a_client_that_never_reads_is_dropped(server: ServerProcess) -> None:
 
 
 @pytest.mark.native
+def test_a_client_that_reads_late_gets_all_of_it(server: ServerProcess) -> None:
+    """More than the socket holds, as statistics of many hosts are."""
+    with server.connect() as client:
+        client.socket.sendall(b'{"request": "info"}\n' * 800)
+        time.sleep(0.2)
+        assert {client.line()["reply"] for _ in range(800)} == {"info"}
+
+
+@pytest.mark.native
 def test_all_places_taken(server: ServerProcess) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(server.connect()) for _ in range(CLIENTS)]

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,7 +13,6 @@
 #include "server/control_hands.h"
 
 enum {
-	SEND_WAIT_S = 5,
 	/* Of one client: far more than anybody needs, far less than would keep us busy. */
 	REQUESTS_PER_S = 1000,
 	REQUESTS_AT_ONCE = 1000,
@@ -30,18 +28,22 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-int control_init(struct control_connection *connection, int fd, struct control_hands *hands)
+int control_init(struct control_connection *connection, int fd, struct control_hands *hands,
+		 int wait_ms)
 {
-	struct timeval wait = { .tv_sec = SEND_WAIT_S };
+	int type;
+	socklen_t bytes = sizeof(type);
 
 	*connection = (struct control_connection){
 		.fd = fd,
 		.hands = hands,
+		.wait_ms = wait_ms,
+		.wait_left_ms = wait_ms,
 		.passed_fd = -1,
 		.allowance = REQUESTS_AT_ONCE,
 		.allowed_ms = now_ms(),
 	};
-	if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait)))
+	if (fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes))
 		return -errno;
 	return 0;
 }
@@ -67,35 +69,54 @@ void control_deinit(struct control_connection *connection)
 	connection->fd = -1;
 }
 
-static int send_full(int fd, const char *text, size_t length)
+/* Until there is room for more, or it has held us up for long enough (-EAGAIN). */
+static int wait_for_room(struct control_connection *connection)
+{
+	struct pollfd room = { .fd = connection->fd, .events = POLLOUT };
+	uint64_t begin_ms = now_ms(), waited_ms;
+	int found = poll(&room, 1, connection->wait_left_ms);
+
+	if (found < 0)
+		return errno == EINTR ? 0 : -errno;
+	waited_ms = now_ms() - begin_ms;
+	if (waited_ms > (uint64_t)connection->wait_left_ms)
+		waited_ms = (uint64_t)connection->wait_left_ms;
+	connection->wait_left_ms -= (int)waited_ms;
+	return found ? 0 : -EAGAIN;
+}
+
+static int send_full(struct control_connection *connection, const char *text, size_t length)
 {
 	while (length) {
-		ssize_t sent = send(fd, text, length, MSG_NOSIGNAL);
+		ssize_t sent = send(connection->fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+		int err = sent < 0 ? -errno : 0;
 
-		if (sent < 0 && errno == EINTR)
-			continue;
+		if (err == -EAGAIN)
+			err = wait_for_room(connection);
+		if (err && err != -EINTR)
+			return err;
 		if (sent < 0)
-			return -errno;
+			continue;
 		text += sent;
 		length -= (size_t)sent;
 	}
 	return 0;
 }
 
-static int send_line(int fd, const json_t *message)
+static int send_line(struct control_connection *connection, const json_t *message)
 {
 	_cleanup_free_ char *text = json_dumps(message, JSON_COMPACT);
 	int err;
 
 	if (!text)
 		return -ENOMEM;
-	err = send_full(fd, text, strlen(text));
-	return err ? err : send_full(fd, "\n", 1);
+	err = send_full(connection, text, strlen(text));
+	return err ? err : send_full(connection, "\n", 1);
 }
 
 int control_send(struct control_connection *connection, json_t *message)
 {
-	int err = connection->fd < 0 ? 0 : send_line(connection->fd, message);
+	int err = connection->fd < 0 ? 0 : send_line(connection, message);
 
 	json_decref(message);
 	if (err)
@@ -311,6 +332,7 @@ enum control_action control_receive(struct control_connection *connection,
 	if (got <= 0)
 		return CONTROL_GONE;
 	connection->used += (size_t)got;
+	connection->wait_left_ms = connection->wait_ms;
 	return handle_lines(connection, subject);
 }
 
@@ -321,6 +343,7 @@ enum control_action control_finish(struct control_connection *connection,
 	enum control_action action = CONTROL_GO_ON;
 
 	connection->job = NULL;
+	connection->wait_left_ms = connection->wait_ms;
 	/* It was long, and is a request like any other: "stop" in many spaces. */
 	if (!job->reply && job->kind && !job->kind->work && job->kind->answer)
 		action = job->kind->answer(subject, &job->reply);

@@ -16,6 +16,9 @@
 enum {
 	CONTROL_LINE_BYTES = 1 << 20, /* longest request, where there are hands to parse it */
 	CONTROL_SHORT_BYTES = 4096,   /* longest that is parsed on the spot */
+	/* How long a peer may hold us up that does not read its answers. */
+	CONTROL_OWNER_WAIT_MS = 5000,
+	CONTROL_CLIENT_WAIT_MS = 1000,
 };
 
 struct control_hands;
@@ -24,12 +27,14 @@ struct control_job;
 struct control_connection {
 	int fd;			     /* -1: none */
 	struct control_hands *hands; /* NULL: no request takes its time */
+	int wait_ms;		     /* for a peer that does not read */
 
 	/* Its own. */
 	char *line; /* NULL: nothing has come since the last whole line */
 	size_t used, room;
 	bool skipping;		 /* the rest of a line that was too long */
 	bool broken;		 /* a message could not be sent, or not as a whole */
+	int wait_left_ms;	 /* for the answers to what has come together */
 	int passed_fd;		 /* that came with what is in `line`, or -1 */
 	struct control_job *job; /* under way; NULL: none */
 	/* Requests that may come now, and since when, so that nobody has us to himself; may be < 0. */
@@ -37,11 +42,9 @@ struct control_connection {
 	uint64_t allowed_ms;
 };
 
-/*
- * Bounds how long a peer that does not read can hold us up: by some seconds, or not at all if `fd`
- * is non-blocking. Returns 0 or a negative errno.
- */
-int control_init(struct control_connection *connection, int fd, struct control_hands *hands);
+/* A peer that does not read can hold us up for `wait_ms`. Returns 0 or a negative errno. */
+int control_init(struct control_connection *connection, int fd, struct control_hands *hands,
+		 int wait_ms);
 /* Closes it. What is under way is finished, and its answer dropped. */
 void control_deinit(struct control_connection *connection);
 

@@ -91,7 +91,7 @@ static void refuse(int fd, const char *why)
 {
 	struct control_connection connection;
 
-	control_init(&connection, fd, NULL);
+	control_init(&connection, fd, NULL, 0);
 	control_send(&connection, control_error(why));
 	control_deinit(&connection);
 }
@@ -117,13 +117,12 @@ static void take_client(struct control_server *server, int fd)
 		return;
 	}
 	place->last_ms = now;
-	control_init(&place->connection, fd, server->hands);
+	control_init(&place->connection, fd, server->hands, CONTROL_CLIENT_WAIT_MS);
 }
 
 /* One at a time, so that a crowd at the door does not keep those inside waiting. */
 static void accept_client(struct control_server *server)
 {
-	/* Non-blocking: a client that does not read its answers is not waited for. */
 	int fd = accept4(server->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 	if (fd >= 0) {

@@ -131,7 +131,7 @@ static int check_memory(const struct frontend *frontend)
 
 static int open_sockets(const struct server_options *options, struct lifetime *lifetime)
 {
-	int err = control_init(&lifetime->owner, options->control_fd, NULL);
+	int err = control_init(&lifetime->owner, options->control_fd, NULL, CONTROL_OWNER_WAIT_MS);
 
 	if (err) {
 		msg_error("--control-fd %d is no socket: %s", options->control_fd, strerror(-err));
