@@ -64,7 +64,9 @@ class ServerProcess:
         *options: str,
         front_end: str = "ublk",
         environment: dict[str, str] | None = None,
+        owner: socket.socket | None = None,
     ) -> None:
+        control_fds = [] if owner is None else [owner.fileno()]
         self._directory = tempfile.TemporaryDirectory(prefix="server-")
         self.socket_path = Path(self._directory.name) / "control"
         self._listener = socket.socket(socket.AF_UNIX)
@@ -78,6 +80,7 @@ class ServerProcess:
                     front_end,
                     "--listen-fd",
                     str(self._listener.fileno()),
+                    *(word for fd in control_fds for word in ("--control-fd", str(fd))),
                     *options,
                     "-",
                 ]
@@ -86,7 +89,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            pass_fds=[self._listener.fileno()],
+            pass_fds=[self._listener.fileno(), *control_fds],
             env=os.environ | (environment or {}),
         )
         assert self.process.stdin is not None

@@ -145,6 +145,18 @@ def test_a_client_that_reads_late_gets_all_of_it(server: ServerProcess) -> None:
 
 
 @pytest.mark.native
+def test_an_owner_that_never_reads_is_lost(need: Need) -> None:
+    """What it was sent ends in the middle: it could make no sense of more."""
+    need(ROOT, FUSE)
+    owner, end = socket.socketpair()
+    with owner, end, ServerProcess(ZEROES, front_end="fuse", owner=end) as server:
+        owner.settimeout(PROMPT_S)
+        assert b'"ready"' in owner.recv(4096)
+        owner.sendall(b'{"request": "info"}\n' * 800)
+        assert server.process.wait(20) == 0
+
+
+@pytest.mark.native
 def test_all_places_taken(server: ServerProcess) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(server.connect()) for _ in range(CLIENTS)]

@@ -225,7 +225,8 @@ static enum control_action handle_lines(struct control_connection *connection,
 	enum control_action action = CONTROL_GO_ON;
 	char *end;
 
-	while (action == CONTROL_GO_ON && !connection->job && connection->used &&
+	while (action == CONTROL_GO_ON && !connection->job && !connection->broken &&
+	       connection->used &&
 	       (end = memchr(connection->line, '\n', connection->used)) != NULL) {
 		size_t length = (size_t)(end - connection->line);
 

@@ -139,6 +139,20 @@ int lifetime_stop_hands(struct lifetime *lifetime)
 	return err;
 }
 
+static void lose_owner(struct lifetime *lifetime)
+{
+	lifetime->owner_gone = true;
+	control_deinit(&lifetime->owner);
+}
+
+/* Half of an answer would make nonsense of all that come after it. */
+static enum control_action settle_owner(struct lifetime *lifetime, enum control_action action)
+{
+	if (action == CONTROL_GONE || lifetime->owner.broken)
+		lose_owner(lifetime);
+	return action == CONTROL_GONE ? CONTROL_GO_ON : action;
+}
+
 /* Answers to requests that took their time. */
 static enum control_action finish_jobs(struct lifetime *lifetime)
 {
@@ -147,7 +161,8 @@ static enum control_action finish_jobs(struct lifetime *lifetime)
 
 	while (action == CONTROL_GO_ON && (job = control_hands_take(lifetime->hands))) {
 		if (lifetime->owner.job == job) {
-			action = control_finish(&lifetime->owner, &lifetime->subject);
+			action = settle_owner(lifetime,
+					      control_finish(&lifetime->owner, &lifetime->subject));
 			continue;
 		}
 		action = control_server_finish(&lifetime->clients, &lifetime->subject, job);
@@ -159,23 +174,14 @@ static enum control_action finish_jobs(struct lifetime *lifetime)
 	return action;
 }
 
-static void lose_owner(struct lifetime *lifetime)
-{
-	lifetime->owner_gone = true;
-	control_deinit(&lifetime->owner);
-}
-
 static enum control_action serve_all(struct lifetime *lifetime,
 				     const struct pollfd fds[static FD_COUNT])
 {
 	enum control_action action = CONTROL_GO_ON;
 
 	if (fds[FD_OWNER].revents)
-		action = control_receive(&lifetime->owner, &lifetime->subject);
-	if (action == CONTROL_GONE) {
-		lose_owner(lifetime);
-		action = CONTROL_GO_ON;
-	}
+		action = settle_owner(lifetime,
+				      control_receive(&lifetime->owner, &lifetime->subject));
 	if (action == CONTROL_GO_ON)
 		action = control_server_serve(&lifetime->clients, &lifetime->subject,
 					      fds + FD_CLIENTS);
