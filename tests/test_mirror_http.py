@@ -201,6 +201,16 @@ def test_knows_it_by_its_date_where_it_has_no_tag(shell: Shell, web: WebServer) 
         assert mirror.fetch(0, UNIT) == Answer(data=DATA[:UNIT], result=0)
 
 
+def test_somebody_on_the_way_is_no_other_object(shell: Shell) -> None:
+    """Such as a network that wants a login first: it says so of any address."""
+    page = response("200 OK", b"please log in")
+    with scripted_server(lambda _: page) as server, shell(server.url()) as mirror:
+        mirror.pin('etag "1"')
+        assert mirror.fetch(0, UNIT).failure == "wrong"
+        server.script = lambda _: response('200 OK\nETag: "2"', b"another one")
+        assert mirror.fetch(0, UNIT).failure == "changed"
+
+
 def test_another_size_is_another_object(shell: Shell, web: WebServer) -> None:
     with shell(web.url("files/object"), size=SIZE + 4096) as mirror:
         assert mirror.fetch(0, UNIT).failure == "changed"

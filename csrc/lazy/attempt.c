@@ -31,6 +31,11 @@ enum {
 	BUSY_MIN_MS = 100,
 	BUSY_MAX_MS = 60000,
 	PROBE_WAIT_MS = 50,
+	/*
+	 * Of a mirror that has changed: its object may be put back, and an answer of another one, as of
+	 * a proxy that wants a login, says nothing for ever. Each answer is judged by identity and digest.
+	 */
+	CHANGED_MS = 60000,
 	UNHEALTHY_FAILURES = 3, /* in a row: others come first */
 };
 
@@ -48,9 +53,9 @@ static struct breaker *breaker_of(struct fetcher *fetcher, struct mirror *mirror
 	return mirror->breaker;
 }
 
-static bool is_out(const struct unit *unit, const struct mirror *mirror)
+static bool is_out(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
-	return mirror->changed || unit->out & 1u << mirror->index;
+	return now_ns < mirror->changed_until_ns || unit->out & 1u << mirror->index;
 }
 
 /*
@@ -90,7 +95,7 @@ static struct mirror *choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 		unsigned rank = unit->tries[i];
 		uint64_t ready;
 
-		if (is_out(unit, mirror))
+		if (is_out(unit, mirror, now_ns))
 			continue;
 		ready = ready_ns(unit, mirror, now_ns);
 		if (ready) {
@@ -124,12 +129,12 @@ static void give_up(struct unit *unit, uint64_t now_ns)
 		unit_end(unit);
 }
 
-static bool has_other(const struct unit *unit, const struct mirror *mirror)
+static bool has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
 	const struct source *source = unit->source;
 
 	for (unsigned i = 0; i < source->mirror_count; i++) {
-		if (i != mirror->index && !is_out(unit, &source->mirrors[i]))
+		if (i != mirror->index && !is_out(unit, &source->mirrors[i], now_ns))
 			return true;
 	}
 	return false;
@@ -144,7 +149,7 @@ static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror
 	if (!last_ns || last_ns == FETCHER_NO_DEADLINE)
 		return now_ns + ATTEMPT_MAX_S * NS_PER_S;
 	left_ns = last_ns > now_ns ? last_ns - now_ns : 0;
-	share_ns = has_other(unit, mirror) ? left_ns / 2 : left_ns / 4 * 3;
+	share_ns = has_other(unit, mirror, now_ns) ? left_ns / 2 : left_ns / 4 * 3;
 	if (share_ns < ATTEMPT_MIN_MS * NS_PER_MS)
 		share_ns = ATTEMPT_MIN_MS * NS_PER_MS;
 	return now_ns + (left_ns < share_ns ? left_ns : share_ns);
@@ -339,13 +344,13 @@ static uint64_t back_off_ns(const struct unit *unit)
 }
 
 /* Whether there is no reason to wait: another mirror was tried less, or none is left. */
-static bool may_go_on(const struct unit *unit, unsigned tries)
+static bool may_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
 {
 	const struct source *source = unit->source;
 	unsigned left = 0;
 
 	for (unsigned i = 0; i < source->mirror_count; i++) {
-		if (is_out(unit, &source->mirrors[i]))
+		if (is_out(unit, &source->mirrors[i], now_ns))
 			continue;
 		if (unit->tries[i] < tries)
 			return true;
@@ -363,7 +368,7 @@ static void retry(struct unit *unit)
 		unit_end(unit);
 		return;
 	}
-	if (!may_go_on(unit, unit->tries[mirror->index]))
+	if (!may_go_on(unit, unit->tries[mirror->index], at_ns))
 		at_ns += back_off_ns(unit);
 	unit->rounds++;
 	/* Also when it is now: a fetch that fails at once must not come here from here. */
@@ -379,14 +384,17 @@ static void count_wrong(struct unit *unit, const struct mirror *mirror)
 
 static void set_changed(struct unit *unit, struct mirror *mirror, const char *why)
 {
-	if (!mirror->changed)
-		event_log(unit->fetcher,
-			  &(struct event){ .name = "mirror_changed",
-					   .source = unit->source,
-					   .mirror = mirror },
-			  "it is asked no more, its object is not the one that was pinned: %s",
-			  why);
-	mirror->changed = true;
+	const struct fetcher_options *options = &unit->fetcher->options;
+
+	if (!mirror->changed_until_ns)
+		event_log(
+			unit->fetcher,
+			&(struct event){ .name = "mirror_changed",
+					 .source = unit->source,
+					 .mirror = mirror },
+			"it is left alone for a while, its object is not the one that was pinned: %s",
+			why);
+	mirror->changed_until_ns = clock_now_ns() + (options->changed_ms ?: CHANGED_MS) * NS_PER_MS;
 }
 
 static void avoid(struct mirror *mirror, uint32_t wait_ms, uint64_t now_ns)
@@ -505,6 +513,9 @@ void unit_accept(struct unit *unit)
 	else
 		free(fetch->identity);
 	fetch->identity = NULL;
+	/* Not of one that was under way when it was found to have changed. */
+	if (clock_now_ns() >= mirror->changed_until_ns)
+		mirror->changed_until_ns = 0;
 	if (unit->check.known)
 		relaxed_add(&counts->units_verified, 1);
 	if (unit->check.pinned)

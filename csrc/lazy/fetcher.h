@@ -52,6 +52,7 @@ struct fetcher_options {
 	unsigned hands;		   /* threads, besides a spare one; 0: as many as CPUs, 8 at most */
 	unsigned max_transfers;	   /* units in flight; 0: 96 */
 	uint64_t max_buffer_bytes; /* of units in memory; 0: 24 MiB */
+	unsigned changed_ms;	   /* until a mirror that has changed is asked again; 0: 60000 */
 };
 
 /*

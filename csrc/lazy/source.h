@@ -44,7 +44,8 @@ struct mirror {
 	struct breaker *breaker; /* of its host; NULL: not looked up yet, or the kind has none */
 	struct latency *latency; /* the same */
 	uint64_t avoid_until_ns; /* as it has asked for */
-	bool changed;		 /* it is not what was pinned, so it is not asked any more */
+	/* It is not what was pinned, so it is not asked until then; 0: it is, as far as is known. */
+	uint64_t changed_until_ns;
 };
 
 struct source {

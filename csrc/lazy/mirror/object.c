@@ -40,12 +40,15 @@ static void report(const struct exchange *exchange, struct fetch *fetch)
 	fetch->cut = exchange->cut;
 }
 
-/* With If-Range, the answer to "it is another one" is all of that (200). */
+/*
+ * With If-Range, the answer to "it is another one" is all of that (200). One that names no object at all
+ * may be of somebody on the way.
+ */
 static bool is_another(const struct exchange *exchange, const char *pinned, const char *identity)
 {
 	unsigned status = exchange->answer.status;
 
-	if (exchange->result && status != 200)
+	if (exchange->result && (status != 200 || !identity))
 		return false;
 	return pinned && (!identity || strcmp(pinned, identity) != 0);
 }
