@@ -466,6 +466,17 @@ def test_files_that_make_no_sense(
     assert_prompt(server)
 
 
+def test_a_file_that_cannot_be_read(server: ServerProcess, tmp_path: Path) -> None:
+    line = b'{"request": "map-add", "in_file": true}\n'
+    with server.connect() as client, (tmp_path / "batch").open("wb") as file:
+        counts = set()
+        for _ in range(5):
+            socket.send_fds(client.socket, [line], [file.fileno()])
+            assert "cannot be read" in client.line()["error"]
+            counts.add(len(os.listdir(f"/proc/{server.process.pid}/fd")))
+        assert len(counts) == 1
+
+
 def test_many_clients_add_at_the_same_time(server: ServerProcess) -> None:
     def add(base: int) -> None:
         with server.connect() as client:

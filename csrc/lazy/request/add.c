@@ -14,8 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/fileio.h"
@@ -158,25 +156,12 @@ static int take_lines(FILE *file, struct batch *batch, const struct control_call
 	return err;
 }
 
-static int take_file(const struct map_request *request, struct batch *batch,
-		     struct complaint *complaint)
+static int take_file(struct map_request *request, struct batch *batch)
 {
-	int fd = request->call->fd, copy;
 	_cleanup_fclose_ FILE *file = NULL;
-	struct stat status;
+	int err = map_request_open_lines(request, FILE_BYTES_MAX, &file);
 
-	if (fd < 0)
-		return complain(complaint, -EBADF, "\"in_file\", but no descriptor came along");
-	if (fstat(fd, &status) || !S_ISREG(status.st_mode))
-		return complain(complaint, -EINVAL, "what came along is no regular file");
-	if ((uint64_t)status.st_size > FILE_BYTES_MAX)
-		return complain(complaint, -E2BIG, "%lld bytes are too many at once",
-				(long long)status.st_size);
-	copy = dup(fd);
-	file = copy < 0 ? NULL : fdopen(copy, "r");
-	if (!file || fseek(file, 0, SEEK_SET))
-		return -errno;
-	return take_lines(file, batch, request->call, complaint);
+	return err ? err : take_lines(file, batch, request->call, &request->complaint);
 }
 
 static int take_room(struct map_request *request, struct store_room *room)
@@ -252,7 +237,7 @@ static int add_batch(struct map_request *request, struct batch *batch)
 	if (!err)
 		err = take_room(request, &room);
 	if (!err)
-		err = in_file ? take_file(request, batch, complaint) : take_inline(request, batch);
+		err = in_file ? take_file(request, batch) : take_inline(request, batch);
 	if (!err)
 		err = keys_refuse_unknown(request->keys, complaint);
 	if (!err)

@@ -14,9 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/size.h"
@@ -131,21 +129,11 @@ static int take_inline(struct map_request *request, struct extents *extents)
 
 static int take_file(struct map_request *request, struct extents *extents)
 {
-	int fd = request->call->fd, copy, err = 0;
 	_cleanup_fclose_ FILE *file = NULL;
 	_cleanup_free_ char *line = NULL;
-	struct stat status;
 	size_t room = 0;
+	int err = map_request_open_lines(request, FILE_BYTES_MAX, &file);
 
-	if (fd < 0 || fstat(fd, &status) || !S_ISREG(status.st_mode) ||
-	    (uint64_t)status.st_size > FILE_BYTES_MAX)
-		return complain(&request->complaint, -EINVAL,
-				"\"in_file\", but no regular file of at most %llu bytes came along",
-				(unsigned long long)FILE_BYTES_MAX);
-	copy = dup(fd);
-	file = copy < 0 ? NULL : fdopen(copy, "r");
-	if (!file || fseek(file, 0, SEEK_SET))
-		return -errno;
 	while (!err && getline(&line, &room, file) > 0) {
 		json_t *row = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
 

@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
-#include "base/size.h"
+#include "base/cleanup.h"
 #include "lazy/keys.h"
 
 /* Long enough to be worth asking, short enough for whoever waits to go away. */
@@ -68,6 +70,34 @@ json_t *map_request_run(struct control_call *call, const char *name,
 		return failure(name, err, &request.complaint);
 	}
 	return json_pack("{s:s, s:o}", "reply", name, name, request.body);
+}
+
+int map_request_open_lines(struct map_request *request, uint64_t most_bytes, FILE **file)
+{
+	struct complaint *complaint = &request->complaint;
+	_cleanup_close_ int copy = -1;
+	struct stat status;
+	int err;
+
+	if (request->call->fd < 0)
+		return complain(complaint, -EBADF, "\"in_file\", but no descriptor came along");
+	if (fstat(request->call->fd, &status) || !S_ISREG(status.st_mode))
+		return complain(complaint, -EINVAL, "what came along is no regular file");
+	if ((uint64_t)status.st_size > most_bytes)
+		return complain(complaint, -E2BIG,
+				"%lld bytes are too many at once; the limit is %llu",
+				(long long)status.st_size, (unsigned long long)most_bytes);
+	copy = dup(request->call->fd);
+	*file = copy < 0 ? NULL : fdopen(copy, "r");
+	if (!*file) {
+		err = -errno;
+		complaint_hint(complaint, "open it for reading");
+		return complain(complaint, err, "what came along cannot be read: %s",
+				strerror(-err));
+	}
+	take_fd(&copy);
+	rewind(*file);
+	return 0;
 }
 
 int map_request_take_range(struct map_request *request, uint64_t *from, uint64_t *to)

@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "lazy/complaint.h"
 #include "lazy/map.h"
@@ -39,6 +40,11 @@ bool map_request_available(void);
 						    .work = symbol##_work };            \
 	CONTROL_REQUEST(symbol)
 
+/*
+ * What came along with the request, to be read from its start: a regular file of `most_bytes` at most.
+ * Returns 0 and `*file`, which is the caller's, or a negative errno.
+ */
+int map_request_open_lines(struct map_request *request, uint64_t most_bytes, FILE **file);
 /* Bytes of virtual data: `from` and `to` of a request, by default all. */
 int map_request_take_range(struct map_request *request, uint64_t *from, uint64_t *to);
 /* When a page of a long answer should end: some of its time is over. CLOCK_MONOTONIC. */
