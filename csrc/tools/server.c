@@ -10,6 +10,7 @@
 #include "base/message.h"
 #include "base/size.h"
 #include "lazy/dependence.h"
+#include "lazy/mirror/secret.h"
 #include "server/description.h"
 #include "server/frontend/frontend.h"
 #include "server/frontend/ublk_admin.h"
@@ -253,6 +254,7 @@ int main(int argc, char **argv)
 	message_init("btrfs-ublk-server");
 	/* An arena of its own would cost each thread 64 MiB of locked address space. */
 	mallopt(M_ARENA_MAX, 1);
+	secret_guard_json();
 	if (server_options_parse(argc, argv, &options)) {
 		msg_hint("see btrfs-ublk-server --help");
 		return EXIT_USAGE;

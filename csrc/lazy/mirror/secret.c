@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <linux/capability.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,4 +149,16 @@ void secret_guard_process(void)
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, guard_once);
+}
+
+static void overwrite_and_free(void *data)
+{
+	if (data)
+		explicit_bzero(data, malloc_usable_size(data));
+	free(data);
+}
+
+void secret_guard_json(void)
+{
+	json_set_alloc_funcs(malloc, overwrite_and_free);
 }

@@ -37,4 +37,10 @@ int secret_line(const char *path, const struct secret *secret, char **line,
  */
 void secret_guard_process(void);
 
+/*
+ * From now on what jansson frees is overwritten: copies of tokens, passwords and files that have them.
+ * Before there are other threads, and JSON.
+ */
+void secret_guard_json(void);
+
 #endif
