@@ -3,16 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 #include <uv.h>
-
-uint64_t clock_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
 
 static struct alarm *first_alarm(const struct agenda *agenda)
 {

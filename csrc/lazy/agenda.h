@@ -6,13 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "base/list.h"
 
 struct uv_loop_s;
 struct uv_timer_s;
-
-#define NS_PER_MS 1000000ull
-#define NS_PER_S 1000000000ull
 
 struct alarm {
 	struct link link; /* in the agenda, by time */
@@ -24,8 +22,6 @@ struct agenda {
 	struct uv_timer_s *timer;
 	struct link alarms; /* the next one first */
 };
-
-uint64_t clock_now_ns(void);
 
 /* Returns 0 or a negative errno. */
 int agenda_init(struct agenda *agenda, struct uv_loop_s *loop);

@@ -107,7 +107,7 @@ static size_t on_body(char *data, size_t size, size_t count, void *owner)
 /* Returns 0 or a negative errno, with the answer filled in. */
 static int make_easy(struct exchange *exchange)
 {
-	uint64_t now_ns = remote_now_ns();
+	uint64_t now_ns = clock_now_ns();
 	uint64_t left_ms;
 	CURL *easy;
 

@@ -47,7 +47,7 @@ static int start(const char *const arguments[], int fd, pid_t *pid)
 
 static int left_ms(uint64_t deadline_ns)
 {
-	uint64_t now_ns = remote_now_ns();
+	uint64_t now_ns = clock_now_ns();
 
 	return now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000 + 1) : 0;
 }
@@ -93,7 +93,7 @@ static int wait_for(pid_t pid, uint64_t deadline_ns, int *status)
 static int talk(pid_t pid, int fd, const char *input, uint32_t timeout_ms, struct secret *output,
 		int *status)
 {
-	uint64_t deadline_ns = remote_now_ns() + (uint64_t)timeout_ms * 1000000;
+	uint64_t deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000;
 	size_t length = strlen(input);
 	int err = 0;
 

@@ -127,7 +127,7 @@ static void check_deadlines(uv_timer_t *timer)
 {
 	const struct complaint late = { .text = "its credentials could not be had in time" };
 	struct login_load *load = timer->data;
-	uint64_t now_ns = remote_now_ns();
+	uint64_t now_ns = clock_now_ns();
 	struct exchange *over = NULL, **link = &load->waiting;
 
 	while (*link) {

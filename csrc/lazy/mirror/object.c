@@ -140,7 +140,7 @@ int object_probe(const struct object_ops *ops, struct mirror *mirror, uint32_t t
 		.url = ops->url(mirror),
 		.wish = { .length = 1, .size = ANSWER_UNKNOWN },
 		.data = &byte,
-		.deadline_ns = remote_now_ns() + (uint64_t)timeout_ms * 1000000,
+		.deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000,
 	};
 	int err;
 

@@ -156,7 +156,7 @@ static int oci_answered(struct remote *remote, struct login *login, const char *
 		life_s = TOKEN_MAX_S;
 	/* Early enough for what is on its way, and not at once again. */
 	life_s -= life_s > 4 * TOKEN_MARGIN_S ? TOKEN_MARGIN_S : life_s / 4;
-	login->until_ns = remote_now_ns() + (uint64_t)life_s * 1000000000;
+	login->until_ns = clock_now_ns() + (uint64_t)life_s * 1000000000;
 	login->send_user = false;
 	err = login_add_header(login, "Authorization: Bearer %s", token);
 	json_decref(answer);

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/cleanup.h"
 #include "lazy/keys.h"
@@ -18,14 +17,6 @@ enum {
 	/* Where there is nothing of its own to read again, but what all trust (trust.h). */
 	SHARED_RELOAD_MS = 300000,
 };
-
-uint64_t remote_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 int remote_take_path(json_t *keys, const char *key, char **path, struct complaint *complaint)
 {
@@ -111,7 +102,7 @@ struct login *login_current(struct remote *remote)
 
 	pthread_mutex_lock(&remote->lock);
 	login = remote->login;
-	if (login && remote_now_ns() >= login->until_ns)
+	if (login && clock_now_ns() >= login->until_ns)
 		login = NULL;
 	if (login)
 		login->references++;
@@ -185,7 +176,7 @@ int login_read(struct remote *remote, struct login **login, struct complaint *co
 	transfer_init();
 	made->references = 1;
 	made->until_ns =
-		remote_now_ns() + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
+		clock_now_ns() + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
 	err = read_files(remote, made, complaint);
 	if (!err && remote->ops->load)
 		err = remote->ops->load(remote, made, complaint);

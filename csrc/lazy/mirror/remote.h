@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "lazy/complaint.h"
 #include "lazy/mirror/answer.h"
 #include "lazy/mirror/secret.h"
@@ -106,7 +107,5 @@ void login_publish(struct remote *remote, struct login *login);
 /* printf()-like: one more header. Returns 0 or -ENOMEM. */
 int login_add_header(struct login *login, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-
-uint64_t remote_now_ns(void); /* CLOCK_MONOTONIC */
 
 #endif

@@ -55,14 +55,14 @@ static void read_newest(const char *path)
 	struct complaint unused = {};
 	X509_STORE *store;
 
-	if (newest && remote_now_ns() < newest_until_ns)
+	if (newest && clock_now_ns() < newest_until_ns)
 		return;
 	store = secret_read(path, false, &file, &unused) ? NULL : parse(&file);
 	if (!store)
 		return;
 	X509_STORE_free(newest);
 	newest = store;
-	newest_until_ns = remote_now_ns() + TRUST_FOR_NS;
+	newest_until_ns = clock_now_ns() + TRUST_FOR_NS;
 }
 
 struct x509_store_st *trust_get(void)

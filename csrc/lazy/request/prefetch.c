@@ -242,7 +242,7 @@ static void follow(struct map_request *request, uint64_t id)
 	uint64_t end_ns = map_request_page_end_ns();
 
 	prefetch_follow(fetcher, id);
-	while (prefetch_is_running(fetcher, id) && map_request_now_ns() < end_ns) {
+	while (prefetch_is_running(fetcher, id) && clock_now_ns() < end_ns) {
 		if (control_call_is_over(request->call)) {
 			prefetch_cancel(fetcher, id);
 			return;
@@ -284,7 +284,7 @@ static int cancel(struct map_request *request)
 	if (err)
 		return err;
 	prefetch_cancel(fetcher, id);
-	while (prefetch_is_running(fetcher, id) && map_request_now_ns() < end_ns)
+	while (prefetch_is_running(fetcher, id) && clock_now_ns() < end_ns)
 		nanosleep(&pause, NULL);
 	return answer(request);
 }

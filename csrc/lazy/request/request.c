@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -116,17 +115,9 @@ int map_request_take_range(struct map_request *request, uint64_t *from, uint64_t
 	return err;
 }
 
-uint64_t map_request_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 uint64_t map_request_page_end_ns(void)
 {
-	return map_request_now_ns() + (uint64_t)PAGE_MS * 1000000;
+	return clock_now_ns() + (uint64_t)PAGE_MS * 1000000;
 }
 
 json_t *map_mapping_json(const struct mapping *mapping)

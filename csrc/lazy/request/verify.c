@@ -92,7 +92,7 @@ static int verify_from(struct map_request *request, uint64_t id, bool ask)
 	if (!id && store_check(store, &of_file))
 		err = add_problem(request, 0, of_file.text);
 	for (id = id ?: 1; !err && id <= count; id++) {
-		if (map_request_now_ns() > end_ns || control_call_is_over(request->call))
+		if (clock_now_ns() > end_ns || control_call_is_over(request->call))
 			break;
 		err = verify_source(request, store_source(store, id), ask);
 	}
