@@ -258,16 +258,22 @@ def test_paths_count_from_where_the_command_was_given(
 
 def test_half_made_directories(options: DeviceOptions) -> None:
     devices = devices_directory()
-    for name in (".one.0011", ".two.of.2233"):
-        (devices / name).mkdir(mode=0o700)
-        (devices / name / "device.json").write_text("{}")
+    others = [devices / name for name in (".other", ".x.abc", ".x.0123456789abcdeg")]
+    halves = [devices / f".{name}.0123456789abcdef" for name in ("one", "two.three")]
+    for path in (*others, *halves):
+        path.mkdir(mode=0o700)
+        (path / "device.json").write_text("{}")
     assert list_devices() == []
     assert [found.result for found in collect_devices(dry_run=True)] == [
         "would-remove"
     ] * 2
     with supervised_device(DESCRIPTION, options, name="one"):
-        assert [found.name for found in collect_devices()] == ["one", "two.of"]
+        assert [found.name for found in collect_devices()] == ["one", "two.three"]
         assert show_device("one").is_well
+    # Whatever somebody has put there himself stays.
+    for path in others:
+        (path / "device.json").unlink()
+        path.rmdir()
 
 
 def test_a_server_with_many_clients_is_well(front_end: FrontEndName) -> None:

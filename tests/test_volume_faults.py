@@ -199,7 +199,7 @@ def test_nobody_waits_for_a_removal(
         patch.setattr(shutil, "rmtree", remove)
         remove_volume(NAME, base=place.base)
     assert removed[0] == "cache" and removed[1].startswith(f".{NAME}.")
-    dead = place.base / f".{NAME}.0"
+    dead = place.base / f".{NAME}.0123456789abcdef"
     (dead / "cache").mkdir(parents=True)
     remove_halves(place.base)
     assert [path.name for path in place.base.iterdir()] == [".lock"]

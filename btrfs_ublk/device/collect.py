@@ -11,11 +11,11 @@ from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S, remove_locked
 from btrfs_ublk.device.locks import holder_of, registry_locked
 from btrfs_ublk.device.report import is_alive, users_of
 from btrfs_ublk.device.state import (
-    HALF_PREFIX,
     DeviceDirectory,
     device_directories,
     devices_directory,
     half_made,
+    name_of_half,
 )
 from btrfs_ublk.device.supervision import take_lock
 from btrfs_ublk.errors import BtrfsUblkError
@@ -101,8 +101,7 @@ def _collect_half_made(*, dry_run: bool) -> list[Collected]:
     # Whoever makes or removes one has this lock all the time: these are nobody's.
     with registry_locked(devices):
         for path in half_made(devices):
-            # NB: names may have dots.
-            name = path.name.removeprefix(HALF_PREFIX).rpartition(".")[0]
+            name = name_of_half(path) or path.name
             if dry_run:
                 found.append(Collected(name, "would-remove", f"half made: {path}"))
                 continue

@@ -24,7 +24,6 @@ from btrfs_ublk.device.report import (
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import (
     DEFAULT_HANG_TIMEOUT_S,
-    HALF_PREFIX,
     DeviceDirectory,
     DeviceSpec,
     DeviceState,
@@ -32,6 +31,7 @@ from btrfs_ublk.device.state import (
     check_name,
     device_directory,
     devices_directory,
+    half_path,
 )
 from btrfs_ublk.device.supervise import supervise
 from btrfs_ublk.device.supervision import (
@@ -179,9 +179,9 @@ def checked_server(program: Path) -> Path:
 def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, Lock]:
     """The directory, whole at once, and its lock."""
     devices = devices_directory(make=True)
-    half = devices / f"{HALF_PREFIX}{spec.name}.{spec.tag}"
+    target = devices / spec.name
+    half = half_path(target, spec.tag)
     with registry_locked(devices):
-        target = devices / spec.name
         if os.path.lexists(target):
             raise _exists(spec.name)
         with ExitStack() as on_failure:
@@ -271,7 +271,7 @@ def forget(path: Path) -> None:
     """Remove a device's directory, whose lock the caller holds."""
     with registry_locked(path.parent):
         # The name is free at once, whatever comes in between.
-        gone = path.with_name(f"{HALF_PREFIX}{path.name}.{secrets.token_hex(4)}")
+        gone = half_path(path, secrets.token_hex(8))
         try:
             path.rename(gone)
             shutil.rmtree(gone)

@@ -42,6 +42,7 @@ Status = Literal[
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HALF = re.compile(rf"\.({_NAME.pattern})\.[0-9a-f]{{16}}")
 _LIMITS = {"queues": (1, 256), "depth": (1, 1024), "device_id": (0, 1 << 20)}
 _MAX_IO_BYTES = {"ublk": 32 * MIB, "fuse": MIB}
 _HINT = f"run as root, or name a directory of yours in {RUN_VARIABLE}"
@@ -247,13 +248,22 @@ def device_directory(name: str) -> DeviceDirectory:
     return DeviceDirectory(devices_directory() / check_name(name))
 
 
-#: What commands make, or remove, is called so until, or as soon as, it is no device.
-HALF_PREFIX = "."
+def half_path(path: Path, tag: str) -> Path:
+    """What a directory that commands make, or remove, is called until, or as soon as,
+    it is no device; ``tag`` is 16 hex digits.
+    """
+    return path.with_name(f".{path.name}.{tag}")
+
+
+def name_of_half(path: Path) -> str | None:
+    """The name whose half_path() that is; None: another's directory, or none at all."""
+    match = _HALF.fullmatch(path.name)
+    return match[1] if match and path.is_dir() and not path.is_symlink() else None
 
 
 def half_made(devices: Path) -> list[Path]:
     """What is being made or removed, or was, by commands that have died."""
-    return sorted(path for path in devices.glob(f"{HALF_PREFIX}*") if path.is_dir())
+    return sorted(path for path in devices.glob(".*") if name_of_half(path))
 
 
 def device_directories() -> Iterator[DeviceDirectory]:

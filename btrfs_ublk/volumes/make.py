@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from btrfs_ublk.device.locks import Lock, is_locked, lock_file, registry_locked
-from btrfs_ublk.device.state import HALF_PREFIX
+from btrfs_ublk.device.state import half_made, half_path
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.log import step
@@ -17,11 +17,7 @@ from btrfs_ublk.records import sync
 from btrfs_ublk.resources.tempdir import loops_below
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.volumes.definition import VolumeDefinition
-from btrfs_ublk.volumes.store import (
-    Made,
-    VolumeDirectory,
-    half_path,
-)
+from btrfs_ublk.volumes.store import Made, VolumeDirectory
 
 #: Another command may work on a volume: fetching nothing, but waiting for a server.
 LOCK_TIMEOUT_S = 60.0
@@ -82,10 +78,8 @@ def remove_halves(volumes: Path) -> None:
     with registry_locked(volumes):  # whoever makes one holds it meanwhile
         halves = [
             path
-            for path in volumes.glob(f"{HALF_PREFIX}*")
-            if path.is_dir()
-            and not path.is_symlink()
-            and not is_locked(VolumeDirectory(path).lock)
+            for path in half_made(volumes)
+            if not is_locked(VolumeDirectory(path).lock)
         ]
     for path in halves:
         shutil.rmtree(path, ignore_errors=True)

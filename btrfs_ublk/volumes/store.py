@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from btrfs_ublk.device.locks import Lock, lock_file
-from btrfs_ublk.device.state import HALF_PREFIX, RUN_DIRECTORY, RUN_VARIABLE, check_name
+from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE, check_name
 from btrfs_ublk.directories import check_private, make_private
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.lazy import Source
@@ -226,8 +226,3 @@ def volume_directories(base: Path | None = None) -> Iterator[VolumeDirectory]:
     for path in sorted(volumes_directory(base).glob("[!.]*")):
         if path.is_dir():
             yield VolumeDirectory(path)
-
-
-def half_path(path: Path, tag: str) -> Path:
-    """What a volume's directory is called until, or as soon as, it is no volume."""
-    return path.with_name(f"{HALF_PREFIX}{path.name}.{tag}")
