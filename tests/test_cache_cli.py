@@ -251,8 +251,9 @@ def test_those_of_volumes_are_named(
     for name in ("one", "two", "damaged"):
         volume = VolumeDirectory(tmp_path / name)
         volume.path.mkdir()
-        if name != "damaged":
-            volume.write_definition(VolumeDefinition())
+        volume.write_definition(VolumeDefinition())
+        if name == "damaged":
+            (volume.path / "definition.toml").write_text("size = [")
     (tmp_path / "one/cache").mkdir()
     with pytest.raises(UsageError, match="there is no cache") as refused:
         run_cache(tmp_path / "none", "status")

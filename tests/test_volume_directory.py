@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from btrfs_ublk.cli.volume import command
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.volumes import (
+    down_volume,
+    find_definition,
+    list_volumes,
+    remove_volume,
+    show_volume,
+)
 from btrfs_ublk.volumes.make import remove_halves
 from btrfs_ublk.volumes.store import VOLUMES_VARIABLE, VolumeDirectory
 
@@ -32,3 +42,39 @@ def test_only_halves_of_volumes_are_removed(base: Path) -> None:
     left = {path.name for path in base.iterdir()}
     assert left == {*kept, link.name, ".locked.0123456789abcdef", ".lock"}
     assert all((base / name / "sub").is_dir() for name in kept)
+
+
+def test_what_is_no_volume_is_neither_listed_nor_removed(base: Path) -> None:
+    others = [base / name for name in ("volumes", "empty", "images", ".hidden")]
+    for path in others:
+        path.mkdir(mode=0o700)
+    # The directory of all volumes, whose names may be those of files.
+    (base / "volumes/volume.json").mkdir()
+    (base / "images/seed.img").touch()
+    assert list_volumes(base=base) == []
+    for path in others[:3]:
+        for use in (remove_volume, down_volume, show_volume, find_definition):
+            with pytest.raises(UsageError, match="is no volume"):
+                use(path.name, base=base)
+        done = CliRunner().invoke(command, ["remove", path.name, "--yes"])
+        assert isinstance(done.exception, UsageError)
+        assert path.is_dir() and not (path / "lock").exists()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("volume.json",),
+        ("definition.toml", "lock"),
+        ("seed.img", "sprout.img", "ledgers/x"),
+    ],
+)
+def test_what_is_left_of_a_volume_can_be_removed(base: Path, files: list[str]) -> None:
+    """Listed as damaged, however much of it is gone."""
+    path = base / "kept"
+    for name in files:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    assert [volume.state for volume in list_volumes(base=base)] == ["damaged"]
+    remove_volume("kept", base=base)
+    assert [each.name for each in base.iterdir()] == [".lock"]

@@ -40,7 +40,7 @@ def remove_volume(name: str, *, base: Path | None = None) -> None:
 
     What it fetched goes along, but for a cache that it was given. One whose files make
     no sense is removed as well. Raises LeftoverError while it is up, UsageError when
-    there is none of that name.
+    there is none of that name, or what is there is no volume.
     """
     volume = volume_directory(name, base)
     volume.check()

@@ -107,6 +107,16 @@ class VolumeDirectory:
         self._session = path / "session.json"
         self._files = path / "files.json"
 
+    def is_volume(self) -> bool:
+        """Whether there is a volume, if a damaged one: what only volumes have.
+
+        NB: images of that name may lie in anybody's directory.
+        """
+        records = (self._made, self._definition)
+        return any(map(os.path.isfile, records)) or (
+            os.path.isfile(self.seed_image) and os.path.isdir(self.ledgers)
+        )
+
     def check(self) -> None:
         """Raise UsageError when there is no such volume, BtrfsUblkError when the
         directory is not ours alone.
@@ -117,6 +127,11 @@ class VolumeDirectory:
                 hint="see: btrfs-ublk volume list",
             )
         check_private(self.path, what="volume directory", hint=_HINT)
+        if not self.is_volume():
+            raise UsageError(
+                f"{self.path} is no volume: it has no {self._made.name}",
+                hint=f"see: btrfs-ublk volume list --base {self.path.parent}",
+            )
 
     def definition(self) -> VolumeDefinition:
         return read_definition(self._definition)
@@ -224,5 +239,6 @@ def volume_directory(name: str, base: Path | None = None) -> VolumeDirectory:
 def volume_directories(base: Path | None = None) -> Iterator[VolumeDirectory]:
     """Of all volumes, by name."""
     for path in sorted(volumes_directory(base).glob("[!.]*")):
-        if path.is_dir():
-            yield VolumeDirectory(path)
+        volume = VolumeDirectory(path)
+        if volume.is_volume():
+            yield volume
