@@ -17,7 +17,7 @@ from volume_support import NAME, TIMEOUT_S, Place
 
 from btrfs_ublk.device import list_devices
 from btrfs_ublk.device.locks import registry_locked
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.resources.tempdir import loops_below
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volumes import down_volume, remove_volume, up_volume
@@ -175,6 +175,25 @@ def test_what_cannot_be_taken_down_is_kept(
     assert up_volume(NAME, place.definition("one"), base=place.base).is_up
     assert place.matches("one")
     down_volume(NAME, base=place.base)
+
+
+def test_somebody_opens_the_device_as_it_goes_down(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it is unmounted, and can be repeated."""
+
+    def refuse(_volume: object) -> None:
+        raise LeftoverError("injected", hint="no hint")
+
+    up_volume(NAME, place.definition("one"), base=place.base)
+    with monkeypatch.context() as patch:
+        module = import_module("btrfs_ublk.volumes.down")
+        patch.setattr(module, "drop_device", refuse)
+        with pytest.raises(LeftoverError, match="is unmounted, .*: injected") as raised:
+            down_volume(NAME, base=place.base)
+    assert f"then: btrfs-ublk volume down {NAME}" in str(raised.value)
+    assert place.state() == "broken"
+    assert down_volume(NAME, base=place.base) and place.state() == "down"
 
 
 def test_nobody_waits_for_a_removal(

@@ -134,6 +134,19 @@ def test_down_names_who_uses_it(place: Place) -> None:
             down_volume(NAME, base=place.base)
         assert place.state() == "up"
         assert file.read(77) == place.content("one").read_bytes()[:77]
+    loops = [device for device, _ in loops_below(place.root)]
+    if place.front_end == "fuse":
+        loops.append(show_volume(NAME, base=place.base).device or Path())
+    for device in loops:
+        with device.open("rb") as opened:
+            user = subprocess.Popen(["sleep", "300"], stdin=opened)
+        try:
+            with pytest.raises(LeftoverError, match=f"still up.*has open {device}"):
+                down_volume(NAME, base=place.base)
+        finally:
+            user.kill()
+            user.wait(timeout=60)
+        assert place.state() == "up" and place.matches("one")
     again = place.root / "again"
     again.mkdir()
     run(["mount", "--bind", place.target, again], timeout_s=60)

@@ -12,20 +12,29 @@ from btrfs_ublk.resources.tempdir import loops_below
 from btrfs_ublk.volumes.device import drop_device, find_device, forget
 from btrfs_ublk.volumes.kept_ledger import collect_kept
 from btrfs_ublk.volumes.make import LOCK_TIMEOUT_S, discard
-from btrfs_ublk.volumes.mounts import is_mounted, mount_points, users_elsewhere
+from btrfs_ublk.volumes.mounts import (
+    is_mounted,
+    mount_points,
+    users_elsewhere,
+    wait_for_openers,
+)
 from btrfs_ublk.volumes.store import (
     DamagedVolumeError,
     VolumeDirectory,
     volume_directory,
 )
 
+#: For who has a device open for a moment: udev, say.
+_OPEN_TIMEOUT_S = 2.0
+
 
 def down_volume(name: str, *, base: Path | None = None) -> bool:
     """Unmount a volume and take its device down; its data stay. False when it was down.
 
     Also for what a killed up_volume() left. Raises LeftoverError, which names who,
-    while somebody uses it: it is as up as before then. UsageError when there is none of
-    that name.
+    while somebody uses it: it is as up as before then, unless it says that it is
+    unmounted (somebody came to use its device meanwhile). UsageError when there is none
+    of that name.
     """
     volume = volume_directory(name, base)
     volume.check()
@@ -73,17 +82,16 @@ def may_be_up(volume: VolumeDirectory) -> bool:
 
 
 def take_down(volume: VolumeDirectory) -> None:
-    """For who has it locked. Raises LeftoverError: it is as it was then."""
+    """For who has it locked. Raises LeftoverError, which says whether it is mounted."""
     _refuse_if_used(volume)
     with deferred(), step(f"take volume {volume.name} down"):
         try:
-            outcomes = collect_kept(volume.ledgers)
+            for outcome in collect_kept(volume.ledgers):
+                if outcome.entry.kind == "loop" and "path" in outcome.entry.details:
+                    forget(Path(outcome.entry.details["path"]))
+            drop_device(volume)
         except LeftoverError as error:
-            raise _still_up(volume, error.message) from error
-        for outcome in outcomes:
-            if outcome.entry.kind == "loop" and "path" in outcome.entry.details:
-                forget(Path(outcome.entry.details["path"]))
-        drop_device(volume)
+            raise _not_down(volume, error.message) from error
         with suppress(OSError):
             volume.sprouting.rmdir()
         session = volume.session()
@@ -103,18 +111,24 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     points = mount_points(fsid)
     others = [str(point) for point in points if point != ours]
     if others:
-        raise _still_up(volume, f"it is mounted at {', '.join(others)} as well")
+        raise _not_down(volume, f"it is mounted at {', '.join(others)} as well")
     users = users_elsewhere(fsid)
     if users or not points:
         also = "as well" if points else "only"
         who = "; ".join(users) or "nobody whom this process may see"
-        raise _still_up(
+        raise _not_down(
             volume, f"it is mounted in another mount namespace {also}: {who}"
         )
+    openers = wait_for_openers(fsid, timeout_s=_OPEN_TIMEOUT_S)
+    if openers:
+        raise _not_down(volume, f"its device is in use: {'; '.join(openers)}")
 
 
-def _still_up(volume: VolumeDirectory, why: str) -> LeftoverError:
+def _not_down(volume: VolumeDirectory, why: str) -> LeftoverError:
+    fsid = volume.fsid()
+    is_up = fsid is not None and is_mounted(fsid)
+    state = "still up" if is_up else "unmounted, but not down"
     return LeftoverError(
-        f"volume {volume.name!r} is still up: {why}",
+        f"volume {volume.name!r} is {state}: {why}",
         hint=f"end what uses it, then: btrfs-ublk volume down {volume.name}",
     )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
+from btrfs_ublk.process import pids_using
 from btrfs_ublk.resources.mountinfo import (
     MountInfo,
     mounts_elsewhere,
     read_mountinfo,
 )
+from btrfs_ublk.resources.uevents import wait_until
 
 _BTRFS = Path("/sys/fs/btrfs")
 
@@ -68,6 +71,25 @@ def users_elsewhere(fsid: UUID) -> list[str]:
                 users.append(f"pid {pid} ({_command(pid)}) at {mount.target}")
                 break
     return users
+
+
+def wait_for_openers(fsid: UUID, *, timeout_s: float) -> list[str]:
+    """[] as soon as no other process has a loop device of it open, else who, for
+    people: the kernel does not detach those. A ublk device goes, whoever has it open.
+
+    NB: our own hold on one (attach(), ``lifeline``) is let go when it is detached.
+    """
+    found: list[str] = []
+    loops = [name for name in _device_names(fsid) if name.startswith("loop")]
+
+    def are_free() -> bool:
+        users = [user for x in loops for user in pids_using(Path("/dev", x)).items()]
+        found[:] = (who for pid, who in users if pid != os.getpid())
+        return not found
+
+    with suppress(TimeoutError):
+        wait_until(are_free, timeout_s=timeout_s, what="devices are open")
+    return found
 
 
 def _device_names(fsid: UUID) -> set[str]:
