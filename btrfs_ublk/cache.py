@@ -27,6 +27,8 @@ DEFAULT_DIRECTORY = Path("/var/cache/btrfs-ublk")
 #: Emptying a large cache waits for its disk.
 TIMEOUT_S = 600.0
 DIGEST_BYTES = 32
+#: A command line has an end (execve(2), E2BIG).
+_UNITS_AT_ONCE = 10_000
 #: What the root digest of a list begins with (materialisation.md).
 _ROOT_HEADER = b"btrfs-ublk units 1\n"
 #: How the map file keeps digests: csrc/lazy/store/internal.h.
@@ -140,7 +142,9 @@ class Cache:
 
     def drop(self, key: str, units: Iterable[int]) -> None:
         """Take units out."""
-        self._ask("drop", key, *units)
+        wanted = list(units)
+        for at in range(0, len(wanted), _UNITS_AT_ONCE):
+            self._ask("drop", key, *wanted[at : at + _UNITS_AT_ONCE])
 
     def shrink(self, size_bytes: int) -> int:
         """Evict what is wanted least until at most ``size_bytes`` are left. Returns the
@@ -170,14 +174,22 @@ class Cache:
 
     def remove_older(self, age_s: float, *, now_s: float) -> dict[str, int]:
         """Remove contents that are neither pinned nor were used for ``age_s`` seconds;
-        returns the bytes of each.
+        returns the bytes of each. Those that somebody pins or removes meanwhile are
+        none of them.
         """
-        old = [
-            content.key
-            for content in self.status().contents
-            if not content.pinned and now_s - content.last_use_s > age_s
-        ]
-        return {key: self.remove(key) for key in old}
+
+        def unpinned() -> list[Content]:
+            return [one for one in self.status().contents if not one.pinned]
+
+        removed = {}
+        for content in unpinned():
+            if now_s - content.last_use_s > age_s:
+                try:
+                    removed[content.key] = self.remove(content.key)
+                except BtrfsUblkError:
+                    if content.key in {one.key for one in unpinned()}:
+                        raise
+        return removed
 
     def verify(
         self,

@@ -14,7 +14,7 @@ import pytest
 from cache_shell import CacheShell, cache_shell, key_of, refusal, start_shell
 from click.testing import CliRunner
 
-from btrfs_ublk.cache import Cache, map_digests, root_digest
+from btrfs_ublk.cache import Cache, Status, map_digests, root_digest
 from btrfs_ublk.cli.cache import command, parse_age
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import KIB
@@ -109,6 +109,41 @@ def test_prunes_by_age(sanitized_build: Path, tmp_path: Path) -> None:
     assert [one["key"] for one in run_cache(tmp_path, "status")["contents"]] == [
         key_of(0)
     ]
+
+
+def test_prunes_by_age_what_others_prune_and_pin(
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is removed as it comes to it, one is pinned, and the third is its own."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        for index in range(3):
+            fill(shell, index)
+    cache = Cache(tmp_path)
+    before = cache.status()
+
+    def late(_cache: Cache) -> Status:
+        monkeypatch.undo()
+        cache.remove(key_of(0))
+        cache.pin(key_of(1))
+        return before
+
+    monkeypatch.setattr(Cache, "status", late)
+    assert set(cache.remove_older(-60, now_s=time.time())) == {key_of(2)}
+    assert [one.key for one in cache.status().contents] == [key_of(1)]
+    cache.unpin(key_of(1))
+    monkeypatch.setattr(Cache, "remove", lambda cache, _key: cache.pin("no key"))
+    with pytest.raises(UsageError, match="no key"):
+        cache.remove_older(-60, now_s=time.time())
+
+
+def test_drops_more_than_a_command_line_holds(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        many = os.sysconf("SC_ARG_MAX") // 9 * [3]
+        Cache(tmp_path).drop(key_of(0), [*many, 10])
+        assert shell.ask("check 0") == "ooomoooooom"
 
 
 def test_leaves_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
