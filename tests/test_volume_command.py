@@ -134,6 +134,8 @@ def test_the_cap_of_a_cache_comes_and_goes(place: Place) -> None:
     Cache(cache).limit(max_bytes=MIB, reserve_bytes=4096)
     up()
     assert limits() == (2 * MIB, 4096)
+    gone = place.command("up", NAME, "--cache-max=5M", "--add-file=x=/not/there")
+    assert gone.returncode and limits() == (2 * MIB, 4096)
     up("--cache-max=0")
     assert limits() == (0, 4096)
     Cache(cache).limit(max_bytes=MIB, reserve_bytes=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import pytest
 from conftest import SystemState
 from volume_support import NAME, TIMEOUT_S, Place
 
+from btrfs_ublk.cache import Cache
 from btrfs_ublk.device import list_devices
 from btrfs_ublk.device.locks import registry_locked
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
@@ -248,8 +250,10 @@ def test_a_cache_that_was_made_for_nothing(
     up(fail)
     assert not cache.parent.exists()
     cache.mkdir(mode=0o700, parents=True)
+    Cache(cache).limit(max_bytes=7 * MIB, reserve_bytes=0)
     up(fail)
-    assert cache.exists()
+    # Somebody else's cap is as it was.
+    assert json.loads((cache / "limits").read_text())["max_bytes"] == 7 * MIB
     shutil.rmtree(cache)
     up(read_and_fail)
     assert len(list(cache.glob("*.data"))) == 1

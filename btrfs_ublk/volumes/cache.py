@@ -20,10 +20,15 @@ _IN_USE_TIMEOUT_S = 2.0
 
 
 def prepare_cache(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
-    """Raises BtrfsUblkError for a directory that is not ours alone."""
-    hint = "name another directory as cache"
-    make_private(volume.cache_of(definition), what="cache", hint=hint)
-    limit_cache(volume, definition)
+    """Its cap as well, where it is made for that: one that others may use gets that
+    only when all has gone well. Raises BtrfsUblkError for a directory that is not ours
+    alone.
+    """
+    path = volume.cache_of(definition)
+    is_new = not path.exists()
+    make_private(path, what="cache", hint="name another directory as cache")
+    if is_new:
+        limit_cache(volume, definition)
 
 
 def undoing_cache(

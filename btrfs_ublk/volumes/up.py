@@ -77,7 +77,6 @@ def up_volume(
             if is_new:
                 on_failure.push(undoing(lambda: _unmake(volume)))
         if _check(volume, definition):
-            limit_cache(volume, definition)
             set_read_ahead(volume.target_of(definition), definition.read_ahead_bytes)
         else:
             take_down(volume)  # what a killed command left
@@ -85,6 +84,7 @@ def up_volume(
             on_failure.push(undoing(lambda: take_down(volume)))
             _bring_up(volume, definition)
         add_files(volume, volume.target_of(definition), definition.files)
+        limit_cache(volume, definition)
         volume.write_definition(definition)
         with deferred():
             if made is not None:
