@@ -188,6 +188,15 @@ def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> N
     assert "limits" in refusal(sanitized_build, directory, reserve_bytes=0)
 
 
+def test_a_cache_to_limit_is_made_or_refused(tmp_path: Path) -> None:
+    limit(tmp_path / "a/b", "--max", "1M")
+    assert (tmp_path / "a/b/limits").exists()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(BtrfsUblkError, match=f"{path}.*[Nn]ot a directory"):
+            limit(path, "--max", "1M")
+
+
 def digests_of(directory: Path, key: str) -> bytes:
     data = (directory / f"{key}.data").read_bytes()[:SIZE]
     return b"".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from btrfs_ublk.cache import (
     Status,
     map_digests,
 )
+from btrfs_ublk.directories import make_private
 from btrfs_ublk.entry import json_option
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.monitor.samples import take_samples
@@ -260,8 +262,8 @@ def limit(directory: Path, most: str | None, reserve: str | None) -> None:
     """
     max_bytes = 0 if most is None else parse_size(most, what="--max")
     reserve_bytes = 0 if reserve is None else parse_size(reserve, what="--reserve")
-    with suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
+    if not os.path.lexists(directory):
+        make_private(directory, what="cache", hint="name another one: -d DIRECTORY")
     Cache(directory).limit(max_bytes=max_bytes, reserve_bytes=reserve_bytes)
 
 
