@@ -79,6 +79,16 @@ def test_an_existing_file_is_not_replaced(source: Path) -> None:
     assert source.read_bytes() == before
 
 
+def test_a_source_that_is_not_there(source: Path) -> None:
+    target = source.with_name("target")
+    for size in (0, BLOCK):
+        with pytest.raises(UsageError, match="clone source .*No such file"):
+            clone_file(
+                source.with_name("none"), target, source_offset=0, size_bytes=size
+            )
+    assert not target.exists()
+
+
 def test_a_failed_clone_leaves_no_file(source: Path) -> None:
     target = source.with_name("target")
     with pytest.raises(BtrfsUblkError, match="not multiples"):

@@ -7,6 +7,7 @@ import fcntl
 import os
 import struct
 from contextlib import AbstractContextManager, nullcontext
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
@@ -83,26 +84,30 @@ def clone_range(
             ) from error
 
 
+def _made(target: Path) -> FileIO:
+    try:
+        return open(target, "xb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"new file {target}: {error.strerror}") from error
+
+
 def clone_file(
     source: File, target: Path, *, source_offset: int, size_bytes: int
 ) -> None:
     """Make a new file of ``size_bytes`` that shares a range of ``source``.
 
     The size may be any: whole blocks are cloned, then the file is cut. Raises
-    UsageError when ``target`` exists, BtrfsUblkError as clone_range(); the target is
-    gone then.
+    UsageError when there is no source, or ``target`` exists, BtrfsUblkError as
+    clone_range(); the target is gone then.
     """
-    try:
-        file = open(target, "xb", buffering=0)
-    except OSError as error:
-        raise UsageError(f"new file {target}: {error.strerror}") from error
-    with file:
+    with _opened(source, "rb", "source") as source_file, _made(target) as file:
         try:
             if size_bytes:
+                source_fd = _fileno(source_file)
                 blocks_bytes = -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-                source_bytes = os.stat(source).st_size
+                source_bytes = os.fstat(source_fd).st_size
                 clone_range(
-                    source,
+                    source_fd,
                     file.fileno(),
                     source_offset=source_offset,
                     # The source's own last block may be cut as well.
