@@ -118,11 +118,18 @@ def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
     def broken() -> str:
         raise BtrfsUblkError(f"no: token={SECRET}")
 
+    def wrong() -> str:
+        raise TypeError(f"token={SECRET}")
+
     path = tmp_path / "report.tar.gz"
-    (entry,) = write_report(path, found=[("x", broken)])
-    assert entry.error == f"no: token={REDACTED}"
+    endless: list[object] = []
+    endless.append(endless)
+    parts = [("x", broken), ("y", wrong), ("z", lambda: endless), ("last", str)]
+    errors = [entry.error or "" for entry in write_report(path, found=parts)]
+    assert errors[:2] == [f"no: token={REDACTED}", f"TypeError: token={REDACTED}"]
+    assert errors[2].startswith("RecursionError: ") and not errors[3]
     with tarfile.open(path) as tar:
-        assert tar.getnames() == ["report/x"]
+        assert tar.getnames() == [f"report/{name}" for name, _ in parts]
 
 
 def test_nothing_is_overwritten_or_left(tmp_path: Path) -> None:

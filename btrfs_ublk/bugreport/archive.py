@@ -74,13 +74,19 @@ def write_report(
 def _text_of(make: Callable[[], Content], redactor: Redactor) -> tuple[str, str | None]:
     """The redacted text, and the error, if there is one instead."""
     try:
-        content: Content = make()
-    except (BtrfsUblkError, OSError, ValueError) as error:
-        why = redactor.text(str(error))
+        return _redacted(make(), redactor), None
+    except Exception as error:  # one part that is wrong must not cost the others
+        is_told = isinstance(error, BtrfsUblkError)
+        why = redactor.text(
+            str(error) if is_told else f"{type(error).__name__}: {error}"
+        )
         return f"could not be had: {why}\n", why.splitlines()[0]
+
+
+def _redacted(content: Content, redactor: Redactor) -> str:
     if isinstance(content, str):
         with suppress(ValueError):
             content = json.loads(content)  # by names, too
     if isinstance(content, str):
-        return redactor.text(content).rstrip("\n") + "\n", None
-    return json.dumps(redactor.value(content), indent=2, default=str) + "\n", None
+        return redactor.text(content).rstrip("\n") + "\n"
+    return json.dumps(redactor.value(content), indent=2, default=str) + "\n"

@@ -17,7 +17,6 @@ import psutil
 from btrfs_ublk.device import device_map, list_devices, show_device
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.doctor import diagnose
-from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.gc import collect as collect_garbage
 from btrfs_ublk.process import run
 from btrfs_ublk.resources.mountinfo import read_mountinfo
@@ -64,8 +63,8 @@ def items() -> Iterator[Item]:
     yield "volumes.json", lambda: [volume.to_dict() for volume in list_volumes()]
     try:
         names = [device.name for device in list_devices()]
-    except (BtrfsUblkError, OSError) as error:
-        why = str(error)
+    except Exception as error:  # the rest is worth having
+        why = f"{type(error).__name__}: {error}"
         yield "devices.txt", lambda: why
         names = []
     for name in names:
