@@ -119,7 +119,35 @@ def test_refusals(text: str, words: str) -> None:
     assert words in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ('"size": null', "source of 'x': size is None"),
+        ('"headers": {"a": [1, null]}', "headers: a is None"),
+        ('"digests": {}', "digests of 'x' are {}"),
+        ('"digests": {"path": "here"}', "digests of 'x' are {'path': 'here'}"),
+        ('"digests": "/here"', "digests of 'x' are '/here'"),
+    ],
+)
+def test_what_no_source_has(keys: str, words: str) -> None:
+    """It could not be written down."""
+    with pytest.raises(UsageError) as refused:
+        VolumeFile.parse('x={"kind": "http", "url": "http://h/x", ' + keys + "}")
+    assert words in refused.value.message
+    with pytest.raises(UsageError, match="source of 'x': since is"):
+        parse("[[file]]\npath = 'x'\nsource = { since = 2020-01-01 }")
+
+
+def test_any_other_source_can_be_written_down() -> None:
+    source = {"url": "http://h/x", "kind": "http", "digests": ["00"], "size": {"a": 1}}
+    for known in (source, source | {"digests": {"path": "/here"}}):
+        made = VolumeDefinition(files=(VolumeFile("x", known),))
+        assert "http://h/x" in made.to_toml()
+
+
 def test_options_say_path_and_url() -> None:
     assert VolumeFile.parse("a/b=http://h/?x=1").source["url"] == "http://h/?x=1"
     with pytest.raises(UsageError, match="PATH=URL"):
         VolumeFile.parse("http://h/x")
+    with pytest.raises(UsageError, match="is no URL"):
+        VolumeFile.parse("x=http://[h/x")

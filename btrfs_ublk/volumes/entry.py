@@ -26,7 +26,9 @@ class VolumeFile:
     source: Source
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a path that is none in a volume."""
+        """Raise UsageError for a path that is none in a volume, and for what no source
+        can have.
+        """
         path = PurePosixPath(self.path)
         if path.is_absolute() or ".." in path.parts or not path.name:
             raise UsageError(
@@ -36,6 +38,13 @@ class VolumeFile:
         if "\0" in self.path or "\n" in self.path:
             raise UsageError(f"{self.path!r} is no name for a file")
         object.__setattr__(self, "path", str(path))
+        _check_value(self.source, f"source of {self.path!r}")
+        digests = self.source.get("digests", [])
+        if not isinstance(digests, list | tuple) and not _is_file_of_digests(digests):
+            raise UsageError(
+                f"digests of {self.path!r} are {digests!r}",
+                hint='a list of SHA-256, or {"path": …} of a file, absolute',
+            )
 
     @property
     def origin(self) -> str:
@@ -55,7 +64,8 @@ class VolumeFile:
         for name in _KNOWLEDGE:
             if name in self.source:
                 value = self.source[name]
-                keys[name] = value["path"] if isinstance(value, dict) else value
+                is_file = name == "digests" and isinstance(value, dict)
+                keys[name] = value["path"] if is_file else value
         return keys
 
     @classmethod
@@ -89,6 +99,30 @@ class VolumeFile:
         return cls(path, source_of(url))
 
 
+def _check_value(value: object, what: str) -> None:
+    """Raise UsageError for what is not both in JSON and in TOML."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_value(each, f"{what}: {key}")
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_value(each, what)
+    elif not isinstance(value, str | int | float):
+        raise UsageError(
+            f"{what} is {value!r}", hint="texts, numbers, true, false, lists and tables"
+        )
+
+
+def _is_file_of_digests(value: object) -> bool:
+    """What a definition says as a path, and a server opens."""
+    return (
+        isinstance(value, dict)
+        and list(value) == ["path"]
+        and isinstance(value["path"], str)
+        and value["path"].startswith("/")
+    )
+
+
 def source_of(url: object) -> Source:
     """A source from a URL: http, https, s3, oci or file; from an absolute path; or from
     the JSON of a source. Raises UsageError.
@@ -103,7 +137,10 @@ def source_of(url: object) -> Source:
         return source
     if url.startswith("/"):
         return {"kind": "file", "path": url}
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no URL: {error}") from error
     match parts.scheme:
         case "http" | "https":
             return {"kind": "http", "url": url}
