@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -18,13 +19,19 @@ from volume_support import NAME, TIMEOUT_S, Place
 
 from btrfs_ublk.cache import Cache
 from btrfs_ublk.device import list_devices
-from btrfs_ublk.device.locks import registry_locked
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.device.locks import is_locked, registry_locked
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.resources.tempdir import loops_below
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volumes import down_volume, remove_volume, up_volume
+from btrfs_ublk.volumes import (
+    clone_in_volume,
+    down_volume,
+    kept_volume,
+    remove_volume,
+    up_volume,
+)
 from btrfs_ublk.volumes.make import remove_halves
-from btrfs_ublk.volumes.store import volumes_directory
+from btrfs_ublk.volumes.store import volume_directory, volumes_directory
 
 pytestmark = pytest.mark.native
 
@@ -196,6 +203,38 @@ def test_somebody_opens_the_device_as_it_goes_down(
     assert f"then: btrfs-ublk volume down {NAME}" in str(raised.value)
     assert place.state() == "broken"
     assert down_volume(NAME, base=place.base) and place.state() == "down"
+
+
+def test_clones_wait_for_whoever_works_on_the_volume(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody takes it down meanwhile."""
+    module = import_module("btrfs_ublk.volumes.clone")
+    volume = volume_directory(NAME, place.base)
+
+    def clone(path: str) -> Path:
+        return clone_in_volume(NAME, path, offset=0, size_bytes=5000, base=place.base)
+
+    def clone_locked(*arguments: Path, **options: int) -> None:
+        assert is_locked(volume.lock)
+        clone_file(*arguments, **options)
+
+    clone_file = module.clone_file
+    monkeypatch.setattr(module, "clone_file", clone_locked)
+    with kept_volume(NAME, place.definition("one"), base=place.base):
+        with ThreadPoolExecutor(1) as pool:
+            with volume.locked(timeout_s=1):
+                waiting = pool.submit(clone, "part")
+                with pytest.raises(TimeoutError):
+                    waiting.result(timeout=0.5)
+            part = waiting.result(timeout=60)
+        assert part.read_bytes() == place.content("one").read_bytes()[:5000]
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.1)
+        with volume.locked(timeout_s=1):
+            with pytest.raises(BtrfsUblkError, match="another command works on"):
+                clone("other")
+    with pytest.raises(UsageError, match="is down"):
+        clone("other")
 
 
 def test_nobody_waits_for_a_removal(

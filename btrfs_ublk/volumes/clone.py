@@ -8,6 +8,7 @@ from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.resources.reflink import clone_file
 from btrfs_ublk.volumes.files import place_in
+from btrfs_ublk.volumes.make import LOCK_TIMEOUT_S
 from btrfs_ublk.volumes.report import look_at_volume
 from btrfs_ublk.volumes.store import volume_directory
 
@@ -19,21 +20,23 @@ def clone_in_volume(
     moves. Returns where it is.
 
     ``path`` is relative to the volume's top directory; ``offset`` a multiple of the
-    block size, the size any number of bytes. Raises UsageError when the file exists,
-    BtrfsUblkError when the kernel refuses.
+    block size, the size any number of bytes. Waits for another command that works on
+    the volume. Raises UsageError when the file exists, BtrfsUblkError when the kernel
+    refuses.
     """
     volume = volume_directory(name, base)
     volume.check()
-    found = look_at_volume(volume)
-    if not found.is_up or found.mount is None:
-        why = f" ({found.reason})" if found.reason else ""
-        raise UsageError(
-            f"volume {name!r} is {found.state}{why}",
-            hint=f"btrfs-ublk volume up {name}",
-        )
-    target = place_in(found.mount, path)
-    virtual = found.mount / volume.seed().virtual_data.filename
-    clone_file(virtual, target, source_offset=offset, size_bytes=size_bytes)
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        found = look_at_volume(volume, is_ours=True)
+        if not found.is_up or found.mount is None:
+            why = f" ({found.reason})" if found.reason else ""
+            raise UsageError(
+                f"volume {name!r} is {found.state}{why}",
+                hint=f"btrfs-ublk volume up {name}",
+            )
+        target = place_in(found.mount, path)
+        virtual = found.mount / volume.seed().virtual_data.filename
+        clone_file(virtual, target, source_offset=offset, size_bytes=size_bytes)
     return target
 
 

@@ -95,25 +95,27 @@ def show_volume(name: str, *, base: Path | None = None) -> KeptVolume:
     return look_at_volume(directory, ask=True)
 
 
-def look_at_volume(volume: VolumeDirectory, *, ask: bool = False) -> KeptVolume:
-    """``ask``: its server."""
+def look_at_volume(
+    volume: VolumeDirectory, *, ask: bool = False, is_ours: bool = False
+) -> KeptVolume:
+    """``ask``: its server. ``is_ours``: the caller has it locked."""
     try:
         volume.check()
-        return _look(volume, ask=ask)
+        return _look(volume, ask=ask, is_ours=is_ours)
     except (BtrfsUblkError, OSError) as error:
         return KeptVolume(
             name=volume.name, state="damaged", reason=str(error), directory=volume.path
         )
 
 
-def _look(volume: VolumeDirectory, *, ask: bool) -> KeptVolume:
+def _look(volume: VolumeDirectory, *, ask: bool, is_ours: bool) -> KeptVolume:
     made, definition, session = volume.made(), volume.definition(), volume.session()
     device = find_device(volume, ask=ask)
     mount = volume.target_of(definition)
     if session is not None and session.is_of_this_boot:
         mount = Path(session.target)
     state, reason = _state_of(volume, device, mount)
-    if is_locked(volume.lock):
+    if not is_ours and is_locked(volume.lock):
         state, reason = "changing", "a command works on it"
     mapped_bytes = failing = None
     if ask and device is not None and device.stats is not None:
