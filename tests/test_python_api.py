@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from conftest import Need
@@ -18,6 +20,7 @@ from web_server import NGINX, web_server
 import btrfs_ublk
 from btrfs_ublk import api
 from btrfs_ublk.capabilities import FUSE
+from btrfs_ublk.ledger import Ledger
 from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
 
 _PROJECT = Path(__file__).parent.parent
@@ -74,6 +77,28 @@ def test_all_is_documented_and_no_module_is_in_its_way() -> None:
         assert thing.__doc__, f"{name} has no docstring"
     with pytest.raises(AttributeError, match="nonsense"):
         btrfs_ublk.nonsense  # type: ignore[attr-defined]
+
+
+def test_what_it_takes_and_returns_can_be_named() -> None:
+    offered = [getattr(api, name) for name in api.__all__]
+    functions = [*filter(inspect.isfunction, offered), *vars(api.MapClient).values()]
+    # Who has a ledger of his own is no other program.
+    known = {id(thing) for thing in (*offered, Ledger)}
+    missing = {
+        kind.__qualname__
+        for function in functions
+        if inspect.isfunction(function) and not function.__name__.startswith("_")
+        for hint in get_type_hints(function).values()
+        for kind in classes_in(hint)
+        if kind.__module__.startswith("btrfs_ublk.") and id(kind) not in known
+    }
+    assert missing == set()
+
+
+def classes_in(hint: Any) -> list[type]:
+    """Those that a type is made of."""
+    inner = [kind for part in get_args(hint) for kind in classes_in(part)]
+    return [hint, *inner] if inspect.isclass(hint) else inner
 
 
 def test_users_are_checked_by_mypy_strict(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from btrfs_ublk.volumes.definition import (
 )
 from btrfs_ublk.volumes.down import down_volume, remove_volume
 from btrfs_ublk.volumes.entry import VolumeFile
-from btrfs_ublk.volumes.find import find_definition
+from btrfs_ublk.volumes.find import FoundDefinition, find_definition
 from btrfs_ublk.volumes.kept import kept_volume
 from btrfs_ublk.volumes.report import KeptFile, KeptVolume, list_volumes, show_volume
 from btrfs_ublk.volumes.up import up_volume
 
 __all__ = [
+    "FoundDefinition",
     "KeptFile",
     "KeptVolume",
     "VolumeDefinition",
