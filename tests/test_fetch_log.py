@@ -53,14 +53,16 @@ def test_events(sanitized_build: Path, tmp_path: Path) -> None:
     found = events(log)
     for event in found:
         assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["time"])
-    first, second, third = found[:3]
+    first, second, *later = found
     wanted = {"event": "fetch_failed", "source": "0", "unit": "5", "mirror": "0"}
     assert wanted.items() <= first.items()
     assert (first["kind"], first["reason"]) == ("http", "gone")
     assert first["host"].endswith(host) and "404" in first["message"]
     assert {"event": "given_up", "source": "0", "unit": "5"}.items() <= second.items()
-    assert third["event"] == "deadline_missed" and third["source"] == "1"
-    assert third["message"] == "4096 bytes at 8192 did not come in time"
+    # The attempt has the read's deadline: its failure may be told of before that.
+    late = next(event for event in later if event["event"] == "deadline_missed")
+    assert late["source"] == "1"
+    assert late["message"] == "4096 bytes at 8192 did not come in time"
     left_out = [event for event in found if event["event"] == "left_out"]
     assert sum(int(event["count"]) for event in left_out) > UNITS
     assert len(found) < UNITS

@@ -132,7 +132,7 @@ static int drain_unit(struct drain *drain, struct source *source, uint64_t unit,
 			.offset = unit * source->unit_bytes,
 			.length = length,
 			.data = malloc(length),
-			.deadline_ns = map_request_now_ns() + DEADLINE_S * 1000000000ULL,
+			.deadline_ns = clock_now_ns() + DEADLINE_S * 1000000000ULL,
 			.done = read_done,
 		},
 		.drain = drain,
@@ -158,8 +158,7 @@ static uint64_t drain_mapping(struct drain *drain, const struct mapping *mapping
 		end = to;
 	if (source->computed)
 		return end;
-	while (at < end && map_request_now_ns() < end_ns &&
-	       !control_call_is_over(drain->request->call)) {
+	while (at < end && clock_now_ns() < end_ns && !control_call_is_over(drain->request->call)) {
 		uint64_t in_source = at - mapping->offset + mapping->source_offset;
 		uint64_t unit = in_source / source->unit_bytes;
 
@@ -178,7 +177,7 @@ static uint64_t drain_range(struct drain *drain, uint64_t from, uint64_t to)
 	uint64_t end_ns = map_request_page_end_ns(), at = from;
 	const struct mapping *mapping = map_next(map, at);
 
-	while (mapping && mapping->offset < to && map_request_now_ns() < end_ns) {
+	while (mapping && mapping->offset < to && clock_now_ns() < end_ns) {
 		uint64_t end = mapping->offset + mapping->length;
 
 		at = drain_mapping(drain, mapping, at, to, end_ns);
@@ -225,10 +224,10 @@ static uint64_t count_uncached(const struct drain *drain, uint64_t from, uint64_
 static void settle_cache(struct drain *drain, uint64_t from, uint64_t to)
 {
 	const struct timespec step = { .tv_nsec = SETTLE_STEP_MS * 1000000L };
-	uint64_t end_ns = map_request_now_ns() + SETTLE_MS * 1000000ULL, count;
+	uint64_t end_ns = clock_now_ns() + SETTLE_MS * 1000000ULL, count;
 
 	while ((count = count_uncached(drain, from, to)) > drain->failed_units &&
-	       map_request_now_ns() < end_ns)
+	       clock_now_ns() < end_ns)
 		nanosleep(&step, NULL);
 	drain->uncached_units = count > drain->failed_units ? count - drain->failed_units : 0;
 	cache_sync(drain->request->space->cache);

@@ -123,7 +123,7 @@ static int list_sources(struct map_request *request)
 	if (json_object_set_new(request->body, "sources", list))
 		return -ENOMEM;
 	for (; !err && (source = store_source(request->space->store, from)) != NULL; from++) {
-		if (json_array_size(list) >= PAGE_SOURCES || map_request_now_ns() > end_ns)
+		if (json_array_size(list) >= PAGE_SOURCES || clock_now_ns() > end_ns)
 			break;
 		if (json_array_append_new(list, source_json(request, source)))
 			err = -ENOMEM;

@@ -50,10 +50,6 @@ int map_request_open_lines(struct map_request *request, uint64_t most_bytes, FIL
 int map_request_take_range(struct map_request *request, uint64_t *from, uint64_t *to);
 /* When a page of a long answer should end: some of its time is over. CLOCK_MONOTONIC. */
 uint64_t map_request_page_end_ns(void);
-static inline uint64_t map_request_now_ns(void)
-{
-	return clock_now_ns();
-}
 
 json_t *map_mapping_json(const struct mapping *mapping);
 /* "computed", "given" (with the source) or "pinned" (at first fetch): what its digests are. */
