@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Attempts to fetch a unit: which mirror, until when, and what comes after a failure. */
+/* Attempts to fetch a unit: until when, and what comes after a failure. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,88 +30,12 @@ enum {
 	BACK_OFF_LAST_MS = 5000,
 	BUSY_MIN_MS = 100,
 	BUSY_MAX_MS = 60000,
-	PROBE_WAIT_MS = 50,
 	/*
 	 * Of a mirror that has changed: its object may be put back, and an answer of another one, as of
 	 * a proxy that wants a login, says nothing for ever. Each answer is judged by identity and digest.
 	 */
 	CHANGED_MS = 60000,
-	UNHEALTHY_FAILURES = 3, /* in a row: others come first */
 };
-
-static struct breaker *breaker_of(struct fetcher *fetcher, struct mirror *mirror)
-{
-	char text[512];
-
-	if (!mirror->breaker && mirror->ops->host) {
-		const char *host = mirror->ops->host(mirror, text, sizeof(text));
-
-		mirror->breaker = breaker_get(&fetcher->breakers, host);
-		mirror->latency = latency_get(&fetcher->latencies, mirror->ops->name,
-					      mirror->ops->on_hands ? "" : host);
-	}
-	return mirror->breaker;
-}
-
-static bool is_out(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
-{
-	return now_ns < mirror->changed_until_ns || unit->out & 1u << mirror->index;
-}
-
-/*
- * When it can be asked: 0, now; UINT64_MAX: not by those who have a deadline. Of a host that is left alone,
- * the next try is waited for, once: it may be well again, and a read that fails is a file that is not
- * there.
- */
-static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
-{
-	if (mirror->breaker) {
-		switch (breaker_ask(mirror->breaker, now_ns)) {
-		case BREAKER_OPEN:
-			return unit->waited ? UINT64_MAX : mirror->breaker->open_until_ns;
-		case BREAKER_WAIT:
-			return now_ns + PROBE_WAIT_MS * NS_PER_MS;
-		case BREAKER_GO:
-			break;
-		}
-	}
-	return mirror->avoid_until_ns > now_ns ? mirror->avoid_until_ns : 0;
-}
-
-/*
- * The one that was tried least, of these one that has not failed much of late, of these the first.
- * NULL: none now, but perhaps at `*at_ns` (UINT64_MAX: nobody knows).
- */
-static struct mirror *choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns)
-{
-	struct source *source = unit->source;
-	struct mirror *best = NULL;
-	unsigned best_rank = 0;
-
-	*at_ns = UINT64_MAX;
-	for (unsigned i = 0; i < source->mirror_count; i++) {
-		struct mirror *mirror = &source->mirrors[i];
-		const struct breaker *breaker = breaker_of(unit->fetcher, mirror);
-		unsigned rank = unit->tries[i];
-		uint64_t ready;
-
-		if (is_out(unit, mirror, now_ns))
-			continue;
-		ready = ready_ns(unit, mirror, now_ns);
-		if (ready) {
-			if (ready < *at_ns)
-				*at_ns = ready;
-			continue;
-		}
-		if (breaker && breaker->in_a_row >= UNHEALTHY_FAILURES)
-			rank++;
-		if (!best || rank < best_rank) {
-			best = mirror;
-			best_rank = rank;
-		}
-	}
-	return best;
-}
 
 /* No mirror can give it: those who can wait do so, as if it had not been tried. */
 static void give_up(struct unit *unit, uint64_t now_ns)
@@ -129,17 +53,6 @@ static void give_up(struct unit *unit, uint64_t now_ns)
 		unit_end(unit);
 }
 
-static bool has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
-{
-	const struct source *source = unit->source;
-
-	for (unsigned i = 0; i < source->mirror_count; i++) {
-		if (i != mirror->index && !is_out(unit, &source->mirrors[i], now_ns))
-			return true;
-	}
-	return false;
-}
-
 static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror,
 				    uint64_t now_ns)
 {
@@ -149,7 +62,7 @@ static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror
 	if (!last_ns || last_ns == FETCHER_NO_DEADLINE)
 		return now_ns + ATTEMPT_MAX_S * NS_PER_S;
 	left_ns = last_ns > now_ns ? last_ns - now_ns : 0;
-	share_ns = has_other(unit, mirror, now_ns) ? left_ns / 2 : left_ns / 4 * 3;
+	share_ns = mirror_has_other(unit, mirror, now_ns) ? left_ns / 2 : left_ns / 4 * 3;
 	if (share_ns < ATTEMPT_MIN_MS * NS_PER_MS)
 		share_ns = ATTEMPT_MIN_MS * NS_PER_MS;
 	return now_ns + (left_ns < share_ns ? left_ns : share_ns);
@@ -258,45 +171,6 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	mirror->ops->fetch(&unit->fetch);
 }
 
-/*
- * One host that does not answer must not take all there is: others' readers would wait for its time-outs.
- * One that fails gets little, and of what waits on hands, only as many wait as may do so at a time.
- */
-static unsigned most_at_a_time(const struct unit *unit, const struct mirror *mirror)
-{
-	const struct fetcher_options *options = &unit->fetcher->options;
-	uint64_t most = options->max_buffer_bytes / unit->source->unit_bytes;
-
-	if (most > options->max_transfers)
-		most = options->max_transfers;
-	most = mirror->breaker->in_a_row >= UNHEALTHY_FAILURES ? most / 8 : most * 2 / 3;
-	if (mirror->ops->on_hands && most > MIRROR_HANDS_OF_PLACE)
-		most = MIRROR_HANDS_OF_PLACE;
-	return most ? (unsigned)most : 1;
-}
-
-static bool is_full(const struct unit *unit, const struct mirror *mirror)
-{
-	const struct breaker *breaker = mirror->breaker;
-	uint64_t in_flight;
-
-	if (!breaker)
-		return false;
-	in_flight = breaker->in_flight;
-	/* What nobody waits for is in nobody's way, where it can be stopped and so takes no hand. */
-	if (unit->demanded && !mirror->ops->on_hands)
-		in_flight -= breaker->prefetching;
-	return in_flight >= most_at_a_time(unit, mirror);
-}
-
-bool unit_host_is_full(struct unit *unit)
-{
-	uint64_t at_ns;
-	const struct mirror *mirror = choose(unit, clock_now_ns(), &at_ns);
-
-	return mirror && is_full(unit, mirror);
-}
-
 static void rest_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 {
 	const struct source *source = unit->source;
@@ -317,9 +191,9 @@ static void rest_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 void unit_fetch(struct unit *unit)
 {
 	uint64_t now_ns = clock_now_ns(), at_ns;
-	struct mirror *mirror = choose(unit, now_ns, &at_ns);
+	struct mirror *mirror = mirror_choose(unit, now_ns, &at_ns);
 
-	if (mirror && is_full(unit, mirror))
+	if (mirror && mirror_is_full(unit, mirror))
 		unit_queue(unit);
 	else if (mirror)
 		begin(unit, mirror, now_ns);
@@ -343,22 +217,6 @@ static uint64_t back_off_ns(const struct unit *unit)
 	return (random % most_ms + 1) * NS_PER_MS;
 }
 
-/* Whether there is no reason to wait: another mirror was tried less, or none is left. */
-static bool may_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
-{
-	const struct source *source = unit->source;
-	unsigned left = 0;
-
-	for (unsigned i = 0; i < source->mirror_count; i++) {
-		if (is_out(unit, &source->mirrors[i], now_ns))
-			continue;
-		if (unit->tries[i] < tries)
-			return true;
-		left++;
-	}
-	return !left;
-}
-
 static void retry(struct unit *unit)
 {
 	const struct mirror *mirror = unit->fetch.mirror;
@@ -368,7 +226,7 @@ static void retry(struct unit *unit)
 		unit_end(unit);
 		return;
 	}
-	if (!may_go_on(unit, unit->tries[mirror->index], at_ns))
+	if (!mirrors_go_on(unit, unit->tries[mirror->index], at_ns))
 		at_ns += back_off_ns(unit);
 	unit->rounds++;
 	/* Also when it is now: a fetch that fails at once must not come here from here. */

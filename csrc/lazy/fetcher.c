@@ -23,7 +23,7 @@ enum {
 	HANDS_MAX = 8,
 	HANDS_SPARE =
 		1, /* besides, when all others wait for pins: a large addition holds the map */
-	/* One host may have two thirds of both (attempt.c): 64 units of the default size. */
+	/* One host may have two thirds of both (choice.c): 64 units of the default size. */
 	TRANSFERS_DEFAULT = 96,
 	BUFFER_DEFAULT_BYTES = 24 << 20,
 	STOP_WAIT_S = 5,

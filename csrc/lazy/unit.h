@@ -174,12 +174,26 @@ void unit_end(struct unit *unit);
 /* Ends what can be ended now. */
 void units_stop(struct fetcher *fetcher);
 
+/* choice.c */
+
+/*
+ * The one that was tried least, of these one that has not failed much of late, of these the first.
+ * NULL: none now, but perhaps at `*at_ns` (UINT64_MAX: nobody knows).
+ */
+struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns);
+/* Whether another one than that may be of use. */
+bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
+/* Whether there is no reason to wait: another mirror was tried less, or none is left. */
+bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns);
+/* Whether its host has as many of our fetches as it may. */
+bool mirror_is_full(const struct unit *unit, const struct mirror *mirror);
+/* The same of the one that is next to be asked. */
+bool unit_host_is_full(struct unit *unit);
+
 /* attempt.c */
 
 /* Ask a mirror, now or when it can be asked again; or fail. */
 void unit_fetch(struct unit *unit);
-/* Whether the host that is next to be asked has as many of our fetches as it may. */
-bool unit_host_is_full(struct unit *unit);
 /* Somebody who waits for it until `deadline_ns` is to be added; its attempt may have begun for nobody. */
 void unit_joined(struct unit *unit, uint64_t deadline_ns);
 /* The first who waits for it: its attempt is not one that gives way any more. */
