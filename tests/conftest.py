@@ -138,6 +138,15 @@ def front_end(request: pytest.FixtureRequest) -> FrontEndName:
 
 
 @pytest.fixture
+def no_devices() -> Iterator[None]:
+    """After the test: what it has added by `btrfs-ublk device` is removed."""
+    from device_support import remove_all
+
+    yield
+    remove_all()
+
+
+@pytest.fixture
 def serve(front_end: FrontEndName) -> Serve:
     """BlockServer(), with each front end in turn."""
     return functools.partial(BlockServer, front_end=front_end)

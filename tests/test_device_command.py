@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,7 +24,6 @@ from device_support import (
     device_command,
     kill_server,
     kill_supervisor,
-    remove_all,
     wait_for,
 )
 from server_process import ControlClient
@@ -52,7 +51,11 @@ from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.server import Description, FileSegment, FrontEndName
 from btrfs_ublk.units import MIB
 
-pytestmark = [pytest.mark.native, pytest.mark.fuse]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.fuse,
+    pytest.mark.usefixtures("no_devices"),
+]
 
 
 @pytest.fixture
@@ -65,12 +68,6 @@ def front_end(need: Need) -> FrontEndName:
 @pytest.fixture
 def options(front_end: FrontEndName) -> DeviceOptions:
     return DeviceOptions(front_end=front_end)
-
-
-@pytest.fixture(autouse=True)
-def no_devices() -> Iterator[None]:
-    yield
-    remove_all()
 
 
 def test_a_machine_that_cannot_do_it(options: DeviceOptions, sparse_path: Path) -> None:

@@ -31,7 +31,6 @@ from device_support import (
     kill_server,
     kill_supervisor,
     reading,
-    remove_all,
     wait_for,
 )
 
@@ -56,7 +55,7 @@ from btrfs_ublk.server import Description, FileSegment, FrontEndName, PatternSeg
 from btrfs_ublk.sprout import Sprout, sprout
 from btrfs_ublk.units import GIB, MIB
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
 
 VIRTUAL_BYTES = 1 << 40
 
@@ -68,12 +67,6 @@ class Grown:
     sprout: Sprout
     clone: Path
     readers: Readers
-
-
-@pytest.fixture(autouse=True)
-def no_devices() -> Iterator[None]:
-    yield
-    remove_all()
 
 
 @pytest.fixture

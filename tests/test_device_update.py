@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from device_support import (
     kill_server,
     kill_supervisor,
     reading,
-    remove_all,
 )
 
 from btrfs_ublk.device import (
@@ -45,15 +43,13 @@ from btrfs_ublk.server import (
 from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.units import MIB
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+    pytest.mark.usefixtures("no_devices"),
+]
 
 LONGER = PatternSegment(offset=0, length=SIZE + 8 * MIB)
-
-
-@pytest.fixture(autouse=True)
-def no_devices() -> Iterator[None]:
-    yield
-    remove_all()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from device_support import (
     kill,
     kill_server,
     kill_supervisor,
-    remove_all,
     wait_for,
 )
 
@@ -49,18 +48,12 @@ from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
 from btrfs_ublk.units import MIB
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
 
 
 @pytest.fixture
 def options(front_end: FrontEndName) -> DeviceOptions:
     return DeviceOptions(front_end=front_end)
-
-
-@pytest.fixture(autouse=True)
-def no_devices() -> Iterator[None]:
-    yield
-    remove_all()
 
 
 def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:

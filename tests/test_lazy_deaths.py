@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import may_be_killed
-from device_support import is_lossless, kill_server, reading, remove_all
+from device_support import is_lossless, kill_server, reading
 from virtual_data import UNIT, VirtualData
 
 from btrfs_ublk.device import (
@@ -19,16 +18,10 @@ from btrfs_ublk.device import (
 from btrfs_ublk.server import Description, FrontEndName, LazySegment, PatternSegment
 from btrfs_ublk.units import MIB
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
 
 SIZE = 64 * MIB
 KILLS = 5
-
-
-@pytest.fixture(autouse=True)
-def no_devices() -> Iterator[None]:
-    yield
-    remove_all()
 
 
 @pytest.mark.parametrize("cached", [False, True])
