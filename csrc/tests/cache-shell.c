@@ -12,9 +12,11 @@
  *   shrink BYTES		ok
  *   sync			ok
  *   reopen DIRECTORY		ok: the cache there, with no source open
+ *   batches			COUNT: how many times what waited was written to the disk
  *   stats			JSON
  *   stress SECONDS THREADS	READS HITS CHANGED PUTS WRONG: random operations on all that is open
  *   later LINE			what LINE answers, when it is done, in a thread of its own; one at a time
+ *   end				nothing: a stress that runs ends now
  *   kill			nothing: the process is dead
  *
  * Each may answer "error ERRNO".
@@ -23,6 +25,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +42,7 @@ static struct cache_options options;
 static struct source sources[SOURCES];
 static pthread_t later;
 static bool has_later;
+static atomic_bool ends;
 
 struct worker {
 	pthread_t thread;
@@ -130,7 +134,7 @@ static void *work(void *argument)
 {
 	struct worker *worker = argument;
 
-	while (cache_now_ns() < worker->until_ns) {
+	while (!ends && cache_now_ns() < worker->until_ns) {
 		const struct source *source = &sources[next(worker) % SOURCES];
 		uint64_t units, unit;
 		const char *answer;
@@ -276,12 +280,18 @@ static bool answer(const char *line)
 	} else if (!strcmp(line, "sync\n")) {
 		cache_sync(cache);
 		puts("ok");
+	} else if (!strcmp(line, "batches\n")) {
+		pthread_mutex_lock(&cache->pending_lock);
+		printf("%" PRIu64 "\n", cache->finished);
+		pthread_mutex_unlock(&cache->pending_lock);
 	} else if (!strcmp(line, "stats\n")) {
 		json_t *stats = cache_stats_json(cache);
 
 		json_dumpf(stats, stdout, JSON_COMPACT);
 		putchar('\n');
 		json_decref(stats);
+	} else if (!strcmp(line, "end\n")) {
+		ends = true;
 	} else if (!strcmp(line, "kill\n")) {
 		kill(getpid(), SIGKILL);
 	} else {
