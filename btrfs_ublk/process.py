@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-import psutil
-
 from btrfs_ublk import libraries
 from btrfs_ublk.errors import CommandError
 from btrfs_ublk.interrupts import deferred, delivered
@@ -116,6 +114,8 @@ class ProcessIdentity:
                     return True
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signum)
+                    # One that is stopped hears of it when it goes on.
+                    signal.pidfd_send_signal(pidfd, signal.SIGCONT)
                 if readable([pidfd], timeout_s=wait_s):
                     return True
             finally:
@@ -335,6 +335,7 @@ class Child:
         """
         if signum is not None and self.returncode is None:
             self.send_signal(signum)
+            self.send_signal(signal.SIGCONT)  # one that is stopped hears of it then
         if self.wait(timeout_s) is None:
             log.warning("%s: pid %d ignores us, killing it", self.argv[0], self.pid)
             with suppress(ProcessLookupError):
@@ -459,6 +460,8 @@ def pids_using(directory: Path, *, limit: int = 20) -> dict[int, str]:
     Sees only what this process may look into (proc_pid_fd(5)); mapped files show up as
     long as they are open too.
     """
+    import psutil  # here: few commands need it, and all would wait for it
+
     found: dict[int, str] = {}
     root = str(directory)
     for process in psutil.process_iter(["name"]):

@@ -72,6 +72,21 @@ def test_a_child_that_ignores_sigterm_is_killed() -> None:
     assert not child.identity.is_alive()
 
 
+@pytest.mark.parametrize("ours", [True, False], ids=["child", "identity"])
+def test_what_is_stopped_ends_in_order(ours: bool) -> None:
+    script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done"
+    with spawn(["sh", "-c", script], pipe_stdout=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGSTOP)
+        start_s = time.monotonic()
+        if ours:
+            child.stop(timeout_s=60)
+        else:
+            assert child.identity.stop(timeout_s=60)
+        assert time.monotonic() - start_s < 30
+        assert child.wait(10) == 7
+
+
 def test_a_child_reads_its_input_and_its_last_words_are_kept() -> None:
     with spawn(["sh", "-c", "cat >&2"], stdin="some\nwords") as child:
         assert child.wait(10) == 0
