@@ -143,6 +143,7 @@ def test_the_same_and_a_slowed_one() -> None:
 
     Where time is instructions: how many turns it takes elsewhere is up to the noise.
     """
+    # NB: of two that are judged, six turns cannot tell (Holm).
     title = "tmpfs / again:tmpfs / slowed:tmpfs"
     done = run(
         [

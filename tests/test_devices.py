@@ -221,7 +221,7 @@ def test_a_server_may_hang_if_that_is_wanted(front_end: FrontEndName) -> None:
 
 
 #: Each takes seconds where the kernel with ublk is emulated.
-MOMENTS: dict[FrontEndName, int] = {"fuse": 12, "ublk": 4}
+MOMENTS: dict[FrontEndName, int] = {"fuse": 12, "ublk": 2}
 
 
 @pytest.mark.slow
