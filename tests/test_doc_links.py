@@ -107,6 +107,19 @@ def test_lines_of_code_fit(document: Path) -> None:
     assert not wide
 
 
+def test_cited_figures_have_a_source() -> None:
+    """In the comparison: "cited" says where, and no source is there for nothing."""
+    text, _, sources = (
+        (_PROJECT / "docs" / "comparison.md").read_text().partition("\n## Sources\n")
+    )
+    listed = re.findall(r"^(\d+)\. .*?\[.+?\]\(https?://", sources, re.M | re.S)
+    assert listed == [str(number + 1) for number in range(len(listed))]
+    assert set(re.findall(r"\[\[(\d+)\]\]\(#sources\)", text)) == set(listed)
+    paragraphs = [x for x in text.split("\n\n") if re.search(r"\b[Cc]ited\b", x)]
+    unsourced = [x for x in paragraphs if "](#sources)" not in x]
+    assert [x for x in unsourced if "cited figures only" not in x] == []
+
+
 def test_every_document_is_in_the_index() -> None:
     """docs/README.md is the map: what it does not name is not found."""
     index = _PROJECT / "docs" / "README.md"
