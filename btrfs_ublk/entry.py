@@ -19,6 +19,10 @@ from btrfs_ublk.interrupts import exit_status_of, interruptible
 
 #: For every command that prints data.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+#: The same for lists that may be long: they are printed while they are read.
+json_lines_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+)
 
 _Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 

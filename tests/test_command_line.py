@@ -34,6 +34,8 @@ NO_JSON = {
     "btrfs-ublk completion": "prints a script, for a shell",
     "btrfs-ublk device serve": "prints nothing; it stays in the foreground",
 }
+#: Commands that print what may be long, while they read it.
+JSON_LINES = {"btrfs-ublk map list", "btrfs-ublk map-physical"}
 
 
 def help_of(context: click.Context) -> str:
@@ -84,6 +86,13 @@ def test_data_are_there_as_json(path: str) -> None:
         assert "--json" not in options, "take it out of NO_JSON"
     else:
         assert "--json" in options, "add json_option, or to NO_JSON with the reason"
+
+
+@pytest.mark.parametrize("path", sorted(LEAVES.keys() - NO_JSON.keys()))
+def test_help_says_where_each_line_is_json(path: str) -> None:
+    (option,) = [x for x in LEAVES[path].command.params if "--json" in x.opts]
+    assert isinstance(option, click.Option) and option.help is not None
+    assert ("one object per line" in option.help) is (path in JSON_LINES)
 
 
 def test_exceptions_are_about_commands_that_there_are() -> None:

@@ -12,7 +12,7 @@ from btrfs_ublk.cli.map_stats import stats_lines
 from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
-from btrfs_ublk.entry import completing, json_option
+from btrfs_ublk.entry import completing, json_lines_option, json_option
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.lazy import (
     Added,
@@ -198,7 +198,7 @@ def _print_added(added: list[Added], as_json: bool) -> None:
 @_start
 @_end
 @_which
-@json_option
+@json_lines_option
 def list_command(
     device: str, start: str, end: str | None, path: str | None, as_json: bool
 ) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
+from btrfs_ublk.entry import json_lines_option
 from btrfs_ublk.helpers import MAP_PHYSICAL, helper_path
 
 
 @click.command("map-physical")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@json_lines_option
 @click.argument("path", type=click.Path(path_type=Path))
 def map_physical(path: Path, as_json: bool) -> None:
     """List where the bytes of a btrfs file are.

@@ -37,7 +37,7 @@ def command(interval_s: float, count: int | None, as_json: bool) -> None:
     """Show what devices do, live.
 
     Requests, latencies, what is fetched and cached. Where the output is no terminal,
-    each look is a table of its own; with --json, a line.
+    each look is a table of its own; with --json, an array on a line of its own.
 
     "errors" and "failures" (of requests to mirrors) are counted since the server
     started; "hosts off" are left alone for a while, since they failed again and again.
