@@ -89,12 +89,12 @@ def volume(
     """Make a volume, mount it on the directory ``target``; take all down at the end.
 
     ``contents`` answer ranges of the virtual file (offsets count from its start); what
-    they leave free gives EIO. Sizes are bytes. ``strategy`` (see STRATEGIES) makes the
-    seed. Images go to a temporary directory below ``parent``. ``front_end``,
-    ``queues``, ``depth``, ``realtime``, ``cpus`` and ``ready_timeout_s`` are
-    BlockServer's, ``read_ahead_bytes`` is sprout()'s. ``observe(stage, thing)`` is told
-    when each stage is reached: "seed" (a Seed), "server" (a BlockServer), "mapping" (a
-    PhysicalMap), "sprout" (a Sprout).
+    they leave free gives EIO. Sizes are bytes. ``strategy``, "mega-extent" or
+    "fallocate", makes the seed. Images go to a temporary directory below ``parent``.
+    ``front_end``, ``queues``, ``depth``, ``realtime``, ``cpus`` and ``ready_timeout_s``
+    are BlockServer's, ``read_ahead_bytes`` is sprout()'s. ``observe(stage, thing)`` is
+    told when each stage is reached: "seed" (a Seed), "server" (a BlockServer),
+    "mapping" (a PhysicalMap), "sprout" (a Sprout).
     """
     ledger = ledger or process_ledger()
     with ExitStack() as stack:

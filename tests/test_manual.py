@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,18 +12,39 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
+from btrfs_ublk import api
 from btrfs_ublk.capabilities import Program
-from btrfs_ublk.manual import man_pages, markdown, read_manual
+from btrfs_ublk.manual import man_pages, markdown, python_reference, read_manual
 from btrfs_ublk.manual.markdown import COMMAND
+from btrfs_ublk.manual.python import COMMAND as PYTHON_COMMAND
 
-_REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "commands.md"
+_REFERENCES = Path(__file__).parent.parent / "docs" / "reference"
 _MANUAL = read_manual()
 _PAGES = man_pages(_MANUAL, date="2026-01-02")
 GROFF = Program("groff", "groff")
 
 
 def test_the_reference_is_current() -> None:
-    assert _REFERENCE.read_text() == markdown(_MANUAL), f"run {COMMAND}, and commit it"
+    written = (_REFERENCES / "commands.md").read_text()
+    assert written == markdown(_MANUAL), f"run {COMMAND}, and commit it"
+
+
+def test_the_reference_of_python_is_current() -> None:
+    written = (_REFERENCES / "python.md").read_text()
+    assert written == python_reference(), f"run {PYTHON_COMMAND}, and commit it"
+
+
+def test_the_reference_of_python_reads_well() -> None:
+    text = python_reference()
+    headings = re.findall(r"^### (\w+)$", text, re.M)
+    assert sorted(headings) == sorted(api.__all__)
+    assert 'def parse_size(text: str, *, what: str = "size") -> int\n' in text
+    assert "@contextmanager\ndef supervised_device(\n" in text
+    assert "    options: DeviceOptions = DeviceOptions(),\n" in text
+    assert "\nSource = dict[str, Any]\n" in text
+    assert '    front_end: Literal["auto", "ublk", "fuse"] = "auto",\n' in text
+    assert "- `VolumeFile.parse(text: str) -> VolumeFile`: From " in text
+    assert not re.search(r"<(function|object|factory)|(?<!`)``(?!`)", text)
 
 
 def test_every_noun_has_a_page() -> None:

@@ -1,8 +1,11 @@
-"""The command line's help as man pages and as a document: the same text."""
+"""The command line's help as man pages and as a document: the same text. And the
+document of the Python API.
+"""
 
 from btrfs_ublk.manual.contents import Command, Manual, Option, Paragraph, read_manual
 from btrfs_ublk.manual.man import man_pages
 from btrfs_ublk.manual.markdown import markdown
+from btrfs_ublk.manual.python import python_reference
 
 __all__ = [
     "Command",
@@ -11,5 +14,6 @@ __all__ = [
     "Paragraph",
     "man_pages",
     "markdown",
+    "python_reference",
     "read_manual",
 ]

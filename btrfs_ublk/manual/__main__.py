@@ -10,12 +10,12 @@ import click
 
 from btrfs_ublk.entry import run_command
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.manual import man_pages, markdown, read_manual
+from btrfs_ublk.manual import man_pages, markdown, python_reference, read_manual
 
 
 @click.group()
 def command() -> None:
-    """Write the help of all commands in other forms."""
+    """Write the help of all commands, and that of the Python API, in other forms."""
 
 
 @command.command("man")
@@ -40,8 +40,19 @@ def man(directory: Path) -> None:
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
 def reference(path: Path) -> None:
     """Write the reference of all commands to PATH."""
+    _write(path, markdown(read_manual()))
+
+
+@command.command("python")
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
+def python(path: Path) -> None:
+    """Write the reference of the Python API to PATH."""
+    _write(path, python_reference())
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(markdown(read_manual()))
+        path.write_text(text)
     except OSError as error:
         raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from error
 

@@ -59,9 +59,9 @@ def up_volume(
     """Have a volume of that name mounted, with all files of its definition; it outlives
     this process. One that is up gets what is new in the definition.
 
-    Its data are in a directory in ``base`` (see volumes_directory()), and are the same
-    after down_volume() or a reboot. ``made`` is called when all is done, with signals
-    deferred.
+    Its data are in a directory in ``base`` (None: what BTRFS_UBLK_VOLUMES_DIR names, or
+    /var/lib/btrfs-ublk/volumes), and are the same after down_volume() or a reboot.
+    ``made`` is called when all is done, with signals deferred.
 
     Raises UsageError for what does not fit what there is, CapabilityError,
     BtrfsUblkError. What was made for this is undone then.
