@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 from conftest import Need, SystemState
-from wheel_support import PROJECT, example, place, python, run, wheel  # noqa: F401
+from wheel_support import (  # noqa: F401
+    PROJECT,
+    example,
+    install_with_network,
+    place,
+    python,
+    run,
+    wheel,
+)
 
 import btrfs_ublk
 from btrfs_ublk.capabilities import FUSE
@@ -67,6 +75,23 @@ def test_it_runs_where_it_is_installed(python: Path) -> None:  # noqa: F811
     assert json.loads(shown)
     packages = run([python, "-m", "pip", "list", "--format=freeze"])
     assert not re.search(r"^(meson|matplotlib)", packages, re.M)
+
+
+def test_pipx_installs_it(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path: Path  # noqa: F811
+) -> None:
+    """The command is where pipx puts it, and works by its path alone: as with sudo."""
+    places = {"PIPX_HOME": "home", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man"}
+    install_with_network(
+        request.config,
+        [sys.executable, "-m", "pipx", "install", wheel],
+        **{name: str(tmp_path / where) for name, where in places.items()},
+    )
+    said = run(
+        [tmp_path / "bin" / "btrfs-ublk", "--version"], PATH="/usr/sbin:/usr/bin"
+    )
+    assert f"btrfs-ublk {btrfs_ublk.__version__}\n" in said
+    assert re.search(r"^ *helpers +(\d+) of \1 of this version$", said, re.M), said
 
 
 @pytest.mark.native

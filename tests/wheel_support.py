@@ -48,6 +48,23 @@ def run(
     return result.stdout
 
 
+def install_with_network(
+    config: pytest.Config, argv: list[str | Path], **environment: str
+) -> None:
+    """Fails where that fails; a test does without where there is no network."""
+    result = subprocess.run(
+        argv,
+        cwd="/",
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    if any(words in result.stderr for words in _NO_INDEX):
+        do_without(config, f"a package index: {result.stderr[-300:]}")
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.fixture(scope="session")
 def place() -> Iterator[Path]:
     """In the project, which guests of scripts/vm see."""
@@ -97,14 +114,9 @@ def python(request: pytest.FixtureRequest, wheel: Path, example: Path) -> Path:
     venv.create(directory, with_pip=True)
     interpreter = directory / "bin" / "python"
     pip = [interpreter, "-m", "pip", "install", "--quiet"]
-    result = subprocess.run(
+    install_with_network(
+        request.config,
         [*pip, "--disable-pip-version-check", wheel, f"{example}[test]"],
-        env={**os.environ, "PATH": str(interpreter.parent)},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
+        PATH=str(interpreter.parent),
     )
-    if any(words in result.stderr for words in _NO_INDEX):
-        do_without(request.config, f"a package index: {result.stderr[-300:]}")
-    assert result.returncode == 0, result.stderr
     return interpreter
