@@ -107,6 +107,21 @@ def test_lines_of_code_fit(document: Path) -> None:
     assert not wide
 
 
+def test_all_name_one_version() -> None:
+    """The package, its metadata, the build, and the newest release of the changelog."""
+    places = {
+        "btrfs_ublk/__init__.py": r'^__version__ = "(.+)"$',
+        "pyproject.toml": r'^version = "(.+)"$',
+        "meson.build": r"^  version: '(.+)',$",
+        "CHANGELOG.md": r"^## \[(\d.*)\] - \d{4}-\d\d-\d\d$",
+    }
+    found = {
+        name: re.findall(pattern, (_PROJECT / name).read_text(), re.M)[:1]
+        for name, pattern in places.items()
+    }
+    assert len({*map(tuple, found.values())}) == 1, found
+
+
 def test_cited_figures_have_a_source() -> None:
     """In the comparison: "cited" says where, and no source is there for nothing."""
     text, _, sources = (
