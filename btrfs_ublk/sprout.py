@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, require
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.ledger import Ledger, process_ledger
 from btrfs_ublk.log import log, step
 from btrfs_ublk.resources import blockdev
@@ -65,7 +65,7 @@ def sprout(
     away at the end. ``options`` are further mount options. ``validate`` is called with
     the mount point of the untouched, read-only seed; when it raises, nothing is added.
     ``read_ahead_bytes`` is what one page fault fetches (see docs/limits.md); None
-    leaves it at btrfs' own 4 MiB.
+    leaves it at btrfs' own 4 MiB, and so does the default where /sys is read-only.
     Unmounts and detaches in order at the end; after an error at any step, everything
     made until then is undone.
     """
@@ -110,9 +110,24 @@ def sprout(
             )
         with step("remount rw"):
             mount.remount(options=["rw"])
-        if read_ahead_bytes is not None:
-            set_read_ahead(mount.target, read_ahead_bytes)
+        apply_read_ahead(mount.target, read_ahead_bytes)
         yield Sprout(mount, seed_device, writable, seed_fsid, fsid)
+
+
+def apply_read_ahead(target: Path, read_ahead_bytes: int | None) -> None:
+    """Have a mounted sprout read ahead so much; None leaves it as it is.
+
+    The default is a wish: where this process may not write to /sys, as in containers,
+    it warns. Raises as set_read_ahead().
+    """
+    if read_ahead_bytes is None:
+        return
+    try:
+        set_read_ahead(target, read_ahead_bytes)
+    except CapabilityError as error:
+        if read_ahead_bytes != DEFAULT_READ_AHEAD_BYTES:
+            raise
+        log.warning("read-ahead stays the kernel's: %s", error.message)
 
 
 def _sparse_file(path: Path, size_bytes: int) -> Path:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Need
-from volume_support import NAME, Place
+from volume_support import NAME, TIMEOUT_S, Place
 from web_server import NGINX, WebServer, web_server
 
 from btrfs_ublk.cache import Cache
@@ -17,8 +19,19 @@ from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volumes import down_volume, kept_volume, list_volumes, remove_volume
 from btrfs_ublk.volumes.find import CONFIG_VARIABLE
+from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
 
 CONTENT = os.urandom(3 * MIB + 77)
+
+#: Where /sys is read-only, as in a container; "$@" is the command.
+_IN_A_CONTAINER = """
+mount -o remount,bind,ro /sys
+"$@" up kept --front-end=fuse --size=1G --writable=256M --mount="$TARGET"
+"$@" down kept
+"$@" up kept --read-ahead=64K || echo "exit status $?" >&2
+"$@" up kept --read-ahead=kernel
+"$@" down kept
+"""
 
 pytestmark = pytest.mark.native
 
@@ -142,6 +155,27 @@ def test_the_cap_of_a_cache_comes_and_goes(place: Place) -> None:
     assert place.command("down", NAME).returncode == 0
     up()
     assert limits() == (MIB, 4096)
+
+
+def test_where_sys_is_read_only(place: Place) -> None:
+    """The default of read-ahead is a wish, and it can be left as it is."""
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", _IN_A_CONTAINER, "sh"]
+        + [sys.executable, "-m", "btrfs_ublk.cli.main", "volume"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={
+            **os.environ,
+            VOLUMES_VARIABLE: str(place.base),
+            "TARGET": str(place.target),
+        },
+    )
+    assert (done.returncode, done.stdout) == (0, f"{place.target}\n" * 2), done.stderr
+    warned, failed, hint, status = done.stderr.splitlines()
+    assert "WARNING: read-ahead stays the kernel's: cannot write /sys" in warned
+    assert "error: cannot write /sys" in failed and "--read-ahead kernel" in hint
+    assert status == "exit status 3"
 
 
 def test_a_definition_that_makes_no_sense(place: Place) -> None:

@@ -75,6 +75,12 @@ def test_an_empty_one_is_the_default_and_no_deadline_is_0() -> None:
     assert parse(endless.to_toml()) == endless
 
 
+def test_read_ahead_may_be_left_to_the_kernel() -> None:
+    left = VolumeDefinition(read_ahead_bytes=None)
+    assert 'read_ahead = "kernel"' in left.to_toml()
+    assert parse(left.to_toml()) == left
+
+
 @pytest.mark.parametrize("url", _SOURCES)
 def test_sources(url: str) -> None:
     source = source_of(url)
@@ -95,6 +101,7 @@ def test_sources(url: str) -> None:
         ("mount = 'mnt'", "not an absolute path"),
         ("front_end = 'nbd'", "no front end 'nbd'"),
         ("read_ahead = 100", "read-ahead of 100"),
+        ("read_ahead = 'btrfs'", "read_ahead 'btrfs'"),
         ("deadline = 'soon'", "deadline is 'soon'"),
         ("deadline = -1", "deadline"),
         ("file = 3", "no list of tables"),

@@ -47,7 +47,7 @@ STEPS = [
     ("up", "loop_device"),
     ("up", "mounted"),
     ("up", "filesystem_uuid"),
-    ("up", "set_read_ahead"),
+    ("up", "apply_read_ahead"),
     ("files", "device_map"),
     ("files", "clone_file"),
     ("files", "sync"),
@@ -172,7 +172,7 @@ def test_what_cannot_be_taken_down_is_kept(
 
     with monkeypatch.context() as patch:
         module = import_module("btrfs_ublk.volumes.up")
-        patch.setattr(module, "set_read_ahead", use_and_fail)
+        patch.setattr(module, "apply_read_ahead", use_and_fail)
         with pytest.raises(BtrfsUblkError, match="injected") as raised:
             up_volume(NAME, place.definition("one"), base=place.base)
     assert any("busy" in note for note in raised.value.__notes__)

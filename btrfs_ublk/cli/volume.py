@@ -31,6 +31,7 @@ from btrfs_ublk.volumes import (
     up_volume,
 )
 from btrfs_ublk.volumes.clone import unmapped_bytes
+from btrfs_ublk.volumes.definition import parse_read_ahead
 from btrfs_ublk.volumes.down import may_be_up
 from btrfs_ublk.volumes.store import (
     VOLUMES_DIRECTORY,
@@ -97,7 +98,8 @@ def _defining_options(function: _Function) -> _Function:
             click.option(
                 "--read-ahead",
                 metavar="SIZE",
-                help="What one page fault fetches.  [128K]",
+                help="What one page fault fetches; or kernel: as btrfs has it."
+                "  [128K]",
             ),
             click.option(
                 "--deadline",
@@ -174,7 +176,9 @@ def _changed(definition: VolumeDefinition, options: dict[str, Any]) -> VolumeDef
                     parse_size(value, what="--cache-max") or None
                 )
             case "read_ahead":
-                changes["read_ahead_bytes"] = parse_size(value, what="--read-ahead")
+                changes["read_ahead_bytes"] = parse_read_ahead(
+                    value, what="--read-ahead"
+                )
             case "mount" | "cache":
                 changes[option] = Path(os.path.abspath(value))
             case "deadline":

@@ -7,9 +7,10 @@ device below plays no part; btrfs begins with 4 MiB (fs/btrfs/disk-io.c).
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.resources.btrfs import filesystem_uuid
 from btrfs_ublk.units import BLOCK_BYTES, GIB, format_size
 
@@ -39,17 +40,19 @@ def get_read_ahead(target: Path) -> int:
 def set_read_ahead(target: Path, read_ahead_bytes: int) -> None:
     """For the btrfs that holds ``target``, until it is unmounted.
 
-    Raises UsageError (see check_read_ahead()), and BtrfsUblkError when the kernel
-    refuses or ignores it.
+    Raises UsageError (see check_read_ahead()), CapabilityError where this process may
+    not write to /sys, and BtrfsUblkError when the kernel refuses or ignores it.
     """
     check_read_ahead(read_ahead_bytes)
     path = _attribute(target)
     try:
         path.write_text(str(read_ahead_bytes >> 10))
     except OSError as error:
-        raise BtrfsUblkError(
+        is_closed = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        raise (CapabilityError if is_closed else BtrfsUblkError)(
             f"cannot write {path}: {error.strerror}",
-            hint="a container may have /sys read-only; leave read-ahead as it is there",
+            hint="a container may have /sys read-only: leave read-ahead to the kernel "
+            "(--read-ahead kernel, read_ahead_bytes=None)",
         ) from error
     found = get_read_ahead(target)
     if found != read_ahead_bytes:

@@ -28,6 +28,8 @@ from btrfs_ublk.volumes.entry import VolumeFile
 #: One chunk of the seed holds it: more would cost metadata, less would save none.
 DEFAULT_SIZE_BYTES = 64 * TIB
 DEFAULT_DEADLINE_S = 30.0
+#: A read-ahead that is left as it is.
+_KERNEL = "kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class VolumeDefinition:
     front_end: FrontEndName = "auto"
     cache: Path | None = None
     cache_max_bytes: int | None = None
-    read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES
+    read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES
     deadline_s: float | None = DEFAULT_DEADLINE_S
     files: tuple[VolumeFile, ...] = ()
 
@@ -71,7 +73,8 @@ class VolumeDefinition:
             )
         if self.cache_max_bytes is not None and self.cache_max_bytes <= 0:
             raise UsageError(f"a cache of {self.cache_max_bytes} bytes holds nothing")
-        check_read_ahead(self.read_ahead_bytes)
+        if self.read_ahead_bytes is not None:
+            check_read_ahead(self.read_ahead_bytes)
         # It knows what a deadline may be.
         LazySegment(offset=0, length=4096, map="-", deadline_s=self.deadline_s)
         merge_files(self.files, ())
@@ -89,7 +92,11 @@ class VolumeDefinition:
             "size": exact_size(self.size_bytes),
             "writable": exact_size(self.writable_bytes),
             "front_end": self.front_end,
-            "read_ahead": exact_size(self.read_ahead_bytes),
+            "read_ahead": (
+                _KERNEL
+                if self.read_ahead_bytes is None
+                else exact_size(self.read_ahead_bytes)
+            ),
             "deadline": self.deadline_s or 0,
         }
         if self.mount is not None:
@@ -146,6 +153,11 @@ def read_definition(path: Path) -> VolumeDefinition:
     return parse_definition(text, where=str(path))
 
 
+def parse_read_ahead(text: str, *, what: str) -> int | None:
+    """Bytes of a size; None of "kernel": it is left as it is. Raises UsageError."""
+    return None if text == _KERNEL else parse_size(text, what=what)
+
+
 def _from_keys(keys: dict[str, Any]) -> VolumeDefinition:
     given: dict[str, Any] = {}
     for key, value in keys.items():
@@ -169,6 +181,12 @@ def _size(value: object, key: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return parse_size(_text(value, key), what=key)
+
+
+def _read_ahead(value: object, key: str) -> int | None:
+    if isinstance(value, str):
+        return parse_read_ahead(value, what=key)
+    return _size(value, key)
 
 
 def _path(value: object, key: str) -> Path:
@@ -195,7 +213,7 @@ _KEYS: dict[str, tuple[str, Callable[[object, str], object]]] = {
     "front_end": ("front_end", _text),
     "cache": ("cache", _path),
     "cache_max": ("cache_max_bytes", _size),
-    "read_ahead": ("read_ahead_bytes", _size),
+    "read_ahead": ("read_ahead_bytes", _read_ahead),
     "deadline": ("deadline_s", _deadline),
     "file": ("files", _files),
 }

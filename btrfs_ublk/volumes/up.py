@@ -18,8 +18,7 @@ from btrfs_ublk.records import sync
 from btrfs_ublk.resources.btrfs import filesystem_uuid
 from btrfs_ublk.resources.loop import loop_device
 from btrfs_ublk.resources.mount import mounted
-from btrfs_ublk.resources.read_ahead import set_read_ahead
-from btrfs_ublk.sprout import sprout
+from btrfs_ublk.sprout import apply_read_ahead, sprout
 from btrfs_ublk.undo import undoing
 from btrfs_ublk.units import exact_size
 from btrfs_ublk.volume import assert_mapping
@@ -77,7 +76,7 @@ def up_volume(
             if is_new:
                 on_failure.push(undoing(lambda: _unmake(volume)))
         if _check(volume, definition):
-            set_read_ahead(volume.target_of(definition), definition.read_ahead_bytes)
+            apply_read_ahead(volume.target_of(definition), definition.read_ahead_bytes)
         else:
             take_down(volume)  # what a killed command left
             on_failure.push(undoing(undoing_cache(volume, definition)))
@@ -256,7 +255,7 @@ def _mount(
             if is_read_only(target):
                 # Linux 6.12 mounts a sprout so, whatever it was asked for.
                 mount.remount(options=["rw"])
-            set_read_ahead(target, definition.read_ahead_bytes)
+            apply_read_ahead(target, definition.read_ahead_bytes)
             with deferred():
                 ledger.leave()
     finally:
