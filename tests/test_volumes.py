@@ -232,6 +232,12 @@ def test_what_cannot_change(place: Place) -> None:
             up_volume(NAME, place.definition(deadline_s=3), base=place.base)
         up_volume(NAME, place.definition(read_ahead_bytes=MIB), base=place.base)
         assert get_read_ahead(place.target) == MIB
+        missing = (VolumeFile.parse("x=/not/there"),)
+        with pytest.raises(BtrfsUblkError, match="/not/there"):
+            up_volume(NAME, place.definition(files=missing), base=place.base)
+        assert get_read_ahead(place.target) == MIB
+        up_volume(NAME, place.definition(read_ahead_bytes=None), base=place.base)
+        assert get_read_ahead(place.target) == MIB
     with pytest.raises(UsageError, match="made with a writable image of 256M, not 1G"):
         up_volume(NAME, place.definition(writable_bytes=1 << 30), base=place.base)
     up_volume(NAME, other, base=place.base)

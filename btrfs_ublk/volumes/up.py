@@ -18,6 +18,7 @@ from btrfs_ublk.records import sync
 from btrfs_ublk.resources.btrfs import filesystem_uuid
 from btrfs_ublk.resources.loop import loop_device
 from btrfs_ublk.resources.mount import mounted
+from btrfs_ublk.resources.read_ahead import get_read_ahead, set_read_ahead
 from btrfs_ublk.sprout import apply_read_ahead, sprout
 from btrfs_ublk.undo import undoing
 from btrfs_ublk.units import exact_size
@@ -76,7 +77,7 @@ def up_volume(
             if is_new:
                 on_failure.push(undoing(lambda: _unmake(volume)))
         if _check(volume, definition):
-            apply_read_ahead(volume.target_of(definition), definition.read_ahead_bytes)
+            _change_read_ahead(volume, definition, on_failure)
         else:
             take_down(volume)  # what a killed command left
             on_failure.push(undoing(undoing_cache(volume, definition)))
@@ -161,6 +162,18 @@ def _heal(volume: VolumeDirectory) -> None:
         f"volume {volume.name!r} is mounted, and broken: {why}",
         hint=f"btrfs-ublk volume down {volume.name}, then up again",
     )
+
+
+def _change_read_ahead(
+    volume: VolumeDirectory, definition: VolumeDefinition, on_failure: ExitStack
+) -> None:
+    """Of a volume that is mounted."""
+    target = volume.target_of(definition)
+    before = get_read_ahead(target)
+    with deferred():
+        apply_read_ahead(target, definition.read_ahead_bytes)
+        if get_read_ahead(target) != before:
+            on_failure.push(undoing(lambda: set_read_ahead(target, before)))
 
 
 def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
