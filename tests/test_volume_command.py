@@ -178,6 +178,29 @@ def test_where_sys_is_read_only(place: Place) -> None:
     assert status == "exit status 3"
 
 
+def test_options_of_its_device(place: Place) -> None:
+    """They are kept, refused while it is up, and taken back."""
+    kept = place.base / NAME / "definition.toml"
+    fuse = ("--front-end=fuse", "--size=1G", f"--mount={place.target}")
+    refused = place.command("up", NAME, *fuse, "--queues=257")
+    assert refused.returncode == 2
+    assert "queues 257 is not from 1 to 256" in refused.stderr
+    done = place.command("up", NAME, *fuse, "--realtime", "--queues=2", "--depth=5")
+    assert done.returncode == 0, done.stderr
+    lines = kept.read_text().splitlines()
+    assert {"realtime = true", "queues = 2", "depth = 5"} <= set(lines)
+    assert place.command("up", NAME).returncode == 0
+    for option in ("--no-realtime", "--queues=0", "--depth=6"):
+        refused = place.command("up", NAME, option)
+        assert refused.returncode == 2
+        assert f"volume down {NAME}" in refused.stderr
+    assert place.command("down", NAME).returncode == 0
+    done = place.command("up", NAME, "--no-realtime", "--queues=0", "--depth=0")
+    assert done.returncode == 0, done.stderr
+    assert "realtime = false" in kept.read_text()
+    assert "queues" not in kept.read_text() and "depth" not in kept.read_text()
+
+
 def test_a_definition_that_makes_no_sense(place: Place) -> None:
     """The file that is named is the one that is read, and mends it."""
     good = place.root / "good.toml"

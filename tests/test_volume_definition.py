@@ -16,6 +16,9 @@ size = "2T"
 writable = "8G"
 mount = "/srv/images"
 front_end = "fuse"
+realtime = true
+queues = 3
+depth = 7
 cache = "/var/cache/images"
 cache_max = "50G"
 read_ahead = "1M"
@@ -59,6 +62,7 @@ def test_every_key_is_read_and_written_back() -> None:
     found = parse(_WHOLE)
     assert found.size_bytes == 2 * TIB and found.writable_bytes == 8 * GIB
     assert found.mount == Path("/srv/images") and found.front_end == "fuse"
+    assert (found.realtime, found.queues, found.depth) == (True, 3, 7)
     assert found.cache == Path("/var/cache/images")
     assert found.cache_max_bytes == 50 * GIB and found.read_ahead_bytes == MIB
     assert found.deadline_s == 2.5
@@ -100,6 +104,11 @@ def test_sources(url: str) -> None:
         ("writable = '1M'", "btrfs needs 64M"),
         ("mount = 'mnt'", "not an absolute path"),
         ("front_end = 'nbd'", "no front end 'nbd'"),
+        ("realtime = 1", "realtime is 1, not true or false"),
+        ("queues = '2'", "queues is '2', not a whole number"),
+        ("queues = 0", "queues 0 is not from 1 to 256"),
+        ("depth = true", "depth is True, not a whole number"),
+        ("depth = 1025", "depth 1025 is not from 1 to 1024"),
         ("read_ahead = 100", "read-ahead of 100"),
         ("read_ahead = 'btrfs'", "read_ahead 'btrfs'"),
         ("deadline = 'soon'", "deadline is 'soon'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -242,6 +243,28 @@ def test_what_cannot_change(place: Place) -> None:
         up_volume(NAME, place.definition(writable_bytes=1 << 30), base=place.base)
     up_volume(NAME, other, base=place.base)
     assert show_volume(NAME, base=place.base).mount == place.root / "other"
+
+
+@fuse_only
+def test_its_device_is_served_as_it_is_defined(place: Place) -> None:
+    definition = place.definition(realtime=True, queues=2, depth=5)
+    with kept_volume(NAME, definition, base=place.base):
+        state = show_device(NAME).state
+        assert (state.ready["queues"], state.ready["depth"]) == (2, 5)
+        assert state.server is not None
+        policies = {
+            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
+            for task in Path(f"/proc/{state.server.pid}/task").iterdir()
+        }
+        assert os.SCHED_RR in policies
+        for changed, words in (
+            (replace(definition, realtime=False), "up with realtime True, not False"),
+            (replace(definition, queues=None), "up with queues 2, not None"),
+            (replace(definition, depth=6), "up with depth 5, not 6"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                up_volume(NAME, changed, base=place.base)
+        assert place.state() == "up"
 
 
 @fuse_only

@@ -88,6 +88,22 @@ def _defining_options(function: _Function) -> _Function:
                 help="How its blocks are served.  [auto]",
             ),
             click.option(
+                "--realtime/--no-realtime",
+                default=None,
+                help="The server's threads run before all that is not real-time.",
+            ),
+            click.option(
+                "--queues",
+                type=int,
+                help="Queues of the device, and so threads of the server; 0: its own"
+                " choice.  [0]",
+            ),
+            click.option(
+                "--depth",
+                type=int,
+                help="Requests in flight per queue; 0: the server's own choice.  [0]",
+            ),
+            click.option(
                 "--cache",
                 type=click.Path(path_type=Path),
                 help="A directory for what was fetched.  [one of its own]",
@@ -179,6 +195,8 @@ def _changed(definition: VolumeDefinition, options: dict[str, Any]) -> VolumeDef
                 changes["read_ahead_bytes"] = parse_read_ahead(
                     value, what="--read-ahead"
                 )
+            case "queues" | "depth":
+                changes[option] = value or None
             case "mount" | "cache":
                 changes[option] = Path(os.path.abspath(value))
             case "deadline":

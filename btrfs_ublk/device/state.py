@@ -62,6 +62,14 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_limits(**numbers: int | None) -> None:
+    """Raise UsageError for queues, a depth or a device_id that no server takes."""
+    for key, value in numbers.items():
+        low, high = _LIMITS[key]
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{key} {value} is not from {low} to {high}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
     """What was asked for (device.json). None is the server's own choice.
@@ -107,10 +115,7 @@ class DeviceSpec:
                 "an unprivileged device is of ublk, and has no recovery: the kernel "
                 "does not trust its server"
             )
-        for key, (low, high) in _LIMITS.items():
-            value = getattr(self, key)
-            if value is not None and not low <= value <= high:
-                raise UsageError(f"{key} {value} is not from {low} to {high}")
+        check_limits(queues=self.queues, depth=self.depth, device_id=self.device_id)
         if self.front_end == "fuse" and self.features:
             raise UsageError(
                 f"feature {self.features[0]} is of ublk, the front end is fuse"

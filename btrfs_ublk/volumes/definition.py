@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import tomli_w
 
+from btrfs_ublk.device.state import check_limits
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.resources.read_ahead import check_read_ahead
 from btrfs_ublk.server.description import LazySegment
@@ -40,14 +41,18 @@ class VolumeDefinition:
     takes what is written; both stay as they are once the volume is made. ``mount`` is
     an absolute path; None: below the run directory. ``cache`` is a directory that
     several volumes may share; None: one of its own; ``cache_max_bytes`` caps it.
-    ``read_ahead_bytes`` is sprout()'s. A read that no source answers fails after
-    ``deadline_s`` seconds; None: it waits for ever.
+    ``realtime``, ``queues`` and ``depth`` are DeviceOptions', ``read_ahead_bytes`` is
+    sprout()'s. A read that no source answers fails after ``deadline_s`` seconds; None:
+    it waits for ever.
     """
 
     size_bytes: int = DEFAULT_SIZE_BYTES
     writable_bytes: int = DEFAULT_WRITABLE_BYTES
     mount: Path | None = None
     front_end: FrontEndName = "auto"
+    realtime: bool = False
+    queues: int | None = None
+    depth: int | None = None
     cache: Path | None = None
     cache_max_bytes: int | None = None
     read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES
@@ -71,6 +76,7 @@ class VolumeDefinition:
                 f"there is no front end {self.front_end!r}",
                 hint=f"choose {', '.join(get_args(FrontEndName))}",
             )
+        check_limits(queues=self.queues, depth=self.depth)
         if self.cache_max_bytes is not None and self.cache_max_bytes <= 0:
             raise UsageError(f"a cache of {self.cache_max_bytes} bytes holds nothing")
         if self.read_ahead_bytes is not None:
@@ -92,6 +98,7 @@ class VolumeDefinition:
             "size": exact_size(self.size_bytes),
             "writable": exact_size(self.writable_bytes),
             "front_end": self.front_end,
+            "realtime": self.realtime,
             "read_ahead": (
                 _KERNEL
                 if self.read_ahead_bytes is None
@@ -101,6 +108,10 @@ class VolumeDefinition:
         }
         if self.mount is not None:
             keys["mount"] = str(self.mount)
+        if self.queues is not None:
+            keys["queues"] = self.queues
+        if self.depth is not None:
+            keys["depth"] = self.depth
         if self.cache is not None:
             keys["cache"] = str(self.cache)
         if self.cache_max_bytes is not None:
@@ -189,6 +200,18 @@ def _read_ahead(value: object, key: str) -> int | None:
     return _size(value, key)
 
 
+def _flag(value: object, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{key} is {value!r}, not true or false")
+    return value
+
+
+def _count(value: object, key: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{key} is {value!r}, not a whole number")
+    return value
+
+
 def _path(value: object, key: str) -> Path:
     return Path(_text(value, key))
 
@@ -211,6 +234,9 @@ _KEYS: dict[str, tuple[str, Callable[[object, str], object]]] = {
     "writable": ("writable_bytes", _size),
     "mount": ("mount", _path),
     "front_end": ("front_end", _text),
+    "realtime": ("realtime", _flag),
+    "queues": ("queues", _count),
+    "depth": ("depth", _count),
     "cache": ("cache", _path),
     "cache_max": ("cache_max_bytes", _size),
     "read_ahead": ("read_ahead_bytes", _read_ahead),

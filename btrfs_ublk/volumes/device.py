@@ -47,7 +47,12 @@ def make_device(volume: VolumeDirectory, definition: VolumeDefinition) -> Path:
     device = add_device(
         volume.name,
         volume.description(definition),
-        DeviceOptions(front_end=definition.front_end),
+        DeviceOptions(
+            front_end=definition.front_end,
+            realtime=definition.realtime,
+            queues=definition.queues,
+            depth=definition.depth,
+        ),
     )
     assert device.path is not None
     return device.path

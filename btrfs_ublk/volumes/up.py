@@ -134,6 +134,9 @@ def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
     for what, is_so, is_to_be in (
         ("at", session.target, str(volume.target_of(definition))),
         ("with front end", kept.front_end, definition.front_end),
+        ("with realtime", kept.realtime, definition.realtime),
+        ("with queues", kept.queues, definition.queues),
+        ("with depth", kept.depth, definition.depth),
         ("with cache", kept.cache, definition.cache),
         ("with a deadline of", kept.deadline_s, definition.deadline_s),
     ):
