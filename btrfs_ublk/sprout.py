@@ -4,6 +4,8 @@ there.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from btrfs_ublk.resources.loop import LoopDevice, loop_device
 from btrfs_ublk.resources.mount import Mount, mounted
 from btrfs_ublk.resources.read_ahead import check_read_ahead, set_read_ahead
 from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.units import exact_size
 
 #: btrfs wants room for its own chunks; below this `device add` fails.
 MIN_WRITABLE_BYTES = 64 << 20
@@ -77,7 +80,8 @@ def sprout(
     with ExitStack() as stack:
         if writable_file is None:
             directory = stack.enter_context(tempdir(parent=parent, ledger=ledger))
-            writable_file = _sparse_file(directory / "writable.img", writable_bytes)
+            writable_file = directory / "writable.img"
+            make_writable_file(writable_file, writable_bytes)
         _check_size(writable_file)
         writable = stack.enter_context(
             loop_device(writable_file, direct_io=direct_io, ledger=ledger)
@@ -130,10 +134,22 @@ def apply_read_ahead(target: Path, read_ahead_bytes: int | None) -> None:
         log.warning("read-ahead stays the kernel's: %s", error.message)
 
 
-def _sparse_file(path: Path, size_bytes: int) -> Path:
-    with path.open("xb") as file:
-        file.truncate(size_bytes)
-    return path
+def make_writable_file(path: Path, size_bytes: int) -> None:
+    """A new sparse file for what is written. Raises BtrfsUblkError."""
+    try:
+        path.touch(mode=0o600, exist_ok=False)
+        os.truncate(path, size_bytes)
+    except OSError as error:
+        hint = "is its disk full, or read-only?"
+        if error.errno == errno.EFBIG:
+            hint = (
+                "its file system, or ulimit -f, ends files before that (ext4: at 16T); "
+                "take less, or a directory (--base, parent=) on XFS or btrfs"
+            )
+        raise BtrfsUblkError(
+            f"cannot make {path} of {exact_size(size_bytes)}: {error.strerror}",
+            hint=hint,
+        ) from error
 
 
 def _check_size(path: Path) -> None:

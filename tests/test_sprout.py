@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -203,6 +204,20 @@ class TestSprout:
         with pytest.raises(UsageError, match="at least"):
             with sprout(device, target, parent=sparse_path, writable_bytes=4096):
                 pass
+
+    def test_a_writable_file_that_does_not_fit_is_an_error(
+        self, device: Path, target: Path, sparse_path: Path
+    ) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * GIB, limits[1]))
+        try:
+            with pytest.raises(BtrfsUblkError, match="img of 2T: File too large"):
+                with sprout(
+                    device, target, parent=sparse_path, writable_bytes=2048 * GIB
+                ):
+                    pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     @pytest.mark.parametrize("error", [BtrfsUblkError("injected"), KeyboardInterrupt()])
     @pytest.mark.parametrize(

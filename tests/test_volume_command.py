@@ -16,7 +16,7 @@ from web_server import NGINX, WebServer, web_server
 
 from btrfs_ublk.cache import Cache
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.units import MIB
+from btrfs_ublk.units import MIB, TIB
 from btrfs_ublk.volumes import down_volume, kept_volume, list_volumes, remove_volume
 from btrfs_ublk.volumes.find import CONFIG_VARIABLE
 from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
@@ -233,6 +233,17 @@ def test_a_mount_point_must_be_an_empty_directory(place: Place) -> None:
     refused = place.command("up", NAME)  # where it was
     assert refused.returncode == 2 and "is not empty" in refused.stderr
     assert place.state() == "down" and (place.target / "mine").exists()
+
+
+def test_a_file_system_without_files_of_that_size(place: Place) -> None:
+    """A limit of the process ends files just as well."""
+    limited = ("prlimit", f"--fsize={TIB}")
+    options = ("--front-end=fuse", "--size=1G", f"--mount={place.target}")
+    failed = place.command("up", NAME, *options, "--writable=2T", before=limited)
+    assert failed.returncode == 1
+    assert f"{place.base / NAME}/sprout.img of 2T: File too large" in failed.stderr
+    assert "on XFS or btrfs" in failed.stderr and "Traceback" not in failed.stderr
+    assert list_volumes(base=place.base) == [] and not place.target.exists()
 
 
 def test_a_volume_that_is_damaged(place: Place) -> None:

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from btrfs_ublk.cli.volume import command
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.units import MIB
 from btrfs_ublk.volumes import (
     down_volume,
     find_definition,
@@ -16,7 +17,7 @@ from btrfs_ublk.volumes import (
     remove_volume,
     show_volume,
 )
-from btrfs_ublk.volumes.make import remove_halves
+from btrfs_ublk.volumes.make import prepare_sprout, remove_halves
 from btrfs_ublk.volumes.store import VOLUMES_VARIABLE, VolumeDirectory
 
 HALF = ".kept.0123456789abcdef"
@@ -78,3 +79,11 @@ def test_what_is_left_of_a_volume_can_be_removed(base: Path, files: list[str]) -
     assert [volume.state for volume in list_volumes(base=base)] == ["damaged"]
     remove_volume("kept", base=base)
     assert [each.name for each in base.iterdir()] == [".lock"]
+
+
+def test_where_a_sprout_cannot_be_made(base: Path) -> None:
+    """It is told as what it is."""
+    volume = VolumeDirectory(base)
+    volume.sprouting.touch()
+    with pytest.raises(BtrfsUblkError, match=f"cannot sprout in {base}: File exists"):
+        prepare_sprout(volume, MIB)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,12 @@ class Place:
     def state(self) -> str:
         return show_volume(NAME, base=self.base).state
 
-    def command(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """``btrfs-ublk volume …``"""
+    def command(
+        self, *arguments: str | Path, before: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """``btrfs-ublk volume …``; ``before`` is what runs that."""
         return subprocess.run(
-            [sys.executable, "-m", "btrfs_ublk.cli.main", "volume"]
+            [*before, sys.executable, "-m", "btrfs_ublk.cli.main", "volume"]
             + [str(argument) for argument in arguments],
             capture_output=True,
             text=True,

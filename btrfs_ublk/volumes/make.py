@@ -16,6 +16,7 @@ from btrfs_ublk.log import step
 from btrfs_ublk.records import sync
 from btrfs_ublk.resources.tempdir import loops_below
 from btrfs_ublk.seed import make_seed
+from btrfs_ublk.sprout import make_writable_file
 from btrfs_ublk.volumes.definition import VolumeDefinition
 from btrfs_ublk.volumes.store import Made, VolumeDirectory
 
@@ -85,15 +86,20 @@ def remove_halves(volumes: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def make_sprout_image(path: Path, size_bytes: int) -> None:
-    """A sparse file; what a killed command left there is lost."""
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def prepare_sprout(volume: VolumeDirectory, size_bytes: int) -> None:
+    """What is to take its writes, on disk, and where it is mounted while it sprouts.
+    What a killed command left there is lost. Raises BtrfsUblkError.
+    """
     try:
-        os.ftruncate(fd, size_bytes)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        volume.sprout_image.unlink(missing_ok=True)
+        make_writable_file(volume.sprout_image, size_bytes)
+        sync(volume.sprout_image)
+        volume.sprouting.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot sprout in {volume.path}: {error.strerror}",
+            hint="is its disk full, or read-only?",
+        ) from error
 
 
 def discard(volume: VolumeDirectory) -> None:

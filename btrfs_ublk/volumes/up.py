@@ -35,8 +35,8 @@ from btrfs_ublk.volumes.files import add_files, check_files
 from btrfs_ublk.volumes.kept_ledger import KeptLedger
 from btrfs_ublk.volumes.make import (
     discard,
-    make_sprout_image,
     open_or_make,
+    prepare_sprout,
     remove_halves,
 )
 from btrfs_ublk.volumes.mounts import is_read_only, mount_points
@@ -223,8 +223,7 @@ def _sprout(volume: VolumeDirectory, device: Path) -> None:
     is then on record, and the same each time.
     """
     made = volume.made()
-    make_sprout_image(volume.sprout_image, made.writable_bytes)
-    volume.sprouting.mkdir(mode=0o700, exist_ok=True)
+    prepare_sprout(volume, made.writable_bytes)
     ledger = KeptLedger(volume.ledgers)
     try:
         with sprout(
