@@ -4,6 +4,7 @@ Groups of commands, and what commands have in common.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ import click
 
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.interrupts import exit_status_of, interruptible
+from btrfs_ublk.log import log
 
 #: For every command that prints data.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -57,6 +59,11 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
     except click.ClickException as error:
         error.show()
         status = error.exit_code
+    except (OSError, UnicodeEncodeError) as error:
+        log.info("what ends this command:", exc_info=True)
+        click.echo(f"{name}: error: {_describe(error)}", err=True)
+        _tell_notes(error)
+        status = 1
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
         click.echo(f"{name}: interrupted", err=True)
         # NB: click makes an Abort of whatever interrupts a command.
@@ -66,6 +73,19 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
             status = exit_status_of(signalled)
             _tell_notes(signalled)
     sys.exit(status)
+
+
+def _describe(error: OSError | UnicodeEncodeError) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        # A file's name, say, in the line of text that was to be written.
+        line = error.object.rfind("\n", 0, error.start) + 1
+        culprit = error.object[max(line, error.start - 40) : error.end]
+        return f"{culprit!r} cannot be written in {error.encoding}"
+    why = error.strerror or str(error) or type(error).__name__
+    path = error.filename
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    return why if path is None else f"{path}: {why}"
 
 
 def _tell_notes(error: BaseException) -> None:

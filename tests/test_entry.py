@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -84,6 +85,43 @@ def test_the_status_tells_what_kind_of_error_it_was(
         run_command(failing, name="it")
     assert caught.value.code == status
     assert capsys.readouterr().err == "it: error: no\n  hint: do it\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/a/b"), "/a/b: No such"),
+        (PermissionError(13, "Permission denied", b"/a/b"), "/a/b: Permission"),
+        (OSError(28, "No space left on device"), "No space left on device\n"),
+        (TimeoutError(), "TimeoutError\n"),
+        (
+            UnicodeEncodeError("utf-8", "a = 1\nb = /\udcff\n", 11, 12, "surrogate"),
+            r"'b = /\udcff' cannot be written in utf-8",
+        ),
+    ],
+)
+def test_errors_of_the_system_have_no_traceback(
+    error: Exception,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """But for who asks what is done (-v)."""
+
+    @click.command()
+    def failing() -> None:
+        error.add_note("something is left")
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["it"])
+    with caplog.at_level(logging.INFO, "btrfs_ublk"), pytest.raises(SystemExit) as end:
+        run_command(failing, name="it")
+    assert end.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"it: error: {said}")
+    assert told.endswith("  note: something is left\n") and "Traceback" not in told
+    assert "Traceback" in caplog.text
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

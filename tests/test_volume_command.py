@@ -246,6 +246,15 @@ def test_a_file_system_without_files_of_that_size(place: Place) -> None:
     assert list_volumes(base=place.base) == [] and not place.target.exists()
 
 
+def test_a_name_that_is_no_text(place: Place) -> None:
+    """A definition cannot have it."""
+    mount = place.root / "\udcff"
+    failed = place.command("up", NAME, "--front-end=fuse", f"--mount={mount}")
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
+    assert r"/\udcff' cannot be written in utf-8" in failed.stderr
+    assert list_volumes(base=place.base) == [] and not mount.exists()
+
+
 def test_a_volume_that_is_damaged(place: Place) -> None:
     """The others are listed, and it is removed by who knows what that costs."""
     for name in (NAME, "other"):
