@@ -226,6 +226,13 @@ class TestParsing:
         assert len(found.rows) == 3 and set(found.environments) == {"e"}
         assert not found.torn
 
+    def test_files_one_after_the_other_have_runs_of_their_own(self) -> None:
+        header = {"kind": "matrix", "version": 1}
+        lines = [header, row(key="a"), row(key="a", total_iops=2.0)]
+        lines += [header, row(key="a", total_iops=3.0)]
+        found = parse_rows("\n".join(map(json.dumps, lines)) + "\n")
+        assert [each["total_iops"] for each in found.rows] == [2.0, 3.0]
+
     def test_a_torn_line_is_left_out(self) -> None:
         text = json.dumps(row()) + "\n" + json.dumps(row())[:-5]
         found = parse_rows(text)
@@ -235,7 +242,12 @@ class TestParsing:
         ("text", "message"),
         [
             ("", "there is no run"),
-            ('{"kind": "matrix"}\n', "there is no run"),
+            ('{"kind": "matrix", "version": 1}\n', "there is no run"),
+            ('{"kind": "matrix"}\n', "line 1 is of version None, not 1"),
+            (
+                json.dumps(row()) + '\n{"kind": "matrix", "version": 2}\n',
+                "line 2 is of version 2, not 1",
+            ),
             ('{"a": \n' + json.dumps(row()), "line 1 is no JSON"),
             (json.dumps(row()) + "\n[1]\n", "line 2 is no run"),
             ('{"kind": "suite"}\n', "line 1 is no run"),

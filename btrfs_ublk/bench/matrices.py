@@ -83,6 +83,15 @@ class Matrix:
         return found
 
 
+def check_version(header: Mapping[str, Any], where: str) -> None:
+    """Raises UsageError for the first line of a file of results of another version."""
+    if header.get("version") != FORMAT_VERSION:
+        raise UsageError(
+            f"{where} is of version {header.get('version')!r}, not {FORMAT_VERSION}",
+            hint="use the version of btrfs-ublk that wrote it",
+        )
+
+
 def digest(value: object) -> str:
     """Sixteen digits of what JSON can hold."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))

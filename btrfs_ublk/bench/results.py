@@ -19,7 +19,13 @@ from typing import Any
 
 from btrfs_ublk.bench.config import configuration_of
 from btrfs_ublk.bench.environment import environment_id
-from btrfs_ublk.bench.matrices import FORMAT_VERSION, MATRICES, Matrix, run_key
+from btrfs_ublk.bench.matrices import (
+    FORMAT_VERSION,
+    MATRICES,
+    Matrix,
+    check_version,
+    run_key,
+)
 from btrfs_ublk.bench.run import OK, Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.log import log
@@ -221,11 +227,7 @@ def _is_header(text: str) -> bool:
 
 def _matrix_of(header: Mapping[str, Any], where: str) -> Matrix:
     """The matrix that a file says it is of."""
-    if header.get("version") != FORMAT_VERSION:
-        raise UsageError(
-            f"{where} is of version {header.get('version')!r}, not {FORMAT_VERSION}",
-            hint="use the version of btrfs-ublk that wrote it",
-        )
+    check_version(header, where)
     name = str(header.get("matrix"))
     if name not in MATRICES:
         raise UsageError(

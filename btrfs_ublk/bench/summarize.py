@@ -15,6 +15,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from btrfs_ublk.bench.config import REQUIRED, Configuration, configuration_of
+from btrfs_ublk.bench.matrices import check_version
 from btrfs_ublk.bench.report import Table, number
 from btrfs_ublk.bench.stats import bootstrap_interval, grouped, median_of
 from btrfs_ublk.errors import UsageError
@@ -151,12 +152,14 @@ class Parsed:
 
 def parse_rows(text: str) -> Parsed:
     """The runs in JSON lines: those of a file of results, and bare ones, which have the
-    nine keys, total_iops and job_iops. Of lines with the same key the last counts.
+    nine keys, total_iops and job_iops. Of lines with the same key the last counts; of
+    files one after the other, each has keys of its own.
 
     Raises UsageError, naming the line, for anything else, and when there is no run.
     """
     rows: dict[object, Row] = {}
     environments: dict[str, Row] = {}
+    header = 0
     lines = text.split("\n")
     torn = False
     for place, line in enumerate(lines, start=1):
@@ -170,12 +173,15 @@ def parse_rows(text: str) -> Parsed:
                 torn = True
                 continue
             raise UsageError(f"line {place} is no JSON: {line[:80]!r}") from error
-        if isinstance(row, dict) and row.get("kind") in ("matrix", "environment"):
-            if row["kind"] == "environment":
-                environments[str(row.get("id"))] = row
-            continue
-        _check_row(row, place)
-        rows[row.get("key", place)] = row
+        kind = row.get("kind") if isinstance(row, dict) else None
+        if kind == "matrix":
+            check_version(row, f"line {place}")
+            header = place
+        elif kind == "environment":
+            environments[str(row.get("id"))] = row
+        else:
+            _check_row(row, place)
+            rows[header, row.get("key", place)] = row
     if not rows:
         raise UsageError(
             "there is no run to summarise", hint="give a file of results on stdin"

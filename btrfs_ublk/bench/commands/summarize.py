@@ -28,7 +28,8 @@ def command(file: IO[str], as_json: bool) -> None:
     Its results are JSON lines in FILE; without one, on standard input.
 
     Besides what `bench matrix` and `bench run` write, it takes lines that have nothing
-    but the nine keys, total_iops and job_iops.
+    but the nine keys, total_iops and job_iops. Of several files, one after the other,
+    all runs count.
     """
     parsed = parse_rows(file.read())
     if parsed.torn:
