@@ -21,6 +21,7 @@ from btrfs_ublk.bench.matrix import Progress, Runner, is_settled
 from btrfs_ublk.bench.results import open_results
 from btrfs_ublk.bench.run import Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.resources.mount import mounted
 
 QUICK = MATRICES["quick"].with_options(front_end="fuse")
 
@@ -377,6 +378,25 @@ class TestResults:
         with pytest.raises(UsageError, match="No such file"):
             with open_results(tmp_path / "no" / "r", SMALL, seed=1):
                 pass
+
+    @pytest.mark.native
+    def test_on_a_full_disk_it_stops_and_goes_on(self, tmp_path: Path) -> None:
+        machine = Machine()
+
+        def measure(configuration: Configuration) -> Row:
+            return machine(configuration) | {"reason": "long " * 200}
+
+        size = ["size=4k"]  # the first line and some runs
+        with mounted("tmpfs", tmp_path, fs_type="tmpfs", options=size) as disk:
+            path = tmp_path / "results.jsonl"
+            with pytest.raises(BtrfsUblkError, match="results.jsonl: No space") as info:
+                run_all(path, measure)
+            assert "goes on" in str(info.value.hint)
+            assert 1 < machine.count.total() < 8
+            disk.remount(options=["size=1m"])
+            run_all(path, measure)
+            # The run whose line did not fit is made again.
+            assert len(runs_in(path)) == 8 and machine.count.total() == 9
 
 
 def test_environments_are_told_apart(tmp_path: Path) -> None:

@@ -65,9 +65,15 @@ class ResultsFile:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         data = (json.dumps(line) + "\n").encode()
-        while data:
-            data = data[os.write(self._fd, data) :]
-        os.fsync(self._fd)
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            os.fsync(self._fd)
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot write file of results {self.path}: {error.strerror}",
+                hint="make room there; the same command goes on where it was",
+            ) from error
 
     def _read(self, matrix: Matrix, seed: int) -> None:
         content = self.path.read_bytes()
