@@ -14,7 +14,7 @@ import sqlite3
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ _ROOT_HEADER = b"btrfs-ublk units 1\n"
 _DIGESTS_PER_PAGE = 126
 _DIGEST_PAGE_BITS = 32
 _USAGE = 2
-#: A map is written to when something is added, or fetched for the first time.
+#: Each fails when a checkpoint comes between, which is of a thousand pages or so.
 _COPY_ATTEMPTS = 20
+#: Its salts are in there: sqlite.org/fileformat2.html, "WAL Header Format".
+_LOG_HEADER_BYTES = 32
 
 #: The digest of a unit, where it is known.
 DigestOf = Callable[[int], bytes | None]
@@ -289,7 +291,7 @@ def _from_list(digests: bytes) -> DigestOf:
 def map_digests(path: Path) -> Iterator[dict[str, DigestOf]]:
     """What a map file knows, by key: digests that came with sources, and those that
     were pinned. Of a copy, since a server that has the file open locks it. UsageError:
-    it cannot be read, or changes all the time.
+    it cannot be read; BtrfsUblkError: there was no moment to copy it.
     """
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "map"
@@ -303,26 +305,42 @@ def map_digests(path: Path) -> Iterator[dict[str, DigestOf]]:
 
 def _copy_map(path: Path, copy: Path) -> None:
     """The file and its write-ahead log, as they were at one moment."""
-    pairs = [(path, copy), (Path(f"{path}-wal"), Path(f"{copy}-wal"))]
+    log, log_copy = Path(f"{path}-wal"), Path(f"{copy}-wal")
 
-    def state() -> list[tuple[int, int]]:
-        found = [one.stat() for one, _ in pairs if one.exists()]
-        return [(status.st_size, status.st_mtime_ns) for status in found]
+    # Only checkpoints write to the file; commits append to the log, until it begins
+    # anew after a checkpoint, with other salts in its header. So where neither file nor
+    # header has changed, the log, which is copied last, has all commits that the file
+    # lacks. What is torn at its end has wrong checksums, or no commit behind it, and
+    # SQLite drops it.
+    def state() -> tuple[int, int, bytes]:
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns, _log_header(log)
 
     try:
         for _ in range(_COPY_ATTEMPTS):
             before = state()
-            for one, other in pairs:
-                other.unlink(missing_ok=True)
-                if one.exists():
-                    shutil.copyfile(one, other)
-            if before and state() == before:
+            shutil.copyfile(path, copy)
+            log_copy.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                shutil.copyfile(log, log_copy)
+            if state() == before:
                 return
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no map '{path}'") from error
     except OSError as error:
         raise UsageError(f"cannot read map '{path}': {error.strerror}") from error
-    raise UsageError(
-        f"map '{path}' changes all the time" if before else f"there is no map '{path}'"
+    raise BtrfsUblkError(
+        f"map '{path}' is written to all the time",
+        hint="try again when less is read for the first time",
     )
+
+
+def _log_header(log: Path) -> bytes:
+    try:
+        with log.open("rb") as file:
+            return file.read(_LOG_HEADER_BYTES)
+    except FileNotFoundError:
+        return b""
 
 
 def _digests_by_key(connection: sqlite3.Connection) -> dict[str, DigestOf]:

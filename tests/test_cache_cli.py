@@ -6,10 +6,16 @@ import hashlib
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from cache_shell import CacheShell, cache_shell, key_of, refusal, start_shell
 from click.testing import CliRunner
@@ -23,6 +29,15 @@ from btrfs_ublk.volumes.store import VOLUMES_VARIABLE, VolumeDirectory
 
 UNIT = 64 * KIB
 SIZE = 10 * UNIT + 5000
+
+#: Those of a map's that count here.
+TABLES = """
+CREATE TABLE sources(id INTEGER PRIMARY KEY, key BLOB, list INTEGER);
+CREATE TABLE digests(page INTEGER PRIMARY KEY, list BLOB);
+CREATE TABLE pins(
+    source INTEGER, unit INTEGER, digest BLOB, PRIMARY KEY(source, unit)
+) WITHOUT ROWID;
+"""
 
 pytestmark = pytest.mark.usefixtures("sanitized_helpers")
 
@@ -223,11 +238,7 @@ def test_verifies_against_a_map(sanitized_build: Path, tmp_path: Path) -> None:
     directory, key, digests = keyed_by_content(sanitized_build, tmp_path)
     path = tmp_path / "map"
     connection = sqlite3.connect(path)
-    connection.executescript(
-        "CREATE TABLE sources(id INTEGER PRIMARY KEY, key BLOB, list INTEGER);"
-        "CREATE TABLE digests(page INTEGER PRIMARY KEY, list BLOB);"
-        "CREATE TABLE pins(source INTEGER, unit INTEGER, digest BLOB)"
-    )
+    connection.executescript(TABLES)
     connection.execute("INSERT INTO sources VALUES (3, ?, 3)", (bytes.fromhex(key),))
     connection.execute("INSERT INTO digests VALUES (?, ?)", (3 << 32, digests))
     other = bytes.fromhex(key_of(1))
@@ -246,6 +257,56 @@ def test_verifies_against_a_map(sanitized_build: Path, tmp_path: Path) -> None:
         assert report["wrong"] == [[key, 4]] and report["right"] == 10
         assert shell.ask("check 0") == "oooomoooooo"
         assert run_cache(directory, "verify", "--map", path)["clean"]
+
+
+@contextmanager
+def pinning(path: Path, *, checkpoint_pages: int) -> Iterator[None]:
+    """A process that pins the same units of two sources, one commit after the other."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(TABLES)
+    script = Path(__file__).parent / "children/pinning.py"
+    argv = [sys.executable, script, path, str(checkpoint_pages), key_of(0), key_of(1)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "pinning\n"
+            yield
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("checkpoint_pages", [0, 300])
+def test_copies_a_map_that_is_written_to(tmp_path: Path, checkpoint_pages: int) -> None:
+    path = tmp_path / "map"
+    pinned = 0
+    with pinning(path, checkpoint_pages=checkpoint_pages):
+        while pinned < 1000:
+            with map_digests(path) as known:
+                one, other = known[key_of(0)], known[key_of(1)]
+                units = next(unit for unit in count() if one(unit) is None)
+                assert other(units - 1) == bytes(32) and other(units) is None
+            assert units >= pinned
+            pinned = units
+
+
+def test_verifies_what_other_maps_have(
+    sanitized_build: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, key, digests = keyed_by_content(sanitized_build, tmp_path)
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    with closing(sqlite3.connect(good)) as connection:
+        connection.executescript(TABLES)
+        connection.execute(
+            "INSERT INTO sources VALUES (1, ?, 1)", (bytes.fromhex(key),)
+        )
+        connection.execute("INSERT INTO digests VALUES (?, ?)", (1 << 32, digests))
+        connection.commit()
+    bad.write_text("no map")
+    report = run_cache(directory, "verify", "--map", bad, "--map", good, status=1)
+    assert report["unread_maps"] == [str(bad)]
+    assert f"cannot read map '{bad}'" in caplog.text
+    assert report["right"] == 11 and report["clean"]
 
 
 def test_verifies_against_a_list(sanitized_build: Path, tmp_path: Path) -> None:
@@ -280,12 +341,16 @@ def test_drops_nothing_without_digests(sanitized_build: Path, tmp_path: Path) ->
         (["prune", "--to", "much"], "--to"),
         (["prune", "--content", "ab"], "64 hexadecimal digits"),
         (["prune", "--content", "a" * 64], "has no content"),
-        (["verify", "--map", "/nonexistent"], "no map"),
     ],
 )
 def test_refuses(tmp_path: Path, words: list[str], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         run_cache(tmp_path, *words)
+
+
+def test_a_map_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="'/nonexistent' does not exist"):
+        run_cache(tmp_path, "verify", "--map", "/nonexistent")
 
 
 def test_those_of_volumes_are_named(

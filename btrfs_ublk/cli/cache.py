@@ -24,6 +24,7 @@ from btrfs_ublk.cache import (
 from btrfs_ublk.directories import make_private
 from btrfs_ublk.entry import json_option
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.log import log
 from btrfs_ublk.monitor.samples import take_samples
 from btrfs_ublk.progress import progress
 from btrfs_ublk.units import format_size, parse_size
@@ -129,7 +130,7 @@ def _age(seconds: float) -> str:
 @click.option(
     "--map",
     "maps",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
     help="A map whose digests to compare with.",
 )
@@ -149,20 +150,25 @@ def verify(
     What is dropped is fetched again when it is read. Without --map and --digests, the
     maps of all running devices are asked. Each of the two may be given more than once.
 
-    Exit status 1: something was wrong.
+    Exit status 1: something was wrong, or a map could not be read.
     """
     cache = _cache(directory)
     digests: dict[str, DigestOf] = {}
+    unread = []
     with ExitStack() as stack:
         for path in maps if maps or lists else _running_maps():
-            digests |= stack.enter_context(map_digests(path))
+            try:
+                digests |= stack.enter_context(map_digests(path))
+            except BtrfsUblkError as error:
+                log.warning("%s; what it has digests of is not verified", error.message)
+                unread.append(str(path))
         for path in lists:
             digests |= cache.digests_from_list(path)
         units = sum(content.cached_units for content in cache.status().contents)
         with progress("comparing cached units", total=units) as task:
             report = cache.verify(digests, progress=task.advance)
     if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        click.echo(json.dumps(report.to_dict() | {"unread_maps": unread}, indent=2))
     else:
         for key, unit in report.wrong:
             click.echo(f"{key}: unit {unit} was wrong, and is dropped")
@@ -172,7 +178,7 @@ def verify(
             f"{report.right} units right, {len(report.wrong)} wrong, "
             f"{report.unknown} without a digest"
         )
-    return 0 if report.clean else 1
+    return 0 if report.clean and not unread else 1
 
 
 def _running_maps() -> list[Path]:
