@@ -50,8 +50,11 @@ class ControlClient:
         reply: dict[str, Any] = json.loads(text)
         return reply
 
+    def send(self, request: dict[str, Any]) -> None:
+        self.socket.sendall(json.dumps(request).encode() + b"\n")
+
     def request(self, name: str) -> dict[str, Any]:
-        self.socket.sendall(json.dumps({"request": name}).encode() + b"\n")
+        self.send({"request": name})
         return self.line()
 
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 from conftest import Need, inapplicable
+from scripted_server import response, scripted_server
 from server_process import ServerProcess
 from store_shell import root_of, units_of
 
 from btrfs_ublk.capabilities import FUSE, ROOT
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.lazy import Added, Addition, Mapping, Room, Source, digest_file
-from btrfs_ublk.lazy.maps import Refused
+from btrfs_ublk.lazy.maps import LONG_TIMEOUT_S, MapClient, Refused
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import GIB, KIB, MIB, TIB
@@ -348,6 +349,41 @@ def test_a_slow_request_keeps_nobody_waiting(
     begin_s = time.monotonic()
     server.stop()
     assert time.monotonic() - begin_s < 20
+
+
+def test_asking_mirrors_ends_with_the_client(server: ServerProcess) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer(_: str) -> bytes:
+        asked.set()
+        assert go_on.wait(20)
+        return response("206 Partial\nContent-Range: bytes 0-0/4096", b"x")
+
+    with scripted_server(answer) as web:
+        places = [{"kind": "http", "url": web.url(name)} for name in "abc"]
+        source = {"mirrors": places, "size": 4096}
+        add = {"request": "map-add", "sources": [source], "mappings": [[0, 4096, 0, 0]]}
+        with server.connect() as client:
+            client.send(add)
+            assert "failed" not in client.line()
+        with server.connect() as leaving:
+            leaving.send({"request": "map-verify", "ask": True})
+            assert asked.wait(10)
+        assert_prompt(server)  # so it has seen that the other one is gone
+        go_on.set()
+        time.sleep(0.5)
+        assert len(web.requests) == 1
+
+
+def test_verify_may_take_its_time() -> None:
+    waits: list[float] = []
+
+    def ask(name: str, keys: dict[str, Any], **options: Any) -> dict[str, Any]:
+        waits.append(options["timeout_s"])
+        return {"problems": [], "next": None}
+
+    assert list(MapClient(ask).verify()) == []
+    assert waits == [LONG_TIMEOUT_S]
 
 
 def test_long_lines(server: ServerProcess) -> None:

@@ -24,10 +24,11 @@ Source = dict[str, Any]
 _INLINE_MAPPINGS = 1000
 _INLINE_BYTES = 512 << 10
 _ROW = struct.Struct("<QQ")
-#: A page takes a second or so, and what it waits for ten (drain.c, verify.c).
+#: A page takes a second or so, and what it waits for ten (drain.c).
 _TIMEOUT_S = 60.0
-#: A batch may have to ask for sizes, and to write gigabytes of digests.
-ADD_TIMEOUT_S = 600.0
+#: An addition may have to ask for sizes, and to write gigabytes of digests; a page of
+#: verify reads the whole file, all digests of a source, and asks up to 16 mirrors.
+LONG_TIMEOUT_S = 600.0
 
 
 class Ask(Protocol):
@@ -132,7 +133,7 @@ class MapClient:
         additions: Sequence[Addition],
         *,
         room: Room | None = None,
-        timeout_s: float = ADD_TIMEOUT_S,
+        timeout_s: float = LONG_TIMEOUT_S,
     ) -> list[Added]:
         """All or none; durable, and there for readers, when this returns."""
         rows = [
@@ -193,7 +194,9 @@ class MapClient:
         """
         source: int | None = 0
         while source is not None:
-            reply = self._request("map-verify", source=source, ask=ask_mirrors)
+            reply = self._request(
+                "map-verify", timeout_s=LONG_TIMEOUT_S, source=source, ask=ask_mirrors
+            )
             yield from (Problem(**problem) for problem in reply["problems"])
             source = reply["next"]
 

@@ -63,8 +63,11 @@ static int ask_mirrors(struct map_request *request, const struct source *source)
 	json_object_del(text, "root");
 	err = source_parse(text, &copy, &request->complaint);
 	json_decref(text);
-	for (unsigned i = 0; !err && i < copy->mirror_count; i++)
+	for (unsigned i = 0; !err && i < copy->mirror_count; i++) {
+		if (control_call_is_over(request->call))
+			break;
 		err = ask_mirror(request, source, &copy->mirrors[i]);
+	}
 	source_free(copy);
 	return err;
 }
