@@ -351,7 +351,8 @@ def test_a_slow_request_keeps_nobody_waiting(
     assert time.monotonic() - begin_s < 20
 
 
-def test_asking_mirrors_ends_with_the_client(server: ServerProcess) -> None:
+@pytest.mark.parametrize("asks", ["size of each source", "mirrors of a source"])
+def test_asking_ends_with_the_client(server: ServerProcess, asks: str) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def answer(_: str) -> bytes:
@@ -361,13 +362,17 @@ def test_asking_mirrors_ends_with_the_client(server: ServerProcess) -> None:
 
     with scripted_server(answer) as web:
         places = [{"kind": "http", "url": web.url(name)} for name in "abc"]
-        source = {"mirrors": places, "size": 4096}
-        add = {"request": "map-add", "sources": [source], "mappings": [[0, 4096, 0, 0]]}
-        with server.connect() as client:
-            client.send(add)
-            assert "failed" not in client.line()
+        add = {"request": "map-add", "mappings": [[0, 4096, 0, 0]]}
+        if asks == "size of each source":
+            request = add | {"sources": places}
+        else:
+            source = {"mirrors": places, "size": 4096}
+            with server.connect() as client:
+                client.send(add | {"sources": [source]})
+                assert "failed" not in client.line()
+            request = {"request": "map-verify", "ask": True}
         with server.connect() as leaving:
-            leaving.send({"request": "map-verify", "ask": True})
+            leaving.send(request)
             assert asked.wait(10)
         assert_prompt(server)  # so it has seen that the other one is gone
         go_on.set()

@@ -92,7 +92,7 @@ static int add(struct store *store, uint64_t count, double *seconds, struct comp
 	for (uint64_t i = 0; i < count; i++)
 		additions[i] = (struct store_addition){ .offset = STRIDE * i, .length = LENGTH };
 	begin_s = now_s();
-	err = store_add(store, sources, additions, count, NULL, complaint);
+	err = store_add(store, sources, additions, count, NULL, NULL, complaint);
 	*seconds = now_s() - begin_s;
 	json_decref(sources);
 	return err;

@@ -48,10 +48,12 @@ struct store_room {
 /*
  * Add all or none: synced and in the map when this returns 0. `sources` is an array of JSON
  * descriptions, `offset` and `length` of the additions are filled in. Returns -EEXIST (the complaint names the mapping
- * in the way), -EINVAL, -ENOSPC, -EIO, ...
+ * in the way), -EINVAL, -ENOSPC, -EIO, ... and -ECANCELED when another thread sets `*over` (NULL: none
+ * will) while sizes are asked for, source by source.
  */
 int store_add(struct store *store, const json_t *sources, struct store_addition *additions,
-	      size_t count, const struct store_room *room, struct complaint *complaint);
+	      size_t count, const struct store_room *room, const bool *over,
+	      struct complaint *complaint);
 
 /*
  * The digest that unit `unit` must have: 1, and it is in `digest`; 0, nothing is known; or a negative

@@ -86,7 +86,7 @@ static json_t *add(struct shell *shell, const json_t *command)
 		};
 	}
 	err = store_add(shell->store, json_object_get(command, "sources"), additions, count,
-			place ? &room : NULL, &complaint);
+			place ? &room : NULL, NULL, &complaint);
 	return err ? failure(err, &complaint) : additions_json(additions, count);
 }
 
@@ -105,7 +105,7 @@ static json_t *add_many(struct shell *shell, const json_t *many)
 			.length = 4096,
 		};
 	clock_gettime(CLOCK_MONOTONIC, &begin);
-	err = store_add(shell->store, sources, additions, count, NULL, &complaint);
+	err = store_add(shell->store, sources, additions, count, NULL, NULL, &complaint);
 	clock_gettime(CLOCK_MONOTONIC, &end);
 	json_decref(sources);
 	return err ? failure(err, &complaint) :

@@ -242,7 +242,7 @@ static int add_batch(struct map_request *request, struct batch *batch)
 		err = keys_refuse_unknown(request->keys, complaint);
 	if (!err)
 		err = store_add(request->space->store, batch->sources, batch->additions,
-				batch->count, &room, complaint);
+				batch->count, &room, &request->call->over, complaint);
 	if (err)
 		return err;
 	/* NB: it is done, whether we can say so or not; asked again, we can. */

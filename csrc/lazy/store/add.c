@@ -19,6 +19,7 @@ struct request {
 	struct store_addition *additions;
 	size_t count;
 	const struct store_room *room;
+	const bool *over;
 	struct map *batch; /* what is new in this request */
 	uint64_t new_sources;
 	sqlite3_stmt *insert, *find;
@@ -38,6 +39,11 @@ static int blame(const struct request *request, const struct store_addition *add
 	return err;
 }
 
+static bool is_over(const struct request *request)
+{
+	return request->over && __atomic_load_n(request->over, __ATOMIC_RELAXED);
+}
+
 static int parse_sources(struct request *request, const json_t *descriptions)
 {
 	size_t count = json_array_size(descriptions);
@@ -46,9 +52,12 @@ static int parse_sources(struct request *request, const json_t *descriptions)
 	if (!request->sources)
 		return complain(request->complaint, -ENOMEM, "no memory for sources");
 	for (size_t i = 0; i < count; i++) {
-		int err = new_source_init(request->store, json_array_get(descriptions, i),
-					  &request->sources[i], request->complaint);
+		int err;
 
+		if (is_over(request))
+			return -ECANCELED;
+		err = new_source_init(request->store, json_array_get(descriptions, i),
+				      &request->sources[i], request->complaint);
 		request->source_count = i + 1;
 		if (err) {
 			if (count > 1)
@@ -357,13 +366,15 @@ static int run(struct request *request)
 }
 
 int store_add(struct store *store, const json_t *sources, struct store_addition *additions,
-	      size_t count, const struct store_room *room, struct complaint *complaint)
+	      size_t count, const struct store_room *room, const bool *over,
+	      struct complaint *complaint)
 {
 	struct request request = {
 		.store = store,
 		.additions = additions,
 		.count = count,
 		.room = room,
+		.over = over,
 		.complaint = complaint,
 	};
 	int err = parse_sources(&request, sources);
