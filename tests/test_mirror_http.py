@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -383,6 +384,10 @@ def test_takes_a_chunked_range_of_an_object_of_unknown_size(shell: Shell) -> Non
         ({"url": "http://localhost/x", "ca_file": "ca.pem"}, "no absolute path"),
         ({"url": "http://localhost/x", "client_key": "/k"}, 'without "client_cert"'),
         ({"url": "http://localhost/x", "proxy": "socks5://h:1"}, "http or https"),
+        (
+            {"url": "http://localhost/x", "proxy": "http://u:p4ss@h:1"},
+            "in the environment of the server: http_proxy",
+        ),
         ({"url": "http://localhost/x", "headers": "X: y"}, "headers"),
         (
             {
@@ -436,6 +441,19 @@ def test_goes_through_a_proxy(shell: Shell, web: WebServer) -> None:
         "http://far.invalid/object",
         "http://far.invalid/o",
     ]
+
+
+def test_logs_in_to_a_proxy_of_the_environment(shell: Shell) -> None:
+    with scripted_server(lambda _: response("500 Proxy")) as seen:
+        proxy = f"http://user:p4ss@127.0.0.1:{seen.port}"
+        environment = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": ""}
+        for scheme in ("http", "https"):
+            with shell(f"{scheme}://far.invalid/o", environment=environment) as mirror:
+                assert "p4ss" not in mirror.fetch(0, 100).text
+    assert [x.split()[0] for x in seen.requests] == ["GET", "CONNECT"]
+    login = b64encode(b"user:p4ss").decode()
+    for request in seen.requests:
+        assert f"Proxy-Authorization: Basic {login}\r\n" in request
 
 
 def test_nobody_there_and_no_such_host(shell: Shell) -> None:

@@ -130,7 +130,12 @@ int url_check(const char *url, const char *key, struct complaint *complaint)
 		return complain(complaint, -EINVAL, "\"%s\" has no host", key);
 	if (has_part(parsed, CURLUPART_USER) || has_part(parsed, CURLUPART_PASSWORD)) {
 		complaint_text(complaint, "\"%s\" (%s) has a user or a password in it", key, text);
-		complaint_hint(complaint, "put them into a file, and name that");
+		/* Of a proxy no key names a file; libcurl takes one with a login from there. */
+		complaint_hint(complaint, "%s",
+			       strcmp(key, "proxy") != 0 ?
+				       "put them into a file, and name that" :
+				       "leave \"proxy\" out, and give it in the environment of the "
+				       "server: http_proxy, https_proxy");
 		return -EINVAL;
 	}
 	if (has_part(parsed, CURLUPART_FRAGMENT))
