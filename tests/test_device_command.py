@@ -196,6 +196,26 @@ def test_what_the_server_refuses(options: DeviceOptions, sparse_path: Path) -> N
     assert list_devices() == [] and os.listdir(devices_directory()) == [".lock"]
 
 
+@pytest.mark.parametrize("status", [1, 2])
+def test_the_exit_status_says_whether_it_may_be_tried_again(
+    front_end: FrontEndName, sparse_path: Path, status: int
+) -> None:
+    """systemd does so unless it is what the unit excepts."""
+    program = sparse_path / "server"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {helper_path(SERVER)} "$@"\n'
+        f"echo no luck >&2\nexit {status}\n"
+    )
+    program.chmod(0o755)
+    for command in ("add", "serve"):
+        done = device_command(
+            *(command, "one", description_file(sparse_path)),
+            *("--front-end", front_end, "--server", program),
+        )
+        assert done.returncode == status and "no luck" in done.stderr, done.stderr
+        assert list_devices() == []
+
+
 def test_a_server_that_takes_too_long(
     options: DeviceOptions, sparse_path: Path
 ) -> None:

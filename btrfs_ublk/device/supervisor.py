@@ -78,8 +78,9 @@ class Supervisor:
         return self._front_end.keep_open_fds
 
     def run(self) -> int:
-        """Until TERM (0), or there is nothing more to be done (1, and the state says
-        why). Raises Replace after HUP: the caller puts another program in our place.
+        """Until TERM (0), or there is nothing more to be done: the state says why, and
+        the exit status whether another try may help (as errors.py has it: 1; 2 or 3 if
+        not). Raises Replace after HUP: the caller puts another program in our place.
         """
         self._was_lost = self._state.status == "lost"
         self._note(status="starting", supervisor=ProcessIdentity.of_self())
@@ -89,7 +90,7 @@ class Supervisor:
                 self._upgrade(self._server)
             while True:
                 if self._server is None and not self._bring_up():
-                    return 1
+                    return self._state.exit_status
                 assert self._server is not None
                 if not self._after_end(self._server, self._watch(self._server)):
                     return 1
