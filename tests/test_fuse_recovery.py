@@ -200,7 +200,7 @@ class TestReissue:
                     client.connect(address)
                     client.sendall(b'{"request": "handover"}\n')
                     assert json.loads(client.recv(4096))["reply"] == "handover"
-                    assert stage.servers.running.wait(TIMEOUT_S) == 3
+                    assert stage.servers.running.wait(TIMEOUT_S) == 4
                 stage.servers.kill()
             stage.servers.take_over(kept)
             readers.go_on()

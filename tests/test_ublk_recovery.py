@@ -432,7 +432,7 @@ def test_a_mounted_device_without_a_server_is_not_deleted(sparse_path: Path) -> 
                 third.wait_ready()
                 assert read_direct(file, 3 * MIB, 4096) == pattern(3 * MIB, 4096)
                 third.request("handover")
-                third.last_line(3)
+                third.last_line(4)
             last = recoverer(description=description)
             last.wait_ready()
         with last:
@@ -452,7 +452,7 @@ def test_handed_over_under_reads(recovery: str) -> None:
             server = first
             for _ in range(3):
                 assert server.request("handover") == {"reply": "handover"}
-                last = server.last_line(3)
+                last = server.last_line(4)
                 assert last["handed_over"] is True and last["stats"]["errors"] == 0
                 if server is not first:
                     server.close()

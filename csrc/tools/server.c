@@ -19,7 +19,7 @@
 #include "server/sandbox.h"
 
 /* Besides those of every helper: the device was left for another server, as asked. */
-enum { EXIT_HANDED_OVER = 3 };
+enum { EXIT_HANDED_OVER = 4 };
 
 static int load(const char *path, struct engine *engine)
 {
