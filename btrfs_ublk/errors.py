@@ -37,5 +37,13 @@ class CommandError(BtrfsUblkError):
     """An external command failed, or ran past its deadline."""
 
 
+def error_of_status(exit_status: int | None) -> type[BtrfsUblkError]:
+    """What a program of ours that ended with this status has failed with."""
+    for kind in (UsageError, CapabilityError):
+        if exit_status == kind.exit_status:
+            return kind
+    return CommandError
+
+
 class LeftoverError(BtrfsUblkError):
     """Something could not be taken down; the message names what is still there."""

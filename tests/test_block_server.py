@@ -116,7 +116,8 @@ class TestWithStandIn:
             assert server.device_id == 7
 
     @pytest.mark.parametrize(
-        ("status", "error"), [(1, BtrfsUblkError), (2, UsageError)]
+        ("status", "error"),
+        [(1, BtrfsUblkError), (2, UsageError), (3, CapabilityError)],
     )
     def test_death_before_ready(
         self, stand_in: StandIn, status: int, error: type[BtrfsUblkError]

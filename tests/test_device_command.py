@@ -196,7 +196,7 @@ def test_what_the_server_refuses(options: DeviceOptions, sparse_path: Path) -> N
     assert list_devices() == [] and os.listdir(devices_directory()) == [".lock"]
 
 
-@pytest.mark.parametrize("status", [1, 2])
+@pytest.mark.parametrize("status", [1, 2, 3])
 def test_the_exit_status_says_whether_it_may_be_tried_again(
     front_end: FrontEndName, sparse_path: Path, status: int
 ) -> None:

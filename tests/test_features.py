@@ -13,7 +13,7 @@ from conftest import Need, inapplicable
 
 from btrfs_ublk.capabilities import FUSE, ROOT, UBLK
 from btrfs_ublk.cli.main import command
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.resources.ublk_devices import list_ublk_devices
 from btrfs_ublk.server import BlockServer, Description, ErrorSegment, PatternSegment
@@ -142,7 +142,7 @@ def test_a_feature_can_be_insisted_on_and_done_without(
     path.write_text(FAILING.to_json())
     if not _offered("no-auto-part-scan"):
         done = run_server("--feature", "no-auto-part-scan", str(path))
-        assert done.returncode == 1
+        assert done.returncode == CapabilityError.exit_status
         assert "does not offer it" in done.stderr and "Linux 7.0" in done.stderr
         assert list_ublk_devices() == []
         return

@@ -24,6 +24,7 @@ from conftest import Need, inapplicable, may_be_killed
 from server_process import ServerProcess, kill_after
 
 from btrfs_ublk.capabilities import UBLK
+from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources import mounted
@@ -255,7 +256,8 @@ def test_killed_at_every_step_of_a_takeover(when: str, sanitized_build: Path) ->
 def test_what_other_modes_do_with_reads(recovery: str) -> None:
     if recovery == "fail-io" and not kernel_has(F_FAIL_IO):
         with new_server(recovery) as server:
-            assert "does not have --recovery fail-io" in server.failure()
+            words = server.failure(CapabilityError.exit_status)
+            assert "does not have --recovery fail-io" in words
         assert records() == []
         return
     with served(recovery) as first:

@@ -18,7 +18,7 @@ from device_support import kill_server, reading, remove_all
 
 from btrfs_ublk.capabilities import UBLK
 from btrfs_ublk.device import DeviceOptions, add_device, upgrade_device
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import CapabilityError, UsageError
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources import loop_device
@@ -239,5 +239,7 @@ def test_what_makes_no_sense(need: Need) -> None:
     with pytest.raises(UsageError, match="the front end is fuse"):
         add_device("one", zero, DeviceOptions(front_end="fuse", features=[FEATURE]))
     if not is_offered():
-        with pytest.raises(BtrfsUblkError, match="does not offer it"):
+        with pytest.raises(CapabilityError, match="does not offer it"):
             BlockServer(zero, front_end="ublk", features=[FEATURE]).__enter__()
+        with pytest.raises(CapabilityError, match="does not offer it"):
+            add_device("one", zero, DeviceOptions(front_end="ublk", features=[FEATURE]))

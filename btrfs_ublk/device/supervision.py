@@ -16,13 +16,7 @@ from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceDirectory, DeviceState
 from btrfs_ublk.device.supervise import command_line
 from btrfs_ublk.device.watch import wait_for_change
-from btrfs_ublk.errors import (
-    BtrfsUblkError,
-    CapabilityError,
-    CommandError,
-    LeftoverError,
-    UsageError,
-)
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, error_of_status
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.log import log
 from btrfs_ublk.process import ProcessIdentity, run
@@ -95,10 +89,7 @@ def _last_words(directory: DeviceDirectory) -> str:
 def _raise_failure(directory: DeviceDirectory, state: DeviceState) -> DeviceState:
     reason = state.reason or f"its supervisor has ended{_last_words(directory)}"
     text = f"device {directory.name}: {reason}"
-    for kind in (UsageError, CapabilityError):
-        if state.exit_status == kind.exit_status:
-            raise kind(text)
-    raise CommandError(text)
+    raise error_of_status(state.exit_status)(text)
 
 
 def wait_for_state(

@@ -22,7 +22,7 @@ from btrfs_ublk.device.notify import notify
 from btrfs_ublk.device.requests import Detach, Requests
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceDirectory, Status
-from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, error_of_status
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.log import log
 from btrfs_ublk.process import ProcessIdentity, launch
@@ -32,7 +32,6 @@ READY_TIMEOUT_S = 30.0
 #: A server that takes a device over first waits for the driver to notice the death of
 #: the one before. NB: longer than DEATH_WAIT_MS in ublk_recovery.c.
 _TAKEOVER_TIMEOUT_S = 40.0 + READY_TIMEOUT_S
-_EXIT_USAGE = 2
 #: What lets go of the server's lock is the end of a process; that may take as long.
 _SERVER_LOCK_TIMEOUT_S = 10.0
 #: For a server that has been asked to hand its device over.
@@ -376,7 +375,7 @@ class Supervisor:
         status, how = server.how_it_ended()
         words = self._logbook.since(words_from)
         text = f"server {how}" + "".join(f"\n  {line}" for line in words)
-        return UsageError(text) if status == _EXIT_USAGE else CommandError(text)
+        return error_of_status(status)(text)
 
     # A newer one
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from btrfs_ublk import libraries
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, error_of_status
 from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.lazy import Added, Addition, MapClient, Room, Source
@@ -25,7 +25,6 @@ from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
 from btrfs_ublk.server.fuse import served_file
 
 _PROTOCOL = 1
-_EXIT_USAGE = 2
 READY_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 10.0
 #: Between the closing of the connection and the end of the process.
@@ -269,7 +268,7 @@ class BlockServer:
             if missing is not None:
                 return missing
         message = child.failure(f"{describe_exit(status)} before its device was ready")
-        return UsageError(message) if status == _EXIT_USAGE else BtrfsUblkError(message)
+        return error_of_status(status)(message)
 
     def stop(self) -> None:
         """Take the device down and end the server; idempotent.

@@ -11,8 +11,9 @@
 /* Exit statuses of every helper. */
 enum {
 	EXIT_OK = 0,
-	EXIT_FAILED = 1, /* the environment or the kernel said no */
-	EXIT_USAGE = 2,	 /* the caller's input is wrong; nothing was touched */
+	EXIT_FAILED = 1,     /* the environment or the kernel said no */
+	EXIT_USAGE = 2,	     /* the caller's input is wrong; nothing was touched */
+	EXIT_CAPABILITY = 3, /* this machine lacks what is needed */
 };
 
 void message_init(const char *program);

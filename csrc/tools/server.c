@@ -97,6 +97,12 @@ static int serve(struct frontend *frontend, struct lifetime *lifetime)
 	return action < 0 ? action : err;
 }
 
+/* An exit status. The front end says -EOPNOTSUPP of nothing but what the kernel lacks. */
+static int failure_status(int err)
+{
+	return err == -EOPNOTSUPP ? EXIT_CAPABILITY : EXIT_FAILED;
+}
+
 /* Returns an exit status. */
 static int serve_requests(struct frontend *frontend, struct lifetime *lifetime)
 {
@@ -106,7 +112,8 @@ static int serve_requests(struct frontend *frontend, struct lifetime *lifetime)
 		msg_error("cannot start a thread for requests: %s", strerror(-err));
 		return EXIT_FAILED;
 	}
-	status = serve(frontend, lifetime) ? EXIT_FAILED : EXIT_OK;
+	err = serve(frontend, lifetime);
+	status = err ? failure_status(err) : EXIT_OK;
 	if (lifetime_stop_hands(lifetime)) {
 		msg_warning("a request is still under way: it ends here");
 		leave(status);
@@ -148,8 +155,8 @@ static int open_sockets(const struct server_options *options, struct lifetime *l
 /* Returns an exit status: only a wrong description is the caller's fault, not a kernel's EINVAL. */
 static int run_loaded(struct frontend *frontend, struct lifetime *lifetime)
 {
-	int status = EXIT_FAILED;
 	int err = frontend->ops->open(frontend);
+	int status = failure_status(err);
 
 	if (!err && check_memory(frontend)) {
 		status = EXIT_USAGE;

@@ -57,7 +57,10 @@ struct frontend {
 	void *private;
 };
 
-/* Each returns 0 or a negative errno, with a message given. */
+/*
+ * Each returns 0 or a negative errno, with a message given. -EOPNOTSUPP: the kernel lacks what was
+ * asked for.
+ */
 struct frontend_ops {
 	const char *name;
 	const char *kernel_device; /* is there where the kernel has what this front end needs */
