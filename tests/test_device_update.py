@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from device_support import (
     kill_server,
     kill_supervisor,
     reading,
+    wait_for,
 )
 
 from btrfs_ublk.device import (
@@ -30,6 +33,7 @@ from btrfs_ublk.device import (
 from btrfs_ublk.device.state import RUN_VARIABLE, DeviceDirectory, devices_directory
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.readers import read_direct
 from btrfs_ublk.resources import blockdev
 from btrfs_ublk.server import (
@@ -179,6 +183,40 @@ def test_without_a_supervisor(options: DeviceOptions) -> None:
     kill_supervisor("one")
     update_device("one", of(LONGER))
     check_content(path, LONGER)
+
+
+def test_in_the_foreground(options: DeviceOptions, sparse_path: Path) -> None:
+    """As systemd has it, whose description is that of before."""
+    before = add_device("one", DESCRIPTION, options)
+    update_device("one", of(LONGER))
+    kill_supervisor("one")
+    server = show_device("one").state.server
+    argv = [
+        *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "serve", "one"),
+        str(description_file(sparse_path)),
+    ]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(
+                "one",
+                lambda state: state.status == "serving"
+                and state.supervisor == ProcessIdentity.of(process.pid),
+            )
+        finally:
+            process.terminate()
+            _, talk = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"grown from the {SIZE} bytes of its description to {LONGER.end}" in talk
+    assert show_device("one").state.server == server
+    assert before.path is not None
+    check_content(before.path, LONGER)
+    longer = of(PatternSegment(offset=0, length=LONGER.end + MIB))
+    for other, hint in (
+        (longer, "to have it grow: btrfs-ublk device update one …"),
+        (of(MemsetSegment(offset=0, length=SIZE, byte=1)), "device del one"),
+    ):
+        done = device_command("serve", "one", description_file(sparse_path, other))
+        assert done.returncode == 2 and hint in done.stderr, done.stderr
 
 
 def test_one_update_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

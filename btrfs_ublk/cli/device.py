@@ -281,9 +281,9 @@ def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
 def serve(name: str, description: Path | None, timeout_s: float, **options: Any) -> int:
     """Supervise a device in the foreground, for systemd.
 
-    The device NAME is made of DESCRIPTION if it is not there. TERM and INT end this
-    command only: the device is served on. Recoveries are those of `btrfs-ublk device
-    add`.
+    The device NAME is made of DESCRIPTION if it is not there; it may have grown out of
+    that since. TERM and INT end this command only: the device is served on. Recoveries
+    are those of `btrfs-ublk device add`.
     """
     made = None if description is None else _read(description)
     return serve_device(name, made, _options(**options), timeout_s=timeout_s)

@@ -46,6 +46,7 @@ from btrfs_ublk.device.supervision import (
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.helpers import SERVER, check_helper
 from btrfs_ublk.interrupts import deferred
+from btrfs_ublk.log import log
 from btrfs_ublk.process import run
 from btrfs_ublk.server.control import ControlError, InUseError
 from btrfs_ublk.server.description import (
@@ -380,8 +381,8 @@ def serve_device(
     """Supervise a device in this process, until TERM or INT; an exit status.
 
     It is made if there is none of that name; if there is, ``description`` (if any) must
-    be the same, and whoever supervises it so far is asked to end. The server serves on
-    when this returns.
+    be the same, or what it has grown out of, and whoever supervises it so far is asked
+    to end. The server serves on when this returns.
     """
     directory = device_directory(name)
     if os.path.lexists(directory.path):
@@ -410,9 +411,26 @@ def _supervise_here(directory: DeviceDirectory, lock: Lock) -> int:
 def _check_same(directory: DeviceDirectory, description: Description | None) -> None:
     if description is None:
         return
-    name, served = directory.name, directory.description.read_text()
-    if from_anywhere(description).to_json() != served:
-        raise UsageError(
-            f"device {name} exists, and serves something else",
-            hint=f"btrfs-ublk device del {name}, or leave the description out",
-        )
+    name, given = directory.name, from_anywhere(description)
+    served = Description.from_json(directory.description.read_text())
+    if _is_growth(given, served):
+        if given.size < served.size:
+            log.warning(
+                "device %s has grown from the %d bytes of its description to %d: add "
+                "them there as well, or it has fewer after a reboot",
+                *(name, given.size, served.size),
+            )
+        return
+    if _is_growth(served, given):
+        hint = f"to have it grow: btrfs-ublk device update {name} …"
+    else:
+        hint = f"btrfs-ublk device del {name}, or leave the description out"
+    raise UsageError(f"device {name} exists, and serves something else", hint=hint)
+
+
+def _is_growth(before: Description, after: Description) -> bool:
+    """Also where they are the same."""
+    with suppress(UsageError):
+        before.check_growth(after)
+        return True
+    return False
