@@ -48,6 +48,8 @@ from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
 from btrfs_ublk.units import MIB
 
+CAP_SYS_RESOURCE = 24
+
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
 
 
@@ -98,6 +100,21 @@ def test_threads_run_in_real_time_if_wanted(
             for task in Path(f"/proc/{state.server.pid}/task").iterdir()
         }
         assert policies == {os.SCHED_OTHER, os.SCHED_RR}
+
+
+def test_the_oom_killer_takes_others_first(options: DeviceOptions) -> None:
+    """Also than a server that came later."""
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    (line,) = re.findall(r"CapEff:\t(\w+)", Path("/proc/self/status").read_text())
+    expected = min(own, -900) if int(line, 16) >> CAP_SYS_RESOURCE & 1 else own
+    may_be_killed(options.front_end)
+    with supervised_device(DESCRIPTION, options, name="one"):
+        for look in (lambda: show_device("one").state, lambda: kill_server("one")):
+            state = look()
+            for process in (state.supervisor, state.server):
+                assert process is not None
+                score = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
+                assert int(score) == expected
 
 
 def test_directory_and_files(options: DeviceOptions) -> None:

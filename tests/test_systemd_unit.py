@@ -38,6 +38,13 @@ def test_only_the_supervisor_is_signalled() -> None:
     assert service["ExecStop"].startswith("-")
 
 
+@pytest.mark.parametrize("unit", [UNIT, VOLUME_UNIT], ids=lambda path: path.stem)
+def test_memory_is_locked_and_kept(unit: Path) -> None:
+    service = _service(unit)
+    assert service["LimitMEMLOCK"] == "infinity"
+    assert service["OOMScoreAdjust"] == "-900"
+
+
 def test_a_volume_outlives_its_command() -> None:
     service = _service(VOLUME_UNIT)
     assert service["KillMode"] == "process"

@@ -3,7 +3,8 @@
 It may be that the root file system stands on the device, or that memory is short and
 only writing to the device would free some. So nothing that is needed to bring up the
 next server may have to be read then: this process is locked into memory, and so are the
-files that a server is made of.
+files that a server is made of. To the OOM killer, what is locked looks large, but all
+who read wait for it: others are to go first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _PR_SET_IO_FLUSHER = 57
 #: What the dynamic linker reads besides the libraries (ld.so(8)).
 _LINKER_FILES = ("/etc/ld.so.cache",)
 
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+#: As the units have it; servers inherit it. -1000 would spare even one that leaks.
+_OOM_SCORE_ADJ = -900
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 #: Maps of files, by path, that stay for as long as this process.
@@ -31,8 +36,8 @@ _pinned: dict[str, mmap.mmap] = {}
 
 
 def stay_in_memory() -> None:
-    """Lock this process into memory, and never wait for I/O to free some. What is not
-    allowed, is said and left.
+    """Lock this process into memory, never wait for I/O to free some, and have the OOM
+    killer take others first. What is not allowed, is said and left.
     """
     if _libc.mlockall(_MCL_CURRENT | _MCL_FUTURE):
         log.warning(
@@ -41,6 +46,16 @@ def stay_in_memory() -> None:
         )
     if _libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0):
         log.info("no CAP_SYS_RESOURCE, so no PR_SET_IO_FLUSHER")
+    _avoid_oom_killer()
+
+
+def _avoid_oom_killer() -> None:
+    # Somebody may have made it lower already.
+    try:
+        if int(_OOM_SCORE.read_text()) > _OOM_SCORE_ADJ:
+            _OOM_SCORE.write_text(str(_OOM_SCORE_ADJ))
+    except OSError as error:
+        log.info("%s stays as it is: %s", _OOM_SCORE, error.strerror)
 
 
 def pin_program_of(pid: int) -> int:
