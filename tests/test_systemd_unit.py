@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,21 +13,45 @@ import pytest
 
 from btrfs_ublk.process import run
 
-_UNITS = Path(__file__).parents[1] / "systemd"
+_PROJECT = Path(__file__).parents[1]
+_OPERATING = _PROJECT / "docs/how-to/operating.md"
+_INSTALLED = "/etc/systemd/system"
+_RELOAD = "systemctl daemon-reload\n"
+_UNITS = _PROJECT / "systemd"
 UNIT = _UNITS / "btrfs-ublk@.service"
 VOLUME_UNIT = _UNITS / "btrfs-ublk-volume@.service"
 COMMAND = Path(sys.executable).with_name("btrfs-ublk")
 
 
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A directory with the units, put there as the document has it."""
+    (recipe,) = re.findall(r"^```sh\n(.*?)^```", _OPERATING.read_text(), re.M | re.S)
+    assert _INSTALLED in recipe and recipe.endswith(_RELOAD)
+    recipe = recipe.replace(_INSTALLED, str(tmp_path)).removesuffix(_RELOAD)
+    path = f"{COMMAND.parent}:{os.environ['PATH']}"
+    run(["sh", "-euc", recipe], timeout_s=60, env=os.environ | {"PATH": path})
+    return tmp_path
+
+
+def test_all_are_installed_with_the_path_of_the_command(installed: Path) -> None:
+    names = [path.name for path in sorted(_UNITS.iterdir())]
+    assert sorted(os.listdir(installed)) == names
+    for name in names:
+        wanted = re.sub(
+            r"(?m)^(Exec\w+=-?)btrfs-ublk ",
+            rf"\g<1>{COMMAND} ",
+            (_UNITS / name).read_text(),
+        )
+        assert (installed / name).read_text() == wanted
+        assert wanted.count(str(COMMAND)) == 3
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
 @pytest.mark.parametrize("unit", [UNIT, VOLUME_UNIT], ids=lambda path: path.stem)
-def test_systemd_accepts_it(unit: Path, tmp_path: Path) -> None:
-    # The command is looked for on systemd's PATH; here it is in a virtual environment.
-    text = unit.read_text().replace("=btrfs-ublk ", f"={COMMAND} ")
-    text = text.replace("=-btrfs-ublk ", f"=-{COMMAND} ")
-    (tmp_path / unit.name).write_text(text)
-    instance = tmp_path / unit.name.replace("@", "@one")
-    instance.symlink_to(tmp_path / unit.name)
+def test_systemd_accepts_it(unit: Path, installed: Path) -> None:
+    instance = installed / unit.name.replace("@", "@one")
+    instance.symlink_to(installed / unit.name)
     done = run(["systemd-analyze", "verify", "--man=no", instance], timeout_s=60)
     assert unit.name not in done.stderr and instance.name not in done.stderr
 
