@@ -148,7 +148,7 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	if (unit->rounds)
 		relaxed_add(&counts->retries, 1);
 	if (mirror->breaker) {
-		breaker_begin(mirror->breaker);
+		breaker_begin(mirror->breaker, now_ns);
 		mirror->breaker->prefetching += !unit->demanded;
 	}
 	unit->fetch = (struct fetch){

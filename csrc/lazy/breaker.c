@@ -60,8 +60,9 @@ enum breaker_answer breaker_ask(const struct breaker *breaker, uint64_t now_ns)
 	return breaker->probing ? BREAKER_WAIT : BREAKER_GO;
 }
 
-void breaker_begin(struct breaker *breaker)
+void breaker_begin(struct breaker *breaker, uint64_t now_ns)
 {
+	breaker->recent_ns = now_ns;
 	if (breaker->open_until_ns)
 		breaker->probing = true;
 	relaxed_add(&breaker->attempts, 1);
@@ -93,6 +94,7 @@ void breaker_failed(struct breaker *breaker, uint64_t now_ns)
 
 	breaker_ended(breaker);
 	relaxed_add(&breaker->failures, 1);
+	breaker->recent_ns = now_ns;
 	if (!breaker->in_a_row++)
 		breaker->first_failure_ns = now_ns;
 	if (now_ns < breaker->open_until_ns || breaker->in_a_row < OPEN_AFTER_FAILURES ||

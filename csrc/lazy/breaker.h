@@ -15,6 +15,7 @@ struct breaker {
 
 	unsigned in_a_row;	   /* failures */
 	uint64_t first_failure_ns; /* of those */
+	uint64_t recent_ns;	   /* when it was asked last, or has failed since */
 	uint64_t open_until_ns;	   /* 0: closed */
 	unsigned opened;	   /* times, since it was closed */
 	bool probing;		   /* a fetch tries it */
@@ -37,7 +38,7 @@ void breakers_free(struct breaker *list);
 
 enum breaker_answer breaker_ask(const struct breaker *breaker, uint64_t now_ns);
 /* A fetch begins that breaker_ask() has let go, and ends. */
-void breaker_begin(struct breaker *breaker);
+void breaker_begin(struct breaker *breaker, uint64_t now_ns);
 void breaker_succeeded(struct breaker *breaker, uint32_t bytes);
 void breaker_failed(struct breaker *breaker, uint64_t now_ns);
 /* It ended in a way that says nothing of the host. */

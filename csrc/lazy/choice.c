@@ -7,9 +7,10 @@
 enum {
 	PROBE_WAIT_MS = 50,
 	UNHEALTHY_FAILURES = 3, /* in a row: others come first */
+	UNHEALTHY_MS = 30000,	/* and then no longer, as it may be well again */
 };
 
-static struct breaker *breaker_of(struct fetcher *fetcher, struct mirror *mirror)
+static void find_breaker(struct fetcher *fetcher, struct mirror *mirror)
 {
 	char text[512];
 
@@ -20,7 +21,6 @@ static struct breaker *breaker_of(struct fetcher *fetcher, struct mirror *mirror
 		mirror->latency = latency_get(&fetcher->latencies, mirror->ops->name,
 					      mirror->ops->on_hands ? "" : host);
 	}
-	return mirror->breaker;
 }
 
 static bool is_out(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
@@ -48,6 +48,20 @@ static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, u
 	return mirror->avoid_until_ns > now_ns ? mirror->avoid_until_ns : 0;
 }
 
+/*
+ * Others come first. NB: that it is asked counts like a failure: when it has been left alone for long
+ * enough, one unit tries it, and the rest do not wait with that one.
+ */
+static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
+{
+	const struct fetcher_options *options = &unit->fetcher->options;
+	const struct breaker *breaker = mirror->breaker;
+	uint64_t for_ns = (options->unhealthy_ms ?: UNHEALTHY_MS) * NS_PER_MS;
+
+	return breaker && breaker->in_a_row >= UNHEALTHY_FAILURES &&
+	       now_ns < breaker->recent_ns + for_ns;
+}
+
 struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns)
 {
 	struct source *source = unit->source;
@@ -57,10 +71,10 @@ struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 	*at_ns = UINT64_MAX;
 	for (unsigned i = 0; i < source->mirror_count; i++) {
 		struct mirror *mirror = &source->mirrors[i];
-		const struct breaker *breaker = breaker_of(unit->fetcher, mirror);
 		unsigned rank = unit->tries[i];
 		uint64_t ready;
 
+		find_breaker(unit->fetcher, mirror);
 		if (is_out(unit, mirror, now_ns))
 			continue;
 		ready = ready_ns(unit, mirror, now_ns);
@@ -69,7 +83,7 @@ struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 				*at_ns = ready;
 			continue;
 		}
-		if (breaker && breaker->in_a_row >= UNHEALTHY_FAILURES)
+		if (is_unhealthy(unit, mirror, now_ns))
 			rank++;
 		if (!best || rank < best_rank) {
 			best = mirror;

@@ -53,6 +53,7 @@ struct fetcher_options {
 	unsigned max_transfers;	   /* units in flight; 0: 96 */
 	uint64_t max_buffer_bytes; /* of units in memory; 0: 24 MiB */
 	unsigned changed_ms;	   /* until a mirror that has changed is asked again; 0: 60000 */
+	unsigned unhealthy_ms;	   /* for which others come before one that fails; 0: 30000 */
 };
 
 /*

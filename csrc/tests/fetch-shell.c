@@ -18,7 +18,7 @@
  *   {"wait": ID}       {"wait": ID} once no read is under way
  *
  * At the end of its input, reads are given up (-5), and all is freed. Options for the fetcher come as
- * arguments: hands=N transfers=N buffer=BYTES changed=MS.
+ * arguments: hands=N transfers=N buffer=BYTES changed=MS unhealthy=MS.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -268,7 +268,8 @@ static int parse_option(const char *text, struct fetcher_options *options)
 
 	if (sscanf(text, "hands=%u", &options->hands) == 1 ||
 	    sscanf(text, "transfers=%u", &options->max_transfers) == 1 ||
-	    sscanf(text, "changed=%u", &options->changed_ms) == 1)
+	    sscanf(text, "changed=%u", &options->changed_ms) == 1 ||
+	    sscanf(text, "unhealthy=%u", &options->unhealthy_ms) == 1)
 		return 0;
 	if (sscanf(text, "buffer=%llu", &bytes) != 1)
 		return -EINVAL;

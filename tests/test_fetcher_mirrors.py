@@ -1,0 +1,129 @@
+"""Which of several mirrors is asked first: fetch-shell, in a sanitizer build."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fetch_shell import FetchShell, fetch_shell
+from scripted_server import Script, ScriptedServer, response, scripted_server
+
+UNIT = 4096
+UNITS = 64
+DATA = b"".join(bytes([number]) * UNIT for number in range(UNITS))
+#: Answers in a row, until others come first; and for how long, here.
+UNHEALTHY_FAILURES = 3
+UNHEALTHY_S = 2.0
+
+
+def good(request: str) -> bytes:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    first, last = int(found[1]), int(found[2])
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
+    return response(head, DATA[first : last + 1])
+
+
+def always(head: str) -> Script:
+    return lambda _: response(head)
+
+
+@dataclass
+class Mirrors:
+    """Of one source: `near` comes first in its list."""
+
+    shell: FetchShell
+    near: ScriptedServer
+    far: ScriptedServer
+    source: int
+
+    def read(self, first: int, count: int) -> None:
+        """Units, one after the other."""
+        for at in range(first * UNIT, (first + count) * UNIT, UNIT):
+            assert self.shell.read(self.source, at, UNIT).data == DATA[at : at + UNIT]
+
+    def read_at_once(self, first: int, count: int) -> None:
+        ats = range(first * UNIT, (first + count) * UNIT, UNIT)
+        reads = {
+            self.shell.begin(self.source, at, UNIT, deadline_s=4): at for at in ats
+        }
+        for number, answer in self.shell.finish().items():
+            assert answer.data == DATA[reads[number] :][:UNIT]
+
+    def asked(self) -> tuple[int, int]:
+        """Requests since the last time."""
+        counts = len(self.near.requests), len(self.far.requests)
+        self.near.requests.clear()
+        self.far.requests.clear()
+        return counts
+
+
+@pytest.fixture
+def mirrors(sanitized_build: Path, tmp_path: Path) -> Iterator[Mirrors]:
+    option = f"unhealthy={round(UNHEALTHY_S * 1000)}"
+    with (
+        scripted_server(good) as near,
+        scripted_server(good) as far,
+        fetch_shell(sanitized_build, option, log=tmp_path / "log") as shell,
+    ):
+        keys = {"kind": "http", "proxy": "none"}
+        places = [{**keys, "url": each.url()} for each in (near, far)]
+        source = {"size": len(DATA), "unit": UNIT, "mirrors": places}
+        yield Mirrors(shell, near, far, shell.add(source))
+
+
+FAILURES = ["500 Internal Server Error"]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_is_preferred_again_when_it_is_well(mirrors: Mirrors, failure: str) -> None:
+    mirrors.near.script = always(failure)
+    mirrors.read(0, 8)
+    assert mirrors.asked() == (UNHEALTHY_FAILURES, 8)
+    mirrors.near.script = good
+    time.sleep(UNHEALTHY_S + 0.1)
+    mirrors.read(8, 8)
+    assert mirrors.asked() == (8, 0)
+
+
+@contextmanager
+def hanging(server: ScriptedServer) -> Iterator[None]:
+    end = threading.Event()
+
+    def hang(_: str) -> bytes:
+        end.wait()
+        return b""
+
+    server.script = hang
+    try:
+        yield
+    finally:
+        end.set()
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_unit_tries_whether_it_is_well(mirrors: Mirrors, failure: str) -> None:
+    mirrors.near.script = always(failure)
+    mirrors.read(0, UNHEALTHY_FAILURES)
+    mirrors.asked()
+    time.sleep(UNHEALTHY_S + 0.1)
+    with hanging(mirrors.near):
+        mirrors.read_at_once(8, 8)
+        assert mirrors.asked() == (1, 8)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_is_asked_when_others_fail(mirrors: Mirrors, failure: str) -> None:
+    mirrors.near.script = always(failure)
+    mirrors.read(0, UNHEALTHY_FAILURES)
+    mirrors.asked()
+    mirrors.near.script = good
+    mirrors.far.script = always("404 Not Found")
+    mirrors.read(8, 1)
+    assert mirrors.asked() == (1, 1)
