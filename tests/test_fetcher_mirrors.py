@@ -78,7 +78,12 @@ def mirrors(sanitized_build: Path, tmp_path: Path) -> Iterator[Mirrors]:
         yield Mirrors(shell, near, far, shell.add(source))
 
 
-FAILURES = ["500 Internal Server Error"]
+FAILURES = [
+    "500 Internal Server Error",
+    "200 OK",
+    "403 Forbidden",
+    "404 Not Found",
+]
 
 
 @pytest.mark.parametrize("failure", FAILURES)

@@ -144,6 +144,7 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 
 	unit->tries[mirror->index]++;
 	unit->began_ns = now_ns;
+	mirror->recent_ns = now_ns;
 	relaxed_add(&counts->attempts, 1);
 	if (unit->rounds)
 		relaxed_add(&counts->retries, 1);
@@ -233,9 +234,16 @@ static void retry(struct unit *unit)
 	unit_rest(unit, at_ns);
 }
 
-/* Of an answer that was wrong: perhaps the way to us is to blame, so it is asked again. */
-static void count_wrong(struct unit *unit, const struct mirror *mirror)
+static void count_bad(struct mirror *mirror)
 {
+	mirror->bad_in_a_row++;
+	mirror->recent_ns = clock_now_ns();
+}
+
+/* Of an answer that was wrong: perhaps the way to us is to blame, so it is asked again. */
+static void count_wrong(struct unit *unit, struct mirror *mirror)
+{
+	count_bad(mirror);
 	if (++unit->wrong[mirror->index] >= WRONG_ANSWERS_MAX)
 		unit->out |= (uint16_t)(1u << mirror->index);
 }
@@ -284,6 +292,7 @@ static void handle_failure(struct unit *unit)
 		break;
 	case FETCH_DENIED:
 	case FETCH_GONE:
+		count_bad(mirror);
 		unit->out |= (uint16_t)(1u << mirror->index);
 		break;
 	case FETCH_CHANGED:
@@ -374,6 +383,7 @@ void unit_accept(struct unit *unit)
 	/* Not of one that was under way when it was found to have changed. */
 	if (clock_now_ns() >= mirror->changed_until_ns)
 		mirror->changed_until_ns = 0;
+	mirror->bad_in_a_row = 0;
 	if (unit->check.known)
 		relaxed_add(&counts->units_verified, 1);
 	if (unit->check.pinned)

@@ -6,7 +6,7 @@
 
 enum {
 	PROBE_WAIT_MS = 50,
-	UNHEALTHY_FAILURES = 3, /* in a row: others come first */
+	UNHEALTHY_FAILURES = 3, /* in a row, of a host or of a mirror: others come first */
 	UNHEALTHY_MS = 30000,	/* and then no longer, as it may be well again */
 };
 
@@ -58,6 +58,8 @@ static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, u
 	const struct breaker *breaker = mirror->breaker;
 	uint64_t for_ns = (options->unhealthy_ms ?: UNHEALTHY_MS) * NS_PER_MS;
 
+	if (mirror->bad_in_a_row >= UNHEALTHY_FAILURES && now_ns < mirror->recent_ns + for_ns)
+		return true;
 	return breaker && breaker->in_a_row >= UNHEALTHY_FAILURES &&
 	       now_ns < breaker->recent_ns + for_ns;
 }

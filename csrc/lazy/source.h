@@ -46,6 +46,9 @@ struct mirror {
 	uint64_t avoid_until_ns; /* as it has asked for */
 	/* It is not what was pinned, so it is not asked until then; 0: it is, as far as is known. */
 	uint64_t changed_until_ns;
+	/* Answers that were of no use: of its object, whatever its host does with others. */
+	unsigned bad_in_a_row;
+	uint64_t recent_ns; /* when it was asked last, or has given one of these since */
 };
 
 struct source {
