@@ -116,7 +116,7 @@ def test_a_key_that_others_can_read_is_refused(
     url = web.tls_url("mutual/object")
     with shell(url, ca_file=str(web.ca), client_cert=str(key)) as mirror:
         answer = mirror.fetch(0, UNIT)
-    assert answer.failure == "denied"
+    assert answer.failure == "no_login"
     assert "open to others (mode 640)" in answer.text
     assert "chmod 600" in answer.hint
 
@@ -224,7 +224,7 @@ def test_the_password_is_read_when_it_is_needed(
     file = tmp_path / "password"
     with shell(web.url("basic/object"), basic_auth_file=str(file)) as mirror:
         answer = mirror.fetch(0, UNIT)
-        assert answer.failure == "denied"
+        assert answer.failure == "no_login"
         assert f"cannot open '{file}'" in answer.text
         secret(file, "reader:wrong\n")
         assert mirror.fetch(0, UNIT).failure == "denied"
@@ -413,6 +413,7 @@ def test_refuses_wrong_keys(
         ("no colon\n", 'no "Name: value"'),
         ("X-Empty:\n", "without a value"),
         ("two words: x\n", 'no "Name: value"'),
+        ("", "is empty"),
     ],
 )
 def test_refuses_files_of_headers_that_make_no_sense(
@@ -421,7 +422,7 @@ def test_refuses_files_of_headers_that_make_no_sense(
     file = secret(tmp_path / "headers", text)
     with shell("http://127.0.0.1:9/", headers_file=file) as mirror:
         answer = mirror.fetch(0, 100)
-    assert answer.failure == "denied"
+    assert answer.failure == "no_login"
     assert said in answer.text
 
 

@@ -122,7 +122,7 @@ def test_finds_credentials_as_other_tools_do(
         assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
     with shell(*where) as mirror:
         answer = mirror.fetch(0, UNIT)
-        assert answer.failure == "denied"
+        assert answer.failure == "no_login"
         assert "no credentials for S3" in answer.text
         assert "anonymous" in answer.hint
     (tmp_path / ".aws").mkdir()

@@ -290,6 +290,9 @@ static void handle_failure(struct unit *unit)
 	case FETCH_BUSY:
 		avoid(mirror, fetch->retry_after_ms, now_ns);
 		break;
+	case FETCH_NO_LOGIN:
+		count_bad(mirror);
+		break;
 	case FETCH_DENIED:
 	case FETCH_GONE:
 		count_bad(mirror);

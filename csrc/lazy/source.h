@@ -81,9 +81,10 @@ static inline uint32_t source_unit_length(const struct source *source, uint64_t 
 enum fetch_failure {
 	FETCH_TRANSIENT, /* no answer, a reset, 5xx, too short: may work again at once, or elsewhere */
 	FETCH_BUSY,	 /* 429 or 503 with a time (retry_after_ms) */
-	FETCH_DENIED,	 /* 401, 403, no such key, no permission: not before something changes */
-	FETCH_GONE,	 /* 404, ENOENT */
-	FETCH_CHANGED, /* not the object that was pinned */
+	FETCH_NO_LOGIN, /* our own credentials cannot be read, as while they are being renewed */
+	FETCH_DENIED,	/* 401, 403, no permission: not before something changes */
+	FETCH_GONE,	/* 404, ENOENT */
+	FETCH_CHANGED,	/* not the object that was pinned */
 	FETCH_WRONG, /* an answer that makes no sense: 200 for a range, a coding, another length */
 };
 

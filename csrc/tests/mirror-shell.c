@@ -129,8 +129,9 @@ static void print_fetch(const struct fetch *fetch)
 {
 	static const char *const failures[] = {
 		[FETCH_TRANSIENT] = "transient", [FETCH_BUSY] = "busy",
-		[FETCH_DENIED] = "denied",	 [FETCH_GONE] = "gone",
-		[FETCH_CHANGED] = "changed",	 [FETCH_WRONG] = "wrong",
+		[FETCH_NO_LOGIN] = "no_login",	 [FETCH_DENIED] = "denied",
+		[FETCH_GONE] = "gone",		 [FETCH_CHANGED] = "changed",
+		[FETCH_WRONG] = "wrong",
 	};
 	json_t *object = json_pack("{s:i}", "result", fetch->result);
 

@@ -112,7 +112,7 @@ static void on_read(struct hand_job *job)
 			return;
 		}
 	}
-	finish(load, err, FETCH_DENIED);
+	finish(load, err, load->err ? FETCH_NO_LOGIN : FETCH_DENIED);
 }
 
 static void read_files(struct hand_job *job)
@@ -151,7 +151,7 @@ static void check_deadlines(uv_timer_t *timer)
 		over = exchange->next_waiting;
 		exchange->next_waiting = NULL;
 		exchange->waiting = false;
-		exchange_login_failed(exchange, -ETIMEDOUT, FETCH_TRANSIENT, &late);
+		exchange_login_failed(exchange, -ETIMEDOUT, FETCH_NO_LOGIN, &late);
 	}
 }
 

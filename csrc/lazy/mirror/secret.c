@@ -28,6 +28,9 @@ static int check_file(int fd, const char *path, bool owner_only, struct stat *st
 				strerror(errno));
 	if (!S_ISREG(status->st_mode))
 		return complain(complaint, -EINVAL, "'%s' is no regular file", path);
+	/* As while it is written anew: none of those that are read may be. */
+	if (!status->st_size)
+		return complain(complaint, -EINVAL, "'%s' is empty", path);
 	if (status->st_size > SECRET_MAX_BYTES)
 		return complain(complaint, -EFBIG, "'%s' has %lld bytes; %d are the most", path,
 				(long long)status->st_size, SECRET_MAX_BYTES);

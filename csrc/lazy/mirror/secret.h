@@ -14,7 +14,7 @@ struct secret {
 };
 
 /*
- * Read a file of 1 MiB at most. `owner_only`: it must be this user's or root's, and nobody else may
+ * Read a file of 1 byte to 1 MiB. `owner_only`: it must be this user's or root's, and nobody else may
  * read it. May wait for the disk. Returns 0 or a negative errno with the complaint filled in.
  */
 int secret_read(const char *path, bool owner_only, struct secret *secret,

@@ -1,0 +1,154 @@
+"""Credentials that cannot be read for a while: fetch-shell, in a sanitizer build."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fetch_shell import FetchShell, fetch_shell
+from scripted_server import ScriptedServer, response, scripted_server
+
+UNIT = 4096
+UNITS = 16
+DATA = b"".join(bytes([number]) * UNIT for number in range(UNITS))
+
+
+class Guarded:
+    """Serves units of DATA to those who come with `token`; None: to all."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+    def __call__(self, request: str) -> bytes:
+        if self.token and f"Authorization: Bearer {self.token}\r\n" not in request:
+            return response("401 Unauthorized")
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        what = f"Content-Range: bytes {first}-{last}/{len(DATA)}"
+        return response(f"206 Partial Content\n{what}", DATA[first : last + 1])
+
+
+def with_token(server: ScriptedServer, file: Path) -> dict[str, Any]:
+    keys = {"kind": "http", "url": server.url(), "bearer_token_file": str(file)}
+    return {"size": len(DATA), "unit": UNIT, "proxy": "none", **keys}
+
+
+def write_secret(path: Path, text: str) -> None:
+    """As most programs do it: for a moment, it is empty."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def read_meanwhile(shell: FetchShell, source: int, unit: int) -> Iterator[None]:
+    """A read that has no credentials, and comes to a good end once there are some."""
+    number = shell.begin(source, unit * UNIT, UNIT, deadline_s=20)
+    end = time.monotonic() + 10
+    while not shell.stats()["failures"]["no_login"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    yield
+    assert shell.finish()[number].data == DATA[unit * UNIT :][:UNIT]
+
+
+@pytest.mark.parametrize("before", [None, "", "two\x01words\n"])
+def test_a_read_waits_for_credentials(
+    sanitized_build: Path, tmp_path: Path, before: str | None
+) -> None:
+    file = tmp_path / "token"
+    if before is not None:
+        write_secret(file, before)
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, file))
+        with read_meanwhile(shell, source, 0):
+            write_secret(file, "t0ken\n")
+        stats = shell.stats()
+    (host,) = stats["hosts"].values()
+    assert host["failures"] == 0  # nobody has asked it
+    assert "event=fetch_failed" in (tmp_path / "log").read_text()
+
+
+def test_a_read_does_not_wait_for_ever(sanitized_build: Path, tmp_path: Path) -> None:
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, tmp_path / "missing"))
+        answer = shell.read(source, 0, UNIT, deadline_s=1)
+        assert answer.result == -errno.EIO
+        assert 900 < answer.ms < 2000
+        # What is wrong from the start is said at once to whoever adds it.
+        probe = shell.ask({"probe": 1, "source": source})
+        assert f"cannot open '{tmp_path / 'missing'}'" in probe["error"]
+
+
+def test_what_a_server_refuses_is_not_tried_again(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    write_secret(tmp_path / "token", "wrong\n")
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, tmp_path / "token"))
+        answer = shell.read(source, 0, UNIT, deadline_s=10)
+        assert answer.result == -errno.EIO and answer.ms < 5000
+        assert len(server.requests) == 2  # the second time with what is in the file now
+
+
+def test_another_mirror_needs_no_credentials(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        scripted_server(Guarded(None)) as other,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        keys = {"kind": "http", "proxy": "none"}
+        token = {"url": server.url(), "bearer_token_file": str(tmp_path / "missing")}
+        mirrors = [keys | token, keys | {"url": other.url()}]
+        source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+        answer = shell.read(source, 0, UNIT, deadline_s=4)
+        assert answer.data == DATA[:UNIT] and answer.ms < 1900
+
+
+def test_a_helper_that_fails_once(
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = tmp_path / "again"
+    said = json.dumps({"Username": "reader", "Secret": "s3cret"})
+    helper = tmp_path / "docker-credential-tests"
+    helper.write_text(
+        f"#!/bin/sh\n[ -e {again} ] || {{ touch {again}; exit 1; }}\necho '{said}'\n",
+        encoding="utf-8",
+    )
+    helper.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_secret(tmp_path / "config.json", '{"credsStore": "tests"}')
+    with (
+        scripted_server(Guarded(None)) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        keys = {
+            "kind": "oci",
+            "registry": f"127.0.0.1:{server.port}",
+            "repository": "some/image",
+            "digest": f"sha256:{'0' * 64}",
+            "docker_config": str(tmp_path / "config.json"),
+            "insecure": True,
+        }
+        source = shell.add({"size": len(DATA), "unit": UNIT, "proxy": "none", **keys})
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        assert shell.stats()["failures"]["no_login"] == 1
