@@ -18,6 +18,7 @@ from scripted_server import ScriptedServer, response, scripted_server
 
 UNIT = 4096
 UNITS = 16
+RELOAD_S = 5  # how long files are believed to be what they were
 DATA = b"".join(bytes([number]) * UNIT for number in range(UNITS))
 
 
@@ -58,6 +59,28 @@ def read_meanwhile(shell: FetchShell, source: int, unit: int) -> Iterator[None]:
         time.sleep(0.01)
     yield
     assert shell.finish()[number].data == DATA[unit * UNIT :][:UNIT]
+
+
+def test_what_was_read_before_is_used(sanitized_build: Path, tmp_path: Path) -> None:
+    """Until the server refuses it: then a read waits for what is new."""
+    file = tmp_path / "token"
+    write_secret(file, "0ne\n")
+    guarded = Guarded("0ne")
+    with (
+        scripted_server(guarded) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, file))
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        file.unlink()
+        time.sleep(RELOAD_S + 0.2)
+        assert shell.read(source, UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+        assert sum(shell.stats()["failures"].values()) == 0
+        guarded.token = "tw0"
+        with read_meanwhile(shell, source, 2):
+            write_secret(file, "tw0\n")
+    (kept,) = re.findall("event=login_kept .*", (tmp_path / "log").read_text())
+    assert f"cannot open '{file}'" in kept
 
 
 @pytest.mark.parametrize("before", [None, "", "two\x01words\n"])

@@ -17,6 +17,7 @@
 #include <uv.h>
 
 #include "base/message.h"
+#include "lazy/event.h"
 #include "lazy/fetcher.h"
 #include "lazy/source.h"
 
@@ -89,6 +90,13 @@ bool fetcher_hand_back(struct fetcher *fetcher, struct hand_job *job)
 	(void)fetcher;
 	(void)job;
 	return false;
+}
+
+void event_log(struct fetcher *fetcher, const struct event *event, const char *format, ...)
+{
+	(void)fetcher;
+	(void)event;
+	(void)format;
 }
 
 void fetch_done(struct fetch *fetch)

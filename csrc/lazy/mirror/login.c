@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <uv.h>
 
+#include "lazy/event.h"
 #include "lazy/fetcher.h"
 #include "lazy/mirror/exchange.h"
 
@@ -53,6 +54,22 @@ static struct exchange *take_first(struct login_load *load)
 	return first;
 }
 
+/* What was good before may still be so: whoever it is for will tell. Returns whether there is one. */
+static bool keep_last(struct login_load *load)
+{
+	struct login *last = login_keep(load->remote);
+
+	if (!last)
+		return false;
+	event_log(load->fetcher, &(struct event){ .name = "login_kept" },
+		  "the credentials of before are used, there are no new ones: %s",
+		  load->complaint.text);
+	if (load->login)
+		login_put(load->remote, load->login);
+	load->login = last;
+	return true;
+}
+
 /* Nobody else knows `load` any more: what its waiters do next may start another one. */
 static void finish(struct login_load *load, int err, enum fetch_failure failure)
 {
@@ -63,6 +80,8 @@ static void finish(struct login_load *load, int err, enum fetch_failure failure)
 	remote->load = NULL;
 	if (!err)
 		login_publish(remote, load->login);
+	else if (failure != FETCH_DENIED && keep_last(load))
+		err = 0;
 	while ((exchange = take_first(load))) {
 		if (err) {
 			exchange_login_failed(exchange, err, failure, &load->complaint);

@@ -110,6 +110,20 @@ struct login *login_current(struct remote *remote)
 	return login;
 }
 
+struct login *login_keep(struct remote *remote)
+{
+	struct login *login;
+
+	pthread_mutex_lock(&remote->lock);
+	login = remote->login;
+	if (login) {
+		login->until_ns = clock_now_ns() + (uint64_t)RELOAD_MS * 1000000;
+		login->references++;
+	}
+	pthread_mutex_unlock(&remote->lock);
+	return login;
+}
+
 static struct login *unreference(struct login *login)
 {
 	return login && !--login->references ? login : NULL;

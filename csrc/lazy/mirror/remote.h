@@ -25,15 +25,15 @@ struct x509_store_st;
 
 enum { REMOTE_TEXT_BYTES = 512 /* scheme, host, port and path of a URL, cut */ };
 
-/* What goes with a request. Once it is complete, nothing of it changes. */
+/* What goes with a request. Once it is complete, nothing of it changes but what the lock guards. */
 struct login {
 	struct secret ca, certificate, key; /* PEM */
 	struct x509_store_st *trusted;	    /* without `ca`: the system's; trust.h */
 	struct curl_slist *headers;	    /* for the mirror's own host only */
 	char *user, *password;
 	bool send_user;	     /* as Basic, for the kinds that do not always */
-	uint64_t until_ns;   /* CLOCK_MONOTONIC: when it is to be made anew */
-	unsigned references; /* under remote->lock */
+	uint64_t until_ns;   /* CLOCK_MONOTONIC: when it is to be made anew; under remote->lock */
+	unsigned references; /* the same */
 };
 
 struct remote_ops {
@@ -95,6 +95,11 @@ bool url_is_loopback(const char *url);
 /* Each takes or gives back a reference. NULL: there is none, or it is too old. */
 struct login *login_current(struct remote *remote);
 void login_put(struct remote *remote, struct login *login);
+/*
+ * Another one could not be made: a reference to the last one, however old, which is the current one for a
+ * short time more. NULL: there is none, or it was refused.
+ */
+struct login *login_keep(struct remote *remote);
 /* It was refused: the next request has another one made. */
 void login_drop(struct remote *remote, const struct login *login);
 /*
