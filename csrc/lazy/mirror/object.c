@@ -24,6 +24,11 @@ char *object_identity(const struct answer *answer)
 	return length < 0 ? NULL : text;
 }
 
+static bool is_date(const char *identity)
+{
+	return !strncmp(identity, "modified ", 9);
+}
+
 struct object_fetch {
 	struct exchange exchange;
 	const struct object_ops *ops;
@@ -41,14 +46,30 @@ static void report(const struct exchange *exchange, struct fetch *fetch)
 }
 
 /*
+ * A range need not repeat the date that If-Range has said (RFC 9110, 15.3.7); it would have to repeat a
+ * strong ETag.
+ */
+static bool is_confirmed(const struct object_fetch *object)
+{
+	const struct exchange *exchange = &object->exchange;
+	const struct answer *answer = &exchange->answer;
+
+	return object->pinned && is_date(object->pinned) && !exchange->result &&
+	       answer->range_total == exchange->wish.size && answer->etag[0] != '"' &&
+	       !answer->last_modified[0];
+}
+
+/*
  * With If-Range, the answer to "it is another one" is all of that (200). One that names no object at all
  * may be of somebody on the way.
  */
-static bool is_another(const struct exchange *exchange, const char *pinned, const char *identity)
+static bool is_another(const struct object_fetch *object, const char *pinned, const char *identity)
 {
-	unsigned status = exchange->answer.status;
+	const struct exchange *exchange = &object->exchange;
 
-	if (exchange->result && (status != 200 || !identity))
+	if (exchange->result && (exchange->answer.status != 200 || !identity))
+		return false;
+	if (is_confirmed(object))
 		return false;
 	return pinned && (!identity || strcmp(pinned, identity) != 0);
 }
@@ -73,7 +94,7 @@ static void on_done(struct exchange *exchange)
 	if (object->ops->identity)
 		identity = object->ops->identity(&exchange->answer);
 	report(exchange, fetch);
-	if (is_another(exchange, pinned, identity)) {
+	if (is_another(object, pinned, identity)) {
 		say_changed(fetch, pinned, identity);
 	} else if (!exchange->result && !pinned) {
 		fetch->identity = identity;
