@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from btrfs_ublk.device import control, endurance, supervision
+from btrfs_ublk.device import control, supervision
 from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.lifecycle import from_anywhere
 from btrfs_ublk.device.locks import (
@@ -401,30 +400,6 @@ def test_auto_may_be_no_recovery(front_end: FrontEnd) -> None:
     device = front_end_of(spec, DeviceState())
     assert not device.outlives_servers({"recovery": "none"})
     assert device.outlives_servers({"recovery": "reissue"})
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [("0\n", "-900"), ("500\n", "-900"), ("-950\n", "-950\n")]
-)
-def test_the_oom_killer_is_never_attracted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
-) -> None:
-    score = tmp_path / "oom_score_adj"
-    score.write_text(before)
-    monkeypatch.setattr(endurance, "_OOM_SCORE", score)
-    endurance._avoid_oom_killer()
-    assert score.read_text() == after
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_an_oom_score_that_must_not_be_lowered(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    endurance._avoid_oom_killer()
 
 
 def test_a_description_means_the_same_from_anywhere(
