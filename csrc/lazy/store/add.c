@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/relaxed.h"
 #include "base/size.h"
 #include "lazy/store/internal.h"
 
@@ -41,7 +42,7 @@ static int blame(const struct request *request, const struct store_addition *add
 
 static bool is_over(const struct request *request)
 {
-	return request->over && __atomic_load_n(request->over, __ATOMIC_RELAXED);
+	return request->over && relaxed_load(request->over);
 }
 
 static int parse_sources(struct request *request, const json_t *descriptions)
