@@ -21,6 +21,9 @@ from btrfs_ublk.server import Description
 READY_TIMEOUT_S = 60
 END_TIMEOUT_S = 60
 REPLY_TIMEOUT_S = 20
+#: What a client may be kept waiting while others do what they like: far more than an
+#: answer takes, far less than the server waits for its owner to read.
+PROMPT_S = 3.0
 
 
 class ControlClient:
@@ -180,3 +183,9 @@ def kill_after(process: subprocess.Popen[str], delay_s: float) -> None:
         pass  # sleep(3) is too coarse here
     process.send_signal(signal.SIGKILL)
     process.wait(END_TIMEOUT_S)
+
+
+def assert_prompt(server: ServerProcess) -> None:
+    begin_s = time.monotonic()
+    assert server.request("stats")["reply"] == "stats"
+    assert time.monotonic() - begin_s < PROMPT_S

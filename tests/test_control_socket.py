@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from conftest import Need
-from server_process import ServerProcess
+from server_process import PROMPT_S, ServerProcess, assert_prompt
 
 from btrfs_ublk.capabilities import FUSE, ROOT
 from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
@@ -20,8 +20,6 @@ from btrfs_ublk.units import MIB
 ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
 CLIENTS = 16
 NOBODY = 65534
-#: Far more than an answer takes, far less than the server waits for its owner to read.
-PROMPT_S = 3.0
 
 
 @pytest.fixture
@@ -30,12 +28,6 @@ def server(need: Need) -> Iterator[ServerProcess]:
     with ServerProcess(ZEROES, "--queues", "1", front_end="fuse") as it:
         it.wait_ready()
         yield it
-
-
-def assert_prompt(server: ServerProcess) -> None:
-    begin_s = time.monotonic()
-    assert server.request("stats")["reply"] == "stats"
-    assert time.monotonic() - begin_s < PROMPT_S
 
 
 @pytest.mark.native

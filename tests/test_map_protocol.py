@@ -17,7 +17,7 @@ import pytest
 from conftest import Need, inapplicable
 from map_support import MEMSET, UNIT, description
 from scripted_server import response, scripted_server
-from server_process import ServerProcess
+from server_process import ServerProcess, assert_prompt
 
 from btrfs_ublk.capabilities import FUSE, ROOT
 from btrfs_ublk.lazy import Addition
@@ -28,9 +28,6 @@ from btrfs_ublk.units import KIB, MIB, TIB
 
 pytestmark = pytest.mark.native
 
-#: What a client may be kept waiting while others do what they like.
-PROMPT_S = 3.0
-
 
 @pytest.fixture
 def server(need: Need, tmp_path: Path) -> Iterator[ServerProcess]:
@@ -40,12 +37,6 @@ def server(need: Need, tmp_path: Path) -> Iterator[ServerProcess]:
     ) as it:
         it.wait_ready()
         yield it
-
-
-def assert_prompt(server: ServerProcess) -> None:
-    begin_s = time.monotonic()
-    assert server.request("stats")["reply"] == "stats"
-    assert time.monotonic() - begin_s < PROMPT_S
 
 
 def test_a_slow_request_keeps_nobody_waiting(
