@@ -1,10 +1,20 @@
 """Lazy data-block materialisation for btrfs.
 
-What other programs use of it stands in ``btrfs_ublk.api``, and is taken from here:
-``from btrfs_ublk import kept_volume``.
+``btrfs_ublk.api`` has the names for other programs, which import them from here: ``from
+btrfs_ublk import kept_volume``.
 """
 
+import signal
+import sys
 from typing import TYPE_CHECKING
+
+# NB: before all other imports, which take a while. If this process runs one of our
+# commands (argv has its name, or "-m" while Python looks for the module), Ctrl-C kills
+# it, until run_command() installs its handlers: an exception in the middle of an import
+# would print a traceback, and sometimes cause a second one.
+if sys.argv[:1] == ["-m"] or sys.argv and sys.argv[0].endswith("/btrfs-ublk"):
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 __version__ = "0.1.0"
 

@@ -1,11 +1,26 @@
-"""The surface for other programs: ``from btrfs_ublk import …`` takes it from here.
+"""The API for other programs: ``from btrfs_ublk import …`` takes it from here.
 
 docs/how-to/python-api.md shows its use. Sizes and offsets are bytes, times seconds;
-what is wrong is a BtrfsUblkError. Names that do not stand here may change.
+errors are BtrfsUblkErrors. Names that are not listed here may change.
 """
 
 from __future__ import annotations
 
+from btrfs_ublk.base.signals import Interrupted, interruptible
+from btrfs_ublk.content import (
+    Added,
+    Addition,
+    Digests,
+    Drained,
+    MapClient,
+    Mapping,
+    Prefetch,
+    Problem,
+    Refused,
+    Room,
+    Source,
+    digest_file,
+)
 from btrfs_ublk.device import (
     Device,
     DeviceOptions,
@@ -24,53 +39,47 @@ from btrfs_ublk.errors import (
     LeftoverError,
     UsageError,
 )
-from btrfs_ublk.interrupts import Interrupted, interruptible
-from btrfs_ublk.lazy import (
-    Added,
-    Addition,
-    Digests,
-    Drained,
-    MapClient,
-    Mapping,
-    Prefetch,
-    Problem,
-    Room,
-    Source,
-    digest_file,
-)
-from btrfs_ublk.physmap import MappingError
-from btrfs_ublk.resources import (
+from btrfs_ublk.kernel import (
     LoopDevice,
     Mount,
+    MountInfo,
     clone_file,
     clone_range,
     loop_device,
     mounted,
 )
-from btrfs_ublk.seed import Seed, make_seed
+from btrfs_ublk.physmap import ContiguousRun, MappingError, MapRow, PhysicalMap
+from btrfs_ublk.seed import Seed, VirtualData, make_seed
 from btrfs_ublk.server import (
     BlockServer,
+    ControlError,
+    Counts,
     Description,
     ErrorSegment,
+    FetcherStats,
+    FetchLatency,
     FileSegment,
+    KindStats,
+    Latencies,
+    Latency,
     LazySegment,
+    LazyStats,
     MemsetSegment,
     PatternSegment,
+    QueueStats,
     Segment,
     ServerStats,
     ZeroSegment,
 )
-from btrfs_ublk.sprout import Sprout
-from btrfs_ublk.sprout import sprout as sprouted
 from btrfs_ublk.units import format_size, parse_size
-from btrfs_ublk.volume import Volume
-from btrfs_ublk.volume import volume as temporary_volume
-from btrfs_ublk.volumes import (
+from btrfs_ublk.volume import (
     FoundDefinition,
     KeptFile,
     KeptVolume,
+    NamedVolume,
     VolumeDefinition,
     VolumeFile,
+    Volumes,
     clone_in_volume,
     down_volume,
     find_definition,
@@ -78,9 +87,14 @@ from btrfs_ublk.volumes import (
     list_volumes,
     read_definition,
     remove_volume,
+    resize_volume,
     show_volume,
     up_volume,
 )
+from btrfs_ublk.volume.sprout import Sprout
+from btrfs_ublk.volume.sprout import sprout as sprouted
+from btrfs_ublk.volume.temporary import Volume, virtual_file_of
+from btrfs_ublk.volume.temporary import volume as temporary_volume
 
 __all__ = [
     "Added",
@@ -89,28 +103,43 @@ __all__ = [
     "BtrfsUblkError",
     "CapabilityError",
     "CommandError",
+    "ContiguousRun",
+    "ControlError",
+    "Counts",
     "Description",
     "Device",
     "DeviceOptions",
     "Digests",
     "Drained",
     "ErrorSegment",
+    "FetchLatency",
+    "FetcherStats",
     "FileSegment",
     "FoundDefinition",
     "Interrupted",
     "KeptFile",
     "KeptVolume",
+    "KindStats",
+    "Latencies",
+    "Latency",
     "LazySegment",
+    "LazyStats",
     "LeftoverError",
     "LoopDevice",
     "MapClient",
+    "MapRow",
     "Mapping",
     "MappingError",
     "MemsetSegment",
     "Mount",
+    "MountInfo",
+    "NamedVolume",
     "PatternSegment",
+    "PhysicalMap",
     "Prefetch",
     "Problem",
+    "QueueStats",
+    "Refused",
     "Room",
     "Seed",
     "Segment",
@@ -118,9 +147,11 @@ __all__ = [
     "Source",
     "Sprout",
     "UsageError",
+    "VirtualData",
     "Volume",
     "VolumeDefinition",
     "VolumeFile",
+    "Volumes",
     "ZeroSegment",
     "add_device",
     "clone_file",
@@ -143,10 +174,12 @@ __all__ = [
     "recover_device",
     "remove_device",
     "remove_volume",
+    "resize_volume",
     "show_device",
     "show_volume",
     "sprouted",
     "supervised_device",
     "temporary_volume",
     "up_volume",
+    "virtual_file_of",
 ]

@@ -17,24 +17,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, require
-from btrfs_ublk.entry import run_command
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
+from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.log import setup_logging
+from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.base.readers import READERS, Reader, read_direct
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.ledger import process_ledger
-from btrfs_ublk.log import setup_logging
+from btrfs_ublk.kernel.btrfs import MIN_WRITABLE_BYTES
+from btrfs_ublk.kernel.mountinfo import mounts_at_or_below
+from btrfs_ublk.kernel.temporary import loops_below, tempdir
 from btrfs_ublk.physmap import PhysicalMap
-from btrfs_ublk.process import ProcessIdentity, run
-from btrfs_ublk.readers import READERS, Reader, read_direct
-from btrfs_ublk.resources.mountinfo import mounts_at_or_below
-from btrfs_ublk.resources.tempdir import loops_below, tempdir
 from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
-from btrfs_ublk.server.description import FileSegment, PatternSegment, Segment, fill
-from btrfs_ublk.server.front_ends import FrontEndName
-from btrfs_ublk.server.stats import ServerStats
-from btrfs_ublk.sprout import MIN_WRITABLE_BYTES, Sprout
+from btrfs_ublk.server.description import (
+    FileSegment,
+    FrontEndName,
+    PatternSegment,
+    Segment,
+    fill,
+)
 from btrfs_ublk.units import BLOCK_BYTES, EIB, MIB, format_size, parse_block_size
-from btrfs_ublk.volume import Volume, volume
+from btrfs_ublk.volume.sprout import Sprout
+from btrfs_ublk.volume.temporary import Volume, volume
 
 _CLONE_BYTES = 4 * MIB
 _MIN_VIRTUAL_BYTES = 64 * MIB
@@ -47,7 +52,7 @@ console = Console(highlight=False)
 
 @dataclass(frozen=True)
 class Clone:
-    """A file to be cloned from the virtual data, and what must be read from it."""
+    """A file to clone from the virtual data, and the digest of its content."""
 
     name: str
     offset: int
@@ -56,7 +61,7 @@ class Clone:
 
 
 class Steps:
-    """Numbered lines: what was done, how long it took, what came out."""
+    """Numbered lines: each step, its duration and its result."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -64,7 +69,7 @@ class Steps:
         self.start_s = self._last_s
 
     def done(self, what: str, result: str) -> None:
-        """A step that began when the one before it ended."""
+        """Print a step that began when the one before it ended."""
         now_s = time.monotonic()
         self._number += 1
         table = Table.grid(padding=(0, 1))
@@ -103,7 +108,7 @@ class Steps:
 @click.option(
     "--file",
     "path",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     metavar="PATH",
     help="A file to map into the virtual data. Default: the largest library that "
     "this program uses.",
@@ -114,7 +119,7 @@ class Steps:
     default="auto",
     show_default=True,
     help="How the blocks are served: by a ublk device, or by a loop device on a file "
-    "in FUSE; auto: ublk where the kernel has it.",
+    "in FUSE; auto: ublk where the kernel has it and survives the server's death.",
 )
 @click.option("-v", "--verbose", count=True, help="Say what is done; twice: commands.")
 def command(
@@ -146,7 +151,7 @@ def show(
     path: Path,
     front_end: FrontEndName,
 ) -> None:
-    """Run the demo; every check that fails raises BtrfsUblkError."""
+    """Run the demo. Raises BtrfsUblkError for a check that fails."""
     console.print(
         f"[bold]btrfs-ublk[/bold]: {format_size(virtual_bytes)} of virtual data, "
         f"Linux {os.uname().release}, {os.cpu_count()} CPUs\n"
@@ -193,8 +198,8 @@ def _check_range(option: str, size_bytes: int, least: int, most: int) -> None:
 
 
 def _default_file(limit_bytes: int) -> Path:
-    """The largest file within the limit that is mapped into this process: Python, or
-    a library.
+    """Return the largest file within the limit that this process maps: Python, or a
+    library.
     """
     mapped: set[Path] = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -226,7 +231,7 @@ def _file_offset(virtual_bytes: int) -> int:
 
 
 def _contents(virtual_bytes: int, path: Path, directory: Path) -> Iterator[Segment]:
-    """The file at a quarter of the virtual data, numbers everywhere else."""
+    """Yield the file at a quarter of the virtual data, and numbers elsewhere."""
     offset = _file_offset(virtual_bytes)
     segments: list[Segment] = []
     size_bytes = _size_of(path)
@@ -234,7 +239,7 @@ def _contents(virtual_bytes: int, path: Path, directory: Path) -> Iterator[Segme
     if whole_bytes:
         segments.append(FileSegment(offset=offset, length=whole_bytes, path=str(path)))
     if size_bytes > whole_bytes:
-        # The server takes no more from a file than it has: pad the last block.
+        # The server cannot read past the end of a file, so the last block is padded.
         tail = directory / "tail"
         with path.open("rb") as file:
             file.seek(whole_bytes)
@@ -283,8 +288,8 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def _clones(virtual_bytes: int, path: Path, *, taken: set[str]) -> list[Clone]:
-    """From the start, the middle and the end of the virtual data, and the file, under
-    names that are not taken.
+    """Plan clones of the start, the middle and the end of the virtual data, and of the
+    file, with names that are not taken.
     """
     taken = taken | {_TWIN}
     size_bytes = min(_CLONE_BYTES, virtual_bytes // 8 // BLOCK_BYTES * BLOCK_BYTES)
@@ -331,7 +336,7 @@ def _read_back(steps: Steps, made: Volume, clones: list[Clone]) -> None:
 
 
 def _overwrite(steps: Steps, made: Volume, clone: Clone) -> None:
-    """Change a few blocks of one clone; the rest of it, and its twin, stay."""
+    """Change a few blocks of one clone; check that the rest, and its twin, stay."""
     name = _free_name(_TWIN, os.listdir(made.target))
     twin = made.clone(name, offset=clone.offset, size_bytes=clone.size_bytes)
     path = made.target / clone.name
@@ -356,7 +361,7 @@ def _overwrite(steps: Steps, made: Volume, clone: Clone) -> None:
 
 def _costs(made: Volume) -> Table:
     _sync(made)
-    stats = ServerStats.parse(made.server.stats())
+    stats = made.server.stats()
     table = Table(
         title="\nWhat it cost", title_justify="left", box=None, pad_edge=False
     )
@@ -400,7 +405,7 @@ def _sha256_of_source(path: Path) -> str:
 
 
 def _sha256_of(path: Path, size_bytes: int, read: Reader) -> str:
-    """Of the first ``size_bytes`` of a file, which may be larger than the memory."""
+    """Hash the first ``size_bytes`` of a file, which may not fit in memory."""
     digest = hashlib.sha256()
     for offset in range(0, size_bytes, _PIECE_BYTES):
         digest.update(read(path, offset, min(_PIECE_BYTES, size_bytes - offset)))
@@ -413,7 +418,7 @@ def _sync(made: Volume) -> None:
 
 
 def _things_in(directory: Path) -> list[str]:
-    """What the kernel shows of ours: others may use this machine too."""
+    """List our leftovers by path, since others may use this machine too."""
     left = [f"mount on {mount.target}" for mount in mounts_at_or_below(directory)]
     left += [f"{device} on {file}" for device, file in loops_below(directory)]
     return left + ([str(directory)] if directory.exists() else [])

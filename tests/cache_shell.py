@@ -1,4 +1,4 @@
-"""The local cache behind cache-shell: processes that share a directory."""
+"""cache-shell (csrc/tests/cache-shell.c): processes that share a local cache."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ TIMEOUT_S = 60
 HEADER_BYTES = 512
 
 
+def punch_hole(path: Path, offset: int, length: int) -> None:
+    place = "-o", str(offset), "-l", str(length)
+    subprocess.run(["fallocate", "-p", *place, path], check=True, timeout=TIMEOUT_S)
+
+
 def key_of(number: int) -> str:
-    """A key, in hexadecimal digits, as its files are named."""
+    """Return a key in hexadecimal digits, as in names of files."""
     return (number + 1).to_bytes(8, "little").hex() * 4
 
 
@@ -28,7 +33,7 @@ class CacheShell:
         self.process = process
 
     def ask(self, *words: object) -> str:
-        """One line's answer; it is empty where the process died of it."""
+        """Return the answer to a line, or "" if the process died meanwhile."""
         self.send(*words)
         return self.answer()
 
@@ -52,7 +57,7 @@ class CacheShell:
         self.process.wait(TIMEOUT_S)
 
     def close(self) -> None:
-        """Ends it in good order; a sanitizer's report fails it."""
+        """End the process; fail if a sanitizer reports something."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(TIMEOUT_S) == 0
@@ -66,7 +71,7 @@ def start_shell(
     reserve_bytes: int = 1,
     environment: dict[str, str] | None = None,
 ) -> CacheShell:
-    """``reserve_bytes`` 0 is the default of the cache: a twentieth of the disk."""
+    """Start a shell; ``reserve_bytes`` 0 is the default: a twentieth of the disk."""
     return CacheShell(
         subprocess.Popen(
             [
@@ -85,7 +90,7 @@ def start_shell(
 
 @contextmanager
 def cache_shell(build: Path, directory: Path, **options: Any) -> Iterator[CacheShell]:
-    """Closed in good order, or killed where the test fails."""
+    """Run a shell. At the end, close it, or kill it if the test fails."""
     shell = start_shell(build, directory, **options)
     with shell.process:
         try:
@@ -97,7 +102,7 @@ def cache_shell(build: Path, directory: Path, **options: Any) -> Iterator[CacheS
 
 
 def refusal(build: Path, directory: Path, *, reserve_bytes: int = 1) -> str:
-    """What a cache in ``directory`` is refused with."""
+    """Return the error that a cache in ``directory`` is refused with."""
     done = subprocess.run(
         [
             str(build / "csrc/tests/cache-shell"),

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a place of their own, capabilities, and "nothing is left"."""
+"""Fixtures of all tests: directories, capabilities, and checks that nothing is left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import parallel
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +25,7 @@ from sanitized_build import (  # noqa: F401  (fixtures for all)
     sanitized_helpers,
 )
 
-from btrfs_ublk.capabilities import (
+from btrfs_ublk.base.capabilities import (
     BTRFS,
     FUSE,
     LOOP,
@@ -32,17 +33,17 @@ from btrfs_ublk.capabilities import (
     UBLK,
     sparse_directory,
 )
+from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.device.locks import registry_locked
 from btrfs_ublk.device.state import RUN_VARIABLE, devices_directory
-from btrfs_ublk.ledger import process_ledger
-from btrfs_ublk.resources.mountinfo import read_mountinfo
-from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
 from btrfs_ublk.server import BlockServer, FrontEndName
 from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.testing.requirements import need as require
 from btrfs_ublk.testing.settings import REQUIRE_VARIABLE
 
-# Machines differ in speed, and a failure must come again: no deadline, fixed examples.
+# No deadline, as machines differ in speed. Fixed examples, so that failures come again.
 settings.register_profile(
     "btrfs-ublk",
     deadline=None,
@@ -51,28 +52,28 @@ settings.register_profile(
 )
 settings.load_profile("btrfs-ublk")
 
-#: A project of its own, whose tests test_wheel.py runs.
+#: This is a separate project, whose tests test_wheel.py runs.
 collect_ignore = ["example_project"]
 
 #: Sparse files up to the largest seed.
 SPARSE_BYTES = 8 << 60
 #: Tests with one of these markers must leave the system as it was.
 SYSTEM_MARKERS = ("native", "ublk")
-#: What the backing files of loop devices on servers' files are called, before the tag.
+#: Backing files of FUSE servers' loop devices are called this and the tag.
 SERVED_PREFIX = "/btrfs-ublk-"
-#: Where other users of this machine may keep ledgers: real ones, and other test runs'.
+#: Where other processes of this machine may keep ledgers, other test runs included.
 LEDGERS = (
     *("var/lib/btrfs-ublk", "run/btrfs-ublk"),
     *(f"{x}/btrfs-ublk-tests-*/state" for x in ("tmp", "dev/shm")),
 )
 
-#: The same of devices that outlive their makers.
+#: Where they may keep the state of devices that outlive their makers.
 DEVICES = (
     "run/btrfs-ublk/devices",
     *(f"{x}/btrfs-ublk-tests-*/run/devices" for x in ("tmp", "dev/shm")),
 )
 
-#: How long a process that was killed, or lost its parent, may take to be gone.
+#: How long a killed or orphaned process may take to end.
 ORPHAN_TIMEOUT_S = 5.0
 _SIGNAL_HANDLERS = {
     number: signal.getsignal(number)
@@ -85,30 +86,51 @@ Need = Callable[..., None]
 Serve = Callable[..., BlockServer]
 
 
-def pytest_configure() -> None:
-    """Orphans of the processes that tests start, servers above all, become ours: they
-    would not be seen as left otherwise (prctl(2)).
+def pytest_configure(config: pytest.Config) -> None:
+    """Become the parent of orphans, mainly servers, of processes that tests start.
+    Otherwise tests would not notice that they have been left (prctl(2)).
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if parallel.is_worker(config):
+        parallel.hide_devices()
+        # Else pytest-xdist chooses /tmp, where large sparse files may not be possible.
+        config.option.basetemp = config.workerinput["btrfs_ublk_basetemp"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of pytest-xdist a base directory, before it starts."""
+    chosen = node.config.option.basetemp
+    node.workerinput["btrfs_ublk_basetemp"] = chosen and f"{chosen}/{node.gateway.id}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and parallel.is_worker(item.config):
+        report.sections.append(("in parallel", parallel.NOTE))
+    return report
 
 
 def inapplicable(reason: str) -> NoReturn:
-    """End a test that is about what this kernel cannot have. Unlike a skip, that is
-    nothing missing: scripts/test does not count it, and another kernel's part has it.
+    """End a test of what this kernel cannot have. Unlike after a skip, nothing is
+    missing: scripts/test does not count it, as the test runs with another kernel.
     """
     pytest.skip(f"does not apply: {reason}")
 
 
 @functools.cache
 def _driver_has_known_crash() -> bool:
-    # 6.16 is the first with the fix that can be told from those without.
+    # The fix itself cannot be detected, but kernels with `quiesce` (6.16) have it.
     ublk = kernel_features()[0][0]
     return not any(x.name == "quiesce" and x.offered for x in ublk.features)
 
 
 def may_be_killed(front_end: FrontEndName) -> None:
-    """End a test that kills servers under load where the kernel would crash of that:
-    ublk of Linux 6.7 to 6.14 (f40139fde527 is in 6.15), a panic in some 25 kills.
+    """End a test that kills servers under load if that may crash the kernel: with ublk
+    of Linux 6.7 to 6.14 (f40139fde527 is in 6.15), one of some 25 kills is a panic.
     """
     if front_end == "ublk" and _driver_has_known_crash():
         inapplicable(
@@ -118,8 +140,8 @@ def may_be_killed(front_end: FrontEndName) -> None:
 
 @pytest.fixture(scope="session")
 def need(request: pytest.FixtureRequest) -> Need:
-    """``need(ROOT, LOOP)`` skips the test where one is missing; fails it under
-    BTRFS_UBLK_REQUIRE=1.
+    """``need(ROOT, LOOP)`` skips the test if one is missing, or fails it if
+    BTRFS_UBLK_REQUIRE=1 is set.
     """
     return functools.partial(require, request.config)
 
@@ -131,7 +153,7 @@ def need(request: pytest.FixtureRequest) -> Need:
     ]
 )
 def front_end(request: pytest.FixtureRequest) -> FrontEndName:
-    """Each in turn, where the kernel has it: what must hold for all front ends."""
+    """Run the test with each front end that the kernel has."""
     name: FrontEndName = request.param
     require(request.config, *((UBLK,) if name == "ublk" else (FUSE, LOOP)))
     return name
@@ -139,7 +161,7 @@ def front_end(request: pytest.FixtureRequest) -> FrontEndName:
 
 @pytest.fixture
 def no_devices() -> Iterator[None]:
-    """After the test: what it has added by `btrfs-ublk device` is removed."""
+    """Remove devices that the test has added by `btrfs-ublk device`."""
     from device_support import remove_all
 
     yield
@@ -148,13 +170,13 @@ def no_devices() -> Iterator[None]:
 
 @pytest.fixture
 def serve(front_end: FrontEndName) -> Serve:
-    """BlockServer(), with each front end in turn."""
+    """Return BlockServer() for the test's front end."""
     return functools.partial(BlockServer, front_end=front_end)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def test_root() -> Iterator[Path]:
-    """Where everything that the tests make stands: state directory, temporary files."""
+    """Return the directory of all that tests make: state directory, temporary files."""
     where = sparse_directory(
         SPARSE_BYTES - 4096, candidates=(tempfile.gettempdir(), "/dev/shm")
     )
@@ -166,7 +188,7 @@ def test_root() -> Iterator[Path]:
         patch.setenv(RUN_VARIABLE, str(root / "run"))
         patch.setenv("TMPDIR", str(root))
         patch.setattr(tempfile, "tempdir", str(root))
-        # Made before the first snapshot: they are in all of them.
+        # Make these before the first system_state(), so that they are in all of them.
         process_ledger()
         with registry_locked(devices_directory(make=True)):
             pass
@@ -185,7 +207,7 @@ def sparse_path(test_root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class SystemState:
-    """What a test must leave as it was."""
+    """The state of the system that a test must not change."""
 
     loop_devices: dict[str, str]
     mounts: dict[str, str]
@@ -197,11 +219,11 @@ class SystemState:
 
 
 def children() -> list[str]:
-    """The living processes that tests have started, and those which they started.
+    """Return the living processes that tests have started, and their descendants.
 
-    Orphans may still be ending, so there is some time for all to go. Zombies do not
-    count: whoever made one may not have asked for its status yet. Nor does the plugin's
-    guardian, which stays for as long as the session.
+    Wait for some time for them to end, as orphans may be about to. Zombies do not
+    count, as their parents may not have asked for their status yet. Nor does the
+    plugin's guardian, which stays as long as the session.
     """
     deadline_s = time.monotonic() + ORPHAN_TIMEOUT_S
     while True:
@@ -217,8 +239,8 @@ def children() -> list[str]:
 
 
 def system_state(root: Path) -> SystemState:
-    """The state as far as it is the tests' own: others may use this machine too. With
-    BTRFS_UBLK_REQUIRE=1, in CI, they may not, and all of it counts.
+    """Return the state as far as it is the tests' own, as others may use this machine.
+    With BTRFS_UBLK_REQUIRE=1, in CI, they may not, and all of the state counts.
     """
     garbage.collect()  # an error's traceback may still hold files open
     everything = os.environ.get(REQUIRE_VARIABLE) == "1"
@@ -246,8 +268,9 @@ def system_state(root: Path) -> SystemState:
         files=sorted(
             str(path)
             for path in root.rglob("*")
-            # pytest's own tmp_path keeps directories on purpose.
+            # pytest's tmp_path and a daemon keep files on purpose.
             if not path.relative_to(root).parts[0].startswith("pytest-of-")
+            and path.relative_to(root).parts[:2] != ("run", "daemon")
         ),
         ledger_entries=[str(entry) for entry in process_ledger().entries()],
         open_files=len(os.listdir("/proc/self/fd")),
@@ -255,7 +278,7 @@ def system_state(root: Path) -> SystemState:
 
 
 def _is_elsewhere(link: Path, backing: str) -> bool:
-    """Whether a device on a server's file is of others than these tests."""
+    """Return whether another process than these tests made a server's loop device."""
     tag = backing.removeprefix(SERVED_PREFIX)
     ours = Path(os.environ["BTRFS_UBLK_STATE_DIR"]).parent
     patterns = [f"{ledgers}/*.ledger" for ledgers in LEDGERS]
@@ -267,18 +290,26 @@ def _is_elsewhere(link: Path, backing: str) -> bool:
                     return True
     state = os.environ["BTRFS_UBLK_STATE_DIR"]
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # its server has the environment of its owner
+        with suppress(psutil.Error):  # a server inherits its owner's environment
             if tag in process.cmdline():
                 return process.environ().get("BTRFS_UBLK_STATE_DIR") != state
-    return not link.exists()  # and its ledger with it, while we looked
+    return not link.exists()  # or it was removed, with its ledger, meanwhile
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test with a system marker leaves the system as it was."""
-    # Of tests of the plugin, which load the package a second time.
+    """Check that a test with a system marker leaves the system as it was. Workers of
+    pytest-xdist do not run such tests: there, only check that mounts are the same.
+    """
+    # Tests of the plugin load the package a second time, which sets other handlers.
     for number, handler in _SIGNAL_HANDLERS.items():
         signal.signal(number, handler)
+    if parallel.is_worker(request.config):
+        parallel.refuse_alone(request.node)
+        mounts = read_mountinfo()
+        yield
+        assert read_mountinfo() == mounts, "it left mounts, or removed some"
+        return
     if not any(map(request.node.get_closest_marker, SYSTEM_MARKERS)):
         yield
         return
@@ -287,8 +318,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         require(request.config, BTRFS, LOOP)
     root = request.getfixturevalue("test_root")
     before = system_state(root)
-    # What lives now need not be looked at again, at each test, by each collection: with
-    # that, 54 short tests took 40 s, without 17.
+    # Each collection would look at all objects again. Without that, 54 short tests took
+    # 17 s instead of 40 s.
     garbage.freeze()
     yield
     assert system_state(root) == before
@@ -296,5 +327,5 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def state_of_system(test_root: Path) -> Callable[[], SystemState]:
-    """For tests that compare in their midst: after each of many runs, say."""
+    """Return system_state(), for tests that compare it themselves."""
     return lambda: system_state(test_root)

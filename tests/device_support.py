@@ -1,4 +1,4 @@
-"""Devices that outlive their servers: commands, deaths, reads that verify."""
+"""Help for tests of devices that outlive their servers: commands, kills, reads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import (
     Device,
     DeviceState,
@@ -23,10 +25,8 @@ from btrfs_ublk.device import (
     remove_device,
     show_device,
 )
+from btrfs_ublk.device.inotify import wait_for_change
 from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.device.watch import wait_for_change
-from btrfs_ublk.process import ProcessIdentity
-from btrfs_ublk.readers import read_direct
 from btrfs_ublk.server import Description, PatternSegment, Segment
 from btrfs_ublk.units import MIB
 
@@ -34,16 +34,16 @@ SIZE = 64 * MIB
 PATTERN = PatternSegment(offset=0, length=SIZE)
 DESCRIPTION = Description(SIZE, [PATTERN])
 
-#: For a server or supervisor to be replaced, in an emulated machine that is busy.
+#: Time for a server or supervisor to be replaced, in a busy, emulated machine.
 TIMEOUT_S = 240.0
-#: Between two reads of a thread: others are to get a turn.
+#: Pause between two reads of a thread, so that others get a turn.
 _PAUSE_S = 0.002
 
 
 def device_command(
     *arguments: str | Path, timeout_s: float = 400
 ) -> subprocess.CompletedProcess[str]:
-    """``btrfs-ublk device …``"""
+    """Run ``btrfs-ublk device …``."""
     return subprocess.run(
         [sys.executable, "-m", "btrfs_ublk.cli.main", "device", *map(str, arguments)],
         capture_output=True,
@@ -55,7 +55,7 @@ def device_command(
 def map_command(
     *arguments: str | Path, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """``btrfs-ublk map …``"""
+    """Run ``btrfs-ublk map …``."""
     return subprocess.run(
         [sys.executable, "-m", "btrfs_ublk.cli.main", "map", *map(str, arguments)],
         input=stdin,
@@ -66,7 +66,7 @@ def map_command(
 
 
 def answer(*arguments: str | Path) -> Any:
-    """What the command prints as JSON, whatever its exit status."""
+    """Return the JSON that a device command prints, whatever its exit status."""
     done = device_command(*arguments, "--json")
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
@@ -84,7 +84,7 @@ def wait_for(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> DeviceState:
-    """The device's first state that fulfils the condition."""
+    """Wait until the device's state fulfils the condition, and return that state."""
     directory = device_directory(name)
     seen: list[DeviceState] = []
 
@@ -98,12 +98,29 @@ def wait_for(
 
 
 def kill(process: ProcessIdentity | None, signum: signal.Signals) -> None:
+    """Send the signal; with SIGSTOP, wait until all threads have stopped.
+
+    A system call that a thread is in, like writing a record, ends before it stops.
+    """
     assert process is not None and process.is_alive()
     os.kill(process.pid, signum)
+    deadline_s = time.monotonic() + 10
+    while signum == signal.SIGSTOP and not _has_stopped(process.pid):
+        if time.monotonic() > deadline_s:
+            break  # one of them waits in the kernel, and does nothing else
+        time.sleep(0.001)
+
+
+def _has_stopped(pid: int) -> bool:
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            if task.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
 
 
 def kill_server(name: str, signum: signal.Signals = signal.SIGKILL) -> DeviceState:
-    """Returns the state with the next server."""
+    """Kill the server, and return the state when the next one serves."""
     before = show_device(name).state
     kill(before.server, signum)
     return wait_for(
@@ -111,16 +128,59 @@ def kill_server(name: str, signum: signal.Signals = signal.SIGKILL) -> DeviceSta
     )
 
 
+def kill_keepers(name: str) -> None:
+    """Kill the keepers, and wait for their ends: until then one counts as alive."""
+    keepers = [keeper.process for keeper in show_device(name).state.keepers]
+    for keeper in keepers:
+        kill(keeper, signal.SIGKILL)
+    for keeper in keepers:
+        assert keeper.wait(timeout_s=10)
+
+
 def kill_supervisor(name: str) -> ProcessIdentity:
+    """Kill the supervisor, and its keepers, which would start another one."""
     supervisor = show_device(name).state.supervisor
     assert supervisor is not None
+    kill(supervisor, signal.SIGSTOP)  # otherwise it would start another keeper
+    kill_keepers(name)
     kill(supervisor, signal.SIGKILL)
     assert supervisor.wait(timeout_s=10)
     return supervisor
 
 
+def processes(state: DeviceState) -> dict[str, ProcessIdentity]:
+    assert state.server and state.supervisor
+    (keeper,) = state.keepers
+    return {
+        "server": state.server,
+        "supervisor": state.supervisor,
+        "keeper": keeper.process,
+    }
+
+
+def is_whole(state: DeviceState) -> bool:
+    """Return whether server, supervisor and one keeper run."""
+    return (
+        state.status == "serving"
+        and len(state.keepers) == 1
+        and all(process.is_alive() for process in processes(state).values())
+    )
+
+
+def kill_those(who: tuple[str, ...], *, name: str = "one") -> None:
+    """Kill these processes at the same time."""
+    found = processes(wait_for(name, is_whole))
+    killed = [found[kind] for kind in who]
+    for process in killed:
+        kill(process, signal.SIGSTOP)  # none notices the end of another
+    for process in killed:
+        os.kill(process.pid, signal.SIGKILL)
+    for process in killed:
+        assert process.wait(timeout_s=10)
+
+
 def check_content(path: Path, segment: Segment = PATTERN, *, parts: int = 8) -> None:
-    """Reads at random places, past the page cache, return what they must."""
+    """Check reads at random places, which bypass the page cache."""
     places = random.Random(str(path))
     for _ in range(parts):
         offset = places.randrange(segment.length // 4096 - 16) * 4096
@@ -130,7 +190,7 @@ def check_content(path: Path, segment: Segment = PATTERN, *, parts: int = 8) -> 
 
 
 class Readers:
-    """Threads that read and verify without end; made by reading()."""
+    """Threads that read and verify until stop(); see reading()."""
 
     def __init__(self, path: Path, segment: Segment, *, threads: int) -> None:
         self._path = path
@@ -139,7 +199,7 @@ class Readers:
         self.wrong = 0
         self.errors: list[OSError] = []
         self.reads = 0
-        #: The longest that one read took.
+        #: How long the slowest read took.
         self.longest_s = 0.0
         self._threads = [
             threading.Thread(target=self._run, args=(number,), daemon=True)
@@ -157,7 +217,7 @@ class Readers:
             assert not thread.is_alive(), "a read hangs"
 
     def wait_for_reads(self, count: int) -> None:
-        """Until so many more have been answered."""
+        """Wait until ``count`` more reads have been answered."""
         target = self.reads + count
         deadline_s = time.monotonic() + TIMEOUT_S
         while self.reads < target:
@@ -185,7 +245,7 @@ class Readers:
 
 
 def remove_all() -> None:
-    """What a failed test has left would make all that follow fail."""
+    """Remove all devices. One that a failed test has left would make others fail."""
     for device in list_devices():
         remove_device(device.name, timeout_s=10)
     collect_devices()
@@ -195,7 +255,7 @@ def remove_all() -> None:
 def reading(
     path: Path, segment: Segment = PATTERN, *, threads: int = 2
 ) -> Iterator[Readers]:
-    """Verified reads of ``path``, which holds ``segment``, go on inside the block."""
+    """Verify reads of ``path``, which holds ``segment``, until the block ends."""
     readers = Readers(path, segment, threads=threads)
     readers.start()
     try:
@@ -206,5 +266,5 @@ def reading(
 
 
 def is_lossless(device: Device) -> bool:
-    """Whether reads in flight survive the death of a server."""
+    """Return whether reads in flight survive the death of a server."""
     return device.state.ready.get("recovery") == "reissue"

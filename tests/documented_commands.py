@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from btrfs_ublk.bench.commands.report import PACKAGES
-from btrfs_ublk.capabilities import (
+from btrfs_ublk.base.capabilities import (
     BTRFS,
     FUSE,
     LOOP,
     MOUNT,
+    REPORT_PACKAGES,
     ROOT,
     Capability,
     Helper,
 )
-from btrfs_ublk.helpers import CHECKSEED, MKSEED, SERVER
+from btrfs_ublk.base.helpers import CHECKSEED, MKSEED, SERVER
 
 _FAILING = "1: "
 
@@ -50,6 +50,7 @@ class Scenario:
 
 #: Documents whose blocks of ``console`` are run, and by which test.
 REPLAYED = {
+    "README.md": "tests/test_quick_start.py::test_the_readme_has_the_same",
     "docs/quick-start.md": "tests/test_quick_start.py::test_a_fresh_clone",
     "docs/how-to/*.md": "tests/test_doc_transcripts.py::test_it_does_what_it_says",
 }
@@ -101,7 +102,7 @@ head -c 1M /dev/urandom > image.raw
 btrfs-ublk map digest image.raw --unit 64K -o image.digests
 btrfs-ublk seed create seed.img --virtual-data-size 1T --metadata-only \
     --description lazy.json --map my.map --cache my-cache
-btrfs-ublk device add NAME lazy.json --front-end fuse
+btrfs-ublk device up NAME lazy.json --front-end fuse
 btrfs-ublk map add NAME --file image.raw --unit 64K --digests image.digests
 btrfs-ublk map add NAME --url http://127.0.0.1:9/image --size 1M --unit 64K \
     --digests image.digests --offset 1G
@@ -118,13 +119,13 @@ btrfs-ublk prefetch NAME --trace boot.trace --rate 20M
 btrfs-ublk prefetch NAME --offset 0 --length 1M --no-wait
 btrfs-ublk prefetch NAME --status
 btrfs-ublk prefetch NAME --cancel
-btrfs-ublk device show NAME
+btrfs-ublk device status NAME
 btrfs-ublk device recover NAME
 btrfs-ublk device upgrade NAME
 python "$PROJECT/tests/children/longer.py" lazy.json > longer.json
 btrfs-ublk device update NAME longer.json
-btrfs-ublk device del NAME
-1: btrfs-ublk device show NAME 2> /dev/null || false
+btrfs-ublk device down NAME
+1: btrfs-ublk device status NAME 2> /dev/null || false
 """,
     ),
     "volumes": Scenario(
@@ -139,6 +140,7 @@ btrfs-ublk volume clone images part --offset 0 --length 4M
 cmp --bytes=4M image.raw mnt/part
 btrfs-ublk volume status images
 btrfs-ublk volume list
+btrfs-ublk volume resize images 20G
 btrfs-ublk volume down images
 btrfs-ublk volume up images
 cmp image.raw mnt/debian.img
@@ -158,7 +160,7 @@ cd "$PROJECT" && scripts/demo --front-end fuse
 """,
     ),
     "results": Scenario(
-        PACKAGES,
+        REPORT_PACKAGES,
         r"""
 cp "$PROJECT"/benchmark_matrix_results/native-2cpu/matrix-quick.jsonl results.jsonl
 btrfs-ublk bench summarize < results.jsonl
@@ -177,9 +179,11 @@ ELSEWHERE = {
         "tests/test_bench_matrix_command.py::TestForReal"
         "::test_killed_twice_it_has_the_same_runs"
     ),
-    "btrfs-ublk device add --feature": (
+    "btrfs-ublk device up --feature": (
         "tests/test_ublk_zero_copy.py::test_servers_die_and_are_replaced"
     ),
+    "btrfs-ublk events": "tests/test_events.py::test_a_server_is_killed",
+    "btrfs-ublk events --json": "tests/test_events.py::test_a_server_is_killed",
     "btrfs-ublk map add --s3 --endpoint --credentials-file": (
         "tests/test_lazy_remote.py::test_added_by_command"
     ),
@@ -189,6 +193,6 @@ ELSEWHERE = {
     "btrfs-ublk metrics --listen": "tests/test_monitor.py::test_answers_scrapers",
     "scripts/setup --test": "apply-lint.sh",
     "scripts/test": ".ci/run",
-    "scripts/test --quick": ".ci/run",
+    "scripts/test --quick --no-vm": ".ci/run",
     "apply-lint.sh": "scripts/test",
 }

@@ -18,19 +18,19 @@ SHELL_TIMEOUT_S = 30
 
 
 class EngineShell:
-    """One engine-shell process; requests go in as lines, answers come back whole."""
+    """One engine-shell process, which gets requests as lines."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def send(self, line: str) -> None:
-        """A request whose answer nobody waits for."""
+        """Send a request without waiting for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
     def request(self, line: str) -> bytes | int:
-        """The bytes of a successful request (empty but for reads), or an errno."""
+        """Return what was read (b"" for other requests), or an errno."""
         self.send(line)
         assert self._process.stdout is not None
         word, number = self._process.stdout.readline().split()
@@ -41,28 +41,28 @@ class EngineShell:
         return self._process.stdout.read(int(number))
 
     def stats(self) -> Any:
-        """What a server would answer to a stats request."""
+        """Return what a server would answer to a stats request."""
         return json.loads(self._line("stats"))
 
     def asked(self) -> list[str]:
-        """What was asked of files since the last time."""
+        """Return the operations on files since the last call."""
         return self._line("asked").decode().split()
 
     def map_request(self, name: str, **keys: Any) -> Any:
-        """What a control connection would answer."""
+        """Return what a control connection would answer."""
         return json.loads(self._line(json.dumps({"request": name} | keys)))
 
     def kill(self) -> None:
-        """As kill -9 does; nothing happens where it has ended."""
+        """Kill with SIGKILL. A process that has ended is no error."""
         self._process.kill()
         assert self._process.wait(SHELL_TIMEOUT_S) is not None
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # what it has not read
+            with suppress(BrokenPipeError):  # it has not read all
                 pipe.close()
 
     def close(self) -> None:
-        """Ends it in good order; a sanitizer's report fails it."""
+        """End the process; fail if a sanitizer reports something."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         assert self._process.wait(SHELL_TIMEOUT_S) == 0
@@ -75,7 +75,7 @@ class EngineShell:
 
 
 def start_engine(build: Path, description: Path) -> EngineShell:
-    """The caller kills or closes it."""
+    """Start a shell, which the caller has to kill or close."""
     return EngineShell(
         subprocess.Popen(
             [build / "csrc/tests/engine-shell", description],
@@ -88,7 +88,7 @@ def start_engine(build: Path, description: Path) -> EngineShell:
 
 @contextmanager
 def engine_shell(build: Path, description: dict[str, Any]) -> Iterator[EngineShell]:
-    """Closed in good order, or killed where the test fails."""
+    """Run a shell. At the end, close it, or kill it if the test fails."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(description, file)
         file.flush()
@@ -102,7 +102,7 @@ def engine_shell(build: Path, description: dict[str, Any]) -> Iterator[EngineShe
 
 
 def describe(*segments: dict[str, Any], **keys: Any) -> dict[str, Any]:
-    """Segments one after the other; each says its length only."""
+    """Describe segments without offsets, which are placed one after the other."""
     offset = 0
     placed = []
     for segment in segments:

@@ -18,7 +18,7 @@ EXIT_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a read: 0 and the data, or a negative errno."""
+    """The answer to a read: 0 and the data, or a negative errno."""
 
     result: int
     data: bytes
@@ -38,7 +38,7 @@ class FetchShell:
         self._process.stdin.flush()
 
     def _receive(self) -> dict[str, Any]:
-        """The next answer that is not a read's; these are kept."""
+        """Return the next answer that is not to a read. Answers to reads are kept."""
         assert self._process.stdout is not None
         while True:
             line = self._process.stdout.readline()
@@ -50,7 +50,7 @@ class FetchShell:
             self._answers[answer["read"]] = Answer(answer["result"], data, answer["ms"])
 
     def ask(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Any request that is answered at once."""
+        """Send a request that is answered at once, and return the answer."""
         self._send(line)
         return self._receive()
 
@@ -63,7 +63,7 @@ class FetchShell:
     def begin(
         self, source: int, offset: int, length: int, *, deadline_s: float | None = 30
     ) -> int:
-        """A read that goes on by itself; see ``finish``."""
+        """Begin a read and return its number. ``finish`` waits for its answer."""
         self._reads += 1
         line = {
             "read": self._reads,
@@ -81,7 +81,7 @@ class FetchShell:
         self._send({"prefetch": 1, **keys})
 
     def finish(self) -> dict[int, Answer]:
-        """Wait for all reads; their answers by what ``begin`` returned."""
+        """Wait for all reads, and return their answers by the numbers of ``begin``."""
         self.ask({"wait": 1})
         answers, self._answers = self._answers, {}
         return answers
@@ -101,7 +101,7 @@ class FetchShell:
 def fetch_shell(
     build: Path, *options: str, log: Path | None = None
 ) -> Iterator[FetchShell]:
-    """``log`` gets what it says on stderr. That it ends well is checked."""
+    """Run a fetch-shell with stderr to ``log``, and check its exit status."""
     stderr = log.open("wb") if log else None
     process = subprocess.Popen(
         [build / "csrc/tests/fetch-shell", *options],

@@ -1,4 +1,4 @@
-"""Servers of one FUSE connection, one after the other, and who reads meanwhile."""
+"""Servers that take over one FUSE connection in turn, and readers meanwhile."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import inapplicable
-
-from btrfs_ublk.helpers import SERVER, VERIFY_READS, helper_path
-from btrfs_ublk.process import ProcessIdentity, readable
-from btrfs_ublk.resources import loop
+from btrfs_ublk.base.helpers import SERVER, VERIFY_READS, helper_path
+from btrfs_ublk.base.process import ProcessIdentity, readable
+from btrfs_ublk.kernel import loop
 from btrfs_ublk.server import Description
 from btrfs_ublk.server.fuse import attach_loop
 from btrfs_ublk.server.fuse_connection import FuseConnection
@@ -25,11 +23,10 @@ from btrfs_ublk.server.fuse_connection import FuseConnection
 READERS = 64
 HOW = {"direct": "depth", "mmap": "mmap"}
 TIMEOUT_S = 30.0
-RESEND_MINOR = 40
 
 
 class Servers:
-    """The servers of one description, one after the other."""
+    """Starts the servers of one description, one after the other."""
 
     def __init__(self, directory: Path, description: Description) -> None:
         self._path = directory / "description.json"
@@ -63,7 +60,7 @@ class Servers:
         return server
 
     def start(self, *arguments: str, keep: Sequence[int] = ()) -> dict[str, Any]:
-        """The ready message; {} when there is none, and errors() says why."""
+        """Return the ready message, or {} if there is none. Then errors() says why."""
         server = self.launch(*arguments, keep=keep)
         assert server.stdout is not None
         line = server.stdout.readline()
@@ -71,9 +68,6 @@ class Servers:
         return ready
 
     def keep(self, ready: dict[str, Any]) -> FuseConnection:
-        minor = ready.get("fuse_minor", RESEND_MINOR)
-        if minor < RESEND_MINOR:
-            inapplicable(f"FUSE 7.{minor} has no FUSE_NOTIFY_RESEND (Linux 6.9)")
         return FuseConnection.of_server(ready, ProcessIdentity.of(self.pid))
 
     def take_over(
@@ -92,7 +86,7 @@ class Servers:
 
     @property
     def running(self) -> subprocess.Popen[str]:
-        """The last one."""
+        """The server that was started last."""
         return self._running[-1]
 
     @property
@@ -100,7 +94,7 @@ class Servers:
         return self.running.pid
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
-        """End the last one, and wait until it is gone."""
+        """Kill the last server, and wait until it has ended."""
         server = self._running.pop()
         server.send_signal(signum)
         server.wait(TIMEOUT_S)
@@ -140,7 +134,7 @@ class Readers:
         )
 
     def go_on(self) -> None:
-        """Wait until a read is answered that begins now, and then some more."""
+        """Wait until a read that begins after now is answered, then up to 20 ms."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"mark\n")
         self._process.stdin.flush()
@@ -162,7 +156,7 @@ class Readers:
         return report
 
     def must_be_content(self) -> int:
-        """No wrong byte, no error, no read without an answer. Returns the reads."""
+        """Check that no read was wrong, failed or hung. Returns the number of reads."""
         report = self.finish()
         found = report["wrong_bytes"], report["errors"], report["hung"]
         assert found == (0, 0, 0), report

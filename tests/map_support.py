@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from btrfs_ublk.lazy import Source
+from btrfs_ublk.content import Source
 from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.units import GIB, KIB
 

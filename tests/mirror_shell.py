@@ -1,4 +1,4 @@
-"""One mirror by itself (csrc/tests/mirror-shell.c)."""
+"""mirror-shell (csrc/tests/mirror-shell.c): one mirror by itself."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from sanitized_build import SANITIZER_ENVIRONMENT
 
 TIMEOUT_S = 60
-#: No proxy of the machine's stands between tests and their servers.
+#: Variables that are removed, so that tests reach their servers without a proxy.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one fetch: ``data``, or why not."""
+    """The answer to one fetch: ``data``, or the reason why there are none."""
 
     data: bytes | None
     result: int
@@ -32,7 +32,7 @@ class Answer:
 
 
 class MirrorShell:
-    """A running one."""
+    """A running mirror-shell."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -60,7 +60,7 @@ class MirrorShell:
         return Answer(data=data, **line)
 
     def probe(self, *, timeout_ms: int = 5000) -> dict[str, Any]:
-        """{"result": 0, "size": ..., "identity": ...} or result, text and hint."""
+        """Return {"result": 0, "size": …, "identity": …}, or result, text and hint."""
         self._ask(f"probe {timeout_ms}")
         return self._line()
 
@@ -74,12 +74,12 @@ class MirrorShell:
     def fetch_many(
         self, offset: int, length: int, count: int, *, timeout_ms: int = 5000
     ) -> list[Answer]:
-        """That many ranges at a time, one behind the other."""
+        """Fetch ``count`` adjacent ranges at the same time."""
         self._ask(f"fetch {offset} {length} {timeout_ms} {count}")
         return [self._answer(length) for _ in range(count)]
 
     def cancel(self, offset: int, length: int, *, after_ms: int) -> Answer:
-        """A fetch that is given up."""
+        """Begin a fetch, and cancel it ``after_ms`` milliseconds later."""
         self._ask(f"cancel {offset} {length} {after_ms}")
         return self._answer(length)
 
@@ -99,8 +99,8 @@ def mirror_shell(
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> Iterator[MirrorShell]:
-    """Of a source that has only this mirror. A leak, or anything else that the
-    sanitizers of the build find, fails here at the end.
+    """Run a shell for a source with only this mirror. Fails at the end if the build's
+    sanitizers have found a leak or another error.
     """
     source = directory / "source.json"
     source.write_text(json.dumps({**keys, "size": size}), encoding="utf-8")
@@ -121,7 +121,7 @@ def mirror_shell(
 
 
 def refusal(build: Path, directory: Path, keys: Mapping[str, object]) -> str:
-    """What is said of keys that are wrong."""
+    """Return the error message for wrong keys."""
     source = directory / "source.json"
     source.write_text(json.dumps({"size": 4096, **keys}), encoding="utf-8")
     done = subprocess.run(

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.helpers import MKSEED, helper_path
-from btrfs_ublk.resources import loop_device, mounted
-from btrfs_ublk.resources.mount import Mount
+from btrfs_ublk.base.helpers import MKSEED, helper_path
+from btrfs_ublk.kernel import loop_device, mounted
+from btrfs_ublk.kernel.btrfs import add_device
+from btrfs_ublk.kernel.mount import Mount
 
 KIB, MIB, GIB, TIB, EIB = (1 << shift for shift in (10, 20, 30, 40, 60))
 BLOCK = 4096
@@ -79,11 +80,6 @@ def sprout(seed: Path, directory: Path) -> Iterator[tuple[Mount, Path]]:
         mounted(seed_loop.path, target, read_only=True) as mount,
     ):
         mount.allow_source(local_loop.path)
-        subprocess.run(
-            ["btrfs", "device", "add", "-f", "-K", local_loop.path, target],
-            check=True,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-        )
+        add_device(target, local_loop.path)
         mount.remount(options=["rw"])
         yield mount, local

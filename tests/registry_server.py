@@ -1,5 +1,5 @@
-"""A container registry (the CNCF's distribution, as Debian packs it) with tokens, and
-the server that hands them out; both on loopback.
+"""Runs a container registry (the CNCF's distribution, from Debian's package) that wants
+tokens, and a server that hands them out, both on loopback.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from stopping import ending_with_us, stop
 
-from btrfs_ublk.capabilities import Program
+from btrfs_ublk.base.capabilities import Program
 
 REGISTRY = Program("docker-registry", package="docker-registry")
 SERVICE = "registry of the tests"
 ISSUER = "tokens of the tests"
 USER, PASSWORD = "puller", "p4ssw0rd"
 IDENTITY_TOKEN = "1dent1ty"
-#: How long the registry takes a token after its end, for clocks that differ.
+#: How long the registry accepts expired tokens, as clocks may differ.
 LEEWAY_S = 60
 START_TIMEOUT_S = 20
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
 
 _CONFIGURATION = """
 version: 0.1
@@ -58,13 +60,13 @@ def _base64url(data: bytes) -> str:
 
 @dataclass
 class TokenServer:
-    """What it does may be changed at any time."""
+    """Hands out tokens. Its fields may be changed at any time."""
 
     issued: trustme.LeafCert
     port: int = 0
-    anonymous: bool = False  #: also without a password
-    expires_in_s: int = 300  #: what it says
-    life_s: float = 300.0  #: until tokens are refused in fact
+    anonymous: bool = False  #: give tokens also without a password
+    expires_in_s: int = 300  #: lifetime according to answers
+    life_s: float = 300.0  #: real lifetime of tokens
     requests: list[str] = field(default_factory=list)
 
     @property
@@ -72,7 +74,7 @@ class TokenServer:
         return f"http://127.0.0.1:{self.port}/token?account=tests"
 
     def token(self, scope: str) -> str:
-        """A JSON Web Token, in the form that the registry's documentation has."""
+        """Return a JSON Web Token, of the form in the registry's documentation."""
         kind, name, actions = scope.split(":")
         now = int(time.time())
         certificate = self.issued.cert_chain_pems[0].bytes()
@@ -97,7 +99,7 @@ class TokenServer:
         return f"{signed}.{_base64url(signature)}"
 
     def answer(self, query: str, authorization: str | None) -> dict[str, object] | None:
-        """Of a request's query or form; None: no."""
+        """Return the answer to a request's query or form; None: refuse it."""
         self.requests.append(query)
         asked = {key: values[0] for key, values in parse_qs(query).items()}
         expected = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -147,7 +149,7 @@ def _token_server(root: Path) -> Iterator[TokenServer]:
 
 @dataclass(frozen=True)
 class Registry:
-    """A running one, and its token server."""
+    """A running registry, and its token server."""
 
     port: int
     tokens: TokenServer
@@ -157,7 +159,7 @@ class Registry:
         return f"127.0.0.1:{self.port}"
 
     def push(self, repository: str, data: bytes) -> str:
-        """A blob; returns its digest."""
+        """Push a blob, and return its digest."""
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         token = self.tokens.token(f"repository:{repository}:pull,push")
         headers = {"Authorization": f"Bearer {token}"}
@@ -175,6 +177,41 @@ class Registry:
         connection.close()
         return digest
 
+    def push_manifest(
+        self, repository: str, name: str | None, manifest: dict[str, object]
+    ) -> str:
+        """Push a manifest, tagged ``name`` if that is not None; return its digest."""
+        body = json.dumps(manifest).encode()
+        digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        token = self.tokens.token(f"repository:{repository}:pull,push")
+        headers = {"Authorization": f"Bearer {token}"}
+        headers["Content-Type"] = str(manifest["mediaType"])
+        connection = http.client.HTTPConnection(self.host, timeout=30)
+        there = f"/v2/{repository}/manifests/{name or digest}"
+        connection.request("PUT", there, body=body, headers=headers)
+        response = connection.getresponse()
+        assert response.status == 201, response.read()
+        connection.close()
+        return digest
+
+    def push_image(self, repository: str, name: str | None, *layers: bytes) -> str:
+        """Push an image of these layers, as they are; return the manifest's digest."""
+        described = [
+            {
+                "mediaType": kind,
+                "digest": self.push(repository, data),
+                "size": len(data),
+            }
+            for kind, data in [
+                ("application/vnd.oci.image.config.v1+json", b"{}"),
+                *(("application/vnd.oci.image.layer.v1.tar", x) for x in layers),
+            ]
+        ]
+        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described[0]}
+        return self.push_manifest(
+            repository, name, {**manifest, "layers": described[1:]}
+        )
+
 
 def _wait_for_port(process: subprocess.Popen[bytes]) -> int:
     assert process.stderr
@@ -187,7 +224,7 @@ def _wait_for_port(process: subprocess.Popen[bytes]) -> int:
 
 @contextmanager
 def registry_server(root: Path) -> Iterator[Registry]:
-    """Its storage is under ``root``."""
+    """Run a registry with its storage under ``root``."""
     with ExitStack() as stack:
         tokens = stack.enter_context(_token_server(root))
         configuration = root / "registry.yml"
@@ -212,7 +249,7 @@ def registry_server(root: Path) -> Iterator[Registry]:
         finally:
             late.cancel()
             late.join()
-        # What it says later must not fill the pipe, where it would wait.
+        # Read its later messages. Otherwise it would wait when the pipe is full.
         drain = threading.Thread(target=process.stderr.read if process.stderr else None)
         drain.start()
         stack.callback(drain.join)

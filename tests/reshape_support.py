@@ -16,9 +16,9 @@ from typing import Any
 import btrfs_image as fmt
 from sanitized_build import SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import loop_device, mounted
-from btrfs_ublk.resources.attributes import NO_COW, add_attributes
+from btrfs_ublk.base.process import run
+from btrfs_ublk.kernel import loop_device, mounted
+from btrfs_ublk.kernel.attributes import NO_COW, add_attributes
 
 GIB = 1 << 30
 BLOCK = 4096

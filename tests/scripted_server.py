@@ -1,4 +1,4 @@
-"""A server that answers what a test tells it to, byte for byte, sense or no sense."""
+"""Runs a server that answers with exactly the bytes that a test chooses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-#: Makes the bytes of an answer, or pieces of them, of the head of a request.
+#: Gets the head of a request, and returns an answer, as bytes or as pieces of them.
 Script = Callable[[str], bytes | Iterable[bytes]]
 
 
 @dataclass
 class ScriptedServer:
-    """``script`` may be changed at any time; ``requests`` has the heads so far."""
+    """A server; ``script`` may be changed at any time, ``requests`` lists all heads."""
 
     port: int
     script: Script
@@ -25,7 +25,7 @@ class ScriptedServer:
 
 
 def response(head: str, body: bytes = b"", *, length: int | None = None) -> bytes:
-    """With a Content-Length (that of the body, if none is given), as a whole."""
+    """Return a response whose Content-Length is ``length``, or the body's size."""
     size = len(body) if length is None else length
     lines = [f"HTTP/1.1 {head.splitlines()[0]}", *head.splitlines()[1:]]
     lines += [f"Content-Length: {size}", "Connection: close", "", ""]
@@ -47,19 +47,19 @@ def _answer(server: ScriptedServer, client: socket.socket) -> None:
         for piece in [answer] if isinstance(answer, bytes) else answer:
             client.sendall(piece)
         client.shutdown(socket.SHUT_WR)
-        while client.recv(65536):  # else what was not read would make it a reset
+        while client.recv(65536):  # otherwise unread data would cause a reset
             pass
 
 
 @contextmanager
 def scripted_server(script: Script) -> Iterator[ScriptedServer]:
-    """One connection, one answer."""
+    """Run a server that gives one answer per connection."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         server = ScriptedServer(port=listener.getsockname()[1], script=script)
         threads: list[threading.Thread] = []
 
         def accept() -> None:
-            with suppress(OSError):  # shut down: that is the end
+            with suppress(OSError):  # the listener was shut down
                 while True:
                     client, _ = listener.accept()
                     thread = threading.Thread(target=_answer, args=(server, client))

@@ -15,14 +15,14 @@ from typing import Any
 
 from stopping import ending_with_us
 
-from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.server import Description
 
 READY_TIMEOUT_S = 60
 END_TIMEOUT_S = 60
 REPLY_TIMEOUT_S = 20
-#: What a client may be kept waiting while others do what they like: far more than an
-#: answer takes, far less than the server waits for its owner to read.
+#: How long a client may wait while others misbehave: far more than an answer takes, far
+#: less than the server waits for its owner to read.
 PROMPT_S = 3.0
 
 
@@ -46,7 +46,7 @@ class ControlClient:
         self.socket.close()
 
     def line(self) -> dict[str, Any]:
-        """The next reply. Raises EOFError when the server has closed its end."""
+        """Return the next reply. Raises EOFError when the server has closed its end."""
         text = self._file.readline()
         if not text:
             raise EOFError("the server closed the connection")
@@ -129,7 +129,7 @@ class ServerProcess:
         self._directory.cleanup()
 
     def wait_ready(self) -> dict[str, Any]:
-        """The ready event. Fails with the server's words when it ends before."""
+        """Return the ready event. If the server ends before, fail with its messages."""
         assert self.process.stdout is not None and self.process.stderr is not None
         line = self.process.stdout.readline()
         if not line:
@@ -154,12 +154,12 @@ class ServerProcess:
             return client.request(name)
 
     def stop(self) -> dict[str, Any]:
-        """Ends it in good order; its last line."""
+        """Ask the server to stop, and return its last line."""
         assert self.request("stop") == {"reply": "stop"}
         return self.last_line(0)
 
     def last_line(self, status: int) -> dict[str, Any]:
-        """What it says when it ends, which must be with ``status``."""
+        """Return the last line of a server that has to end with ``status``."""
         assert self.process.stdout is not None and self.process.stderr is not None
         line = self.process.stdout.readline()
         found = self.process.wait(END_TIMEOUT_S)
@@ -169,7 +169,7 @@ class ServerProcess:
         return last
 
     def failure(self, status: int = 1) -> str:
-        """What it says when it ends with ``status`` without having been ready."""
+        """Return messages of a server that ends with ``status`` before it is ready."""
         assert self.process.stdout is not None and self.process.stderr is not None
         assert self.process.wait(END_TIMEOUT_S) == status
         assert self.process.stdout.read() == ""
@@ -177,7 +177,7 @@ class ServerProcess:
 
 
 def kill_after(process: subprocess.Popen[str], delay_s: float) -> None:
-    """kill -9 at that time, wherever it is then."""
+    """Kill the process after this delay, whatever it is doing then."""
     deadline_s = time.monotonic() + delay_s
     while time.monotonic() < deadline_s:
         pass  # sleep(3) is too coarse here

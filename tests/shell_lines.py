@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.entry import walk_commands
 from btrfs_ublk.cli.main import command as root
-from btrfs_ublk.entry import walk_commands
 
 PROJECT = Path(__file__).parent.parent
 PROGRAM = "btrfs-ublk"

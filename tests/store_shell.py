@@ -1,4 +1,4 @@
-"""A map file in the hands of csrc/tests/store-shell, which answers JSON with JSON."""
+"""store-shell (csrc/tests/store-shell.c): a map file, driven by JSON commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoreShell:
             text=True,
             env=os.environ | SANITIZER_ENVIRONMENT | (environment or {}),
         )
-        #: What it says first: of the map, or why it was refused.
+        #: Its first line: about the map, or why it was refused.
         self.opened: dict[str, Any] = {}
 
     def __enter__(self) -> StoreShell:
@@ -59,7 +59,7 @@ class StoreShell:
         assert status == expected, status
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Kill with SIGKILL."""
         self.process.kill()
         self.process.wait(TIMEOUT_S)
         self._close()
@@ -99,7 +99,7 @@ class StoreShell:
 
 
 def units_of(data: bytes, unit_bytes: int) -> list[bytes]:
-    """The digest of each unit."""
+    """Return the digest of each unit."""
     return [
         hashlib.sha256(data[at : at + unit_bytes]).digest()
         for at in range(0, len(data), unit_bytes)
@@ -107,6 +107,6 @@ def units_of(data: bytes, unit_bytes: int) -> list[bytes]:
 
 
 def root_of(digests: list[bytes], *, size_bytes: int, unit_bytes: int) -> str:
-    """docs/materialisation.md, "root digest"."""
+    """Compute the root digest, as docs/materialisation.md defines it."""
     header = b"btrfs-ublk units 1\n" + struct.pack("<QI", size_bytes, unit_bytes)
     return hashlib.sha256(header + b"".join(digests)).hexdigest()

@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 from conftest import Need
 
+from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
+from btrfs_ublk.base.helpers import MAKE_FILES, MAP_PHYSICAL, MKSEED
 from btrfs_ublk.bench import clone, seed, small_files
 from btrfs_ublk.bench.clone import Case
 from btrfs_ublk.bench.files import PlannedFile
@@ -18,11 +20,10 @@ from btrfs_ublk.bench.options import SeedSize
 from btrfs_ublk.bench.report import Result, tables_of
 from btrfs_ublk.bench.sprouts import bed
 from btrfs_ublk.bench.verify import pieces, stamp, verify, verify_physical
-from btrfs_ublk.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.helpers import MAKE_FILES, MAP_PHYSICAL, MKSEED
-from btrfs_ublk.resources.reflink import clone_file
+from btrfs_ublk.kernel.reflink import clone_file
 from btrfs_ublk.units import EIB, GIB, TIB
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 BLOCK = 4096
 
@@ -97,9 +98,9 @@ class TestClone:
                 prepare=lambda seed: stamp(seed, [good]),
             ) as place,
             place.sprouted() as made,
+            virtual_file_of(place.seed, made.target) as source,
         ):
-            name = place.seed.virtual_data.filename
-            source, path = made.target / name, made.target / "clone"
+            path = made.target / "clone"
             start = place.seed.virtual_data.device_offset
             clone_file(source, path, source_offset=good.offset, size_bytes=good.size)
             assert verify(source, [(path, good)]) == {

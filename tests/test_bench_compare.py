@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import Need
 
+from btrfs_ublk.base.capabilities import Fio
 from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.compare import Plan, blocks, compare, tables
 from btrfs_ublk.bench.comparison_tables import ratio_of
-from btrfs_ublk.bench.fio import Fio
-from btrfs_ublk.bench.measure import measure
+from btrfs_ublk.bench.known_content import STAMPS, write_content
 from btrfs_ublk.bench.peer import Subject, all_peers
+from btrfs_ublk.bench.reading import measure
 from btrfs_ublk.bench.report import Document
-from btrfs_ublk.bench.stamps import STAMPS, write_content
 from btrfs_ublk.bench.suite import Bar, Comparison, suite_names
 from btrfs_ublk.bench.workloads import WRITTEN_BLOCK, parse_workload
 from btrfs_ublk.errors import (
@@ -29,7 +29,7 @@ from btrfs_ublk.errors import (
     LeftoverError,
     UsageError,
 )
-from btrfs_ublk.resources.loop import loop_device
+from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import KIB, MIB
 
@@ -344,7 +344,7 @@ class TestCommand:
             ["loop", "--workload", "randread-xsync"],
             ["loop", "--workload", "randwrite-psync"],
             ["--suite", "server", "--workload", "seqwrite-1m"],
-            ["--suite", "squota", "--workload", "randread-psync"],
+            ["--suite", "ls-lr", "--workload", "randread-psync"],
             ["loop", "--scale", "2"],
             ["loop", "--size", "17"],
             ["loop", "--turns", "0"],

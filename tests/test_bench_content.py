@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from btrfs_ublk.base.readers import read_buffered
 from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import SOURCES
 from btrfs_ublk.bench.content import (
@@ -23,7 +24,6 @@ from btrfs_ublk.bench.content import (
     make_contents,
 )
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.readers import read_buffered
 from btrfs_ublk.server import Description
 from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, MIB
 

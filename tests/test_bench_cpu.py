@@ -99,6 +99,7 @@ while True:
 """
 
 
+@pytest.mark.quiet
 def test_a_busy_process_is_told_from_the_others() -> None:
     """Whatever else runs: its own time, and a total that the parts add up to."""
     with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) as busy:

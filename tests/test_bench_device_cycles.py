@@ -6,20 +6,15 @@ import json
 import os
 from pathlib import Path
 
+import device_cycles
 import pytest
 from click.testing import CliRunner
 from conftest import Need
+from device_cycles import command, counts, grown_caches, growth
 
-from btrfs_ublk.bench import device_cycles
-from btrfs_ublk.bench.device_cycles import (
-    COUNTED,
-    command,
-    counts,
-    grown_caches,
-    growth,
-)
+from btrfs_ublk.base.capabilities import FUSE, LOOP, UBLK
+from btrfs_ublk.bench.device_cycles import COUNTED
 from btrfs_ublk.bench.report import tables_of
-from btrfs_ublk.capabilities import FUSE, LOOP, UBLK
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import BlockServer, Description, FrontEndName, ZeroSegment
 from btrfs_ublk.units import MIB
@@ -65,15 +60,16 @@ def test_servers_and_files_are_counted(need: Need) -> None:
 
 
 def document_of(front_end: FrontEndName, where: Path) -> dict[str, object]:
+    output = where / "results.json"
     done = CliRunner().invoke(
         command,
         [
             *("--front-end", front_end, "--cycles", "20", "--at-once", "4"),
-            *("--rounds", "2", "--parent", str(where), "--json"),
+            *("--rounds", "2", "--parent", str(where), "-o", str(output)),
         ],
     )
     assert done.exit_code == 0, (done.output, done.exception)
-    document: dict[str, object] = json.loads(done.stdout)
+    document: dict[str, object] = json.loads(output.read_text())
     return document
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark of faults calls good, and one cell of its matrix; what the proxy
+"""What the campaign of faults calls good, and one cell of its matrix; what the proxy
 does to answers.
 """
 
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from conftest import Need
+from fault_proxy import FAULTS, Fault, FaultProxy, Faults
+from faults import Case, bed, measure
 from scripted_server import ScriptedServer, response, scripted_server
 
-from btrfs_ublk.bench.fault_proxy import FAULTS, Fault, FaultProxy, Faults
-from btrfs_ublk.bench.faults import Case, bed, is_good, measure, tables
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.bench.faults import is_good, tables
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.capabilities import FUSE, LOOP
 from btrfs_ublk.units import MIB
 
 BODY = bytes(range(256)) * 40

@@ -11,14 +11,14 @@ from conftest import Need
 from hypothesis import given
 from hypothesis import strategies as st
 
+from btrfs_ublk.base.capabilities import Helper
+from btrfs_ublk.base.helpers import MAKE_FILES, helper_path
 from btrfs_ublk.bench import files
 from btrfs_ublk.bench.clone import MAX_BYTES, MIN_BYTES, Case, make_plan
 from btrfs_ublk.bench.files import Plan, PlannedFile, make_files
 from btrfs_ublk.bench.small_files import content
 from btrfs_ublk.bench.verify import joined
-from btrfs_ublk.capabilities import Helper
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.helpers import MAKE_FILES, helper_path
 from btrfs_ublk.units import GIB, MIB, TIB
 
 

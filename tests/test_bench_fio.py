@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from btrfs_ublk.bench.fio import Fio, histogram_quantiles, merged, parse_output
+from btrfs_ublk.base.capabilities import Fio
+from btrfs_ublk.bench.fio import histogram_quantiles, merged, parse_output
 from btrfs_ublk.bench.stats import quantile
 from btrfs_ublk.errors import BtrfsUblkError
 

@@ -10,11 +10,10 @@ import psutil
 import pytest
 from conftest import Need
 
-from btrfs_ublk.bench import hogs as module
-from btrfs_ublk.bench.hogs import _HOG, hogs
-from btrfs_ublk.bench.stolen import stolen_time
-from btrfs_ublk.capabilities import ROOT
-from btrfs_ublk.process import run
+from btrfs_ublk.base.capabilities import ROOT
+from btrfs_ublk.base.process import run
+from btrfs_ublk.bench import cpu_load as module
+from btrfs_ublk.bench.cpu_load import _HOG, hogs, stolen_time
 
 
 def test_hogs_are_there_and_go(monkeypatch: pytest.MonkeyPatch) -> None:

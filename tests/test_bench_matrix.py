@@ -21,7 +21,7 @@ from btrfs_ublk.bench.matrix import Progress, Runner, is_settled
 from btrfs_ublk.bench.results import open_results
 from btrfs_ublk.bench.run import Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.resources.mount import mounted
+from btrfs_ublk.kernel.mount import mounted
 
 QUICK = MATRICES["quick"].with_options(front_end="fuse")
 

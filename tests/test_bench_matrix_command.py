@@ -16,16 +16,15 @@ from click.testing import CliRunner
 from conftest import Need, SystemState
 from matrix_support import full_row, runs_in
 
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, Fio, Helper
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.helpers import MKSEED, SERVER
 from btrfs_ublk.bench.commands.matrix import command
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.environment import environment_id
-from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.matrices import MATRICES
 from btrfs_ublk.bench.run import Row
-from btrfs_ublk.capabilities import BTRFS, FUSE, LOOP, Helper
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.gc import collect
-from btrfs_ublk.helpers import MKSEED, SERVER
 
 PATIENCE_S = 120.0
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"

@@ -23,10 +23,10 @@ from report_support import (
     write_lines,
 )
 
+from btrfs_ublk.base import capabilities
 from btrfs_ublk.bench.commands import report
-from btrfs_ublk.bench.page.documents import chapter_of
+from btrfs_ublk.bench.page.build import build, render, write_whole
 from btrfs_ublk.bench.page.inputs import DocumentData, clean, read_inputs
-from btrfs_ublk.bench.page.render import render, write_whole
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmark_matrix_results"
@@ -62,23 +62,23 @@ class TestInputs:
         ]
         found = read_inputs(paths)
         assert [each.name for each in found] == [path.name for path in paths]
-        chapters = [chapter_of(each) for each in found]
-        assert all(chapter.command and chapter.blocks for chapter in chapters)
+        chapters = build(found).chapters
+        assert all(chapter.blocks for chapter in chapters)
 
     def test_environments_of_one_file_are_told_apart(self, tmp_path: Path) -> None:
         lines = matrix_lines("quick", blocks=1)
         other = matrix_lines("quick", blocks=1, environment=record(guest="icount"))
         path = write_lines(tmp_path / "m.jsonl", [*lines, *other[1:]])
         page = page_of([path])
-        assert [section.labels[0].kind for section in page.sections] == [
+        assert [section.labels[0] for section in page.sections] == [
             *("native", "icount")
         ]
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda lines: [], "x.jsonl is empty"),
-            (lambda lines: ["{", *lines], "x.jsonl, line 1 is no JSON"),
+            (lambda lines: [], "x.jsonl: it is empty"),
+            (lambda lines: ["{", *lines], "x.jsonl: line 1 is no JSON"),
             (
                 lambda lines: [*lines[:3], lines[3][:40], *lines[4:]],
                 "line 4 is no JSON",
@@ -145,8 +145,8 @@ class TestInputs:
             ('{"benchmark": "compare", "results": []}', "has no environment, version"),
             ('{"benchmark": "compare",\n "results": [', "line 2 is no JSON"),
             ('{"version": 1, "benchmark": "x", "results": [NaN]}', "NaN is no number"),
-            ('{"a": 1}', "x.json, line 1 is no run"),
-            ("\x00\x01", "x.json has no run; line 1 has no end"),
+            ('{"a": 1}', "x.json: line 1 is no run"),
+            ("\x00\x01", "x.json: there is no run"),
         ],
     )
     def test_bad_documents_are_named(
@@ -172,8 +172,8 @@ class TestInputs:
             ({"version": 2}, "of version 2, not 1"),
             ({"benchmark": "nothing"}, "no benchmark 'nothing'"),
             ({"environment": {}}, "its environment has no kernel"),
-            ({"results": [{}]}, "is not what the benchmark compare makes: KeyError"),
-            ({"parameters": {}}, "is not what the benchmark compare makes"),
+            ({"results": [{}]}, "does not hold what its benchmark writes: KeyError"),
+            ({"parameters": {}}, "does not hold what its benchmark writes"),
         ],
     )
     def test_changed_documents_are_named(
@@ -255,7 +255,7 @@ class TestCommand:
         page.write_text("before")
         done = self.run(good, bad, "-o", page, "--plots", plots)
         assert isinstance(done.exception, UsageError)
-        assert f"{bad}, line 1 is no run" in str(done.exception)
+        assert f"{bad}: line 1 is no run" in str(done.exception)
         assert page.read_text() == "before" and not plots.exists()
 
     def test_results_are_not_overwritten(self, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ class TestCommand:
     def test_a_missing_library(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(report, "find_spec", lambda name: None)
+        monkeypatch.setattr(capabilities, "find_spec", lambda name: None)
         done = self.run(tmp_path / "x.json")
         assert isinstance(done.exception, CapabilityError)
         assert "matplotlib is needed here" in str(done.exception)

@@ -17,6 +17,9 @@ from conftest import Need
 from hypothesis import given
 from hypothesis import strategies as st
 
+from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK
+from btrfs_ublk.base.readers import read_buffered, read_direct
+from btrfs_ublk.bench.known_content import STAMPS, check_content, write_content
 from btrfs_ublk.bench.peer import (
     Peer,
     Subject,
@@ -24,15 +27,11 @@ from btrfs_ublk.bench.peer import (
     setting,
     why_not,
 )
-from btrfs_ublk.bench.peers.nbd import NBDKIT
-from btrfs_ublk.bench.peers.rublk import RUBLK
-from btrfs_ublk.bench.peers.ubdsrv import PROGRAM_VARIABLE, Target
+from btrfs_ublk.bench.peers.others import NBDKIT, RUBLK, UBDSRV_VARIABLE, Ubdsrv
 from btrfs_ublk.bench.reading import READING
-from btrfs_ublk.bench.stamps import STAMPS, check_content, write_content
-from btrfs_ublk.capabilities import FUSE, LOOP, ROOT, UBLK, LoadableModule
+from btrfs_ublk.bench.resources.kernel_module import LoadableModule
+from btrfs_ublk.bench.resources.nbd import NBD_CLIENT
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
-from btrfs_ublk.readers import read_buffered, read_direct
-from btrfs_ublk.resources.nbd import NBD_CLIENT
 from btrfs_ublk.units import BLOCK_BYTES, MIB
 
 SIZE = 24 * MIB
@@ -155,9 +154,9 @@ def test_what_is_cached_can_be_mapped(need: Need, sparse_path: Path) -> None:
 
 def test_ubdsrv_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where it is not, or is too old to have a program for each target."""
-    program = Target("null")
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "ublk"))
-    assert f"not at {tmp_path}/ublk, as {PROGRAM_VARIABLE} says" in str(program.probe())
+    program = Ubdsrv("null")
+    monkeypatch.setenv(UBDSRV_VARIABLE, str(tmp_path / "ublk"))
+    assert f"not at {tmp_path}/ublk, as {UBDSRV_VARIABLE} says" in str(program.probe())
     for name in ("ublk", "ublk.null"):
         reason = program.probe()
         assert reason is not None and str(tmp_path / "ublk") in reason
@@ -165,7 +164,7 @@ def test_ubdsrv_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         (tmp_path / name).chmod(0o755)
     assert program.probe() is None
     (tmp_path / "link").symlink_to("ublk")
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "link"))
+    monkeypatch.setenv(UBDSRV_VARIABLE, str(tmp_path / "link"))
     assert program.probe() is None and program.path() == tmp_path / "ublk.null"
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
+from btrfs_ublk.base.capabilities import BTRFS, LOOP
 from btrfs_ublk.bench.read_ahead import measure_faults, measure_sequential, tables
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.capabilities import BTRFS, LOOP
 from btrfs_ublk.server import FrontEndName, MemsetSegment
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volume import volume
+from btrfs_ublk.volume.temporary import volume
 
 SIZE = 512 * MIB
 

@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recovery import awkward_kinds, plan
+from verified_reads import WrittenFiles
 
-from btrfs_ublk.bench import kills
-from btrfs_ublk.bench.kills import KINDS, RANDOM, awkward_kinds, plan
-from btrfs_ublk.bench.recovery import faults, tables
-from btrfs_ublk.bench.written_files import WrittenFiles
+from btrfs_ublk.bench.recovery import (
+    ADOPTED,
+    BOTH,
+    KINDS,
+    RANDOM,
+    STOPPED,
+    TWICE,
+    faults,
+    tables,
+)
 from btrfs_ublk.server import FrontEndName
 
 READER = {
@@ -51,14 +59,14 @@ def test_every_kind_is_used() -> None:
     with_supervisor = awkward_kinds("ublk", supervisor=True)
     assert {RANDOM, *with_supervisor} == set(KINDS)
     by_hand = awkward_kinds("fuse", supervisor=False)
-    assert set(with_supervisor) - set(by_hand) == {kills.ADOPTED, kills.BOTH}
+    assert set(with_supervisor) - set(by_hand) == {ADOPTED, BOTH}
 
 
 def test_the_tables_have_a_row_for_each_kind() -> None:
     killed, readers, writers = tables(
         document(
             *rounds(RANDOM, *(number / 100 for number in range(1, 101))),
-            *rounds(kills.TWICE, 0.3, kills=2),
+            *rounds(TWICE, 0.3, kills=2),
             READER,
             WRITER,
         )
@@ -69,7 +77,7 @@ def test_the_tables_have_a_row_for_each_kind() -> None:
         ("all", "101", "102", "250.0", "500.0", "990.0", "1,000.0"),
     ]
     assert "101 rounds" in killed.note and "one in 33" in killed.note
-    assert KINDS[kills.STOPPED] not in killed.note
+    assert KINDS[STOPPED] not in killed.note
     (row,) = readers.rows
     assert row[:6] == ("direct", "1,000", "5.0", "0", "0", "0")
     assert row[6:] == ("1.0", "2.5", "80.0", "70.0")

@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 from conftest import Need, SystemState
 
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, MKFS_BTRFS, Fio, Helper
+from btrfs_ublk.base.helpers import MAP_PHYSICAL, MKSEED, SERVER
 from btrfs_ublk.bench import run as run_module
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.environment import environment, environment_id
-from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.run import Row, run_configuration
-from btrfs_ublk.capabilities import BTRFS, FUSE, LOOP, MKFS_BTRFS, Helper
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.helpers import MAP_PHYSICAL, MKSEED, SERVER
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import MIB
 
@@ -303,7 +302,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ("{}", "missing option btrfs.seed"),
+            ('{"fio.jobs": 0}', "fio.jobs"),
             (json.dumps(BASE | {"fio.iodepth": 3}), "unknown option 'fio.iodepth'"),
             ("{,}", "no JSON"),
         ],

@@ -12,16 +12,20 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import Need
 
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Fio
 from btrfs_ublk.bench import scale as scales
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.comparison_tables import tables
-from btrfs_ublk.bench.contests.trees import TreePlan, write
-from btrfs_ublk.bench.figures import Figure, Published
-from btrfs_ublk.bench.fio import Fio
+from btrfs_ublk.bench.measurements.trees import TreePlan, write
 from btrfs_ublk.bench.report import FAILED, OK
 from btrfs_ublk.bench.scale import Cost, Quantity, Scaling, parse_factor
-from btrfs_ublk.bench.suite import Suite, find_suite, suite_names
-from btrfs_ublk.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT
+from btrfs_ublk.bench.suite import (
+    Figure,
+    Published,
+    Suite,
+    find_suite,
+    suite_names,
+)
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import GIB, MIB
 
@@ -208,10 +212,6 @@ class TestSmall:
 
     def measured(self, document: dict[str, Any]) -> set[str]:
         return {x["peer"] for x in document["results"] if x["status"] == OK}
-
-    def test_squota(self, sparse_path: Path) -> None:
-        document = self.run(sparse_path, "--suite=squota", "--scale=0.001")
-        assert {"none", "qgroup"} <= self.measured(document)
 
     def test_ls_lr(self, sparse_path: Path) -> None:
         document = self.run(sparse_path, "--suite=ls-lr", "--scale=0.002")

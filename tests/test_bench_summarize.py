@@ -187,6 +187,17 @@ def test_machines_front_ends_and_sources_are_not_mixed() -> None:
     assert [top.p75 for top in tops] == [3.0, 100.0, 2.0, 1.0]
 
 
+def test_figures_of_a_busy_machine_are_called_worthless() -> None:
+    def warning(*others: float) -> str | None:
+        rows = [row() | {"cpu": {"total": 1.0, "other": other}} for other in others]
+        (part,) = summarize(rows)
+        assert part.to_dict()["disturbed"] == sum(other > 0.3 for other in others)
+        return part.warning
+
+    assert warning(0.1, 0.2, 1.5) is None
+    assert "2 of 3 runs" in (warning(0.1, 0.9, 1.5) or "")
+
+
 def test_nothing_but_failures_is_a_summary_too() -> None:
     (part,) = summarize([row(status="failed", total_iops=None, reason="none")])
     assert [table.title for table in tables(part)] == ["Runs that do not count"]

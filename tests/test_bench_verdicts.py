@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 from conftest import Need
 
+from btrfs_ublk.base.capabilities import Fio
+from btrfs_ublk.base.process import run, spawn
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.comparison_tables import (
     FASTER,
@@ -24,11 +26,9 @@ from btrfs_ublk.bench.comparison_tables import (
     tables,
     verdicts,
 )
-from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.reading import AGAIN, SLOWED
 from btrfs_ublk.bench.report import OK
 from btrfs_ublk.bench.stats import holm, sign_flip_probability
-from btrfs_ublk.process import run, spawn
 
 VM = Path(__file__).parent.parent / "scripts" / "vm"
 _MAIN = "from btrfs_ublk.cli.main import main; main()"

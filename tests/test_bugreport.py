@@ -15,12 +15,12 @@ import pytest
 from conftest import Need
 from device_support import device_command
 
-from btrfs_ublk.bugreport import write_report
-from btrfs_ublk.bugreport.redact import REDACTED, Redactor, known_secrets
-from btrfs_ublk.capabilities import FUSE, LOOP, ROOT, Helper
+from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, Helper
+from btrfs_ublk.base.helpers import SERVER
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.helpers import SERVER
+from btrfs_ublk.ops.bugreport import write_report
+from btrfs_ublk.ops.bugreport.redact import REDACTED, Redactor, known_secrets
 from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.units import MIB
 
@@ -132,6 +132,15 @@ def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
         assert tar.getnames() == [f"report/{name}" for name, _ in parts]
 
 
+@pytest.mark.parametrize(
+    "name", ["report.tar.gz", "report.tgz", "report.tar", "report.gz", "report"]
+)
+def test_its_directory_has_no_ending(name: str, tmp_path: Path) -> None:
+    write_report(tmp_path / name, found=[("x", str)])
+    with tarfile.open(tmp_path / name) as tar:
+        assert tar.getnames() == ["report/x"]
+
+
 def test_nothing_is_overwritten_or_left(tmp_path: Path) -> None:
     path = tmp_path / "report.tar.gz"
     path.write_text("mine")
@@ -158,7 +167,7 @@ def test_report_of_a_machine_with_a_device(
     segment = LazySegment(offset=0, length=MIB, map=f"{tmp_path}/token={SECRET}.map")
     path = tmp_path / "description.json"
     path.write_text(Description(MIB, [segment]).to_json())
-    done = device_command("add", "planted", path, "--front-end", "fuse")
+    done = device_command("up", "planted", path, "--front-end", "fuse")
     assert done.returncode == 0, done.stderr
     try:
         url = f"http://127.0.0.1:9/image?X-Amz-Signature={SECRET}"
@@ -183,7 +192,7 @@ def test_report_of_a_machine_with_a_device(
             timeout=120,
         ).stdout
     finally:
-        assert device_command("del", "planted").returncode == 0
+        assert device_command("down", "planted").returncode == 0
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
     with tarfile.open(report) as tar:
         tar.extractall(tmp_path / "out", filter="data")

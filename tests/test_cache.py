@@ -15,12 +15,16 @@ from cache_shell import (
     CacheShell,
     cache_shell,
     key_of,
+    punch_hole,
     refusal,
     start_shell,
 )
 
 UNIT = 64 << 10
 SIZE = 10 * UNIT + 5000  # the last of 11 units is short
+#: Where the header stands in the data, and the sums (docs/cache.md).
+DATA_BYTES = 10 * UNIT + 8192
+SUMS_AT = 11 * UNIT
 
 
 def data_file(directory: Path, index: int = 0) -> Path:
@@ -313,25 +317,105 @@ def test_does_not_believe_what_was_cut(
         assert shell.ask("read 0 3 3") == "ok"
 
 
-def make_hole(data: Path, start: int) -> None:
-    """Up to the header behind the content."""
+def make_hole(data: Path, start: int, *, sums: bool = False) -> None:
+    """Up to the header behind the content; or of all but that."""
     whole = data.stat().st_size
-    header = data.read_bytes()[-HEADER_BYTES:]
+    rest = data.read_bytes()[DATA_BYTES:]
     os.truncate(data, start)
     os.truncate(data, whole)
-    overwrite(data, whole - HEADER_BYTES, header)
+    overwrite(data, DATA_BYTES, rest[:HEADER_BYTES] if sums else rest)
 
 
-def test_drops_what_has_become_a_hole(sanitized_build: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sums", [False, True])
+def test_drops_what_has_become_a_hole(
+    sanitized_build: Path, tmp_path: Path, sums: bool
+) -> None:
     with cache_shell(sanitized_build, tmp_path) as shell:
         shell.open(0, SIZE, UNIT)
         for unit in (0, 1, 4, 10):
             assert shell.ask("put 0", unit) == "ok"
-    make_hole(data_file(tmp_path), 4 * UNIT + 4096)
+    make_hole(data_file(tmp_path), 4 * UNIT + 4096, sums=sums)
     with cache_shell(sanitized_build, tmp_path) as shell:
         assert shell.open(0, SIZE, UNIT) == "ok"
-        assert shell.ask("check 0") == "oo" + "m" * 9
+        assert shell.ask("check 0") == ("rr" if sums else "oo") + "m" * 9
         assert shell.stats()["bytes"] == 2 * UNIT
+
+
+def spoil(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << offset % 8]))
+
+
+@pytest.mark.parametrize("what", ["data", "sums", "hole"])
+def test_rot_is_not_read(sanitized_build: Path, tmp_path: Path, what: str) -> None:
+    """By any process, and whether the content is open or not."""
+    data = data_file(tmp_path)
+
+    def rot(unit: int) -> None:
+        if what == "hole":
+            punch_hole(data, unit * UNIT, 4096)
+        elif what == "data":
+            spoil(data, unit * UNIT + 4095)
+        else:
+            spoil(data, SUMS_AT + unit * UNIT // 4096 * 4)
+
+    with (
+        cache_shell(sanitized_build, tmp_path) as shell,
+        cache_shell(sanitized_build, tmp_path) as other,
+    ):
+        for each in (shell, other):
+            each.open(0, SIZE, UNIT)
+        for unit in range(11):
+            assert shell.ask("put 0", unit) == "ok"
+        assert shell.ask("sync") == "ok"
+        for unit in (1, 2, 7):
+            rot(unit)
+        for each in (shell, other):
+            assert each.ask("check 0") == "orroooorooo"
+        assert shell.ask("read 0 0 1") == "rotten"
+        # Whoever fetches it drops it, and it is put anew.
+        assert shell.ask("drop 0 1") == shell.ask("put 0 1") == "ok"
+        assert shell.ask("sync") == "ok"
+        assert other.ask("check 0") == "oo" + "roooorooo"
+    rot(3)
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        # Some holes are found when it is opened.
+        assert shell.ask("check 0").replace("m", "r") == "oorrooorooo"
+
+
+def test_a_cut_file_is_not_read(sanitized_build: Path, tmp_path: Path) -> None:
+    """Behind its end there are neither data nor sums."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        for unit in range(11):
+            assert shell.ask("put 0", unit) == "ok"
+        shell.ask("sync")
+        os.truncate(data_file(tmp_path), 4 * UNIT)
+        assert shell.ask("read 0 0 0") == "rotten"
+        assert shell.ask("check 0") == "m" * 11
+
+
+def test_makes_anew_what_is_older(sanitized_build: Path, tmp_path: Path) -> None:
+    """Version 1 had no sums."""
+    make_unit(sanitized_build, tmp_path)
+    header = bytearray(bits_file(tmp_path).read_bytes()[:HEADER_BYTES])
+    header[8] = 1
+    checksum = 0xCBF29CE484222325
+    for byte in header[:-8]:
+        checksum = (checksum ^ byte) * 0x100000001B3 % (1 << 64)
+    header[-8:] = checksum.to_bytes(8, "little")
+    overwrite(bits_file(tmp_path), 0, header)
+    overwrite(data_file(tmp_path), DATA_BYTES, header)
+    os.truncate(data_file(tmp_path), DATA_BYTES + HEADER_BYTES)
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.open(0, SIZE, UNIT) == "ok"
+        assert shell.ask("check 0") == "m" * 11
+        assert shell.ask("put 0 0") == "ok"
+        assert shell.ask("read 0 0 0") == "ok"
 
 
 def test_answers_while_a_content_is_opened(
@@ -364,7 +448,7 @@ def wants_lock(pid: int) -> bool:
 
 def test_leaves_what_is_newer(sanitized_build: Path, tmp_path: Path) -> None:
     make_unit(sanitized_build, tmp_path)
-    overwrite(bits_file(tmp_path), 8, b"\2")
+    overwrite(bits_file(tmp_path), 8, b"\3")
     before = bits_file(tmp_path).read_bytes()
     with cache_shell(sanitized_build, tmp_path) as shell:
         assert shell.open(0, SIZE, UNIT) == f"error {errno.EPROTONOSUPPORT}"

@@ -20,12 +20,12 @@ import pytest
 from cache_shell import CacheShell, cache_shell, key_of, refusal, start_shell
 from click.testing import CliRunner
 
-from btrfs_ublk.cache import Cache, Status, map_digests, root_digest
 from btrfs_ublk.cli.cache import command, parse_age
+from btrfs_ublk.content.cache import Cache, Status, map_digests, root_digest
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import KIB
-from btrfs_ublk.volumes import VolumeDefinition
-from btrfs_ublk.volumes.store import VOLUMES_VARIABLE, VolumeDirectory
+from btrfs_ublk.volume import VolumeDefinition
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE, VolumeDirectory
 
 UNIT = 64 * KIB
 SIZE = 10 * UNIT + 5000
@@ -151,6 +151,7 @@ def test_prunes_by_age_what_others_prune_and_pin(
         cache.remove_older(-60, now_s=time.time())
 
 
+@pytest.mark.slow
 def test_drops_more_than_a_command_line_holds(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +202,38 @@ def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> N
         assert shell.stats()["bytes"] <= 4 * UNIT
         (directory / "limits").write_text("{}")
     assert "limits" in refusal(sanitized_build, directory, reserve_bytes=0)
+
+
+def test_limits_that_change_within_a_second(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Some file systems have whole seconds only, and give inodes anew at once."""
+
+    def say(max_bytes: int) -> None:
+        text = f'{{"version": 1, "max_bytes": {max_bytes}, "reserve_bytes": 4096}}'
+        (tmp_path / "limits").write_text(text)
+        os.utime(tmp_path / "limits", (1_000_000_000, 1_000_000_000))
+
+    say(4096000)
+    with cache_shell(sanitized_build, tmp_path, reserve_bytes=0) as shell:
+        assert shell.stats()["max_bytes"] == 4096000
+        say(8192000)
+        deadline = time.monotonic() + 40
+        while shell.stats()["max_bytes"] != 8192000:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_limits_of_the_first_version_hold(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Contents have had another one since."""
+    (tmp_path / "limits").write_text(
+        '{"version": 1, "max_bytes": 4096000, "reserve_bytes": 4096}'
+    )
+    with cache_shell(sanitized_build, tmp_path, reserve_bytes=0) as shell:
+        stats = shell.stats()
+    assert (stats["max_bytes"], stats["reserve_bytes"]) == (4096000, 4096)
 
 
 def test_a_cache_to_limit_is_made_or_refused(tmp_path: Path) -> None:
@@ -331,6 +364,16 @@ def test_drops_nothing_without_digests(sanitized_build: Path, tmp_path: Path) ->
         fill(shell)
         report = run_cache(tmp_path, "verify")
         assert report["unknown"] == 11 and report["clean"]
+
+
+def test_verifies_by_checksums(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        spoil(tmp_path, key_of(0), 4)
+        report = run_cache(tmp_path, "verify", status=1)
+        assert report["wrong"] == [[key_of(0), 4]] and report["unknown"] == 10
+        assert shell.ask("check 0") == "oooomoooooo"
+        assert run_cache(tmp_path, "verify")["clean"]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cache_shell import cache_shell
 
-from btrfs_ublk.lazy import Addition
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources.mount import mounted
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.content import Addition
+from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import KIB, MIB, TIB
 

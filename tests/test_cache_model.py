@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cache_shell import CacheShell, start_shell
+from cache_shell import HEADER_BYTES, CacheShell, key_of, start_shell
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -45,6 +45,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.written: list[set[tuple[int, int]]] = [set(), set()]
         self.durable: set[tuple[int, int]] = set()
         self.possible: set[tuple[int, int]] = set()
+        #: Written to by somebody else, and not dropped since: right, or no hit.
+        self.spoiled: set[tuple[int, int]] = set()
 
     def _start(self) -> CacheShell:
         shell = start_shell(self.build, Path(self.directory.name))
@@ -65,7 +67,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=processes, place=places)
     def read(self, which: int, place: tuple[int, int]) -> None:
         answer = self.shells[which].ask("read", *place, place[1])
-        if place in self.durable | self.written[which]:
+        if place in self.spoiled:
+            assert answer in ("ok", "rotten", "miss", "changed"), place
+        elif place in self.durable | self.written[which]:
             assert answer == "ok", place
         elif place in self.possible:
             assert answer in ("ok", "miss", "changed"), place
@@ -79,6 +83,32 @@ class CacheMachine(RuleBasedStateMachine):
         if place not in self.written[1 - which]:
             self.possible.discard(place)
         self._forget({place})
+        self.spoiled.discard(place)
+
+    @rule(place=places, byte=st.integers(0, 4096 + 63))
+    def spoil(self, place: tuple[int, int], byte: int) -> None:
+        """A byte of the unit's first block, or of the sums about it."""
+        index, unit = place
+        size, unit_bytes = SOURCES[index]
+        at = unit * unit_bytes + byte
+        if byte >= 4096:
+            data_bytes = -(-size // 4096) * 4096
+            sums_at = -(-(data_bytes + HEADER_BYTES) // (64 * KIB)) * 64 * KIB
+            at = sums_at + unit * unit_bytes // 4096 * 4 // 64 * 64 + byte - 4096
+            near = at - sums_at
+            if near >= data_bytes // 4096 * 4:
+                return
+            block = near // 4
+            self.spoiled.add((index, block * 4096 // unit_bytes))
+        elif at >= size:
+            return
+        self.spoiled.add(place)
+        path = Path(self.directory.name) / f"{key_of(index)}.data"
+        with path.open("r+b") as file:
+            file.seek(at)
+            found = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([found ^ 0x10]))
 
     @rule(which=processes)
     def sync(self, which: int) -> None:

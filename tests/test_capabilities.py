@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.capabilities import (
+from btrfs_ublk.base.capabilities import (
     BTRFS_PROGS,
     DeviceNode,
     Helper,
     Program,
+    PythonPackage,
     SparseFile,
     require,
     sparse_directory,
 )
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE, helper_path
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.helpers import HELPERS_VARIABLE, helper_path
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,22 @@ def test_programs() -> None:
     program = Program("no-such-program", "no-package")
     assert program.probe() == "it is not on PATH" and "no-package" in program.cure
     assert BTRFS_PROGS.cure == "install the package btrfs-progs"
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_python_packages(
+    managed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip refuses to install for a Python that a distribution manages."""
+    monkeypatch.setattr("sys.prefix", sys.base_prefix)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    if managed:
+        (tmp_path / "EXTERNALLY-MANAGED").touch()
+    package = PythonPackage("Jinja2")
+    assert ("install the package python3-jinja2" == package.cure) is managed
+    assert ("pip install Jinja2" in package.cure) is not managed
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert "pip install Jinja2" in package.cure
 
 
 def test_a_module_that_does_not_exist() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.process import run
+from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.gc import collect
-from btrfs_ublk.ledger import process_ledger
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.cgroup import MEMORY_GROUPS, memory_group
 from btrfs_ublk.units import MIB
 
 #: Joins the group, then has so many MiB.
@@ -47,7 +47,7 @@ def test_none_is_left() -> None:
 
 _KILLED = """
 import os, signal
-from btrfs_ublk.resources.cgroup import memory_group
+from btrfs_ublk.bench.resources.cgroup import memory_group
 with memory_group() as group:
     print(group.path, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -13,8 +13,8 @@ import pytest
 from conftest import Need
 
 import btrfs_ublk
-from btrfs_ublk.capabilities import Helper
-from btrfs_ublk.helpers import HELPERS, HELPERS_VARIABLE, MKSEED, SERVER
+from btrfs_ublk.base.capabilities import Helper
+from btrfs_ublk.base.helpers import HELPERS, HELPERS_VARIABLE, MKSEED, SERVER
 from btrfs_ublk.server import Description, LazySegment
 
 
@@ -125,6 +125,10 @@ class TestSeedCreate:
         assert done.returncode == 1 and "cannot write" in done.stderr
         done = run("seed", "create", image, *options, *where[2:])
         assert done.returncode == 2 and "need each other" in done.stderr
+        another = ("--description", sparse_path / "x.json", *where[2:], "--cache", path)
+        done = run("seed", "create", image, *options, *another)
+        assert done.returncode == 2
+        assert f"cache {path} is not a directory" in done.stderr
         assert list(sparse_path.iterdir()) == [path]
 
     def test_an_existing_file_is_kept(self, sparse_path: Path) -> None:

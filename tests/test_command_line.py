@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from btrfs_ublk.base.entry import walk_commands
+from btrfs_ublk.base.log import log
 from btrfs_ublk.cli.main import command as root
-from btrfs_ublk.entry import walk_commands
 
 COLUMNS = 80
 CONTEXTS = {
@@ -32,10 +36,11 @@ NO_JSON = {
     "btrfs-ublk cache pin": "prints nothing",
     "btrfs-ublk cache unpin": "prints nothing",
     "btrfs-ublk completion": "prints a script, for a shell",
+    "btrfs-ublk volume logs": "prints the log as it is",
     "btrfs-ublk device serve": "prints nothing; it stays in the foreground",
 }
 #: Commands that print what may be long, while they read it.
-JSON_LINES = {"btrfs-ublk map list", "btrfs-ublk map-physical"}
+JSON_LINES = {"btrfs-ublk events", "btrfs-ublk map-physical"}
 
 
 def help_of(context: click.Context) -> str:
@@ -80,6 +85,16 @@ def test_all_is_explained(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", LEAVES)
+def test_an_empty_path_is_not_this_directory(path: str) -> None:
+    for parameter in LEAVES[path].command.params:
+        if isinstance(parameter.type, click.Path):
+            with pytest.raises(click.BadParameter, match="the path is empty"):
+                parameter.type.convert("", parameter, LEAVES[path])
+        else:
+            assert parameter.metavar != "PATH", f"{parameter.opts}: use PathType"
+
+
+@pytest.mark.parametrize("path", LEAVES)
 def test_data_are_there_as_json(path: str) -> None:
     options = {name for each in LEAVES[path].command.params for name in each.opts}
     if path in NO_JSON:
@@ -117,3 +132,46 @@ def test_monitors_print_json(arguments: tuple[str, ...]) -> None:
         check=True,
     )
     assert isinstance(json.loads(done.stdout), list)
+
+
+@pytest.mark.parametrize(
+    ("alias", "real"),
+    [
+        *(("volume ls", "list"), ("volume rm", "remove"), ("volume show", "status")),
+        *(("volume stop", "down"), ("device ls", "list"), ("device rm", "down")),
+        *(("device add", "up"), ("device show", "status"), ("device del", "down")),
+        *(("device remove", "down"), ("device stop", "down")),
+    ],
+)
+def test_what_people_try_first_is_an_alias(alias: str, real: str) -> None:
+    noun, verb = alias.split()
+    result = CliRunner().invoke(root, [noun, verb, "--help"], prog_name="btrfs-ublk")
+    assert result.exit_code == 0
+    there = CONTEXTS[f"btrfs-ublk {noun} {real}"].command.help
+    assert there is not None and there.split("\n")[0] in result.output
+    assert f"btrfs-ublk {alias}" not in CONTEXTS  # help does not list it
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ("volume list", logging.WARNING),
+        ("-v volume list", logging.INFO),
+        ("volume -v list", logging.INFO),
+        ("volume list -v", logging.INFO),
+        ("-v volume list -v", logging.DEBUG),
+        ("volume ls -q", logging.ERROR),
+    ],
+)
+def test_verbosity_is_heard_before_and_after_the_command(
+    words: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", False)
+    before = log.level
+    try:
+        result = CliRunner().invoke(root, [*words.split(), f"--base={tmp_path}"])
+        assert result.exit_code == 0, result.output
+        assert log.level == level
+    finally:
+        log.setLevel(before)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
-from btrfs_ublk.capabilities import Program
+from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.device.state import devices_directory
 
 _BASH = """
@@ -72,7 +72,7 @@ def test_nouns_and_verbs(shell: str) -> None:
     assert complete(shell, "btrfs-ublk de") == {"device"}
     assert complete(shell, "btrfs-ublk seed ") == {"check", "create", "inspect"}
     assert "--metadata-only" in complete(shell, "btrfs-ublk seed create --meta")
-    assert complete(shell, "btrfs-ublk device add --front-end f") == {"fuse"}
+    assert complete(shell, "btrfs-ublk device up --front-end f") == {"fuse"}
 
 
 def test_names_that_there_are(shell: str) -> None:
@@ -81,7 +81,7 @@ def test_names_that_there_are(shell: str) -> None:
     for path in made:
         path.mkdir(mode=0o700)
     try:
-        assert complete(shell, "btrfs-ublk device show ") == {"first-one", "second"}
+        assert complete(shell, "btrfs-ublk device status ") == {"first-one", "second"}
         assert complete(shell, "btrfs-ublk map list fir") == {"first-one"}
     finally:
         for path in made:

@@ -13,7 +13,7 @@ import pytest
 from conftest import Need
 from server_process import PROMPT_S, ServerProcess, assert_prompt
 
-from btrfs_ublk.capabilities import FUSE, ROOT
+from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
 from btrfs_ublk.units import MIB
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
-from btrfs_ublk.capabilities import BTRFS, LOOP
+from btrfs_ublk.base.capabilities import BTRFS, LOOP
 from btrfs_ublk.demo import _clones
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import GIB

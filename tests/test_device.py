@@ -19,9 +19,9 @@ import pytest
 from conftest import Serve
 from sanitized_build import SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.helpers import HELPERS_VARIABLE
-from btrfs_ublk.readers import READERS, read_direct
-from btrfs_ublk.resources import mounted
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
+from btrfs_ublk.base.readers import READERS, read_direct
+from btrfs_ublk.kernel import mounted
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
     Description,
@@ -115,7 +115,7 @@ def test_every_byte_is_as_described(serve: Serve, source: Path, how: str) -> Non
                 else (read_mapped_device(device, offset, length))
             )
             assert read == description.content(offset, length), (offset, length)
-        assert server.stats()["errors"] == 0
+        assert server.stats().errors == 0
 
 
 def read_mapped_device(device: Path, offset: int, length: int) -> bytes:
@@ -201,7 +201,7 @@ def test_an_error_segment_gives_eio_and_nothing_else_does(
                 read_direct(server.device, offset, length)
             assert caught.value.errno == errno.EIO
         assert read_direct(server.device, MIB, MIB) == description.content(MIB, MIB)
-        assert server.stats()["kinds"]["error"]["errors"] >= 3
+        assert server.stats().kinds["error"].errors >= 3
 
 
 def test_a_file_that_shrinks_gives_eio(serve: Serve, source: Path) -> None:

@@ -28,7 +28,8 @@ from device_support import (
 )
 from server_process import ControlClient
 
-from btrfs_ublk.capabilities import FUSE, LOOP
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.device import (
     DeviceOptions,
     add_device,
@@ -47,7 +48,6 @@ from btrfs_ublk.device.state import (
     devices_directory,
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.helpers import SERVER, helper_path
 from btrfs_ublk.server import Description, FileSegment, FrontEndName
 from btrfs_ublk.units import MIB
 
@@ -73,7 +73,7 @@ def options(front_end: FrontEndName) -> DeviceOptions:
 def test_a_machine_that_cannot_do_it(options: DeviceOptions, sparse_path: Path) -> None:
     description = description_file(sparse_path)
     done = subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "add", "one"]
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one"]
         + [description],
         capture_output=True,
         text=True,
@@ -134,7 +134,7 @@ def test_two_that_want_one_name_at_once(
         both = list(
             pool.map(
                 lambda _: device_command(
-                    "add", "one", description, "--front-end", front_end
+                    "up", "one", description, "--front-end", front_end
                 ),
                 range(2),
             )
@@ -151,7 +151,7 @@ def test_two_that_want_one_name_at_once(
         (["--depth", "0"], "depth 0 is not from 1"),
         (["--queues", "1000"], "queues 1000 is not from 1"),
         (["--max-io", "1M", "--max-io", "63K"], "63K"),
-        (["--hang-timeout", "-3"], "makes no sense"),
+        (["--hang-timeout", "-3"], "the hang timeout cannot be -3.0 s"),
         (["--server", "/bin/true"], "no btrfs-ublk-server"),
         (["--server", "/no/such"], "no program"),
         (["--recovery", "wishful"], "wishful"),
@@ -162,7 +162,7 @@ def test_bad_options(
 ) -> None:
     description = description_file(sparse_path)
     done = device_command(
-        "add", "one", description, "--front-end", front_end, *arguments
+        "up", "one", description, "--front-end", front_end, *arguments
     )
     assert done.returncode in (1, 2) and says in done.stderr, done.stderr
     assert list_devices() == []
@@ -183,7 +183,7 @@ def test_bad_descriptions(
     path = sparse_path / "description.json"
     if content is not None:
         path.write_text(content, encoding="latin-1")
-    done = device_command("add", "one", path, "--front-end", front_end)
+    done = device_command("up", "one", path, "--front-end", front_end)
     assert done.returncode == 2 and says in done.stderr, done.stderr
     assert list_devices() == []
 
@@ -262,7 +262,7 @@ def test_paths_count_from_where_the_command_was_given(
     path = description_file(sparse_path, Description(MIB, [segment]))
     subprocess.run(
         [
-            *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "add", "one"),
+            *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one"),
             *(path, "--front-end", front_end),
         ],
         cwd=sparse_path,

@@ -20,15 +20,16 @@ from pathlib import Path
 import pytest
 from conftest import Serve, may_be_killed
 
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.gc import collect
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.process import ProcessIdentity
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import blockdev, mounted
-from btrfs_ublk.resources.uevents import wait_until
+from btrfs_ublk.kernel import blockdev, mounted
+from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
+    BlockServer,
     Description,
     FileSegment,
     FrontEndName,
@@ -36,7 +37,9 @@ from btrfs_ublk.server import (
     PatternSegment,
     ZeroSegment,
 )
+from btrfs_ublk.server.control import ControlError
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
 
@@ -137,15 +140,53 @@ def test_a_mounted_device_outlives_its_owner(
         with mounted(device, target, read_only=True):
             owner.kill()
             owner.wait(30)
-            file = target / seed.virtual_data.filename
-            for offset in range(0, 64 * MIB, 4 * MIB):
-                time.sleep(0.1)
-                expected = pattern.content(offset, 4096)
-                assert read_direct(file, offset, 4096) == expected
+            with virtual_file_of(seed, target) as file:
+                for offset in range(0, 64 * MIB, 4 * MIB):
+                    time.sleep(0.1)
+                    expected = pattern.content(offset, 4096)
+                    assert read_direct(file, offset, 4096) == expected
             assert server.is_alive()
     assert server.wait(timeout_s=30)
     wait_until(lambda: is_gone(device), timeout_s=10, what="no device")
     collected()
+
+
+def test_a_server_that_takes_no_more_requests(front_end: FrontEndName) -> None:
+    """It is told as what it is, and leaving takes it down all the same."""
+    with BlockServer(ZEROES, front_end=front_end) as server:
+        child, connection = server._child, server._control
+        assert child is not None and connection is not None
+        server.stats()
+
+        def ask(padding: int) -> str:
+            with pytest.raises(ControlError) as failed:
+                connection.request(
+                    "info", {"pad": "x" * padding}, child=child, timeout_s=0.001
+                )
+            return failed.value.message
+
+        os.kill(server.pid, signal.SIGSTOP)
+        while "does not take" not in ask(100):
+            pass
+        assert "does not take" in ask(1)
+        ended = ProcessIdentity.of(server.pid)
+    assert not ended.is_alive()
+    assert collected() == []
+
+
+def test_a_server_that_took_half_of_a_request(front_end: FrontEndName) -> None:
+    with BlockServer(ZEROES, front_end=front_end) as server:
+        child, connection = server._child, server._control
+        assert child is not None and connection is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        keys = {"pad": "x" * 10 * MIB}
+        with pytest.raises(ControlError, match="does not take"):
+            connection.request("info", keys, child=child, timeout_s=0.1)
+        with pytest.raises(ControlError, match="only a part"):
+            server.stats()
+        ended = ProcessIdentity.of(server.pid)
+    assert not ended.is_alive()
+    assert collected() == []
 
 
 def test_gc_removes_the_device_of_a_killed_pair(front_end: FrontEndName) -> None:
@@ -191,7 +232,7 @@ def test_a_killed_server_fails_reads_and_leaves_nothing(
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: server.stats()["reads"] > 50, timeout_s=30, what="reads")
+        wait_until(lambda: server.stats().reads > 50, timeout_s=30, what="reads")
         begin_s = time.monotonic()
         os.kill(server.pid, signal.SIGKILL)
         for thread in threads:
@@ -216,9 +257,9 @@ def test_a_mounted_device_is_not_taken_down(serve: Serve, sparse_path: Path) -> 
         with pytest.raises(LeftoverError, match=str(target)):
             server.stop()
         # It still serves.
-        file = target / seed.virtual_data.filename
-        assert read_direct(file, 4096, 16) == contents[0].content(4096, 16)
-        assert server.stats()["reads"] > 0
+        with virtual_file_of(seed, target) as file:
+            assert read_direct(file, 4096, 16) == contents[0].content(4096, 16)
+        assert server.stats().reads > 0
     server.stop()
 
 
@@ -253,12 +294,12 @@ def test_many_devices_side_by_side(serve: Serve) -> None:
 
 def test_statistics_go_on_to_the_end(serve: Serve) -> None:
     with serve(ZEROES) as server:
-        before = server.stats()["reads"]
+        before = server.stats().reads
         for number in range(10):
             read_direct(server.device, number * BLOCK_BYTES, BLOCK_BYTES)
-        assert server.stats()["kinds"]["zero"]["reads"] >= before + 10
+        assert server.stats().kinds["zero"].reads >= before + 10
     assert server.final_stats is not None
-    assert server.final_stats["reads"] >= before + 10
+    assert server.final_stats.reads >= before + 10
     with pytest.raises(BtrfsUblkError, match="does not run"):
         server.stats()
 

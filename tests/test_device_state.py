@@ -19,8 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.device import control, supervision
 from btrfs_ublk.device.front_ends import front_end_of
+from btrfs_ublk.device.inotify import wait_for_change
 from btrfs_ublk.device.lifecycle import from_anywhere
 from btrfs_ublk.device.locks import (
     holder_of,
@@ -42,11 +44,9 @@ from btrfs_ublk.device.state import (
     device_directory,
     devices_directory,
 )
-from btrfs_ublk.device.watch import wait_for_change
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.server.description import Description, FileSegment, LazySegment
-from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 SPEC = DeviceSpec(name="one", tag="0123456789abcdef", front_end="fuse", size_bytes=4096)
 
@@ -297,6 +297,27 @@ def test_one_supervisor_after_the_other(
     assert ended
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 0", "the daemon ends as soon as it is started"),
+        ("echo early >&2; echo last >&2", r"is started\n  early\n  last"),
+        ("echo no module >&2; exit 4", r"exited with status 4: .*\n  no module"),
+        ("kill -KILL $$", "was ended by SIGKILL"),
+    ],
+)
+def test_a_program_that_starts_no_supervisor(
+    one: DeviceDirectory, tmp_path: Path, script: str, said: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    with lock_file(one.lock) or pytest.fail("locked") as lock:
+        with pytest.raises(BtrfsUblkError, match=said) as error:
+            supervision.start_supervisor(one, lock, str(python))
+    assert f"{python} -P -m btrfs_ublk.daemon --check" in (error.value.hint or "")
+
+
 def test_a_change_is_seen(one: DeviceDirectory, later: None) -> None:
     def condition() -> bool | None:
         return one.state().status == "serving"
@@ -336,8 +357,8 @@ def test_the_log_stays_small(tmp_path: Path) -> None:
         ({"recovery": "fail-io"}, "no recovery 'fail-io'"),
         ({"max_io_bytes": 2 << 20}, "largest request"),
         ({"max_io_bytes": 65537}, "largest request"),
-        ({"hang_timeout_s": -1.0}, "makes no sense"),
-        ({"hang_timeout_s": float("nan")}, "makes no sense"),
+        ({"hang_timeout_s": -1.0}, "the hang timeout cannot be -1.0 s"),
+        ({"hang_timeout_s": float("nan")}, "the hang timeout cannot be nan s"),
     ],
 )
 def test_what_no_device_can_be(options: dict[str, object], match: str) -> None:
@@ -443,10 +464,13 @@ def test_a_run_directory_by_another_name(
         holder.communicate()
 
 
+#: Imports all before it gives root up: the package may be where others cannot read.
 AS_NOBODY = """
 import os, sys
 import btrfs_ublk.cli.main, btrfs_ublk.cli.device, btrfs_ublk.cli.map
-import btrfs_ublk.cli.volume
+import btrfs_ublk.cli.volume, btrfs_ublk.device, btrfs_ublk.volume
+for package in (btrfs_ublk.device, btrfs_ublk.volume):
+    [getattr(package, name) for name in package.__all__]
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 sys.argv[0] = "btrfs-ublk"
 btrfs_ublk.cli.main.main()

@@ -22,6 +22,9 @@ from device_support import (
     wait_for,
 )
 
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import (
     DeviceOptions,
     add_device,
@@ -32,10 +35,7 @@ from btrfs_ublk.device import (
 )
 from btrfs_ublk.device.state import RUN_VARIABLE, DeviceDirectory, devices_directory
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.process import ProcessIdentity
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import blockdev
+from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server import (
     Description,
     FileSegment,
@@ -213,7 +213,7 @@ def test_in_the_foreground(options: DeviceOptions, sparse_path: Path) -> None:
     longer = of(PatternSegment(offset=0, length=LONGER.end + MIB))
     for other, hint in (
         (longer, "to have it grow: btrfs-ublk device update one …"),
-        (of(MemsetSegment(offset=0, length=SIZE, byte=1)), "device del one"),
+        (of(MemsetSegment(offset=0, length=SIZE, byte=1)), "device down one"),
     ):
         done = device_command("serve", "one", description_file(sparse_path, other))
         assert done.returncode == 2 and hint in done.stderr, done.stderr

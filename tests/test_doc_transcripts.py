@@ -14,9 +14,9 @@ from registry_server import REGISTRY
 from s3_server import WEED
 from transcript import PROJECT, replay_steps, session, steps
 
-from btrfs_ublk.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.tempdir import loops_below
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability
+from btrfs_ublk.base.process import run
+from btrfs_ublk.kernel.temporary import loops_below
 
 _DOCUMENTS = sorted((PROJECT / "docs" / "how-to").glob("*.md"))
 _VM = "vm.md"

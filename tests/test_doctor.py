@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import btrfs_ublk
-from btrfs_ublk.capabilities import BTRFS, FUSE, LOOP, MOUNT, ROOT, UBLK, Helper
-from btrfs_ublk.helpers import HELPERS_VARIABLE, MKSEED, SERVER, helper_path
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, MOUNT, ROOT, UBLK, Helper
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE, MKSEED, SERVER, helper_path
 
 #: Imports all before it gives root up: the package may be where others cannot read.
 AS_NOBODY = """
@@ -50,6 +50,7 @@ def _abilities(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, An
     return {each["name"]: each for each in json.loads(done.stdout)["abilities"]}
 
 
+@pytest.mark.native
 def test_it_says_what_the_probes_say() -> None:
     done = _doctor("--json")
     answers = {name: each["answer"] for name, each in _abilities(done).items()}

@@ -27,8 +27,8 @@ from shell_lines import (
     parse,
 )
 
-from btrfs_ublk.capabilities import ROOT
-from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
+from btrfs_ublk.base.capabilities import ROOT
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 _TABLE = "tests/documented_commands.py"
 _LINES = [line for document in documents() for line in lines_of(document)]

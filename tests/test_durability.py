@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Need, Serve, inapplicable
 
-from btrfs_ublk.capabilities import BTRFS, MKFS_BTRFS
-from btrfs_ublk.process import run
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import loop_device, mounted
-from btrfs_ublk.resources.mountinfo import read_mountinfo
+from btrfs_ublk.base.capabilities import BTRFS, MKFS_BTRFS
+from btrfs_ublk.base.process import run
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.kernel import loop_device, mounted
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.server import BlockServer, Description, FileSegment, ZeroSegment
 from btrfs_ublk.units import BLOCK_BYTES, MIB
 
@@ -73,17 +72,13 @@ class _Seen:
 
 @contextmanager
 def _watching(server: BlockServer, file: Path, traces: Path) -> Iterator[_Seen]:
-    def counts() -> dict[str, Any]:
-        of_files: dict[str, Any] = server.stats()["kinds"]["file"]
-        return of_files
-
     (traces / "trace").write_text("")
-    before = counts()
+    before = server.stats().kinds["file"]
     seen = _Seen()
     yield seen
-    after = counts()
-    seen.writes = after["writes"] - before["writes"]
-    seen.flushes = after["flushes"] - before["flushes"]
+    after = server.stats().kinds["file"]
+    seen.writes = after.writes - before.writes
+    seen.flushes = after.flushes - before.flushes
     event = re.compile(rf"btrfs_sync_file: .* ino={file.stat().st_ino} ")
     seen.syncs = len(event.findall((traces / "trace").read_text()))
 

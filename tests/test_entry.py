@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from btrfs_ublk.entry import ModuleGroup, run_command
+from btrfs_ublk.base.entry import ModuleGroup, run_command, say_resolved
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 
 MODULE = """
@@ -34,7 +34,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[click.Gro
         (package / f"{name}.py").write_text(MODULE)
     (package / "broken.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield ModuleGroup("group", package=import_module("nouns"), but=("main",))
+    yield ModuleGroup("group", package="nouns", but=("main",))
     for name in [name for name in sys.modules if name.partition(".")[0] == "nouns"]:
         del sys.modules[name]
 
@@ -124,6 +124,28 @@ def test_errors_of_the_system_have_no_traceback(
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("features --json > /dev/full", 1, "error: No space left on device"),
+        ("--help > /dev/full", 1, "error: No space left on device"),
+        ("device up x - <&-", 2, "is no JSON"),
+        ("device up x - <&- >&-", 2, "is no JSON"),
+        ("doctor --json >&- 2>&-", None, ""),
+        ("nonsense 2>&-", 2, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(
+    words: str, status: int | None, said: str
+) -> None:
+    """Without a traceback, and without Python's own status 120."""
+    command = f"env -u PYTHONUNBUFFERED {sys.executable} -m btrfs_ublk.cli.main {words}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == status or status is None and done.returncode in (0, 3)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_status_tells_which_signal_it_was(
     signum: signal.Signals,
@@ -150,3 +172,65 @@ def test_the_status_tells_which_signal_it_was(
     assert caught.value.code == 128 + signum
     said = capsys.readouterr().err
     assert said.endswith("it: interrupted\n  note: something is left\n")
+
+
+#: A sitecustomize: a signal comes in the middle of an import, in a place where Python
+#: makes another exception of what it raises.
+INTERRUPTED = """
+import os, signal, sys
+
+class Descriptor:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.{name})
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            sys.meta_path.remove(self)
+            type("Interrupted", (), dict(descriptor=Descriptor()))
+        return None
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [
+        # What the command imports first, last before it can do better, and then.
+        ("btrfs-ublk", "btrfs_ublk.cli"),
+        ("btrfs-ublk", "btrfs_ublk.ops.versions"),
+        ("btrfs-ublk", "btrfs_ublk.cli.volume"),
+        ("btrfs-ublk", "btrfs_ublk.volume.report"),
+        ("btrfs_ublk.cli.main", "btrfs_ublk.cli"),
+        ("btrfs_ublk.cli.main", "btrfs_ublk.volume.store"),
+        ("btrfs_ublk.bench.report", "btrfs_ublk.bench"),
+        ("btrfs_ublk.bench.report", "btrfs_ublk.base.signals"),
+        ("btrfs_ublk.testing.range_server", "btrfs_ublk.testing"),
+        ("btrfs_ublk.ops.manual", "btrfs_ublk.base.entry"),
+    ],
+)
+def test_a_signal_during_imports(
+    tmp_path: Path, program: str, module: str, signum: signal.Signals
+) -> None:
+    """The status tells of it, and there is no traceback."""
+    code = INTERRUPTED.format(name=signum.name, module=module)
+    (tmp_path / "sitecustomize.py").write_text(code)
+    argv = [sys.executable, "-m", program, "volume", "list"]
+    if program == "btrfs-ublk":
+        argv = [str(Path(sys.executable).with_name(program)), "volume", "list"]
+    done = subprocess.run(
+        argv,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode in (-signum, 128 + signum), done
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_tag_has_named_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    say_resolved("localhost/image:v1", "sha256:00")
+    assert capsys.readouterr() == ("", "localhost/image:v1 -> sha256:00\n")

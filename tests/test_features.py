@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import Need, inapplicable
 
-from btrfs_ublk.capabilities import FUSE, ROOT, UBLK
+from btrfs_ublk.base.capabilities import FUSE, ROOT, UBLK
+from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.cli.main import command
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
 from btrfs_ublk.server import BlockServer, Description, ErrorSegment, PatternSegment
 from btrfs_ublk.server.features import kernel_features, parse_features
 from btrfs_ublk.units import MIB
@@ -46,6 +46,7 @@ def test_every_feature_has_a_reason_and_is_told_once() -> None:
         assert about.available or (about.reason and about.cure)
 
 
+@pytest.mark.native
 def test_the_kernel_tells_its_fuse_protocol(need: Need) -> None:
     need(ROOT, FUSE)
     mounts = Path("/proc/self/mountinfo").read_text()
@@ -107,7 +108,7 @@ def test_the_driver_is_not_fuse(tmp_path: Path) -> None:
     option = ("--no-feature", "no-auto-part-scan")
     done = run_server("--front-end", "fuse", *option, str(path))
     assert done.returncode == 1
-    assert "about the ublk driver" in done.stderr
+    assert "for the ublk driver" in done.stderr
 
 
 #: Nothing but what a scan for partitions would look at, and stumble over.
@@ -130,7 +131,7 @@ def test_a_device_starts_without_a_read(need: Need) -> None:
     with BlockServer(FAILING, front_end="ublk") as server:
         (line,) = run_server("--list-devices").stdout.splitlines()
         assert json.loads(line)["flags"] & NO_AUTO_PART_SCAN
-        assert server.stats()["kinds"]["error"]["reads"] == 0
+        assert server.stats().kinds["error"].reads == 0
 
 
 @pytest.mark.ublk

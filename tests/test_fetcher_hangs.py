@@ -295,3 +295,22 @@ def test_a_slow_prefetch_is_not_given_up(sanitized_build: Path, tmp_path: Path) 
         time.sleep(0.3)
         assert shell.read(number, 0, UNIT, deadline_s=3.5).data == DATA[:UNIT]
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["86400", "Fri, 31 Dec 2066 23:59:59 GMT", "9" * 40, "-7", "in a while", ""],
+)
+def test_a_busy_server_is_not_left_alone_for_long(
+    sanitized_build: Path, after: str
+) -> None:
+    """Whatever it asks for: readers wait for it, and it may be well again."""
+
+    def busy_once(head: str) -> bytes:
+        if len(server.requests) == 1:
+            return response(f"503 Service Unavailable\nRetry-After: {after}")
+        return ranged(head)
+
+    with scripted_server(busy_once) as server, fetch_shell(sanitized_build) as shell:
+        number = shell.add(source(server))
+        assert shell.read(number, 0, UNIT, deadline_s=20).data == DATA[:UNIT]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from conftest import Need, inapplicable
 
-from btrfs_ublk.bench.peers.rublk import RUBLK
-from btrfs_ublk.capabilities import UBLK
+from btrfs_ublk.base.capabilities import UBLK
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.bench.peers.others import RUBLK
+from btrfs_ublk.bench.resources.foreign import foreign_device
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.gc import collect
-from btrfs_ublk.resources import list_ublk_devices
-from btrfs_ublk.server import foreign_device
+from btrfs_ublk.kernel import list_ublk_devices
 
 pytestmark = pytest.mark.ublk
 
@@ -25,7 +25,7 @@ def test_gc_removes_the_device_of_a_killed_process(need: Need) -> None:
         inapplicable("rublk is not installed (cargo install rublk)")
     code = f"""
 import time
-from btrfs_ublk.server import foreign_device
+from btrfs_ublk.bench.resources.foreign import foreign_device
 argv = [{RUBLK.path()!r}, "add", "null", "--foreground"]
 with foreign_device(argv, delete=[argv[0], "del", "-n"]) as device:
     print(device.path, flush=True)

@@ -11,8 +11,8 @@ import pytest
 from mkseed_support import KIB, btrfs_check
 from sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
 
-from btrfs_ublk.capabilities import BTRFS_PROGS
-from btrfs_ublk.resources import loop_device, mounted
+from btrfs_ublk.base.capabilities import BTRFS_PROGS
+from btrfs_ublk.kernel import loop_device, mounted
 
 #: The fixture, under a name of this module's.
 sanitizers = sanitized_build

@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,23 +26,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Need, inapplicable
+from conftest import Need
 from fuse_servers import HOW, TIMEOUT_S, Readers, Servers, attached
 from sanitized_build import SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.capabilities import FUSE, LOOP
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.helpers import HELPERS_VARIABLE
-from btrfs_ublk.process import ProcessIdentity, run
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import clone_file, mounted
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
+from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel import clone_file, mounted
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, FileSegment, PatternSegment, ZeroSegment
 from btrfs_ublk.server.control import ControlError
-from btrfs_ublk.server.fuse import attach_loop, swap
+from btrfs_ublk.server.fuse import attach_loop
 from btrfs_ublk.server.fuse_connection import FuseConnection
-from btrfs_ublk.sprout import sprout
 from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB
+from btrfs_ublk.volume.sprout import sprout
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 pytestmark = [pytest.mark.native, pytest.mark.fuse]
 
@@ -64,16 +66,6 @@ class Stage:
     ready: dict[str, Any]
     device: Path
     clone: Path
-
-    def swap(self, ready: dict[str, Any]) -> None:
-        swap(self.device, self.servers.tag, ready)
-        try:
-            os.close(os.open(self.clone, os.O_RDONLY))
-        except OSError:
-            log = run(["dmesg"], timeout_s=TIMEOUT_S).stdout
-            if "emergency shutdown" in log:
-                inapplicable("this btrfs takes a device that moved for a missing one")
-            raise
 
     @contextmanager
     def reading(self, how: str = "direct") -> Iterator[Readers]:
@@ -99,12 +91,8 @@ def stage(sparse_path: Path) -> Iterator[Stage]:
         device = stack.enter_context(attached(servers, ready))
         stack.enter_context(sprout(device, target, parent=sparse_path))
         clone = target / "clone"
-        clone_file(
-            target / seed.virtual_data.filename,
-            clone,
-            source_offset=0,
-            size_bytes=FILE_BYTES,
-        )
+        with virtual_file_of(seed, target) as virtual:
+            clone_file(virtual, clone, source_offset=0, size_bytes=FILE_BYTES)
         # A commit that comes while nobody answers may be the end of the file system.
         run(["btrfs", "filesystem", "sync", target], timeout_s=TIMEOUT_S)
         yield Stage(servers, ready, device, clone)
@@ -244,7 +232,7 @@ class TestReissue:
             assert content == pattern.content(0, MIB)
 
     def test_writes(self, sparse_path: Path) -> None:
-        """Acknowledged ones are there; and such a device cannot be moved."""
+        """Acknowledged ones are there."""
         source = sparse_path / "source"
         source.write_bytes(bytes(MIB))
         segment = FileSegment(offset=0, length=MIB, path=str(source), writable=True)
@@ -270,8 +258,6 @@ class TestReissue:
             stack.callback(servers.close)
             ready = servers.start("--recovery", "auto")
             device = stack.enter_context(attached(servers, ready))
-            with pytest.raises(UsageError, match="writable: .*only read-only loop"):
-                swap(device, servers.tag, ready)
             kept = stack.enter_context(servers.keep(ready))
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(write, device)
@@ -282,6 +268,117 @@ class TestReissue:
                 stop.set()
                 assert writing.result(TIMEOUT_S) > 50
             assert source.read_bytes() == expected
+
+    def test_many_writes_at_once(self, sparse_path: Path) -> None:
+        """Each block is written again and again: an older write must not come back."""
+        source = sparse_path / "source"
+        source.write_bytes(bytes(MIB))
+        segment = FileSegment(offset=0, length=MIB, path=str(source), writable=True)
+        servers = Servers(sparse_path, Description(MIB, [segment], read_only=False))
+        stop = threading.Event()
+
+        def write(file: Path, number: int) -> int:
+            """To a block of its own. Returns what was written last."""
+            fd = os.open(file, os.O_RDWR)
+            offset, count = number * BLOCK_BYTES, 0
+            while not stop.is_set():
+                count += 1
+                block = struct.pack("<QQ", number, count) * (BLOCK_BYTES // 16)
+                assert os.pwrite(fd, block, offset) == BLOCK_BYTES
+                if count % 4 == 0:
+                    assert os.pread(fd, BLOCK_BYTES, offset) == block
+            os.close(fd)
+            return count
+
+        chances = random.Random(9)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto", "--queues", "2")
+            file = stack.enter_context(open(ready["file"], "rb", buffering=0))
+            again = Path(f"/proc/self/fd/{file.fileno()}")
+            kept = stack.enter_context(servers.keep(ready))
+            with ThreadPoolExecutor(16) as pool:
+                writing = [pool.submit(write, again, i) for i in range(16)]
+                for number in range(ROUNDS):
+                    time.sleep(chances.uniform(0, 0.05))
+                    servers.kill()
+                    if number % 3 == 0:
+                        servers.launch(*kept.arguments(), keep=kept.descriptors())
+                        time.sleep(chances.uniform(0, 0.03))
+                        servers.kill()
+                    servers.take_over(kept)
+                stop.set()
+                last = [future.result(TIMEOUT_S) for future in writing]
+            assert min(last) > 0
+            content = source.read_bytes()
+        for number, count in enumerate(last):
+            block = content[number * BLOCK_BYTES :][:BLOCK_BYTES]
+            assert block == struct.pack("<QQ", number, count) * (BLOCK_BYTES // 16)
+
+    @pytest.mark.parametrize("executed", [False, True])
+    def test_a_write_that_was_left(self, sparse_path: Path, executed: bool) -> None:
+        """What was carried out is not carried out again: others may have followed."""
+        source = sparse_path / "source"
+        source.write_bytes(bytes(MIB))
+        segment = FileSegment(offset=0, length=MIB, path=str(source), writable=True)
+        servers = Servers(sparse_path, Description(MIB, [segment], read_only=False))
+        # struct fuse_in_header, struct fuse_write_in
+        size = 80 + BLOCK_BYTES
+        request = struct.pack("<IIQQIIIHH", size, 16, 1 << 60, 2, 0, 0, 0, 0, 0)
+        request += struct.pack("<QQIIQII", 0, 8 * BLOCK_BYTES, BLOCK_BYTES, 0, 0, 0, 0)
+        written = b"written" * 512 + bytes(512)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto", "--queues", "1")
+            kept = stack.enter_context(servers.keep(ready))
+            servers.kill()
+            # struct fuse_record: the first one, behind the page of sizes.
+            journal = kept.descriptors()[-1]
+            os.pwrite(journal, struct.pack("<Ii", executed, 0), BLOCK_BYTES)
+            os.pwrite(journal, request + written, 2 * BLOCK_BYTES - 80)
+            ready = servers.take_over(kept)
+            # Nobody waits for its answer. This comes later, as there is one thread.
+            first = read_direct(Path(ready["file"]), 0, BLOCK_BYTES)
+            assert first == bytes(BLOCK_BYTES)
+            content = source.read_bytes()[8 * BLOCK_BYTES :][:BLOCK_BYTES]
+            assert content == (bytes(BLOCK_BYTES) if executed else written)
+            assert os.pread(journal, 4, BLOCK_BYTES) == bytes(4)
+
+    def test_names_that_are_looked_up(self, sparse_path: Path) -> None:
+        """Requests that are no reads and writes, and longer than their headers."""
+        servers = Servers(sparse_path, ZEROES)
+        script = (
+            "import os, select, sys\n"
+            "fd, count = int(sys.argv[1]), 0\n"
+            "while not select.select([0], [], [], 0)[0]:\n"
+            "    try:\n"
+            "        os.stat('name' * 50, dir_fd=fd)\n"
+            "    except FileNotFoundError:\n"
+            "        count += 1\n"
+            "print(count)\n"
+        )
+        chances = random.Random(10)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ready = servers.start("--recovery", "auto")
+            directory = os.open(os.path.dirname(ready["file"]), os.O_RDONLY)
+            stack.callback(os.close, directory)
+            looking = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", script, str(directory)],
+                    pass_fds=[directory],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+            stack.callback(looking.kill)
+            kept = stack.enter_context(servers.keep(ready))
+            for _ in range(ROUNDS):
+                time.sleep(chances.uniform(0, 0.03))
+                servers.kill()
+                servers.take_over(kept)
+            count, _ = looking.communicate(b"end", TIMEOUT_S)
+            assert looking.returncode == 0 and int(count) > ROUNDS
 
     def test_the_end_of_who_keeps_it_is_the_end(self, sparse_path: Path) -> None:
         servers = Servers(sparse_path, ZEROES)
@@ -360,78 +457,31 @@ class TestReissue:
             assert server.wait(TIMEOUT_S) == 0, servers.errors()
 
 
-class TestSwap:
-    """The connection is gone: errors until the loop device is on another one's file."""
-
-    @how
-    def test_killed_servers(self, stage: Stage, how: str) -> None:
-        for _ in range(10):
-            with stage.reading(how) as readers:
-                readers.go_on()
-                stage.servers.kill()
-                # While nobody answers, reads fail; and some go on after the swap.
-                time.sleep(0.05)
-                ready = stage.servers.start("--recovery", "swap")
-                assert ready["recovery"] == "swap" and ready["fuse_minor"] > 30
-                stage.swap(ready)
-                readers.go_on()
-                report = readers.finish()
-                assert report["wrong_bytes"] == report["hung"] == 0
-                assert report["errors"] > 0
-        with stage.reading(how) as readers:
-            readers.go_on()
-            assert readers.must_be_content() > 0
-
-    def test_after_the_death_of_all(self, stage: Stage, kept: FuseConnection) -> None:
-        """And then the new connection can be kept as the old one was."""
-        kept.close()
-        stage.servers.kill()
-        ready = stage.servers.start("--recovery", "auto")
-        stage.swap(ready)
-        with stage.servers.keep(ready) as second, stage.reading() as readers:
-            for _ in range(3):
-                readers.go_on()
-                stage.servers.kill()
-                stage.servers.take_over(second)
-            readers.go_on()
-            readers.must_be_content()
-
-    def test_what_cannot_be_moved(self, sparse_path: Path) -> None:
+class TestNoRecovery:
+    def test_it_is_not_kept_where_nobody_asked(self, sparse_path: Path) -> None:
         servers = Servers(sparse_path, ZEROES)
-        (sparse_path / "other").mkdir()
-        longer = ZeroSegment(offset=0, length=2 * MIB)
-        others = Servers(sparse_path / "other", Description(2 * MIB, [longer]))
         with ExitStack() as stack:
             stack.callback(servers.close)
-            stack.callback(others.close)
             first = servers.start()
-            device = stack.enter_context(attached(servers, first))
-            ready = others.start()
-            with pytest.raises(UsageError, match=f"{MIB} bytes: .*file of {2 * MIB}"):
-                swap(device, servers.tag, ready)
-            with pytest.raises(BtrfsUblkError, match="is another's"):
-                swap(device, others.tag, ready)
-            with pytest.raises(ControlError, match=f"has {2 * MIB} bytes, not {MIB}"):
-                attach_loop(ready, others.tag, size_bytes=MIB, read_only=True)
-            identity = ProcessIdentity.of(servers.pid)
             with pytest.raises(ControlError, match="cannot be kept"):
-                # Its recovery is "none", as nothing else was asked for.
-                FuseConnection.of_server(first, identity)
-            assert read_direct(device, 0, BLOCK_BYTES) == bytes(BLOCK_BYTES)
+                FuseConnection.of_server(first, ProcessIdentity.of(servers.pid))
+            with pytest.raises(ControlError, match=f"has {MIB} bytes, not {2 * MIB}"):
+                attach_loop(first, servers.tag, size_bytes=2 * MIB, read_only=True)
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--recovery", "queue"], "--recovery queue is of ublk"),
-            (["--recovery", "fail-io"], "--recovery fail-io is of ublk"),
+            (["--recovery", "queue"], "--recovery queue is for ublk only"),
+            (["--recovery", "fail-io"], "--recovery fail-io is for ublk only"),
             (["--recovery", "no"], "neither none, reissue"),
-            (["--recover-fds", "0,1"], "has not the descriptors of file"),
+            (["--recovery", "swap"], "neither none, reissue"),
+            (["--recover-fds", "0,1,2"], "has not the descriptors of file"),
             (["--recover-fds", "0,1,x"], "'x' is not a number"),
-            (["--recover-fds", "0,1,2", "--queues=1"], "--queues makes no sense"),
-            (["--recover-fds", "0,1,2"], "0 is not a file"),
-            (["--recover-fds", "100,101,102"], "Bad file descriptor"),
+            (["--recover-fds", "0,1,2,3", "--queues=1"], "--queues makes no sense"),
+            (["--recover-fds", "0,1,2,3"], "0 is not a file"),
+            (["--recover-fds", "100,101,102,103"], "Bad file descriptor"),
         ],
     )
     def test_options(
@@ -442,19 +492,13 @@ class TestRefusals:
         servers.close()
         assert message in servers.errors()
 
-    def test_a_writable_device_is_not_for_swap(self, sparse_path: Path) -> None:
-        zeroes = Description(MIB, ZEROES.segments, read_only=False)
-        servers = Servers(sparse_path, zeroes)
-        assert servers.start("--recovery", "swap") == {}
-        servers.close()
-        assert "swap is for read-only devices" in servers.errors()
-
     @pytest.mark.parametrize(
         ("case", "message"),
         [
             ("ended", "the FUSE connection has ended"),
             ("size", f"has {MIB} bytes, the description {2 * MIB}"),
             ("device", "is not /dev/fuse"),
+            ("journal", "is not the journal of a server with 1 queues"),
         ],
     )
     def test_what_cannot_be_taken_over(
@@ -474,7 +518,11 @@ class TestRefusals:
                 )
             elif case == "device":
                 arguments[-1] = ",".join(map(str, [keep[0], *keep]))
-                keep = [*keep]
+            elif case == "journal":
+                other = os.memfd_create("other")
+                stack.callback(os.close, other)
+                keep = [*keep[:2], keep[2], other]
+                arguments[-1] = ",".join(map(str, keep))
             else:
                 control = sparse_path / "connections"
                 control.mkdir()

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from conftest import SystemState
 
-from btrfs_ublk.gc import collect
-from btrfs_ublk.ledger import boot_id, state_directory
-from btrfs_ublk.process import ProcessIdentity, run
-from btrfs_ublk.resources import loop_device
-from btrfs_ublk.resources.mountinfo import read_mountinfo
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.ledger import boot_id, state_directory
+from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.kernel import loop_device
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
 
 pytestmark = pytest.mark.native
 
@@ -28,8 +28,8 @@ VICTIM = """
 import sys, time
 from pathlib import Path
 from typing import Any
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import loop_device, mounted, tempdir
+from btrfs_ublk.base.process import run
+from btrfs_ublk.kernel import loop_device, mounted, tempdir
 with tempdir(parent=Path(sys.argv[1])) as directory:
     target = directory / "mnt"
     target.mkdir()
@@ -170,7 +170,7 @@ def test_a_mount_namespace_that_exists_keeps_its_mounts(
     script = (
         "import os, subprocess, sys, time\n"
         "from pathlib import Path\n"
-        "from btrfs_ublk.resources import mounted\n"
+        "from btrfs_ublk.kernel import mounted\n"
         "with mounted('none', Path(sys.argv[1]), fs_type='tmpfs'):\n"
         "    other = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
         "    print(os.getpid(), other.pid, flush=True)\n"
@@ -218,7 +218,7 @@ wait
     slow.chmod(0o755)
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from btrfs_ublk.resources import mounted\n"
+        "from btrfs_ublk.kernel import mounted\n"
         "with mounted('none', Path(sys.argv[1]), fs_type='tmpfs'): pass\n"
     )
     with subprocess.Popen(

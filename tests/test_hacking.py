@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,10 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
+from btrfs_ublk.bench.known_content import STAMPS
 from btrfs_ublk.bench.peer import all_peers, setting
-from btrfs_ublk.bench.stamps import STAMPS
-from btrfs_ublk.bench.suite import Suite
+from btrfs_ublk.bench.suite import parse_suite
 
 _PROJECT = Path(__file__).parent.parent
 _TEXT = (_PROJECT / "HACKING.md").read_text()
@@ -62,15 +64,22 @@ def test_peer_example_serves_what_it_says(tmp_path: Path) -> None:
 
 
 def test_suite_example_names_peers_that_there_are() -> None:
-    suite = _run_module("suites/disks.py").SUITE
-    assert isinstance(suite, Suite)
-    assert not callable(suite.comparisons)
-    for comparison in suite.comparisons:
-        assert set(comparison.peers) <= set(all_peers())
+    (text,) = _examples("toml")
+    (comparison,) = parse_suite(text).comparisons_of({})
+    assert set(comparison.peers) <= set(all_peers())
+    assert [bar.ratio for bar in comparison.bars] == [0.5]
+
+
+def test_study_example_measures_and_makes_a_table(tmp_path: Path) -> None:
+    module = _run_module("bench/processes.py")
+    words = ["--repeats", "2", "--json", "--parent", str(tmp_path)]
+    done = CliRunner().invoke(module.command, words)
+    (table,) = module.tables(json.loads(done.stdout))
+    assert [row[:2] for row in table.rows] == [("listdir", "2")]
 
 
 def test_every_file_that_it_names_exists() -> None:
-    new = {"counter.c", "checker.c", "hard_link.py", "disks.py"}
+    new = {"counter.c", "checker.c", "hard_link.py", "disks.toml"}
     prose = re.sub(r"^```.*?^```$", "", _TEXT, flags=re.M | re.S)
     named = set(
         re.findall(r"`((?:csrc|btrfs_ublk|tests|docs|scripts)/[\w/.-]+)`", prose)

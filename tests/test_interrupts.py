@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from btrfs_ublk.interrupts import (
+from btrfs_ublk.base.signals import (
     Interrupted,
     deferred,
     delivered,
@@ -166,7 +166,7 @@ def test_other_threads_are_let_through() -> None:
 def test_a_second_ctrl_c_does_not_halve_the_cleanup() -> None:
     script = (
         "import os, signal\n"
-        "from btrfs_ublk.interrupts import deferred, interruptible\n"
+        "from btrfs_ublk.base.signals import deferred, interruptible\n"
         "with interruptible():\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"

@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 from conftest import Need, inapplicable
 
-from btrfs_ublk.capabilities import ZRAM, LoadableModule
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.bench.resources.kernel_module import LoadableModule, loaded_module
+from btrfs_ublk.bench.resources.zram import ZRAM, zram_device
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
-from btrfs_ublk.gc import collect
-from btrfs_ublk.ledger import process_ledger
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import (
-    blockdev,
-    loaded_module,
-    zram_device,
-)
+from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.units import MIB
 
 
@@ -62,7 +59,7 @@ class TestZram:
 
     def test_gc_removes_what_a_killed_process_left(self) -> None:
         (name,) = killed(
-            "import time; from btrfs_ublk.resources import zram_device\n"
+            "import time; from btrfs_ublk.bench.resources.zram import zram_device\n"
             "with zram_device(1 << 24) as path:\n"
             "    print(path.name, flush=True); time.sleep(60)"
         )
@@ -97,7 +94,8 @@ class TestModule:
 
     def test_gc_unloads_it(self) -> None:
         killed(
-            "import time; from btrfs_ublk.resources import loaded_module\n"
+            "import time\n"
+            "from btrfs_ublk.bench.resources.kernel_module import loaded_module\n"
             "with loaded_module('brd', {'rd_nr': 1}):\n"
             "    print('there', flush=True); time.sleep(60)"
         )

@@ -9,13 +9,13 @@ from typing import Any
 from conftest import Need
 from virtual_data import UNIT, VirtualData
 
-from btrfs_ublk.capabilities import BTRFS, LOOP
-from btrfs_ublk.process import run
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import loop_device, mounted
-from btrfs_ublk.server import FrontEndName, LazySegment, ServerStats
+from btrfs_ublk.base.capabilities import BTRFS, LOOP
+from btrfs_ublk.base.process import run
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.kernel import loop_device, mounted
+from btrfs_ublk.server import FrontEndName, LazySegment
 from btrfs_ublk.units import GIB, MIB
-from btrfs_ublk.volume import Volume, volume
+from btrfs_ublk.volume.temporary import Volume, volume
 
 SIZE = 64 * MIB
 
@@ -65,6 +65,6 @@ def test_sources_on_the_sprout(
         with loop_device(image) as loop, mounted(loop.path, below):
             (below / "file").write_bytes(data)
             assert read_clone(made, UNIT) == errno.EIO
-        fetcher = ServerStats.parse(made.server.stats()).lazy[0].fetcher
+        fetcher = made.server.stats().lazy[0].fetcher
         assert fetcher.failures["denied"] >= 2
         assert sum(fetcher.failures.values()) == fetcher.failures["denied"]

@@ -345,7 +345,7 @@ def test_it_reads_the_same_for_ever(sanitized_build: Path, web: WebServer) -> No
         type("Machine", (LazyMachine,), keys),
         settings=settings(
             # Some come to nothing: their beginnings, the first one.
-            max_examples=STEPS * 21 // 20 // STEPS_EACH,
+            max_examples=STEPS * 23 // 20 // STEPS_EACH,
             stateful_step_count=STEPS_EACH,
             phases=[Phase.generate, Phase.shrink],
         ),

@@ -19,9 +19,9 @@ from registry_server import PASSWORD, REGISTRY, USER, registry_server
 from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
 from web_server import NGINX, web_server
 
-from btrfs_ublk.capabilities import FUSE, LOOP
-from btrfs_ublk.lazy import Addition, digest_file
-from btrfs_ublk.readers import read_direct
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.content import Addition, digest_file
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import KIB
 
@@ -140,7 +140,7 @@ def test_added_by_command(places: Places) -> None:
     ]
     segment = LazySegment(offset=0, length=2 * SIZE, map=str(places.directory / "map"))
     path = description_file(places.directory, Description(2 * SIZE, [segment]))
-    made = device_command("add", "remote", path, "--front-end", "fuse")
+    made = device_command("up", "remote", path, "--front-end", "fuse")
     assert made.returncode == 0, made.stderr
     try:
         for number, options in enumerate(added):
@@ -153,14 +153,14 @@ def test_added_by_command(places: Places) -> None:
             assert done.returncode == 1 and "mapped already" in done.stderr
         assert read_direct(Path(made.stdout.strip()), 0, 2 * SIZE) == DATA * 2
         for words, message in (
-            (["--oci", "host/name"], "not REGISTRY/REPOSITORY@DIGEST"),
+            (["--oci", "host/name"], "neither REGISTRY/REPOSITORY:TAG nor @DIGEST"),
             (["--s3", "bucket"], "not BUCKET/KEY"),
             (["--url", "http://localhost/x", "--region", "x"], "is about --s3"),
         ):
             done = map_command("add", "remote", *words)
             assert done.returncode == 2 and message in done.stderr, done.stderr
     finally:
-        device_command("del", "remote")
+        device_command("down", "remote")
 
 
 @pytest.mark.parametrize("kind", ["http", "oci", "s3"])
@@ -177,6 +177,6 @@ def test_keeps_its_secrets(places: Places, kind: str) -> None:
         assert list((process / "fd").iterdir())
         shown = [(process / name).read_bytes() for name in ("cmdline", "environ")]
         shown += [file.read_bytes() for file in places.directory.glob("map*")]
-        shown.append(repr((server.stats(), server.map().show(offset=0))).encode())
+        shown.append(repr((dict(server.stats()), server.map().show(offset=0))).encode())
         for secret in SECRETS:
             assert not any(secret.encode() in text for text in shown)

@@ -7,11 +7,14 @@ import json
 import os
 import random
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_shell import punch_hole
 from engine_shell import EngineShell, describe, engine_shell
 from sanitized_build import SANITIZER_ENVIRONMENT
 from virtual_data import BLOCK, UNIT, VirtualData
@@ -168,6 +171,82 @@ def test_a_cache_that_lost_its_content(
         for path in (tmp_path / "cache").glob("*.data"):
             os.truncate(path, 0)
         assert shell.request(f"read {offset} {UNIT}") == filled.content(offset, UNIT)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def cache_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Read by system calls, or through the ring (features.md)."""
+    if request.param == "memory":
+        yield tmp_path / "cache"
+        return
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="btrfs-ublk-") as directory:
+        yield Path(directory)
+
+
+def spoil(cache: Path, draw: random.Random) -> None:
+    """Flip bits and punch holes, in data and sums."""
+    for path in cache.glob("*.data"):
+        size = path.stat().st_size
+        for _ in range(3):
+            hole = draw.randrange(size // BLOCK + 1) * BLOCK
+            punch_hole(path, hole, draw.choice([1, 16]) * BLOCK)
+        with path.open("r+b") as file:
+            for _ in range(20):
+                at = draw.randrange(size)
+                file.seek(at)
+                byte = file.read(1)[0] ^ 1 << draw.randrange(8)
+                file.seek(at)
+                file.write(bytes([byte]))
+
+
+def test_rot_in_the_cache(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, cache_path: Path
+) -> None:
+    """It is fetched again, or EIO where that cannot be; never delivered."""
+    draw = random.Random(11)
+    description = describe(lazy(tmp_path, cache=str(cache_path), deadline_s=0.5))
+    blocks = [at * BLOCK for at, block in enumerate(filled.blocks) if block]
+    with engine_shell(sanitized_build, description) as shell:
+        for _ in range(8):
+            spoil(cache_path, draw)
+            for offset in draw.sample(blocks, len(blocks)):
+                answer = shell.request(f"read {offset} {BLOCK}")
+                assert answer == filled.content(offset, BLOCK), offset
+            wait_until_stored(shell)
+        stats = shell.stats()["lazy"][0]
+        assert stats["cache"]["dropped_units"] > 20
+        for offset in blocks:
+            shell.request(f"read {offset} {BLOCK}")
+        again = shell.stats()["lazy"][0]["cache"]["dropped_units"]
+        assert again == stats["cache"]["dropped_units"]
+        # And without its sources.
+        for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
+            (tmp_path / name).unlink()
+        spoil(cache_path, draw)
+        failed = 0
+        for offset in draw.sample(blocks, len(blocks)):
+            answer = shell.request(f"read {offset} {BLOCK}")
+            assert answer in (filled.content(offset, BLOCK), errno.EIO), offset
+            failed += answer == errno.EIO
+            if failed > 10:
+                break
+        assert failed
+
+
+def test_ends_while_prefetched_units_rest(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
+) -> None:
+    """They wait for their next attempt, and nobody for them: they must not leak."""
+    url = "http://127.0.0.1:9/none"
+    virtual.add(
+        {"size": SIZE, "unit": UNIT, "kind": "http", "url": url}, bytes(SIZE), 0
+    )
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        shell.map_request("prefetch-start")
+        end = time.monotonic() + 10
+        while not shell.stats()["lazy"][0]["fetcher"]["failures"]["transient"]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 def wait_until_stored(shell: EngineShell) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,11 +19,14 @@ from children import stack
 from conftest import Need, SystemState
 
 import btrfs_ublk
-from btrfs_ublk.capabilities import Helper
-from btrfs_ublk.gc import collect
-from btrfs_ublk.helpers import MKSEED
-from btrfs_ublk.interrupts import interruptible
-from btrfs_ublk.ledger import process_ledger
+from btrfs_ublk.base.capabilities import Helper
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.helpers import MKSEED
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.kernel import loop_device, mounted, tempdir
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 pytestmark = pytest.mark.native
 
@@ -121,3 +126,29 @@ def test_a_signal_at_any_line(
         # As at the process's exit: for signals just before the first line of a cleanup.
         assert [o for o in process_ledger().sweep() if o.reason] == []
         assert state_of_system() == before, f"interrupted at {trace.where}"
+
+
+def test_a_signal_while_the_virtual_file_is_opened(sparse_path: Path) -> None:
+    """At each of its lines: an open file would keep the mount busy."""
+    with tempdir(parent=sparse_path) as directory:
+        seed = make_seed(directory / "seed.img", virtual_data_size=1 << 30)
+        target = directory / "mnt"
+        target.mkdir()
+        with (
+            loop_device(seed.path, read_only=True) as device,
+            mounted(device.path, target, read_only=True),
+        ):
+
+            def reach() -> None:
+                with virtual_file_of(seed, target):
+                    pass
+
+            count = _InterruptAtLine(None)
+            traced(count, reach)
+            before = os.listdir("/proc/self/fd")
+            for number in range(1, count.lines + 1):
+                trace = _InterruptAtLine(number)
+                with suppress(KeyboardInterrupt), interruptible():
+                    traced(trace, reach)
+                assert trace.where
+                assert os.listdir("/proc/self/fd") == before, trace.where

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.capabilities import Helper
-from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.helpers import (
+from btrfs_ublk.base.capabilities import Helper
+from btrfs_ublk.base.helpers import (
     CHECKSEED,
     HELPERS_VARIABLE,
     MKSEED,
@@ -17,7 +16,8 @@ from btrfs_ublk.helpers import (
     check_helper,
     helper_path,
 )
-from btrfs_ublk.libraries import library_error
+from btrfs_ublk.base.libraries import library_error
+from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import BlockServer, Description, PatternSegment
 from btrfs_ublk.units import MIB

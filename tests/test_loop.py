@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import CapabilityError, LeftoverError, UsageError
-from btrfs_ublk.ledger import process_ledger
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import blockdev, loop, loop_device, mounted
+from btrfs_ublk.kernel import blockdev, loop, loop_device, mounted
 
 pytestmark = pytest.mark.native
 

@@ -13,10 +13,10 @@ import pytest
 from conftest import Need
 
 from btrfs_ublk import api
-from btrfs_ublk.capabilities import Program
-from btrfs_ublk.manual import man_pages, markdown, python_reference, read_manual
-from btrfs_ublk.manual.markdown import COMMAND
-from btrfs_ublk.manual.python import COMMAND as PYTHON_COMMAND
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.ops.manual import man_pages, markdown, python_reference, read_manual
+from btrfs_ublk.ops.manual.markdown import COMMAND
+from btrfs_ublk.ops.manual.python import COMMAND as PYTHON_COMMAND
 
 _REFERENCES = Path(__file__).parent.parent / "docs" / "reference"
 _MANUAL = read_manual()
@@ -43,7 +43,7 @@ def test_the_reference_of_python_reads_well() -> None:
     assert "    options: DeviceOptions = DeviceOptions(),\n" in text
     assert "\nSource = dict[str, Any]\n" in text
     assert '    front_end: Literal["auto", "ublk", "fuse"] = "auto",\n' in text
-    assert "- `VolumeFile.parse(text: str) -> VolumeFile`: From " in text
+    assert "- `VolumeFile.parse(text: str) -> VolumeFile`: " in text
     assert not re.search(r"<(function|object|factory)|(?<!`)``(?!`)", text)
 
 
@@ -91,7 +91,7 @@ def test_a_page_has_what_help_has() -> None:
 def test_pages_are_written(tmp_path: Path) -> None:
     directory = tmp_path / "share" / "man1"
     subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.manual", "man", directory],
+        [sys.executable, "-m", "btrfs_ublk.ops.manual", "man", directory],
         check=True,
         env=os.environ | {"SOURCE_DATE_EPOCH": "1767312000"},
         timeout=60,

@@ -11,9 +11,9 @@ import pytest
 from conftest import Need
 from device_support import description_file, device_command, map_command
 
-from btrfs_ublk.capabilities import FUSE, ROOT
+from btrfs_ublk.base.capabilities import FUSE, ROOT
+from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import show_device
-from btrfs_ublk.readers import read_direct
 from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.units import GIB, KIB, MIB
 
@@ -48,10 +48,10 @@ def device(
         deadline_s=5,
     )
     description = description_file(tmp_path, Description(GIB, [segment]))
-    done = device_command("add", NAME, description, "--front-end", "fuse")
+    done = device_command("up", NAME, description, "--front-end", "fuse")
     assert done.returncode == 0, done.stderr
     yield Path(done.stdout.strip())
-    done = device_command("del", NAME)
+    done = device_command("down", NAME)
     assert done.returncode == 0, done.stderr
 
 
@@ -67,7 +67,7 @@ def test_a_file_from_digest_to_drain(device: Path, data: Path, tmp_path: Path) -
     expected = data.read_bytes()
     assert read_direct(device, MIB, 3 * MIB) == expected[: 3 * MIB]
 
-    listed = [json.loads(x) for x in good("list", NAME, "--json").splitlines()]
+    listed = json.loads(good("list", NAME, "--json"))
     assert [(x["offset"], x["digests"]) for x in listed] == [(MIB, "given")]
     assert "given" in good("list", NAME)
     shown = json.loads(good("show", NAME, "2M", "--json"))
@@ -129,6 +129,16 @@ def test_bulk(device: Path) -> None:
         "add", NAME, "--bulk", "-", stdin=lines[0] + "\n[0, 4096, 0, 4096]"
     )
     assert done.returncode == 1 and "are mapped already" in done.stderr
+    blamed = (
+        (
+            [lines[0], '{"kind": "file", "path": "/none"}'],
+            "source 1 (counted from 0): c",
+        ),
+        ([*lines[:2], "[0, 4096, 0, 4096]"], "mapping 1 (counted from 0): 4096 bytes"),
+    )
+    for several, message in blamed:
+        done = map_command("add", NAME, "--bulk", "-", stdin="\n".join(several))
+        assert f"error: {message}" in done.stderr
     for wrong in ("[1]", "7", "{", '["a", 1, 2, 3]'):
         done = map_command("add", NAME, "--bulk", "-", stdin=wrong)
         assert done.returncode == 2 and "line 1" in done.stderr, done.stderr
@@ -138,11 +148,22 @@ def test_bulk(device: Path) -> None:
 def test_wrong_usage(device: Path, data: Path) -> None:
     for words, message in (
         (["add", NAME], "one source is needed"),
-        (["add", NAME, "--memset", "1"], "size"),
+        (
+            ["add", NAME, "--memset", "1"],
+            "of kind memset has no end\n  hint: say how la",
+        ),
         (["add", NAME, "--memset", "1", "--pattern", "--size", "1M"], "only one"),
         (["add", NAME, "--file", data, "--offset", "5"], "multiples of 4096"),
         (["add", NAME, "--file", data, "--offset", "x"], "not a size"),
+        (["add", NAME, "--file", data, "--offset", "70T"], "could never be read"),
+        (["add", NAME, "--file", data, "--offset", "8E"], "'8E' is too large"),
+        (["list", NAME, "--start", "99E"], "'99E' is too large"),
+        (["list", NAME, "--start=2G", "--end=1G"], "--start 2G is beyond --end 1G"),
+        (["drain", NAME, "--start=2G", "--end=1G"], "--start 2G is beyond --end 1G"),
+        (["add", NAME, "--pattern", "--size=4K", "--start=2G", "--end=1G"], "beyond"),
         (["add", NAME, "--file", data, "--source-offset", "4M"], "nothing from"),
+        (["add", NAME, "--file", "/no\udcff"], r"'/no\udcff' is not UTF-8"),
+        (["list", NAME, "--map", "/no\udcff"], r"'/no\udcff' is not UTF-8"),
         (["add", NAME, "--mirror", "7", "--size", "4K"], "not a JSON object"),
         (["add", NAME, "--file", data, "--unit", "5000"], '"unit" is 5000'),
         (["add", NAME, "--bulk", "-", "--size", "4K"], "--bulk says all"),
@@ -153,7 +174,7 @@ def test_wrong_usage(device: Path, data: Path) -> None:
     ):
         done = map_command(*words)
         assert done.returncode == 2 and message in done.stderr, (words, done.stderr)
-    assert good("list", NAME, "--json") == ""
+    assert json.loads(good("list", NAME, "--json")) == []
     done = map_command("add", NAME, "--file", "/nowhere")
     assert done.returncode == 1 and "'/nowhere': No such file" in done.stderr
     done = map_command("show", NAME, "0")
@@ -169,7 +190,7 @@ def test_a_socket_that_is_a_symbolic_link(device: Path, tmp_path: Path) -> None:
     done = map_command("list", NAME)
     assert done.returncode == 1 and "is a symbolic link" in done.stderr
     control.with_name("elsewhere").replace(control)
-    assert good("list", NAME, "--json") == ""
+    assert json.loads(good("list", NAME, "--json")) == []
 
 
 @pytest.mark.native
@@ -180,13 +201,13 @@ def test_a_device_without_a_map(
     monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path / "run"))
     (tmp_path / "run").mkdir(mode=0o700)
     path = description_file(tmp_path)
-    done = device_command("add", NAME, path, "--front-end", "fuse")
+    done = device_command("up", NAME, path, "--front-end", "fuse")
     assert done.returncode == 0, done.stderr
     try:
         done = map_command("list", NAME)
-        assert done.returncode == 1 and "unknown request" in done.stderr
+        assert done.returncode == 2 and "none of its segments is lazy" in done.stderr
     finally:
-        device_command("del", NAME)
+        device_command("down", NAME)
 
 
 def test_root_of_an_empty_file(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
 
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE, MAP_PHYSICAL
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import CommandError
-from btrfs_ublk.helpers import HELPERS_VARIABLE, MAP_PHYSICAL
+from btrfs_ublk.kernel import clone_range, loop_device, mounted, tempdir
 from btrfs_ublk.physmap import MappingError, MapRow, PhysicalMap
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import clone_range, loop_device, mounted, tempdir
 
 pytestmark = pytest.mark.native
 sanitizers = sanitized_build

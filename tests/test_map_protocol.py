@@ -19,14 +19,19 @@ from map_support import MEMSET, UNIT, description
 from scripted_server import response, scripted_server
 from server_process import ServerProcess, assert_prompt
 
-from btrfs_ublk.capabilities import FUSE, ROOT
-from btrfs_ublk.lazy import Addition
-from btrfs_ublk.lazy.maps import LONG_TIMEOUT_S, MapClient
-from btrfs_ublk.readers import read_direct
+from btrfs_ublk.base.capabilities import FUSE, ROOT
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.content import Addition
+from btrfs_ublk.content.maps import LONG_TIMEOUT_S, MapClient
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import KIB, MIB, TIB
 
 pytestmark = pytest.mark.native
+
+#: As deep as jansson would take it (JSON_PARSER_MAX_DEPTH).
+DEEP = b"[" * 2040 + b"]" * 2040
+#: A longer line is parsed by another thread.
+CONTROL_SHORT_BYTES = 4096
 
 
 @pytest.fixture
@@ -75,8 +80,12 @@ def test_a_slow_request_keeps_nobody_waiting(
     assert time.monotonic() - begin_s < 20
 
 
-@pytest.mark.parametrize("asks", ["size of each source", "mirrors of a source"])
-def test_asking_ends_with_the_client(server: ServerProcess, asks: str) -> None:
+@pytest.mark.parametrize(
+    ("asks", "at_once"), [("size of each source", 16), ("mirrors of a source", 1)]
+)
+def test_asking_ends_with_the_client(
+    server: ServerProcess, asks: str, at_once: int
+) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def answer(_: str) -> bytes:
@@ -85,7 +94,7 @@ def test_asking_ends_with_the_client(server: ServerProcess, asks: str) -> None:
         return response("206 Partial\nContent-Range: bytes 0-0/4096", b"x")
 
     with scripted_server(answer) as web:
-        places = [{"kind": "http", "url": web.url(name)} for name in "abc"]
+        places = [{"kind": "http", "url": web.url(str(x))} for x in range(3 * at_once)]
         add = {"request": "map-add", "mappings": [[0, 4096, 0, 0]]}
         if asks == "size of each source":
             request = add | {"sources": places}
@@ -101,7 +110,7 @@ def test_asking_ends_with_the_client(server: ServerProcess, asks: str) -> None:
         assert_prompt(server)  # so it has seen that the other one is gone
         go_on.set()
         time.sleep(0.5)
-        assert len(web.requests) == 1
+        assert 1 <= len(web.requests) <= at_once
 
 
 def test_verify_may_take_its_time() -> None:
@@ -207,6 +216,7 @@ def test_requests_that_make_no_sense(
     [
         (b"[0, 4096, 0, 0]\n{\n", "line 2 is neither"),
         (b"7\n", "line 1 is neither"),
+        (b'{"kind": "memset", "x": ' + DEEP + b"}\n", "line 1 is neither"),
         (b"[0, 4096, 0]\n", "four numbers"),
         (b"[0, 4096, 0, 0]\n", "not among the 0"),
         (b'{"kind": "memset", "size": 4096, "byte": 1}\0\n', "not among|neither"),
@@ -228,6 +238,20 @@ def test_files_that_make_no_sense(
             socket.send_fds(client.socket, [line], [fd])
             os.close(fd)
             assert "no regular file" in client.line()["error"]
+    assert_prompt(server)
+
+
+@pytest.mark.parametrize("more", [0, CONTROL_SHORT_BYTES])
+def test_what_is_nested_deeply(server: ServerProcess, more: int) -> None:
+    """A copy of it takes most of a thread's stack."""
+    with server.connect() as client:
+        for text in (DEEP, b'{"request": "map-list", "from": ' + DEEP + b"}"):
+            client.socket.sendall(text + b" " * more + b"\n")
+            assert "nested more than 64 deep" in client.line()["error"]
+        # Brackets in a string are text.
+        line = json.dumps({"request": "map-list", "from": '[{\\"' * 100})
+        client.socket.sendall(line.encode() + b" " * more + b"\n")
+        assert "must be an integer" in client.line()["error"]
     assert_prompt(server)
 
 
@@ -272,8 +296,8 @@ def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> No
             with server.connect() as client:
                 threading.Timer(0.15, server.process.kill).start()
                 try:
-                    for number in range(100_000):
-                        at = (turn * 100_000 + number) * 8192
+                    for number in range(30_000):
+                        at = (turn * 30_000 + number) * 8192
                         row = [at, 4096, 0, 0]
                         keys = {"sources": [MEMSET], "mappings": [row]}
                         line = json.dumps({"request": "map-add"} | keys).encode()

@@ -14,13 +14,13 @@ from conftest import Need
 from map_support import MEMSET, PATTERN, SIZE, UNIT, description
 from store_shell import root_of, units_of
 
-from btrfs_ublk.capabilities import FUSE, ROOT
+from btrfs_ublk.base.capabilities import FUSE, ROOT
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.content import Added, Addition, Mapping, Room, Source, digest_file
+from btrfs_ublk.content.maps import Refused
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.lazy import Added, Addition, Mapping, Room, Source, digest_file
-from btrfs_ublk.lazy.maps import Refused
-from btrfs_ublk.readers import read_direct
 from btrfs_ublk.server import BlockServer
-from btrfs_ublk.units import GIB, KIB, MIB
+from btrfs_ublk.units import GIB, KIB, MIB, TIB
 
 pytestmark = pytest.mark.native
 
@@ -132,6 +132,27 @@ def test_room(run: Run) -> None:
     # By default: what the device shows.
     with pytest.raises(Refused, match=f"from 0 to {SIZE}"):
         server.map_add([PATTERN | {"size": 2 * GIB}], [Addition(length=2 * GIB)])
+    # And never anything else: nobody could read it.
+    with pytest.raises(Refused, match=f"are free from {2 * SIZE} to {SIZE}"):
+        server.map_add(
+            [PATTERN],
+            [Addition(length=4096)],
+            room=Room(start=2 * SIZE, end=3 * SIZE),
+        )
+
+
+def test_nothing_is_mapped_where_no_device_shows_it(run: Run) -> None:
+    """It could not be read, and what is mapped stays so."""
+    server = run(cached=False)
+    message = f"could never be read: the device shows offsets 0 to {SIZE}"
+    for offset in (SIZE - 4096, SIZE, 70 * TIB):
+        # In the line, and in a file.
+        for count in (1, 2000):
+            good = [Addition(offset=8192 * x, length=4096) for x in range(count - 1)]
+            with pytest.raises(UsageError, match=f"8192 bytes at {offset} {message}"):
+                server.map_add([MEMSET], [*good, Addition(offset=offset, length=8192)])
+    assert server.map().stats()["mappings"] == 0
+    assert server.map_add([MEMSET], [Addition(offset=SIZE - 4096, length=4096)])
 
 
 @pytest.mark.parametrize(

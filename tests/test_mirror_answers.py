@@ -32,17 +32,17 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
         (
             response("206 P\nContent-Range: bytes 0-99/50", b"x" * 100),
             "wrong",
-            "senseless",
+            "invalid",
         ),
         (
             response("206 P\nContent-Range: bytes 0-18446744073709551699/*", b"x"),
             "wrong",
-            "senseless",
+            "invalid",
         ),
         (
             response(f"{_RANGE}\nContent-Range: bytes 5-99/1048576", b"x" * 100),
             "wrong",
-            "senseless",
+            "invalid",
         ),
         (
             response(

@@ -232,7 +232,7 @@ def test_a_helper_that_hangs_keeps_nobody_beyond_its_deadline(
         assert answer.result == -110
         assert "in time" in answer.text
         assert mirror.cancel(0, UNIT, after_ms=100).result == -125
-    # The shell has waited for its hands: the helper, and all of its group, is gone.
+    # The shell has waited for its workers: the helper, and all of its group, is gone.
     for status in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             assert status.read_bytes() != b"sleep\x0077\x00"
@@ -318,8 +318,8 @@ def test_a_registry_with_a_password_and_no_tokens(shell: Shell, tmp_path: Path) 
     [
         ('Bearer realm="http://far.invalid/t"', "", "without TLS"),
         ('Bearer realm="file:///etc/passwd"', "", "no URL"),
-        ("Bearer service=x", "", "makes no sense"),
-        ('Bearer realm="TOKENS', "", "makes no sense"),
+        ("Bearer service=x", "", "is not valid"),
+        ('Bearer realm="TOKENS', "", "is not valid"),
         ('Bearer realm="TOKENS"', "{}", "without a token"),
         ('Bearer realm="TOKENS"', '{"token": "a\\nb"}', "without a token"),
         ('Bearer realm="TOKENS"', "x" * 300_000, "more than was asked for"),

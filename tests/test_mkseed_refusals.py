@@ -16,9 +16,9 @@ import pytest
 from mkseed_support import GIB, KIB, MIB, TIB, mkseed, mkseed_raw
 from sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
 
-from btrfs_ublk.capabilities import ROOT, Program
-from btrfs_ublk.helpers import MKSEED, helper_path
-from btrfs_ublk.resources import loop_device, mounted
+from btrfs_ublk.base.capabilities import ROOT, Program
+from btrfs_ublk.base.helpers import MKSEED, helper_path
+from btrfs_ublk.kernel import loop_device, mounted
 
 #: The fixture, under a name of this module's.
 sanitizers = sanitized_build
@@ -239,7 +239,7 @@ def test_a_file_system_that_is_too_small(
         (target / "seed.img").unlink()
         (target / "filler").write_bytes(bytes(4 * MIB))
         done = mkseed_raw("--metadata-only", target / "seed.img")
-        assert_refused(done, 1, "No space left", "7143424 bytes")
+        assert_refused(done, 1, "No space left", "7159808 bytes")
         assert sorted(os.listdir(target)) == sorted([*before, "filler"])
 
 

@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,17 +27,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from virtual_data import UNIT, VirtualData
 
+from btrfs_ublk.base.process import ProcessIdentity, readable
+from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.cli.cache import command as cache
 from btrfs_ublk.cli.top import command as top
 from btrfs_ublk.device import Device, DeviceState
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.monitor.exporter import Address, metrics_server
-from btrfs_ublk.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
-from btrfs_ublk.monitor.samples import Sample, take_samples
-from btrfs_ublk.monitor.top import Row, row_of, table_of
-from btrfs_ublk.process import ProcessIdentity, readable
-from btrfs_ublk.readers import read_direct
+from btrfs_ublk.ops.monitor.exporter import Address, metrics_server
+from btrfs_ublk.ops.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
+from btrfs_ublk.ops.monitor.samples import Sample, take_samples
+from btrfs_ublk.ops.monitor.top import Row, row_of, table_of
 from btrfs_ublk.server import Description, LazySegment, ServerStats
 from btrfs_ublk.server.stats import Counts, Latency
 
@@ -182,12 +183,12 @@ def lazy_device(
         cache=str(virtual.directory / "cache"),
     )
     description = description_file(sparse_path, Description(SIZE, [segment]))
-    added = device_command("add", "watched", description, "--front-end", "fuse")
+    added = device_command("up", "watched", description, "--front-end", "fuse")
     assert added.returncode == 0, added.stderr
     try:
         yield "watched", Path(added.stdout.strip()), virtual
     finally:
-        device_command("del", "watched")
+        device_command("down", "watched")
 
 
 @device
@@ -253,7 +254,7 @@ def test_a_server_that_hangs_is_shown(
     lazy_device: tuple[str, Path, VirtualData],
 ) -> None:
     name = lazy_device[0]
-    server = answer("show", name)["state"]["server"]["pid"]
+    server = answer("status", name)["state"]["server"]["pid"]
     os.kill(server, signal.SIGSTOP)
     try:
         assert value(metrics_text(), "device_up", device=name) == 0
@@ -303,15 +304,16 @@ def test_top_counts_anew_with_each_server() -> None:
 
 @pytest.mark.parametrize(
     ("signum", "status"),
-    [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 0)],
 )
 def test_how_the_live_table_ends(
-    signum: signal.Signals, status: int, tmp_path: Path
+    signum: signal.Signals | None, status: int, tmp_path: Path
 ) -> None:
-    """Ctrl-C is the way to leave it; all else is told."""
+    """q and Ctrl-C are the ways to leave it; all else is told."""
     ours, its = os.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "btrfs_ublk.cli.main", "top"],
+        stdin=its,
         stdout=its,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"TERM": "xterm", RUN_VARIABLE: str(tmp_path / "run")},
@@ -321,8 +323,19 @@ def test_how_the_live_table_ends(
             while b"device" not in said:
                 assert readable([ours], timeout_s=TIMEOUT_S), said
                 said += os.read(ours, 4096)
-            process.send_signal(signum)
+            settings = termios.tcgetattr(its)
+            if signum is None:
+                os.write(ours, b"xq")
+            else:
+                process.send_signal(signum)
             assert process.wait(TIMEOUT_S) == status
+            # What is typed is shown again.
+            after = termios.tcgetattr(its)
+            assert after[3] & termios.ECHO and after[
+                3
+            ] | termios.ECHO | termios.ICANON == (
+                settings[3] | termios.ECHO | termios.ICANON
+            )
         finally:
             process.kill()
             os.close(ours)

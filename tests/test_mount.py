@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
-from btrfs_ublk.ledger import process_ledger
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import loop_device
-from btrfs_ublk.resources import mount as module
-from btrfs_ublk.resources import mounted, tempdir
-from btrfs_ublk.resources.mountinfo import parse_mountinfo, read_mountinfo
+from btrfs_ublk.kernel import loop_device
+from btrfs_ublk.kernel import mount as module
+from btrfs_ublk.kernel import mounted, tempdir
+from btrfs_ublk.kernel.mountinfo import parse_mountinfo, read_mountinfo
 
 OPTIONS = ["size=1m"]
 

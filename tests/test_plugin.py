@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 from conftest import Need, SystemState
 
-from btrfs_ublk.capabilities import BTRFS, LOOP
-from btrfs_ublk.helpers import HELPERS_VARIABLE
+from btrfs_ublk.base.capabilities import BTRFS, LOOP
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.testing.settings import REQUIRE_VARIABLE
 
@@ -279,6 +280,32 @@ def test_a_volume_that_is_in_use_is_an_error_that_says_by_whom(
     result.assert_outcomes(passed=2, errors=1)
     assert "still mounted and busy: pid " in str(result.stdout)
     assert "(bash): has open" in str(result.stdout)
+    assert state_of_system() == before
+
+
+@pytest.mark.native
+def test_a_volume_with_a_file_that_stays_open_goes_after_the_end_of_pytest(
+    pytester: pytest.Pytester, state_of_system: Callable[[], SystemState]
+) -> None:
+    """And one line says so."""
+    before = state_of_system()
+    pytester.makepyfile("""
+        KEPT = []
+
+        def test_it(btrfs_ublk_volume):
+            KEPT.append((btrfs_ublk_volume.target / "file").open("w"))
+        """)
+    result = run(pytester)
+    result.assert_outcomes(passed=1, errors=1)
+    # After pytest's own summary of the run.
+    last = str(result.stdout).rpartition(" 1 error in ")[2].splitlines()[1:]
+    said = [line for line in [*last, *result.errlines] if line]
+    assert len(said) == 1, said
+    assert "taken down after the end of this process" in said[0]
+    assert re.search(r"has open \S+/mnt/file", said[0]), said
+    deadline_s = time.monotonic() + 60
+    while state_of_system() != before and time.monotonic() < deadline_s:
+        time.sleep(0.1)
     assert state_of_system() == before
 
 

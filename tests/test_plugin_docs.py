@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
-from btrfs_ublk.capabilities import BTRFS_PROGS, FUSE, UBLK
+from btrfs_ublk.base.capabilities import BTRFS_PROGS, FUSE, UBLK
 from btrfs_ublk.testing.settings import REQUIRE_VARIABLE
 
 pytest_plugins = "pytester"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import Need, SystemState
 
-from btrfs_ublk.capabilities import BTRFS, FUSE, LOOP, UBLK
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, UBLK
 from btrfs_ublk.server import FrontEndName
 
 #: Everything is up, of each scope; again and again, until a signal.
@@ -40,7 +40,7 @@ def test_it(number, volume, btrfs_ublk_loop_factory, btrfs_ublk_device_module,
         file.write(b"more")
     with open(loop.path, "r+b") as device:
         device.write(bytes(4096))
-    assert btrfs_ublk_device_module.stats()["errors"] == 0
+    assert btrfs_ublk_device_module.stats().errors == 0
 """
 TIMEOUT_S = 120
 SEED = 20261120

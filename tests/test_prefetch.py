@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,9 +25,9 @@ from device_support import description_file, device_command
 from sanitized_build import SANITIZER_ENVIRONMENT
 from scripted_server import ScriptedServer, response, scripted_server
 
-from btrfs_ublk.capabilities import FUSE, LOOP
-from btrfs_ublk.errors import UsageError
-from btrfs_ublk.lazy import (
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.content import (
     Addition,
     MapClient,
     Prefetch,
@@ -34,9 +35,10 @@ from btrfs_ublk.lazy import (
     TraceSource,
     TraceWriter,
 )
-from btrfs_ublk.lazy.maps import Refused
-from btrfs_ublk.monitor.metrics import metrics_text
-from btrfs_ublk.readers import read_direct
+from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.content.maps import Refused
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import KIB, MIB
 
@@ -163,7 +165,7 @@ def test_records_and_replays(
         assert ended.is_complete and ended.percent == 100
         assert (ended.units, ended.fetched_units) == (24, 24)
         assert list(dict.fromkeys(origin.asked)) == order
-        assert server.stats()["lazy"][0]["fetcher"]["retries"] == len(origin.asked) - 24
+        assert server.stats().lazy[0].fetcher.retries == len(origin.asked) - 24
         # Once more: all is there. Then the rest of it.
         ended = until_over(client, client.prefetch(extents))
         assert (ended.cached_units, ended.fetched_units) == (24, 0)
@@ -217,7 +219,7 @@ def test_readers_come_first(server: BlockServer, origin: Origin) -> None:
 def test_keeps_to_its_rate(server: BlockServer) -> None:
     client = server.map()
     begun = client.prefetch(bytes_per_s=2 * MIB)
-    with pytest.raises(Refused, match="under way already"):
+    with pytest.raises(Refused, match="running already"):
         client.prefetch()
     ended = until_over(client, begun)
     assert ended.fetched_bytes == SIZE and ended.bytes_per_s == 2 * MIB
@@ -310,7 +312,7 @@ def device(
     monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(sparse_path / "run"))
     (sparse_path / "run").mkdir(mode=0o700)
     path = description_file(sparse_path, describe(sparse_path))
-    done = device_command("add", NAME, path, "--front-end", "fuse")
+    done = device_command("up", NAME, path, "--front-end", "fuse")
     assert done.returncode == 0, done.stderr
     block_device = Path(done.stdout.strip())
     try:
@@ -321,7 +323,117 @@ def device(
         assert done.returncode == 0, done.stderr
         yield block_device
     finally:
-        device_command("del", NAME)
+        device_command("down", NAME)
+
+
+@native
+@fuse
+@pytest.mark.parametrize("how", ["drain", "prefetch"])
+def test_what_has_no_room_is_not_fetched(
+    server: BlockServer, sparse_path: Path, origin: Origin, how: str
+) -> None:
+    """Nor is anything evicted for it; once there is more room, the rest comes."""
+    cache, client = Cache(sparse_path / "cache"), server.map()
+
+    def fetch() -> tuple[int, int, int]:
+        """Units that were cached, fetched, and left out."""
+        origin.asked.clear()
+        if how == "drain":
+            drained = client.drain()
+            assert not drained.failed_units and drained.holds_bytes < 40 * MIB
+            cached = drained.cached_bytes // UNIT
+            fetched, left_out = drained.fetched_bytes // UNIT, drained.uncached_units
+        else:
+            ended = until_over(client, client.prefetch())
+            cached, fetched = ended.cached_units, ended.fetched_units
+            left_out = ended.uncached_units
+            assert ended.state == "done" and ended.is_complete == (not left_out)
+        assert len(origin.asked) == fetched
+        return cached, fetched, left_out
+
+    # A 64th part is kept free.
+    cache.limit(max_bytes=17 * UNIT, reserve_bytes=None)
+    assert fetch() == (0, 16, 48)
+    assert sorted(origin.asked) == list(range(16))
+    assert fetch() == (16, 0, 48)
+    assert client.stats()["cache"]["evicted_units"] == 0
+    cache.limit(max_bytes=33 * UNIT, reserve_bytes=None)
+    assert fetch() == (16, 16, 32)
+    disk = os.statvfs(sparse_path)
+    cache.limit(max_bytes=0, reserve_bytes=disk.f_blocks * disk.f_frsize)
+    assert fetch() == (32, 0, 32)
+    cache.limit(max_bytes=66 * UNIT, reserve_bytes=0)
+    assert fetch() == (32, 32, 0)
+    assert client.stats()["cache"]["evicted_units"] == 0
+
+
+@native
+@fuse
+def test_a_drain_keeps_to_the_room_that_its_first_answer_found(
+    server: BlockServer, sparse_path: Path, origin: Origin
+) -> None:
+    """A request ends after a second: the next one evicts nothing of what it fetched."""
+    Cache(sparse_path / "cache").limit(max_bytes=49 * UNIT, reserve_bytes=None)
+    origin.delay_s = 1.1
+    places: list[int] = []
+    drained = server.map().drain(progress=lambda at, _: places.append(at))
+    assert places
+    assert drained.fetched_bytes == 48 * UNIT and drained.uncached_units == 16
+    assert sorted(origin.asked) == list(range(48))
+    assert server.map().stats()["cache"]["evicted_units"] == 0
+
+
+@native
+@fuse
+def test_others_make_room_unless_they_are_pinned(
+    need: Need, sanitized_helpers: None, sparse_path: Path, web: ScriptedServer
+) -> None:
+    need(FUSE, LOOP)
+    other = sparse_path / "other"
+    other.write_bytes(random.Random(5).randbytes(SIZE))
+    described = describe(sparse_path)
+    segment = replace(described.segments[0], length=2 * SIZE)
+    cache = Cache(sparse_path / "cache")
+    with BlockServer(Description(2 * SIZE, [segment]), front_end="fuse") as server:
+        client = server.map()
+        server.map_add(
+            [
+                source_of(web.url()),
+                {"kind": "file", "path": str(other), "unit": UNIT},
+            ],
+            [Addition(offset=0), Addition(offset=SIZE, source=1)],
+        )
+        cache.limit(max_bytes=66 * UNIT, reserve_bytes=None)
+        assert client.drain(start=SIZE).uncached_units == 0
+        (old,) = cache.status().contents
+        assert client.drain(start=0, end=32 * UNIT).uncached_units == 0
+        ended = until_over(client, client.prefetch(start=0, end=32 * UNIT))
+        assert (ended.cached_units, ended.fetched_units) == (32, 0)
+
+        cache.pin(old.key)
+        (old,) = [x for x in cache.status().contents if x.key == old.key]
+        assert 0 < old.cached_units <= 33
+        drained = client.drain(start=0, end=SIZE)
+        assert drained.cached_bytes == 32 * UNIT
+        assert drained.fetched_bytes <= UNIT and drained.uncached_units >= 31
+        (still,) = [x for x in cache.status().contents if x.key == old.key]
+        assert still.cached_units == old.cached_units
+        assert client.stats()["cache"]["no_room"] == 0
+
+
+@native
+@fuse
+def test_commands_say_how_much_the_cache_can_hold(
+    device: Path, sparse_path: Path, origin: Origin
+) -> None:
+    Cache(sparse_path / "cache").limit(max_bytes=2 * MIB, reserve_bytes=None)
+    for words in (["map", "drain", NAME], ["prefetch", NAME, "--all"]):
+        done = run(*words)
+        assert done.returncode == 1, done.stderr
+        assert "for 33 there was no room\n" in done.stdout
+        assert done.stdout.count("the cache can hold 1.969 MiB besides") == 1
+        assert "btrfs-ublk cache limit" in done.stdout
+    assert len(origin.asked) == 31
 
 
 @native

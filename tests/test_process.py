@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from btrfs_ublk.base.process import ProcessIdentity, launch, run, spawn
 from btrfs_ublk.errors import CommandError
-from btrfs_ublk.process import ProcessIdentity, launch, pids_using, run, spawn
-from btrfs_ublk.resources.uevents import wait_until
+from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.users import pids_using
 
 
 def test_output_is_returned() -> None:
@@ -41,6 +42,8 @@ def test_expected_statuses_are_no_failure() -> None:
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(CommandError, match="no program 'no-such-program'"):
         run(["no-such-program", "--now"], timeout_s=10)
+    with pytest.raises(CommandError, match="^/etc/passwd is no program, wanted for"):
+        run(["/etc/passwd"], timeout_s=10)
 
 
 def test_a_signal_is_named() -> None:
@@ -149,7 +152,7 @@ def test_ctrl_c_on_the_terminal_does_not_reach_children() -> None:
 
 def test_children_die_with_a_killed_parent() -> None:
     script = (
-        "from btrfs_ublk.process import spawn\n"
+        "from btrfs_ublk.base.process import spawn\n"
         "with spawn(['sleep', '60']) as child:\n"
         "    print(child.pid, flush=True)\n"
         "    child.wait(60)\n"
@@ -190,3 +193,24 @@ def test_who_uses_a_directory_is_found(tmp_path: Path) -> None:
         process.kill()
     assert list(users) == [process.pid]
     assert "working directory" in users[process.pid] and "sleep" in users[process.pid]
+
+
+@pytest.mark.native
+def test_who_has_open_what_no_path_leads_to(sparse_path: Path) -> None:
+    """As the virtual file of a volume: it keeps the mount busy all the same."""
+    whole, part = sparse_path / "whole", sparse_path / "a part"
+    (whole / "sub").mkdir(parents=True)
+    part.mkdir()
+    (whole / "sub" / "file").touch()
+    run(["mount", "--bind", whole / "sub", part], timeout_s=60)
+    try:
+        with (part / "file").open("rb") as file:
+            (whole / "sub" / "file").rename(whole / "moved")
+            with subprocess.Popen(["sleep", "60"], stdin=file) as process:
+                users = pids_using(part)
+                process.kill()
+        assert users[process.pid].endswith(f"no path leads to, in the mount at {part}")
+        assert set(users) == {process.pid, os.getpid()}
+        assert pids_using(part) == {}
+    finally:
+        run(["umount", part], timeout_s=60)

@@ -12,7 +12,7 @@ from conftest import Need, inapplicable
 from test_doc_transcripts import nothing_of_a_failure  # noqa: F401  (a fixture)
 from transcript import PROJECT, replay_steps, session, steps
 
-from btrfs_ublk.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 
 _DOCUMENT = PROJECT / "docs" / "quick-start.md"
 _SETUP_TIMEOUT_S = 280
@@ -27,10 +27,8 @@ def test_five_commands_are_enough() -> None:
 
 def test_the_readme_has_the_same() -> None:
     readme = (PROJECT / "README.md").read_text()
-    block = re.search(r"^## Quick start\n.*?^```\n(.*?)^```", readme, re.M | re.S)
-    assert block
-    first = [step.command for step in steps(_DOCUMENT)][:5]
-    assert block[1].splitlines() == first
+    block = re.search(r"^```console\n.*?^```", _DOCUMENT.read_text(), re.M | re.S)
+    assert block and block[0] in readme
 
 
 @pytest.mark.native

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
+import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.testing.range_server import wanted_range
+from btrfs_ublk.testing.range_server import _Server, wanted_range
 from btrfs_ublk.testing.range_server_fixtures import RangeServer, range_server
 
 DATA = bytes(range(256)) * 4
@@ -126,6 +129,47 @@ def test_it_serves_a_directory_that_is_given(tmp_path: Path) -> None:
     with range_server(tmp_path, log=tmp_path / "log", timeout_s=30) as server:
         argv = ["curl", "-sf", server.url("a b/ü")]
         assert subprocess.run(argv, capture_output=True, timeout=20).stdout == b"x"
+
+
+def test_a_file_that_becomes_shorter_ends_the_connection(
+    connection: http.client.HTTPConnection, server: RangeServer
+) -> None:
+    """Whatever came next would be taken for the rest of the file."""
+    size = 64 << 20  # more than sockets hold
+    with (server.directory / "shrinks").open("wb") as file:
+        file.truncate(size)
+    connection.request("GET", "/shrinks")
+    with connection.getresponse() as answer:
+        assert (answer.status, answer.read(4096)) == (200, bytes(4096))
+        os.truncate(server.directory / "shrinks", 4096)
+        with pytest.raises(http.client.IncompleteRead) as caught:
+            answer.read()
+    assert not caught.value.partial.strip(b"\0")
+
+
+def test_a_disk_that_fails_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another answer in the midst of this one would be taken for a part of the file."""
+
+    class Failing(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell():
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(4096)
+
+    (tmp_path / "bad").write_bytes(bytes(8192))
+    monkeypatch.setattr(Path, "open", lambda path, _mode: Failing(path))
+    with _Server(tmp_path, 0, None) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host, port = server.server_address[:2]
+        with closing(http.client.HTTPConnection(str(host), port, timeout=20)) as made:
+            made.request("GET", "/bad")
+            with made.getresponse() as answer:
+                with pytest.raises(http.client.IncompleteRead) as caught:
+                    answer.read()
+        server.shutdown()
+    assert caught.value.partial == bytes(4096)
 
 
 @pytest.mark.parametrize("how", ["TERM", "INT", "the end of its parent"])

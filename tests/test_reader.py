@@ -12,7 +12,7 @@ import pytest
 from mkseed_support import BLOCK, GIB, MIB, mkseed
 from sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
 
-from btrfs_ublk.capabilities import MKFS_BTRFS
+from btrfs_ublk.base.capabilities import MKFS_BTRFS
 
 #: The fixture, under a name of this module's.
 sanitizers = sanitized_build

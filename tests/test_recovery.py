@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import may_be_killed
+from recovery import awkward_kinds, run_rounds, trial
+from verified_reads import VerifiedReads, verified_reads
 
-from btrfs_ublk.bench.kills import RANDOM, awkward_kinds, run_rounds, trial
-from btrfs_ublk.bench.recovery import faults
-from btrfs_ublk.bench.verified_reads import VerifiedReads, verified_reads
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.bench.recovery import RANDOM, faults
 from btrfs_ublk.device.state import RUN_VARIABLE
-from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.server import (
     BlockServer,
     Description,
@@ -24,7 +24,7 @@ from btrfs_ublk.server import (
     PatternSegment,
 )
 from btrfs_ublk.units import TIB
-from btrfs_ublk.volume import volume
+from btrfs_ublk.volume.temporary import volume
 
 #: What a read may take to fail once its server is dead.
 FAIL_S = 5
@@ -103,7 +103,7 @@ def test_without_recovery_reads_of_the_device_fail(front_end: FrontEndName) -> N
 def test_nobody_notices_a_killed_server(
     front_end: FrontEndName, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """python -m btrfs_ublk.bench.recovery does many more rounds of it."""
+    """campaigns/recovery.py does many more rounds of it."""
     may_be_killed(front_end)
     run_directory = sparse_path / "run"
     run_directory.mkdir(mode=0o700)

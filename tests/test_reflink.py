@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import clone_file, clone_range, loop_device, mounted, tempdir
+from btrfs_ublk.kernel import clone_file, clone_range, loop_device, mounted, tempdir
+from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
 
 pytestmark = pytest.mark.native
 
@@ -72,6 +74,41 @@ def test_a_new_file_has_the_exact_size(source: Path, size: int) -> None:
     assert target.read_bytes() == source.read_bytes()[BLOCK : BLOCK + size]
 
 
+@pytest.fixture
+def bare_source(btrfs: Path) -> Iterator[Path]:
+    """A file without checksums, and a directory for others beside it."""
+    directory = btrfs / "directory"
+    directory.mkdir()
+    path = directory / "bare"
+    path.touch()
+    run(["chattr", "+C", path], timeout_s=10)
+    path.write_bytes(os.urandom(2 * BLOCK))
+    yield path
+    shutil.rmtree(directory)
+
+
+def test_clones_of_a_file_without_checksums_have_none(bare_source: Path) -> None:
+    target = bare_source.with_name("target")
+    clone_file(bare_source, target, source_offset=0, size_bytes=BLOCK + 1)
+    assert target.read_bytes() == bare_source.read_bytes()[: BLOCK + 1]
+    assert get_attributes(target) & NO_COW
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_they_do_not_mind_a_directory_s_compression(
+    bare_source: Path, compression: str
+) -> None:
+    directory = bare_source.parent
+    run(
+        ["btrfs", "property", "set", directory, "compression", compression],
+        timeout_s=10,
+    )
+    target = directory / "target"
+    clone_file(bare_source, target, source_offset=0, size_bytes=2 * BLOCK)
+    assert target.read_bytes() == bare_source.read_bytes()
+    assert get_attributes(target) & NO_COW
+
+
 def test_an_existing_file_is_not_replaced(source: Path) -> None:
     before = source.read_bytes()
     with pytest.raises(UsageError, match="File exists"):
@@ -94,6 +131,39 @@ def test_a_failed_clone_leaves_no_file(source: Path) -> None:
     with pytest.raises(BtrfsUblkError, match="not multiples"):
         clone_file(source, target, source_offset=1, size_bytes=BLOCK)
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [
+        (3 * BLOCK, 101),
+        (2 * BLOCK, 8 * BLOCK),
+        (BLOCK, 1 << 63),
+        (BLOCK, -1),
+        (4 * BLOCK, 0),
+        (70 << 40, BLOCK),
+        (1 << 70, BLOCK),
+        (-BLOCK, BLOCK),
+    ],
+)
+def test_a_range_that_is_not_in_the_source(
+    source: Path, offset: int, size: int
+) -> None:
+    """What is missing would be a hole, which reads as zeroes."""
+    target = source.with_name("target")
+    message = f"cannot clone {size} bytes at offset {offset} of .*it has 12388 bytes"
+    with pytest.raises(UsageError, match=message):
+        clone_file(source, target, source_offset=offset, size_bytes=size)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("what", ["source_offset", "length_bytes", "target_offset"])
+@pytest.mark.parametrize("value", [-1, 1 << 63, 1 << 64])
+def test_ranges_that_no_file_has(source: Path, what: str, value: int) -> None:
+    target = source.with_name("target")
+    target.touch()
+    with pytest.raises(UsageError, match=f"{what} {value} is not from 0 to"):
+        clone_range(source, target, **{what: value})
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,17 @@ from reshape_support import (
     write_at,
 )
 
-from btrfs_ublk.capabilities import BTRFS, BTRFS_PROGS, LOOP, MKFS_BTRFS, ROOT, Program
-from btrfs_ublk.helpers import RESHAPE
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import loop_device, mounted
+from btrfs_ublk.base.capabilities import (
+    BTRFS,
+    BTRFS_PROGS,
+    LOOP,
+    MKFS_BTRFS,
+    ROOT,
+    Program,
+)
+from btrfs_ublk.base.helpers import RESHAPE
+from btrfs_ublk.base.process import run
+from btrfs_ublk.kernel import loop_device, mounted
 
 pytestmark = pytest.mark.native
 
@@ -126,6 +133,13 @@ class TestSeed:
         assert again == about | {"dry_run": False}
         assert reshape.seed(image) == again | {"flipped_extents": 0}
 
+    def test_another_subvolume_is_in_nobody_s_way(
+        self, image: Path, reshape: Reshape
+    ) -> None:
+        with mounted_image(image) as target:
+            _subvolume(target)
+        assert reshape.seed(image)["flipped_extents"] == SIZE // (256 << 20)
+
     def test_run_again_it_changes_nothing(
         self, originals: tuple[Path, Path], image: Path, reshape: Reshape
     ) -> None:
@@ -198,7 +212,6 @@ def _longer(target: Path) -> None:
 
 #: What is done to the mounted image, and why it is refused then.
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "subvolume": (_subvolume, "more than the top-level subvolume"),
     "snapshot": (_snapshot, "there has been a snapshot"),
     "removed snapshot": (_removed_snapshot, "snapshot"),
     "hole": (_hole, "hole"),

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from image_edit import Editor
 from mkseed_support import CHUNK, EIB, GIB, KIB, MAX_SIZE, MIB, TIB, mkseed
 
-from btrfs_ublk.capabilities import BTRFS_PROGS, MKFS_BTRFS
+from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.resources import loop_device, mounted
+from btrfs_ublk.kernel import loop_device, mounted
 from btrfs_ublk.seed import make_fallocate_seed
 from btrfs_ublk.seed.check import SeedReport, check_seed, check_with_progs
 from btrfs_ublk.seed.inspect import inspect_seed

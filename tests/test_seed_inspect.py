@@ -16,10 +16,10 @@ from conftest import Need
 from mkseed_support import CHUNK, EIB, GIB, MIB, NAME, TIB, mkseed
 from sanitized_build import SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.capabilities import MKFS_BTRFS
+from btrfs_ublk.base.capabilities import MKFS_BTRFS
+from btrfs_ublk.base.helpers import CHECKSEED, HELPERS_VARIABLE, helper_path
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.helpers import CHECKSEED, HELPERS_VARIABLE, helper_path
-from btrfs_ublk.resources import loop_device, mounted
+from btrfs_ublk.kernel import loop_device, mounted
 from btrfs_ublk.seed.inspect import ChunkSum, SeedLayout, VirtualFile, inspect_seed
 
 
@@ -31,6 +31,19 @@ def sanitized_helpers(
     for name, value in SANITIZER_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     yield
+
+
+def test_a_full_disk_below_the_output(tmp_path: Path) -> None:
+    path = tmp_path / "seed.img"
+    mkseed("--metadata-only", path)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [helper_path(CHECKSEED), "inspect", path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and "No space left on device" in done.stderr
 
 
 def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
@@ -51,7 +64,7 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
         checksum="crc32c",
         flags=("WRITTEN", "SEEDING"),
         incompat_flags=(
-            *("MIXED_BACKREF", "BIG_METADATA", "EXTENDED_IREF"),
+            *("MIXED_BACKREF", "DEFAULT_SUBVOL", "BIG_METADATA", "EXTENDED_IREF"),
             *("SKINNY_METADATA", "NO_HOLES"),
         ),
         compat_ro_flags=(
@@ -59,7 +72,8 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
         ),
         seeding=True,
         strategy="mega-extent",
-        subvolumes=1,
+        subvolumes=2,
+        default_subvolume=256,
         chunks=(
             ChunkSum("SYSTEM", "SINGLE", 1, 4 * MIB, 4 * MIB, 4 * MIB),
             ChunkSum("METADATA", "SINGLE", 1, 8 * MIB, 8 * MIB, 8 * MIB),
@@ -69,7 +83,7 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
         data_extents=16449,
         data_extent_bytes=4 * EIB,
         tree_blocks=about["metadata_bytes"] // 16384,
-        new_files_nodatasum=True,
+        new_files_nodatasum=False,
         virtual_data=VirtualFile(
             filename=NAME,
             inode=257,
@@ -77,7 +91,7 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
             extents=16449,
             preallocated_extents=0,
             device_offset=512 * GIB,
-            flags=("NODATASUM", "IMMUTABLE"),
+            flags=("NODATASUM", "NODATACOW", "IMMUTABLE"),
         ),
     )
     assert json.loads(json.dumps(layout.to_dict()))["fsid"] == fsid
@@ -86,7 +100,7 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
 def test_options_show(tmp_path: Path) -> None:
     path = tmp_path / "seed.img"
     mkseed(
-        *("--metadata-profile=dup", "--inherit-nodatasum=off", "--metadata-only"),
+        *("--metadata-profile=dup", "--inherit-nodatasum=on", "--metadata-only"),
         *("--virtual-data-size=1G", "--virtual-data-filename=ä\n\x1b[1m", path),
     )
     layout = inspect_seed(path)
@@ -95,7 +109,7 @@ def test_options_show(tmp_path: Path) -> None:
         ("METADATA", "DUP"),
         ("DATA", "SINGLE"),
     ]
-    assert not layout.new_files_nodatasum
+    assert layout.new_files_nodatasum
     assert layout.virtual_data and layout.virtual_data.filename == "ä\n\x1b[1m"
     done = subprocess.run(
         [helper_path(CHECKSEED), "inspect", path], capture_output=True, timeout=60
@@ -137,6 +151,7 @@ def test_a_stock_file_system_is_no_seed(sparse_path: Path, need: Need) -> None:
     assert layout.label == "stock" and not layout.seeding
     assert layout.strategy == "other" and layout.virtual_data is None
     assert layout.subvolumes == 2 and not layout.new_files_nodatasum
+    assert layout.default_subvolume == 5
     assert (layout.data_extents, layout.data_extent_bytes) == (1, MIB)
     assert {(c.type, c.profile) for c in layout.chunks} == {
         ("SYSTEM", "DUP"),

@@ -11,6 +11,7 @@ import pytest
 from btrfs_ublk.physmap import ContiguousRun, MappingError, PhysicalMap
 from btrfs_ublk.physmap.parse import TSV_HEADER
 from btrfs_ublk.seed import Seed, VirtualData
+from btrfs_ublk.seed.layout import END_BYTES
 from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment
 from btrfs_ublk.units import GIB, MIB
 
@@ -77,7 +78,8 @@ def test_every_byte_of_the_device_is_what_it_should_be(tmp_path: Path) -> None:
         PatternSegment(offset=32 * MIB, length=17 * MIB),
     ]
     description = seed.description(contents)
-    assert description.size == DEVICE
+    assert description.size == DEVICE + END_BYTES
+    assert not any(description.content(DEVICE, END_BYTES))
     for run in RUNS:
         for at in range(0, run.size_bytes, MIB // 2):
             place = run.physical_offset + at

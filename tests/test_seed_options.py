@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mkseed_support import GIB, KIB, MIB, NAME, btrfs_check, mkseed, mkseed_raw, sprout
+from mkseed_support import GIB, KIB, MIB, btrfs_check, mkseed, mkseed_raw, sprout
 
-from btrfs_ublk.capabilities import BTRFS_PROGS
-from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.resources import clone_range
+from btrfs_ublk.base.capabilities import BTRFS_PROGS
+from btrfs_ublk.kernel import clone_range
+from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
+from btrfs_ublk.kernel.btrfs import reached_inode
 
 SIZE = f"--virtual-data-size={64 * GIB}"
 
@@ -68,16 +69,29 @@ def test_a_sprout_inherits_the_profile(
 
 
 @pytest.mark.native
-def test_without_inheritance_files_have_checksums(sparse_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--inherit-nodatasum=off", ""])
+def test_without_inheritance_files_have_checksums(
+    sparse_path: Path, option: str
+) -> None:
     seed = sparse_path / "seed.img"
-    mkseed(SIZE, "--inherit-nodatasum=off", seed)
+    mkseed(SIZE, *filter(None, [option]), seed)
     with sprout(seed, sparse_path) as (mount, _):
-        virtual, clone = mount.target / NAME, mount.target / "clone"
+        clone = mount.target / "clone"
         clone.touch()
-        with pytest.raises(BtrfsUblkError, match="EINVAL"):
+        assert not get_attributes(clone) & NO_COW
+        with reached_inode(mount.target, 257) as virtual:
+            subprocess.run(["chattr", "+C", clone], check=True, timeout=30)
             clone_range(virtual, clone, source_offset=0, length_bytes=64 * KIB)
-        clone.unlink()
+        assert clone.read_bytes() == bytes(64 * KIB)
+
+
+@pytest.mark.native
+def test_with_inheritance_all_files_take_clones(sparse_path: Path) -> None:
+    seed = sparse_path / "seed.img"
+    mkseed(SIZE, "--inherit-nodatasum=on", seed)
+    with sprout(seed, sparse_path) as (mount, _):
+        clone = mount.target / "clone"
         clone.touch()
-        subprocess.run(["chattr", "+C", clone], check=True, timeout=30)
-        clone_range(virtual, clone, source_offset=0, length_bytes=64 * KIB)
+        with reached_inode(mount.target, 257) as virtual:
+            clone_range(virtual, clone, source_offset=0, length_bytes=64 * KIB)
         assert clone.read_bytes() == bytes(64 * KIB)

@@ -137,6 +137,8 @@ def info(start: int, length: int) -> tuple[int, int, int]:
 
 
 FILE = (INODE, fmt.INODE_ITEM, 0)
+#: btrfs_name_hash of "default".
+DEFAULT = (6, fmt.DIR_ITEM, 2378154706)
 DEVICE = (1, fmt.DEV_ITEM, 1)
 FS, EXTENTS, GROUPS = fmt.FS_TREE, fmt.EXTENT_TREE, fmt.BLOCK_GROUP_TREE
 DEVICES, FREE = fmt.DEV_TREE, fmt.FREE_SPACE_TREE
@@ -236,6 +238,38 @@ VIOLATIONS: list[tuple[str, str, Edit]] = [
         "8192 bytes are said to be in use",
         change_item(GROUPS, group(3), "Q", 0, 8192),
     ),
+    # Subvolumes
+    (
+        "subvolume",
+        "the default subvolume is 300, which there is not",
+        change_item(ROOT_TREE, DEFAULT, "Q", 0, 300),
+    ),
+    ("subvolume", "(5 ROOT_REF 256)", delete(ROOT_TREE, (5, fmt.ROOT_REF, 256))),
+    (
+        "subvolume",
+        "nothing says where this subvolume is",
+        delete(ROOT_TREE, (256, fmt.ROOT_BACKREF, 5)),
+    ),
+    (
+        "subvolume",
+        "the back reference of 256 says another place",
+        change_item(ROOT_TREE, (5, fmt.ROOT_REF, 256), "Q", 8, 9),
+    ),
+    (
+        "subvolume",
+        "a name of 9 bytes cannot be",
+        change_item(ROOT_TREE, (256, fmt.ROOT_BACKREF, 5), "H", 16, 9),
+    ),
+    (
+        "subvolume",
+        "it does not lead to subvolume 256",
+        change_item(FS, (256, fmt.DIR_INDEX, 3), "Q", 0, 257),
+    ),
+    (
+        "subvolume",
+        "there is no item (256 DIR_INDEX 3)",
+        delete(FS, (256, fmt.DIR_INDEX, 3)),
+    ),
     # Extents and references
     (
         "extent",
@@ -252,7 +286,11 @@ VIOLATIONS: list[tuple[str, str, Edit]] = [
         ),
     ),
     ("extent", "no kind of extent", change_item(EXTENTS, extent_item(1), "Q", 16, 0)),
-    ("extent", "none of a reference", change_item(EXTENTS, extent_item(1), "B", 24, 3)),
+    (
+        "extent",
+        "no reference has type 3",
+        change_item(EXTENTS, extent_item(1), "B", 24, 3),
+    ),
     (
         "reference",
         "says 7",
@@ -397,7 +435,7 @@ VIOLATIONS: list[tuple[str, str, Edit]] = [
 
 
 def test_the_list_has_every_rule() -> None:
-    header = Path(__file__).parent.parent / "csrc/btrfs/check/check.h"
+    header = Path(__file__).parent.parent / "csrc/btrfs/check/report.h"
     known = {
         line.split('"')[1]
         for line in header.read_text().splitlines()

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from btrfs_ublk.helpers import SERVER, helper_path
+from btrfs_ublk.base.helpers import SERVER, helper_path
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

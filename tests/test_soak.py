@@ -15,8 +15,8 @@ import pytest
 from children import volumes
 from conftest import Need, SystemState
 
-from btrfs_ublk.capabilities import BTRFS, LOOP
-from btrfs_ublk.gc import collect
+from btrfs_ublk.base.capabilities import BTRFS, LOOP
+from btrfs_ublk.base.gc import collect
 from btrfs_ublk.server import FrontEndName
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 from conftest import Need, SystemState
 
-from btrfs_ublk import sprout as module
-from btrfs_ublk.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
+from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
+from btrfs_ublk.base.helpers import MKSEED
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.helpers import MKSEED
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import clone_file, loop_device
+from btrfs_ublk.kernel import clone_file, loop_device
 from btrfs_ublk.seed import Seed, make_seed
+from btrfs_ublk.seed.layout import END_BYTES
 from btrfs_ublk.seed.mega_extent import parse_report
 from btrfs_ublk.server import MemsetSegment, PatternSegment
-from btrfs_ublk.sprout import sprout
+from btrfs_ublk.volume import sprout as module
+from btrfs_ublk.volume.sprout import sprout
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 GIB = 1 << 30
 
@@ -107,7 +109,8 @@ class TestSeed:
                 MemsetSegment(offset=0, length=4096, byte=97),
             ]
         )
-        assert description.size == seed.device_bytes and description.read_only
+        assert description.size == seed.device_bytes + END_BYTES
+        assert description.read_only
         kinds = [segment.kind for segment in description.segments]
         assert kinds[:6] == ["file", "zero", "memset", "error", "pattern", "error"]
         assert set(kinds[6:]) <= {"zero"}
@@ -135,13 +138,11 @@ class TestSprout:
         ) as made:
             assert made.seed_fsid == seed.fsid != made.fsid
             assert made.seed_device == device and made.target == target
-            name = seed.virtual_data.filename
-            clone_file(
-                target / name, target / "clone", source_offset=0, size_bytes=5000
-            )
+            with virtual_file_of(seed, target) as virtual:
+                clone_file(virtual, target / "clone", source_offset=0, size_bytes=5000)
             assert (target / "clone").read_bytes() == bytes(5000)
             (target / "file").write_text("written")
-        assert seen == [[name]]
+        assert seen == [[]]
         assert list(target.iterdir()) == []
 
     def test_a_file_of_the_caller_is_kept(

@@ -142,6 +142,21 @@ def test_rows_that_make_no_sense_are_refused(
     assert refusal(sanitized_build, path)["error"] in ("EUCLEAN", "EINVAL")
 
 
+@pytest.fixture(scope="module")
+def whole(
+    sanitized_build: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bytes, list[list[int]]]:
+    """A map file of 400 rows, and these."""
+    path = tmp_path_factory.mktemp("whole") / "it.map"
+    mappings: list[list[int | None]] = [
+        [8192 * number, 4096, number % 2, 4096 * number] for number in range(400)
+    ]
+    with StoreShell(sanitized_build, path) as shell:
+        shell.add(mappings, MEMSET, PATTERN)
+        rows = shell.list()
+    return path.read_bytes(), rows
+
+
 @given(st.data())
 @settings(
     max_examples=60,
@@ -151,16 +166,11 @@ def test_rows_that_make_no_sense_are_refused(
 def test_a_damaged_file_is_refused_or_right(
     sanitized_build: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    whole: tuple[bytes, list[list[int]]],
     data: st.DataObject,
 ) -> None:
     path = tmp_path_factory.mktemp("map") / "it.map"
-    mappings: list[list[int | None]] = [
-        [8192 * number, 4096, number % 2, 4096 * number] for number in range(400)
-    ]
-    with StoreShell(sanitized_build, path) as shell:
-        shell.add(mappings, MEMSET, PATTERN)
-        expected = shell.list()
-    content = bytearray(path.read_bytes())
+    content, expected = bytearray(whole[0]), whole[1]
     if data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(content) - 1))
         content[at] ^= 1 << data.draw(st.integers(0, 7))

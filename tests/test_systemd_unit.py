@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.process import run
+from btrfs_ublk.base.process import run
 
 _PROJECT = Path(__file__).parents[1]
 _OPERATING = _PROJECT / "docs/how-to/operating.md"
@@ -28,7 +28,7 @@ def installed(tmp_path: Path) -> Path:
     """A directory with the units, put there as the document has it."""
     (recipe,) = re.findall(r"^```sh\n(.*?)^```", _OPERATING.read_text(), re.M | re.S)
     assert _INSTALLED in recipe and recipe.endswith(_RELOAD)
-    recipe = recipe.replace(_INSTALLED, str(tmp_path)).removesuffix(_RELOAD)
+    recipe = recipe.replace(_INSTALLED, str(tmp_path)).replace(_RELOAD, "true\n")
     path = f"{COMMAND.parent}:{os.environ['PATH']}"
     run(["sh", "-euc", recipe], timeout_s=60, env=os.environ | {"PATH": path})
     return tmp_path

@@ -10,7 +10,6 @@ import functools
 import json
 import random
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -23,15 +22,16 @@ import pytest
 from conftest import Need, inapplicable, may_be_killed
 from server_process import ServerProcess, kill_after
 
-from btrfs_ublk.capabilities import UBLK
+from btrfs_ublk.base.capabilities import UBLK
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import mounted
-from btrfs_ublk.resources.uevents import wait_until
+from btrfs_ublk.kernel import mounted
+from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, PatternSegment, ZeroSegment
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 pytestmark = pytest.mark.ublk
 
@@ -106,7 +106,7 @@ def recoverer(
 
 
 def pattern(offset: int, length: int) -> bytes:
-    return struct.pack(f"<{length // 8}Q", *range(offset, offset + length, 8))
+    return PATTERN.segments[0].content(offset, length)
 
 
 class VerifiedReads:
@@ -421,16 +421,21 @@ def test_a_mounted_device_without_a_server_is_not_deleted(sparse_path: Path) -> 
             )
             done = run_server("--delete-device", "0", "--tag", TAG)
             assert done.returncode == 1 and "mounted or in use" in done.stderr
-            with recoverer(description=description) as second:
+            with (
+                recoverer(description=description) as second,
+                virtual_file_of(seed, target) as file,
+            ):
                 second.wait_ready()
-                file = target / seed.virtual_data.filename
                 assert read_direct(file, MIB, 4096) == pattern(MIB, 4096)
                 second.process.terminate()
                 with pytest.raises(subprocess.TimeoutExpired):
                     second.process.wait(1)
                 assert read_direct(file, 2 * MIB, 4096) == pattern(2 * MIB, 4096)
                 second.kill()
-            with recoverer(description=description) as third:
+            with (
+                recoverer(description=description) as third,
+                virtual_file_of(seed, target) as file,
+            ):
                 third.wait_ready()
                 assert read_direct(file, 3 * MIB, 4096) == pattern(3 * MIB, 4096)
                 third.request("handover")

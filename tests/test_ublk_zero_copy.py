@@ -16,12 +16,12 @@ import pytest
 from conftest import Need, inapplicable, may_be_killed
 from device_support import kill_server, reading, remove_all
 
-from btrfs_ublk.capabilities import UBLK
+from btrfs_ublk.base.capabilities import UBLK
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import DeviceOptions, add_device, upgrade_device
 from btrfs_ublk.errors import CapabilityError, UsageError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import loop_device
+from btrfs_ublk.kernel import loop_device
 from btrfs_ublk.server import (
     BlockServer,
     Description,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.resources import blockdev, loop_device, uevents
-from btrfs_ublk.resources.uevents import parse_uevent, uevent_monitor, wait_until
+from btrfs_ublk.kernel import blockdev, loop_device, uevents
+from btrfs_ublk.kernel.uevents import parse_uevent, uevent_monitor, wait_until
 
 
 def test_a_message_is_understood() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from conftest import Need
 
-from btrfs_ublk.capabilities import UBLK
+from btrfs_ublk.base.capabilities import UBLK
+from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.resources import list_ublk_devices
+from btrfs_ublk.kernel import list_ublk_devices
 from btrfs_ublk.server import (
     BlockServer,
     Description,

@@ -17,9 +17,9 @@ import pytest
 from conftest import Need, inapplicable
 from sanitized_build import SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.capabilities import FUSE, LOOP
-from btrfs_ublk.helpers import VERIFY_READS
-from btrfs_ublk.resources.uevents import wait_until
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.helpers import VERIFY_READS
+from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server import BlockServer, Description, PatternSegment
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
 

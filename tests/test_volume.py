@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from conftest import Need, SystemState
 
-from btrfs_ublk.capabilities import BTRFS, LOOP
+from btrfs_ublk.base.capabilities import BTRFS, LOOP
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.readers import READERS, read_direct
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.ledger import process_ledger
+from btrfs_ublk.kernel import clone_range
+from btrfs_ublk.kernel.reflink import match_checksums
 from btrfs_ublk.physmap import PhysicalMap
-from btrfs_ublk.readers import READERS, read_direct
-from btrfs_ublk.resources import clone_range
 from btrfs_ublk.server import (
     FileSegment,
     FrontEndName,
@@ -28,7 +29,7 @@ from btrfs_ublk.server import (
     Segment,
 )
 from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, KIB, MIB, TIB, format_size
-from btrfs_ublk.volume import Volume, volume
+from btrfs_ublk.volume.temporary import Volume, volume
 
 SIZE = 4 * EIB
 CHUNK = 255 * TIB
@@ -89,7 +90,7 @@ def test_clones_read_as_the_server_defines(made: Volume) -> None:
                 offset = chances.randrange(0, size - length)
                 expected = content(made, place + offset, length)
                 assert read(clone, offset, length) == expected, (place, how, offset)
-    assert made.server.stats()["errors"] == 0
+    assert made.server.stats().errors == 0
 
 
 @pytest.mark.parametrize("size", [275 * GIB, 250 * TIB, SIZE], ids=format_size)
@@ -111,10 +112,11 @@ def test_both_sides_of_every_chunk_boundary(
     ) as made:
         assert len(places) == 3 + made.seed.chunks - 1
         path = made.target / "boundaries"
-        with made.virtual_file.open("rb") as source, path.open("xb") as clone:
+        with made.virtual_file() as source, path.open("xb") as clone:
+            match_checksums(source, clone.fileno())
             for number, place in enumerate(places):
                 clone_range(
-                    source.fileno(),
+                    source,
                     clone.fileno(),
                     source_offset=place,
                     length_bytes=length,
@@ -173,14 +175,13 @@ def test_writes_stay_in_the_clone_that_got_them(made: Volume) -> None:
             expected[offset : offset + 10] = b"0123456789"
     assert first.read_bytes() == expected
     assert second.read_bytes() == content(made, MIB, MIB)
-    assert read_direct(made.virtual_file, MIB, MIB) == content(made, MIB, MIB)
+    with made.virtual_file() as virtual:
+        assert read_direct(virtual, MIB, MIB) == content(made, MIB, MIB)
 
 
-def test_the_virtual_file_can_be_neither_changed_nor_removed(made: Volume) -> None:
-    with pytest.raises(PermissionError):
-        made.virtual_file.unlink()
-    with pytest.raises(PermissionError):
-        made.virtual_file.open("r+b")
+def test_the_virtual_file_cannot_be_changed(made: Volume) -> None:
+    with made.virtual_file() as virtual, pytest.raises(PermissionError):
+        virtual.open("r+b")
 
 
 def test_a_file_is_not_replaced_by_a_clone(made: Volume) -> None:
@@ -191,7 +192,8 @@ def test_a_file_is_not_replaced_by_a_clone(made: Volume) -> None:
 
 
 def test_the_map_is_checked_before_use(made: Volume) -> None:
-    mapping = PhysicalMap.read(made.virtual_file)
+    with made.virtual_file() as virtual:
+        mapping = PhysicalMap.read(virtual)
     assert len(mapping) == made.seed.chunks
     start = made.seed.virtual_data.device_offset
     assert mapping.largest_contiguous_run() == (0, start, SIZE)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +16,13 @@ from conftest import Need
 from volume_support import NAME, TIMEOUT_S, Place
 from web_server import NGINX, WebServer, web_server
 
-from btrfs_ublk.cache import Cache
+from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.units import MIB, TIB
-from btrfs_ublk.volumes import down_volume, kept_volume, list_volumes, remove_volume
-from btrfs_ublk.volumes.find import CONFIG_VARIABLE
-from btrfs_ublk.volumes.store import VOLUMES_VARIABLE
+from btrfs_ublk.testing.range_server_fixtures import range_server
+from btrfs_ublk.units import GIB, MIB, TIB
+from btrfs_ublk.volume import down_volume, kept_volume, list_volumes, remove_volume
+from btrfs_ublk.volume.find import CONFIG_VARIABLE
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 CONTENT = os.urandom(3 * MIB + 77)
 
@@ -78,6 +81,8 @@ def test_from_a_web_server_to_a_file(place: Place, server: WebServer) -> None:
     with pytest.raises(OSError, match="Input/output"):
         Path(beyond.stdout.strip()).read_bytes()
     assert "reads failed" in place.answer("status", NAME)["failing"]
+    check_that_errors_end_answers(place.target, beyond.stdout.strip())
+    check_that_nothing_is_cloned_beyond_the_end(place)
     refused = place.command("up", NAME, "--add-file=big.bin=http://localhost/other")
     assert refused.returncode == 2
     assert url in refused.stderr and "http://localhost/other" in refused.stderr
@@ -92,8 +97,42 @@ def test_from_a_web_server_to_a_file(place: Place, server: WebServer) -> None:
     # Nobody answers, so it is not removed.
     asked = place.command("remove", NAME)
     assert asked.returncode == 2 and "use --yes" in asked.stderr
+    words = [sys.executable, "-m", "btrfs_ublk.cli.main", "volume", "remove", NAME]
+    environment = os.environ | {VOLUMES_VARIABLE: str(place.base)}
+    no = subprocess.run(
+        words, input="n\n", env=environment, capture_output=True, text=True
+    )
+    assert no.returncode == 1 and "error: nothing was removed" in no.stderr
     assert place.command("remove", NAME, "--yes").returncode == 0
     assert place.answer("list") == []
+
+
+def check_that_errors_end_answers(target: Path, path: str) -> None:
+    """Of the range server, which serves a file that cannot be read to its end."""
+    with (
+        range_server(target, log=target / "log", timeout_s=30) as running,
+        pytest.raises(http.client.IncompleteRead) as caught,
+        urllib.request.urlopen(running.url(Path(path).name), timeout=30) as answer,
+    ):
+        answer.read()
+    part = caught.value.partial
+    assert part and part == CONTENT[2 * MIB :][: len(part)]
+
+
+def check_that_nothing_is_cloned_beyond_the_end(place: Place) -> None:
+    for offset, length in (
+        (GIB - 4096, MIB),
+        (63 * TIB, 5 * TIB),
+        (70 * TIB, 4096),
+        (0, 1 << 62),
+    ):
+        refused = place.command(
+            "clone", NAME, "none", f"--offset={offset}", f"--length={length}"
+        )
+        assert refused.returncode == 2, refused
+        for number in (offset, length, GIB):
+            assert str(number) in refused.stderr
+        assert not (place.target / "none").exists()
 
 
 def test_definitions_in_files(place: Place, server: WebServer) -> None:
@@ -226,6 +265,15 @@ def test_a_mount_point_must_be_an_empty_directory(place: Place) -> None:
     refused = place.command("up", NAME, "--front-end=fuse", "--mount", place.target)
     assert refused.returncode == 2 and "is not a directory" in refused.stderr
     place.target.unlink()
+    place.target.symlink_to(place.target.name)  # a circle
+    refused = place.command("up", NAME, "--front-end=fuse", "--mount", place.target)
+    assert refused.returncode == 2 and "is not a directory" in refused.stderr
+    place.target.unlink()
+    file = place.root / "file"
+    file.touch()
+    where = ("--mount", place.target, "--cache", file)
+    refused = place.command("up", NAME, "--front-end=fuse", *where)
+    assert f"cache {file} is not a directory" in refused.stderr
     place.target.mkdir()
     with kept_volume(NAME, place.definition(), base=place.base):
         pass
@@ -233,6 +281,16 @@ def test_a_mount_point_must_be_an_empty_directory(place: Place) -> None:
     refused = place.command("up", NAME)  # where it was
     assert refused.returncode == 2 and "is not empty" in refused.stderr
     assert place.state() == "down" and (place.target / "mine").exists()
+
+
+def test_the_file_whose_source_is_refused(place: Place) -> None:
+    files = [f"--add-file=a/good={place.content('good')}"]
+    files += [f"--add-file=b={place.root}/none", f"--add-file=c={place.root}/none"]
+    fuse = ["--size=1G", "--writable=256M", "--front-end=fuse"]
+    refused = place.command("up", NAME, f"--mount={place.target}", *fuse, *files)
+    assert refused.returncode == 1
+    assert "error: file 'b': cannot ask for the size: " in refused.stderr
+    assert not (place.target / "a").exists()
 
 
 def test_a_file_system_without_files_of_that_size(place: Place) -> None:
@@ -250,8 +308,8 @@ def test_a_name_that_is_no_text(place: Place) -> None:
     """A definition cannot have it."""
     mount = place.root / "\udcff"
     failed = place.command("up", NAME, "--front-end=fuse", f"--mount={mount}")
-    assert failed.returncode == 1 and "Traceback" not in failed.stderr
-    assert r"/\udcff' cannot be written in utf-8" in failed.stderr
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert r"/\udcff' is no text in UTF-8" in failed.stderr
     assert list_volumes(base=place.base) == [] and not mount.exists()
 
 
@@ -280,3 +338,17 @@ def test_a_volume_that_is_damaged(place: Place) -> None:
     asked = place.command("remove", NAME)
     assert asked.returncode == 2 and "how much is unknown" in asked.stderr
     remove_volume(NAME, base=place.base)
+
+
+def test_logs(place: Place) -> None:
+    done = place.command("logs", NAME)
+    assert done.returncode == 2 and "there is no volume" in done.stderr
+    fuse = ["--size=1G", "--writable=256M", "--front-end=fuse"]
+    done = place.command("up", NAME, f"--mount={place.target}", *fuse)
+    assert done.returncode == 0, done.stderr
+    done = place.command("logs", NAME)
+    assert done.returncode == 0 and "serves /dev/loop" in done.stdout
+    assert len(place.command("logs", NAME, "-n", "1").stdout.splitlines()) == 1
+    assert place.command("down", NAME).returncode == 0
+    done = place.command("logs", NAME)
+    assert done.returncode == 2 and "is down, and has no log" in done.stderr

@@ -8,8 +8,9 @@ import pytest
 
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import GIB, MIB, TIB
-from btrfs_ublk.volumes import VolumeDefinition, VolumeFile, parse_definition
-from btrfs_ublk.volumes.entry import source_of
+from btrfs_ublk.volume import VolumeDefinition, VolumeFile, parse_definition
+from btrfs_ublk.volume.definition import read_definition
+from btrfs_ublk.volume.entry import source_of
 
 _WHOLE = """
 size = "2T"
@@ -109,14 +110,23 @@ def test_sources(url: str) -> None:
         ("queues = 0", "queues 0 is not from 1 to 256"),
         ("depth = true", "depth is True, not a whole number"),
         ("depth = 1025", "depth 1025 is not from 1 to 1024"),
-        ("read_ahead = 100", "read-ahead of 100"),
+        ("read_ahead = 100", "the read-ahead cannot be 100 bytes"),
         ("read_ahead = 'btrfs'", "read_ahead 'btrfs'"),
         ("deadline = 'soon'", "deadline is 'soon'"),
-        ("deadline = -1", "deadline"),
+        ("deadline = -1", "the deadline cannot be -1 s"),
+        ("deadline = nan", "the deadline cannot be nan s"),
+        ("deadline = 100000", "the deadline cannot be 100000 s"),
         ("file = 3", "no list of tables"),
         ("[[file]]\npath = '../x'\nurl = '/x'", "no path of a file"),
         ("[[file]]\npath = '/x'\nurl = '/x'", "no path of a file"),
         ("[[file]]\npath = 'x'", "either url or source"),
+        ("[[file]]\npath = 'x'\nsize = 1", "either url or source"),
+        ("[[file]]\npath = 'x'\nsize = 0\nurl = '/x'", "size 0, and kind, path"),
+        ("[[file]]\npath = 'x'\nsize = 0\nunit = '64K'", "size 0, and unit"),
+        (
+            "[[file]]\npath = 'x'\nsource = { kind = 'http', size = 0 }",
+            "size 0, and kind",
+        ),
         ("[[file]]\npath = 'x'\nurl = 'ftp://h/x'", "no source"),
         ("[[file]]\npath = 'x'\nurl = '/x'\nmode = 3", "'mode' is unknown"),
         (
@@ -159,6 +169,28 @@ def test_any_other_source_can_be_written_down() -> None:
     for known in (source, source | {"digests": {"path": "/here"}}):
         made = VolumeDefinition(files=(VolumeFile("x", known),))
         assert "http://h/x" in made.to_toml()
+
+
+def test_what_is_no_utf8(tmp_path: Path) -> None:
+    """TOML could not hold it."""
+    odd = "\udcff"
+    for text in (f"{odd}=/x", f"x=/{odd}"):
+        with pytest.raises(UsageError, match="no text in UTF-8"):
+            VolumeFile.parse(text)
+    with pytest.raises(UsageError, match="mount point .* no text in UTF-8"):
+        VolumeDefinition(mount=Path("/", odd))
+    (tmp_path / "v.toml").write_bytes(b"mount = '/\xe4'")
+    with pytest.raises(UsageError, match=r"v.toml: no text in UTF-8 \(byte 10 is 0xe4"):
+        read_definition(tmp_path / "v.toml")
+
+
+def test_an_empty_file_has_a_size_and_nothing_else() -> None:
+    made = parse("[[file]]\npath = 'x'\nsize = 0")
+    assert made.files == (VolumeFile("x", {"size": 0}),)
+    assert made.files[0].is_empty and "empty" in made.files[0].origin
+    assert parse(made.to_toml()) == made
+    assert parse("[[file]]\npath = 'x'\nsource = { size = 0 }") == made
+    assert VolumeFile.parse('x={"size": 0}') == made.files[0]
 
 
 def test_options_say_path_and_url() -> None:

@@ -10,15 +10,16 @@ from click.testing import CliRunner
 from btrfs_ublk.cli.volume import command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volumes import (
+from btrfs_ublk.volume import (
+    Volumes,
     down_volume,
     find_definition,
     list_volumes,
     remove_volume,
     show_volume,
 )
-from btrfs_ublk.volumes.make import prepare_sprout, remove_halves
-from btrfs_ublk.volumes.store import VOLUMES_VARIABLE, VolumeDirectory
+from btrfs_ublk.volume.make import prepare_sprout, remove_halves
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE, VolumeDirectory
 
 HALF = ".kept.0123456789abcdef"
 
@@ -87,3 +88,26 @@ def test_where_a_sprout_cannot_be_made(base: Path) -> None:
     volume.sprouting.touch()
     with pytest.raises(BtrfsUblkError, match=f"cannot sprout in {base}: File exists"):
         prepare_sprout(volume, MIB)
+
+
+def test_volumes_of_a_directory_are_objects(base: Path) -> None:
+    for name in ("b", "a"):
+        (base / name).mkdir(mode=0o700)
+        (base / name / "volume.json").touch()
+    for volumes in (Volumes(), Volumes(base)):
+        assert [volume.name for volume in volumes] == ["a", "b"]
+        assert [status.state for status in volumes.list()] == ["damaged"] * 2
+        assert "a" in volumes and volumes.get("a") in volumes and "c" not in volumes
+        assert volumes.get("a").exists() and not volumes.get("c").exists()
+        assert volumes.get("a").status().state == "damaged"
+        with pytest.raises(UsageError, match="'../a' is no name"):
+            volumes.get("../a")
+    missing = Volumes(base).get("c")
+    for use in (missing.down, missing.remove, missing.status):
+        with pytest.raises(UsageError, match="there is no volume 'c'"):
+            use()
+    with pytest.raises(UsageError, match="has no device"):
+        missing.map()
+    assert missing.definition().file is None
+    Volumes(base).get("b").remove()
+    assert [volume.name for volume in Volumes(base)] == ["a"]

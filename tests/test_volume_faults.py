@@ -17,40 +17,41 @@ import pytest
 from conftest import SystemState
 from volume_support import NAME, TIMEOUT_S, Place
 
-from btrfs_ublk.cache import Cache
-from btrfs_ublk.device import list_devices
+from btrfs_ublk.base.process import run
+from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.device import list_devices, remove_device
 from btrfs_ublk.device.locks import is_locked, registry_locked
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.resources.tempdir import loops_below
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volumes import (
+from btrfs_ublk.volume import (
     clone_in_volume,
     down_volume,
     kept_volume,
     remove_volume,
     up_volume,
 )
-from btrfs_ublk.volumes.make import remove_halves
-from btrfs_ublk.volumes.store import volume_directory, volumes_directory
+from btrfs_ublk.volume.make import remove_halves
+from btrfs_ublk.volume.store import volume_directory, volumes_directory
 
 pytestmark = pytest.mark.native
 
 #: What is called when so much has been done, in this order: module and function.
 STEPS = [
-    ("make", "make_seed"),
-    ("make", "sync"),
-    ("cache", "make_private"),
+    ("volume.make", "make_seed"),
+    ("volume.make", "sync"),
+    ("volume.cache", "make_private"),
     ("device", "add_device"),
-    ("up", "sprout"),
-    ("up", "assert_mapping"),
-    ("up", "sync"),
-    ("up", "loop_device"),
-    ("up", "mounted"),
-    ("up", "filesystem_uuid"),
-    ("up", "apply_read_ahead"),
-    ("files", "device_map"),
-    ("files", "clone_file"),
-    ("files", "sync"),
+    ("volume.up", "sprout"),
+    ("volume.up", "assert_mapping"),
+    ("volume.up", "sync"),
+    ("volume.up", "loop_device"),
+    ("volume.up", "mounted"),
+    ("volume.up", "filesystem_uuid"),
+    ("volume.up", "apply_read_ahead"),
+    ("volume.files", "device_map"),
+    ("volume.files", "opened_top"),
+    ("volume.files", "clone_beneath"),
 ]
 
 #: Makes a volume, and is killed at a step.
@@ -60,12 +61,12 @@ from importlib import import_module
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from volume_support import NAME, Place
-from btrfs_ublk.volumes import up_volume
+from btrfs_ublk.volume import up_volume
 
 def die(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(import_module("btrfs_ublk.volumes." + sys.argv[1]), sys.argv[2], die)
+setattr(import_module("btrfs_ublk." + sys.argv[1]), sys.argv[2], die)
 place = Place(Path(sys.argv[3]), "fuse")
 up_volume(NAME, place.definition("one"), base=place.base)
 """
@@ -106,9 +107,7 @@ def test_a_step_fails(
     for number, (module, function) in enumerate(STEPS):
         fault = (fail, interrupt)[number % 2]
         with monkeypatch.context() as patch:
-            patch.setattr(
-                import_module(f"btrfs_ublk.volumes.{module}"), function, fault
-            )
+            patch.setattr(import_module(f"btrfs_ublk.{module}"), function, fault)
             with pytest.raises((BtrfsUblkError, KeyboardInterrupt)) as raised:
                 up_volume(NAME, place.definition("one"), base=place.base)
         assert not getattr(raised.value, "__notes__", None), (function, raised.value)
@@ -118,7 +117,9 @@ def test_a_step_fails(
     down_volume(NAME, base=place.base)
     # One that was there is as it was.
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("btrfs_ublk.volumes.files"), "sync", interrupt)
+        patch.setattr(
+            import_module("btrfs_ublk.volume.files"), "clone_beneath", interrupt
+        )
         with pytest.raises(KeyboardInterrupt):
             up_volume(NAME, place.definition("one", "two"), base=place.base)
     assert place.state() == "down"
@@ -171,7 +172,7 @@ def test_what_cannot_be_taken_down_is_kept(
         fail()
 
     with monkeypatch.context() as patch:
-        module = import_module("btrfs_ublk.volumes.up")
+        module = import_module("btrfs_ublk.volume.up")
         patch.setattr(module, "apply_read_ahead", use_and_fail)
         with pytest.raises(BtrfsUblkError, match="injected") as raised:
             up_volume(NAME, place.definition("one"), base=place.base)
@@ -196,7 +197,7 @@ def test_somebody_opens_the_device_as_it_goes_down(
 
     up_volume(NAME, place.definition("one"), base=place.base)
     with monkeypatch.context() as patch:
-        module = import_module("btrfs_ublk.volumes.down")
+        module = import_module("btrfs_ublk.volume.down")
         patch.setattr(module, "drop_device", refuse)
         with pytest.raises(LeftoverError, match="is unmounted, .*: injected") as raised:
             down_volume(NAME, base=place.base)
@@ -209,18 +210,18 @@ def test_clones_wait_for_whoever_works_on_the_volume(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody takes it down meanwhile."""
-    module = import_module("btrfs_ublk.volumes.clone")
+    module = import_module("btrfs_ublk.volume.clone")
     volume = volume_directory(NAME, place.base)
 
     def clone(path: str) -> Path:
         return clone_in_volume(NAME, path, offset=0, size_bytes=5000, base=place.base)
 
-    def clone_locked(*arguments: Path, **options: int) -> None:
+    def clone_locked(*arguments: int, **options: int) -> None:
         assert is_locked(volume.lock)
-        clone_file(*arguments, **options)
+        clone_beneath(*arguments, **options)
 
-    clone_file = module.clone_file
-    monkeypatch.setattr(module, "clone_file", clone_locked)
+    clone_beneath = module.clone_beneath
+    monkeypatch.setattr(module, "clone_beneath", clone_locked)
     with kept_volume(NAME, place.definition("one"), base=place.base):
         with ThreadPoolExecutor(1) as pool:
             with volume.locked(timeout_s=1):
@@ -279,9 +280,9 @@ def test_a_cache_that_was_made_for_nothing(
         fail()
 
     def up(fault: Callable[..., None]) -> None:
-        module = import_module("btrfs_ublk.volumes.files")
+        module = import_module("btrfs_ublk.volume.files")
         with monkeypatch.context() as patch:
-            patch.setattr(module, "clone_file", fault)
+            patch.setattr(module, "clone_beneath", fault)
             with pytest.raises(BtrfsUblkError, match="injected") as raised:
                 up_volume(NAME, definition, base=place.base)
         assert not getattr(raised.value, "__notes__", None)
@@ -296,3 +297,25 @@ def test_a_cache_that_was_made_for_nothing(
     shutil.rmtree(cache)
     up(read_and_fail)
     assert len(list(cache.glob("*.data"))) == 1
+
+
+def test_a_directory_that_was_removed_while_it_was_up(place: Place) -> None:
+    """No other volume takes its name, and what was written can still be copied."""
+    up_volume(NAME, place.definition("one"), base=place.base)
+    (place.target / "mine").write_text("written")
+    shutil.rmtree(place.base / NAME)
+    for attempt in (
+        lambda: up_volume(NAME, place.definition("one"), base=place.base),
+        lambda: down_volume(NAME, base=place.base),
+    ):
+        with pytest.raises(BtrfsUblkError, match="was removed while") as raised:
+            attempt()
+        assert str(place.target) in raised.value.message
+        assert f"btrfs-ublk device down {NAME}" in (raised.value.hint or "")
+        assert not (place.base / NAME).exists()
+    assert (place.target / "mine").read_text() == "written"
+    # As the hint says.
+    run(["umount", place.target], timeout_s=10)
+    remove_device(NAME)
+    up_volume(NAME, place.definition("one"), base=place.base)
+    assert place.matches("one")

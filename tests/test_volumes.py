@@ -12,20 +12,21 @@ from uuid import UUID
 import pytest
 from conftest import Need
 from device_support import kill_server, kill_supervisor
-from volume_support import NAME, Place
+from volume_support import CONTENT_BYTES, NAME, Place
 
-from btrfs_ublk.capabilities import FUSE, UBLK
+from btrfs_ublk.base.capabilities import FUSE, UBLK
+from btrfs_ublk.base.ledger import boot_id
+from btrfs_ublk.base.process import run
 from btrfs_ublk.device import add_device, remove_device, show_device
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.ledger import boot_id
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.read_ahead import get_read_ahead
-from btrfs_ublk.resources.tempdir import loops_below
-from btrfs_ublk.resources.uevents import wait_until
+from btrfs_ublk.kernel.read_ahead import get_read_ahead
+from btrfs_ublk.kernel.temporary import loops_below
+from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server import Description, FrontEndName, PatternSegment
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volumes import (
+from btrfs_ublk.volume import (
     VolumeFile,
+    Volumes,
     clone_in_volume,
     down_volume,
     kept_volume,
@@ -34,6 +35,8 @@ from btrfs_ublk.volumes import (
     show_volume,
     up_volume,
 )
+from btrfs_ublk.volume.files import opened_top, opened_virtual_data
+from btrfs_ublk.volume.store import volume_directory
 
 #: For what has nothing to do with the front end: the VM is slow.
 fuse_only = pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_files_are_added_while_it_is_up(place: Place) -> None:
             mine = VolumeFile.parse(f"mine={place.content('one')}")
             up_volume(NAME, place.definition(files=(mine,)), base=place.base)
         (place.target / "out").symlink_to("/")
-        with pytest.raises(UsageError, match="outside of the volume"):
+        with pytest.raises(UsageError, match="symbolic link is on the way to 'out/x'"):
             out = VolumeFile.parse(f"out/x={place.content('one')}")
             up_volume(NAME, place.definition(files=(out,)), base=place.base)
         # Refused, and all is as it was.
@@ -106,6 +109,52 @@ def test_files_are_added_while_it_is_up(place: Place) -> None:
             NAME, "by-hand", offset=offset, size_bytes=5000, base=place.base
         )
         assert made.read_bytes() == place.content("two").read_bytes()[:5000]
+
+
+@fuse_only
+def test_a_volume_is_an_object(place: Place) -> None:
+    volumes = Volumes(place.base)
+    volume = volumes.get(NAME)
+    assert not volume.exists()
+    with volume.mounted(place.definition("one")) as found:
+        assert volume.up() == found and found.is_up and volume.exists()
+        offset = found.files[0].offset
+        made = volume.clone("by-hand", offset=offset, size_bytes=5000)
+        assert made.read_bytes() == place.content("one").read_bytes()[:5000]
+        (mapping,) = volume.map().list()
+        assert mapping.offset == offset
+        assert volume.resize(512 * MIB).writable_bytes == 512 * MIB
+        assert volume.definition().definition.writable_bytes == 512 * MIB
+        # A device of that name is not this volume's in another directory.
+        with pytest.raises(UsageError, match="has no device"):
+            Volumes(place.root / "others").get(NAME).map()
+    assert volume.up().is_up and volume.down() and not volume.down()
+    assert [status.state for status in volumes.list()] == ["down"]
+    assert volume.status() == volumes.list()[0]
+    volume.remove()
+    assert not volume.exists() and list(volumes) == []
+
+
+@fuse_only
+def test_an_empty_file(place: Place) -> None:
+    """Beside one that is fetched, and alone; it is made once, and then its user's."""
+    first, second = (VolumeFile(f"dir/{x}", {"size": 0}) for x in ("nothing", "void"))
+    files = (first, *place.definition("one").files)
+    definition = place.definition(files=files)
+    with kept_volume(NAME, definition, base=place.base) as found:
+        assert (place.target / "dir/nothing").read_bytes() == b""
+        assert (place.target / "dir/nothing").stat().st_mode & 0o777 == 0o644
+        assert place.matches("one")
+        assert [file.size_bytes for file in found.files] == [0, CONTENT_BYTES]
+        (place.target / "dir/nothing").write_text("written")
+        definition = replace(definition, files=(*files, second))
+        assert len(up_volume(NAME, definition, base=place.base).files) == 3
+        assert (place.target / "dir/void").read_bytes() == b""
+        with pytest.raises(UsageError, match="nothing: it is empty"):
+            other = VolumeFile.parse(f"dir/void={place.content('one')}")
+            up_volume(NAME, place.definition(files=(other,)), base=place.base)
+    with kept_volume(NAME, definition, base=place.base):
+        assert (place.target / "dir/nothing").read_text() == "written"
 
 
 @fuse_only
@@ -129,12 +178,22 @@ def test_what_could_not_be_cloned_is_free_again(place: Place) -> None:
 
 
 def test_down_names_who_uses_it(place: Place) -> None:
+    volume = volume_directory(NAME, place.base)
     up_volume(NAME, place.definition("one"), base=place.base)
     with (place.target / "dir/one").open("rb") as file:
         with pytest.raises(LeftoverError, match=f"{os.getpid()}"):
             down_volume(NAME, base=place.base)
         assert place.state() == "up"
         assert file.read(77) == place.content("one").read_bytes()[:77]
+    with opened_top(volume, place.target) as top:
+        with opened_virtual_data(volume, top) as virtual, virtual.open("rb") as opened:
+            user = subprocess.Popen(["sleep", "300"], stdin=opened)
+    try:
+        with pytest.raises(LeftoverError, match=f"pid {user.pid} .*no path leads to"):
+            down_volume(NAME, base=place.base)
+    finally:
+        user.kill()
+        user.wait(timeout=60)
     loops = [device for device, _ in loops_below(place.root)]
     if place.front_end == "fuse":
         loops.append(show_volume(NAME, base=place.base).device or Path())
@@ -229,7 +288,7 @@ def test_what_cannot_change(place: Place) -> None:
         other = place.definition(mount=place.root / "other")
         with pytest.raises(UsageError, match="is up at .*mnt, not .*other"):
             up_volume(NAME, other, base=place.base)
-        with pytest.raises(UsageError, match="a deadline of 30.0, not 3"):
+        with pytest.raises(UsageError, match="a deadline of 30 s, not 3 s"):
             up_volume(NAME, place.definition(deadline_s=3), base=place.base)
         up_volume(NAME, place.definition(read_ahead_bytes=MIB), base=place.base)
         assert get_read_ahead(place.target) == MIB
@@ -239,8 +298,8 @@ def test_what_cannot_change(place: Place) -> None:
         assert get_read_ahead(place.target) == MIB
         up_volume(NAME, place.definition(read_ahead_bytes=None), base=place.base)
         assert get_read_ahead(place.target) == MIB
-    with pytest.raises(UsageError, match="made with a writable image of 256M, not 1G"):
-        up_volume(NAME, place.definition(writable_bytes=1 << 30), base=place.base)
+    with pytest.raises(UsageError, match="cannot shrink to 128M"):
+        up_volume(NAME, place.definition(writable_bytes=128 * MIB), base=place.base)
     up_volume(NAME, other, base=place.base)
     assert show_volume(NAME, base=place.base).mount == place.root / "other"
 
@@ -259,7 +318,7 @@ def test_its_device_is_served_as_it_is_defined(place: Place) -> None:
         assert os.SCHED_RR in policies
         for changed, words in (
             (replace(definition, realtime=False), "up with realtime True, not False"),
-            (replace(definition, queues=None), "up with queues 2, not None"),
+            (replace(definition, queues=None), "up with queues 2, not the default"),
             (replace(definition, depth=6), "up with depth 5, not 6"),
         ):
             with pytest.raises(UsageError, match=words):

@@ -23,8 +23,8 @@ from wheel_support import (  # noqa: F401
 )
 
 import btrfs_ublk
-from btrfs_ublk.capabilities import FUSE
-from btrfs_ublk.helpers import SERVER
+from btrfs_ublk.base.capabilities import FUSE
+from btrfs_ublk.base.helpers import SERVER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _OPTIONS = ("-ra", "-p", "no:cacheprovider")

@@ -1,11 +1,11 @@
-"""Sessions of a shell in documents: commands, and what they print, held to it.
+"""Runs the shell sessions in documents, and compares what the commands print.
 
 In a block of ``console``, a line that begins with "$ " is a command, which goes on in
-lines that begin with ">"; what follows is what it prints: "…" stands for anything in a
-line, and a line of it alone for any lines. A command that fails is followed by "(exit
-status N)". All blocks of a document are one session of bash: as
-root, in namespaces of its own (scripts/isolate), with nothing but loopback as network,
-and with an empty /mnt, /tmp and /var/cache.
+lines that begin with ">". Its output follows, where "…" stands for any text in a line,
+and a line with "…" alone for any lines. A command that fails is followed by "(exit
+status N)". All blocks of a document are one session of bash: as root, in new namespaces
+(scripts/isolate), with only loopback as network, and with an empty /mnt, /tmp and
+/var/cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parent.parent
 _PROMPT = "$ "
 _ANYTHING = "…"
-#: What a program in the background may take until it says that it is there.
+#: How long a background program may take until it has printed what is documented.
 _READY_S = 20.0
 
 # Commands come through descriptor 3, each ended by a NUL; they get no input.
@@ -34,7 +34,7 @@ while IFS= read -r -u 3 -d '' command; do
 done
 """
 
-# Not known to any other process of the machine, and gone with the last one of these.
+# These mounts are hidden from other processes, and end with the last process here.
 _SURROUNDINGS = """
 import fcntl, os, socket, struct, subprocess, sys
 with socket.socket() as any_socket:  # as `ip link set lo up` does
@@ -49,7 +49,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a document, and what it prints."""
+    """A command of a document, and its output there."""
 
     line: int
     command: str
@@ -74,7 +74,7 @@ def _pattern(expected: str) -> str:
 
 
 def steps(document: Path) -> list[Step]:
-    """All commands of a document, in order."""
+    """Return all commands of a document, in order."""
     found: list[Step] = []
     inside = False
     for number, line in enumerate(document.read_text().splitlines(), 1):
@@ -101,7 +101,7 @@ class Session:
         self._read = 0
 
     def run(self, step: Step, *, timeout_s: float) -> str:
-        """What the command prints, both ways, with its exit status if that is not 0."""
+        """Return stdout and stderr of the command, and its exit status if not 0."""
         assert self._process.stdin is not None
         self._process.stdin.write(step.command.encode() + b"\0")
         self._process.stdin.flush()
@@ -134,7 +134,7 @@ class Session:
 
 
 def _variables(isolated: bool) -> dict[str, str]:
-    """This process's; those that tests set are of directories of this machine."""
+    """Return our environment. Without isolation, omit what tests have set."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -150,7 +150,7 @@ def session(
     environment: Mapping[str, str] | None = None,
     isolated: bool = True,
 ) -> Iterator[Session]:
-    """A shell in ``directory``. All that it has started ends with it."""
+    """Start a shell in ``directory``. If isolated, all that it starts ends with it."""
     commands, given = os.pipe()
     isolation: list[str | Path] = [
         *(PROJECT / "scripts" / "isolate", "unshare", "--net"),

@@ -1,4 +1,4 @@
-"""Kept volumes in tests: a place for them, and content to fetch."""
+"""Help for tests of kept volumes: directories for them, and content to fetch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import GIB, KIB, MIB
-from btrfs_ublk.volumes import VolumeDefinition, VolumeFile, down_volume, show_volume
-from btrfs_ublk.volumes.down import is_anything_up
-from btrfs_ublk.volumes.store import VOLUMES_VARIABLE, volume_directory
+from btrfs_ublk.volume import VolumeDefinition, VolumeFile, down_volume, show_volume
+from btrfs_ublk.volume.down import is_anything_up
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE, volume_directory
 
 NAME = "kept"
-#: For a command, in an emulated machine that is busy.
+#: Time for a command, in a busy, emulated machine.
 TIMEOUT_S = 240.0
-#: Not a whole number of blocks.
+#: This is not a whole number of blocks.
 CONTENT_BYTES = 3 * MIB + 77
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a test has its volumes, its mount point and what is fetched."""
+    """A test's directories: volumes, mount point, and files to fetch."""
 
     root: Path
     front_end: FrontEndName
@@ -40,14 +40,14 @@ class Place:
         return self.root / "mnt"
 
     def content(self, name: str) -> Path:
-        """A file to fetch; made at the first call."""
+        """Return a file to fetch. The first call makes it."""
         path = self.root / name
         if not path.exists():
             path.write_bytes(os.urandom(CONTENT_BYTES))
         return path
 
     def definition(self, *names: str, **changes: Any) -> VolumeDefinition:
-        """Of a volume with these files, in a directory."""
+        """Define a volume with these files in its directory ``dir``."""
         files = [VolumeFile.parse(f"dir/{name}={self.content(name)}") for name in names]
         made = VolumeDefinition(
             size_bytes=GIB,
@@ -60,7 +60,7 @@ class Place:
         return replace(made, **changes)
 
     def matches(self, name: str) -> bool:
-        """Whether the volume's file reads as what was to be fetched."""
+        """Return whether the volume's file has the content that was to be fetched."""
         found = (self.target / "dir" / name).read_bytes()
         return found == self.content(name).read_bytes()
 
@@ -70,7 +70,7 @@ class Place:
     def command(
         self, *arguments: str | Path, before: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """``btrfs-ublk volume …``; ``before`` is what runs that."""
+        """Run ``btrfs-ublk volume …``, behind the words ``before``."""
         return subprocess.run(
             [*before, sys.executable, "-m", "btrfs_ublk.cli.main", "volume"]
             + [str(argument) for argument in arguments],
@@ -81,13 +81,13 @@ class Place:
         )
 
     def answer(self, *arguments: str | Path) -> Any:
-        """What the command prints as JSON, whatever its exit status."""
+        """Return the JSON that a command prints, whatever its exit status."""
         done = self.command(*arguments, "--json")
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
     def take_all_down(self) -> None:
-        """What a failed test has left would make all that follow fail."""
+        """Take all volumes down. One that a failed test left would make others fail."""
         for path in self.base.glob("[!.]*"):
             if is_anything_up(volume_directory(path.name, self.base)):
                 down_volume(path.name, base=self.base)

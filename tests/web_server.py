@@ -1,4 +1,4 @@
-"""nginx, on loopback, with a certificate that the test made: a real server of files."""
+"""Runs nginx as a real file server, on loopback, with a certificate of the test."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import trustme
 from stopping import ending_with_us, stop
 
-from btrfs_ublk.capabilities import Program
+from btrfs_ublk.base.capabilities import Program
 
 NGINX = Program("nginx", package="nginx")
 
-# Each location serves the same files, and has one thing of its own.
+# All locations serve the same files, each in its own way.
 _CONFIGURATION = """
 daemon off;
 # NB: without a master, it crashes on inherited sockets.
@@ -79,7 +79,7 @@ http {{
 
 @dataclass(frozen=True)
 class WebServer:
-    """A running one. ``files`` is what it serves."""
+    """A running server of the directory ``files``."""
 
     root: Path
     port: int
@@ -91,12 +91,12 @@ class WebServer:
 
     @property
     def ca(self) -> Path:
-        """The certificate that clients have to trust."""
+        """Path of the certificate that clients have to trust."""
         return self.root / "ca.pem"
 
     @property
     def client(self) -> Path:
-        """Certificate and key of a client that it knows."""
+        """Path of certificate and key of a client that the server accepts."""
         return self.root / "client.pem"
 
     def url(self, path: str) -> str:
@@ -106,7 +106,7 @@ class WebServer:
         return f"https://localhost:{self.tls_port}/{path}"
 
     def served(self) -> list[dict[str, str]]:
-        """What was asked for so far, in order."""
+        """Return all requests so far, in order."""
         names = ("protocol", "status", "connection", "range", "path")
         lines = (self.root / "access.log").read_text(encoding="utf-8").splitlines()
         return [dict(zip(names, line.split(" "), strict=True)) for line in lines]
@@ -124,8 +124,8 @@ def _write_certificates(root: Path) -> None:
 
 @contextmanager
 def web_server(root: Path) -> Iterator[WebServer]:
-    """Serve ``root / "files"``. Both sockets are bound here, and inherited the way
-    nginx hands them over when it is upgraded: it answers from the start.
+    """Serve ``root / "files"``. Both sockets are bound here, and inherited as when
+    nginx is upgraded, so that connections succeed from the start.
     """
     for directory in (root, root / "files", root / "tmp"):
         directory.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""How fast files are made as clones of virtual data, and what they cost afterwards.
+"""How fast files are made as clones of virtual data, and what the clones cost.
 
 ``python -m btrfs_ublk.bench.clone --help``
 """
@@ -6,30 +6,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 
 import click
 
+from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT, Helper, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.helpers import MAKE_FILES, MKSEED
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.environment import QUIET_CORES, QUIET_NOTE, wait_until_quiet
+from btrfs_ublk.bench.environment import QUIET_NOTE
 from btrfs_ublk.bench.files import (
     FILES_PER_DIRECTORY,
     Plan,
     make_files,
     sync_file_system,
 )
-from btrfs_ublk.bench.report import (
-    Document,
-    Highlight,
-    Result,
-    Table,
-    finish,
-    make_document,
-    number,
-)
+from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
 from btrfs_ublk.bench.sprouts import (
     WRITABLE_BYTES,
     Bed,
@@ -38,37 +34,44 @@ from btrfs_ublk.bench.sprouts import (
     check_file_system,
     metadata_used_bytes,
 )
-from btrfs_ublk.bench.stats import grouped, median_of, undisturbed
+from btrfs_ublk.bench.stats import median_of
+from btrfs_ublk.bench.study import (
+    QUIET_TURNS,
+    Column,
+    Option,
+    QuietColumn,
+    Run,
+    study,
+    table,
+)
 from btrfs_ublk.bench.verify import stamp, verify, verify_physical
-from btrfs_ublk.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT, Helper, require
-from btrfs_ublk.entry import run_command
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.helpers import MAKE_FILES, MKSEED
-from btrfs_ublk.resources.reflink import clone_file
+from btrfs_ublk.kernel.reflink import clone_file
 from btrfs_ublk.seed import Seed
 from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 MIN_BYTES, MAX_BYTES = 4 * KIB, 64 * KIB
 
-#: Where in the virtual file the clones come from.
+#: The parts of the virtual file that the clones come from.
 PATTERNS = {
     "sequential": "one after the other, from the start",
     "one-extent": "anywhere in the first extent",
     "random": "anywhere in the file",
 }
-#: What each process clones from. The kernel locks that file for every clone of it.
+#: What each process clones from. The kernel locks that file during every clone.
 SOURCES = {
     "shared": "all from the virtual file",
     "own": "each from a clone of all of the virtual file",
 }
 _SEED = 20_241_117
-#: Each takes a process of the helper, so fewer of them.
+#: Checking each of these runs the helper once, so they are few.
 _MAPPED = 20
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure."""
+    """One case to measure."""
 
     virtual_data_size: int
     pattern: str
@@ -79,7 +82,7 @@ class Case:
 
 
 def make_plan(case: Case, *, extent_bytes: int) -> Plan:
-    """The same plan for the same case, every time."""
+    """Make a plan, always the same for the same case."""
     rng = random.Random(_SEED)
     sizes = [rng.randint(MIN_BYTES, MAX_BYTES) for _ in range(case.clones)]
     blocks = [-(-size // BLOCK_BYTES) for size in sizes]
@@ -100,8 +103,8 @@ def make_plan(case: Case, *, extent_bytes: int) -> Plan:
 
 
 def measure(case: Case, *, parent: Path, samples: int, check: bool) -> Result:
-    """One turn, on a new seed and sprout."""
-    # Every seed of a size has extents of one length, so the plan can come first.
+    """Measure one turn, on a new seed and sprout."""
+    # All seeds of one size have extents of one length, so the plan can come first.
     plans: list[Plan] = []
 
     def prepare(seed: Seed) -> None:
@@ -126,8 +129,10 @@ def measure(case: Case, *, parent: Path, samples: int, check: bool) -> Result:
 
 
 def _make_clones(case: Case, place: Bed, plan: Plan, samples: int) -> Result:
-    with place.sprouted() as made:
-        virtual_file = made.target / place.seed.virtual_data.filename
+    with (
+        place.sprouted() as made,
+        virtual_file_of(place.seed, made.target) as virtual_file,
+    ):
         sources = _sources(case, made.target, virtual_file)
         directory = made.target / "clones"
         directory.mkdir()
@@ -155,7 +160,7 @@ def _make_clones(case: Case, place: Bed, plan: Plan, samples: int) -> Result:
         "sync_s": sync_s,
         "rate_with_sync": len(plan) / (outcome.wall_s + sync_s),
         "metadata_bytes": used_bytes / len(plan),
-        # All of taking the sprout down, of which unmounting is most.
+        # The time to take the sprout down, most of it for unmounting.
         "unmount_s": watch.lap(),
         **verified,
     }
@@ -171,99 +176,83 @@ def _sources(case: Case, target: Path, virtual_file: Path) -> list[Path]:
     return own
 
 
-def _case_columns(result: Result) -> tuple[str, ...]:
-    return (
-        options.seed_name(result["virtual_data_size"]),
-        result["pattern"],
-        number(result["extents"] if result["pattern"] == "random" else 1),
-        number(result["clones"]),
-        number(result["processes"]),
-        result["sources"],
-        options.seed_name(result["writable_bytes"]),
-    )
+_NAMES: dict[str, Callable[[Result], str]] = {
+    "virtual data": lambda x: options.seed_name(x["virtual_data_size"]),
+    "pattern": lambda x: str(x["pattern"]),
+    "extents": lambda x: number(x["extents"] if x["pattern"] == "random" else 1),
+    "clones": lambda x: number(x["clones"]),
+    "processes": lambda x: number(x["processes"]),
+    "sources": lambda x: str(x["sources"]),
+    "device": lambda x: options.seed_name(x["writable_bytes"]),
+}
+_RATES = [
+    QUIET_TURNS,
+    QuietColumn("median/s", "rate"),
+    Column("best/s", lambda turns: max(turn["rate"] for turn in turns)),
+    QuietColumn("synced/s", "rate_with_sync"),
+    QuietColumn("p50", "p50_us", 1),
+    QuietColumn("p99", "p99_us", 1),
+    QuietColumn("p99.9", "p99.9_us"),
+    QuietColumn("max", "max_us"),
+    QuietColumn("CPU us", "cpu_us", 1),
+    QuietColumn("waits", "waits", 2),
+    QuietColumn("other cores", "other_cores", 2),
+    QuietColumn("load", "load", 1),
+]
+_COSTS = [
+    QuietColumn("bytes", "metadata_bytes"),
+    QuietColumn("sync s", "sync_s", 2),
+    QuietColumn("unmount s", "unmount_s", 2),
+    QuietColumn("mount s", "mount_s", 3),
+    QuietColumn("check s", "check_s", 1),
+    Column("verified", lambda turns: sum(turn["verified_clones"] for turn in turns)),
+]
 
 
-_CASE_COLUMNS = (
-    "virtual data",
-    "pattern",
-    "extents",
-    "clones",
-    "processes",
-    "sources",
-    "device",
-)
+def _part(number: int) -> Column:
+    def median_of_part(turns: Sequence[Result]) -> float:
+        return float(median(turn["p50_by_part_us"][number - 1] for turn in turns))
+
+    return QuietColumn(f"{number}.", median_of_part, 1)
 
 
 def tables(document: Document) -> list[Table]:
-    """Of each case: rates and latencies; then what the clones cost."""
-    cases = grouped(document["results"], _case_columns)
-    rates, parts, costs = [], [], []
-    for case, all_results in cases.items():
-        rate = [result["rate"] for result in all_results]
-        quiet = undisturbed(all_results, most_cores=QUIET_CORES)
-        results = quiet or all_results
-        medians = {
-            name: number(median_of(results, name), digits)
-            for name, digits in (
-                *(("rate", 0), ("rate_with_sync", 0), ("cpu_us", 1), ("waits", 2)),
-                *(("p50_us", 1), ("p99_us", 1), ("p99.9_us", 0), ("max_us", 0)),
-                *(("metadata_bytes", 0), ("sync_s", 2), ("load", 1)),
-                *(("unmount_s", 2), ("mount_s", 3), ("check_s", 1)),
-                ("other_cores", 2),
-            )
-        }
-        rates.append(
-            (
-                *(
-                    *case,
-                    f"{len(quiet)} of {len(all_results)}",
-                    medians["rate"],
-                    number(max(rate)),
-                ),
-                *(medians[name] for name in _RATE_COLUMNS.values()),
-            )
-        )
-        by_part = zip(*(result["p50_by_part_us"] for result in results))
-        parts.append((*case, *(number(median(values), 1) for values in by_part)))
-        verified = sum(result["verified_clones"] for result in all_results)
-        costs.append(
-            (
-                *case,
-                *(medians[name] for name in _COST_COLUMNS.values()),
-                number(verified),
-            )
-        )
-    left = 2
+    """Make tables of rates and latencies by case, and of what the clones cost."""
+    results = document["results"]
+    parts = min(len(turn["p50_by_part_us"]) for turn in results) if results else 0
     return [
-        Table(
+        table(
             "Clones per second: create, FICLONERANGE, ftruncate, close",
-            (*_CASE_COLUMNS, "quiet", "median/s", "best/s", *_RATE_COLUMNS),
-            rates,
-            left,
-            f"{QUIET_NOTE} Latencies in us. CPU us: of the processes, per clone. "
+            results,
+            _NAMES,
+            _RATES,
+            left=2,
+            note=f"{QUIET_NOTE} Latencies in us. CPU us: of the processes, per clone. "
             "Waits: voluntary context switches per clone. Synced: with the syncfs at "
             "the end.",
         ),
-        Table(
+        table(
             "Microseconds per clone in each tenth of the work: p50",
-            (*_CASE_COLUMNS, *(f"{n}." for n in range(1, 11))),
-            parts,
-            left,
+            results,
+            _NAMES,
+            [_part(number) for number in range(1, parts + 1)],
+            left=2,
         ),
-        Table(
+        table(
             "What they cost",
-            (*_CASE_COLUMNS, *_COST_COLUMNS, "verified"),
-            costs,
-            left,
-            "Bytes: metadata in use, per clone. Check: btrfs check, which found no "
-            "fault. Verified: clones of all turns whose size, content and extents were "
-            "compared.",
+            results,
+            _NAMES,
+            _COSTS,
+            left=2,
+            note="Bytes: metadata in use, per clone. Check: btrfs check, which found "
+            "no fault. Verified: clones of all turns whose size, content and extents "
+            "were compared.",
         ),
     ]
 
 
 def highlights(document: Document) -> list[Highlight]:
-    """Of one process and the largest virtual data."""
+    """Summarise one process with the largest virtual data."""
     single = [x for x in document["results"] if x["processes"] == 1]
     if not single:
         return []
@@ -279,76 +268,48 @@ def highlights(document: Document) -> list[Highlight]:
     ]
 
 
-_RATE_COLUMNS = {
-    "synced/s": "rate_with_sync",
-    "p50": "p50_us",
-    "p99": "p99_us",
-    "p99.9": "p99.9_us",
-    "max": "max_us",
-    "CPU us": "cpu_us",
-    "waits": "waits",
-    "other cores": "other_cores",
-    "load": "load",
-}
-_COST_COLUMNS = {
-    "bytes": "metadata_bytes",
-    "sync s": "sync_s",
-    "unmount s": "unmount_s",
-    "mount s": "mount_s",
-    "check s": "check_s",
-}
+def _choices(
+    flag: str, name: str, known: Mapping[str, str], chosen: Sequence[str]
+) -> Option:
+    told = "; ".join(f"{key}: {text}" for key, text in known.items())
+    return click.option(
+        *(flag, name),
+        type=click.Choice(list(known)),
+        multiple=True,
+        default=chosen,
+        help=f"Clones come from: {told}",
+    )
 
 
-@click.command(context_settings=options.SETTINGS)
-@click.option("--clones", type=options.COUNT, default=100_000, help="Per turn.")
-@click.option(
-    "--virtual-data-size",
-    "sizes",
-    multiple=True,
-    default=("275G", "4E"),
-    callback=options.parse_sizes,
-    metavar="SIZE",
+@study(
+    "clone",
+    click.option("--clones", type=options.COUNT, default=100_000, help="Per turn."),
+    options.sizes_option("--virtual-data-size", "sizes", default=("275G", "4E")),
+    _choices("--pattern", "patterns", PATTERNS, ("sequential", "random")),
+    options.processes_option,
+    _choices("--sources", "sources", SOURCES, ("shared",)),
+    options.sizes_option(
+        *("--writable-size", "writable_bytes"),
+        default="16G",
+        help="The (sparse) device that is written to; btrfs flushes at a share of it.",
+    ),
+    click.option(
+        *("--verify", "samples"),
+        type=click.IntRange(min=0),
+        default=10_000,
+        help="How many clones to compare with the virtual data.",
+    ),
+    click.option("--check/--no-check", default=True, help="btrfs check at the end."),
+    needs=(ROOT, BTRFS, LOOP, Helper(MKSEED), Helper(MAKE_FILES)),
+    repeats=3,
+    about={
+        "clone_bytes": [MIN_BYTES, MAX_BYTES],
+        "files_per_directory": FILES_PER_DIRECTORY,
+        "random_seed": _SEED,
+    },
 )
-@click.option(
-    "--pattern",
-    "patterns",
-    type=click.Choice(list(PATTERNS)),
-    multiple=True,
-    default=("sequential", "random"),
-    help="Clones come from: " + "; ".join(f"{k}: {v}" for k, v in PATTERNS.items()),
-)
-@click.option(
-    "--processes",
-    type=click.IntRange(1, 64),
-    multiple=True,
-    default=(1,),
-    help="Each makes its part of the clones, in a directory of its own.",
-)
-@click.option(
-    "--sources",
-    type=click.Choice(list(SOURCES)),
-    multiple=True,
-    default=("shared",),
-    help="Processes clone from: " + "; ".join(f"{k}: {v}" for k, v in SOURCES.items()),
-)
-@click.option(
-    "--writable-size",
-    "writable_bytes",
-    default="16G",
-    callback=options.parse_sizes,
-    metavar="SIZE",
-    help="The (sparse) device that is written to; btrfs flushes at a share of it.",
-)
-@click.option(
-    "--verify",
-    "samples",
-    type=click.IntRange(min=0),
-    default=10_000,
-    help="How many clones to compare with the virtual data.",
-)
-@click.option("--check/--no-check", default=True, help="Run btrfs check at the end.")
-@options.common_options(repeats=3)
 def command(
+    run: Run,
     clones: int,
     sizes: Sequence[int],
     patterns: Sequence[str],
@@ -357,24 +318,16 @@ def command(
     writable_bytes: int,
     samples: int,
     check: bool,
-    repeats: int,
-    parent: Path,
-    patience_s: float,
-    as_json: bool,
 ) -> None:
     """Make files of 4 to 64 KiB as clones of virtual data, on a new sprout each turn.
 
     Sizes, patterns, processes and sources may be given more than once: each turn goes
     through all combinations, so that what else the machine does meets them alike.
     """
-    require(ROOT, BTRFS, LOOP, Helper(MKSEED), Helper(MAKE_FILES))
     require(*([BTRFS_PROGS] if check else []))
     cases = [
         Case(size, pattern, clones, count, source, writable_bytes)
-        for size in sizes
-        for pattern in patterns
-        for count in processes
-        for source in sources
+        for size, pattern, count, source in product(sizes, patterns, processes, sources)
         if count > 1 or source == "shared" or sources == ("own",)
     ]
     if min(sizes) < GIB:
@@ -383,26 +336,15 @@ def command(
         raise UsageError("--writable-size: 1G at least")
     if any(case.processes > clones for case in cases):
         raise UsageError("--processes: more than there are clones")
-    document = make_document(
-        "clone",
-        parameters={
-            "clone_bytes": [MIN_BYTES, MAX_BYTES],
-            "files_per_directory": FILES_PER_DIRECTORY,
-            "random_seed": _SEED,
-        },
-        directory=parent,
-        results=[],
-    )
-    for turn in range(1, repeats + 1):
+    for turn in run.turns():
         for case in cases:
-            wait_until_quiet(timeout_s=patience_s)
-            result = measure(case, parent=parent, samples=samples, check=check)
-            document["results"].append(result)
+            run.wait_until_quiet()
+            result = measure(case, parent=run.parent, samples=samples, check=check)
+            run.add(result)
             options.progress(
-                f"turn {turn}: {' '.join(_case_columns(result))}: "
+                f"turn {turn}: {' '.join(name(result) for name in _NAMES.values())}: "
                 f"{result['rate']:,.0f}/s, load {result['load']:.1f}"
             )
-    finish(document, as_json=as_json)
 
 
 if __name__ == "__main__":

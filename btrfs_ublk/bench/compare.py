@@ -1,4 +1,4 @@
-"""Peers against each other, in turn: what ``btrfs-ublk bench compare`` measures."""
+"""Comparing peers in turn: what ``btrfs-ublk bench compare`` measures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.bench.comparison_tables import tables
-from btrfs_ublk.bench.contest import Contestant, Measure, Turn
+from btrfs_ublk.bench.cpu_load import hogs
 from btrfs_ublk.bench.environment import wait_until_quiet
-from btrfs_ublk.bench.hogs import hogs
+from btrfs_ublk.bench.measurement import Contestant, Measure, Turn
 from btrfs_ublk.bench.peer import Setting, setting, why_not
 from btrfs_ublk.bench.report import FAILED, OK, SKIPPED, Result
 from btrfs_ublk.bench.suite import Comparison
@@ -23,9 +23,9 @@ __all__ = ["FAILED", "OK", "SKIPPED", "Plan", "blocks", "compare", "tables"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How all comparisons are measured. Seconds and bytes; ``queues`` and ``depth`` are
-    those of block servers, None leaves them to each. ``hog``: see hogs(). ``disk`` is
-    a block device that is only read.
+    """How comparisons are measured, in seconds and bytes. ``queues`` and ``depth`` are
+    for block servers; with None, each uses its own default. ``hog``: see hogs().
+    ``disk`` is a block device that is only read.
     """
 
     turns: int
@@ -47,13 +47,13 @@ def compare(
     parent: Path,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Result]:
-    """One result for each peer, workload and turn, and one for each peer that is not
-    measured, with the reason. All peers are up from the first turn to the last.
+    """Yield a result for each peer, workload and turn, and one, with the reason, for
+    each peer that is not measured. All peers are up from the first turn to the last.
 
     A block is all peers once, in random order, with one workload. A peer that fails, or
     whose data are wrong, is left out from then on; one that cannot do a workload is
-    left out of that. Raises UsageError for names that there are not, before anything is
-    made, and CapabilityError for a workload that nobody can do here.
+    left out of that. Raises UsageError for unknown names before anything is made, and
+    CapabilityError for a workload that this machine cannot do.
     """
     for workload in comparison.workloads:
         comparison.contest.check(workload)
@@ -117,7 +117,7 @@ def _brought_up(each: Contestant, place: Setting, stack: ExitStack) -> Turn:
 def blocks(
     names: Sequence[str], workloads: Sequence[str], plan: Plan
 ) -> Iterator[tuple[int, str, str]]:
-    """Turn, workload, peer: in the order of measuring, which the seed decides."""
+    """Yield (turn, workload, peer) in the order of measuring, given by the seed."""
     chances = random.Random(plan.seed)
     for turn in range(1, plan.turns + 1):
         for workload in workloads:

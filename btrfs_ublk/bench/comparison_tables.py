@@ -1,8 +1,8 @@
 """Tables of a comparison: pure functions on its document.
 
-A peer is called faster or slower where three things hold: its ratio to the first peer
-is at least 5 % from 1, the 95 % interval of that leaves 1 out, and so does a test with
-the signs of the differences within turns, corrected for how many are made (Holm).
+A peer is called faster or slower if three things hold: its ratio to the first peer is
+at least 5 % from 1; the ratio's 95 % interval excludes 1; and so does a test with the
+signs of the differences within turns, corrected for the number of tests (Holm).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from btrfs_ublk.bench.stats import (
     median_of,
     sign_flip_probability,
 )
+from btrfs_ublk.bench.study import Column
 
 _Key = TypeVar("_Key")
 
 _IOPS = {"name": "iops", "unit": "IOPS", "better": "more", "digits": 0}
-#: What is said of bars; others are named by their unit.
+#: The names of figures in the table of bars; others keep their own name.
 _FIGURE_NAMES = {"iops": "I/O per second", "per_core": "I/O per CPU second"}
 
-#: Differences below are not worth telling.
+#: Smaller differences are not reported.
 _LEAST_EFFECT = 0.05
 _LEVEL = 0.05
 SAME, FASTER, SLOWER, UNKNOWN = "same", "faster", "slower", "too few turns"
-#: With fewer turns no test comes below the level.
+#: With fewer turns, no test can reach the level.
 _LEAST_TURNS = 6
 
 
@@ -44,7 +45,7 @@ def _value(result: Result, figure: str) -> float:
 def _pairs(
     results: Sequence[Result], baseline: Sequence[Result], figure: str
 ) -> list[tuple[float, float]]:
-    """Of the turns that both have. Different runs have turns of the same numbers."""
+    """Return values of turns that both have. Different runs share turn numbers."""
     below = {(x["run"], x["turn"]): _value(x, figure) for x in baseline}
     both = [
         (_value(x, figure), below[x["run"], x["turn"]])
@@ -57,7 +58,7 @@ def _pairs(
 def ratio_of(
     results: Sequence[Result], baseline: Sequence[Result], figure: str
 ) -> tuple[float, float, float]:
-    """Of the medians, and its 95 % interval; from the turns that both have."""
+    """Return the ratio of the medians and its 95 % interval, from common turns."""
     both = _pairs(results, baseline, figure)
     if not both:
         return math.nan, math.nan, math.nan
@@ -70,8 +71,8 @@ Verdicts = dict[tuple[str, str, str], str]
 
 
 def verdicts(document: Document) -> Verdicts:
-    """Of each comparison, workload and peer but the first that was measured: how it
-    does in the first measure.
+    """Return the verdict on the first measure for each comparison, workload and peer
+    except the first peer that was measured.
     """
     tests: dict[tuple[str, str, str], Test] = {}
     for comparison, workload, by_peer in _groups(document):
@@ -90,8 +91,8 @@ def verdicts(document: Document) -> Verdicts:
 
 
 class Test(NamedTuple):
-    """The ratio of each turn, that of all with its interval, and whether "more" or
-    "less" is better.
+    """The ratio of each turn, the overall ratio with its interval, and whether "more"
+    or "less" is better.
     """
 
     turns: Sequence[float]
@@ -100,9 +101,9 @@ class Test(NamedTuple):
 
 
 def judged(tests: Mapping[_Key, Test]) -> dict[_Key, str]:
-    """SAME, FASTER, SLOWER or UNKNOWN. More tests make each of them harder to pass
-    (Holm): UNKNOWN is also what would have passed, had there been more turns of the
-    same kind.
+    """Return SAME, FASTER, SLOWER or UNKNOWN for each test. More tests make each of
+    them harder to pass (Holm), so UNKNOWN is also returned for a test that would have
+    passed with more turns of the same kind.
     """
     found = dict.fromkeys(tests, UNKNOWN)
     enough = [key for key, test in tests.items() if len(test.turns) >= _LEAST_TURNS]
@@ -115,7 +116,7 @@ def judged(tests: Mapping[_Key, Test]) -> dict[_Key, str]:
         found[key] = _verdict(test.ratio, corrected, test.better)
         unanimous = alone <= 2.0 ** (1 - len(test.turns)) * (1 + 1e-9)
         if found[key] == SAME and unanimous:
-            # All turns agree, so they say no more only because they are too few.
+            # All turns agree, so only their number keeps this from a verdict.
             if _verdict(test.ratio, 0.0, test.better) != SAME:
                 found[key] = UNKNOWN
     return found
@@ -130,7 +131,7 @@ def _verdict(ratio: tuple[float, float, float], probability: float, better: str)
 
 
 def _measures(comparison: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Documents of older versions have only one."""
+    """Return a comparison's measures; documents of older versions have only one."""
     measures: Sequence[Mapping[str, Any]] = comparison.get("measures") or [_IOPS]
     return measures
 
@@ -138,7 +139,7 @@ def _measures(comparison: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _groups(
     document: Document,
 ) -> list[tuple[dict[str, Any], str, dict[str, list[Result]]]]:
-    """Comparison, workload, and what was measured of each peer."""
+    """Return each comparison and workload with the results of each peer."""
     by_comparison = grouped(document["results"], lambda result: result["comparison"])
     found = []
     for comparison in document["parameters"]["comparisons"]:
@@ -157,22 +158,21 @@ def _groups(
 def _baseline(
     comparison: Mapping[str, Any], by_peer: Mapping[str, list[Result]]
 ) -> str:
-    """The first peer that was measured."""
+    """Return the first peer that was measured."""
     names: Sequence[str] = comparison["peers"]
     return next(name for name in names if name in by_peer)
 
 
 def tables(document: Document) -> list[Table]:
-    """For each comparison and workload one; the bars; what others have published; what
-    was not measured.
+    """Make a table for each comparison and workload; then of the bars, of published
+    figures, and of what was not measured.
     """
     judged = verdicts(document)
     made = []
     bars: list[tuple[str, ...]] = []
     groups = _groups(document)
     for comparison, workload, by_peer in groups:
-        make = _fio_table if _measures(comparison)[0]["name"] == "iops" else _table
-        made.append(make(comparison, workload, by_peer, judged))
+        made.append(_table(comparison, workload, by_peer, judged))
     found = {(x["title"], workload): by_peer for x, workload, by_peer in groups}
     for comparison in document["parameters"]["comparisons"]:
         for bar in comparison["bars"]:
@@ -204,48 +204,22 @@ _VERDICT_NOTE = (
 )
 
 
-def _fio_table(
-    comparison: Mapping[str, Any],
-    workload: str,
-    by_peer: dict[str, list[Result]],
-    judged: Verdicts,
-) -> Table:
-    baseline = _baseline(comparison, by_peer)
-    rows = []
-    for name, turns in by_peer.items():
-        ratio, low, high = ratio_of(turns, by_peer[baseline], "iops")
-        per_core, *_ = ratio_of(turns, by_peer[baseline], "per_core")
-        rows.append(
-            (
-                name,
-                str(len(turns)),
-                number(median_of(turns, "iops")),
-                number(ratio, 2),
-                _interval(low, high) if name != baseline else "-",
-                judged.get((comparison["title"], workload, name), "-"),
-                number(median_of(turns, "p50_us"), 1),
-                number(median_of(turns, "p99_us"), 1),
-                number(median_of(turns, "fio_us"), 1),
-                number(median_of(turns, "server_us"), 1),
-                number(median_of(turns, "kernel_us"), 1),
-                number(per_core, 2),
-                number(median_of(turns, "cores"), 2),
-                number(median_of(turns, "other_cores"), 2),
-            )
-        )
-    return Table(
-        f"{comparison['title']}: {workload}",
-        (
-            *("peer", "turns", "IOPS", "ratio", "95 %", "verdict", "p50 us", "p99 us"),
-            *("fio us", "server us", "kernel us", "per core", "cores", "others"),
-        ),
-        rows,
-        note=f"Medians. Ratio: of the medians, to that of {baseline}, over the turns "
-        "that both have, with a bootstrap interval that draws pairs of them. "
-        "CPU time per I/O: of the reader, of the server's threads, of the rest of the "
-        "kernel; per core: ratio of I/O per CPU second. Cores: in use by these three, "
-        f"and by other processes. {_VERDICT_NOTE}",
-    )
+#: Columns of fio's figures, after the verdict.
+_FIO_COLUMNS = (
+    Column("p50 us", "p50_us", 1),
+    Column("p99 us", "p99_us", 1),
+    Column("fio us", "fio_us", 1),
+    Column("server us", "server_us", 1),
+    Column("kernel us", "kernel_us", 1),
+    Column("per core", "per_core", 2),
+    Column("cores", "cores", 2),
+    Column("others", "other_cores", 2),
+)
+_FIO_NOTE = (
+    " CPU time per I/O: of the reader, of the server's threads, of the rest of the "
+    "kernel; per core: ratio of I/O per CPU second. Cores: in use by these three, and "
+    "by other processes."
+)
 
 
 def _table(
@@ -254,12 +228,10 @@ def _table(
     by_peer: dict[str, list[Result]],
     judged: Verdicts,
 ) -> Table:
-    """Whatever the measures are."""
+    """Show each measure with its ratio; for fio, also its other figures."""
     baseline = _baseline(comparison, by_peer)
     measures = _measures(comparison)
-    columns = ["peer", "turns"]
-    for measure in measures:
-        columns += [_label(measure), "ratio", "95 %"]
+    by_fio = measures[0]["name"] == "iops"
     rows = []
     for name, turns in by_peer.items():
         cells = [name, str(len(turns))]
@@ -271,21 +243,31 @@ def _table(
                 _interval(low, high) if name != baseline else "-",
             ]
         cells.append(judged.get((comparison["title"], workload, name), "-"))
+        for column in _FIO_COLUMNS if by_fio else ():
+            if column.of == "per_core":
+                per_core, *_ = ratio_of(turns, by_peer[baseline], "per_core")
+                cells.append(number(per_core, column.digits))
+            else:
+                cells.append(column.cell(turns))
         rows.append(cells)
+    heads = [head for each in measures for head in (_label(each), "ratio", "95 %")]
+    more = [column.head for column in _FIO_COLUMNS] if by_fio else []
+    one = "Ratio: of the medians, to that of", "a bootstrap interval that draws"
+    many = "Ratios: of the medians, to those of", "bootstrap intervals that draw"
+    ratio_words, interval_words = one if by_fio else many
     return Table(
         f"{comparison['title']}: {workload}",
-        [*columns, "verdict"],
+        ["peer", "turns", *heads, "verdict", *more],
         rows,
-        note=f"Medians. Ratios: of the medians, to those of {baseline}, over the turns "
-        "that both have, with bootstrap intervals that draw pairs of them. "
-        f"{_VERDICT_NOTE}",
+        note=f"Medians. {ratio_words} {baseline}, over the turns that both have, with "
+        f"{interval_words} pairs of them.{_FIO_NOTE if by_fio else ''} {_VERDICT_NOTE}",
     )
 
 
 def _label(measure: Mapping[str, Any]) -> str:
-    """ "cold ms" of cold_ms; "seconds" of seconds."""
+    """Make a heading: "cold ms" of cold_ms, "seconds" of seconds."""
     label: str = measure["name"].replace("_", " ")
-    return label.replace(" mib", " MiB")
+    return label.replace(" mib", " MiB").replace("iops", "IOPS")
 
 
 def _interval(low: float, high: float) -> str:
@@ -297,7 +279,7 @@ def _bar(
     bar: Mapping[str, Any],
     by_peer: Mapping[str, list[Result]],
 ) -> tuple[str, ...]:
-    """NB: always to the first peer: a bar means nothing to another."""
+    """NB: a bar is always a ratio to the first peer, even if that was not measured."""
     baseline = comparison["peers"][0]
     ratio, low, high = ratio_of(
         by_peer.get(bar["peer"], []), by_peer.get(baseline, []), bar["of"]
@@ -321,8 +303,8 @@ def _published(
     published: Mapping[str, Any],
     groups: Sequence[tuple[dict[str, Any], str, dict[str, list[Result]]]],
 ) -> Table:
-    """Theirs, with its ratio to the first figure of the workload; and ours of the same
-    two peers, where both were measured.
+    """Show each published figure with its ratio to the first of its workload, and our
+    ratio of the same two peers, if both were measured.
     """
     ours = {workload: by_peer for _, workload, by_peer in groups}
     first: dict[tuple[str, ...], Mapping[str, Any]] = {}

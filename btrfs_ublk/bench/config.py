@@ -1,4 +1,4 @@
-"""What one benchmark run is asked for: nine keys, and two that may be left out."""
+"""The configuration of one benchmark run: nine keys, and two optional ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import BLOCK_BYTES, exact_size, parse_block_size
 
 ENGINES = ("io_uring", "libaio", "mmap", "psync")
-#: What virtual data are made of; see content.py.
+#: What virtual data consist of; see content.py.
 SOURCES = ("memset", "pattern", "file")
 
 _MAX_RUNTIME_S = 86_400.0
@@ -47,7 +47,7 @@ def _size(key: str, value: Any) -> int:
 
 
 def _flag(key: str, value: Any) -> bool:
-    if value not in (0, 1):  # as are False and True
+    if value not in (0, 1):  # False and True are equal to these
         raise UsageError(f"{key} is {value!r}, neither 0 nor 1")
     return bool(value)
 
@@ -55,7 +55,7 @@ def _flag(key: str, value: Any) -> bool:
 def _seconds(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{key} is {value!r}, not a number of seconds")
-    # NB: not NaN, which compares with nothing.
+    # NB: this also rejects NaN, for which all comparisons are false.
     if not 0.5 <= value <= _MAX_RUNTIME_S:
         raise UsageError(f"{key} is {value}, not within 0.5 and {_MAX_RUNTIME_S:g} s")
     return float(value)
@@ -65,7 +65,7 @@ def _seconds(key: str, value: Any) -> float:
 class _Key:
     attribute: str
     parse: Callable[[str, Any], Any]
-    #: To what JSON holds: the same for all spellings of one value.
+    #: Converts to JSON: all spellings of one value become the same.
     write: Callable[[Any], Any] = lambda value: value
 
 
@@ -73,7 +73,7 @@ def _write_seconds(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-#: All without a default.
+#: The keys that have no default.
 REQUIRED = {
     "btrfs.seed": _Key("seed", _choice(*STRATEGIES)),
     "btrfs.virtual_data_size": _Key("virtual_data_bytes", _size, exact_size),
@@ -94,7 +94,7 @@ KEYS = REQUIRED | OPTIONAL
 
 @dataclass(frozen=True)
 class Configuration:
-    """One combination. ``num_queues`` are the server's threads with any front end."""
+    """One configuration. ``num_queues`` is the server's threads with any front end."""
 
     seed: str
     virtual_data_bytes: int
@@ -119,7 +119,7 @@ class Configuration:
 
     @classmethod
     def from_dict(cls, values: object) -> Configuration:
-        """Raise UsageError, naming the key, for what is unknown, missing or wrong."""
+        """Parse a dictionary. Raises UsageError, which names the key."""
         if not isinstance(values, dict):
             raise UsageError(f"the options are {values!r}, not a JSON object")
         unknown = [repr(key) for key in values if key not in KEYS]
@@ -140,16 +140,20 @@ class Configuration:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Configuration:
-        """As from_dict()."""
+    def from_json(
+        cls, text: str, *, defaults: Mapping[str, object] | None = None
+    ) -> Configuration:
+        """Parse JSON as from_dict() does; ``defaults`` are for keys that it lacks."""
         try:
             values = json.loads(text, object_pairs_hook=_without_twins)
         except ValueError as error:
             raise UsageError(f"the options are no JSON: {error}") from error
+        if defaults and isinstance(values, dict):
+            values = {**defaults, **values}
         return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
-        """All keys. Equal configurations give equal dictionaries."""
+        """Return all keys. Equal configurations give equal dictionaries."""
         return {
             name: key.write(getattr(self, key.attribute)) for name, key in KEYS.items()
         }
@@ -164,9 +168,8 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """What ``to_dict()`` has for a value that somebody typed: "275GiB" is "275G".
-
-    Raises UsageError for an unknown key and for what it cannot be.
+    """Return a typed value as ``to_dict()`` has it: "275GiB" is "275G". Raises
+    UsageError for an unknown key or an invalid value.
     """
     if key not in KEYS:
         raise UsageError(f"there is no key {key!r}", hint=f"known: {', '.join(KEYS)}")
@@ -179,7 +182,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def configuration_of(row: Mapping[str, Any]) -> Configuration:
-    """Of a result, which has more keys than these."""
+    """Return the configuration of a result, which has further keys."""
     return Configuration.from_dict(
         cast(dict[str, Any], {key: row[key] for key in KEYS if key in row})
     )

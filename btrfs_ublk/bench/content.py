@@ -1,11 +1,11 @@
-"""What benchmarks read: a clone of ranges of virtual data, and what its bytes must be.
+"""What benchmarks read: a clone of ranges of virtual data, and its expected bytes.
 
 A clone has a quarter from the start of the virtual data, half of it from around the
-middle, and a quarter from the end. What they are made of:
+middle, and a quarter from the end. These are the sources of the data:
 
-memset    one byte throughout, as cheap as can be; tells nothing of positions
-pattern   each 8 bytes hold their own position: a block from elsewhere is noticed
-file      a local file of up to 256 MiB, again and again, with such a pattern
+memset    one repeated byte, the cheapest source; does not show positions
+pattern   each 8 bytes contain their own position, so that misplaced blocks are noticed
+file      a local file of up to 256 MiB with such a pattern, repeated
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from btrfs_ublk.base.readers import Reader
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
-from btrfs_ublk.readers import Reader
-from btrfs_ublk.resources.reflink import clone_range
+from btrfs_ublk.kernel.reflink import clone_range, match_checksums
 from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment, Segment
 from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size
 
@@ -25,19 +25,19 @@ BYTE = ord("a")
 _FILE_BYTES = 256 * MIB
 _WRITE_BYTES = MIB
 
-#: What is read at each of five places: parts of a block, blocks, more than one request.
+#: The sizes read at each place: parts of a block, blocks, more than one request.
 CHECK_SIZES = (1, 511, BLOCK_BYTES, 3 * BLOCK_BYTES + 1, 64 << 10, MIB)
-#: As shares of the clone: its ends, and the seams between its pieces.
+#: Places as shares of the clone: its ends, and the seams between its pieces.
 CHECK_PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class WrongDataError(BtrfsUblkError):
-    """A byte was not what it had to be."""
+    """A byte was not as expected."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of a clone, and where it is from; all bytes, whole blocks."""
+    """A range of a clone and its place in the virtual data; bytes, in whole blocks."""
 
     offset: int
     virtual_offset: int
@@ -45,7 +45,7 @@ class Piece:
 
 
 def clone_pieces(*, virtual_data_bytes: int, clone_bytes: int) -> list[Piece]:
-    """The pieces in order; none overlap in the virtual data."""
+    """Return the pieces in order; none overlap in the virtual data."""
     quarter = clone_bytes // 4 // BLOCK_BYTES * BLOCK_BYTES
     half = clone_bytes - 2 * quarter
     middle = (virtual_data_bytes - half) // 2 // BLOCK_BYTES * BLOCK_BYTES
@@ -57,8 +57,9 @@ def clone_pieces(*, virtual_data_bytes: int, clone_bytes: int) -> list[Piece]:
 
 
 def make_clone(virtual_file: Path, path: Path, pieces: Sequence[Piece]) -> None:
-    """A new file of the pieces; no data moves. Raises BtrfsUblkError."""
+    """Clone the pieces into a new file, without moving data. Raises BtrfsUblkError."""
     with path.open("xb", buffering=0) as file:
+        match_checksums(virtual_file, file.fileno())
         for piece in pieces:
             clone_range(
                 virtual_file,
@@ -71,8 +72,8 @@ def make_clone(virtual_file: Path, path: Path, pieces: Sequence[Piece]) -> None:
 
 @dataclass(frozen=True)
 class Contents:
-    """Of the virtual data, with offsets in the virtual file: what is served, and what
-    has to be read from it, which does not depend on what the server finds.
+    """The segments that are served, and those expected when reading, with offsets in
+    the virtual file. What is expected does not depend on what the server finds.
     """
 
     served: Sequence[Segment]
@@ -90,7 +91,7 @@ def _pattern(virtual_data_bytes: int, _: Sequence[Piece], __: Path) -> Contents:
 
 
 def _file(_: int, pieces: Sequence[Piece], directory: Path) -> Contents:
-    """Only for what is cloned: it takes a segment for each repetition."""
+    """Serve only what is cloned, as each repetition of the file takes a segment."""
     file_bytes = min(_FILE_BYTES, max(piece.size_bytes for piece in pieces))
     space = os.statvfs(directory)
     free_bytes = space.f_bavail * space.f_frsize
@@ -135,8 +136,8 @@ _SOURCES: dict[str, Callable[[int, Sequence[Piece], Path], Contents]] = {
 def make_contents(
     source: str, *, virtual_data_bytes: int, pieces: Sequence[Piece], directory: Path
 ) -> Contents:
-    """What they need goes to ``directory``. Raises CapabilityError when that has no
-    room.
+    """Make the contents of that kind, with their files in ``directory``. Raises
+    CapabilityError when that has no room.
     """
     return _SOURCES[source](virtual_data_bytes, pieces, directory)
 
@@ -144,7 +145,7 @@ def make_contents(
 def expected(
     contents: Contents, pieces: Sequence[Piece], offset: int, length: int
 ) -> bytes:
-    """The bytes that a range of the clone must have."""
+    """Return the bytes that a range of the clone must have."""
     parts = []
     end = offset + length
     for piece in pieces:
@@ -160,7 +161,7 @@ def expected(
 
 
 def check_ranges(clone_bytes: int) -> list[tuple[int, int]]:
-    """Offset and length of what is checked: each size across or at each place."""
+    """Return (offset, length) of all checks: each size across or at each place."""
     ranges = []
     for place in CHECK_PLACES:
         for size in CHECK_SIZES:
@@ -171,8 +172,8 @@ def check_ranges(clone_bytes: int) -> list[tuple[int, int]]:
 
 
 def check(path: Path, contents: Contents, pieces: Sequence[Piece], read: Reader) -> int:
-    """Read the ranges back; how many there are. Raises WrongDataError for the first
-    byte that is wrong, OSError for what cannot be read.
+    """Read the ranges back; returns their number. Raises WrongDataError for the first
+    wrong byte, OSError for what cannot be read.
     """
     ranges = check_ranges(sum(piece.size_bytes for piece in pieces))
     for offset, length in ranges:
@@ -188,8 +189,8 @@ def check(path: Path, contents: Contents, pieces: Sequence[Piece], read: Reader)
 
 
 def first_difference(one: bytes, other: bytes) -> int:
-    """The index of the first byte that is not the same; the length of the shorter when
-    one begins with the other.
+    """Return the index of the first byte that differs; if one begins with the other,
+    the length of the shorter.
     """
     for index, (left, right) in enumerate(zip(one, other)):
         if left != right:

@@ -1,4 +1,4 @@
-"""Who used the CPUs between two moments: named processes, the kernel, all others."""
+"""CPU use between two moments: by named processes, the kernel, and all others."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# More than there is to read. NB: Python makes room for that much each time.
+# More than any of these files has. NB: Python allocates that much for each read.
 _PROCESS_BYTES = 4 << 10
 _STAT_BYTES = 1 << 20
 #: linux/sched.h
 _PF_KTHREAD = 0x00200000
 
-#: Of a line "cpu" in /proc/stat (proc_stat(5)).
+#: The fields of a line "cpu" in /proc/stat (proc_stat(5)).
 _FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-#: NB: these the kernel measures, where it stops the tick of idle CPUs; the others it
-#: samples, with each tick. So what is busy is told by what is not.
+#: NB: where the kernel stops the tick of idle CPUs, it measures these fields, and only
+#: samples the others at each tick. So busy time is computed from these.
 _NOT_BUSY = ("idle", "iowait", "steal")
 
 
 @dataclass(frozen=True)
 class Process:
-    """CPU times in seconds: its own, all threads together, and that of the children
-    that it has waited for.
+    """CPU times in seconds: of all its threads together, and of the children that it
+    has waited for.
     """
 
     parent: int
@@ -44,16 +44,16 @@ class Snapshot:
     cpus: Mapping[str, float]
     context_switches: int
     processes: Mapping[int, Process]
-    #: Voluntary and not, of the processes that were asked for.
+    #: Voluntary and involuntary switches of the processes that were asked for.
     switches_of: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RawSnapshot:
-    """What the kernel said; ``parse()`` it when nothing is measured any more.
+    """The kernel's texts; call ``parse()`` after the measurement.
 
-    NB: in an emulated guest, Python takes a noticeable share of a short measurement to
-    look at all processes, most of it for parsing.
+    NB: in an emulated guest, looking at all processes takes Python a noticeable share
+    of a short measurement, and parsing is most of that.
     """
 
     times_s: tuple[float, float]
@@ -63,7 +63,7 @@ class RawSnapshot:
 
     @classmethod
     def take(cls, pids: Iterable[int] = ()) -> RawSnapshot:
-        """Of all processes; context switches of some, with all of their threads."""
+        """Read all processes; of ``pids``, also context switches of threads."""
         begin_s, before = time.monotonic(), _read("/proc/stat", _STAT_BYTES)
         processes = {
             int(name): stat
@@ -75,8 +75,8 @@ class RawSnapshot:
         return cls((begin_s, end_s), (before, after), processes, statuses)
 
     def parse(self) -> Snapshot:
-        # On a busy machine looking at the processes takes a while: what the CPUs have
-        # used is that of the middle of it.
+        # On a busy machine, looking at the processes takes a while. The CPUs' times are
+        # taken for the middle of it.
         before, after = map(_cpu_times, self.cpus)
         switches = next(
             line for line in self.cpus[1].splitlines() if line.startswith(b"ctxt ")
@@ -95,7 +95,7 @@ class RawSnapshot:
 
 
 def _read(path: str, most_bytes: int = _PROCESS_BYTES) -> bytes:
-    """Empty if it is not there: processes end while we look."""
+    """Read a file; empty if it is not there, as when a process has ended."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
@@ -116,7 +116,7 @@ def _thread_statuses(pid: int) -> list[bytes]:
 
 
 def children_of(pid: int) -> set[int]:
-    """The processes that it has started; empty when it has ended."""
+    """Return the child processes; an empty set when the process has ended."""
     tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
     if not tasks:  # a kernel without CONFIG_PROC_CHILDREN
         processes = RawSnapshot.take().parse().processes
@@ -129,13 +129,13 @@ def children_of(pid: int) -> set[int]:
 
 
 def _cpu_times(stat: bytes) -> dict[str, float]:
-    """Of all CPUs together, from /proc/stat."""
+    """Return the times of all CPUs together, from /proc/stat."""
     ticks = map(int, stat.partition(b"\n")[0].split()[1:])
     return {name: count / _TICKS_PER_S for name, count in zip(_FIELDS, ticks)}
 
 
 def _process(stat: bytes) -> Process:
-    # The command name may hold blanks and parentheses; field 3 follows it.
+    # The command name may contain blanks and parentheses; field 3 follows it.
     fields = stat.rpartition(b")")[2].split(maxsplit=15)
     utime, stime, cutime, cstime = map(int, fields[11:15])
     return Process(
@@ -147,7 +147,7 @@ def _process(stat: bytes) -> Process:
 
 
 def _context_switches(status: bytes) -> int:
-    """Voluntary and not, of a thread, from its status."""
+    """Return a thread's switches, voluntary or not, from its status."""
     return sum(
         int(line.partition(b":")[2])
         for line in status.splitlines()
@@ -157,7 +157,7 @@ def _context_switches(status: bytes) -> int:
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used between two snapshots; ``parts`` are names of processes."""
+    """CPU use between two snapshots; ``parts`` are processes by name."""
 
     before: Snapshot
     after: Snapshot
@@ -183,7 +183,7 @@ class Usage:
         return used_s / self.window_s
 
     def _everything(self) -> float:
-        """All processes, those included that ended in between and were waited for."""
+        """Return the cores of all processes, with those ended and reaped since."""
         sums_s = [
             sum(one.own_s + one.children_s for one in snapshot.processes.values())
             for snapshot in (self.before, self.after)
@@ -191,15 +191,15 @@ class Usage:
         return (sums_s[1] - sums_s[0]) / self.window_s
 
     def record(self) -> dict[str, float]:
-        """Cores in use, on average: "total", each part, "rest" (the total without the
-        parts), and what is known of the rest: "kernel_threads", "other" processes,
+        """Return the average cores in use: "total", each part, "rest" (the total
+        without the parts), and parts of the rest: "kernel_threads", "other" processes,
         "interrupts" (sampled). "steal" is not in the total.
 
-        "accounted" cross-checks the counters of the CPUs, which the total is from, with
-        those of the processes: the sum of all processes and kernel threads, as a share
-        of the total. It is near 1 in a window that is long against a tick. Processes'
-        times have the interrupts in them, or have not, as the kernel is configured
-        (CONFIG_IRQ_TIME_ACCOUNTING): what is nearer counts.
+        "accounted" checks the counters of the CPUs, which give the total, against those
+        of the processes: it is the sum of all processes and kernel threads as a share
+        of the total. It is near 1 in a window that is much longer than a tick. Whether
+        processes' times include interrupts depends on the kernel's configuration
+        (CONFIG_IRQ_TIME_ACCOUNTING), so the value nearer to 1 is taken.
         """
         total = self.after.cpu_count - self._cpus(*_NOT_BUSY)
         parts = {name: self._own(pids) for name, pids in self.parts.items()}
@@ -228,20 +228,20 @@ class Usage:
         }
 
     def context_switches(self) -> float:
-        """Per second, of all CPUs."""
+        """Return context switches per second of all CPUs."""
         count = self.after.context_switches - self.before.context_switches
         return count / self.window_s
 
     def context_switches_of(self, pid: int) -> float:
-        """Per second, of a process that both snapshots were asked for. NB: those of
-        threads that have ended in between are missing.
+        """Return those of a process that both snapshots were asked for, per second. NB:
+        switches of threads that have ended in between are missing.
         """
         count = self.after.switches_of[pid] - self.before.switches_of[pid]
         return count / self.window_s
 
 
 def cpu_mhz() -> float | None:
-    """Their mean clock rate now, where the kernel tells."""
+    """Return the CPUs' mean clock rate now; None if the kernel does not tell."""
     rates = [
         float(line.partition(":")[2])
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -251,8 +251,8 @@ def cpu_mhz() -> float | None:
 
 
 def pressure_us() -> dict[str, int]:
-    """Microseconds since boot in which some task waited for "cpu", "io" or "memory"
-    (PSI); empty where the kernel does not count them.
+    """Return the microseconds since boot in which some task waited for "cpu", "io" or
+    "memory" (PSI); empty if the kernel does not count them.
     """
     found = {}
     for resource in ("cpu", "io", "memory"):

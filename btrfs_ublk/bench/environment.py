@@ -1,4 +1,4 @@
-"""What a figure depends on: kernel, machine, versions, and what else was running."""
+"""The environment of a measurement: kernel, machine, versions, and other load."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 import btrfs_ublk
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import CapabilityError, CommandError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.units import GIB
 
 _TIMEOUT_S = 20.0
@@ -26,7 +26,7 @@ _TIMEOUT_S = 20.0
 #: Set by scripts/vm: "icount" (its clock counts instructions), "tcg" (emulated), "kvm".
 VM_VARIABLE = "BTRFS_UBLK_VM"
 
-#: What others may use of the CPUs for a turn to count as undisturbed, in cores.
+#: The most cores that others may use in a turn that counts as undisturbed.
 QUIET_CORES = 0.3
 QUIET_NOTE = (
     f"Quiet: turns during which all else on the machine, kernel threads included, used "
@@ -43,8 +43,7 @@ _IDENTITY = (
 
 
 def environment(directory: Path) -> dict[str, Any]:
-    """What may stand beside published results: it names neither host nor paths.
-
+    """Describe the environment for publication: without host name and paths.
     ``directory`` is where the images are.
     """
     memory = psutil.virtual_memory()
@@ -75,23 +74,23 @@ def environment(directory: Path) -> dict[str, Any]:
 
 
 def environment_id(record: Mapping[str, Any]) -> str:
-    """Twelve digits that differ where figures may: other kernel, CPU, versions; not for
-    another time or load.
+    """Return twelve digits that depend on what figures depend on, such as kernel, CPU
+    and versions, but not on time or load.
     """
     same = {name: record.get(name) for name in _IDENTITY}
-    # The kernel keeps a little more or less of it for itself from boot to boot.
+    # The kernel reserves a slightly different amount in each boot.
     same["memory"] = round(record["memory_bytes"] / GIB, 1)
     text = json.dumps(same, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def versions(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the software, from an environment()."""
+    """Return the versions of the software, from an environment()."""
     return {name: record.get(name) for name in _VERSIONS}
 
 
 def _build_id() -> str | None:
-    """Twelve digits of the server's executable."""
+    """Return twelve digits of the hash of the server's executable."""
     try:
         program = helper_path(SERVER).read_bytes()
     except CapabilityError:
@@ -100,7 +99,7 @@ def _build_id() -> str | None:
 
 
 def _mitigations() -> dict[str, str]:
-    """What the kernel does about the flaws that this CPU has."""
+    """Return the kernel's mitigations of the flaws that this CPU has."""
     found = {}
     for path in sorted(Path("/sys/devices/system/cpu/vulnerabilities").glob("*")):
         with suppress(OSError):
@@ -119,7 +118,7 @@ def _cpu_model() -> str:
 
 
 def _cpu_flags() -> list[str]:
-    """NB: emulated string instructions are slow, so VMs may be without erms."""
+    """NB: emulated string instructions are slow, so VMs may hide erms."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -141,7 +140,7 @@ def _first_line(*argv: str | Path) -> str | None:
 
 
 def _revision() -> str | None:
-    """The commit, in a checkout: "1a2b3c4", with a "+" when files differ from it."""
+    """Return the commit of a checkout: "1a2b3c4", and "+" if files differ from it."""
     package = Path(btrfs_ublk.__file__).parent
     if not (package.parent / ".git").exists():
         return None
@@ -151,7 +150,7 @@ def _revision() -> str | None:
 
 
 def _busy_s() -> float:
-    """Of all CPUs since boot. Low priorities ("nice") are left out: they give way."""
+    """Return the busy time of all CPUs since boot, without low priorities ("nice")."""
     times = psutil.cpu_times()
     return float(times.user + times.system) + sum(
         float(getattr(times, name, 0.0)) for name in ("irq", "softirq", "steal")
@@ -160,27 +159,27 @@ def _busy_s() -> float:
 
 @contextmanager
 def watched() -> Iterator[dict[str, float]]:
-    """How busy the machine is meanwhile; filled in at the end of the block.
+    """Measure how busy the machine is; filled in at the end of the block.
 
-    "load" is the load average of the last minute before, "busy_cores" what all
-    processes and the kernel use in the block, low priorities apart.
+    "load" is the load average of the minute before, "busy_cores" the use by all
+    processes and the kernel in the block, low priorities excluded.
     """
     record = {"load": os.getloadavg()[0]}
     begin_s, before_s = time.monotonic(), _busy_s()
     yield record
-    # NB: the kernel counts in ticks; for shorter blocks the figure means little.
+    # NB: the kernel counts in ticks, so the figure is inexact for shorter blocks.
     elapsed_s = max(time.monotonic() - begin_s, 0.01)
     record["busy_cores"] = (_busy_s() - before_s) / elapsed_s
 
 
 def wait_until_quiet(*, timeout_s: float) -> bool:
-    """Wait for a second in which the machine has hardly anything to do, at most so
-    long; whether there was one.
+    """Wait for a second in which the machine is almost idle, at most ``timeout_s``.
+    Returns whether there was one.
     """
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         before_s = _busy_s()
-        # Nothing tells when others pause: the kernel has only counters.
+        # There is no event to wait for: the kernel has only counters.
         time.sleep(_QUIET_S)
         if _busy_s() - before_s < QUIET_CORES * _QUIET_S:
             return True

@@ -1,4 +1,4 @@
-"""How fast data arrive when they are read for the first time, over HTTP on loopback.
+"""How fast data arrive that are read for the first time, over HTTP on loopback.
 
 ``python -m btrfs_ublk.bench.fetching --help``
 """
@@ -10,31 +10,24 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import cast
 
 import click
 
+from btrfs_ublk.base.capabilities import LOOP, ROOT, Fio, Program, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.process import run as run_program
+from btrfs_ublk.base.process import spawn
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.fault_proxy import FaultProxy
-from btrfs_ublk.bench.fio import Fio, parse_output, random_read_argv
+from btrfs_ublk.bench.fio import random_reads
 from btrfs_ublk.bench.origin import NGINX, origin
-from btrfs_ublk.bench.report import (
-    Document,
-    Result,
-    Table,
-    finish,
-    make_document,
-    number,
-)
+from btrfs_ublk.bench.report import Document, Result, Table, number
 from btrfs_ublk.bench.stats import grouped
-from btrfs_ublk.capabilities import LOOP, ROOT, Program, require
-from btrfs_ublk.entry import json_option, run_command
-from btrfs_ublk.lazy import Addition, Digests, digest_file
-from btrfs_ublk.process import run, spawn
-from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.bench.study import TURNS, Column, Run, study, table
+from btrfs_ublk.content import Addition, Digests, digest_file
+from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import (
     BlockServer,
     Description,
@@ -46,7 +39,6 @@ from btrfs_ublk.units import KIB, MIB, format_size
 
 CURL = Program("curl", package="curl")
 TC = Program("tc", package="iproute2")
-_ENGINE = "io_uring"
 _UNITS = (4 * KIB, 16 * KIB, 64 * KIB)
 _SEQUENTIAL_UNIT = 256 * KIB
 _DEPTHS = (1, 64)
@@ -54,12 +46,10 @@ _RAMP_S = 0.5
 _TIMEOUT_S = 600.0
 _BARE_REQUESTS = 300
 
-_Cell = tuple[Callable[[Result], float], int]
-
 
 @dataclass(frozen=True)
 class Bed:
-    """An object of random bytes, its server, and where to put things."""
+    """An object of random bytes, its server, and a directory for other files."""
 
     root: Path
     path: Path
@@ -70,11 +60,11 @@ class Bed:
 
     @property
     def url(self) -> str:
-        """Of the object."""
+        """The URL of the object."""
         return "http://{}:{}/object".format(*self.origin)
 
     def digests_of(self, unit_bytes: int) -> Digests:
-        """Read once: the object may be large."""
+        """Compute the digests once, as the object may be large."""
         if unit_bytes not in self.digests:
             found = digest_file(self.path, unit_bytes=unit_bytes)
             self.digests[unit_bytes] = found
@@ -82,7 +72,7 @@ class Bed:
 
     @contextmanager
     def front_end_alone(self) -> Iterator[Path]:
-        """As large, and nothing is fetched: one repeated byte."""
+        """Serve a device of the same size that fetches nothing: one repeated byte."""
         segment = MemsetSegment(offset=0, length=self.size_bytes, byte=97)
         description = Description(self.size_bytes, [segment])
         with BlockServer(description, front_end=self.front_end) as server:
@@ -90,7 +80,7 @@ class Bed:
 
     @contextmanager
     def device(self, unit_bytes: int) -> Iterator[Path]:
-        """All of it, verified with digests, not cached."""
+        """Serve the whole object, verified with digests and not cached."""
         name = f"map-{unit_bytes}-{time.monotonic_ns()}"
         segment = LazySegment(
             offset=0, length=self.size_bytes, map=str(self.root / name)
@@ -114,7 +104,7 @@ class Bed:
 
 @contextmanager
 def bed(parent: Path, *, size_bytes: int, front_end: FrontEndName) -> Iterator[Bed]:
-    """What is measured, on a directory in memory."""
+    """Make what is measured, in a directory in memory."""
     with ExitStack() as stack:
         root = stack.enter_context(tempdir(parent=parent))
         served = root / "served"
@@ -128,25 +118,19 @@ def bed(parent: Path, *, size_bytes: int, front_end: FrontEndName) -> Iterator[B
 
 
 def _random_reads(place: Bed, device: Path, *, depth: int, runtime_s: float) -> Result:
-    output = place.root / "fio.json"
-    argv = random_read_argv(
+    outcome = random_reads(
         device,
         size_bytes=place.size_bytes,
-        engine=_ENGINE,
         depth=depth,
-        direct=True,
-        jobs=1,
-        ramp_s=_RAMP_S,
         runtime_s=runtime_s,
-        output=output,
+        ramp_s=_RAMP_S,
+        output=place.root / "fio.json",
     )
-    run(argv, timeout_s=_TIMEOUT_S)
-    outcome = parse_output(output.read_text(encoding="utf-8"))
     return {"iops": outcome.total_iops, "p50_us": outcome.latency_us["p50"]}
 
 
 def _bare_requests(place: Bed, unit_bytes: int) -> float:
-    """Microseconds: the median of range requests of one curl, on one connection."""
+    """Return the median of one curl's range requests on one connection, in us."""
     chance = random.Random(2)
     lines = []
     for _ in range(_BARE_REQUESTS):
@@ -154,7 +138,7 @@ def _bare_requests(place: Bed, unit_bytes: int) -> float:
         lines += [f'url = "{place.url}"', f"range = {start}-{start + unit_bytes - 1}"]
         lines += ["output = /dev/null", 'write-out = "%{time_total}\\n"', "silent"]
         lines += ['noproxy = "*"', "next"]
-    done = run(
+    done = run_program(
         ["curl", "--config", "-"],
         input="\n".join(lines[:-1]),
         timeout_s=_TIMEOUT_S,
@@ -163,7 +147,7 @@ def _bare_requests(place: Bed, unit_bytes: int) -> float:
 
 
 def _hash_us(unit_bytes: int) -> float:
-    """Microseconds: the median of hashing a unit, which each first read does."""
+    """Return the median time to hash a unit, as each first read does, in us."""
     unit = random.Random(3).randbytes(unit_bytes)
     took_ns = []
     for _ in range(_BARE_REQUESTS):
@@ -176,8 +160,8 @@ def _hash_us(unit_bytes: int) -> float:
 def measure_random(
     place: Bed, unit_bytes: int, *, runtime_s: float, turns: int
 ) -> list[Result]:
-    """4 KiB at a time, each in a unit that has to be fetched; by turns with reads that
-    the same front end answers at once, and bare requests.
+    """Read 4 KiB at a time, each from a unit that has to be fetched, in turn with reads
+    that the same front end answers at once, and bare requests.
     """
     found = []
     with place.device(unit_bytes) as device, place.front_end_alone() as alone:
@@ -192,8 +176,8 @@ def measure_random(
 
 
 def measure_far(place: Bed, *, runtime_s: float) -> Result:
-    """One reader, and many: where the network is far away, many should be that many
-    times as fast.
+    """Measure one reader and many: over a distant network, N readers should be N times
+    as fast as one.
     """
     iops = {}
     with place.device(_UNITS[0]) as device:
@@ -211,14 +195,14 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def measure_sequential(place: Bed) -> Result:
-    """All of it, by dd, and by curl with sha256sum at its side."""
+    """Read everything with dd, and with curl beside sha256sum."""
     with place.device(_SEQUENTIAL_UNIT) as device:
         dd = [f"if={device}", "of=/dev/null", "bs=1M", "status=none"]
-        ours_s = _seconds(lambda: run(["dd", *dd], timeout_s=_TIMEOUT_S))
+        ours_s = _seconds(lambda: run_program(["dd", *dd], timeout_s=_TIMEOUT_S))
 
     def curl() -> None:
         with spawn(["sha256sum", place.path]) as sha256sum:
-            run(
+            run_program(
                 ["curl", "-s", "--noproxy", "*", "-o", "/dev/null", place.url],
                 timeout_s=_TIMEOUT_S,
             )
@@ -227,170 +211,132 @@ def measure_sequential(place: Bed) -> Result:
     return {"what": "sequential", "ours_s": ours_s, "curl_s": _seconds(curl)}
 
 
-def _medians(results: list[Result], cells: Sequence[_Cell]) -> tuple[str, ...]:
-    """Of all turns: each a number of a turn, and how many digits of it to show."""
-    middles = ((median(value(turn) for turn in results), dig) for value, dig in cells)
-    return str(len(results)), *(number(middle, dig) for middle, dig in middles)
+def _median(value: Callable[[Result], float]) -> Callable[[Sequence[Result]], float]:
+    return lambda turns: float(median(value(turn) for turn in turns))
 
 
 def _without_shares(turn: Result) -> float:
-    own_us: float = turn["p50_us"] - turn["front_end_us"] - turn["sha256_us"]
-    return own_us
+    own_us = turn["p50_us"] - turn["front_end_us"] - turn["sha256_us"]
+    return float(own_us / turn["bare_us"])
 
 
-_RANDOM_CELLS: Sequence[_Cell] = (
-    (lambda turn: turn["p50_us"], 1),
-    (lambda turn: turn["front_end_us"], 1),
-    (lambda turn: turn["sha256_us"], 1),
-    (lambda turn: turn["bare_us"], 1),
-    (lambda turn: turn["p50_us"] / turn["bare_us"], 2),
-    (lambda turn: _without_shares(turn) / turn["bare_us"], 2),
-)
-
-
-def _latency_rows(results: list[Result]) -> list[tuple[str, ...]]:
-    """One for each unit."""
-    rows: list[tuple[str, ...]] = []
-    for unit_bytes, turns in grouped(results, lambda turn: turn["unit"]).items():
-        rows.append((format_size(unit_bytes), *_medians(turns, _RANDOM_CELLS)))
-    return rows
+_RANDOM = [
+    TURNS,
+    Column("device", "p50_us", 1),
+    Column("front end", "front_end_us", 1),
+    Column("SHA-256", "sha256_us", 1),
+    Column("curl", "bare_us", 1),
+    Column("ratio", _median(lambda turn: turn["p50_us"] / turn["bare_us"]), 2),
+    Column("fetching", _median(_without_shares), 2),
+]
 
 
 def tables(document: Document) -> list[Table]:
-    """One for each kind of measurement that was made."""
-    results = document["results"]
-    size_bytes = document["parameters"]["size_bytes"]
+    """Make a table for each kind of measurement that was made."""
+    kinds = grouped(document["results"], lambda turn: turn["what"])
+    given = document["parameters"]
+    size_bytes = given["size_bytes"]
     found = []
-    sequential = [each for each in results if each["what"] == "sequential"]
-    if sequential:
-        cells: Sequence[_Cell] = (
-            (lambda turn: size_bytes / turn["ours_s"] / MIB, 0),
-            (lambda turn: size_bytes / turn["curl_s"] / MIB, 0),
-            (lambda turn: turn["curl_s"] / turn["ours_s"], 2),
+    if "sequential" in kinds:
+
+        def rate(key: str) -> Callable[[Sequence[Result]], float]:
+            return _median(lambda turn: size_bytes / turn[key] / MIB)
+
+        rates = [Column("device", rate("ours_s")), Column("curl", rate("curl_s"))]
+        ratio = _median(lambda turn: turn["curl_s"] / turn["ours_s"])
+        found.append(
+            table(
+                "Cold sequential read",
+                kinds["sequential"],
+                {"object": lambda _: format_size(size_bytes)},
+                [TURNS, *rates, Column("ratio", ratio, 2)],
+                note="MiB/s, medians; curl has sha256sum at its side. No cache.",
+            )
         )
-        note = "MiB/s, medians; curl has sha256sum at its side. No cache."
-        heads: tuple[str, ...] = ("object", "turns", "device", "curl", "ratio")
-        row = (format_size(size_bytes), *_medians(sequential, cells))
-        found.append(Table("Cold sequential read", heads, [row], 1, note))
-    latencies = _latency_rows([each for each in results if each["what"] == "random"])
-    if latencies:
-        heads = ("unit", "turns", "device", "front end", "SHA-256", "curl")
-        note = (
-            "Median us: a 4 KiB read; one that the same front end answers at once; to "
-            "hash a unit; a range request of it, connection kept. Ratio: of device and "
-            "curl; fetching: the same without what front end and hashing take."
+    if "random" in kinds:
+        found.append(
+            table(
+                "Cold random reads, one at a time",
+                kinds["random"],
+                {"unit": lambda turn: format_size(turn["unit"])},
+                _RANDOM,
+                note="Median us: a 4 KiB read; one that the same front end answers at "
+                "once; to hash a unit; a range request of it, connection kept. Ratio: "
+                "of device and curl; fetching: the same without what front end and "
+                "hashing take.",
+            )
         )
-        title = "Cold random reads, one at a time"
-        heads = (*heads, "ratio", "fetching")
-        found.append(Table(title, heads, latencies, 1, note))
-    far = [
-        (
-            number(result["one_iops"], 1),
-            number(result["many_iops"], 1),
-            number(result["many_iops"] / result["one_iops"], 1),
-        )
-        for result in results
-        if result["what"] == "far"
-    ]
-    if far:
-        readers = ("1 reader", f"{_DEPTHS[1]} readers", "ratio")
-        note = (
-            f"Reads of 4 KiB per second; {document['parameters']['round_trip_ms']} ms "
-            "of round trip."
-        )
-        found.append(Table("Far away", readers, far, 0, note))
+    if "far" in kinds:
+        rows = [
+            [number(value, 1) for value in (one, many, many / one)]
+            for turn in kinds["far"]
+            for one, many in [(turn["one_iops"], turn["many_iops"])]
+        ]
+        note = f"Reads of 4 KiB per second; {given['round_trip_ms']} ms of round trip."
+        heads = ("1 reader", f"{_DEPTHS[1]} readers", "ratio")
+        found.append(Table("Far away", heads, rows, 0, note))
     return found
 
 
 @contextmanager
-def _proxied(place: Bed, round_trip_ms: int) -> Iterator[Bed]:
-    """The same behind a proxy that waits before it answers."""
-    with FaultProxy(place.origin, latency_s=round_trip_ms / 1e3) as proxy:
-        yield replace(place, origin=("127.0.0.1", proxy.port))
-
-
-@contextmanager
-def _delayed(place: Bed, round_trip_ms: int) -> Iterator[Bed]:
-    """On loopback: half of it each way."""
+def _delayed(round_trip_ms: int) -> Iterator[None]:
+    """Delay all of loopback, by half of the round trip each way."""
     netem = ["dev", "lo", "root", "netem"]
     delay = [*netem, "limit", "100000", "delay", f"{round_trip_ms / 2:g}ms"]
     require(TC)
-    run(["tc", "qdisc", "add", *delay], timeout_s=_TIMEOUT_S)
+    run_program(["tc", "qdisc", "add", *delay], timeout_s=_TIMEOUT_S)
     try:
-        yield place
+        yield
     finally:
-        run(["tc", "qdisc", "del", *netem], timeout_s=_TIMEOUT_S)
+        run_program(["tc", "qdisc", "del", *netem], timeout_s=_TIMEOUT_S)
 
 
-_DELAYS = {"netem": _delayed, "proxy": _proxied}
-
-
-@click.command(context_settings=options.SETTINGS)
-@click.option(
-    "--what",
-    "kinds",
-    type=click.Choice(["sequential", "random", "far"]),
-    multiple=True,
-    default=("sequential", "random"),
+@study(
+    "fetching",
+    click.option(
+        *("--what", "kinds"),
+        type=click.Choice(["sequential", "random", "far"]),
+        multiple=True,
+        default=("sequential", "random"),
+    ),
+    options.size_option("256M"),
+    options.runtime_option(3.0),
+    click.option(
+        *("--round-trip", "round_trip_ms"),
+        type=click.IntRange(1, 1000),
+        default=20,
+        help="Of far, in ms, by netem(8): in a VM, or a network namespace of its own "
+        "(unshare --net; ip link set lo up).",
+    ),
+    options.front_end_option,
+    needs=(ROOT, LOOP, NGINX, CURL, Fio("io_uring")),
+    in_memory=True,
+    recorded=("size_bytes", "round_trip_ms"),
 )
-@options.size_option("256M")
-@click.option("--runtime", "runtime_s", type=click.FloatRange(min=0.1), default=3.0)
-@click.option("--repeat", "repeats", type=options.COUNT, default=1)
-@click.option(
-    "--round-trip",
-    "round_trip_ms",
-    type=click.IntRange(1, 1000),
-    default=20,
-    help="Of far, in ms.",
-)
-@click.option(
-    "--delay",
-    type=click.Choice(list(_DELAYS)),
-    default="netem",
-    help="What delays: netem(8), all of loopback, so only in a VM, or in a network "
-    "namespace of its own (unshare --net; ip link set lo up); or a proxy, in Python.",
-)
-@options.front_end_option
-@options.memory_directory_option
-@json_option
 def command(
-    kinds: tuple[str, ...],
+    run: Run,
+    kinds: Sequence[str],
     size_bytes: int,
     runtime_s: float,
-    repeats: int,
     round_trip_ms: int,
-    delay: str,
-    front_end: str,
-    parent: Path,
-    as_json: bool,
+    front_end: FrontEndName,
 ) -> None:
     """Cold reads of a lazy device, held against curl: all data are fetched over HTTP,
     and verified, each time.
     """
-    require(ROOT, LOOP, NGINX, CURL, Fio(_ENGINE))
-    parameters = {
-        "size_bytes": size_bytes,
-        "round_trip_ms": round_trip_ms,
-        "delay": delay,
-    }
-    document = make_document(
-        "fetching", parameters=parameters, directory=parent, results=[]
-    )
-    results = document["results"]
-    name = cast(FrontEndName, front_end)
-    with bed(parent, size_bytes=size_bytes, front_end=name) as place:
-        if "random" in kinds:
-            for unit_bytes in _UNITS:
-                results += measure_random(
-                    place, unit_bytes, runtime_s=runtime_s, turns=repeats
+    with bed(run.parent, size_bytes=size_bytes, front_end=front_end) as place:
+        for unit_bytes in _UNITS if "random" in kinds else ():
+            run.add(
+                *measure_random(
+                    place, unit_bytes, runtime_s=runtime_s, turns=run.repeats
                 )
-        for _ in range(repeats):
+            )
+        for _ in run.turns():
             if "sequential" in kinds:
-                results.append(measure_sequential(place))
+                run.add(measure_sequential(place))
             if "far" in kinds:
-                with _DELAYS[delay](place, round_trip_ms) as far:
-                    results.append(measure_far(far, runtime_s=runtime_s))
-    finish(document, as_json=as_json)
+                with _delayed(round_trip_ms):
+                    run.add(measure_far(place, runtime_s=runtime_s))
 
 
 if __name__ == "__main__":

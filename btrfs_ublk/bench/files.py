@@ -1,4 +1,4 @@
-"""Making many files: a plan, and the helper processes that carry it out."""
+"""Making many files: a plan, and the helper processes that execute it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from btrfs_ublk.base.helpers import MAKE_FILES, helper_path
+from btrfs_ublk.base.process import Child, readable, spawn
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.bench.environment import watched
 from btrfs_ublk.bench.stats import in_parts, latency_record, quantile
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.helpers import MAKE_FILES, helper_path
-from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.process import Child, readable, spawn
 
 Operation = Literal["clone", "write", "write-fsync"]
 
-#: Few enough that a directory's index stays shallow, many enough that making
-#: directories does not count.
+#: Few enough to keep a directory's index shallow, many enough that the time to make
+#: directories is negligible.
 FILES_PER_DIRECTORY = 10_000
 
 #: struct plan_file of csrc/bench/make-files.c: source offset, size, latency.
 _NUMBERS = 3
 _ENTRY_BYTES = _NUMBERS * 8
-#: A thousandth of the usual rate is a hang.
+#: This is a thousandth of the usual rate; slower counts as a hang.
 _LEAST_RATE = 30
 _LEAST_S = 60.0
 _READY_TIMEOUT_S = 30.0
@@ -39,7 +39,7 @@ _PARTS = 10
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """One file to be made: ``offset`` is in the source that it is cloned from."""
+    """One file to make: ``offset`` is in the source that it is cloned from."""
 
     number: int
     offset: int
@@ -47,7 +47,7 @@ class PlannedFile:
 
 
 class Plan:
-    """What files to make, in the order of making. Each process makes an equal part."""
+    """The files to make, in order. Each process makes an equal part."""
 
     def __init__(self, offsets: Iterable[int], sizes: Iterable[int]) -> None:
         self._offsets = array("Q", offsets)
@@ -62,17 +62,17 @@ class Plan:
         return PlannedFile(number, self._offsets[number], self._sizes[number])
 
     def sample(self, count: int) -> list[PlannedFile]:
-        """So many of them, evenly spread; all of them when there are fewer."""
+        """Return ``count`` files, evenly spread, or all when there are fewer."""
         count = min(count, len(self))
         return [self[number * len(self) // count] for number in range(count)]
 
     def parts(self, processes: int) -> list[range]:
-        """The numbers of the files that each process makes."""
+        """Return the numbers of the files that each process makes."""
         ends = [len(self) * number // processes for number in range(processes + 1)]
         return [range(begin, end) for begin, end in zip(ends, ends[1:])]
 
     def path(self, directory: Path, number: int, *, processes: int) -> Path:
-        """Where the helper puts a file: PROCESS/DIRECTORY/NUMBER."""
+        """Return where the helper puts a file: PROCESS/DIRECTORY/NUMBER."""
         for process, part in enumerate(self.parts(processes)):
             if number in part:
                 inner = number - part.start
@@ -81,7 +81,7 @@ class Plan:
         raise IndexError(f"{len(self)} files have no number {number}")
 
     def to_bytes(self) -> bytes:
-        """For the helper: struct plan_file, in this machine's byte order."""
+        """Return the helper's struct plan_file, in this machine's byte order."""
         cells = array("Q", bytes(_ENTRY_BYTES * len(self)))
         cells[0::_NUMBERS] = self._offsets
         cells[1::_NUMBERS] = self._sizes
@@ -90,22 +90,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What making the files took. Latencies are those of the plan's files."""
+    """The cost of making the files, with the latency of each file of the plan."""
 
     latencies_ns: array[int]
     parts: Sequence[range]
     wall_s: float
     cpu_s: float
-    #: Of the processes: how often they waited, and were interrupted for others.
+    #: How often the processes waited, and were preempted.
     waits: int
     preemptions: int
     #: See environment.watched().
     machine: dict[str, float]
 
     def record(self) -> dict[str, Any]:
-        """For a result: rates per second, latencies in microseconds, CPU."""
+        """Return a result: rates per second, latencies in microseconds, CPU."""
         count = len(self.latencies_ns)
-        # Of all processes together: their first parts, their second parts, ...
+        # All processes' first parts together, all second parts, ...
         tenths = zip(
             *(
                 in_parts(self.latencies_ns[part.start : part.stop], parts=_PARTS)
@@ -117,7 +117,7 @@ class Outcome:
             "processes": len(self.parts),
             "wall_s": self.wall_s,
             "rate": count / self.wall_s,
-            # Unlike rates, medians hardly depend on what else the machine does.
+            # Unlike rates, medians hardly depend on other load.
             "p50_by_part_us": [
                 quantile(sorted(chain(*tenth)), 0.5) / 1e3 for tenth in tenths
             ],
@@ -126,7 +126,7 @@ class Outcome:
             "preemptions": self.preemptions,
             **latency_record(self.latencies_ns),
             **self.machine,
-            # The kernel's own threads, and whatever else runs on this machine.
+            # The kernel's own threads, and all other programs.
             "other_cores": max(
                 0.0, self.machine["busy_cores"] - self.cpu_s / self.wall_s
             ),
@@ -141,10 +141,10 @@ def make_files(
     processes: int = 1,
     sources: Sequence[Path] = (),
 ) -> Outcome:
-    """Carry out the plan in an empty directory, each process in one of its own.
+    """Execute the plan in an empty directory, each process in its own subdirectory.
 
     ``sources``: for clones, the file of each process. Raises BtrfsUblkError when a
-    process fails, or takes longer than it possibly can.
+    process fails or hangs.
     """
     timeout_s = _LEAST_S + len(plan) / _LEAST_RATE
     parts = plan.parts(processes)
@@ -213,7 +213,7 @@ def _finish(children: Sequence[Child], *, timeout_s: float) -> list[dict[str, in
 
 @deferred()
 def sync_file_system(directory: Path) -> float:
-    """syncfs(2), which Python has not got; the seconds that it took."""
+    """Call syncfs(2), which Python lacks; returns the seconds it took."""
     library = ctypes.CDLL(None, use_errno=True)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

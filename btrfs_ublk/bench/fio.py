@@ -1,28 +1,25 @@
-"""fio: whether it is there and new enough, how it is called, what it has measured."""
+"""Running fio: what it measured, and who used the CPUs meanwhile."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from btrfs_ublk.bench.cpu import children_of
-from btrfs_ublk.capabilities import Program
+from btrfs_ublk.base.process import Argument, Child, describe_exit, run, spawn
+from btrfs_ublk.bench.cpu import RawSnapshot, Usage, children_of
+from btrfs_ublk.bench.workloads import parse_workload
 from btrfs_ublk.errors import BtrfsUblkError, CommandError
-from btrfs_ublk.process import Child, run
 
-_TIMEOUT_S = 20.0
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.02
-_PROGRAM = Program("fio", "fio")
-#: io_uring came with 3.13, which has all else that is used here.
-_OLDEST = (3, 13)
+_END_TIMEOUT_S = 120.0
+#: The time left at the second snapshot: fio must still be reading at both.
+_TAIL_SHARE, _LEAST_TAIL_S = 0.05, 0.1
 _QUANTILES = {
     "p50": 0.5,
     "p90": 0.9,
@@ -33,73 +30,13 @@ _QUANTILES = {
 }
 
 
-@lru_cache  # in a matrix, each run asks
-def _version_and_engines(_path: str | None) -> tuple[str, Sequence[str]]:
-    """ "fio-3.33" and what it can do. Raises CommandError."""
-    version = run(["fio", "--version"], timeout_s=_TIMEOUT_S).stdout.strip()
-    return version, run(["fio", "--enghelp"], timeout_s=_TIMEOUT_S).stdout.split()
-
-
-@dataclass(frozen=True)
-class Fio:
-    """fio, with an engine."""
-
-    engine: str
-
-    name: ClassVar[str] = "fio"
-
-    @property
-    def cure(self) -> str:
-        return f"install fio {'.'.join(map(str, _OLDEST))} or newer, with {self.engine}"
-
-    def probe(self) -> str | None:
-        missing = _PROGRAM.probe()
-        if missing is not None:
-            return missing
-        try:
-            version, engines = _version_and_engines(shutil.which("fio"))
-        except CommandError as error:
-            return error.message
-        found = re.match(r"fio-(\d+)\.(\d+)", version)
-        if found is None or tuple(map(int, found.groups())) < _OLDEST:
-            return f"{version or 'what calls itself fio'} is too old"
-        if self.engine not in engines:
-            return f"{version} was built without the engine {self.engine}"
-        return None
-
-
-def random_read_argv(
-    path: Path,
-    *,
-    size_bytes: int,
-    engine: str,
-    depth: int,
-    direct: bool,
-    jobs: int,
-    ramp_s: float,
-    runtime_s: float,
-    output: Path,
-) -> list[str | Path]:
-    """4 KiB reads anywhere in a file, by ``jobs`` processes, for a time. What is done
-    during ``ramp_s`` is left out of the results, which go to ``output``.
-    """
-    return [
-        *("fio", "--name=read", f"--filename={path}", "--readonly"),
-        *("--rw=randread", "--bs=4k", "--norandommap", f"--size={size_bytes}"),
-        *(f"--ioengine={engine}", f"--iodepth={depth}", f"--direct={int(direct)}"),
-        *(f"--numjobs={jobs}", "--time_based", f"--ramp_time={ramp_s * 1e3:.0f}ms"),
-        *(f"--runtime={runtime_s * 1e3:.0f}ms", "--output-format=json+"),
-        *(f"--output={output}", "--eta=never"),
-    ]
-
-
-def wait_for_jobs(fio: Child, count: int) -> set[int]:
-    """The processes that read, as soon as all are there; none if fio has ended."""
+def _wait_for_jobs(fio: Child, count: int) -> set[int]:
+    """Return the reading processes as soon as all exist; none if fio has ended."""
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while len(found := children_of(fio.pid)) < count:
         if time.monotonic() > deadline_s:
             raise CommandError(fio.failure(f"did not start {count} jobs"))
-        # Nothing tells of the children of a child.
+        # The kernel reports no event for a child's children.
         if fio.wait(_POLL_S) is not None:
             return set()
     return found
@@ -107,7 +44,7 @@ def wait_for_jobs(fio: Child, count: int) -> set[int]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of all jobs together; ``latency_us`` are completion latencies by quantile."""
+    """The sum of all jobs; ``latency_us`` are completion latencies by quantile."""
 
     job_iops: tuple[float, ...]
     latency_us: Mapping[str, float]
@@ -119,11 +56,11 @@ class Outcome:
 
 
 def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> Outcome:
-    """What fio printed as json+. Raises BtrfsUblkError for anything else, for errors
-    that it met, and when it has read (written) nothing.
+    """Parse fio's json+. Raises BtrfsUblkError for other text, for errors that fio met,
+    and when it has read (written) nothing.
     """
     try:
-        # Warnings may come before.
+        # Warnings may precede it.
         document = json.loads(text[text.index("{") :])
         jobs: list[dict[str, Any]] = document["jobs"]
         reads = [job[direction] for job in jobs]
@@ -153,8 +90,31 @@ def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> 
     )
 
 
+def random_reads(
+    path: Path,
+    *,
+    size_bytes: int,
+    depth: int,
+    runtime_s: float,
+    output: Path,
+    ramp_s: float = 0.0,
+    more: Sequence[str] = (),
+) -> Outcome:
+    """Read 4 KiB anywhere in a device with io_uring, past the page cache."""
+    argv = parse_workload(f"randread-uring-d{depth}").argv(
+        path,
+        size_bytes=size_bytes,
+        direct=True,
+        ramp_s=ramp_s,
+        runtime_s=runtime_s,
+        output=output,
+    )
+    run([*argv, *more], timeout_s=_END_TIMEOUT_S + runtime_s)
+    return parse_output(output.read_text())
+
+
 def merged(histograms: Iterable[Mapping[str, int]]) -> dict[int, int]:
-    """The sum of histograms: how often each value occurred."""
+    """Return the sum of histograms: how often each value occurred."""
     total: dict[int, int] = {}
     for histogram in histograms:
         for value, count in histogram.items():
@@ -165,8 +125,8 @@ def merged(histograms: Iterable[Mapping[str, int]]) -> dict[int, int]:
 def histogram_quantiles(
     histogram: Mapping[int, int], shares: Mapping[str, float]
 ) -> dict[str, float]:
-    """The least value of a histogram that a share of all do not exceed, for each share;
-    and the "max". Empty for an empty one.
+    """Return, for each share, the least value that this share of a histogram does not
+    exceed, and the "max". Empty for an empty histogram.
     """
     found: dict[str, float] = {}
     ordered = sorted(value for value, count in histogram.items() if count)
@@ -176,7 +136,50 @@ def histogram_quantiles(
     wanted = sorted(shares.items(), key=lambda item: item[1])
     for value in ordered:
         seen += histogram[value]
-        # The product may be off by a bit.
+        # The product may have a rounding error.
         while wanted and seen >= round(wanted[0][1] * total, 6):
             found[wanted.pop(0)[0]] = float(value)
     return found | {"max": float(ordered[-1])}
+
+
+def run_watched(
+    argv: Sequence[Argument],
+    *,
+    jobs: int,
+    ramp_s: float,
+    runtime_s: float,
+    server_pids: Iterable[int],
+    with_switches: bool = False,
+    meanwhile: AbstractContextManager[object] | None = None,
+) -> Usage | None:
+    """Run fio (Workload.argv()) to its end. Returns None when it ended too soon to
+    measure its CPU use, as after a slow start.
+
+    ``with_switches``: also count the servers' context switches. ``meanwhile`` is
+    entered for the time that is measured. Raises CommandError when fio fails.
+    """
+    servers = set(server_pids)
+    counted = servers if with_switches else set()
+    with spawn(argv) as fio:
+        readers = _wait_for_jobs(fio, jobs)
+        began_s = time.monotonic()
+        fio.wait(ramp_s)
+        with meanwhile or nullcontext():
+            before = RawSnapshot.take(counted)
+            tail_s = max(_LEAST_TAIL_S, _TAIL_SHARE * runtime_s)
+            end_s = began_s + ramp_s + runtime_s - tail_s
+            fio.wait(max(0.0, end_s - time.monotonic()))
+            after = RawSnapshot.take(counted)
+        was_reading = fio.wait(0) is None and bool(readers)
+        _finish(fio, timeout_s=_END_TIMEOUT_S + runtime_s)
+    if not was_reading:
+        return None
+    parts = {"fio": {fio.pid, *readers}, "server": servers}
+    return Usage(before.parse(), after.parse(), parts)
+
+
+def _finish(fio: Child, *, timeout_s: float) -> None:
+    if fio.wait(timeout_s) is None:
+        raise CommandError(fio.failure("does not end"))
+    if fio.returncode:
+        raise CommandError(fio.failure(describe_exit(fio.returncode)))

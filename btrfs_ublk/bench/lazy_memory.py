@@ -1,5 +1,5 @@
-"""What a server of much lazy data takes of memory, which is locked: 100,000 mappings,
-and a source of 1 TiB with digests and a cache.
+"""The memory, which is locked, of a server with much lazy data: 100,000 mappings, and a
+source of 1 TiB with digests and a cache.
 
 ``python -m btrfs_ublk.bench.lazy_memory --help``
 """
@@ -12,37 +12,28 @@ from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, Fio
+from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.fio import Fio, parse_output, random_read_argv
+from btrfs_ublk.bench.fio import random_reads
 from btrfs_ublk.bench.origin import NGINX, origin
-from btrfs_ublk.bench.report import (
-    Document,
-    Result,
-    Table,
-    finish,
-    make_document,
-    number,
-)
-from btrfs_ublk.cache import Cache
-from btrfs_ublk.capabilities import FUSE, LOOP, ROOT, require
-from btrfs_ublk.entry import json_option, run_command
-from btrfs_ublk.lazy import Addition, Digests
-from btrfs_ublk.lazy.digests import DEFAULT_UNIT_BYTES
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.study import Column, Run, study, table
+from btrfs_ublk.content import Addition, Digests
+from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
+from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import KIB, MIB, TIB
 
-_ENGINE = "io_uring"
 _DEPTH = 64
-_TIMEOUT_S = 300.0
-#: The cache's cap: it is on tmpfs, and what is measured does not depend on it.
+#: The limit of the cache, which is on tmpfs; the results do not depend on it.
 _CACHE_BYTES = 256 * MIB
 _SMALL = {"kind": "memset", "byte": 1, "size": 4 * KIB}
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
-    """What is resident now, and was at most."""
+    """Return the resident memory now, and at most so far."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     names = {"resident": "VmRSS", "most": "VmHWM"}
@@ -50,7 +41,7 @@ def memory_bytes(pid: int) -> dict[str, int]:
 
 
 def _zero_digests(size_bytes: int) -> Digests:
-    """Of a file that is one hole."""
+    """Return the digests of a file that is one hole."""
     one = hashlib.sha256(bytes(DEFAULT_UNIT_BYTES)).digest()
     units = size_bytes // DEFAULT_UNIT_BYTES
     return Digests(size_bytes, DEFAULT_UNIT_BYTES, one * units)
@@ -59,7 +50,7 @@ def _zero_digests(size_bytes: int) -> Digests:
 def measure(
     parent: Path, *, mappings: int, size_bytes: int, runtime_s: float
 ) -> list[Result]:
-    """One result for each stage, on a directory in memory."""
+    """Return one result for each stage, with all files in memory."""
     found: list[Result] = []
     with ExitStack() as stack:
         root = stack.enter_context(tempdir(parent=parent))
@@ -99,67 +90,55 @@ def measure(
         }
         server.map_add([source], [Addition(offset=size_bytes, length=size_bytes)])
         note("source added")
-        argv = random_read_argv(
+        outcome = random_reads(
             server.device,
             size_bytes=size_bytes,
-            engine=_ENGINE,
             depth=_DEPTH,
-            direct=True,
-            jobs=1,
-            ramp_s=0,
             runtime_s=runtime_s,
             output=root / "fio.json",
+            more=[f"--offset={size_bytes}"],
         )
-        run([*argv, f"--offset={size_bytes}"], timeout_s=_TIMEOUT_S)
-        outcome = parse_output((root / "fio.json").read_text(encoding="utf-8"))
         note("read at random", iops=outcome.total_iops)
     return found
 
 
 def tables(document: Document) -> list[Table]:
-    """One row per stage."""
-    rows = [
-        (
-            result["stage"],
-            number(result["resident"] / MIB, 1),
-            number(result["most"] / MIB, 1),
-            number(result.get("iops", float("nan"))),
+    """Make a table with one row per stage."""
+    given = document["parameters"]
+    return [
+        table(
+            "Memory of a server of lazy data",
+            document["results"],
+            {"after": lambda x: str(x["stage"])},
+            [
+                Column("resident", "resident", 1, 1 / MIB),
+                Column("at most", "most", 1, 1 / MIB),
+                Column("reads/s", "iops"),
+            ],
+            note=f"MiB. {given['mappings']:,} mappings; a source of "
+            f"{given['size_bytes'] / TIB:g} TiB with digests over HTTP, its cache; "
+            f"{_DEPTH} readers of 4 KiB anywhere in it.",
         )
-        for result in document["results"]
     ]
-    parameters = document["parameters"]
-    note = (
-        f"MiB. {parameters['mappings']:,} mappings; a source of "
-        f"{parameters['size_bytes'] / TIB:g} TiB with digests over HTTP, its cache; "
-        f"{_DEPTH} readers of 4 KiB anywhere in it."
-    )
-    columns = ("after", "resident", "at most", "reads/s")
-    return [Table("Memory of a server of lazy data", columns, rows, 1, note)]
 
 
-@click.command(context_settings=options.SETTINGS)
-@click.option("--mappings", type=options.COUNT, default=100_000)
-@options.size_option("1T")
-@click.option("--runtime", "runtime_s", type=click.FloatRange(min=0.1), default=5.0)
-@options.memory_directory_option
-@json_option
-def command(
-    mappings: int, size_bytes: int, runtime_s: float, parent: Path, as_json: bool
-) -> None:
+@study(
+    "lazy_memory",
+    click.option("--mappings", type=options.COUNT, default=100_000),
+    options.size_option("1T"),
+    options.runtime_option(5.0),
+    needs=(ROOT, LOOP, FUSE, NGINX, Fio("io_uring")),
+    repeats=None,
+    in_memory=True,
+    recorded=("mappings", "size_bytes", "runtime_s"),
+)
+def command(run: Run, mappings: int, size_bytes: int, runtime_s: float) -> None:
     """Memory of a server: when it starts, with mappings, and under cold reads."""
-    require(ROOT, LOOP, FUSE, NGINX, Fio(_ENGINE))
-    parameters = {
-        "mappings": mappings,
-        "size_bytes": size_bytes,
-        "runtime_s": runtime_s,
-    }
-    results = measure(
-        parent, mappings=mappings, size_bytes=size_bytes, runtime_s=runtime_s
+    run.add(
+        *measure(
+            run.parent, mappings=mappings, size_bytes=size_bytes, runtime_s=runtime_s
+        )
     )
-    document = make_document(
-        "lazy_memory", parameters=parameters, directory=parent, results=results
-    )
-    finish(document, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """What mappings cost: adding many to a map, loading them, and finding one.
 
-A batch is one transaction, and durable when it is added. Half of the places that are
-looked up are mapped.
-
-``python -m btrfs_ublk.bench.mappings --help``
+A batch is one transaction, and durable once added. Half of the offsets looked up are
+mapped.
 """
 
 from __future__ import annotations
@@ -15,100 +13,62 @@ from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.helpers import MEASURE_MAP, helper_path
+from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.environment import wait_until_quiet
-from btrfs_ublk.bench.report import (
-    Document,
-    Result,
-    Table,
-    finish,
-    make_document,
-    number,
-)
-from btrfs_ublk.bench.stats import grouped, median_of
-from btrfs_ublk.entry import run_command
-from btrfs_ublk.helpers import MEASURE_MAP, helper_path
-from btrfs_ublk.process import run
+from btrfs_ublk.bench.report import Document, Result, Table, number
+from btrfs_ublk.bench.stats import median_of
+from btrfs_ublk.bench.study import TURNS, Column, Run, study, table
 
-DEFAULT_MAPPINGS = 100_000
-DEFAULT_LOOKUPS = 2_000_000
 _TIMEOUT_S = 600.0
 
 
 def measure(mappings: int, lookups: int, threads: int, parent: Path) -> Result:
-    """One new map, in a directory of its own under ``parent``."""
+    """Measure one new map, in its own directory under ``parent``."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="mappings-", dir=parent) as directory:
         path = Path(directory) / "it.map"
         counts = [str(count) for count in (mappings, lookups, threads)]
-        done = run([helper_path(MEASURE_MAP), path, *counts], timeout_s=_TIMEOUT_S)
-        measured = json.loads(done.stdout)
+        argv: list[str | Path] = [helper_path(MEASURE_MAP), path, *counts]
+        measured = json.loads(run_program(argv, timeout_s=_TIMEOUT_S).stdout)
         size_bytes = path.stat().st_size
-    return {
-        "mappings": mappings,
-        "lookups": lookups,
-        "threads": threads,
-        "load": load,
-        "file_bytes": size_bytes,
-        **measured,
-    }
+    about = {"mappings": mappings, "lookups": lookups, "threads": threads}
+    return {**about, "load": load, "file_bytes": size_bytes, **measured}
 
 
 def tables(document: Document) -> list[Table]:
-    """Medians, and the best."""
-    groups = grouped(
-        document["results"], lambda result: (result["mappings"], result["threads"])
-    )
-    rows = []
-    for (mappings, threads), results in groups.items():
-        cells = [
-            f"{number(median_of(results, name) * scale, 1)} "
-            f"({number(min(result[name] for result in results) * scale, 1)})"
-            for name, scale in (("add_s", 1e3), ("load_s", 1e3), ("lookup_ns", 1))
-        ]
-        per_us = 1e3 / median_of(results, "lookup_ns")
-        rows.append(
-            (
-                number(mappings),
-                str(threads),
-                str(len(results)),
-                *cells,
-                number(per_us, 2),
-                number(median_of(results, "load"), 1),
-            )
-        )
-    columns = (
-        "mappings",
-        "threads",
-        "turns",
-        "add, ms",
-        "load, ms",
-        "find, ns",
-        "found/us of a thread",
-        "load average",
-    )
-    return [Table("Mappings: median (best)", columns, rows, 0)]
+    """Make a table of medians and best values."""
+    columns = [
+        TURNS,
+        Column("add, ms", "add_s", 1, 1e3, best=True),
+        Column("load, ms", "load_s", 1, 1e3, best=True),
+        Column("find, ns", "lookup_ns", 1, best=True),
+        Column(
+            "found/us of a thread", lambda turns: 1e3 / median_of(turns, "lookup_ns"), 2
+        ),
+        Column("load average", "load", 1),
+    ]
+    names = {
+        "mappings": lambda x: number(x["mappings"]),
+        "threads": lambda x: str(x["threads"]),
+    }
+    title = "Mappings: median (best)"
+    return [table(title, document["results"], names, columns, left=0)]
 
 
-@click.command(context_settings=options.SETTINGS)
-@click.option("--mappings", type=options.COUNT, default=DEFAULT_MAPPINGS)
-@click.option("--lookups", type=options.COUNT, default=DEFAULT_LOOKUPS)
-@options.common_options(repeats=11)
-def command(
-    mappings: int,
-    lookups: int,
-    repeats: int,
-    parent: Path,
-    patience_s: float,
-    as_json: bool,
-) -> None:
+@study(
+    "mappings",
+    click.option("--mappings", type=options.COUNT, default=100_000),
+    click.option("--lookups", type=options.COUNT, default=2_000_000),
+    repeats=11,
+)
+def command(run: Run, mappings: int, lookups: int) -> None:
     """Add mappings to a new map, load it, and look places up. Needs no privileges."""
-    document = make_document("mappings", parameters={}, directory=parent, results=[])
-    for _turn in range(repeats):
+    for _ in run.turns():
         for threads in (1, 2):
-            wait_until_quiet(timeout_s=patience_s)
-            document["results"].append(measure(mappings, lookups, threads, parent))
-    finish(document, as_json=as_json)
+            run.wait_until_quiet()
+            run.add(measure(mappings, lookups, threads, run.parent))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The matrices that there are, parts of them, and the order of their runs."""
+"""The known matrices, parts of them, and the order of their runs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _JOBS = ((1, 2), (2, 2), (6, 3), (12, 3))
 
 @dataclass(frozen=True)
 class Matrix:
-    """Configurations, and how often each is run: ``least`` times, and then up to
-    ``most`` until the interval of its median is narrow.
+    """Configurations, and how often each is run: ``least`` times, then up to ``most``
+    times until the interval of its median is narrow.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Matrix:
         least: int | None = None,
         most: int | None = None,
     ) -> Matrix:
-        """The same matrix with another runtime, say. Raises UsageError."""
+        """Return the matrix with other options, such as runtime. Raises UsageError."""
         least = self.least if least is None else least
         most = max(self.most, least) if most is None else most
         if least > most:
@@ -58,18 +58,18 @@ class Matrix:
         return Matrix(self.name, configurations, least, most)
 
     def fingerprint(self) -> str:
-        """Differs for matrices that differ in a configuration."""
+        """Return a hash that differs if a configuration does."""
         configurations = [each.to_dict() for each in self.configurations]
         return digest([FORMAT_VERSION, self.name, configurations])
 
     def order(self, block: int, *, seed: int) -> list[Configuration]:
-        """All configurations once, in the order of a block; the same for a seed."""
+        """Return all configurations in the order of a block; it depends on the seed."""
         ordered = list(self.configurations)
         random.Random(f"{seed}/{block}").shuffle(ordered)
         return ordered
 
     def selected(self, filters: Mapping[str, Sequence[Any]]) -> list[Configuration]:
-        """Those that have one of the values of each key. Raises UsageError for none."""
+        """Return those that have one of the values of each key. UsageError for none."""
         found = [each for each in self.configurations if _matches(each, filters)]
         if not found:
             values = {
@@ -84,7 +84,7 @@ class Matrix:
 
 
 def check_version(header: Mapping[str, Any], where: str) -> None:
-    """Raises UsageError for the first line of a file of results of another version."""
+    """Raise UsageError if the first line of a file of results has another version."""
     if header.get("version") != FORMAT_VERSION:
         raise UsageError(
             f"{where} is of version {header.get('version')!r}, not {FORMAT_VERSION}",
@@ -93,20 +93,19 @@ def check_version(header: Mapping[str, Any], where: str) -> None:
 
 
 def digest(value: object) -> str:
-    """Sixteen digits of what JSON can hold."""
+    """Return sixteen digits of the hash of a JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def run_key(configuration: Configuration, *, environment: str, block: int) -> str:
-    """What identifies a run in a file of results."""
+    """Return what identifies a run in a file of results."""
     return digest([configuration.to_dict(), environment, block])
 
 
 def parse_filters(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Of "key=value" texts: a key that comes twice may have either value.
-
-    Raises UsageError.
+    """Parse "key=value" texts; a key given twice may have either value. Raises
+    UsageError.
     """
     filters: dict[str, list[Any]] = {}
     for text in texts:
@@ -152,8 +151,8 @@ def _full() -> Iterator[Configuration]:
 
 
 def _quick() -> Iterator[Configuration]:
-    """One seed with every engine at two numbers of jobs; then, with two jobs, the other
-    seeds and clones: enough for each comparison of the summary.
+    """Yield one seed with every engine and two numbers of jobs; then, with two jobs,
+    the other seeds and clones: enough for each comparison of the summary.
     """
     base, runtime = ("mega-extent", "4E"), 2
     for engine, jobs in product(_ENGINES, _JOBS[:2]):
@@ -164,7 +163,7 @@ def _quick() -> Iterator[Configuration]:
         yield _configuration(base, "200G", engine, _JOBS[1], runtime)
 
 
-#: By name; a new one is a new entry.
+#: The matrices by name; add new ones here.
 MATRICES = {
     "full": Matrix("full", tuple(_full()), least=10, most=30),
     "quick": Matrix("quick", tuple(_quick()), least=3, most=3),
@@ -172,7 +171,7 @@ MATRICES = {
 
 
 def describe(configuration: Configuration) -> str:
-    """ "mega-extent 4E/2G io_uring x16, 2 jobs, 2 queues" """
+    """Describe it: "mega-extent 4E/2G io_uring x16, 2 jobs, 2 queues"."""
     values = configuration.to_dict()
     return (
         f"{values['btrfs.seed']} {values['btrfs.virtual_data_size']}/"

@@ -1,5 +1,5 @@
-"""Run a matrix: blocks in which every configuration has its turn once, in an order that
-a seed decides; later ones without those whose median is known well enough.
+"""Running a matrix in blocks. Each runs every configuration once, in an order given by
+a seed; later ones omit those whose median is known well enough.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Measure = Callable[[Configuration], Row]
 
 @dataclass(frozen=True)
 class Progress:
-    """After a run, or before the first: ``row`` is None then, and whenever no run has
-    been made but found in the file.
+    """The progress after a run, or at the beginning: ``row`` is None then, and as long
+    as runs were only found in the file.
     """
 
     done: int
-    #: As far as it is known: more blocks may turn out to be needed, up to ``most``.
+    #: The runs planned so far; more blocks may be needed, up to ``most``.
     planned: int
     most: int
     block: int
@@ -38,7 +38,7 @@ class Progress:
 def is_settled(rows: Sequence[Row], *, least: int, most: int, tolerance: float) -> bool:
     """Whether a configuration has been run often enough: ``most`` times; or ``least``
     times, with the 95 % interval of the median of its IOPS within ``tolerance`` (a
-    share) of it, or with nothing but failures.
+    share) of it, or with failures only.
     """
     if len(rows) >= most:
         return True
@@ -49,12 +49,12 @@ def is_settled(rows: Sequence[Row], *, least: int, most: int, tolerance: float) 
         return all(row["status"] != REJECTED for row in rows)
     low, high = bootstrap_interval(values)
     middle = median(values)
-    # NaN, of a single value, is within nothing.
+    # Comparisons with NaN, of a single value, are false.
     return bool(max(high - middle, middle - low) <= tolerance * middle)
 
 
 class Runner:
-    """Makes the runs of a matrix that a file of results does not have yet."""
+    """Makes those runs of a matrix that a file of results does not have yet."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Runner:
         return [row for row in rows if row is not None]
 
     def plan(self, block: int) -> list[Configuration]:
-        """What belongs into a block. It depends on earlier blocks only, so that going
-        on in the middle of one gives what was planned at its beginning.
+        """Plan a block. The plan depends on earlier blocks only, so that resuming in
+        the middle of a block continues with the same plan.
         """
         return [
             configuration
@@ -103,7 +103,7 @@ class Runner:
         ]
 
     def run(self) -> Iterator[Progress]:
-        """Make all runs; tell after each, and at the beginning."""
+        """Make all runs; yields the progress after each, and at the beginning."""
         done = 0
         for block in range(1, self.matrix.most + 1):
             plan = self.plan(block)
@@ -140,8 +140,8 @@ class Runner:
 def shell_script(
     matrix: Matrix, *, selected: Container[Configuration], seed: int
 ) -> Iterator[str]:
-    """The lines of a script that makes the runs, each ``most`` times, in the order of
-    their blocks.
+    """Yield the lines of a script that makes the runs, each ``most`` times, in the
+    order of their blocks.
     """
     yield "#!/bin/sh"
     yield f"# Matrix {matrix.name}, seed {seed}: one JSON line for each run, on stdout."

@@ -1,4 +1,4 @@
-"""Command-line options that benchmarks share."""
+"""Command-line options shared by benchmarks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from btrfs_ublk.capabilities import sparse_directory
-from btrfs_ublk.entry import json_option
-from btrfs_ublk.seed import Seed
+from btrfs_ublk.base.capabilities import sparse_directory
+from btrfs_ublk.base.entry import PathType, json_option
 from btrfs_ublk.units import EIB, TIB, format_size, parse_block_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: What the largest seed's image may need.
+#: The size that the largest seed's image may need.
 _SPARSE_BYTES = 8 * EIB - 4096
 
 SETTINGS = {
@@ -27,7 +26,7 @@ COUNT = click.IntRange(min=1)
 
 
 class SeedSize(NamedTuple):
-    """Bytes; chunks of None are as long as can be."""
+    """Sizes in bytes; with None, chunks are as long as possible."""
 
     virtual_data_size: int
     chunk_bytes: int | None = None
@@ -36,7 +35,7 @@ class SeedSize(NamedTuple):
 def parse_sizes(
     _context: click.Context, parameter: click.Parameter, value: str | Sequence[str]
 ) -> int | tuple[int, ...]:
-    """Callback of an option for one size or several: "4096", "16K", "4E"."""
+    """Parse an option of one size or several: "4096", "16K", "4E"."""
     what = parameter.opts[-1]
     if isinstance(value, str):
         return parse_block_size(value, what=what)
@@ -46,7 +45,7 @@ def parse_sizes(
 def parse_seed_sizes(
     _context: click.Context, parameter: click.Parameter, value: Sequence[str]
 ) -> tuple[SeedSize, ...]:
-    """Callback: virtual data, and after a colon the length of chunks: "4E", "4T:4G"."""
+    """Parse virtual data and, after a colon, the length of chunks: "4E", "4T:4G"."""
     return tuple(_parse_seed_size(text, parameter.opts[-1]) for text in value)
 
 
@@ -57,16 +56,11 @@ def _parse_seed_size(text: str, what: str) -> SeedSize:
 
 
 def seed_name(virtual_data_bytes: int) -> str:
-    """As in the table of sizes: "275 GiB", "4 EiB"; 4 digits would hide the rest."""
+    """Format like the table of sizes: "275 GiB", "4 EiB"; never rounded."""
     for unit, letter in ((EIB, "EiB"), (TIB, "TiB")):
         if virtual_data_bytes % unit == 0:
             return f"{virtual_data_bytes // unit} {letter}"
     return format_size(virtual_data_bytes)
-
-
-def chunks_text(seed: Seed) -> str:
-    """ "16449 + stub" """
-    return f"{seed.chunks}{' + stub' if seed.stub_chunk else ''}"
 
 
 def _parent(
@@ -75,57 +69,99 @@ def _parent(
     return value or sparse_directory(_SPARSE_BYTES, candidates=("/dev/shm", "/tmp"))
 
 
-#: --parent: an existing directory for the images.
+#: The option --parent: an existing directory for the images.
 parent_option = click.option(
     "--parent",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=PathType(exists=True, file_okay=False),
     callback=_parent,
     help="Directory for the images, on tmpfs, XFS or btrfs.  [/dev/shm]",
 )
 
-#: --directory: an existing one; a disk would be measured as well.
+#: The option --directory: an existing one, in memory, as a disk would be measured, too.
 memory_directory_option = click.option(
     "--directory",
     "parent",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    type=PathType(file_okay=False, exists=True),
     default="/dev/shm",
     help="Where objects, maps and caches are.",
 )
 
-#: --front-end, of which a benchmark needs one only.
+#: The option --front-end, for benchmarks that need one only.
 front_end_option = click.option(
     "--front-end", type=click.Choice(["auto", "ublk", "fuse"]), default="auto"
 )
 
+#: The option --processes, which may be given several times.
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(1, 64),
+    multiple=True,
+    default=(1,),
+    help="Each makes its part of the files, in a directory of its own.",
+)
 
-def size_option(default: str) -> Callable[[_Function], _Function]:
-    """--size, in bytes: of what is read."""
+
+def sizes_option(
+    *names: str, default: str | Sequence[str], help: str | None = None
+) -> Callable[[_Function], _Function]:
+    """Add an option of one size, or of several if there are several defaults."""
     return click.option(
-        *("--size", "size_bytes"), default=default, callback=parse_sizes, metavar="SIZE"
+        *names,
+        multiple=not isinstance(default, str),
+        default=default,
+        callback=parse_sizes,
+        metavar="SIZE",
+        help=help,
     )
 
 
-def common_options(repeats: int | None = None) -> Callable[[_Function], _Function]:
-    """--repeats, unless there is no default of it; --parent, --patience and --json."""
-    turns = click.option(
-        "--repeats", type=COUNT, default=repeats, help="Turns of each."
+def size_option(
+    default: str, help: str | None = None
+) -> Callable[[_Function], _Function]:
+    """Add --size, in bytes: the size of what is read."""
+    return sizes_option("--size", "size_bytes", default=default, help=help)
+
+
+def seeds_option(*default: str, help: str) -> Callable[[_Function], _Function]:
+    return click.option(
+        *("--seed", "seeds"),
+        multiple=True,
+        default=default,
+        callback=parse_seed_sizes,
+        metavar="SIZE[:CHUNK]",
+        help=help,
     )
-    added = [
-        *([] if repeats is None else [turns]),
-        parent_option,
-        click.option(
-            "--patience",
-            "patience_s",
-            type=click.FloatRange(min=0),
-            default=0.0,
-            metavar="SECONDS",
-            help="How long each turn may wait for a quiet machine.",
-        ),
-        json_option,
-    ]
+
+
+def runtime_option(default_s: float) -> Callable[[_Function], _Function]:
+    return click.option(
+        *("--runtime", "runtime_s"), type=click.FloatRange(min=0.1), default=default_s
+    )
+
+
+def common_options(
+    repeats: int | None = None, in_memory: bool = False
+) -> Callable[[_Function], _Function]:
+    """Add --repeats, if it has a default; --parent and --patience, or --directory if
+    the benchmark is ``in_memory``; and --json.
+    """
+    patience = click.option(
+        "--patience",
+        "patience_s",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        metavar="SECONDS",
+        help="How long each turn may wait for a quiet machine.",
+    )
+    added = [memory_directory_option] if in_memory else [parent_option, patience]
+    if repeats is not None:
+        turns = ("--repeats", "--repeat", "repeats")
+        added.insert(
+            0, click.option(*turns, type=COUNT, default=repeats, help="Turns of each.")
+        )
 
     def decorate(function: _Function) -> _Function:
-        for option in reversed(added):
+        for option in reversed([*added, json_option]):
             function = option(function)
         return function
 
@@ -133,5 +169,5 @@ def common_options(repeats: int | None = None) -> Callable[[_Function], _Functio
 
 
 def progress(text: str) -> None:
-    """Say on stderr how far a long benchmark is."""
+    """Print the progress of a long benchmark to stderr."""
     click.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""A web server of one directory, for benchmarks: nginx on loopback."""
+"""A web server of one directory for benchmarks: nginx on loopback."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from btrfs_ublk.capabilities import Program
-from btrfs_ublk.process import spawn
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.base.process import spawn
 
 NGINX = Program("nginx", package="nginx")
 
@@ -40,10 +40,10 @@ http {{
 
 @contextmanager
 def origin(root: Path, directory: Path) -> Iterator[tuple[str, int]]:
-    """Serve ``directory``; yields host and port. ``root`` is for what nginx writes.
+    """Serve ``directory``; yields host and port. ``root`` is for nginx' own files.
 
-    The socket is bound here, and inherited the way nginx hands it over when it is
-    upgraded: so it answers from the start.
+    The socket is bound here and inherited as in an upgrade of nginx, so that it answers
+    from the start.
     """
     with ExitStack() as stack:
         listener = stack.enter_context(

@@ -1,6 +1,6 @@
-"""What is compared: a peer is something to read from, with known content.
+"""Peers: things to read from, with known content, that are compared.
 
-Each module of ``btrfs_ublk.bench.peers`` holds some, in ``PEERS``; nothing else names
+Each module of ``btrfs_ublk.bench.peers`` has some, in ``PEERS``; nothing else names
 them.
 """
 
@@ -20,10 +20,10 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Literal, Protocol, TypeVar, cast
 
+from btrfs_ublk.base.capabilities import Capability
 from btrfs_ublk.bench import peers
-from btrfs_ublk.bench.stamps import STAMPS, Content, write_content
-from btrfs_ublk.capabilities import Capability
-from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.bench.known_content import STAMPS, Content, write_content
+from btrfs_ublk.kernel.temporary import tempdir
 
 _Shared = TypeVar("_Shared")
 
@@ -32,10 +32,10 @@ _Shared = TypeVar("_Shared")
 class Setting:
     """What all peers of one comparison have in common; made by ``setting()``.
 
-    ``size_bytes`` of each can be read. ``queues`` and ``depth`` are those of block
-    servers; None leaves them to each. ``realtime`` is for ours (see BlockServer).
-    ``runtime_s`` is how long a turn takes, where that is to be chosen. ``writable``:
-    they are to be written to, if they can be. ``disk`` is one that the user names.
+    ``size_bytes`` of each can be read. ``queues`` and ``depth`` are for block servers;
+    None leaves them to each. ``realtime`` is for ours (see BlockServer). ``runtime_s``
+    is the duration of a turn, if it can be chosen. ``writable``: peers are made
+    writable if they can be. ``disk`` is a device that the user names.
     """
 
     directory: Path
@@ -53,13 +53,13 @@ class Setting:
     def shared(
         self, name: str, make: Callable[[], AbstractContextManager[_Shared]]
     ) -> _Shared:
-        """What several peers use: made by the first, it goes with the setting."""
+        """Return what several peers share; the first makes it, for the setting."""
         if name not in self._shared:
             self._shared[name] = self._stack.enter_context(make())
         return cast(_Shared, self._shared[name])
 
     def source_file(self) -> Path:
-        """A file full of STAMPS, for those who serve one. They only read it."""
+        """Return a shared file full of STAMPS, for peers that only read it."""
         return self.shared("source file", self._source_file)
 
     @contextmanager
@@ -70,7 +70,7 @@ class Setting:
 
     @contextmanager
     def new_file(self, size_bytes: int) -> Iterator[Path]:
-        """A sparse file, whose memory is free again when the block is left."""
+        """Make a sparse file, which is removed, to free its memory, after the block."""
         number = next(self._numbers)
         path = self.directory / f"disk-{number}"
         try:
@@ -81,7 +81,7 @@ class Setting:
             path.unlink(missing_ok=True)
 
     def content_file(self) -> AbstractContextManager[Path]:
-        """A file full of STAMPS: a peer's own, where it is to be written to."""
+        """Yield a file full of STAMPS: the peer's own, if it is to be written to."""
         return self._own_file() if self.writable else nullcontext(self.source_file())
 
     @contextmanager
@@ -91,7 +91,7 @@ class Setting:
             yield path
 
     def new_directory(self, name: str) -> Path:
-        """``name`` is the beginning of its name."""
+        """Make a directory whose name begins with ``name``."""
         path = self.directory / f"{name}-{next(self._numbers)}"
         path.mkdir()
         return path
@@ -108,7 +108,7 @@ def setting(
     runtime_s: float = 1.0,
     disk: Path | None = None,
 ) -> Iterator[Setting]:
-    """A setting in a new directory below ``parent``, which should be on tmpfs."""
+    """Make a setting in a new directory below ``parent``, which should be on tmpfs."""
     with tempdir(parent=parent) as directory, ExitStack() as stack:
         yield Setting(
             directory, size_bytes, queues, depth, realtime, runtime_s, disk, stack
@@ -117,41 +117,47 @@ def setting(
 
 @dataclass(frozen=True)
 class Subject:
-    """A running peer. ``content`` is that of its first ``size_bytes``."""
+    """A running peer. ``content`` is the content of its first ``size_bytes``."""
 
     path: Path
     content: Content
     #: The processes that answer reads, for their CPU time; kernel threads do not count.
     server_pids: Sequence[int] = ()
-    #: Whether O_DIRECT means anything there.
+    #: Whether O_DIRECT has an effect there.
     direct: bool = True
     #: Whether it can be mapped into memory (mmap(2), MAP_SHARED).
     mappable: bool = True
-    #: Whether it may be written to. What only one peer has may; what several share, or
-    #: is somebody's, may not.
+    #: Whether it may be written to: only if it is neither shared by peers nor belongs
+    #: to somebody else.
     writable: bool = False
 
 
-class Peer(Protocol):
-    """Something that can be read from."""
+@dataclass(frozen=True)
+class Peer:
+    """Something to read from. ``name`` is that on command lines ("btrfs-loop"),
+    ``description`` one line, ``layer`` what is read: a block device, or a file of a
+    file system. ``serving`` brings it up, filled, and takes it down after the block.
+    """
 
-    @property
-    def name(self) -> str:
-        """As on command lines: "btrfs-loop"."""
+    name: str
+    layer: Literal["device", "file"]
+    description: str
+    needs: Sequence[Capability]
+    serving: Callable[[Setting], AbstractContextManager[Subject]]
 
-    @property
-    def layer(self) -> Literal["device", "file"]:
-        """What is read: a block device, or a file on a file system."""
 
-    @property
-    def description(self) -> str:
-        """One line."""
+def peer(
+    name: str,
+    layer: Literal["device", "file"],
+    description: str,
+    needs: Sequence[Capability] = (),
+) -> Callable[[Callable[[Setting], Iterator[Subject]]], Peer]:
+    """Make a peer from a function that yields a Subject."""
 
-    @property
-    def needs(self) -> Sequence[Capability]: ...
+    def make(serve: Callable[[Setting], Iterator[Subject]]) -> Peer:
+        return Peer(name, layer, description, needs, contextmanager(serve))
 
-    def serving(self, setting: Setting) -> AbstractContextManager[Subject]:
-        """Bring it up, filled; take it down when the block is left."""
+    return make
 
 
 class HasNeeds(Protocol):
@@ -160,10 +166,10 @@ class HasNeeds(Protocol):
 
 
 def why_not(peer: HasNeeds) -> str | None:
-    """Why the peer cannot run on this machine; None where it can.
+    """Say why the peer cannot run on this machine; None if it can.
 
-    NB: to be asked before any is brought up: modules that were loaded for one are taken
-    for somebody else's.
+    NB: ask before any peer is brought up, as a module that was loaded for one would be
+    taken for somebody else's.
     """
     for capability in peer.needs:
         reason = capability.probe()
@@ -173,7 +179,7 @@ def why_not(peer: HasNeeds) -> str | None:
 
 
 def all_peers() -> dict[str, Peer]:
-    """By name, in the order of their modules."""
+    """Return all peers by name, in the order of their modules."""
     found: dict[str, Peer] = {}
     for info in iter_modules(peers.__path__):
         module = import_module(f"{peers.__name__}.{info.name}")

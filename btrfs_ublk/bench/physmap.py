@@ -1,7 +1,7 @@
 """How long a large physical map takes to parse and to assert.
 
-The map is that of a fully allocated file in extents of 256 MiB, the largest that
-preallocation makes; 307,203 rows are some 75 TiB.
+The map is of a fully allocated file with extents of 256 MiB, the largest that
+preallocation makes; 307,203 rows are about 75 TiB.
 
 ``python -m btrfs_ublk.bench.physmap --help``
 """
@@ -13,33 +13,23 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.environment import wait_until_quiet
-from btrfs_ublk.bench.report import (
-    Document,
-    Result,
-    Table,
-    finish,
-    make_document,
-    number,
-)
-from btrfs_ublk.bench.stats import grouped, median_of
-from btrfs_ublk.entry import run_command
+from btrfs_ublk.bench.report import Document, Result, Table, number
+from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.physmap.parse import BINARY_MAGIC, TSV_HEADER
 from btrfs_ublk.units import GIB, MIB
 
-DEFAULT_ROWS = 307_203
 _EXTENT_BYTES = 256 * MIB
 _DEVICE_OFFSET = 512 * GIB
 
 
 def numbers(rows: int, *, gap_every: int) -> array[int]:
-    """The cells of a map, row by row; a gap on the device after every so many rows."""
+    """Return a map's cells by row, with a gap after every ``gap_every`` rows."""
     cells = array("Q")
     size = _EXTENT_BYTES
     for row in range(rows):
@@ -49,7 +39,7 @@ def numbers(rows: int, *, gap_every: int) -> array[int]:
 
 
 def tsv(cells: array[int]) -> str:
-    """The same in the helper's text form."""
+    """Return the map in the helper's text form."""
     lines = [TSV_HEADER]
     for at in range(0, len(cells), 9):
         row = list(map(str, cells[at : at + 9]))
@@ -65,7 +55,7 @@ def _time(what: Callable[[], object]) -> float:
 
 
 def measure(rows: int, *, gap_every: int) -> list[Result]:
-    """One result for each form; parsed and asserted as a seed's map is before use."""
+    """Measure each form; parsed and asserted as a seed's map is before use."""
     cells = numbers(rows, gap_every=gap_every)
     text = tsv(cells)
     if sys.byteorder == "big":
@@ -78,62 +68,55 @@ def measure(rows: int, *, gap_every: int) -> list[Result]:
             size_bytes=rows * _EXTENT_BYTES, whole=gap_every >= rows
         )
 
-    results: list[Result] = []
     assert_s = _time(check)
-    for form, parse_s in (
-        ("binary", _time(lambda: PhysicalMap.parse_binary(data))),
-        ("tsv", _time(lambda: PhysicalMap.parse_tsv(text))),
-    ):
-        results.append(
-            {
-                "form": form,
-                "layout": "one run" if gap_every >= rows else "with gaps",
-                "rows": rows,
-                "load": os.getloadavg()[0],
-                "parse_s": parse_s,
-                "assert_s": assert_s,
-                "total_s": parse_s + assert_s,
-            }
-        )
-    return results
+    times = {
+        "binary": _time(lambda: PhysicalMap.parse_binary(data)),
+        "tsv": _time(lambda: PhysicalMap.parse_tsv(text)),
+    }
+    return [
+        {
+            "form": form,
+            "layout": "one run" if gap_every >= rows else "with gaps",
+            "rows": rows,
+            "load": os.getloadavg()[0],
+            "parse_s": parse_s,
+            "assert_s": assert_s,
+            "total_s": parse_s + assert_s,
+        }
+        for form, parse_s in times.items()
+    ]
 
 
 def tables(document: Document) -> list[Table]:
-    """Milliseconds: medians, and the best."""
-    groups = grouped(
-        document["results"], lambda result: (result["form"], result["layout"])
-    )
-    rows = [
-        (
-            *names,
-            number(results[0]["rows"]),
-            str(len(results)),
-            *(
-                f"{number(median_of(results, name) * 1e3, 1)} "
-                f"({number(min(result[name] for result in results) * 1e3, 1)})"
-                for name in ("parse_s", "assert_s", "total_s")
-            ),
-            number(median_of(results, "load"), 1),
+    """Make a table of milliseconds: medians, and the best."""
+    times = {"parse": "parse_s", "assert": "assert_s", "both": "total_s"}
+    return [
+        table(
+            "Physical maps: milliseconds, median (best)",
+            document["results"],
+            {"form": lambda x: str(x["form"]), "layout": lambda x: str(x["layout"])},
+            [
+                Column("rows", lambda turns: number(turns[0]["rows"])),
+                TURNS,
+                *(Column(head, key, 1, 1e3, best=True) for head, key in times.items()),
+                LOAD,
+            ],
+            left=2,
         )
-        for names, results in groups.items()
     ]
-    columns = ("form", "layout", "rows", "turns", "parse", "assert", "both", "load")
-    return [Table("Physical maps: milliseconds, median (best)", columns, rows, 2)]
 
 
-@click.command(context_settings=options.SETTINGS)
-@click.option("--rows", type=options.COUNT, default=DEFAULT_ROWS)
-@options.common_options(repeats=11)
-def command(
-    rows: int, repeats: int, parent: Path, patience_s: float, as_json: bool
-) -> None:
+@study(
+    "physmap",
+    click.option("--rows", type=options.COUNT, default=307_203),
+    repeats=11,
+)
+def command(run: Run, rows: int) -> None:
     """Parse and assert large physical maps, which are made up: nothing is mounted."""
-    document = make_document("physmap", parameters={}, directory=parent, results=[])
-    for _turn in range(repeats):
+    for _ in run.turns():
         for gap_every in (rows, max(1, rows * 9 // 10)):
-            wait_until_quiet(timeout_s=patience_s)
-            document["results"] += measure(rows, gap_every=gap_every)
-    finish(document, as_json=as_json)
+            run.wait_until_quiet()
+            run.add(*measure(rows, gap_every=gap_every))
 
 
 if __name__ == "__main__":

@@ -14,34 +14,27 @@ from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
+from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.environment import wait_until_quiet, watched
-from btrfs_ublk.bench.report import (
-    Document,
-    Result,
-    Table,
-    finish,
-    make_document,
-    number,
-)
-from btrfs_ublk.bench.stats import grouped, median_of
-from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, require
-from btrfs_ublk.entry import run_command
-from btrfs_ublk.resources.read_ahead import set_read_ahead
-from btrfs_ublk.resources.tempdir import tempdir
-from btrfs_ublk.server import BlockServer, FrontEndName, MemsetSegment, ServerStats
-from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size
-from btrfs_ublk.volume import Volume, volume
+from btrfs_ublk.bench.environment import watched
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
+from btrfs_ublk.kernel.read_ahead import set_read_ahead
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.server import BlockServer, FrontEndName, MemsetSegment
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, format_size
+from btrfs_ublk.volume.temporary import Volume, volume
 
-#: The kernel gives up reading around faults after 100 in a file that all missed.
+#: The kernel stops reading around faults after 100 misses in an open file.
 _FAULTS_PER_OPEN = 50
-#: Faults are so far apart that none finds what another one fetched.
+#: This is so far that no fault finds what another one fetched.
 _APART_BYTES = 8 * MIB
 _BYTE = 97
 
 
 def _read_bytes(server: BlockServer) -> int:
-    return ServerStats.parse(server.stats()).kinds["memset"].read_bytes
+    return server.stats().kinds["memset"].read_bytes
 
 
 def _drop_cache(path: Path) -> None:
@@ -53,7 +46,7 @@ def _drop_cache(path: Path) -> None:
 
 
 def fault(path: Path, offsets: Sequence[int]) -> None:
-    """Touch one page at each offset of a mapping; few enough for one open file."""
+    """Touch one page at each offset; these must be few enough for one open file."""
     fd = os.open(path, os.O_RDONLY)
     try:
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as memory:
@@ -64,7 +57,7 @@ def fault(path: Path, offsets: Sequence[int]) -> None:
 
 
 def read_all(path: Path) -> None:
-    """From start to end, through the page cache."""
+    """Read a file from start to end, through the page cache."""
     buffer = bytearray(MIB)
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):
@@ -74,7 +67,7 @@ def read_all(path: Path) -> None:
 def measure_faults(
     made: Volume, path: Path, *, count: int, chances: random.Random
 ) -> Result:
-    """Faults per second, one after the other, and bytes that each fetched."""
+    """Measure successive faults per second, and the bytes that each fetched."""
     slots = path.stat().st_size // _APART_BYTES
     seconds = 0.0
     before = _read_bytes(made.server)
@@ -96,7 +89,7 @@ def measure_faults(
 
 
 def measure_sequential(made: Volume, path: Path) -> Result:
-    """Bytes per second of one reader, and how many were fetched per byte read."""
+    """Measure bytes per second of one reader, and bytes fetched per byte read."""
     size_bytes = path.stat().st_size
     _drop_cache(path)
     before = _read_bytes(made.server)
@@ -111,84 +104,56 @@ def measure_sequential(made: Volume, path: Path) -> Result:
 
 
 def tables(document: Document) -> list[Table]:
-    """One row for each size: medians of the turns."""
-    rows = []
-    for size, turns in grouped(
-        document["results"], lambda result: result["read_ahead_bytes"]
-    ).items():
-        rows.append(
-            (
-                format_size(size),
-                str(len(turns)),
-                number(median_of(turns, "faults_per_s")),
-                number(median_of(turns, "bytes_per_fault") / 1024, 1),
-                number(median_of(turns, "bytes_per_s") / MIB),
-                number(median_of(turns, "fetched_per_byte"), 2),
-                number(median_of(turns, "load"), 1),
-            )
-        )
-    columns = (
-        *("read-ahead", "turns", "faults/s", "KiB each"),
-        *("seq. MiB/s", "fetched", "load"),
-    )
+    """Make a table with one row for each size: medians of the turns."""
     return [
-        Table(
+        table(
             "Page faults at random, and a file read from start to end",
-            columns,
-            rows,
+            document["results"],
+            {"read-ahead": lambda x: format_size(x["read_ahead_bytes"])},
+            [
+                TURNS,
+                Column("faults/s", "faults_per_s"),
+                Column("KiB each", "bytes_per_fault", 1, 1 / KIB),
+                Column("seq. MiB/s", "bytes_per_s", 0, 1 / MIB),
+                Column("fetched", "fetched_per_byte", 2),
+                LOAD,
+            ],
             note="Medians; one reader of a clone of memset data. Fetched: bytes that "
             "the server delivered, per byte that was read.",
         )
     ]
 
 
-@click.command(context_settings=options.SETTINGS)
-@click.option(
-    "--read-ahead",
-    "sizes",
-    multiple=True,
-    default=("4M", "1M", "512K", "256K", "128K", "64K", "32K"),
-    callback=options.parse_sizes,
-    help="May be given many times.",
+@study(
+    "read_ahead",
+    options.sizes_option(
+        *("--read-ahead", "sizes"),
+        default=("4M", "1M", "512K", "256K", "128K", "64K", "32K"),
+        help="May be given many times.",
+    ),
+    options.front_end_option,
+    options.size_option("1G", help="Of the file; a turn caches all of it."),
+    click.option("--faults", type=options.COUNT, default=200, help="In each turn."),
+    needs=(ROOT, BTRFS, LOOP),
+    repeats=5,
+    recorded=("front_end", "size_bytes", "faults"),
 )
-@click.option(
-    "--front-end", type=click.Choice(["auto", "fuse", "ublk"]), default="auto"
-)
-@click.option(
-    "--size",
-    "size_bytes",
-    default="1G",
-    callback=options.parse_sizes,
-    help="Of the file; a turn caches all of it.",
-)
-@click.option("--faults", type=options.COUNT, default=200, help="In each turn.")
-@options.common_options(repeats=5)
 def command(
+    run: Run,
     sizes: Sequence[int],
     front_end: FrontEndName,
     size_bytes: int,
     faults: int,
-    repeats: int,
-    parent: Path,
-    patience_s: float,
-    as_json: bool,
 ) -> None:
     """Read a clone of memset data on a sprout with each size of read-ahead: page faults
     at random, then all of it in order.
     """
-    require(ROOT, BTRFS, LOOP)
     least = _FAULTS_PER_OPEN * _APART_BYTES
     if size_bytes < least:
         raise click.UsageError(f"--size must be {format_size(least)} or more")
-    document = make_document(
-        "read_ahead",
-        parameters={"front_end": front_end, "size_bytes": size_bytes, "faults": faults},
-        directory=parent,
-        results=[],
-    )
     memset = MemsetSegment(offset=0, length=size_bytes, byte=_BYTE)
     chances = random.Random(1)
-    with tempdir(parent=parent) as directory:
+    with tempdir(parent=run.parent) as directory:
         target = directory / "mnt"
         target.mkdir()
         with volume(
@@ -199,9 +164,9 @@ def command(
             front_end=front_end,
         ) as made:
             path = made.clone("clone", offset=0, size_bytes=size_bytes)
-            for turn in range(1, repeats + 1):
+            for turn in run.turns(tell=True):
                 for size in sizes:
-                    wait_until_quiet(timeout_s=patience_s)
+                    run.wait_until_quiet()
                     set_read_ahead(target, size)
                     with watched() as busy:
                         result: Result = {"read_ahead_bytes": size, "turn": turn}
@@ -209,9 +174,7 @@ def command(
                             made, path, count=faults, chances=chances
                         )
                         result |= measure_sequential(made, path)
-                    document["results"].append(result | {"load": busy["load"]})
-                options.progress(f"turn {turn} of {repeats}")
-    finish(document, as_json=as_json)
+                    run.add(result | {"load": busy["load"]})
 
 
 if __name__ == "__main__":

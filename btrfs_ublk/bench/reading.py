@@ -1,84 +1,159 @@
 """The contest of reading, or writing, by fio: all peers can take part.
 
-``again:NAME`` is one more of a peer, to see how much two of the same differ;
-``slowed:NAME`` is one more that loses 10 % of the CPUs' time on purpose, to see whether
-that is seen.
+``again:NAME`` is a second instance of a peer, to see how much equals differ.
+``slowed:NAME`` is one that loses 10 % of the CPUs' time on purpose, to see whether that
+is detected.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from btrfs_ublk.bench.contest import Contestant, Measure, Turn, check_names
-from btrfs_ublk.bench.fio import Fio
-from btrfs_ublk.bench.measure import measure
-from btrfs_ublk.bench.peer import Peer, Setting, all_peers
+from btrfs_ublk.base.capabilities import Fio, require
+from btrfs_ublk.base.readers import read_buffered, read_direct
+from btrfs_ublk.bench.cpu import Usage
+from btrfs_ublk.bench.cpu_load import stolen_time
+from btrfs_ublk.bench.fio import parse_output, run_watched
+from btrfs_ublk.bench.known_content import check_content
+from btrfs_ublk.bench.measurement import Contestant, Measure, Turn, check_names
+from btrfs_ublk.bench.peer import Peer, Setting, Subject, all_peers
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.bench.stolen import stolen_time
-from btrfs_ublk.bench.workloads import parse_workload
-from btrfs_ublk.capabilities import Capability, require
+from btrfs_ublk.bench.workloads import WRITTEN_BLOCK, Workload, parse_workload
 from btrfs_ublk.errors import CapabilityError, UsageError
 
+#: The share of the runtime in which fio reads before it is measured, and the least
+#: seconds for that.
+_RAMP_SHARE, _LEAST_RAMP_S = 0.1, 0.2
+_SAMPLES = 16
 AGAIN, SLOWED = "again:", "slowed:"
-#: What a slowed peer, with all else, loses of its time.
+#: The share of time that a slowed peer, and all else, loses.
 _STOLEN_SHARE = 0.1
 
 MEASURES = (Measure("iops", "IOPS", "more"),)
 
 
-@dataclass(frozen=True)
-class Reader:
-    """A peer that fio reads from; with ``writing``, it writes to it as well."""
+def measure(
+    subject: Subject,
+    workload: Workload,
+    *,
+    size_bytes: int,
+    runtime_s: float,
+    output: Path,
+    chances: random.Random,
+) -> Result:
+    """Measure a turn; all CPU times are microseconds per I/O.
 
-    peer: Peer
-    writing: bool = False
-    prefix: str = ""
+    Random blocks are checked before and after; those of a writable subject may be what
+    fio writes. Raises BtrfsUblkError for wrong data, and when fio fails.
+    """
+    if workload.writes and not subject.writable:
+        raise ValueError(f"{subject.path} must not be written to")
+    if workload.is_mapped and not subject.mappable:
+        raise CapabilityError("it cannot be mapped into memory")
+    direct = subject.direct and not workload.is_mapped
 
-    @property
-    def name(self) -> str:
-        return f"{self.prefix}{self.peer.name}"
+    def check() -> None:
+        check_content(
+            subject.path,
+            subject.content,
+            size_bytes,
+            read=read_direct if direct else read_buffered,
+            samples=_SAMPLES,
+            chances=chances,
+            or_else=WRITTEN_BLOCK if subject.writable else None,
+        )
 
-    @property
-    def layer(self) -> str:
-        return self.peer.layer
+    ramp_s = max(_LEAST_RAMP_S, _RAMP_SHARE * runtime_s)
+    argv = workload.argv(
+        subject.path,
+        size_bytes=size_bytes,
+        direct=direct,
+        ramp_s=ramp_s,
+        runtime_s=runtime_s,
+        output=output,
+    )
+    check()
+    load = os.getloadavg()[0]
+    usage = run_watched(
+        argv,
+        jobs=workload.jobs,
+        ramp_s=ramp_s,
+        runtime_s=runtime_s,
+        server_pids=subject.server_pids,
+    )
+    outcome = parse_output(
+        output.read_text(), direction="write" if workload.writes else "read"
+    )
+    check()
+    iops = outcome.total_iops
+    return {
+        "iops": iops,
+        "bytes_per_s": iops * workload.block_bytes,
+        "p50_us": outcome.latency_us["p50"],
+        "p99_us": outcome.latency_us["p99"],
+        "load": load,
+        **(cpu_record(usage, iops) if usage else {}),
+    }
 
-    @property
-    def description(self) -> str:
-        return self.peer.description
 
-    @property
-    def needs(self) -> Sequence[Capability]:
-        return self.peer.needs
+def cpu_record(usage: Usage, iops: float) -> Result:
+    """Return CPU time per I/O of the reader, the servers, and the kernel on its own
+    (its threads, interrupts); and cores used by these together, by others, and by all
+    (the CPUs' own counters). "accounted" is the use by all processes and kernel threads
+    as a share of the latter: if it is not near 1, a counter is wrong.
+    """
+    cores = usage.record()
+    parts = {"fio": cores["fio"], "server": cores["server"]}
+    parts["kernel"] = max(0.0, cores["rest"] - cores["other"])
+    return {
+        **{f"{name}_us": used * 1e6 / iops for name, used in parts.items()},
+        "cpu_us": sum(parts.values()) * 1e6 / iops,
+        "cores": sum(parts.values()),
+        "other_cores": cores["other"],
+        "total_cores": cores["total"],
+        "accounted": cores["accounted"],
+    }
 
-    @contextmanager
-    def taking_part(self, setting: Setting) -> Iterator[Turn]:
-        setting = replace(setting, writable=self.writing)
-        with self.peer.serving(setting) as subject:
-            if self.writing and not subject.writable:
-                raise CapabilityError("it can only be read")
 
-            def turn(workload: str, chances: random.Random) -> Result:
-                slowed = self.prefix == SLOWED
-                with stolen_time(_STOLEN_SHARE) if slowed else nullcontext():
-                    return measure(
-                        subject,
-                        parse_workload(workload),
-                        size_bytes=setting.size_bytes,
-                        runtime_s=setting.runtime_s,
-                        output=setting.directory / "fio.json",
-                        chances=chances,
-                    )
+@contextmanager
+def _taking_part(
+    peer: Peer, writing: bool, slowed: bool, setting: Setting
+) -> Iterator[Turn]:
+    setting = replace(setting, writable=writing)
+    with peer.serving(setting) as subject:
+        if writing and not subject.writable:
+            raise CapabilityError("it can only be read")
 
-            yield turn
+        def turn(workload: str, chances: random.Random) -> Result:
+            with stolen_time(_STOLEN_SHARE) if slowed else nullcontext():
+                return measure(
+                    subject,
+                    parse_workload(workload),
+                    size_bytes=setting.size_bytes,
+                    runtime_s=setting.runtime_s,
+                    output=setting.directory / "fio.json",
+                    chances=chances,
+                )
+
+        yield turn
+
+
+def _reader(peer: Peer, writing: bool, prefix: str = "") -> Contestant:
+    taking_part = partial(_taking_part, peer, writing, prefix == SLOWED)
+    name = f"{prefix}{peer.name}"
+    return Contestant(name, peer.layer, peer.description, peer.needs, taking_part)
 
 
 @dataclass(frozen=True)
 class FioContest:
-    """Of all peers. In one with ``writing`` those that can be written take part, and
-    what they hold then may be either what they had, or what fio writes.
+    """A contest of all peers. With ``writing``, only writable peers take part, and
+    their blocks may have the old content or what fio writes.
     """
 
     writing: bool = False
@@ -91,11 +166,11 @@ class FioContest:
 
     def _known(self, names: Sequence[str]) -> Mapping[str, Contestant]:
         peers = all_peers()
-        known = {name: Reader(peer, self.writing) for name, peer in peers.items()}
+        known = {name: _reader(peer, self.writing) for name, peer in peers.items()}
         for name in names:
             prefix, colon, inner = name.partition(":")
             if prefix + colon in (AGAIN, SLOWED) and inner in peers:
-                known[name] = Reader(peers[inner], self.writing, prefix + colon)
+                known[name] = _reader(peers[inner], self.writing, prefix + colon)
         return known
 
     def check(self, workload: str) -> None:

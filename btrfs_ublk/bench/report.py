@@ -22,21 +22,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.bench.environment import environment
-from btrfs_ublk.entry import run_command
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
 
 Result = dict[str, Any]
 Document = dict[str, Any]
 
-#: Results that may be missing have one of these as their "status", with a "reason".
+#: Results that may be missing have a "status" of these, with a "reason".
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 
-#: Wide enough for every table: their width is that of the text, whatever the terminal.
+#: It fits every table: tables are as wide as their text, whatever the terminal.
 CONSOLE_WIDTH = 1000
 _NOTE_COLUMNS = 100
-#: What has to be equal for results to stand in one document.
+#: Keys that must be equal for results in one document.
 _MACHINE = ("kernel", "architecture", "cpu", "cpus", "file_system", "btrfs_progs")
 
 
@@ -53,8 +53,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Highlight:
-    """What a benchmark's ``highlights(document)``, which not all have, says first: a
-    figure, in a few words what it is, and a sentence that explains it.
+    """A result of a benchmark's optional ``highlights(document)``: a figure, in a few
+    words what it is, and a sentence that explains it.
     """
 
     figure: str
@@ -69,7 +69,7 @@ def make_document(
     directory: Path,
     results: list[Result],
 ) -> Document:
-    """``benchmark`` is the module's name, ``directory`` where the images are."""
+    """Make a document. ``benchmark`` names the module; images are in ``directory``."""
     return {
         "version": 1,
         "benchmark": benchmark,
@@ -80,7 +80,7 @@ def make_document(
 
 
 def merged(documents: Sequence[Document]) -> Document:
-    """One document with all results. Raises UsageError for different benchmarks or
+    """Merge the results of documents. Raises UsageError for different benchmarks or
     machines; the environment and parameters are those of the first.
     """
     first = documents[0]
@@ -101,7 +101,7 @@ def merged(documents: Sequence[Document]) -> Document:
 
 
 def tables_of(document: Document) -> list[Table]:
-    """The tables of whatever benchmark it is. Raises UsageError."""
+    """Make the tables of a document of any benchmark. Raises UsageError."""
     name = document.get("benchmark")
     try:
         if not str(name).isidentifier():
@@ -114,7 +114,7 @@ def tables_of(document: Document) -> list[Table]:
 
 
 def number(value: float, digits: int = 0) -> str:
-    """ "31,250", "0.52", and a dash for what is not there (NaN)."""
+    """Format a number: "31,250", "0.52", and a dash for NaN."""
     return "-" if value != value else f"{value:,.{digits}f}"
 
 
@@ -126,7 +126,7 @@ _GUESTS = {
 
 
 def _cpu_text(record: Mapping[str, Any]) -> str:
-    """ "emulated VM, QEMU TCG CPU without erms, fsrm" """
+    """Describe a CPU: "emulated VM, QEMU TCG CPU without erms, fsrm"."""
     words = [record["cpu"]]
     guest = record.get("guest")
     if guest:
@@ -137,7 +137,7 @@ def _cpu_text(record: Mapping[str, Any]) -> str:
 
 
 def environment_lines(record: Mapping[str, Any]) -> Iterable[str]:
-    """An environment() in a few lines."""
+    """Describe an environment() in a few lines."""
     load = " ".join(f"{value:.2f}" for value in record["load"])
     yield f"Linux {record['kernel']} {record['architecture']}, {_cpu_text(record)}"
     yield (
@@ -155,7 +155,7 @@ def environment_lines(record: Mapping[str, Any]) -> Iterable[str]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """With an empty line before it, title, columns, rows, note."""
+    """Print an empty line, then a table's title, columns, rows, and note."""
     shown = RichTable(box=None, pad_edge=False)
     for position, column in enumerate(table.columns):
         shown.add_column(column, justify="left" if position < table.left else "right")
@@ -178,7 +178,7 @@ def show(document: Document, console: Console | None = None) -> None:
 
 
 def finish(document: Document, *, as_json: bool) -> None:
-    """What a benchmark's command prints at its end."""
+    """Print what a benchmark's command prints at its end."""
     if as_json:
         click.echo(json.dumps(document, indent=1))
     else:
@@ -186,7 +186,7 @@ def finish(document: Document, *, as_json: bool) -> None:
 
 
 def load(path: Path) -> Document:
-    """A stored document. Raises UsageError for what is none."""
+    """Load a stored document. Raises UsageError for an invalid one."""
     try:
         document: Document = json.loads(path.read_text())
         if not {"benchmark", "environment", "results"} <= document.keys():
@@ -197,7 +197,7 @@ def load(path: Path) -> Document:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=PathType())
 @click.option("--json", "as_json", is_flag=True, help="Print one document instead.")
 def command(paths: tuple[Path, ...], as_json: bool) -> None:
     """Print the tables of documents that benchmarks made with --json.

@@ -1,10 +1,9 @@
 """The file of results of a matrix: JSON lines that are only ever appended.
 
-The first line says which matrix it is ("kind": "matrix"), further ones which
-environment runs were made in ("environment"), then comes one per run ("run"). A run is
-keyed by a hash of its configuration, environment and block, and in the file when its
-line is: each is synced to disk. A line without its end, which is what a kill or a crash
-leaves, is dropped by the next who opens the file.
+The first line names the matrix ("kind": "matrix"). Others describe an environment that
+runs were made in ("environment"), or one run ("run"). A run's key is a hash of its
+configuration, environment and block. Each line is synced to disk. A line without its
+end, left by a kill or a crash, is dropped by the next process that opens the file.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.log import log
 from btrfs_ublk.bench.config import configuration_of
 from btrfs_ublk.bench.environment import environment_id
 from btrfs_ublk.bench.matrices import (
@@ -28,25 +28,24 @@ from btrfs_ublk.bench.matrices import (
 )
 from btrfs_ublk.bench.run import OK, Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.log import log
 
-#: What all configurations of a matrix have in common, and options change.
+#: Keys that all configurations of a matrix share, and that options change.
 _TOLD = ("front_end", "source", "fio.runtime")
 _KINDS = ("matrix", "environment", "run")
 
 
 class ResultsFile:
-    """Made by open_results()."""
+    """A file of results, made by open_results()."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        #: Of runs, by key; of a key that occurs twice the last.
+        #: The runs by key; the last one for a repeated key.
         self.rows: dict[str, Row] = {}
         self._environments: set[str] = set()
 
     def append_run(self, row: Row, *, block: int) -> Row:
-        """Write a run, and have it on disk. Returns it as it is in the file."""
+        """Write a run, and sync it. Returns it as it is in the file."""
         key = run_key(
             configuration_of(row), environment=row["environment"], block=block
         )
@@ -56,7 +55,7 @@ class ResultsFile:
         return line
 
     def note_environment(self, record: Mapping[str, Any]) -> str:
-        """Write it unless it is there; its id."""
+        """Write an environment unless it is there; returns its id."""
         name = environment_id(record)
         if name not in self._environments:
             self._append({"kind": "environment", "id": name, **record})
@@ -88,27 +87,13 @@ class ResultsFile:
         lines = content[:whole].decode(errors="replace").splitlines()
         if not lines:
             self._append(_header(matrix, seed))
-        for number, text in enumerate(lines, start=1):
-            self._take(_parse(text, self._where(number)), matrix, seed, number)
-
-    def _take(
-        self, line: dict[str, Any], matrix: Matrix, seed: int, number: int
-    ) -> None:
-        where = self._where(number)
-        if (line["kind"] == "matrix") != (number == 1):
-            raise UsageError(
-                f"{where} is of the kind {line['kind']}",
-                hint="a file of results begins with one line of the kind matrix",
-            )
-        if line["kind"] == "matrix":
-            _check_header(line, _header(matrix, seed), where)
-        elif line["kind"] == "environment":
-            self._environments.add(str(line.get("id")))
-        else:
-            self.rows[_checked_key(line, matrix, where)] = line
-
-    def _where(self, number: int) -> str:
-        return f"{self.path}, line {number}"
+        for where, line in _checked(lines, matrix, str(self.path)):
+            if line["kind"] == "matrix":
+                _check_header(line, _header(matrix, seed), where)
+            elif line["kind"] == "environment":
+                self._environments.add(str(line.get("id")))
+            else:
+                self.rows[line["key"]] = line
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
@@ -131,7 +116,7 @@ def _header(matrix: Matrix, seed: int) -> dict[str, Any]:
         "version": FORMAT_VERSION,
         "matrix": matrix.name,
         "seed": seed,
-        # The fingerprint tells of these as well, but not in words.
+        # The fingerprint covers these as well, but not readably.
         **{key: first[key] for key in _TOLD},
         "fingerprint": matrix.fingerprint(),
         "configurations": len(matrix.configurations),
@@ -150,8 +135,8 @@ def _check_header(
             )
 
 
-def _checked_key(line: Mapping[str, Any], matrix: Matrix, where: str) -> str:
-    """The key of a run, which must be what its line says."""
+def _check_run(line: Mapping[str, Any], matrix: Matrix, where: str) -> None:
+    """Raise UsageError unless the key matches the line."""
     try:
         configuration = configuration_of(line)
         key = run_key(
@@ -166,18 +151,43 @@ def _checked_key(line: Mapping[str, Any], matrix: Matrix, where: str) -> str:
         )
     if status == OK and not isinstance(line.get("total_iops"), int | float):
         raise UsageError(f"{where} has the status {status} and no total_iops")
-    return key
+
+
+def _checked(
+    lines: Iterable[str], matrix: Matrix | None, name: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line with its place. If ``matrix`` is None, it is the one of the first
+    line, which must be known.
+    """
+    for number, text in enumerate(lines, start=1):
+        where = f"{name}, line {number}"
+        if number > 1 and not text.strip():
+            continue
+        line = _parse(text, where)
+        if (line["kind"] == "matrix") != (number == 1):
+            raise UsageError(
+                f"{where} is of the kind {line['kind']}",
+                hint="a file of results begins with one line of the kind matrix",
+            )
+        if line["kind"] == "matrix":
+            matrix = matrix or _matrix_of(line, where)
+        elif line["kind"] == "run":
+            assert matrix is not None
+            _check_run(line, matrix, where)
+        yield where, line
 
 
 @contextmanager
 def open_results(path: Path, matrix: Matrix, *, seed: int) -> Iterator[ResultsFile]:
-    """Begin a file of results, or go on with it.
+    """Begin a file of results, or resume it.
 
-    Raises UsageError, naming the line, for what is not of this matrix and seed; and
-    when another process writes the file.
+    Raises UsageError, naming the line, for data of another matrix or seed, and
+    BtrfsUblkError when another process writes the file.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # NB: no symbolic links: one of another user may lead to a missing file.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o644)
     except OSError as error:
         raise UsageError(f"file of results {path}: {error.strerror}") from error
     try:
@@ -196,30 +206,16 @@ def open_results(path: Path, matrix: Matrix, *, seed: int) -> Iterator[ResultsFi
 
 
 def check_results(text: str, name: str) -> dict[str, Any] | None:
-    """Check the content of a file of results, all lines of it but a last one that has
-    no end. Returns the line for the matrix; None where there is none, as the lines are
-    bare runs.
+    """Check the content of a file of results, except for a last line without end.
+    Returns the matrix' line; None if there is none, as with bare runs.
 
-    Raises UsageError, naming ``name`` and the line: for a matrix that there is not, or
-    of another version, and for runs that are not of it.
+    Raises UsageError, naming ``name`` and the line, for an unknown matrix, one of
+    another version, and for runs that do not belong to it.
     """
     lines = text.split("\n")[:-1]
     if not lines or not _is_header(lines[0]):
         return None
-    header = _parse(lines[0], f"{name}, line 1")
-    matrix = _matrix_of(header, f"{name}, line 1")
-    for number, line in enumerate(lines[1:], start=2):
-        where = f"{name}, line {number}"
-        if not line.strip():
-            continue
-        found = _parse(line, where)
-        if found["kind"] == "matrix":
-            raise UsageError(
-                f"{where} is of the kind matrix",
-                hint="one file of results has the runs of one matrix",
-            )
-        if found["kind"] == "run":
-            _checked_key(found, matrix, where)
+    (_, header), *_ = _checked(lines, None, name)
     return header
 
 
@@ -232,7 +228,7 @@ def _is_header(text: str) -> bool:
 
 
 def _matrix_of(header: Mapping[str, Any], where: str) -> Matrix:
-    """The matrix that a file says it is of."""
+    """Return the matrix that a file's header names."""
     check_version(header, where)
     name = str(header.get("matrix"))
     if name not in MATRICES:
@@ -259,7 +255,7 @@ def _matrix_of(header: Mapping[str, Any], where: str) -> Matrix:
 
 
 def _sync_directory(path: Path) -> None:
-    """A new file's name is on disk when its directory is."""
+    """Sync the directory, so that a new file's name is on disk."""
     directory = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

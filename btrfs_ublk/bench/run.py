@@ -1,7 +1,7 @@
 """One benchmark run: 4 KiB random reads of a clone of virtual data.
 
-A new seed, server and sprout are made for it; the clone's bytes are checked before and
-after; fio reads in between, and meanwhile it is noted who uses the CPUs.
+It makes a new seed, server and sprout. The clone's bytes are checked before and after
+fio reads, and CPU use is recorded meanwhile.
 """
 
 from __future__ import annotations
@@ -14,39 +14,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Fio, Helper, require
+from btrfs_ublk.base.helpers import MAP_PHYSICAL, MKSEED, SERVER
+from btrfs_ublk.base.process import run
+from btrfs_ublk.base.readers import Reader, read_buffered, read_direct
 from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.cpu import Usage, cpu_mhz, pressure_us
 from btrfs_ublk.bench.environment import environment_id, versions
-from btrfs_ublk.bench.fio import (
-    Fio,
-    Outcome,
-    parse_output,
-    random_read_argv,
-)
-from btrfs_ublk.bench.watched import run_watched
-from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Helper, require
+from btrfs_ublk.bench.fio import Outcome, parse_output, run_watched
+from btrfs_ublk.bench.workloads import Workload
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
-from btrfs_ublk.helpers import MAP_PHYSICAL, MKSEED, SERVER
-from btrfs_ublk.process import run
-from btrfs_ublk.readers import Reader, read_buffered, read_direct
-from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer
 from btrfs_ublk.server.stats import ServerStats
-from btrfs_ublk.units import MIB, format_size
-from btrfs_ublk.volume import Volume, volume
+from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size
+from btrfs_ublk.volume.temporary import Volume, volume
 
 Row = dict[str, Any]
 
-#: What "status" of a row says. Only those that are OK count.
+#: Values of a row's "status". Only rows that are OK count.
 OK = "ok"
 VOID = "void"  # the data were wrong, or something was written: see "reason"
 FAILED = "failed"
 SKIPPED = "skipped"  # this machine cannot do it
-REJECTED = "rejected"  # by a rule that was set before
+REJECTED = "rejected"  # a rule of the caller rejects it
 
 _MAX_WRITTEN_BYTES = 10 * MIB
-#: For the seed's metadata and what the sprout writes.
+#: Room for the seed's metadata and the sprout's writes.
 _ROOM_BYTES = 64 * MIB
 _NAME = "clone"
 _SYNC_TIMEOUT_S = 60.0
@@ -56,13 +51,13 @@ _PARTS = ("total", "fio", "server", "rest")
 
 
 class VoidError(BtrfsUblkError):
-    """What was measured does not count."""
+    """The measurement is void."""
 
 
 @dataclass(frozen=True)
 class _Measured:
     outcome: Outcome
-    #: None when it could not be watched for long enough.
+    #: None when it ran too briefly to be watched.
     usage: Usage | None
     pressure: Mapping[str, float]
     served: Mapping[str, Mapping[str, float]]
@@ -75,12 +70,12 @@ def run_configuration(
     environment: Mapping[str, Any],
     max_other_cores: float | None = None,
 ) -> Row:
-    """Measure; a row whatever happens, whose "status" and "reason" say what that was.
+    """Measure. Always returns a row, whose "status" and "reason" say what happened.
 
     Images go to a temporary directory below ``parent``. ``environment`` is that of
-    environment(). With ``max_other_cores`` a run is rejected during which processes
-    that have nothing to do with it used more. Only what is neither an error of ours nor
-    of the system is raised, KeyboardInterrupt above all; nothing is left behind then.
+    environment(). With ``max_other_cores``, a run is rejected if unrelated processes
+    used more. Only exceptions that are neither ours nor the system's are raised, mainly
+    KeyboardInterrupt; nothing is left behind then.
     """
     row: Row = configuration.to_dict() | {
         "total_iops": None,
@@ -119,7 +114,7 @@ def _rejection(cores: Mapping[str, float] | None, max_other_cores: float) -> Row
 
 
 def measure(configuration: Configuration, *, parent: Path) -> Row:
-    """What a run adds to the keys of its configuration.
+    """Measure what a run adds to the keys of its configuration.
 
     Raises VoidError, CapabilityError and BtrfsUblkError.
     """
@@ -149,8 +144,9 @@ def measure(configuration: Configuration, *, parent: Path) -> Row:
             queues=configuration.num_queues,
         ) as made:
             path = target / _NAME
-            content.make_clone(made.virtual_file, path, pieces)
-            # What is dirty would be written while fio reads.
+            with made.virtual_file() as virtual:
+                content.make_clone(virtual, path, pieces)
+            # Dirty data would otherwise be written while fio reads.
             run(["sync", "--file-system", target], timeout_s=_SYNC_TIMEOUT_S)
             return _measure_volume(
                 configuration, made, path, contents, pieces, directory
@@ -181,7 +177,7 @@ def _measure_volume(
     checked = _check(path, contents, pieces, reader, "before")
     measured = _run_fio(configuration, made.server, path, directory)
     checked += _check(path, contents, pieces, reader, "after")
-    # NB: st_blocks counts 512 bytes (stat(2)). The file was empty when it was made.
+    # NB: st_blocks counts 512-byte units (stat(2)). The file was empty at first.
     written_bytes = made.sprout.writable.backing_file.stat().st_blocks * 512
     if written_bytes > _MAX_WRITTEN_BYTES:
         raise VoidError(
@@ -232,15 +228,20 @@ def _run_fio(
 ) -> _Measured:
     runtime_s = configuration.runtime_s
     ramp_s = min(1.0, max(0.2, runtime_s / 10))
-    served = ServerStats.parse(server.stats())
+    served = server.stats()
     output = directory / "fio.json"
-    argv = random_read_argv(
+    workload = Workload(
+        "randread",
+        "randread",
+        BLOCK_BYTES,
+        configuration.engine,
+        configuration.depth,
+        configuration.jobs,
+    )
+    argv = workload.argv(
         path,
         size_bytes=configuration.total_clone_bytes,
-        engine=configuration.engine,
-        depth=configuration.depth,
         direct=configuration.direct,
-        jobs=configuration.jobs,
         ramp_s=ramp_s,
         runtime_s=runtime_s,
         output=output,
@@ -256,15 +257,13 @@ def _run_fio(
         meanwhile=_noting_pressure(pressure),
     )
     outcome = parse_output(output.read_text())
-    since = _served(served, ServerStats.parse(server.stats()))
+    since = _served(served, server.stats())
     return _Measured(outcome, usage, pressure, since)
 
 
 @contextmanager
 def _noting_pressure(record: dict[str, float]) -> Iterator[None]:
-    """Filled in at the end: of the time in the block, which share some task waited for
-    a resource.
-    """
+    """Record the share of the block's time in which some task waited for a resource."""
     begin_s, before_us = time.monotonic(), pressure_us()
     yield
     elapsed_us = (time.monotonic() - begin_s) * 1e6
@@ -273,9 +272,7 @@ def _noting_pressure(record: dict[str, float]) -> Iterator[None]:
 
 
 def _served(before: ServerStats, after: ServerStats) -> dict[str, dict[str, float]]:
-    """By kind of segment, what was read of it in between, and how long that took in the
-    server.
-    """
+    """Return reads in between and their latency in the server, by kind of segment."""
     found = {}
     for name, kind in after.kinds.items():
         earlier = before.kinds[name]

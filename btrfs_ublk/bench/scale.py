@@ -1,7 +1,7 @@
-"""How much of a published workload fits this machine.
+"""Fitting a published workload to this machine.
 
 A suite names its amounts (bytes, seconds, counts) as published. A factor from 0 to 1
-makes all of them smaller, each down to what still makes sense.
+reduces all of them, each down to a sensible minimum.
 """
 
 from __future__ import annotations
@@ -17,25 +17,22 @@ import psutil
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import MIB, format_size
 
-#: What a suite has as much of as it says: by name.
+#: The amounts of a suite, by name.
 Amounts = Mapping[str, float]
 
-#: "auto" takes the first that fits.
+#: "auto" takes the first factor that fits.
 _FACTORS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-#: All turns together, and the share of the memory, and of the space, that is free.
+#: The limit of all turns together, and of the shares of free memory and space.
 _MOST_S = 1200.0
 _MEMORY_SHARE = 0.5
 
-#: Less says nothing, of fio.
-_LEAST_BYTES, _LEAST_S = 16 * MIB, 0.5
-
-#: These two are what all comparisons know: what is read of each, how long a turn takes.
+#: These amounts are known to all comparisons: bytes to read of each, seconds of a turn.
 SIZE, RUNTIME = "size_bytes", "runtime_s"
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """``full`` as published, ``least`` as little as still makes sense."""
+    """``full`` is the published value, ``least`` the sensible minimum."""
 
     name: str
     full: float
@@ -43,7 +40,7 @@ class Quantity:
     unit: Literal["bytes", "s", ""] = ""
 
     def scaled(self, factor: float) -> float:
-        """Whole MiB, tenths of a second, whole numbers."""
+        """Scale, and round to whole MiB, tenths of a second, or whole numbers."""
         value = max(self.least, self.full * factor)
         if self.unit == "s":
             return round(value, 1)
@@ -59,7 +56,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a suite: memory (files on tmpfs in it), and the time of one turn of all."""
+    """The cost of a suite: memory (and files on tmpfs), and one turn of all."""
 
     memory_bytes: float
     turn_s: float
@@ -74,7 +71,7 @@ class Scaling:
         return {each.name: each.scaled(factor) for each in self.quantities}
 
     def factor_for(self, parent: Path, *, turns: int) -> float:
-        """The largest that fits: half of the memory and space that are free, and 20
+        """Return the largest factor that fits half of the free memory and space, and 20
         minutes. Raises BtrfsUblkError when nothing fits the memory.
         """
         free_bytes = _free_bytes(parent)
@@ -92,7 +89,7 @@ class Scaling:
         )
 
     def told(self, factor: float) -> str:
-        """ "scaled by 0.01: size_bytes 8 GiB -> 81 MiB, …" """
+        """Describe a factor: "scaled by 0.01: size_bytes 8 GiB -> 81 MiB, …"."""
         amounts = self.amounts(factor)
         parts = [
             f"{each.name} {each.text(each.full)} -> {each.text(amounts[each.name])}"
@@ -102,32 +99,13 @@ class Scaling:
         return f"scaled by {factor:g}: {', '.join(parts)}" if parts else "full size"
 
     def record(self, factor: float) -> dict[str, Any]:
-        """For a document."""
+        """Return the scale for a document."""
         return {
             "factor": factor,
             "full": {each.name: each.full for each in self.quantities},
             "used": self.amounts(factor),
             "units": {each.name: each.unit for each in self.quantities},
         }
-
-
-#: Of a turn of fio: the share that it reads before it counts; checks, and its start.
-_RAMP_SHARE, _BESIDES_S = 0.1, 1.0
-
-
-def fio_scaling(
-    *, full_bytes: int, full_s: float, copies: int, measurements: int
-) -> Scaling:
-    """Of a suite whose peers are read (written) by fio: of so many bytes, for so many
-    seconds; ``copies`` of the data are in memory, and a turn has so many measurements.
-    """
-
-    def cost(amounts: Amounts) -> Cost:
-        each_s = (1 + _RAMP_SHARE) * amounts[RUNTIME] + _BESIDES_S
-        return Cost(copies * amounts[SIZE], measurements * each_s)
-
-    size = Quantity(SIZE, full_bytes, _LEAST_BYTES, "bytes")
-    return Scaling([size, Quantity(RUNTIME, full_s, _LEAST_S, "s")], cost)
 
 
 def _free_bytes(parent: Path) -> float:
@@ -137,7 +115,7 @@ def _free_bytes(parent: Path) -> float:
 
 
 def parse_factor(text: str) -> float | None:
-    """ "auto" is None. Raises UsageError for what is no share of all."""
+    """Parse a factor; "auto" is None. Raises UsageError for an invalid one."""
     if text == "auto":
         return None
     try:

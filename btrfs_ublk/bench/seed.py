@@ -1,4 +1,4 @@
-"""What it takes to make a seed, to mount it, and to turn it into a sprout.
+"""The time to make a seed, to mount it, and to turn it into a sprout.
 
 ``python -m btrfs_ublk.bench.seed --help``
 """
@@ -10,36 +10,26 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import click
-
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Helper
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.helpers import MKSEED
+from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.environment import wait_until_quiet
-from btrfs_ublk.bench.report import (
-    Document,
-    Highlight,
-    Result,
-    Table,
-    finish,
-    make_document,
-    number,
-)
+from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
 from btrfs_ublk.bench.sprouts import WRITABLE_BYTES, Stopwatch
 from btrfs_ublk.bench.stats import grouped, median_of
-from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT, Helper, require
-from btrfs_ublk.entry import run_command
+from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.helpers import MKSEED
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.btrfs import add_device, forget_device
-from btrfs_ublk.resources.loop import loop_device
-from btrfs_ublk.resources.mount import mounted
-from btrfs_ublk.resources.reflink import clone_file
-from btrfs_ublk.resources.tempdir import tempdir
-from btrfs_ublk.seed import make_seed
+from btrfs_ublk.kernel.btrfs import add_device, forget_device
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.reflink import clone_file
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.seed import Seed, make_seed
 from btrfs_ublk.units import BLOCK_BYTES, MIB
-from btrfs_ublk.volume import assert_mapping
+from btrfs_ublk.volume.temporary import assert_mapping, virtual_file_of
 
-#: The steps that are timed, in their order: name in a result, and in the table.
+#: The timed steps in order: name in a result, and in the table.
 STEPS = {
     "make_s": "make",
     "mount_s": "mount",
@@ -52,7 +42,7 @@ STEPS = {
 
 
 def measure(kind: options.SeedSize, *, parent: Path) -> Result:
-    """One turn: each step once, on a new seed. Seconds, and bytes."""
+    """Measure one turn: each step once, on a new seed. Seconds, and bytes."""
     with ExitStack() as stack:
         directory = stack.enter_context(tempdir(parent=parent))
         target = directory / "mount"
@@ -77,9 +67,9 @@ def measure(kind: options.SeedSize, *, parent: Path) -> Result:
         below = stack.enter_context(loop_device(seed.path, read_only=True)).path
         local = stack.enter_context(loop_device(directory / "writable.img")).path
         stack.callback(_forget, local)
-        # Most of what mount(8) takes for a small file system is its own start.
+        # For a small file system, most of mount(8)'s time is its own start.
         watch.lap()
-        run(["mount", "--version"], timeout_s=20)
+        run_program(["mount", "--version"], timeout_s=20)
         result["start_s"] = watch.lap()
         option = [f"device={below}"]
         with mounted(below, target, options=option, read_only=True) as mount:
@@ -91,7 +81,7 @@ def measure(kind: options.SeedSize, *, parent: Path) -> Result:
             result["add_s"] = watch.lap()
             mount.remount(options=["rw"])
             result["remount_rw_s"] = watch.lap()
-            _prove(target, seed.virtual_data.filename)
+            _prove(target, seed)
             watch.lap()
         result["unmount_s"] = watch.lap()
         with mounted(local, target, options=option):
@@ -101,12 +91,12 @@ def measure(kind: options.SeedSize, *, parent: Path) -> Result:
     return result
 
 
-def _prove(target: Path, name: str) -> None:
-    """That it is a sprout: a clone of the last block reads as it should."""
-    source = target / name
-    offset = source.stat().st_size - BLOCK_BYTES
-    clone_file(source, target / "clone", source_offset=offset, size_bytes=BLOCK_BYTES)
-    if (target / "clone").read_bytes() != bytes(BLOCK_BYTES):
+def _prove(target: Path, seed: Seed) -> None:
+    """Prove that it is a sprout: a clone of the last block reads correctly."""
+    clone, offset = target / "clone", seed.virtual_data.size - BLOCK_BYTES
+    with virtual_file_of(seed, target) as source:
+        clone_file(source, clone, source_offset=offset, size_bytes=BLOCK_BYTES)
+    if clone.read_bytes() != bytes(BLOCK_BYTES):
         raise BtrfsUblkError("a clone of virtual data does not read as zeroes")
 
 
@@ -115,58 +105,45 @@ def _forget(device: Path) -> None:
         forget_device(device)
 
 
-def _columns(result: Result) -> tuple[str, str]:
-    stub = " + stub" if result["stub_chunk"] else ""
-    return (
-        options.seed_name(result["virtual_data_size"]),
-        f"{result['chunks']:,}{stub}",
-    )
+_NAMES = {
+    "virtual data": lambda x: options.seed_name(x["virtual_data_size"]),
+    "chunks": lambda x: f"{x['chunks']:,}{' + stub' if x['stub_chunk'] else ''}",
+}
 
 
 def tables(document: Document) -> list[Table]:
-    """Milliseconds of each step: medians, and the best."""
-    groups = grouped(document["results"], _columns)
-    rows = []
-    for columns, results in groups.items():
-        times = [
-            f"{number(median_of(results, name) * 1e3, 1)} "
-            f"({number(min(result[name] for result in results) * 1e3, 1)})"
-            for name in (*STEPS, "start_s")
-        ]
-        allocated = median_of(results, "allocated_bytes") / MIB
-        rows.append(
-            (
-                *columns,
-                str(len(results)),
-                number(allocated, 2),
-                *times,
-                number(median_of(results, "load"), 1),
-            )
-        )
+    """Make a table of milliseconds of each step: medians, and the best."""
+    steps = [(head, key) for key, head in STEPS.items()]
     return [
-        Table(
+        table(
             "Seeds and sprouts: milliseconds, median (best)",
-            (
-                *("virtual data", "chunks", "turns", "MiB"),
-                *(*STEPS.values(), "start", "load"),
-            ),
-            rows,
-            2,
-            "MiB: what the image takes of its file system. Start: what running "
+            document["results"],
+            _NAMES,
+            [
+                TURNS,
+                Column("MiB", "allocated_bytes", 2, 1 / MIB),
+                *(
+                    Column(head, key, 1, 1e3, best=True)
+                    for head, key in (*steps, ("start", "start_s"))
+                ),
+                LOAD,
+            ],
+            left=2,
+            note="MiB: what the image takes of its file system. Start: what running "
             "mount(8) takes in any case, part of both mounts and the remount.",
         )
     ]
 
 
 def highlights(document: Document) -> list[Highlight]:
-    """Of the largest seed."""
+    """Summarise the largest seed."""
     groups = grouped(document["results"], lambda each: each["virtual_data_size"])
     if not groups:
         return []
     size = max(groups)
-    # Of several lengths of chunks, the first.
-    first = _columns(groups[size][0])
-    its = [result for result in groups[size] if _columns(result) == first]
+    # If there are several chunk lengths, the first counts.
+    chunks = _NAMES["chunks"](groups[size][0])
+    its = [result for result in groups[size] if _NAMES["chunks"](result) == chunks]
     mount_ms = median_of(its, "mount_sprout_s") * 1e3
     return [
         Highlight(
@@ -178,33 +155,24 @@ def highlights(document: Document) -> list[Highlight]:
     ]
 
 
-@click.command(context_settings=options.SETTINGS)
-@click.option(
-    "--seed",
-    "seeds",
-    multiple=True,
-    default=("275G", "250T", "4E", "4E:128T"),
-    callback=options.parse_seed_sizes,
-    metavar="SIZE[:CHUNK]",
-    help="Virtual data, and the length of its chunks.",
+@study(
+    "seed",
+    options.seeds_option(
+        "275G",
+        "250T",
+        "4E",
+        "4E:128T",
+        help="Virtual data, and the length of its chunks.",
+    ),
+    needs=(ROOT, BTRFS, LOOP, Helper(MKSEED)),
+    repeats=11,
 )
-@options.common_options(repeats=11)
-def command(
-    seeds: Sequence[options.SeedSize],
-    repeats: int,
-    parent: Path,
-    patience_s: float,
-    as_json: bool,
-) -> None:
+def command(run: Run, seeds: Sequence[options.SeedSize]) -> None:
     """Time each step from nothing to a sprout, for seeds of several sizes."""
-    require(ROOT, BTRFS, LOOP, Helper(MKSEED))
-    document = make_document("seed", parameters={}, directory=parent, results=[])
-    for turn in range(1, repeats + 1):
+    for _ in run.turns(tell=True):
         for kind in seeds:
-            wait_until_quiet(timeout_s=patience_s)
-            document["results"].append(measure(kind, parent=parent))
-        options.progress(f"turn {turn} of {repeats}")
-    finish(document, as_json=as_json)
+            run.wait_until_quiet()
+            run.add(measure(kind, parent=run.parent))
 
 
 if __name__ == "__main__":

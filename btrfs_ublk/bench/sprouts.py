@@ -1,6 +1,6 @@
-"""Sprouts for benchmarks: a full-size seed image over a loop device, no block server.
+"""Sprouts for benchmarks: a full-size seed image on a loop device, no block server.
 
-What is measured here is btrfs' own cost; blocks that nobody reads cost nothing.
+What is measured here is the cost of btrfs itself; unread blocks cost nothing.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.btrfs import filesystem_uuid, forget_device
-from btrfs_ublk.resources.loop import LoopDevice, loop_device
-from btrfs_ublk.resources.mount import Mount, mounted
-from btrfs_ublk.resources.tempdir import tempdir
+from btrfs_ublk.kernel.btrfs import filesystem_uuid, forget_device
+from btrfs_ublk.kernel.loop import LoopDevice, loop_device
+from btrfs_ublk.kernel.mount import Mount, mounted
+from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed import Seed, make_seed
-from btrfs_ublk.sprout import Sprout, sprout
 from btrfs_ublk.units import GIB
-from btrfs_ublk.volume import assert_mapping
+from btrfs_ublk.volume.sprout import Sprout, sprout
+from btrfs_ublk.volume.temporary import assert_mapping
 
-#: Sparse. Only what is written to it takes memory.
+#: Its file is sparse: only written data take memory.
 WRITABLE_BYTES = 16 * GIB
 _CHECK_TIMEOUT_S = 900.0
 
 
 class Stopwatch:
-    """``lap()``: seconds since the last one."""
+    """``lap()`` returns the seconds since the last call."""
 
     def __init__(self) -> None:
         self._last_s = time.monotonic()
@@ -41,7 +41,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Bed:
-    """A seed on a loop device, and places for a sprout of it."""
+    """A seed on a loop device, and paths for a sprout of it."""
 
     seed: Seed
     seed_device: LoopDevice
@@ -50,7 +50,7 @@ class Bed:
 
     @contextmanager
     def sprouted(self) -> Iterator[Sprout]:
-        """A new sprout. Its mapping was checked before."""
+        """Make a new sprout, whose mapping is checked."""
         with sprout(
             self.seed_device.path,
             self.target,
@@ -61,13 +61,13 @@ class Bed:
 
     @contextmanager
     def reattached(self) -> Iterator[Path]:
-        """The device of the sprout that was, not mounted."""
+        """Attach the former sprout's device without mounting it."""
         with loop_device(self.writable_file) as device:
             yield device.path
 
     @contextmanager
     def remounted(self, device: Path) -> Iterator[Mount]:
-        """The sprout that was, mounted again."""
+        """Mount the former sprout again."""
         try:
             options = [f"device={self.seed_device.path}"]
             with mounted(device, self.target, options=options) as mount:
@@ -86,7 +86,7 @@ def bed(
     writable_bytes: int = WRITABLE_BYTES,
     prepare: Callable[[Seed], None] = lambda seed: None,
 ) -> Iterator[Bed]:
-    """A new seed below ``parent``; ``prepare`` may write its virtual data."""
+    """Make a seed below ``parent``; ``prepare`` may write its virtual data."""
     with tempdir(parent=parent) as directory:
         seed = make_seed(
             directory / "seed.img",
@@ -106,7 +106,7 @@ def bed(
 def plain_btrfs(
     parent: Path, *, nodatacow: bool, writable_bytes: int = WRITABLE_BYTES
 ) -> Iterator[Mount]:
-    """What mkfs.btrfs makes, with the profiles of a sprout, on a device as large."""
+    """Mount a new btrfs with the profiles of a sprout, on a device of equal size."""
     with tempdir(parent=parent) as directory:
         image, target = directory / "plain.img", directory / "mount"
         with image.open("xb") as file:
@@ -122,7 +122,7 @@ def plain_btrfs(
 def formatted_btrfs(
     device: Path, target: Path, *, options: Sequence[str] = ()
 ) -> Iterator[Mount]:
-    """What mkfs.btrfs makes of a device, with the profiles of a sprout, mounted."""
+    """Format a device with the profiles of a sprout, and mount it."""
     profiles = ["--metadata=single", "--data=single"]
     run(["mkfs.btrfs", "--quiet", *profiles, device], timeout_s=60)
     try:
@@ -134,16 +134,15 @@ def formatted_btrfs(
 
 
 def metadata_used_bytes(target: Path) -> int:
-    """What the tree blocks of a mounted btrfs take, each copy counted once."""
+    """Return the bytes of a mounted btrfs' tree blocks, counting copies once."""
     fsid = filesystem_uuid(target)
     path = Path(f"/sys/fs/btrfs/{fsid}/allocation/metadata/bytes_used")
     return int(path.read_text())
 
 
 def check_file_system(device: Path) -> float:
-    """btrfs check of a device that is not mounted; the seconds that it took.
-
-    Raises CommandError when it finds fault.
+    """Run btrfs check on an unmounted device; returns its seconds. Raises CommandError
+    when it finds a fault.
     """
     watch = Stopwatch()
     run(["btrfs", "check", "--readonly", device], timeout_s=_CHECK_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Numbers of a benchmark: quantiles, medians, groups. Pure functions."""
+"""Statistics of benchmarks: quantiles, medians, groups. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result", bound=Mapping[str, Any])
 
-#: What is said of a distribution of latencies.
+#: The quantiles that are reported for latencies.
 LATENCY_QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The least of the values, given in order, that ``share`` of them do not exceed.
+    """Return the least of the ordered values that ``share`` of them do not exceed.
 
-    The nearest rank: always one of the values, as interpolating would invent some.
+    This is the nearest rank: always one of the values, never interpolated.
     """
     if not ordered or not 0 < share <= 1:
         raise ValueError(f"no quantile {share} of {len(ordered)} values")
-    # The product may be off by a bit: 0.07 * 100 is more than 7.
+    # The product may have a rounding error: 0.07 * 100 is more than 7.
     return ordered[math.ceil(round(share * len(ordered), 6)) - 1]
 
 
 def latency_record(latencies_ns: Iterable[int]) -> dict[str, float]:
-    """Quantiles and maximum in microseconds: "p50_us" ... "max_us"."""
+    """Return quantiles and maximum in microseconds: "p50_us" ... "max_us"."""
     ordered = sorted(latencies_ns)
     record = {
         f"{name}_us": quantile(ordered, share) / 1e3
@@ -37,7 +37,7 @@ def latency_record(latencies_ns: Iterable[int]) -> dict[str, float]:
 
 
 def in_parts(series: Sequence[int], *, parts: int) -> list[Sequence[int]]:
-    """A series cut into so many equal parts; a shorter one into parts of one each."""
+    """Cut a series into equal parts; a shorter one into parts of one element."""
     parts = max(1, min(parts, len(series)))
     ends = [len(series) * number // parts for number in range(parts + 1)]
     return [series[begin:end] for begin, end in zip(ends, ends[1:])]
@@ -46,7 +46,7 @@ def in_parts(series: Sequence[int], *, parts: int) -> list[Sequence[int]]:
 def grouped(
     items: Iterable[_Item], key: Callable[[_Item], object]
 ) -> dict[Any, list[_Item]]:
-    """The items with equal keys together, in the order of the first of each."""
+    """Group items with equal keys, in the order of each group's first item."""
     groups: dict[Any, list[_Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -54,13 +54,13 @@ def grouped(
 
 
 def median_of(results: Iterable[Mapping[str, Any]], name: str) -> float:
-    """The median of one value of the results; NaN when none has it."""
+    """Return the median of one value of the results; NaN when none has it."""
     values = [result[name] for result in results if result.get(name) is not None]
     return float(median(values)) if values else math.nan
 
 
 def undisturbed(results: Sequence[_Result], *, most_cores: float) -> list[_Result]:
-    """The results during which all else used at most so many cores ("other_cores")."""
+    """Return results during which others used at most so many "other_cores"."""
     return [result for result in results if result["other_cores"] <= most_cores]
 
 
@@ -73,14 +73,14 @@ def bootstrap_interval(
     resamples: int = 2000,
     seed: int = 1,
 ) -> tuple[float, float]:
-    """Where the median lies, or its ratio to the median of a baseline: an interval that
-    covers it in a share ``confidence`` of all cases. (NaN, NaN) for fewer than two
+    """Return an interval that covers the median, or its ratio to the median of a
+    baseline, in a share ``confidence`` of all cases. (NaN, NaN) for fewer than two
     values of either.
 
-    Percentiles of the medians of ``resamples`` samples, drawn with replacement. With
-    ``paired``, values and baseline of one turn stand at the same index and are drawn
-    together, so that what slowed both down does not count. The seed makes it
-    repeatable. NB: the interval is too narrow for a handful of values.
+    Its ends are percentiles of the medians of ``resamples`` samples, drawn with
+    replacement. With ``paired``, values and baseline of one turn have the same index
+    and are drawn together, so that what slowed both down has no effect. The seed makes
+    it repeatable. NB: the interval is too narrow for a handful of values.
     """
     if not 0 < confidence < 1 or resamples < 1:
         raise ValueError(f"no interval of {confidence} from {resamples} samples")
@@ -104,18 +104,18 @@ def bootstrap_interval(
     return quantile(found, beyond), quantile(found, 1 - beyond)
 
 
-#: Up to so many differences all ways to set their signs are gone through.
+#: Up to this many differences, all combinations of signs are tried.
 _MOST_EXACT = 14
 _SIGNS_DRAWN = 20_000
 
 
 def sign_flip_probability(differences: Sequence[float], *, seed: int = 1) -> float:
-    """How likely differences within pairs have a sum as far from 0 as theirs, or
-    farther, if each could as well have had the other sign (Fisher's randomisation
-    test): 1 for none; 2 ** (1 - n) at least for n of them.
+    """Return the probability that the sum of differences within pairs is at least as
+    far from 0, if each sign is random (Fisher's randomisation test): 1 for no
+    differences, at least 2 ** (1 - n) for n.
     """
     sizes = [abs(difference) for difference in differences]
-    # Sums of the same numbers in another order differ by a bit.
+    # Sums of the same numbers in another order may differ by rounding.
     least = abs(math.fsum(differences)) * (1 - 1e-9)
     count = len(sizes)
     if count <= _MOST_EXACT:
@@ -124,7 +124,7 @@ def sign_flip_probability(differences: Sequence[float], *, seed: int = 1) -> flo
     else:
         chances = random.Random(seed)
         ways = (chances.getrandbits(count) for _ in range(_SIGNS_DRAWN))
-        # The way that they are is one, too: never 0.
+        # The actual signs count as one way, so the result is never 0.
         total, drawn = _SIGNS_DRAWN + 1, 1
     for way in ways:
         signed = (
@@ -136,8 +136,8 @@ def sign_flip_probability(differences: Sequence[float], *, seed: int = 1) -> flo
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """The same, corrected for how many tests were made, so that the chance that any of
-    them is below a level by chance is no more than that (Holm 1979).
+    """Correct probabilities for the number of tests, so that the chance that any is
+    below a level by accident is at most that level (Holm 1979).
     """
     order = sorted(range(len(probabilities)), key=lambda index: probabilities[index])
     found = [0.0] * len(probabilities)

@@ -1,8 +1,8 @@
-"""What a matrix says: pure functions from rows to comparisons, and from these to text.
+"""Summaries of a matrix: pure functions from rows to comparisons, and to text.
 
-Of each group of runs the configuration counts that has the highest 75th percentile of
-IOPS, as in the benchmark that the matrix is from: it says how fast something can be.
-Beside it stand the median of the same configuration and its 95 % interval.
+In each group of runs, the configuration with the highest 75th percentile of IOPS
+counts, as in the benchmark that the matrix is from: it shows how fast something can be.
+The median of the same configuration and its 95 % interval are shown beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from btrfs_ublk.bench.config import REQUIRED, Configuration, configuration_of
+from btrfs_ublk.bench.environment import QUIET_CORES
 from btrfs_ublk.bench.matrices import check_version
 from btrfs_ublk.bench.report import Table, number
 from btrfs_ublk.bench.stats import bootstrap_interval, grouped, median_of
@@ -25,7 +26,7 @@ Row = dict[str, Any]
 
 _SEED = ("btrfs.seed", "btrfs.virtual_data_size", "btrfs.total_clone_size")
 _JOBS = ("fio.jobs", "ublk.num_queues")
-#: Of rows that say nothing about it, which is what other programs' rows do.
+#: The value for rows that do not have the key, such as other programs' rows.
 _UNSAID = "-"
 _HEADINGS = {
     "btrfs.seed": "seed",
@@ -42,12 +43,12 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which keys are compared, with which others alike."""
+    """The keys that are compared, and those that must be equal."""
 
     title: str
     alike: tuple[str, ...]
     compared: tuple[str, ...]
-    #: Only engines that were run with several values of this key.
+    #: Restricts it to engines that were run with several values of this key.
     varied: str | None = None
 
 
@@ -72,7 +73,7 @@ COMPARISONS = (
 
 @dataclass(frozen=True)
 class Figure:
-    """Of the best configuration of a group; all but counts are IOPS."""
+    """Figures of the best configuration of a group; all but counts are IOPS."""
 
     values: Mapping[str, Any]
     p75: float
@@ -83,21 +84,17 @@ class Figure:
     best: Configuration
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        return vars(self) | {
             "values": dict(self.values),
-            "p75": self.p75,
-            "median": self.median,
-            # NaN, of a single run, is no JSON.
+            # NaN, which a single run gives, is not valid JSON.
             "interval": None if self.runs < 2 else list(self.interval),
-            "runs": self.runs,
-            "configurations": self.configurations,
             "best": self.best.to_dict(),
         }
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the best configuration of an engine with a number of jobs: medians."""
+    """Costs of an engine's best configuration with a number of jobs: medians."""
 
     engine: str
     jobs: int
@@ -109,7 +106,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Part:
-    """The runs of one environment, front end and source: what may be compared."""
+    """The runs of one environment, front end and source, which may be compared."""
 
     environment: str
     front_end: str
@@ -118,14 +115,23 @@ class Part:
     reasons: Mapping[str, int]
     comparisons: Sequence[tuple[Comparison, Sequence[Figure]]]
     costs: Sequence[Cost]
+    #: The number of counted runs that other programs disturbed.
+    disturbed: int = 0
+
+    @property
+    def warning(self) -> str | None:
+        """A warning to print before the figures; None if there is none."""
+        count = self.statuses.get("ok", 0)
+        if not count or self.disturbed * 2 <= count:
+            return None
+        return (
+            "These figures are worthless as times: other processes used more than "
+            f"{QUIET_CORES} CPU cores in {self.disturbed} of {count} runs. Repeat it "
+            "on a machine that does nothing else, or with --max-other-cores."
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "environment": self.environment,
-            "front_end": self.front_end,
-            "source": self.source,
-            "statuses": dict(self.statuses),
-            "reasons": dict(self.reasons),
+        return vars(self) | {
             "comparisons": [
                 {
                     "title": comparison.title,
@@ -141,7 +147,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a file of results has: runs, environments by their ids, and whether the last
+    """The content of a file of results: runs, environments by id, and whether the last
     line was torn, and so left out.
     """
 
@@ -151,9 +157,9 @@ class Parsed:
 
 
 def parse_rows(text: str) -> Parsed:
-    """The runs in JSON lines: those of a file of results, and bare ones, which have the
-    nine keys, total_iops and job_iops. Of lines with the same key the last counts; of
-    files one after the other, each has keys of its own.
+    """Parse the runs in JSON lines: those of a file of results, and bare ones, which
+    have the nine keys, total_iops and job_iops. Of lines with the same key, the last
+    counts; of concatenated files, each has its own keys.
 
     Raises UsageError, naming the line, for anything else, and when there is no run.
     """
@@ -168,7 +174,7 @@ def parse_rows(text: str) -> Parsed:
         try:
             row = json.loads(line)
         except ValueError as error:
-            # All whole lines have an end, so the last of the split is empty.
+            # Complete lines end with a newline, so the last part is then empty.
             if place == len(lines):
                 torn = True
                 continue
@@ -208,14 +214,14 @@ def _check_row(row: object, place: int) -> None:
 
 
 def p75(values: Sequence[float]) -> float:
-    """The 75th percentile, interpolated between two values where it is between them."""
+    """Return the 75th percentile, interpolated between values if needed."""
     if len(values) == 1:
         return float(values[0])
     return float(quantiles(values, n=4, method="inclusive")[2])
 
 
 def figure(rows: Sequence[Row], keys: Sequence[str]) -> Figure:
-    """Of a group of rows that have the values of ``keys`` in common."""
+    """Summarise a group of rows that have equal values of ``keys``."""
     configurations = grouped(rows, configuration_of)
     values = {
         each: [float(row["total_iops"]) for row in its_rows]
@@ -235,7 +241,7 @@ def figure(rows: Sequence[Row], keys: Sequence[str]) -> Figure:
 
 
 def compare(comparison: Comparison, rows: Sequence[Row]) -> list[Figure]:
-    """A figure for each combination of values, in order."""
+    """Return a figure for each combination of values, in order."""
     keys = (*comparison.alike, *comparison.compared)
     if comparison.varied is not None:
         depths = grouped(rows, lambda row: row["fio.engine"])
@@ -256,7 +262,7 @@ def _sortable(key: str, value: Any) -> Any:
 
 
 def costs(rows: Sequence[Row]) -> list[Cost]:
-    """Only of rows that say; of each engine with each number of jobs the best."""
+    """Return the cost of each engine's best runs by jobs, from rows that have it."""
     told = [row for row in rows if row.get("cpu") and row.get("latency_us")]
     found = []
     groups = grouped(told, lambda row: (row["fio.engine"], row["fio.jobs"]))
@@ -290,7 +296,7 @@ def _part_of(row: Row) -> tuple[str, str, str]:
 
 
 def summarize(rows: Iterable[Row]) -> list[Part]:
-    """Only runs of the status "ok" count, or of none; the others are counted."""
+    """Summarise runs. Only those with status "ok", or without one, count."""
     parts = []
     for (environment, front_end, source), group in sorted(
         grouped(rows, _part_of).items()
@@ -310,13 +316,19 @@ def summarize(rows: Iterable[Row]) -> list[Part]:
                 reasons=reasons,
                 comparisons=[(each, compare(each, good)) for each in COMPARISONS],
                 costs=costs(good),
+                disturbed=sum(map(_is_disturbed, good)),
             )
         )
     return parts
 
 
+def _is_disturbed(row: Row) -> bool:
+    others = (row.get("cpu") or {}).get("other")
+    return isinstance(others, int | float) and others > QUIET_CORES
+
+
 def tables(part: Part) -> Iterator[Table]:
-    """One for each comparison; what the best runs cost; what does not count."""
+    """Make tables of comparisons, of costs, and of runs that do not count."""
     for comparison, figures in part.comparisons:
         if figures:
             yield _comparison_table(comparison, figures)
@@ -367,7 +379,7 @@ def _values(each: Figure, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _best_text(each: Figure, keys: Sequence[str]) -> str:
-    """What the other columns do not say of it."""
+    """Describe the best configuration by keys that are no columns."""
     values = each.best.to_dict()
     texts = {
         "btrfs.seed": values["btrfs.seed"],

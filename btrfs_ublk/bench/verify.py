@@ -1,8 +1,8 @@
-"""Are clones what they should be: their content, and the extents that they share?
+"""Verifying clones: their content, and the extents that they share.
 
 Before a seed is mounted, the virtual data of some files of a plan is stamped: the first
-and the last whole 8 bytes hold their own offset in the virtual file. Nobody can read
-these numbers from a clone of anything else.
+and the last whole 8 bytes contain their own offset in the virtual file. A clone of
+other data cannot have these numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Piece = tuple[int, int, int]
 
 
 def _stamp_offsets(file: PlannedFile) -> Iterator[int]:
-    """In the file."""
+    """Yield the offsets of a file's stamps."""
     yield 0
     yield (file.size // _STAMP.size - 1) * _STAMP.size
 
@@ -50,8 +50,8 @@ def stamp(seed: Seed, files: Iterable[PlannedFile]) -> None:
 
 
 def pieces(fd: int, offset: int, length: int) -> list[Piece]:
-    """Where [offset, offset + length) of a file is (FIEMAP); the offsets of the pieces
-    count from there. Pieces that follow each other are one.
+    """Return where [offset, offset + length) of a file is (FIEMAP). The pieces' offsets
+    are relative to ``offset``; adjacent pieces are joined.
     """
     request = bytearray(_FIEMAP.size + _EXTENTS * _EXTENT.size)
     _FIEMAP.pack_into(request, 0, offset, length, 0, 0, _EXTENTS)
@@ -61,14 +61,14 @@ def pieces(fd: int, offset: int, length: int) -> list[Piece]:
         start, address, size, _flags = _EXTENT.unpack_from(
             request, _FIEMAP.size + number * _EXTENT.size
         )
-        # btrfs tells of whole extents, also when less was asked for.
+        # btrfs reports whole extents, even when less was asked for.
         begin, end = max(start, offset), min(start + size, offset + length)
         found.append((begin - offset, address + begin - start, end - begin))
     return joined(found)
 
 
 def joined(found: Iterable[Piece]) -> list[Piece]:
-    """The pieces, with those in one that follow each other in file and address."""
+    """Join pieces that are adjacent in file and address."""
     result: list[Piece] = []
     for piece in found:
         if result:
@@ -83,7 +83,7 @@ def joined(found: Iterable[Piece]) -> list[Piece]:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     with open(path, "rb", buffering=0) as file:
-        # A stamp is wanted, not what is around it.
+        # Only the stamps are wanted, not the data around them.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         yield file.fileno()
 
@@ -91,9 +91,8 @@ def _opened(path: Path) -> Iterator[int]:
 def verify(
     virtual_file: Path, clones: Iterable[tuple[Path, PlannedFile]]
 ) -> dict[str, int]:
-    """Size, content and extents of clones whose virtual data was stamped.
-
-    Raises BtrfsUblkError for the first that is wrong; what was compared, for a result.
+    """Verify size, content and extents of clones whose virtual data was stamped. Raises
+    BtrfsUblkError for the first wrong one. Returns counts for a result.
     """
     count = stamps = 0
     with _opened(virtual_file) as source:
@@ -129,8 +128,8 @@ def _verify_one(source: int, clone: int, path: Path, file: PlannedFile) -> int:
 def verify_physical(
     virtual_start: int, clones: Iterable[tuple[Path, PlannedFile]]
 ) -> dict[str, int]:
-    """The physical maps of clones; ``virtual_start`` is where the virtual data begins
-    on the device. Raises MappingError or BtrfsUblkError.
+    """Verify the physical maps of clones; ``virtual_start`` is where the virtual data
+    begins on the device. Raises MappingError or BtrfsUblkError.
     """
     count = 0
     for path, file in clones:

@@ -1,5 +1,5 @@
-"""Ways to read and write, by fio, and their names: "randread-psync",
-"randread-uring-d64-j2", "seqwrite-libaio-j4".
+"""Workloads of fio, and their names: "randread-psync", "randread-uring-d64-j2",
+"seqwrite-libaio-j4".
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 
-_MOST = 256  # of jobs, and a depth
+_MOST = 256  # the most jobs, and the largest depth
 
 _PATTERN = b"btrfublk"
-#: What every block holds that was written.
+#: The content of every block that fio wrote.
 WRITTEN_BLOCK = _PATTERN * (BLOCK_BYTES // len(_PATTERN))
 
 
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def is_mapped(self) -> bool:
-        """Through the page cache, also where all else reads past it."""
+        """Whether it uses the page cache even if other workloads bypass it."""
         return self.engine == "mmap"
 
     @property
@@ -51,8 +51,8 @@ class Workload:
         runtime_s: float,
         output: Path,
     ) -> list[str | Path]:
-        """The call of fio, which reads the first ``size_bytes``, or writes there, for a
-        time; what it does during ``ramp_s`` is left out of the results, which go to
+        """Return the argv of fio, which reads or writes the first ``size_bytes`` for a
+        time. What it does during ``ramp_s`` is left out of the results, which go to
         ``output``.
         """
         if self.writes:
@@ -88,7 +88,7 @@ _ENGINES = {
     "mmap": "mmap",
     "osync": "psync",
 }
-#: Those whose requests do not wait for each other; so many, when nobody says.
+#: Engines with several requests in flight, and their default depths.
 _DEPTHS = {"uring": 16, "libaio": 16}
 _NAME = re.compile(
     rf"({'|'.join(_PATTERNS)})(?:-({'|'.join(_BLOCKS)}))?(?:-({'|'.join(_ENGINES)}))?"
@@ -102,9 +102,9 @@ HINT = f"known: {NAMES}; each with -jN for N jobs"
 
 
 def parse_workload(name: str) -> Workload:
-    """Raises UsageError for a name that means nothing."""
+    """Parse a name. Raises UsageError for an invalid one."""
     match = _NAME.fullmatch(name)
-    # One of the two must be said, so that nobody takes a default for the only way.
+    # Block size or engine must be given, so that no default is taken for the only way.
     if match is None or not (match[2] or match[3]):
         raise UsageError(f"there is no workload {name!r}", hint=HINT)
     pattern, block, engine = match[1], match[2] or "4k", match[3] or "psync"

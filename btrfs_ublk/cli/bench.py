@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from btrfs_ublk.bench import commands
-from btrfs_ublk.entry import ModuleGroup
+from btrfs_ublk.base.entry import ModuleGroup
 
 
-@click.command("bench", cls=ModuleGroup, package=commands)
+@click.command("bench", cls=ModuleGroup, package="btrfs_ublk.bench.commands")
 def command() -> None:
     """Measure, and make reports of what was measured.
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.bugreport import Entry, write_report
-from btrfs_ublk.entry import json_option
-from btrfs_ublk.progress import progress
+from btrfs_ublk.base.entry import PathType, json_option
+from btrfs_ublk.base.progress import progress
+from btrfs_ublk.ops.bugreport import Entry, write_report
 from btrfs_ublk.units import format_size
 
 
@@ -19,7 +19,7 @@ from btrfs_ublk.units import format_size
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathType(dir_okay=False),
     metavar="FILE",
     help="Where it goes.  [btrfs-ublk-bugreport-TIME.tar.gz]",
 )

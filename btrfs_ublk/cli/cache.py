@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 import click
 
-from btrfs_ublk.cache import (
+from btrfs_ublk.base.entry import PathType, json_option
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.private_dirs import make_private
+from btrfs_ublk.base.progress import progress
+from btrfs_ublk.content.cache import (
     DEFAULT_DIRECTORY,
     Cache,
     Content,
@@ -21,21 +25,17 @@ from btrfs_ublk.cache import (
     Status,
     map_digests,
 )
-from btrfs_ublk.directories import make_private
-from btrfs_ublk.entry import json_option
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.log import log
-from btrfs_ublk.monitor.samples import take_samples
-from btrfs_ublk.progress import progress
+from btrfs_ublk.ops.monitor.samples import take_samples
 from btrfs_ublk.units import format_size, parse_size
-from btrfs_ublk.volumes.store import volume_directories
+from btrfs_ublk.volume.store import volume_directories
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _directory = click.option(
     "-d",
     "--directory",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     default=DEFAULT_DIRECTORY,
     show_default=True,
     help="Where the cache is.",
@@ -52,7 +52,7 @@ def command() -> None:
 
 
 def _cache(directory: Path) -> Cache:
-    """One that is there. Raises UsageError, which names those of volumes."""
+    """Return an existing cache. Raises UsageError, which names those of volumes."""
     try:
         directory.stat()
     except FileNotFoundError as error:
@@ -63,7 +63,7 @@ def _cache(directory: Path) -> Cache:
             + (f"; volumes have: {others}" if others else ""),
         ) from error
     except OSError:
-        pass  # it has its own words
+        pass  # its help explains it
     return Cache(directory)
 
 
@@ -130,14 +130,14 @@ def _age(seconds: float) -> str:
 @click.option(
     "--map",
     "maps",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PathType(exists=True, dir_okay=False),
     multiple=True,
     help="A map whose digests to compare with.",
 )
 @click.option(
     "--digests",
     "lists",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PathType(exists=True, dir_okay=False),
     multiple=True,
     help="A file with the SHA-256 of each unit of a content, 32 bytes each.",
 )
@@ -147,6 +147,8 @@ def verify(
 ) -> int:
     """Compare cached units with digests, and drop wrong ones.
 
+    Those that have no digest are compared with the checksums that they were cached
+    with.
     What is dropped is fetched again when it is read. Without --map and --digests, the
     maps of all running devices are asked. Each of the two may be given more than once.
 
@@ -240,11 +242,11 @@ def prune(
 
 
 def parse_age(text: str) -> float:
-    """Seconds of "90m", "12h" or "30d"; UsageError for anything else."""
+    """Parse "90m", "12h" or "30d" into seconds. Raises UsageError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
     if match is None:
         raise UsageError(
-            f"'{text}' is no age", hint="a number and s, m, h, d or w: 90m, 30d"
+            f"'{text}' is no age", hint="it is a number with s, m, h, d or w: 90m, 30d"
         )
     return float(match[1]) * _SECONDS[match[2]]
 

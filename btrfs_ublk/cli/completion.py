@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 _PROGRAM = "btrfs-ublk"
-_VARIABLE = "_BTRFS_UBLK_COMPLETE"  # click's name for what asks the program
+_VARIABLE = "_BTRFS_UBLK_COMPLETE"  # click's variable for completion requests
 
 
 @click.command(

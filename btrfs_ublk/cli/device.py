@@ -9,24 +9,22 @@ from typing import Any, TypeVar
 
 import click
 
-from btrfs_ublk.device import (
-    Device,
-    DeviceOptions,
-    add_device,
-    collect_devices,
-    list_devices,
-    recover_device,
-    remove_device,
-    serve_device,
-    show_device,
-    update_device,
-    upgrade_device,
+from btrfs_ublk import device as devices
+from btrfs_ublk.base.entry import (
+    NounGroup,
+    PathType,
+    completing,
+    json_option,
+    print_rows,
 )
-from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S
-from btrfs_ublk.device.state import DEFAULT_HANG_TIMEOUT_S, device_directories
-from btrfs_ublk.entry import completing, json_option, print_rows
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.interrupts import too_late
+from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.device.state import (
+    DEFAULT_HANG_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    FORMER_RECOVERY,
+    device_directories,
+)
+from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.server import Description, ServerStats
 from btrfs_ublk.units import format_size, parse_block_size
 
@@ -47,8 +45,15 @@ _timeout = click.option(
 )
 
 
+class _RecoveryChoice(click.Choice):  # type: ignore[type-arg]
+    """A choice that also accepts a former name, without showing it."""
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        return value if value == FORMER_RECOVERY else super().convert(value, *rest)
+
+
 def _making_options(function: _Function) -> _Function:
-    """What both ``add`` and ``serve`` take."""
+    """Add the options that ``up`` and ``serve`` share."""
     for option in reversed(
         [
             click.option(
@@ -56,13 +61,12 @@ def _making_options(function: _Function) -> _Function:
                 type=click.Choice(["auto", "ublk", "fuse"]),
                 default="auto",
                 show_default=True,
-                help="auto: ublk where the kernel has it.",
+                help="auto: ublk where the kernel has it, and survives the death "
+                "of its server.",
             ),
             click.option(
                 "--recovery",
-                type=click.Choice(
-                    ["auto", "reissue", "queue", "fail-io", "swap", "none"]
-                ),
+                type=_RecoveryChoice(["auto", "reissue", "queue", "fail-io", "none"]),
                 default="auto",
                 show_default=True,
                 help="What reads do while the server is replaced, see above.",
@@ -105,7 +109,7 @@ def _making_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--server",
-                type=click.Path(path_type=Path),
+                type=PathType(),
                 help="Another program than the package's btrfs-ublk-server.",
             ),
         ]
@@ -114,22 +118,29 @@ def _making_options(function: _Function) -> _Function:
     return function
 
 
-@click.group("device")
+@click.group(
+    "device",
+    cls=NounGroup,
+    aliases={
+        **{"add": "up", "show": "status", "ls": "list"},
+        **{"del": "down", "remove": "down", "rm": "down", "stop": "down"},
+    },
+)
 def command() -> None:
     """Make and keep block devices that outlive their servers.
 
-    A device has a NAME: 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or a digit. A
-    supervisor of its own replaces its server when that dies.
+    A device has a NAME: 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or a digit.
+    The daemon, one for all devices, replaces its server when that dies.
     """
 
 
 @command.command()
 @click.argument("name")
-@click.argument("description", type=click.Path(path_type=Path))
+@click.argument("description", type=PathType())
 @_making_options
 @_timeout
 @json_option
-def add(
+def up(
     name: str, description: Path, timeout_s: float, as_json: bool, **options: Any
 ) -> None:
     """Make a device, and print its path.
@@ -138,10 +149,10 @@ def add(
     says what its blocks read as: `btrfs-ublk seed create --description` writes one.
 
     Recovery, for reads in flight when the server dies: reissue gives them to the next
-    one (auto, where the kernel can), queue fails them; new reads wait. swap and fail-io
-    fail these too, until the next server is there. none: the device goes.
+    one (auto, where the kernel can), queue fails them; new reads wait. fail-io fails
+    these too, until the next server is there. none: the device goes.
     """
-    device = add_device(
+    device = devices.add_device(
         name,
         _read(description),
         _options(**options),
@@ -155,12 +166,12 @@ def add(
 @json_option
 def list_command(as_json: bool) -> None:
     """List all devices, and how they are."""
-    devices = list_devices()
+    found = devices.list_devices()
     if as_json:
-        click.echo(json.dumps([device.to_dict() for device in devices], indent=2))
+        click.echo(json.dumps([device.to_dict() for device in found], indent=2))
         return
     rows = [("NAME", "HEALTH", "DEVICE", "FRONT END", "RECOVERIES", "IN USE")]
-    for device in devices:
+    for device in found:
         rows.append(
             (
                 device.name,
@@ -177,12 +188,12 @@ def list_command(as_json: bool) -> None:
 @command.command()
 @_name
 @json_option
-def show(name: str, as_json: bool) -> int:
+def status(name: str, as_json: bool) -> int:
     """Print health and statistics of a device.
 
     NAME is a device. Exit status 1: it is not well.
     """
-    device = show_device(name)
+    device = devices.show_device(name)
     if as_json:
         click.echo(json.dumps(device.to_dict(), indent=2))
     else:
@@ -190,16 +201,17 @@ def show(name: str, as_json: bool) -> int:
     return 0 if device.is_well else 1
 
 
-@command.command("del")
+@command.command()
 @_name
 @_timeout
 @json_option
-def delete(name: str, timeout_s: float, as_json: bool) -> None:
+def down(name: str, timeout_s: float, as_json: bool) -> None:
     """Take a device down.
 
-    NAME is a device. Refused while it is mounted or held open.
+    NAME is a device. Refused while it is mounted or held open. Nothing of it stays, so
+    `remove` is another word for this.
     """
-    remove_device(name, timeout_s=timeout_s)
+    devices.remove_device(name, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps({"name": name, "result": "removed"}))
 
@@ -213,7 +225,7 @@ def recover(name: str, timeout_s: float, as_json: bool) -> None:
 
     NAME is a device; whoever has it mounted need not do anything.
     """
-    done = recover_device(name, timeout_s=timeout_s)
+    done = devices.recover_device(name, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps({"name": name, "done": done}))
     else:
@@ -224,7 +236,7 @@ def recover(name: str, timeout_s: float, as_json: bool) -> None:
 @_name
 @click.option(
     "--server",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="Another program than the package's btrfs-ublk-server.",
 )
 @_timeout
@@ -235,12 +247,12 @@ def upgrade(name: str, server: Path | None, timeout_s: float, as_json: bool) -> 
     Its supervisor and server take the place of those of the device NAME, whoever has it
     mounted.
     """
-    _print(upgrade_device(name, server=server, timeout_s=timeout_s), as_json)
+    _print(devices.upgrade_device(name, server=server, timeout_s=timeout_s), as_json)
 
 
 @command.command()
 @_name
-@click.argument("description", type=click.Path(path_type=Path))
+@click.argument("description", type=PathType())
 @_timeout
 @json_option
 def update(name: str, description: Path, timeout_s: float, as_json: bool) -> None:
@@ -249,7 +261,9 @@ def update(name: str, description: Path, timeout_s: float, as_json: bool) -> Non
     NAME is a device, whoever has it mounted; DESCRIPTION (a file; - is standard input)
     is the present one with a longer last segment, or more segments. It never shrinks.
     """
-    _print(update_device(name, _read(description), timeout_s=timeout_s), as_json)
+    _print(
+        devices.update_device(name, _read(description), timeout_s=timeout_s), as_json
+    )
 
 
 @command.command("gc")
@@ -261,7 +275,7 @@ def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
 
     Exit status 1: something is left.
     """
-    found = collect_devices(dry_run=dry_run, timeout_s=timeout_s)
+    found = devices.collect_devices(dry_run=dry_run, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps([outcome.to_dict() for outcome in found], indent=2))
     else:
@@ -275,7 +289,7 @@ def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
 
 @command.command()
 @_name
-@click.argument("description", type=click.Path(path_type=Path), required=False)
+@click.argument("description", type=PathType(), required=False)
 @_making_options
 @_timeout
 def serve(name: str, description: Path | None, timeout_s: float, **options: Any) -> int:
@@ -283,34 +297,38 @@ def serve(name: str, description: Path | None, timeout_s: float, **options: Any)
 
     The device NAME is made of DESCRIPTION if it is not there; it may have grown out of
     that since. TERM and INT end this command only: the device is served on. Recoveries
-    are those of `btrfs-ublk device add`.
+    are those of `btrfs-ublk device up`.
     """
     made = None if description is None else _read(description)
-    return serve_device(name, made, _options(**options), timeout_s=timeout_s)
+    return devices.serve_device(name, made, _options(**options), timeout_s=timeout_s)
 
 
 def _read(path: Path) -> Description:
+    name = "standard input" if str(path) == "-" else path
     try:
-        with click.open_file(str(path)) as file:
-            return Description.from_json(file.read())
+        with click.open_file(str(path), encoding="utf-8") as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"description {path}: {why}") from error
+        raise UsageError(f"description {name}: {why_unread(error)}") from error
+    try:
+        return Description.from_json(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", hint=error.hint) from error
 
 
-def _options(max_io: str | None, **others: Any) -> DeviceOptions:
+def _options(max_io: str | None, **others: Any) -> devices.DeviceOptions:
     max_io_bytes = None if max_io is None else parse_block_size(max_io, what="--max-io")
-    return DeviceOptions(max_io_bytes=max_io_bytes, **others)
+    return devices.DeviceOptions(max_io_bytes=max_io_bytes, **others)
 
 
-def _print(device: Device, as_json: bool) -> None:
+def _print(device: devices.Device, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(device.to_dict(), indent=2))
     else:
         click.echo(device.path)
 
 
-def _show(device: Device) -> None:
+def _show(device: devices.Device) -> None:
     state, spec = device.state, device.spec
     lines: list[tuple[str, object]] = [("health", device.health)]
     if device.reason:
@@ -323,6 +341,7 @@ def _show(device: Device) -> None:
             ("in use", "; ".join(device.users) or "no"),
             ("server", state.server.pid if state.server else "-"),
             ("supervisor", state.supervisor.pid if state.supervisor else "-"),
+            ("keeper", ", ".join(str(x.process.pid) for x in state.keepers) or "-"),
             ("recoveries", state.recoveries),
             ("upgrades", state.upgrades),
         ]
@@ -352,6 +371,9 @@ def _stats_lines(raw: dict[str, Any] | None) -> list[tuple[str, str]]:
             p50, p99 = (latency.percentile_ns(x) / 1e3 for x in (50, 99))
             text += f"; reads take {p50:.0f} us, 99 % at most {p99:.0f} us"
         lines.append((kind, text))
+    lines += [
+        ("disk", problem) for lazy in stats.lazy for problem in lazy.disk_problems()
+    ]
     if stats.refused:
         lines.append(("refused", f"{stats.refused} requests"))
     in_flight = sum(queue.in_flight for queue in stats.queues)

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from btrfs_ublk.capabilities import ROOT
-from btrfs_ublk.doctor import Ability, Diagnosis, diagnose
-from btrfs_ublk.doctor.cures import command_for
-from btrfs_ublk.entry import json_option
+from btrfs_ublk.base.capabilities import ROOT
+from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.ops.doctor import Ability, Diagnosis, diagnose
+from btrfs_ublk.ops.doctor.cures import command_for
 
-_WIDTH = 80  # where the output is no terminal
+_WIDTH = 80  # if the output is no terminal
 _WORDS = {
     "yes": ("yes", "green"),
     "no": ("no", "red"),
@@ -69,6 +69,8 @@ def _print(found: Diagnosis) -> None:
     for line in capture.get().splitlines():
         click.echo(line if console.is_terminal else line.rstrip())
     console.print()
+    for device, problem in found.disk_problems:
+        click.echo(f"device {device}: {problem}")
     if not found.is_root:
         click.echo(f"Some of it takes root: $ {command_for(ROOT)}")
     if found.usable:
@@ -81,7 +83,7 @@ def _details(ability: Ability) -> Text:
     text = Text(ability.note or "")
     for finding in ability.missing:
         if finding.what == ROOT.name:
-            continue  # that is said once, at the end
+            continue  # reported once, at the end
         if text:
             text.append("\n")
         text.append(f"{finding.what}: {finding.reason}")

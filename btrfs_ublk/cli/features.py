@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from btrfs_ublk.entry import json_option
+from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.server.features import FrontEndFeatures, kernel_features
 
 _OFFERED = {True: "yes", False: "no", None: "?"}
-_WIDTH = 100  # where the output is no terminal
+_WIDTH = 100  # if the output is no terminal
 
 
 @click.command("features")

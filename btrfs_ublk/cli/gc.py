@@ -6,8 +6,8 @@ import json
 
 import click
 
-from btrfs_ublk.entry import json_option
-from btrfs_ublk.gc import Report, collect
+from btrfs_ublk.base.entry import json_option
+from btrfs_ublk.base.gc import Report, collect
 
 
 @click.command("gc")

@@ -6,20 +6,19 @@ import json
 
 import click
 
-from btrfs_ublk import cli
-from btrfs_ublk.entry import ModuleGroup, run_command
+from btrfs_ublk.base.entry import ModuleGroup, run_command
+from btrfs_ublk.base.log import setup_logging
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.log import setup_logging
-from btrfs_ublk.versions import Versions, find_versions
+from btrfs_ublk.ops.versions import Versions, find_versions
 
 
 @click.command(
     cls=ModuleGroup,
-    package=cli,
+    package="btrfs_ublk.cli",
     but=("main", "map_stats", "mirror_options"),
     invoke_without_command=True,
     no_args_is_help=True,
-    # Inherited by all commands.
+    # All commands inherit these settings.
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.option("--version", is_flag=True, help="Print all versions, and exit.")
@@ -73,7 +72,7 @@ def _print_versions(versions: Versions, as_json: bool) -> None:
 
 
 def main() -> None:
-    """The entry point; see run_command() for the exit status."""
+    """The entry point; run_command() describes the exit status."""
     run_command(command, name="btrfs-ublk")
 
 

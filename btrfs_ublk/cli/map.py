@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.cli.map_stats import stats_lines
+from btrfs_ublk.base.entry import PathType, completing, json_option, say_resolved
+from btrfs_ublk.base.progress import progress
+from btrfs_ublk.base.urls import shown_value
+from btrfs_ublk.cli.map_stats import no_room_text, stats_lines
 from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of
-from btrfs_ublk.device import device_map
-from btrfs_ublk.device.state import device_directories
-from btrfs_ublk.entry import completing, json_lines_option, json_option
-from btrfs_ublk.errors import UsageError
-from btrfs_ublk.lazy import (
+from btrfs_ublk.content import (
     Added,
     Addition,
     Drained,
@@ -23,9 +22,11 @@ from btrfs_ublk.lazy import (
     Source,
     digest_file,
 )
-from btrfs_ublk.lazy.bulk import parse_bulk, parse_json
-from btrfs_ublk.lazy.digests import DEFAULT_UNIT_BYTES, check_unit
-from btrfs_ublk.progress import progress
+from btrfs_ublk.content.bulk import parse_bulk, parse_json
+from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, check_unit
+from btrfs_ublk.device import device_map
+from btrfs_ublk.device.state import device_directories
+from btrfs_ublk.errors import UsageError, why_unread
 from btrfs_ublk.units import exact_size, format_size, parse_size
 
 _which = click.option(
@@ -77,7 +78,7 @@ def command() -> None:
 @click.option(
     "--source",
     "source_path",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="A source's description (JSON; - is standard input).",
 )
 @click.option("--size", metavar="SIZE", help="Size of the source.  [it is asked for]")
@@ -86,13 +87,13 @@ def command() -> None:
 )
 @click.option(
     "--digests",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="A file of `map digest`, which the server reads.",
 )
 @click.option("--root", metavar="HEX", help="What the digests must come to.")
 @click.option(
     "--bulk",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="Lines of JSON instead (- is standard input): a source's description, or a"
     " mapping, [OFFSET or null, LENGTH or null, SOURCE, SOURCE_OFFSET], where SOURCE"
     " counts the sources of the file from 0. All are added, or none.",
@@ -132,11 +133,13 @@ def add(
     else:
         sources = [_source(mirrors, options)]
         additions = [_addition(options)]
+    first, behind = _range(start, end)
     room = Room(
-        start=_size(start, "--start"),
-        end=_size(end, "--end"),
+        start=first,
+        end=behind,
         alignment=_size(alignment, "--alignment"),
     )
+    sources = client.resolve(sources, resolved=say_resolved)
     added = client.add(sources, additions, room=room)
     _print_added(added, as_json)
 
@@ -151,8 +154,8 @@ def _source(mirrors: list[Source], options: dict[str, Any]) -> Source:
     if (source_path is None) == (not mirrors):
         raise UsageError(
             "one source is needed",
-            hint="--file, --url, --s3, --oci, --mirror, --memset or --pattern;"
-            " or --source",
+            hint="--file, --url, --url-file, --s3, --oci, --mirror, --memset or"
+            " --pattern; or --source",
         )
     if source_path is None:
         source: Source = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
@@ -198,7 +201,7 @@ def _print_added(added: list[Added], as_json: bool) -> None:
 @_start
 @_end
 @_which
-@json_lines_option
+@json_option
 def list_command(
     device: str, start: str, end: str | None, path: str | None, as_json: bool
 ) -> None:
@@ -208,12 +211,15 @@ def list_command(
     "given": digests that came with the source; "pinned": those of what was fetched
     first, so it is unverified until then; "computed": nothing needs to.
     """
-    mappings = device_map(device, path=path).list(
-        start=_size(start, "--start") or 0, end=_size(end, "--end")
-    )
+    first, behind = _range(start, end)
+    mappings = device_map(device, path=path).list(start=first or 0, end=behind)
     if as_json:
+        # One line for each mapping, as there may be many; together they are one array.
+        before = "["
         for mapping in mappings:
-            click.echo(json.dumps(vars(mapping)))
+            click.echo(f"{before}{json.dumps(vars(mapping))}", nl=False)
+            before = ",\n"
+        click.echo("]" if before != "[" else "[]")
         return
     _print_row(("OFFSET", "LENGTH", "SOURCE", "SOURCE OFFSET", "DIGESTS"))
     for mapping in mappings:
@@ -256,7 +262,7 @@ def show(
     if (offset is None) == (number is None):
         raise UsageError("either OFFSET or --source is needed")
     client = device_map(device, path=path)
-    found = client.show(offset=_size(offset, "OFFSET"), source=number)
+    found = shown_value(client.show(offset=_size(offset, "OFFSET"), source=number))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -316,8 +322,10 @@ def drain(
 ) -> int:
     """Fetch what is mapped into the cache.
 
-    All of it, or a range. Exit status 1: some of it could not be had.
+    All of it, or a range; what the cache has no room for is not fetched. Exit status 1:
+    some of it could not be had, or has no room.
     """
+    first, behind = _range(start, end)
     client = device_map(device, path=path)
     with progress("fetching") as task:
 
@@ -325,11 +333,7 @@ def drain(
             done = format_size(so_far.fetched_bytes)
             task.say(f"{done} fetched, at {exact_size(at)}")
 
-        drained = client.drain(
-            start=_size(start, "--start") or 0,
-            end=_size(end, "--end"),
-            progress=tell,
-        )
+        drained = client.drain(start=first or 0, end=behind, progress=tell)
     if as_json:
         click.echo(json.dumps(vars(drained)))
     else:
@@ -339,13 +343,15 @@ def drain(
             f" {drained.failed_units} units failed,"
             f" for {drained.uncached_units} there was no room"
         )
+        if drained.uncached_units:
+            click.echo(no_room_text(drained.holds_bytes))
         for at, why in drained.failed or ():
             click.echo(f"  at {at}: {why}")
     return 1 if drained.failed_units or drained.uncached_units else 0
 
 
 @command.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PathType())
 @click.option(
     "--unit",
     default=exact_size(DEFAULT_UNIT_BYTES),
@@ -356,7 +362,7 @@ def drain(
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="Where to put the digests, as `map add --digests` takes them.",
 )
 @json_option
@@ -373,10 +379,10 @@ def digest(file: Path, unit: str, output: Path | None, as_json: bool) -> None:
             f"reading {file.name}", total=file.stat().st_size, in_bytes=True
         ) as task:
             digests = digest_file(file, unit_bytes=unit_bytes, progress=task.advance)
-        if output is not None:
-            digests.write(output)
     except OSError as error:
         raise UsageError(f"{error.filename or file}: {error.strerror}") from error
+    if output is not None:
+        digests.write(output)
     if as_json:
         found = {"size": digests.size_bytes, "unit": unit_bytes, "root": digests.root}
         click.echo(json.dumps(found))
@@ -388,11 +394,20 @@ def _size(text: str | None, what: str) -> int | None:
     return None if text is None else parse_size(text, what=what)
 
 
+def _range(start: str | None, end: str | None) -> tuple[int | None, int | None]:
+    """Parse start and end in bytes; None for one that was not given."""
+    first, behind = _size(start, "--start"), _size(end, "--end")
+    if first is not None and behind is not None and first > behind:
+        raise UsageError(
+            f"--start {start} is beyond --end {end}", hint="exchange the two"
+        )
+    return first, behind
+
+
 def _read(path: Path) -> str:
     try:
         with click.open_file(str(path), encoding="utf-8") as file:
             text: str = file.read()
             return text
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path}: {why}") from error
+        raise UsageError(f"{path}: {why_unread(error)}") from error

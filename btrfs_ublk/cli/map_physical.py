@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.entry import json_lines_option
-from btrfs_ublk.helpers import MAP_PHYSICAL, helper_path
+from btrfs_ublk.base.entry import PathType, json_lines_option
+from btrfs_ublk.base.helpers import MAP_PHYSICAL, helper_path
 
 
 @click.command("map-physical")
 @json_lines_option
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PathType())
 def map_physical(path: Path, as_json: bool) -> None:
     """List where the bytes of a btrfs file are.
 
@@ -31,7 +31,7 @@ def map_physical(path: Path, as_json: bool) -> None:
     """
     helper = helper_path(MAP_PHYSICAL)
     sys.stdout.flush()
-    # In our place: the listing streams to where it has to go, and so does the status.
+    # The helper replaces this process, so that its output and status are ours.
     os.execv(helper, [str(helper), *(["--json"] if as_json else []), "--", str(path)])
 
 

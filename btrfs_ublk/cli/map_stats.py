@@ -1,4 +1,4 @@
-"""What `btrfs-ublk map stats` prints for people: a key and its value in each line."""
+"""The text of `btrfs-ublk map stats`: a key and its value in each line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ _MS = 1e6
 _SECTIONS = ("fetcher", "cache", "prefetch")
 
 
+def no_room_text(holds_bytes: int) -> str:
+    """Explain that the cache cannot hold more."""
+    return (
+        f"the cache can hold {format_size(holds_bytes)} besides what is pinned, and the"
+        " rest was not fetched: make room on its disk, or allow it more"
+        " (btrfs-ublk cache limit; of a volume: volume up --cache-max)"
+    )
+
+
 def stats_lines(found: Mapping[str, Any]) -> list[str]:
-    """Of a map's ``stats()``. Its histograms are summarised; JSON has all of them."""
+    """Format a map's ``stats()``. Histograms are summarised; JSON has all of them."""
     rows = [
         ("map", str(found["map"])),
         ("cache", found["cache_directory"] or "none"),
@@ -24,7 +33,7 @@ def stats_lines(found: Mapping[str, Any]) -> list[str]:
     ]
     for name in _SECTIONS:
         if section := found.get(name):
-            # NB: the first part has said where the cache is.
+            # NB: the first part has already named the cache's directory.
             known = {key: one for key, one in section.items() if key != "directory"}
             rows += [(name, ""), *((_INDENT + key, one) for key, one in _rows(known))]
     width = max(len(key) for key, _ in rows)

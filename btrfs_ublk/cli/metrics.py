@@ -6,10 +6,10 @@ import json
 
 import click
 
-from btrfs_ublk.entry import json_option
+from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.monitor.exporter import Address, serve_metrics
-from btrfs_ublk.monitor.metrics import metrics_dict, metrics_text
+from btrfs_ublk.ops.monitor.exporter import Address, serve_metrics
+from btrfs_ublk.ops.monitor.metrics import metrics_dict, metrics_text
 
 
 @click.command("metrics")

@@ -1,4 +1,4 @@
-"""The options of ``btrfs-ublk map add`` that say where a source is. Not a command.
+"""The options of ``btrfs-ublk map add`` that say where a source is; not a command.
 
 Secrets are never among them: they are in files that the server reads.
 """
@@ -11,11 +11,13 @@ from typing import Any
 
 import click
 
+from btrfs_ublk.base.entry import PathType
+from btrfs_ublk.content import Source
+from btrfs_ublk.content.bulk import parse_json
+from btrfs_ublk.content.oci import parse_image
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.lazy import Source
-from btrfs_ublk.lazy.bulk import parse_json
 
-#: By kind, options that are about all of its mirrors, and are its keys.
+#: Options for all mirrors of a kind, which set keys of these mirrors.
 _KEYS = {
     "s3": (
         "endpoint",
@@ -30,13 +32,13 @@ _KEYS = {
 
 
 def _mirror(kind: str, key: str) -> Any:
-    """An option that adds a mirror; they are in the order of the command line."""
+    """Make an option that adds a mirror; mirrors keep the order of the command line."""
 
     def add(
-        ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
+        ctx: click.Context, _param: click.Parameter, values: tuple[str | Path, ...]
     ) -> None:
         mirrors = ctx.ensure_object(list)
-        mirrors += [{"kind": kind, key: value} for value in values]
+        mirrors += [{"kind": kind, key: _plain(value)} for value in values]
 
     return add
 
@@ -71,27 +73,20 @@ def _s3(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) ->
 
 def _oci(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
     for value in values:
-        image, _, digest = value.partition("@")
-        registry, _, repository = image.partition("/")
-        if not registry or not repository or not digest:
+        mirror = parse_image(value.removeprefix("oci://"))
+        if mirror is None:
             raise UsageError(
-                f"--oci {value}: not REGISTRY/REPOSITORY@DIGEST",
-                hint="as in registry.example.org/debian@sha256:…, with a blob's digest",
+                f"--oci {value}: neither REGISTRY/REPOSITORY:TAG nor @DIGEST",
+                hint="as in registry.example.org/debian:stable, or @sha256:… of a blob",
             )
-        ctx.ensure_object(list).append(
-            {
-                "kind": "oci",
-                "registry": registry,
-                "repository": repository,
-                "digest": digest,
-            }
-        )
+        ctx.ensure_object(list).append(mirror)
 
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--file",
         "files",
+        type=PathType(),
         multiple=True,
         metavar="PATH",
         callback=_mirror("file", "path"),
@@ -107,6 +102,16 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="An object of an HTTP(S) server that answers requests for ranges.",
     ),
     click.option(
+        "--url-file",
+        type=PathType(),
+        multiple=True,
+        metavar="PATH",
+        callback=_mirror("http", "url_file"),
+        expose_value=False,
+        help="The same, but the URL is in a file, mode 600, that the server reads: a"
+        " signed one is a secret.",
+    ),
+    click.option(
         "--s3",
         multiple=True,
         metavar="BUCKET/KEY",
@@ -117,10 +122,11 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--oci",
         multiple=True,
-        metavar="REGISTRY/REPOSITORY@DIGEST",
+        metavar="IMAGE",
         callback=_oci,
         expose_value=False,
-        help="A blob of a container registry; see --docker-config.",
+        help="A blob of a container registry, REGISTRY/REPOSITORY@DIGEST, or :TAG: the"
+        " one layer of an image, whose digest is kept. See --docker-config.",
     ),
     click.option(
         "--mirror",
@@ -154,7 +160,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option(
         "--credentials-file",
-        type=click.Path(path_type=Path),
+        type=PathType(),
         help="Like ~/.aws/credentials, closed to all others; the server reads it.",
     ),
     click.option("--profile", metavar="NAME", help="The section of that file."),
@@ -166,7 +172,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option(
         "--docker-config",
-        type=click.Path(path_type=Path),
+        type=PathType(),
         help="A config.json with the registry's login, closed to all others.",
     ),
     click.option(
@@ -179,14 +185,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def mirror_options(function: Any) -> Any:
-    """All of them, in the order of the help. ``mirrors_of`` takes what they say."""
+    """Add all these options, in the order of the help; ``mirrors_of`` reads them."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
 def mirrors_of(ctx: click.Context) -> list[Source]:
-    """In the order of the command line, with what all of a kind share."""
+    """Return mirrors in the order of the command line, with options of their kinds."""
     mirrors: list[Source] = ctx.ensure_object(list)
     for kind, keys in _KEYS.items():
         given = {key: ctx.params.get(key) for key in keys}
@@ -200,11 +206,14 @@ def mirrors_of(ctx: click.Context) -> list[Source]:
         for mirror in ours:
             mirror.update(shared)
     for mirror in mirrors:
-        if mirror.get("kind") == "file" and isinstance(mirror.get("path"), str):
-            mirror["path"] = str(Path(mirror["path"]).absolute())
+        for kind, key in (("file", "path"), ("http", "url_file")):
+            path = mirror.get(key)
+            # NB: an empty path is not the current directory; the server refuses it.
+            if mirror.get("kind") == kind and isinstance(path, str) and path:
+                mirror[key] = str(Path(path).absolute())
     return mirrors
 
 
 def _plain(value: object) -> object:
-    """The server knows nothing of our directory."""
+    """Make paths absolute, as the server has another working directory."""
     return str(value.absolute()) if isinstance(value, Path) else value

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.entry import PathType, completing, json_option
+from btrfs_ublk.base.progress import progress
+from btrfs_ublk.cli.map_stats import no_room_text
+from btrfs_ublk.content import MapClient, Prefetch, Trace, TraceSource
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
-from btrfs_ublk.entry import completing, json_option
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.lazy import MapClient, Prefetch, Trace, TraceSource
-from btrfs_ublk.progress import progress
 from btrfs_ublk.units import format_size, parse_size
 
 
@@ -23,7 +24,7 @@ from btrfs_ublk.units import format_size, parse_size
 )
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="What `btrfs-ublk trace record` has recorded, in that order.",
 )
 @click.option("--all", "everything", is_flag=True, help="All that is mapped.")
@@ -72,9 +73,10 @@ def command(
     For example: btrfs-ublk prefetch NAME --trace boot.trace --rate 20M
     """
     ranged = offset is not None or length is not None
-    if sum((trace is not None, everything, ranged, status, cancel)) != 1:
+    tasks = sum((trace is not None, everything, ranged, status, cancel))
+    if tasks != 1:
         raise UsageError(
-            "what is to be prefetched?",
+            "options exclude each other" if tasks else "what is to be prefetched?",
             hint="one of --trace, --all and --offset/--length; or --status, --cancel",
         )
     if (status or cancel) and (rate is not None or concurrency is not None or not wait):
@@ -107,7 +109,7 @@ def command(
 
 
 def _extents(path: Path, client: MapClient) -> tuple[list[tuple[int, int, int]], int]:
-    """And how many units of the trace are not to be had here."""
+    """Return a trace's extents, and how many of its units the map does not have."""
     trace = Trace.load(path)
     known = [
         (int(one["id"]), TraceSource.describe(one["description"]))
@@ -132,7 +134,7 @@ def _extents(path: Path, client: MapClient) -> tuple[list[tuple[int, int, int]],
 
 
 def _follow(client: MapClient, begun: Prefetch) -> Prefetch:
-    """Until it has ended. Whatever interrupts us ends it too."""
+    """Follow a prefetch to its end. What interrupts us also ends it."""
     now: Prefetch | None = begun
     done = 0
     try:
@@ -163,6 +165,8 @@ def _print(found: Prefetch | None, as_json: bool) -> None:
             f" {found.failed_units} failed,"
             f" for {found.uncached_units} there was no room"
         )
+        if found.uncached_units:
+            click.echo(no_room_text(found.holds_bytes))
 
 
 def _size(text: str | None, what: str) -> int | None:

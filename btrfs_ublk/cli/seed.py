@@ -11,10 +11,11 @@ from uuid import UUID
 
 import click
 
-from btrfs_ublk.entry import json_option
+from btrfs_ublk.base.entry import PathType, json_option
+from btrfs_ublk.base.helpers import CHECKSEED, helper_path
+from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.helpers import CHECKSEED, helper_path
-from btrfs_ublk.progress import progress
+from btrfs_ublk.kernel.new_file import write_new
 from btrfs_ublk.seed import (
     DEFAULT_FILENAME,
     MEGA_EXTENT,
@@ -43,7 +44,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PathType())
 @click.option(
     "--strategy",
     type=click.Choice(list(STRATEGIES)),
@@ -79,7 +80,7 @@ def command() -> None:
 @click.option(
     "--inherit-nodatasum/--no-inherit-nodatasum",
     default=None,
-    help="Whether new files have no checksums, and so take clones.  [they have none]",
+    help="Whether new files have no checksums, and so take clones.  [they have them]",
 )
 @click.option("--label", help="Label of the file system.")
 @click.option("--fsid", type=click.UUID, help="UUID of the file system.  [random]")
@@ -95,19 +96,19 @@ def command() -> None:
 )
 @click.option(
     "--description",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="Where to put the description of a device for it, whose virtual data are a"
-    " lazy segment: as `device add` takes it.",
+    " lazy segment: as `device up` takes it.",
 )
 @click.option(
     "--map",
     "map_path",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="Of that segment: the file that says what is mapped.",
 )
 @click.option(
     "--cache",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="Of that segment: the directory that keeps what was fetched.",
 )
 @json_option
@@ -134,7 +135,7 @@ def create(
     """Write a seed image.
 
     PATH is where it goes. The default strategy needs no privileges. With --description
-    it also writes what `btrfs-ublk device add` takes, for data that are fetched when
+    it also writes what `btrfs-ublk device up` takes, for data that are fetched when
     they are read: see `btrfs-ublk map add`.
 
     \b
@@ -145,6 +146,11 @@ def create(
         raise UsageError("--description and --map need each other, --cache needs both")
     if description is not None and not force and description.exists():
         raise UsageError(f"{description} exists", hint="--force replaces it")
+    if cache is not None and os.path.lexists(cache) and not cache.is_dir():
+        raise UsageError(
+            f"cache {cache} is not a directory",
+            hint="name a directory; one that is not there is made by the server",
+        )
     seed = make_seed_by(
         strategy,
         path,
@@ -189,14 +195,15 @@ def _describe(seed: Seed, path: Path, map_path: Path, cache: Path | None) -> Non
         cache=None if cache is None else str(cache.absolute()),
     )
     try:
-        path.write_text(seed.description([segment]).to_json() + "\n")
+        text = seed.description([segment]).to_json() + "\n"
+        write_new(path, text.encode(), replace=True)
     except OSError as error:
         seed.path.unlink()
         raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from None
 
 
 @command.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PathType())
 @json_option
 def inspect(path: Path, as_json: bool) -> None:
     """Print the layout of a seed, or of any btrfs.
@@ -207,12 +214,12 @@ def inspect(path: Path, as_json: bool) -> None:
     helper = helper_path(CHECKSEED)
     sys.stdout.flush()
     options = ["--json"] if as_json else []
-    # In our place: it prints what there is to print, and so is the status.
+    # The helper replaces this process, so that its output and status are ours.
     os.execv(helper, [str(helper), "inspect", *options, "--", str(path)])
 
 
 @command.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PathType())
 @click.option("--no-btrfs-check", is_flag=True, help="Leave `btrfs check` out.")
 @json_option
 def check(path: Path, no_btrfs_check: bool, as_json: bool) -> int:

@@ -9,11 +9,12 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from btrfs_ublk.entry import json_option
-from btrfs_ublk.interrupts import Interrupted
-from btrfs_ublk.monitor.top import rows, table_of
+from btrfs_ublk.base.entry import json_option
+from btrfs_ublk.base.signals import Interrupted
+from btrfs_ublk.ops.monitor.keys import keys
+from btrfs_ublk.ops.monitor.top import rows, table_of
 
-_WIDTH = 140  # where the output is no terminal
+_WIDTH = 140  # if the output is no terminal
 
 
 @click.command("top")
@@ -43,7 +44,7 @@ def command(interval_s: float, count: int | None, as_json: bool) -> None:
     started; "hosts off" are left alone for a while, since they failed again and again.
     A narrow terminal shows fewer columns.
 
-    On a terminal, Ctrl-C is how to leave the table, and the exit status is 0 then. All
+    On a terminal, q or Ctrl-C leaves the table, and the exit status is 0 then. All
     other signals, and Ctrl-C elsewhere, are told by the exit status as usual.
     """
     console = Console()
@@ -58,10 +59,10 @@ def command(interval_s: float, count: int | None, as_json: bool) -> None:
             console.print(table_of(found, console=console))
         return
     try:
-        with Live(console=console, auto_refresh=False) as live:
-            for found in looks:
+        with keys() as wait, Live(console=console, auto_refresh=False) as live:
+            for found in islice(rows(interval_s=interval_s, wait=wait), count):
                 live.update(table_of(found, console=console), refresh=True)
     except Interrupted:
         raise  # TERM or HUP
     except KeyboardInterrupt:
-        pass  # that is how it ends
+        pass  # that ends it normally

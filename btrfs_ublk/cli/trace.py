@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.entry import PathType, completing, json_option
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.content import MapClient, TraceSource, TraceWriter
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
-from btrfs_ublk.entry import completing, json_option
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.lazy import MapClient, TraceSource, TraceWriter
 
-#: Between two looks; what is read meanwhile waits in the server.
+#: The time between two polls; meanwhile, reads are kept in the server.
 _POLL_S = 0.2
 
 
@@ -36,7 +38,7 @@ def command() -> None:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     required=True,
     help="The trace, which `btrfs-ublk prefetch --trace` replays.",
 )
@@ -85,7 +87,7 @@ def record(
     try:
         units, lost = _record_into(output, client, number, for_s, idle_s)
     except BtrfsUblkError:
-        with suppress(BtrfsUblkError):  # it may be over, or its server gone
+        with suppress(BtrfsUblkError):  # it may have ended, or its server
             client.trace_read(number, 0, stop=True)
         raise
     if as_json:
@@ -108,9 +110,11 @@ def _record_into(
     idle_s: float | None,
 ) -> tuple[int, int]:
     try:
-        file = output.open("w", encoding="utf-8")
+        file = open(output, "w", encoding="utf-8", opener=_open_no_link)
     except OSError as error:
-        raise UsageError(f"{output}: {error.strerror}") from error
+        link = "it is a symbolic link, which is not followed"
+        why = link if error.errno == errno.ELOOP else error.strerror
+        raise UsageError(f"{output}: {why}") from error
     try:
         with file:
             recording = _Recording(client, number, TraceWriter(file))
@@ -119,6 +123,11 @@ def _record_into(
         raise BtrfsUblkError(
             f"{output}: {error.strerror}", hint="the trace is cut off there"
         ) from error
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    # NB: a symbolic link in another user's directory could lead to any file.
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _record(
@@ -137,12 +146,12 @@ def _record(
                 break
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        pass  # that is how it ends
+        pass  # that ends it normally
     return recording.finish()
 
 
 class _Recording:
-    """One that the server makes, on its way into a file."""
+    """A recording that a server makes, being written to a file."""
 
     def __init__(self, client: MapClient, number: int, writer: TraceWriter) -> None:
         self._client = client
@@ -150,7 +159,7 @@ class _Recording:
         self._writer = writer
 
     def take(self, *, stop: bool = False) -> int:
-        """What has come since the last time. Returns how many units."""
+        """Write what has come since the last call. Returns how many units."""
         taken = 0
         while True:
             page = self._client.trace_read(self._number, self._writer.units, stop=stop)
@@ -161,9 +170,9 @@ class _Recording:
             if not reads or self._writer.units >= int(page["units"]):
                 return taken
 
-    @deferred()  # a signal may come when the recording ends by itself
+    @deferred()  # a signal may come as the recording ends by itself
     def finish(self) -> tuple[int, int]:
-        """Returns how many units there are, and how many reads were lost."""
+        """Return how many units there are, and how many reads were lost."""
         self.take()
         self.take(stop=True)
         self._writer.end(lost=self.lost, seconds=self.seconds)

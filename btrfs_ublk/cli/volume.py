@@ -12,48 +12,40 @@ from typing import Any, TypeVar
 
 import click
 
-from btrfs_ublk.entry import completing, json_option, print_rows
+from btrfs_ublk import device as devices
+from btrfs_ublk import volume as volumes
+from btrfs_ublk.base.entry import (
+    NounGroup,
+    PathType,
+    completing,
+    json_option,
+    print_rows,
+    say_resolved,
+)
+from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
+from btrfs_ublk.base.progress import progress
+from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.interrupts import too_late
-from btrfs_ublk.progress import progress
 from btrfs_ublk.units import exact_size, format_size, parse_block_size, parse_size
-from btrfs_ublk.volumes import (
-    KeptVolume,
-    VolumeDefinition,
-    VolumeFile,
-    clone_in_volume,
-    down_volume,
-    find_definition,
-    list_volumes,
-    read_definition,
-    remove_volume,
-    show_volume,
-    up_volume,
-)
-from btrfs_ublk.volumes.clone import unmapped_bytes
-from btrfs_ublk.volumes.definition import parse_read_ahead
-from btrfs_ublk.volumes.down import may_be_up
-from btrfs_ublk.volumes.store import (
-    VOLUMES_DIRECTORY,
-    VOLUMES_VARIABLE,
-    volume_directories,
-    volume_directory,
-)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _base = click.option(
     "--base",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help=f"Where volumes are kept.  [{VOLUMES_VARIABLE}, else {VOLUMES_DIRECTORY}]",
 )
 _name = click.argument(
     "name",
-    shell_complete=completing(lambda: (x.name for x in volume_directories())),
+    shell_complete=completing(lambda: (x.name for x in volumes.volume_directories())),
 )
 
 
-@click.group("volume")
+@click.group(
+    "volume",
+    cls=NounGroup,
+    aliases={"ls": "list", "rm": "remove", "show": "status", "stop": "down"},
+)
 def command() -> None:
     """Have lazy volumes that keep their data, also after a reboot.
 
@@ -64,7 +56,7 @@ def command() -> None:
 
 
 def _defining_options(function: _Function) -> _Function:
-    """What says how a volume is to be; each None when it is not given."""
+    """Add the options of a volume's definition; each is None unless given."""
     for option in reversed(
         [
             click.option(
@@ -79,7 +71,7 @@ def _defining_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--mount",
-                type=click.Path(path_type=Path),
+                type=PathType(),
                 help="The mount point.  [/run/btrfs-ublk/volumes/NAME]",
             ),
             click.option(
@@ -105,7 +97,7 @@ def _defining_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--cache",
-                type=click.Path(path_type=Path),
+                type=PathType(),
                 help="A directory for what was fetched.  [one of its own]",
             ),
             click.option(
@@ -119,7 +111,7 @@ def _defining_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--deadline",
-                type=click.FloatRange(0, 1e6),
+                type=float,
                 metavar="SECONDS",
                 help="Until a read that no source answers fails; 0: never.  [30]",
             ),
@@ -131,6 +123,35 @@ def _defining_options(function: _Function) -> _Function:
                 help="A file of the volume, and where its content is: http, https, s3,"
                 " oci, /PATH, or JSON. May be repeated.",
             ),
+            click.option(
+                "--url-file",
+                "url_files",
+                multiple=True,
+                metavar="PATH=FILE",
+                help="The same, but the URL is in a file, mode 600, that the server"
+                " reads: a signed one is a secret.",
+            ),
+            click.option(
+                "--endpoint",
+                metavar="URL",
+                help="Of the S3 store of these files."
+                "  [AWS_ENDPOINT_URL, else Amazon's]",
+            ),
+            click.option(
+                "--credentials-file",
+                type=PathType(),
+                help="For the S3 store, like ~/.aws/credentials; the server reads it.",
+            ),
+            click.option(
+                "--basic-auth-file",
+                type=PathType(),
+                help="For HTTP: user:password in its first line; the server reads it.",
+            ),
+            click.option(
+                "--ca-file",
+                type=PathType(),
+                help="Certificates (PEM) to trust for these files.  [the system's]",
+            ),
         ]
     ):
         function = option(function)
@@ -141,7 +162,7 @@ def _defining_options(function: _Function) -> _Function:
 @_name
 @click.option(
     "--file",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="A definition (TOML) instead of options.",
 )
 @_defining_options
@@ -153,6 +174,11 @@ def up(
     base: Path | None,
     as_json: bool,
     files: tuple[str, ...],
+    url_files: tuple[str, ...],
+    endpoint: str | None,
+    credentials_file: Path | None,
+    basic_auth_file: Path | None,
+    ca_file: Path | None,
     **options: Any,
 ) -> None:
     """Mount a volume, and print where it is.
@@ -164,24 +190,44 @@ def up(
     """
     given = {key: value for key, value in options.items() if value is not None}
     if file is not None:
-        definition = read_definition(file)  # whatever the others say
+        definition = volumes.read_definition(file)  # whatever the others are
     else:
-        found = find_definition(name, base=base)
+        found = volumes.find_definition(name, base=base)
         definition, file = found.definition, found.file
-    if file is not None and (given or files):
-        first = next(iter(given), "add-file").replace("_", "-")
+    access = volumes.Access(
+        endpoint=endpoint,
+        credentials_file=credentials_file,
+        basic_auth_file=basic_auth_file,
+        ca_file=ca_file,
+    )
+    added = [volumes.VolumeFile.parse(text) for text in files]
+    added += [volumes.VolumeFile.parse_url_file(text) for text in url_files]
+    if file is not None and (given or added):
+        first = next(iter(given), "add-file" if files else "url-file")
+        first = first.replace("_", "-")
         raise UsageError(
             f"volume {name!r} is defined in {file}, which --{first} cannot change",
             hint="write it there",
         )
     definition = _changed(definition, given)
-    definition = definition.with_files([VolumeFile.parse(text) for text in files])
+    definition = definition.with_files(access.given_to(added))
+    images: list[tuple[str, str]] = []
     with progress(f"bring volume {name} up"):
-        volume = up_volume(name, definition, base=base, made=too_late)
+        volume = volumes.up_volume(
+            name,
+            definition,
+            base=base,
+            made=too_late,
+            resolved=lambda *image: images.append(image),
+        )
+    for image in images:
+        say_resolved(*image)
     click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
 
 
-def _changed(definition: VolumeDefinition, options: dict[str, Any]) -> VolumeDefinition:
+def _changed(
+    definition: volumes.VolumeDefinition, options: dict[str, Any]
+) -> volumes.VolumeDefinition:
     changes: dict[str, Any] = {}
     for option, value in options.items():
         match option:
@@ -192,7 +238,7 @@ def _changed(definition: VolumeDefinition, options: dict[str, Any]) -> VolumeDef
                     parse_size(value, what="--cache-max") or None
                 )
             case "read_ahead":
-                changes["read_ahead_bytes"] = parse_read_ahead(
+                changes["read_ahead_bytes"] = volumes.parse_read_ahead(
                     value, what="--read-ahead"
                 )
             case "queues" | "depth":
@@ -217,7 +263,7 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
     order what a killed command left.
     """
     with progress(f"take volume {name} down"):
-        was_up = down_volume(name, base=base)
+        was_up = volumes.down_volume(name, base=base)
     if as_json:
         result = "down" if was_up else "was down"
         click.echo(json.dumps({"name": name, "result": result}))
@@ -235,9 +281,9 @@ def remove(name: str, yes: bool, base: Path | None, as_json: bool) -> None:
 
     All that was written to it is lost. Asks before, without --yes.
     """
-    volume = show_volume(name, base=base)
+    volume = volumes.show_volume(name, base=base)
     if not yes:
-        if may_be_up(volume_directory(name, base)):
+        if volumes.may_be_up(volumes.volume_directory(name, base)):
             raise LeftoverError(
                 f"volume {name!r} is {volume.state}: only one that is down is removed",
                 hint=f"first: btrfs-ublk volume down {name}",
@@ -247,14 +293,38 @@ def remove(name: str, yes: bool, base: Path | None, as_json: bool) -> None:
             size = format_size(volume.used_bytes)
             lost = f"{size} that were written to the volume"
         _confirm(f"Remove {volume.directory}, with {lost}?")
-    remove_volume(name, base=base)
+    volumes.remove_volume(name, base=base)
     if as_json:
         click.echo(json.dumps({"name": name, "result": "removed"}))
 
 
+@command.command()
+@_name
+@click.argument("size")
+@_base
+@json_option
+def resize(name: str, size: str, base: Path | None, as_json: bool) -> None:
+    """Have more room for what is written to a volume.
+
+    SIZE is what --writable of `volume up` was; it only grows. A volume that is up has
+    it at once, whoever writes to it; one that is down, when it is up again.
+    """
+    writable_bytes = parse_block_size(size, what="SIZE")
+    with progress(f"resize volume {name}"):
+        volume = volumes.resize_volume(name, writable_bytes, base=base)
+    if as_json:
+        click.echo(json.dumps(volume.to_dict()))
+    elif volume.state == "down":
+        click.echo(
+            f"volume {name} is down: it has that with: btrfs-ublk volume up {name}",
+            err=True,
+        )
+
+
 def _confirm(question: str) -> None:
     try:
-        click.confirm(question, abort=True, err=True)
+        if not click.confirm(question, err=True):
+            raise BtrfsUblkError("nothing was removed")
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             raise UsageError("nobody answers", hint="use --yes") from error
@@ -270,12 +340,12 @@ def list_command(base: Path | None, as_json: bool) -> None:
     up, down, changing (a command works on it), broken (neither up nor down, or not
     whole), damaged (its files make no sense): `volume status` says why.
     """
-    volumes = list_volumes(base=base)
+    found = volumes.list_volumes(base=base)
     if as_json:
-        click.echo(json.dumps([volume.to_dict() for volume in volumes], indent=2))
+        click.echo(json.dumps([volume.to_dict() for volume in found], indent=2))
         return
     rows = [("NAME", "STATE", "MOUNT", "DEVICE", "SIZE", "USED", "FILES")]
-    for volume in volumes:
+    for volume in found:
         rows.append(
             (
                 volume.name,
@@ -299,12 +369,41 @@ def status(name: str, base: Path | None, as_json: bool) -> int:
 
     Exit status 0: it is up; 1: it is down, or broken (it says why).
     """
-    volume = show_volume(name, base=base)
+    volume = volumes.show_volume(name, base=base)
     if as_json:
         click.echo(json.dumps(volume.to_dict(), indent=2))
     else:
         _print(volume)
     return 0 if volume.is_up else 1
+
+
+@command.command()
+@_name
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="The last ones.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes.")
+@_base
+def logs(name: str, lines: int, follow: bool, base: Path | None) -> None:
+    """Print what supervisor and server of a volume have said.
+
+    The file is that of its device, and goes with it when the volume is taken down.
+    """
+    volume = volumes.show_volume(name, base=base)
+    log = devices.device_directory(name).log
+    if volume.device is None or not log.exists():
+        raise UsageError(
+            f"volume {name!r} is {volume.state}, and has no log",
+            hint=f"it begins with: btrfs-ublk volume up {name}",
+        )
+    words = ["tail", f"--lines={lines}", *(["--follow=name"] if follow else [])]
+    os.execvp("tail", [*words, "--", str(log)])
 
 
 @command.command()
@@ -325,9 +424,11 @@ def clone(
     """
     size_bytes = parse_size(length, what="--length")
     at = parse_size(offset, what="--offset")
-    made = clone_in_volume(name, path, offset=at, size_bytes=size_bytes, base=base)
-    with suppress(BtrfsUblkError):  # the file is there, whatever the server says
-        if missing := unmapped_bytes(name, offset=at, size_bytes=size_bytes):
+    made = volumes.clone_in_volume(
+        name, path, offset=at, size_bytes=size_bytes, base=base
+    )
+    with suppress(BtrfsUblkError):  # the file exists even if the server fails
+        if missing := volumes.unmapped_bytes(name, offset=at, size_bytes=size_bytes):
             click.echo(
                 f"warning: {missing} of {size_bytes} bytes are not mapped: reading "
                 f"them fails (EIO) until they are: btrfs-ublk map add {name}",
@@ -345,12 +446,13 @@ def _rough(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
-def _print(volume: KeptVolume) -> None:
+def _print(volume: volumes.KeptVolume) -> None:
     lines: list[tuple[str, object]] = [("state", volume.state)]
     if volume.reason:
         lines.append(("because", volume.reason))
     if volume.failing:
         lines.append(("failing", volume.failing))
+    lines += [("disk", problem) for problem in volume.disk_problems]
     lines += [
         ("mount", volume.mount or "-"),
         ("device", volume.device or "-"),

@@ -1,18 +1,47 @@
 """Block devices that outlive the command that made them, and their servers."""
 
-from btrfs_ublk.device.collect import Collected, collect_devices
-from btrfs_ublk.device.lifecycle import (
-    DeviceOptions,
-    add_device,
-    recover_device,
-    remove_device,
-    serve_device,
-)
-from btrfs_ublk.device.maps import device_map
-from btrfs_ublk.device.report import Device, list_devices, show_device
-from btrfs_ublk.device.state import DeviceSpec, DeviceState, StateError
-from btrfs_ublk.device.supervised import supervised_device
-from btrfs_ublk.device.upgrade import update_device, upgrade_device
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.base.exports import exporter
+
+if TYPE_CHECKING:
+    from btrfs_ublk.device.collect import Collected, collect_devices
+    from btrfs_ublk.device.lifecycle import (
+        DeviceOptions,
+        add_device,
+        recover_device,
+        remove_device,
+        serve_device,
+    )
+    from btrfs_ublk.device.maps import device_map
+    from btrfs_ublk.device.report import Device, list_devices, look_at, show_device
+    from btrfs_ublk.device.state import (
+        DeviceSpec,
+        DeviceState,
+        StateError,
+        device_directories,
+        device_directory,
+    )
+    from btrfs_ublk.device.supervised import supervised_device
+    from btrfs_ublk.device.upgrade import update_device, upgrade_device
+else:
+    __getattr__ = exporter(
+        __name__,
+        {
+            "collect": "Collected collect_devices",
+            "lifecycle": (
+                "DeviceOptions add_device recover_device remove_device serve_device"
+            ),
+            "maps": "device_map",
+            "report": "Device list_devices look_at show_device",
+            "state": (
+                "DeviceSpec DeviceState StateError device_directories "
+                "device_directory"
+            ),
+            "supervised": "supervised_device",
+            "upgrade": "update_device upgrade_device",
+        },
+    )
 
 __all__ = [
     "Collected",
@@ -23,8 +52,11 @@ __all__ = [
     "StateError",
     "add_device",
     "collect_devices",
+    "device_directories",
+    "device_directory",
     "device_map",
     "list_devices",
+    "look_at",
     "recover_device",
     "remove_device",
     "serve_device",

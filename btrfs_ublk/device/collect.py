@@ -1,4 +1,4 @@
-"""Remove devices that are dead and not in use, and what commands left half made."""
+"""Remove devices that are dead and not in use, and directories left half made."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from btrfs_ublk.device.lifecycle import DEFAULT_TIMEOUT_S, remove_locked
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.device.keeper import reviving
+from btrfs_ublk.device.lifecycle import remove_locked
 from btrfs_ublk.device.locks import holder_of, registry_locked
-from btrfs_ublk.device.report import is_alive, users_of
+from btrfs_ublk.device.report import is_alive, look_at, users_of
 from btrfs_ublk.device.state import (
+    DEFAULT_TIMEOUT_S,
     DeviceDirectory,
     device_directories,
     devices_directory,
@@ -19,7 +22,6 @@ from btrfs_ublk.device.state import (
 )
 from btrfs_ublk.device.supervision import take_lock
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.interrupts import deferred
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,17 @@ class Collected:
     reason: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON can hold it."""
         return asdict(self)
 
 
 def collect_devices(
     *, dry_run: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[Collected]:
-    """Remove what has neither supervisor nor server and is not in use; leave the rest.
+    """Remove devices that have neither supervisor nor server and are not in use.
 
-    Devices that are supervised are not mentioned. One that is dead but mounted, or
-    whose server serves on without a supervisor, is left, with what to do about it;
+    Supervised devices are not in the result. A device that is dead but mounted, or
+    whose server runs on without a supervisor, is left; the reason says what to do.
     ``dry_run`` only says what would be removed.
     """
     found = [
@@ -59,6 +61,8 @@ def _collect(
     try:
         with deferred():
             directory.check()
+            if reviving(directory.state()) is not None:
+                return None  # A keeper is about to start another supervisor.
             lock = take_lock(directory)
             if lock is None:
                 return None
@@ -78,10 +82,12 @@ def _why_not(directory: DeviceDirectory) -> str | None:
     spec, state = directory.spec(), directory.state()
     recover = f"btrfs-ublk device recover {directory.name}"
     users = users_of(spec, state)
+    if users and look_at(directory).health == "lost":
+        return f"it is lost, and in use ({'; '.join(users)}): unmount it"
     if users:
         return f"it is in use ({'; '.join(users)}): {recover}, or unmount it"
     if is_alive(state.server) or _has_holder(directory.server_lock):
-        return f"its server serves on, unsupervised: {recover}, or device del"
+        return f"its server serves on, unsupervised: {recover}, or device down"
     return None
 
 
@@ -93,12 +99,12 @@ def _has_holder(path: Path) -> bool:
 
 
 def _collect_half_made(*, dry_run: bool) -> list[Collected]:
-    """What was killed while it made or removed a directory; the kernel has nothing."""
+    """Remove half-made directories of killed commands. The kernel has none of them."""
     devices = devices_directory()
     if not any(half_made(devices)):
         return []
     found = []
-    # Whoever makes or removes one has this lock all the time: these are nobody's.
+    # Commands hold this lock while they make or remove one, so nobody works on these.
     with registry_locked(devices):
         for path in half_made(devices):
             name = name_of_half(path) or path.name

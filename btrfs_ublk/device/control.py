@@ -1,6 +1,5 @@
-"""The socket ``control`` in a device's directory: whoever starts a server listens on it
-for it, and anybody of the same user may ask (docs/design/protocol.md).
-"""
+"""Ask servers by ``control``, a socket in the device's directory. The process that
+starts a server makes it; all of the same user may connect (docs/design/protocol.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from btrfs_ublk.process import SupportsFileno, readable
+from btrfs_ublk.base.process import SupportsFileno, readable
 from btrfs_ublk.server.control import (
     ControlError,
     Message,
@@ -21,33 +20,33 @@ from btrfs_ublk.server.control import (
 )
 
 _NAME = "control"
-#: As many as the server answers at a time.
+#: The server answers as many clients at a time.
 _BACKLOG = 16
 _MAX_REPLY_BYTES = 1 << 20
-#: In what a server says that has no place for another client (control_server.c).
+#: Part of the error with which a server refuses more clients (control_server.c).
 _BUSY = "places for clients are taken"
-#: Between two attempts to get a place.
+#: The time between two attempts to get a place.
 _RETRY_S = 0.05
 
 
 class Silent(ControlError):
-    """The server has said nothing in time: it hangs, or is stopped."""
+    """The server did not answer in time: it hangs, or is stopped."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the server does not answer within {timeout_s:g} s")
 
 
 class Busy(ControlError):
-    """The server is well, and has no place for another client."""
+    """The server works, but has no place for another client."""
 
 
 class Interrupted(Exception):
-    """Something else asks for attention; the answer was not waited for."""
+    """Another descriptor became readable before the answer came."""
 
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name of the directory that fits into 108 bytes (unix(7), sun_path)."""
+    """Yield a name of the directory that fits into 108 bytes (unix(7), sun_path)."""
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"
@@ -56,7 +55,8 @@ def _short(path: Path) -> Iterator[str]:
 
 
 def listening_socket(directory: Path) -> socket.socket:
-    """For a server to inherit. NB: close it then, or its death goes unseen here."""
+    """Make a server's socket. NB: close it once the server has inherited it, or the
+    death of the server goes unnoticed here."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     new = directory / f".{_NAME}.new"
     try:
@@ -81,12 +81,12 @@ def ask(
     unless: Sequence[int | SupportsFileno] = (),
     fd: int | None = None,
 ) -> Message:
-    """What the server replies: what stands at the request's name, if anything. ``keys``
-    and the descriptor ``fd`` go with the request.
+    """Send a request, with ``keys`` and a descriptor ``fd``; return what the reply has
+    at the request's name, if anything.
 
-    Raises Refused when it says why not, InUseError when it is not to stop, Silent when
-    it says nothing in time, Busy when it had no place for us all the time, ControlError
-    for any other error; Interrupted as soon as one of ``unless`` becomes readable.
+    Raises Refused when the server says why not, InUseError when it must not stop,
+    Silent when it does not answer in time, Busy when it never had a place for us,
+    ControlError for other errors, Interrupted once any of ``unless`` becomes readable.
     """
     deadline_s = time.monotonic() + timeout_s
     refusal: Busy | None = None
@@ -95,23 +95,23 @@ def ask(
             with _connected(directory) as connection:
                 return _ask_on(connection, request, keys or {}, fd, deadline_s, unless)
         except BlockingIOError:
-            pass  # as many as may wait for a place do
+            pass  # No more clients may wait for a place.
         except Busy as error:
             refusal = error
         except TimeoutError:
             pass
         remaining_s = deadline_s - time.monotonic()
         if remaining_s <= 0:
-            # NB: after a refusal, the last attempt may have had a moment only.
+            # NB: after a refusal, the last attempt may have had very little time.
             raise refusal or Silent(timeout_s)
-        # No event tells of a place that gets free.
+        # No event tells that a place becomes free.
         if readable(unless, timeout_s=min(_RETRY_S, remaining_s)):
             raise Interrupted
 
 
 @contextmanager
 def _connected(directory: Path) -> Iterator[socket.socket]:
-    """Raises BlockingIOError when there is no room among those that wait."""
+    """Connect. Raises ControlError; BlockingIOError when no more clients may wait."""
     if (directory / _NAME).is_symlink():
         raise ControlError(
             f"{directory / _NAME} is a symbolic link: no server has made it"
@@ -136,8 +136,8 @@ def _ask_on(
     deadline_s: float,
     unless: Sequence[int | SupportsFileno],
 ) -> Message:
-    """Raises TimeoutError, and else as ask()."""
-    # NB: a server that has refused us already has hung up; why, can be read.
+    """Do as ask() on a connection. Raises TimeoutError, and what ask() raises."""
+    # NB: a server that refused us has closed its end, but its reason can be read.
     with suppress(ConnectionError):
         send_request(connection, request, keys, fd=fd, deadline_s=deadline_s)
     received = b""

@@ -1,10 +1,10 @@
-"""What keeps a supervisor going while its own device answers nothing.
+"""Keep a supervisor working while its own device does not answer.
 
-It may be that the root file system stands on the device, or that memory is short and
-only writing to the device would free some. So nothing that is needed to bring up the
-next server may have to be read then: this process is locked into memory, and so are the
-files that a server is made of. To the OOM killer, what is locked looks large, but all
-who read wait for it: others are to go first.
+The root file system may be on the device, or memory may be short and only a write to
+the device would free some. So the next server must start without reading any file: this
+process is locked into memory, and so are the files of the server's program. Because of
+that, it looks large to the OOM killer. But all readers of the device depend on it, so
+other processes are to be killed first.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from btrfs_ublk.log import log
+from btrfs_ublk.base.log import log
 
 # linux/mman.h, linux/prctl.h
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2
 _PR_SET_IO_FLUSHER = 57
 
-#: What the dynamic linker reads besides the libraries (ld.so(8)).
+#: The dynamic linker reads these besides the libraries (ld.so(8)).
 _LINKER_FILES = ("/etc/ld.so.cache",)
 
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
-#: As the units have it; servers inherit it. -1000 would spare even one that leaks.
+#: The systemd units have the same value. Servers inherit it. -1000 would spare even a
+#: process that leaks memory.
 _OOM_SCORE_ADJ = -900
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-#: Maps of files, by path, that stay for as long as this process.
+#: Maps of files, by path, which are kept until this process ends.
 _pinned: dict[str, mmap.mmap] = {}
 
 
 def stay_in_memory() -> None:
-    """Lock this process into memory, never wait for I/O to free some, and have the OOM
-    killer take others first. What is not allowed, is said and left.
-    """
+    """Lock this process into memory, never wait for I/O to free memory, and make the
+    OOM killer choose others first. What is not allowed is logged and skipped."""
     if _libc.mlockall(_MCL_CURRENT | _MCL_FUTURE):
         log.warning(
             "cannot lock memory (%s): this must not run from what the device backs",
@@ -50,7 +50,7 @@ def stay_in_memory() -> None:
 
 
 def _avoid_oom_killer() -> None:
-    # Somebody may have made it lower already.
+    # Somebody may have set a lower value already.
     try:
         if int(_OOM_SCORE.read_text()) > _OOM_SCORE_ADJ:
             _OOM_SCORE.write_text(str(_OOM_SCORE_ADJ))
@@ -59,11 +59,11 @@ def _avoid_oom_killer() -> None:
 
 
 def pin_program_of(pid: int) -> int:
-    """Keep what process ``pid`` is made of, program and libraries, in the page cache,
-    so that another one can be started without reading any file. Bytes that are pinned.
+    """Keep the program and libraries of process ``pid`` in the page cache, so that it
+    can be started again without reading any file. Returns how many bytes are pinned.
 
-    NB: the open maps pin the names of the files as well: dentries of what is in use are
-    not dropped, and neither are those of the directories above.
+    NB: the open maps also pin the names of the files: the kernel does not drop dentries
+    of files in use, nor of the directories above.
     """
     paths: set[str] = set(_LINKER_FILES)
     with suppress(OSError):
@@ -75,7 +75,7 @@ def pin_program_of(pid: int) -> int:
     for path in paths - _pinned.keys():
         with suppress(OSError, ValueError):
             with open(path, "rb") as file:
-                # Locked at once, as MCL_FUTURE says; and once for all supervisors.
+                # MCL_FUTURE locks it at once; one map serves all supervisors.
                 _pinned[path] = mmap.mmap(
                     file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ
                 )

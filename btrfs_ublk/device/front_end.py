@@ -1,6 +1,5 @@
-"""What a front end is, for a supervisor: how a device survives its servers. One kind is
-one file: ublk.py, fuse.py.
-"""
+"""The interface of front ends for a supervisor: how a device survives its servers. Each
+kind is one file: ublk.py, fuse.py."""
 
 from __future__ import annotations
 
@@ -8,62 +7,66 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import FrontEnd
-from btrfs_ublk.process import ProcessIdentity
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server.control import Message
 
 
+class LostError(BtrfsUblkError):
+    """The device cannot be brought back as it was, but is still in use. Nothing was
+    done to it, and trying again is useless before it is unmounted."""
+
+
 class DeviceFrontEnd(Protocol):
-    """Of one device; it finds what is there by the device's tag."""
+    """The front end of one device, which it finds in the kernel by the device's tag."""
 
     name: ClassVar[FrontEnd]
 
     @property
     def keep_open_fds(self) -> list[int]:
-        """What the next server is to inherit."""
+        """Descriptors that the next server inherits, and that a keeper holds, too."""
 
     def find(self) -> Path | None:
-        """The block device, as far as the kernel has it."""
+        """Return the block device; None when the kernel has none."""
 
     def outlives_servers(self, ready: Message) -> bool:
-        """Whether there is a next server for a device whose last one sent ``ready``."""
+        """Return whether another server can follow one that sent ``ready``."""
 
     def check_handover(self) -> None:
-        """Raise BtrfsUblkError, saying why, when a server that leaves, or is killed,
-        would take the device along, whatever that server itself believes.
-        """
+        """Raise BtrfsUblkError, with the reason, if the device would be lost when its
+        server leaves or is killed, even if the server itself does not know that."""
 
     def takeover_options(self) -> list[str] | None:
-        """For a server that goes on with what there is; None when there is nothing that
-        a server could go on with, and a new device is to be made.
+        """Return options for a server that takes over the device; None when there is
+        none to take over, so that a new one has to be made.
 
-        Raises BtrfsUblkError when there is something, but it is lost.
+        Raises LostError when the device is lost and in use; BtrfsUblkError when it does
+        not answer.
         """
 
     def start_options(self) -> list[str]:
-        """For a server that makes a new one."""
+        """Return options for a server that makes a new device."""
 
-    def attach(self, ready: Message, server: ProcessIdentity) -> Path:
-        """The block device of a server that is ready, for whoever uses it to read on;
-        idempotent. Gets hold of what makes a takeover from that server possible.
+    def attach(self, ready: Message, server: RunningServer) -> Path:
+        """Make the block device of a server that is ready usable, and return it; also
+        take what the next server needs to take over. Idempotent.
 
-        NB: may wait for the server; let_go() and its death end that. Raises
-        BtrfsUblkError.
+        NB: this may wait for the server, but not after its death. Raises
+        BtrfsUblkError, or OSError.
         """
 
     def let_go(self) -> None:
-        """Drop what we hold for the next server: what waits for an answer then fails
-        as soon as the server is gone as well.
-        """
+        """Drop what we hold for the next server. Requests that wait then fail as soon
+        as the server and the keepers have ended, too."""
 
     def going(self, *, safe_stop: bool) -> AbstractContextManager[None]:
-        """The device is about to go: nobody can begin to use it while its server is
-        asked to stop; with ``safe_stop``, the server sees to that itself. Raises
-        LeftoverError, naming the mount, when somebody has.
-        """
+        """Keep others from beginning to use the device while its server is asked to
+        stop; with ``safe_stop``, the server does that itself. Raises LeftoverError,
+        which names the mount, when it is in use."""
 
     def remove(self) -> bool:
-        """Remove what the kernel has; the server is gone. True when there was any.
+        """Remove what the kernel has of a device whose server has ended. Returns
+        whether there was anything.
 
-        Raises LeftoverError, naming the mount, while it is in use.
-        """
+        Raises LeftoverError, which names the mount, while it is in use."""

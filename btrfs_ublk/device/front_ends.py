@@ -1,4 +1,4 @@
-"""The front ends that devices can have, by name."""
+"""Make the front end of a device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from btrfs_ublk.device.ublk import UblkDeviceFrontEnd
 def front_end_of(
     spec: DeviceSpec, state: DeviceState, inherited: Sequence[int] = ()
 ) -> DeviceFrontEnd:
-    """For the device that ``spec`` describes; ``state`` is what is known of it, and
-    ``inherited`` its keep_open_fds in a program that was in our place before.
-    """
+    """Make the front end of the device that ``spec`` describes. ``state`` is what is
+    known of it. ``inherited`` are keep_open_fds of the supervisor before."""
     if spec.front_end == "ublk":
         return UblkDeviceFrontEnd(spec, state)
     return FuseDeviceFrontEnd(spec, state, inherited)

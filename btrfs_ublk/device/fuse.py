@@ -1,24 +1,38 @@
-"""A loop device on a server's file outlives the server, but its FUSE connection ends
-with the last process that has it: so the supervisor has it as well ("reissue"). Where
-the kernel cannot send requests again, or both have died, the next server makes another
-connection, and the loop device moves to its file ("swap").
-"""
+"""Keep a loop device on a server's file when the server dies. The loop device survives,
+but its FUSE connection ends with the last process that has it, so supervisor and keeper
+have it as well. When all have died, the device is lost. Then it is replaced if nobody
+uses it, and left alone if somebody does.
+
+NB: the loop device is never moved to another server's file (LOOP_CHANGE_FD): the kernel
+treats that as a changed medium, and drops data that were written and not synced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.process import readable
+from btrfs_ublk.device.front_end import LostError
+from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceSpec, DeviceState, FrontEnd
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.log import log
-from btrfs_ublk.process import ProcessIdentity
-from btrfs_ublk.resources import blockdev, loop
+from btrfs_ublk.kernel import blockdev, loop
 from btrfs_ublk.server.control import Message
-from btrfs_ublk.server.fuse import attach_loop, served_file, swap
+from btrfs_ublk.server.fuse import attach_loop, served_file
 from btrfs_ublk.server.fuse_connection import FuseConnection
+
+#: The time for a running server to answer the kernel.
+_ANSWER_TIMEOUT_S = 30.0
+#: The time for an unmount that is in progress to end.
+_UNUSED_TIMEOUT_S = 2.0
+#: The stack of a thread that only waits; all of it is locked into memory.
+_STACK_BYTES = 256 << 10
 
 
 class FuseDeviceFrontEnd:
@@ -27,12 +41,14 @@ class FuseDeviceFrontEnd:
     def __init__(
         self, spec: DeviceSpec, state: DeviceState, inherited: Sequence[int] = ()
     ) -> None:
-        """``inherited``: keep_open_fds of another."""
+        """``inherited`` are keep_open_fds of the supervisor before."""
         self._spec = spec
         self._known = Path(state.device) if state.device else None
         self._connection: FuseConnection | None = None
         if inherited:
             self._connection = FuseConnection(inherited[0], inherited[1:])
+            if self._connection.has_ended():
+                self.let_go()
 
     @property
     def keep_open_fds(self) -> list[int]:
@@ -47,29 +63,31 @@ class FuseDeviceFrontEnd:
         return bool(ready.get("recovery", self._spec.recovery) != "none")
 
     def check_handover(self) -> None:
-        # NB: the server cannot tell whether anybody keeps its connection.
+        # NB: the server does not know whether anybody keeps its connection.
         if not self.keep_open_fds:
             raise BtrfsUblkError(
                 "its supervisor does not keep its FUSE connection, which would end",
-                hint="reads would fail: unmount the device, and add it anew",
+                hint="reads would fail: unmount the device, and make it again",
             )
 
     def takeover_options(self) -> list[str] | None:
-        if self._connection is not None:
-            # NB: however often servers failed, which may have any reason: what waits
-            # for an answer would get an error, and a writable device never came back.
-            if not self._connection.has_ended():
+        if self._connection is not None and not self._connection.has_ended():
+            # NB: do this however often servers have failed. Without a takeover,
+            # requests that wait would fail, and the device would be lost.
+            device = self._find_unasked()
+            if device is not None:
                 return [
                     *self._connection.arguments(),
                     *self._request_options(),
-                    *(["--grow"] if self._is_to_grow() else []),
+                    *(["--grow"] if self._is_to_grow(device) else []),
                 ]
+            log.warning("somebody has detached the loop device")
+        elif self._connection is not None:
             log.warning("the FUSE connection has ended: what waited for it has failed")
         self.let_go()
         device = self.find()
-        if device is not None and not self._can_move():
-            # A new device takes its place, but not under whoever uses it.
-            loop.detach(device, self._spec.tag)
+        if device is not None:
+            self._give_up(device)
         return None
 
     def start_options(self) -> list[str]:
@@ -79,7 +97,17 @@ class FuseDeviceFrontEnd:
             *self._request_options(),
         ]
 
-    def attach(self, ready: Message, server: ProcessIdentity) -> Path:
+    def attach(self, ready: Message, server: RunningServer) -> Path:
+        if self._connection is not None:
+            # NB: do not touch the file, for which only the server can answer. If that
+            # dies, we would wait for the next server, which only we can start.
+            device = self._find_unasked()
+            if device is None:
+                raise BtrfsUblkError("its loop device is gone: somebody detached it")
+            if self._is_to_grow(device):
+                grow = partial(loop.grow, device, self._spec.tag, served_file(ready))
+                _ask(server, grow)
+            return device
         device = self.find()
         if device is None:
             device = attach_loop(
@@ -88,10 +116,10 @@ class FuseDeviceFrontEnd:
                 size_bytes=self._spec.size_bytes,
                 read_only=self._spec.read_only,
             )
-        elif not loop.is_on(device, served_file(ready)):
-            swap(device, self._spec.tag, ready)
-        else:
+        elif loop.is_on(device, served_file(ready)):
             loop.grow(device, self._spec.tag, served_file(ready))
+        else:
+            raise BtrfsUblkError(f"{device} is on the file of another server")
         self._known = device
         self._keep(ready, server)
         return device
@@ -103,7 +131,7 @@ class FuseDeviceFrontEnd:
 
     @contextmanager
     def going(self, *, safe_stop: bool) -> Iterator[None]:
-        # It goes before its server does.
+        # The loop device goes before its server does.
         self.remove()
         yield
 
@@ -112,28 +140,40 @@ class FuseDeviceFrontEnd:
         device = self.find()
         return device is not None and loop.detach(device, self._spec.tag)
 
-    def _keep(self, ready: Message, server: ProcessIdentity) -> None:
+    def _keep(self, ready: Message, server: RunningServer) -> None:
         if self._spec.recovery not in ("auto", "reissue"):
             return
-        # NB: what was taken over is ours already. Let go for a moment, it would end if
-        # the server were killed just then.
-        if self._connection is not None:
-            return
         try:
-            self._connection = FuseConnection.of_server(ready, server)
+            self._connection = FuseConnection.of_server(ready, server.identity)
         except BtrfsUblkError as error:
             if self._spec.recovery == "reissue":
                 raise
-            log.warning("recovery by swap, as %s", error)
+            log.warning("no recovery, as %s", error)
 
-    def _is_to_grow(self) -> bool:
-        device = self.find()
-        return (
-            device is not None and blockdev.size_bytes(device) < self._spec.size_bytes
-        )
+    def _give_up(self, device: Path) -> None:
+        """Detach a lost device, so that a new one can replace it. Raises LostError when
+        it is in use."""
+        users = blockdev.wait_until_unused(device, timeout_s=_UNUSED_TIMEOUT_S)
+        users = users or blockdev.openers(device)
+        if users:
+            raise LostError(
+                f"its FUSE connection has ended, and {device} is in use: "
+                f"{'; '.join(users)}. Nothing was done to it; reads of what is not "
+                "cached fail",
+                hint=f"unmount it, which keeps what was written; then: btrfs-ublk "
+                f"device recover {self._spec.name}, or, for a volume, volume up",
+            )
+        loop.detach(device, self._spec.tag)
+        self._known = None
 
-    def _can_move(self) -> bool:
-        return self._spec.read_only and self._spec.recovery != "none"
+    def _find_unasked(self) -> Path | None:
+        """Find the loop device in sysfs: asking the device would ask its file."""
+        if self._known is None or not loop.names_tag(self._known, self._spec.tag):
+            return None
+        return self._known
+
+    def _is_to_grow(self, device: Path) -> bool:
+        return blockdev.size_in_sysfs(device) < self._spec.size_bytes
 
     def _request_options(self) -> list[str]:
         return [
@@ -145,3 +185,33 @@ class FuseDeviceFrontEnd:
                 else []
             ),
         ]
+
+
+def _ask(server: RunningServer, function: Callable[[], None]) -> None:
+    """Call a function that waits for the server in the kernel, but only wait while that
+    lives. Raises what it raises; BtrfsUblkError when the server has ended or does not
+    answer. The thread then waits until another server answers."""
+    failed: list[BaseException] = []
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            os.close(write_fd)
+
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    try:
+        ready = readable([read_fd, server], timeout_s=_ANSWER_TIMEOUT_S)
+        if read_fd not in ready:
+            what = "has ended" if ready else "does not answer the kernel"
+            raise BtrfsUblkError(f"server {server.pid} {what}")
+        thread.join()
+    finally:
+        os.close(read_fd)
+    for error in failed:
+        raise error

@@ -1,4 +1,4 @@
-"""What can be done with devices: add, remove, recover, supervise."""
+"""Add, remove, recover and supervise devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from btrfs_ublk.base.helpers import SERVER, check_helper
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.paths import OptionalPath
+from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.device import control
 from btrfs_ublk.device.front_end import DeviceFrontEnd
 from btrfs_ublk.device.front_ends import front_end_of
+from btrfs_ublk.device.keeper import end_keepers
 from btrfs_ublk.device.locks import Lock, holder_of, lock_file, registry_locked
 from btrfs_ublk.device.report import (
     ANSWER_TIMEOUT_S,
@@ -21,9 +28,11 @@ from btrfs_ublk.device.report import (
     look_at,
     users_of,
 )
-from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.device.running import RunningServer, continue_process, is_stopped
 from btrfs_ublk.device.state import (
     DEFAULT_HANG_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    FORMER_RECOVERY,
     DeviceDirectory,
     DeviceSpec,
     DeviceState,
@@ -35,43 +44,34 @@ from btrfs_ublk.device.state import (
 )
 from btrfs_ublk.device.supervise import supervise
 from btrfs_ublk.device.supervision import (
-    continue_supervisor,
     detach_supervisor,
-    is_stopped,
     start_supervisor,
     take_lock,
     wait_for_state,
     wait_until_serving,
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.helpers import SERVER, check_helper
-from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.log import log
-from btrfs_ublk.process import run
 from btrfs_ublk.server.control import ControlError, InUseError
 from btrfs_ublk.server.description import (
     Description,
     FileSegment,
+    FrontEndName,
     LazySegment,
     Segment,
 )
-from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
-from btrfs_ublk.undo import undoing
+from btrfs_ublk.server.front_ends import choose_front_end
 
-#: To be ready, or to end in good order. A server of ublk may take as long for each.
-DEFAULT_TIMEOUT_S = 120.0
 _VERSION_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """How a device is to be served. None is the server's own choice.
+    """How a device is to be served. None leaves the choice to the server.
 
-    ``realtime``, ``unprivileged``, which has no recovery, and ``features`` are
-    BlockServer's.
-    ``device_id`` is N of /dev/ublkbN. A server that does not answer for
-    ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program other
-    than the package's.
+    ``realtime``, ``unprivileged`` (such devices have no recovery) and ``features`` are
+    as for BlockServer. ``device_id`` is N of /dev/ublkbN. A server that does not answer
+    for ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program to
+    use instead of the package's.
     """
 
     front_end: FrontEndName = "auto"
@@ -84,7 +84,7 @@ class DeviceOptions:
     features: Sequence[str] = ()
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
-    server: Path | None = None
+    server: OptionalPath = OptionalPath()
 
 
 DEFAULT_OPTIONS = DeviceOptions()
@@ -100,11 +100,11 @@ def add_device(
 ) -> Device:
     """Make a device that outlives this process; it answers reads when this returns.
 
-    ``made`` is called as soon as the device is there to stay, with signals deferred:
-    a command that is interrupted later must not say that it has made nothing.
+    ``made`` is called, with signals deferred, as soon as the device will not be removed
+    any more: a command that is interrupted later must not say that it made nothing.
 
     Raises UsageError when there is a device of that name, or for what a server refuses;
-    CapabilityError; BtrfsUblkError. Nothing is left then, or a note says what.
+    CapabilityError; BtrfsUblkError. Then nothing is left, or a note says what is.
     """
     spec = _spec(name, description, options)
     with ExitStack() as on_failure:
@@ -122,26 +122,30 @@ def add_device(
 
 
 def _spec(name: str, description: Description, options: DeviceOptions) -> DeviceSpec:
-    """Checked as far as possible before anything is made."""
+    """Make a spec, and check it as far as possible before anything is made."""
     check_name(name)
     if os.path.lexists(devices_directory() / name):
         raise _exists(name)
     number, server = options.device_id, options.server
     if server is None:
-        check_helper(SERVER)  # or the supervisor would have to say so
+        check_helper(SERVER)  # Report it here, not in the supervisor.
     if number is not None and Path(f"/sys/class/ublk-char/ublkc{number}").exists():
         raise UsageError(
             f"there is a ublk device {number} already",
             hint="leave the number out, and the first free one is taken",
         )
-    front_end = choose_front_end(options.front_end, unprivileged=options.unprivileged)
+    front_end = choose_front_end(
+        options.front_end,
+        unprivileged=options.unprivileged,
+        only_ublk=number is not None or bool(options.features),
+    )
     spec = DeviceSpec(
         name=name,
         tag=secrets.token_hex(8),
         front_end="ublk" if front_end.name == "ublk" else "fuse",
         size_bytes=description.size,
         read_only=description.read_only,
-        recovery=_recovery_of(options),
+        recovery=_recovery_of(options, front_end.name),
         queues=options.queues,
         depth=options.depth,
         max_io_bytes=options.max_io_bytes,
@@ -156,20 +160,27 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
     return spec
 
 
-def _recovery_of(options: DeviceOptions) -> RecoveryName:
-    is_left = options.recovery == "auto"
-    return "none" if options.unprivileged and is_left else options.recovery
+def _recovery_of(options: DeviceOptions, front_end: str) -> RecoveryName:
+    recovery = options.recovery
+    if (recovery, front_end) == (FORMER_RECOVERY, "fuse"):
+        log.warning(
+            "recovery swap is no more: it lost what was written and not yet synced; "
+            "auto is used instead"
+        )
+        recovery = "auto"
+    return "none" if options.unprivileged and recovery == "auto" else recovery
 
 
 def _exists(name: str) -> UsageError:
     return UsageError(
         f"there is a device {name!r} already",
-        hint=f"see: btrfs-ublk device show {name}; or choose another name",
+        hint=f"see: btrfs-ublk device status {name}; or choose another name",
     )
 
 
 def checked_server(program: Path) -> Path:
-    """Absolute. Raises CommandError, or UsageError for what is no server of ours."""
+    """Return the absolute path of a server's program. Raises CommandError, and
+    UsageError when it is not our server."""
     program = Path(os.path.abspath(program))
     said = run([program, "--version"], timeout_s=_VERSION_TIMEOUT_S).stdout
     if not said.startswith("btrfs-ublk-server "):
@@ -178,7 +189,7 @@ def checked_server(program: Path) -> Path:
 
 
 def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, Lock]:
-    """The directory, whole at once, and its lock."""
+    """Make a device's directory in one step, with all its files, and lock it."""
     devices = devices_directory(make=True)
     target = devices / spec.name
     half = half_path(target, spec.tag)
@@ -205,7 +216,7 @@ def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, 
 
 
 def from_anywhere(description: Description) -> Description:
-    """The same for servers that are started in another directory."""
+    """Make its paths absolute, for servers that start in another directory."""
     return Description(
         description.size,
         [_segment_from_anywhere(segment) for segment in description.segments],
@@ -228,11 +239,11 @@ def _undo(directory: DeviceDirectory) -> None:
 
 
 def remove_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Take a device down, whatever of it is there, and forget it.
+    """Take a device down, even if parts of it are missing, and remove its files.
 
     A server that has not ended after ``timeout_s`` seconds is killed. Raises
-    LeftoverError, naming the mount, while it is in use. UsageError when there is none
-    of that name. Whatever is raised: a server that runs on has a supervisor then.
+    LeftoverError, which names the mount, while it is in use, and UsageError when there
+    is none of that name. After any error, a server that still runs has a supervisor.
     """
     directory = device_directory(name)
     directory.check()
@@ -247,13 +258,14 @@ def remove_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
 
 def _supervise_on(directory: DeviceDirectory, lock: Lock, spec: DeviceSpec) -> None:
-    """What serves still: somebody has mounted it meanwhile, say, or /run is full."""
+    """Supervise a device again whose server still runs, because somebody mounted it
+    meanwhile, say, or /run is full."""
     if is_alive(directory.state().server):
         start_supervisor(directory, lock, spec.python)
 
 
 def remove_locked(directory: DeviceDirectory, *, timeout_s: float) -> None:
-    """remove_device() for who holds the lock. Raises LeftoverError."""
+    """Do as remove_device(), for callers that hold the lock. Raises LeftoverError."""
     spec, state = directory.spec(), directory.state()
     front_end = front_end_of(spec, state)
     _refuse_if_used(directory, spec, state)
@@ -264,6 +276,8 @@ def remove_locked(directory: DeviceDirectory, *, timeout_s: float) -> None:
             _stop(directory, server, front_end, timeout_s=timeout_s)
         finally:
             server.close()
+    # Otherwise requests that wait for an answer would wait for ever.
+    end_keepers(state.keepers)
     front_end.remove()
     forget(directory.path)
 
@@ -271,7 +285,7 @@ def remove_locked(directory: DeviceDirectory, *, timeout_s: float) -> None:
 def forget(path: Path) -> None:
     """Remove a device's directory, whose lock the caller holds."""
     with registry_locked(path.parent):
-        # The name is free at once, whatever comes in between.
+        # After the rename the name is free, even if we are killed in between.
         gone = half_path(path, secrets.token_hex(8))
         try:
             path.rename(gone)
@@ -308,13 +322,15 @@ def _stop(
     *,
     timeout_s: float,
 ) -> None:
-    """End a server; one that does not answer is killed. Raises LeftoverError."""
+    """End a server; kill it if it does not answer. Raises LeftoverError."""
     try:
         info = control.ask(
             directory.path, "info", timeout_s=ANSWER_TIMEOUT_S, unless=[server]
         )
-        # NB: what is recorded may lack it, where an addition was interrupted.
+        # NB: ask the server, as state.json may lack this after an interrupted addition.
         with front_end.going(safe_stop=bool(info.get("safe_stop"))):
+            # Otherwise the server would wait for keepers, which have its file open.
+            end_keepers(directory.state().keepers)
             control.ask(
                 directory.path, "stop", timeout_s=ANSWER_TIMEOUT_S, unless=[server]
             )
@@ -336,10 +352,10 @@ def _stop(
 
 
 def recover_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[str]:
-    """Make a device whole again: what was done, for people; [] when it is well.
+    """Repair a device. Returns texts that say what was done; [] if nothing was needed.
 
-    A dead supervisor is replaced by one that adopts the running server, or brings up
-    another one, which takes the device over.
+    A dead supervisor is replaced by one that adopts the running server, or starts
+    another one, which takes over the device.
     """
     directory = device_directory(name)
     directory.check()
@@ -347,28 +363,43 @@ def recover_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[s
     done = []
     supervisor = before.supervisor
     if supervisor is not None and is_stopped(supervisor):
-        # It has what reads in flight need to survive: it is not killed if it goes on.
-        continue_supervisor(supervisor)
+        # Reads in flight need what it holds, so it is only killed if it cannot go on.
+        continue_process(supervisor)
         done.append(f"woke supervisor {supervisor.pid}, which was stopped")
-    lock = take_lock(directory)
-    if lock is not None:
+    lock = _lock_or_supervisor(directory, timeout_s=timeout_s)
+    if isinstance(lock, Lock):
         with lock:
             supervisor = start_supervisor(directory, lock, spec.python)
         done.append(f"started supervisor {supervisor.pid}")
-    elif not is_alive(supervisor):
-        # It has just been started, or another command works on the device.
-        state = wait_for_state(
-            directory, lambda state: is_alive(state.supervisor), timeout_s=timeout_s
-        )
-        supervisor = state.supervisor if state else None
-    if supervisor is None:
-        raise BtrfsUblkError(f"another command works on device {name}")
+    else:
+        if lock != before.supervisor:
+            done.append(f"supervisor {lock.pid} was started by the device's keeper")
+        supervisor = lock
     after = wait_until_serving(directory, supervisor, timeout_s=timeout_s)
     if after.server and after.server != before.server:
         done.append(f"server {after.server.pid} took over")
     elif done and after.server:
         done.append(f"server {after.server.pid} served all the while")
     return done
+
+
+def _lock_or_supervisor(
+    directory: DeviceDirectory, *, timeout_s: float
+) -> Lock | ProcessIdentity:
+    """Return the device's lock if it has no supervisor, else the supervisor. Raises
+    BtrfsUblkError when another command has the lock for ``timeout_s`` seconds."""
+
+    def found(state: DeviceState) -> bool:
+        found_lock.extend(filter(None, [take_lock(directory)]))
+        return bool(found_lock) or is_alive(state.supervisor)
+
+    found_lock: list[Lock] = []
+    state = wait_for_state(directory, found, timeout_s=timeout_s)
+    if found_lock:
+        return found_lock[0]
+    if state is None or state.supervisor is None:
+        raise BtrfsUblkError(f"another command works on device {directory.name}")
+    return state.supervisor
 
 
 def serve_device(
@@ -378,11 +409,11 @@ def serve_device(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> int:
-    """Supervise a device in this process, until TERM or INT; an exit status.
+    """Supervise a device in this process until TERM or INT; return an exit status.
 
-    It is made if there is none of that name; if there is, ``description`` (if any) must
-    be the same, or what it has grown out of, and whoever supervises it so far is asked
-    to end. The server serves on when this returns.
+    It is made if there is none of that name. If there is, ``description`` (if any) must
+    be its description, or one from which it has grown, and the present supervisor is
+    asked to end. The server still runs when this returns.
     """
     directory = device_directory(name)
     if os.path.lexists(directory.path):
@@ -405,7 +436,7 @@ def serve_device(
 
 def _supervise_here(directory: DeviceDirectory, lock: Lock) -> int:
     with lock:
-        return supervise(directory, lock, foreground=True)
+        return supervise(directory, lock)
 
 
 def _check_same(directory: DeviceDirectory, description: Description | None) -> None:
@@ -424,12 +455,12 @@ def _check_same(directory: DeviceDirectory, description: Description | None) -> 
     if _is_growth(served, given):
         hint = f"to have it grow: btrfs-ublk device update {name} …"
     else:
-        hint = f"btrfs-ublk device del {name}, or leave the description out"
+        hint = f"btrfs-ublk device down {name}, or leave the description out"
     raise UsageError(f"device {name} exists, and serves something else", hint=hint)
 
 
 def _is_growth(before: Description, after: Description) -> bool:
-    """Also where they are the same."""
+    """Return whether ``after`` is ``before`` or extends it."""
     with suppress(UsageError):
         before.check_growth(after)
         return True

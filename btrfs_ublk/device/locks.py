@@ -1,7 +1,7 @@
-"""Who may work on a device: flock(2) on its files.
+"""Lock devices with flock(2) on their files.
 
-A lock belongs to the open file, not to the process: it passes on to whoever inherits
-the descriptor, and ends with the last one of them, however that dies.
+A lock belongs to the open file, not to the process: processes that inherit the
+descriptor hold it, too, and it ends with the last of them, however that one dies.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.process import ProcessIdentity
 
 _RETRY_S = 0.02
-#: Directories are made and removed under it, which takes no time.
+#: Commands hold the lock only while they make or remove directories, which is short.
 _REGISTRY_TIMEOUT_S = 10.0
 
 
@@ -28,11 +28,11 @@ class Lock:
         self._fd = fd
 
     def fileno(self) -> int:
-        """For a child that is to hold it as well."""
+        """Return the descriptor, for a child that is to hold the lock as well."""
         return self._fd
 
     def close(self) -> None:
-        """Let go; idempotent. A child that inherited it holds it on."""
+        """Let go; idempotent. A child that inherited the lock still holds it."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -45,10 +45,10 @@ class Lock:
 
 
 def lock_file(path: Path, *, timeout_s: float = 0.0) -> Lock | None:
-    """None when it is still locked, or no longer there, after ``timeout_s`` seconds.
+    """Lock a file, which is made if missing. Returns None when it is still locked after
+    ``timeout_s`` seconds, or its directory is gone.
 
-    Raises BtrfsUblkError when it cannot be opened.
-    """
+    Raises BtrfsUblkError when it cannot be opened."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -61,7 +61,7 @@ def lock_file(path: Path, *, timeout_s: float = 0.0) -> Lock | None:
             raise BtrfsUblkError(f"cannot open {path}: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # It may have been removed between the two.
+            # It may have been removed between open(2) and flock(2).
             if os.path.samestat(os.fstat(fd), path.stat()):
                 return Lock(fd)
         except (BlockingIOError, FileNotFoundError):
@@ -72,19 +72,19 @@ def lock_file(path: Path, *, timeout_s: float = 0.0) -> Lock | None:
         os.close(fd)
         if time.monotonic() >= deadline_s:
             return None
-        # flock(2) has no deadline of its own, and no event tells of its release.
+        # flock(2) has no deadline, and no event says when the lock is released.
         time.sleep(_RETRY_S)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether anybody holds it; false where there is no such file."""
+    """Return whether anybody holds the lock; False when there is no such file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        # NB: shared, so that two who ask do not see each other. One who comes to take
-        # it just then tries again.
+        # NB: a shared lock, so that two processes that ask do not see each other. One
+        # that wants the lock at that moment tries again.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -94,10 +94,10 @@ def is_locked(path: Path) -> bool:
 
 
 def holder_of(path: Path) -> ProcessIdentity:
-    """A process that has the locked file open. Raises ProcessLookupError when nobody
-    holds the lock, or only some other namespace sees who.
+    """Return a process that has the locked file open. Raises ProcessLookupError when
+    nobody holds the lock, or only other PID namespaces show who does.
 
-    NB: /proc/locks tells who took it, not who has inherited it.
+    NB: /proc/locks shows who took the lock, not who inherited it.
     """
     if is_locked(path):
         for directory in Path("/proc").glob("[0-9]*"):
@@ -111,7 +111,7 @@ def holder_of(path: Path) -> ProcessIdentity:
 
 @contextmanager
 def registry_locked(directory: Path) -> Iterator[None]:
-    """Nobody else makes or removes devices in ``directory`` meanwhile."""
+    """Let only the block make or remove devices there. Raises BtrfsUblkError."""
     lock = lock_file(directory / ".lock", timeout_s=_REGISTRY_TIMEOUT_S)
     if lock is None:
         raise BtrfsUblkError(

@@ -1,4 +1,4 @@
-"""A device's log: supervisor and servers append to it, and it stays small."""
+"""A device's log, to which supervisor and servers append, and which is kept small."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from contextlib import suppress
 from pathlib import Path
 
 _MAX_BYTES = 256 << 10
-#: Of it, what is kept when it has grown too long.
+#: How much of its end is kept when it has grown too long.
 _KEPT_BYTES = 64 << 10
 _MAX_WORDS = 20
 
 
 class Logbook:
-    """The file ``path``; made by whoever writes first."""
+    """The log in the file ``path``, which the first writer makes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def handler(self) -> logging.Handler:
-        """For the package's logger."""
+    def handler(self, *, thread: str | None = None) -> logging.Handler:
+        """Make a handler for the package's logger. ``thread``: it takes only messages
+        of threads of that name."""
         handler = logging.FileHandler(self.path, encoding="utf-8", errors="replace")
         handler.setFormatter(
             logging.Formatter("%(asctime)s supervisor: %(levelname)s: %(message)s")
         )
+        if thread is not None:
+            handler.addFilter(lambda record: record.threadName == thread)
         return handler
 
     def size(self) -> int:
@@ -33,12 +36,12 @@ class Logbook:
         return 0
 
     def since(self, offset: int) -> list[str]:
-        """What servers wrote after ``size()`` was ``offset``; the last lines of it."""
+        """Return the last lines that servers wrote after ``size()`` was ``offset``."""
         lines = [line for line in self._lines(offset) if " supervisor: " not in line]
         return lines[-_MAX_WORDS:]
 
     def tail(self) -> list[str]:
-        """The last lines, whoever wrote them."""
+        """Return the last lines of all writers."""
         return self._lines(0)[-_MAX_WORDS:]
 
     def _lines(self, offset: int) -> list[str]:
@@ -50,12 +53,11 @@ class Logbook:
             return []
 
     def trim(self) -> None:
-        """Cut off the oldest part of a long log. A line that a server writes just then
-        may be lost.
-        """
+        """Remove the oldest part of a long log. A line that a server writes at that
+        moment may be lost."""
         if self.size() <= _MAX_BYTES:
             return
-        # All writers append (O_APPEND), so each goes on at the new end.
+        # All writers append (O_APPEND), so they continue at the new end.
         with suppress(OSError):
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
             try:

@@ -1,4 +1,4 @@
-"""What systemd wants to know of a service: sd_notify(3), one datagram."""
+"""Tell systemd about the state of a service, as sd_notify(3) does: by one datagram."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 def notify(*assignments: str) -> None:
-    """Send them ("READY=1", "STATUS=…") if systemd asked for it; never fails."""
+    """Send assignments ("READY=1", "STATUS=…") if systemd wants them; never fails."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -1,4 +1,4 @@
-"""What there is, for people and programs: asked with deadlines, and nothing changed."""
+"""Report on devices. This waits for nothing without a deadline, and changes nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.device import control
 from btrfs_ublk.device.front_ends import front_end_of
+from btrfs_ublk.device.keeper import reviving
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.device.state import (
     DeviceDirectory,
@@ -19,16 +21,15 @@ from btrfs_ublk.device.state import (
     device_directory,
 )
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.process import ProcessIdentity
-from btrfs_ublk.resources import blockdev
+from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server.control import ControlError
 
-#: A server that is well answers at once.
+#: A server that works answers at once.
 ANSWER_TIMEOUT_S = 5.0
 
-#: Its supervisor's word where there is one; else "unsupervised": its server serves on;
-#: "dead": it has neither. "hanging": the server does not answer. "damaged": its files
-#: make no sense.
+#: The status that its supervisor noted, if there is one. Without one, "unsupervised"
+#: means that its server runs, "dead" that it does not. "hanging": the server does not
+#: answer. "damaged": its files are not valid.
 Health = Status | Literal["unsupervised", "dead", "hanging", "damaged"]
 
 
@@ -36,8 +37,8 @@ Health = Status | Literal["unsupervised", "dead", "hanging", "damaged"]
 class Device:
     """A device at one moment.
 
-    ``users`` tell who has it mounted or held, for people. ``reason`` says why it is not
-    "serving". ``stats`` are the server's, where they were asked for.
+    ``users`` are texts that say who has it mounted or held. ``reason`` says why it is
+    not "serving". ``stats`` are the server's statistics, if they were asked for.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Device:
 
     @property
     def path(self) -> Path | None:
-        """The block device; None as long as there was none."""
+        """The block device; None if there never was one."""
         return Path(self.state.device) if self.state.device else None
 
     @property
@@ -59,7 +60,7 @@ class Device:
         return self.health == "serving"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the device as JSON can hold it."""
         state = asdict(self.state)
         return {
             "name": self.name,
@@ -76,14 +77,14 @@ class Device:
 
 
 def list_devices() -> list[Device]:
-    """All devices, by name. Servers are not asked, so none can make this wait."""
+    """Return all devices, by name. No server is asked, so none can make this wait."""
     devices = [look_at(directory) for directory in device_directories()]
-    # One may be removed while we look.
+    # Leave out devices that were removed while we looked.
     return [device for device in devices if device.log.parent.exists()]
 
 
 def show_device(name: str) -> Device:
-    """One device, with its server's statistics. Takes up to 5 s when that hangs.
+    """Return one device, with statistics. Takes up to 5 s if its server hangs.
 
     Raises UsageError when there is none of that name.
     """
@@ -93,7 +94,7 @@ def show_device(name: str) -> Device:
 
 
 def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
-    """``ask``: the server, for its statistics."""
+    """Return a device; with ``ask``, its server is asked for statistics."""
     try:
         directory.check()
         spec, state = directory.spec(), directory.state()
@@ -101,7 +102,8 @@ def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
         return Device(
             name=directory.name, health="damaged", reason=str(error), log=directory.log
         )
-    health, reason = _health(directory, state)
+    users = users_of(spec, state)
+    health, reason = _health(directory, spec, state, users)
     stats = None
     if ask and is_alive(state.server):
         try:
@@ -117,7 +119,7 @@ def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
         reason=reason,
         spec=spec,
         state=state,
-        users=users_of(spec, state),
+        users=users,
         stats=stats,
         log=directory.log,
     )
@@ -128,10 +130,10 @@ def is_alive(identity: ProcessIdentity | None) -> bool:
 
 
 def users_of(spec: DeviceSpec, state: DeviceState) -> list[str]:
-    """Who has the device, for people; as far as this mount namespace shows."""
+    """Return texts on who uses the device, as far as this mount namespace shows."""
     device = Path(state.device) if state.device else None
     if not is_alive(state.server):
-        # Its number may be another's by now.
+        # Its number may be another device's by now.
         device = front_end_of(spec, state).find()
     if device is None:
         return []
@@ -141,17 +143,29 @@ def users_of(spec: DeviceSpec, state: DeviceState) -> list[str]:
 
 
 def _health(
-    directory: DeviceDirectory, state: DeviceState
+    directory: DeviceDirectory, spec: DeviceSpec, state: DeviceState, users: list[str]
 ) -> tuple[Health, str | None]:
     server = is_alive(state.server)
     if is_alive(state.supervisor) and is_locked(directory.lock):
         if state.status == "serving" and not server:
             return "recovering", "its server has just ended"
         return state.status, state.reason
+    keeper = reviving(state)
+    if keeper is not None:
+        pid = keeper.process.pid
+        what = "its supervisor has" if server else "its supervisor and server have"
+        return "recovering", f"{what} ended; keeper {pid} starts another supervisor"
     if server:
         return "unsupervised", "no supervisor: if its server dies, nobody replaces it"
     if state.status in ("failed", "lost"):
         return state.status, state.reason
     if state.status == "new" and is_locked(directory.lock):
         return "starting", None
+    if any(is_alive(record.process) for record in state.keepers):
+        return "dead", f"reads wait for: btrfs-ublk device recover {directory.name}"
+    if spec.front_end == "fuse" and users:
+        return "lost", (
+            "supervisor, server and keeper have ended, and its FUSE connection with "
+            f"them; it is {'; '.join(users)}: unmount it, which keeps what was written"
+        )
     return "dead", state.reason or "neither supervisor nor server run"

@@ -1,8 +1,8 @@
-"""What is known of a device, on disk: one directory each, below /run/btrfs-ublk.
+"""Keep on disk what is known of devices: each has a directory below /run/btrfs-ublk.
 
-Root believes what stands there, so the directories must be of mode 0700 and ours. Files
-are replaced by rename(2): whoever reads one, sees it whole. One that makes no sense, or
-is of a newer version, is an error that names it, and nobody removes it.
+Root trusts what is there, so the directories must be of mode 0700 and ours. Files are
+replaced by rename(2), so readers always see a complete one. A file that is not valid,
+or of a newer version, causes an error that names it, and is not removed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,32 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from btrfs_ublk.directories import check_private, make_private
+from btrfs_ublk.base.jsonfile import RecordFormat
+from btrfs_ublk.base.private_dirs import check_private, make_private
+from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.process import ProcessIdentity
-from btrfs_ublk.records import RecordFormat
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 
 RUN_VARIABLE = "BTRFS_UBLK_RUN_DIR"
-#: A boot empties /run, and takes the devices with it as well.
+#: A boot empties /run; it also ends all devices.
 RUN_DIRECTORY = "/run/btrfs-ublk"
 FORMAT_VERSION = 1
 
 FrontEnd = Literal["ublk", "fuse"]
-#: "auto" is the best that front end and kernel have (docs/design/devices.md).
-RecoveryName = Literal["auto", "reissue", "queue", "fail-io", "swap", "none"]
+#: "auto" is the best one of this front end and kernel (docs/design/devices.md).
+RecoveryName = Literal["auto", "reissue", "queue", "fail-io", "none"]
 RECOVERIES: dict[FrontEnd, tuple[RecoveryName, ...]] = {
     "ublk": ("auto", "reissue", "queue", "fail-io", "none"),
-    "fuse": ("auto", "reissue", "swap", "none"),
+    "fuse": ("auto", "reissue", "none"),
 }
+#: A former recovery of fuse, which lost data that were not synced. It means "auto" now.
+FORMER_RECOVERY = "swap"
+#: The time to become ready, or to end in order. A ublk server may need all of it.
+DEFAULT_TIMEOUT_S = 120.0
 DEFAULT_HANG_TIMEOUT_S = 30.0
 
-#: What a supervisor says that it is at. "failing": it tries again and again; "failed":
-#: the device never was there; "lost": it was, and there is no way back to it.
+#: What a supervisor notes. "failing": it tries again and again; "failed": there never
+#: was a device; "lost": there was one, which cannot be brought back.
 Status = Literal[
     "new", "starting", "serving", "recovering", "failing", "failed", "lost", "removing"
 ]
@@ -49,15 +53,15 @@ _HINT = f"run as root, or name a directory of yours in {RUN_VARIABLE}"
 
 
 class StateError(BtrfsUblkError):
-    """A device's files do not say what they should; nothing was done to them."""
+    """A device's files are not valid. They were left as they are."""
 
 
 def check_name(name: str) -> str:
-    """The name itself. Raises UsageError when no device can have it."""
+    """Return the name. Raises UsageError when no device can have it."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a device",
-            hint="1 to 64 of A-Z a-z 0-9 . _ -, and the first a letter or a digit",
+            f"{name!r} is no name for a device, or a volume",
+            hint="it has 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit",
         )
     return name
 
@@ -72,14 +76,13 @@ def check_limits(**numbers: int | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
-    """What was asked for (device.json). None is the server's own choice.
+    """What was asked for (device.json). None leaves the choice to the server.
 
     ``tag`` (16 hex digits) is in the kernel's record of the ublk or loop device.
-    ``realtime``: the server's threads run before all that is not (SCHED_RR).
+    ``realtime``: the server's threads run before all normal threads (SCHED_RR).
     ``unprivileged``: a ublk device of a user who need not be root. ``features`` of the
-    ublk driver are insisted on.
-    ``server`` is the program; None is the package's own. ``hang_timeout_s`` 0: the
-    server is never taken for hanging.
+    ublk driver are required. ``server`` is the program; None is the package's own. With
+    ``hang_timeout_s`` 0, the server never counts as hanging.
     """
 
     name: str
@@ -97,7 +100,7 @@ class DeviceSpec:
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     server: str | None = None
-    #: Of the package that supervises it.
+    #: The interpreter that has the package that supervises it.
     python: str = sys.executable
     #: Counts the upgrades that were asked for.
     generation: int = 0
@@ -121,7 +124,10 @@ class DeviceSpec:
                 f"feature {self.features[0]} is of ublk, the front end is fuse"
             )
         if self.front_end == "fuse" and self.device_id is not None:
-            raise UsageError(f"a loop device is never made with id {self.device_id}")
+            raise UsageError(
+                f"device id {self.device_id} is of ublk, the front end is fuse",
+                hint="leave it out: the first free loop device is taken",
+            )
         largest = _MAX_IO_BYTES[self.front_end]
         size = self.max_io_bytes
         if size is not None and (not 64 * KIB <= size <= largest or size % BLOCK_BYTES):
@@ -130,19 +136,33 @@ class DeviceSpec:
                 f"is a multiple of {BLOCK_BYTES} from {64 * KIB} to {largest}"
             )
         if not 0 <= self.hang_timeout_s < 1e6:
-            raise UsageError(f"a time of {self.hang_timeout_s} s makes no sense")
+            raise UsageError(
+                f"the hang timeout cannot be {self.hang_timeout_s} s",
+                hint="it is a number of seconds from 0 (never) to less than 1000000",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperRecord:
+    """A keeper (keeper.py): ``fds`` are the numbers of the descriptors that it holds.
+    ``revives``: it starts another supervisor when that has died."""
+
+    process: ProcessIdentity
+    fds: list[int]
+    revives: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """What there is (state.json), as its supervisor last knew.
+    """The state of a device, as its supervisor last knew it (state.json).
 
-    ``recoveries`` are servers that took over from a dead one, ``upgrades`` those that
-    replaced a living one, ``failures`` the attempts in vain since the last success.
-    ``reason`` says why it is not "serving"; ``exit_status`` is then a command's.
-    ``last_end`` is how the last server ended; ``program`` is what the present one runs.
-    ``generation`` is the last upgrade that was tried, ``upgrade_error`` why in vain.
-    ``ready`` is the server's ready line. Times are seconds since 1970.
+    ``recoveries`` counts servers that took over from a dead one, ``upgrades`` those
+    that replaced a running one, ``failures`` failed attempts since the last success.
+    ``reason`` says why it is not "serving"; ``exit_status`` is for commands then.
+    ``last_end`` says how the last server ended; ``program`` is the present one's.
+    ``generation`` is the last upgrade that was tried, ``upgrade_error`` why it failed.
+    ``ready`` is the server's ready line. ``keepers`` has two while one replaces the
+    other, the newer one last. Times are seconds since 1970.
     """
 
     status: Status = "new"
@@ -153,6 +173,7 @@ class DeviceState:
     program: str | None = None
     last_end: str | None = None
     supervisor: ProcessIdentity | None = None
+    keepers: list[KeeperRecord] = field(default_factory=list)
     recoveries: int = 0
     upgrades: int = 0
     generation: int = 0
@@ -162,15 +183,19 @@ class DeviceState:
     ready: dict[str, Any] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> DeviceState:
-        """The same with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
+def _identity(keys: Any) -> ProcessIdentity:
+    """Parse an identity. Raises KeyError, TypeError or ValueError."""
+    return ProcessIdentity(int(keys["pid"]), int(keys["start_ticks"]))
+
+
 def devices_directory(*, make: bool = False) -> Path:
-    """Where the directories of all devices are, as the kernel names it: absolute, and
-    without symbolic links. Raises BtrfsUblkError when it is not ours alone: whoever can
-    write there chooses what root runs.
-    """
+    """Return the directory with those of all devices; it is absolute, and has no
+    symbolic links. Raises BtrfsUblkError when it is not ours alone: others who can
+    write there could choose what root runs."""
     base = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY)
     path = base / "devices"
     for directory in (base, path):
@@ -183,7 +208,7 @@ def devices_directory(*, make: bool = False) -> Path:
 
 
 class DeviceDirectory:
-    """One device's files, at ``path``. Making it touches nothing."""
+    """The files of one device, at ``path``. The constructor touches no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -207,13 +232,15 @@ class DeviceDirectory:
         check_private(self.path, what="device directory", hint=_HINT)
 
     def spec(self) -> DeviceSpec:
-        """Raise StateError, naming the file."""
+        """Return what was asked for. Raises StateError, which names the file."""
         keys = _FILES.read(self._spec)
         if keys is None:
             raise StateError(
                 f"{self._spec} is missing: it is not known what the device was to be",
                 hint=f"when nothing uses it any more, remove {self.path}",
             )
+        if (keys.get("front_end"), keys.get("recovery")) == ("fuse", FORMER_RECOVERY):
+            keys["recovery"] = "auto"  # written by an earlier version
         spec = _FILES.parse(DeviceSpec, keys, self._spec)
         try:
             spec.check()
@@ -222,17 +249,22 @@ class DeviceDirectory:
         return spec
 
     def state(self) -> DeviceState:
-        """What was written last; a new one where nothing was. Raises StateError."""
+        """Return the last state that was written, or a new one. Raises StateError."""
         keys = _FILES.read(self._state)
         if keys is None:
             return DeviceState()
         try:
             for key in ("server", "supervisor"):
                 if keys.get(key) is not None:
-                    identity = keys[key]
-                    keys[key] = ProcessIdentity(
-                        int(identity["pid"]), int(identity["start_ticks"])
-                    )
+                    keys[key] = _identity(keys[key])
+            keys["keepers"] = [
+                KeeperRecord(
+                    process=_identity(keeper["process"]),
+                    fds=[int(fd) for fd in keeper["fds"]],
+                    revives=bool(keeper["revives"]),
+                )
+                for keeper in keys.get("keepers", [])
+            ]
         except (KeyError, TypeError, ValueError) as error:
             raise _FILES.damaged(self._state, f"no process: {error}") from error
         return _FILES.parse(DeviceState, keys, self._state)
@@ -241,7 +273,7 @@ class DeviceDirectory:
         _FILES.write(self._spec, asdict(spec))
 
     def write_state(self, state: DeviceState) -> None:
-        """To be called only by who holds ``lock``."""
+        """Write the state; the caller must hold ``lock``. Raises BtrfsUblkError."""
         _FILES.write(self._state, asdict(state))
 
     def write_description(self, text: str) -> None:
@@ -249,30 +281,29 @@ class DeviceDirectory:
 
 
 def device_directory(name: str) -> DeviceDirectory:
-    """Raise UsageError when the name is none."""
+    """Return the directory of a device. Raises UsageError for an invalid name."""
     return DeviceDirectory(devices_directory() / check_name(name))
 
 
 def half_path(path: Path, tag: str) -> Path:
-    """What a directory that commands make, or remove, is called until, or as soon as,
-    it is no device; ``tag`` is 16 hex digits.
-    """
+    """Return the name of a directory while commands make or remove it, when it is no
+    device; ``tag`` is 16 hex digits."""
     return path.with_name(f".{path.name}.{tag}")
 
 
 def name_of_half(path: Path) -> str | None:
-    """The name whose half_path() that is; None: another's directory, or none at all."""
+    """Return the name whose half_path() this is; None when it is something else."""
     match = _HALF.fullmatch(path.name)
     return match[1] if match and path.is_dir() and not path.is_symlink() else None
 
 
 def half_made(devices: Path) -> list[Path]:
-    """What is being made or removed, or was, by commands that have died."""
+    """Return the directories that commands make or remove, or did until they died."""
     return sorted(path for path in devices.glob(".*") if name_of_half(path))
 
 
 def device_directories() -> Iterator[DeviceDirectory]:
-    """Of all devices, by name."""
+    """Yield the directories of all devices, by name."""
     for path in sorted(devices_directory().glob("*")):
         if _NAME.fullmatch(path.name):
             yield DeviceDirectory(path)

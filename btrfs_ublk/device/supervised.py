@@ -1,4 +1,4 @@
-"""A device that outlives its server, but not a ``with`` block."""
+"""Make a device that outlives its server, but not a ``with`` block."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.lifecycle import (
     DEFAULT_OPTIONS,
     DeviceOptions,
@@ -13,7 +14,6 @@ from btrfs_ublk.device.lifecycle import (
     remove_device,
 )
 from btrfs_ublk.device.report import Device
-from btrfs_ublk.interrupts import deferred
 from btrfs_ublk.server.description import Description
 
 
@@ -24,7 +24,7 @@ def supervised_device(
     *,
     name: str | None = None,
 ) -> Iterator[Device]:
-    """add_device(), removed when the block is left.
+    """Call add_device(), and remove the device when the block is left.
 
     ``device.path`` is what sprout() takes. ``name`` is random by default. NB: unlike
     BlockServer, it stays when this process is killed: see ``btrfs-ublk device list``.

@@ -1,45 +1,45 @@
-"""Supervisors, seen from the commands that start, wait for and end them."""
+"""Start, wait for and end supervisors; for commands."""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from btrfs_ublk.device.locks import Lock, lock_file
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.device.daemon import (
+    NoDaemon,
+    ask_daemon,
+    have_daemon_supervise,
+    identity_in,
+    is_daemon,
+)
+from btrfs_ublk.device.inotify import wait_for_change
+from btrfs_ublk.device.locks import Lock, is_locked, lock_file
 from btrfs_ublk.device.logbook import Logbook
 from btrfs_ublk.device.report import is_alive
-from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.device.running import RunningServer, continue_process, is_stopped
 from btrfs_ublk.device.state import DeviceDirectory, DeviceState
-from btrfs_ublk.device.supervise import command_line
-from btrfs_ublk.device.watch import wait_for_change
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, error_of_status
-from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.log import log
-from btrfs_ublk.process import ProcessIdentity, run
 
-_START_TIMEOUT_S = 120.0
-#: Whoever only looks whether a device is locked, locks it for a moment.
+#: A process that only checks whether a device is locked, locks it for a moment.
 _LOOK_S = 0.1
-#: A supervisor that was asked to end; killing it does no harm.
+#: The time for a supervisor to end when asked; killing it then does no harm.
 _DETACH_TIMEOUT_S = 5.0
+#: The time for a daemon to end that has nothing left to supervise.
+_END_TIMEOUT_S = 2.0
+#: The time between two checks of a lock.
+_RETRY_S = 0.01
 
 
 def start_supervisor(
     directory: DeviceDirectory, lock: Lock, python: str
 ) -> ProcessIdentity:
-    """It inherits the lock, so there is no moment in which nobody has it."""
-    with deferred():
-        started = run(
-            command_line(python, directory, lock),
-            timeout_s=_START_TIMEOUT_S,
-            keep_open_fds=[lock.fileno()],
-        )
-        keys = json.loads(started.stdout)
-        return ProcessIdentity(int(keys["pid"]), int(keys["start_ticks"]))
+    """Have the host's daemon supervise. It inherits our lock, so the lock is always
+    held. ``python`` is for a daemon that has to be started. Raises BtrfsUblkError."""
+    return have_daemon_supervise(directory.path, lock.fileno(), python)
 
 
 def wait_until_serving(
@@ -49,21 +49,21 @@ def wait_until_serving(
     timeout_s: float,
     is_to_stay: bool = True,
 ) -> DeviceState:
-    """Raise what its supervisor says is wrong (UsageError for a description that the
-    server refuses, CapabilityError), or BtrfsUblkError after ``timeout_s`` seconds. A
-    supervisor that somebody has stopped is woken.
+    """Wait until the device serves. Raises the error that its supervisor noted
+    (UsageError for a description that the server refuses, CapabilityError), or
+    BtrfsUblkError after ``timeout_s`` seconds. A stopped supervisor is continued.
 
     ``is_to_stay``: the caller does not remove the device, and its log, when this fails.
     """
 
     def has_settled(state: DeviceState) -> bool:
         if is_stopped(supervisor):
-            continue_supervisor(supervisor)
+            continue_process(supervisor)
         is_serving = state.supervisor == supervisor and state.status == "serving"
-        # NB: a server that died may not have been noticed yet.
+        # NB: the supervisor may not have noticed the death of a server yet.
         if is_serving and is_alive(state.server):
             return True
-        return not supervisor.is_alive()
+        return state.supervisor != supervisor or not supervisor.is_alive()
 
     state = wait_for_state(directory, has_settled, timeout_s=timeout_s)
     if state is None:
@@ -77,7 +77,7 @@ def wait_until_serving(
             text += _last_words(directory)
             hint = "the device is removed again; a longer timeout gives it more time"
         raise BtrfsUblkError(text, hint=hint)
-    if state.status == "serving" and supervisor.is_alive():
+    if state.status == "serving" and is_alive(state.supervisor):
         return state
     return _raise_failure(directory, state)
 
@@ -98,7 +98,7 @@ def wait_for_state(
     *,
     timeout_s: float,
 ) -> DeviceState | None:
-    """The first state that fulfils the condition; None after ``timeout_s`` seconds."""
+    """Return the first state that fulfils the condition; None after ``timeout_s``."""
 
     def fulfilled() -> DeviceState | None:
         state = directory.state()
@@ -108,15 +108,15 @@ def wait_for_state(
 
 
 def take_lock(directory: DeviceDirectory, *, timeout_s: float = _LOOK_S) -> Lock | None:
-    """None when a supervisor, or another command, has it."""
+    """Return the lock; None when a supervisor, or another command, has it."""
     return lock_file(directory.lock, timeout_s=timeout_s)
 
 
 def detach_supervisor(directory: DeviceDirectory, *, timeout_s: float) -> Lock:
-    """The device's lock, taken from its supervisor, whose server serves on.
+    """Take the device's lock from its supervisor, whose server runs on.
 
-    Raises BtrfsUblkError when another command, or one supervisor after the other, has
-    it for ``timeout_s`` seconds; LeftoverError for a supervisor that does not end.
+    Raises BtrfsUblkError when another command, or one supervisor after another, has it
+    for ``timeout_s`` seconds; LeftoverError for a supervisor that does not end.
     """
     deadline_s = time.monotonic() + timeout_s
     is_late = False
@@ -132,13 +132,78 @@ def detach_supervisor(directory: DeviceDirectory, *, timeout_s: float) -> Lock:
             )
         supervisor = directory.state().supervisor
         if supervisor is not None and supervisor.is_alive():
-            end_supervisor(supervisor)
-        # What has ended by now is looked at once more.
+            if not _daemon_lets_go(directory, supervisor):
+                end_supervisor(supervisor)
+        # After the deadline, try once more: the supervisor may have ended now.
         is_late = time.monotonic() > deadline_s
 
 
+def _daemon_lets_go(directory: DeviceDirectory, supervisor: ProcessIdentity) -> bool:
+    """Return False when the supervisor is not the daemon. A daemon that does not let go
+    is killed; then keepers start another one, for all its devices."""
+    if is_stopped(supervisor):
+        continue_process(supervisor)
+    keys = {"directory": str(directory.path)}
+    is_last = False
+    try:
+        reply = ask_daemon("release", keys, timeout_s=_DETACH_TIMEOUT_S)
+        if identity_in(reply) != supervisor:
+            return False
+        is_last = bool(reply["is_last"])
+    except NoDaemon:
+        # If the daemon lives, it stopped listening before it answered: ask again.
+        time.sleep(_RETRY_S)
+        return is_daemon(supervisor)
+    except BtrfsUblkError as error:
+        if not is_daemon(supervisor):
+            return False
+        log.warning("%s", error)
+    deadline_s = time.monotonic() + _DETACH_TIMEOUT_S
+    while is_locked(directory.lock):
+        if time.monotonic() > deadline_s:
+            _kill_daemon(supervisor)
+            return True
+        time.sleep(_RETRY_S)
+    if is_last:
+        supervisor.wait(timeout_s=_END_TIMEOUT_S)
+    return True
+
+
+def _kill_daemon(daemon: ProcessIdentity) -> None:
+    log.warning("daemon %d does not let go of a device: killed", daemon.pid)
+    with suppress(ProcessLookupError):
+        process = RunningServer(daemon)
+        try:
+            if not process.kill():
+                raise LeftoverError(
+                    f"daemon {daemon.pid} hangs in the kernel, even killed",
+                    hint="see the kernel log: dmesg",
+                )
+        finally:
+            process.close()
+
+
+def have_replaced(directory: DeviceDirectory, *, python: str | None) -> None:
+    """Have the supervisor, if any, read the device's new spec. With ``python``, that
+    interpreter and its package replace the supervisor's program."""
+    supervisor = directory.state().supervisor
+    if supervisor is None:
+        return
+    keys = {"directory": str(directory.path), "python": python}
+    try:
+        reply = ask_daemon("replace", keys, timeout_s=_DETACH_TIMEOUT_S)
+        if identity_in(reply) == supervisor:
+            return
+    except NoDaemon:
+        pass
+    with suppress(ProcessLookupError):
+        process = RunningServer(supervisor)
+        process.signal(signal.SIGHUP)
+        process.close()
+
+
 def end_supervisor(supervisor: ProcessIdentity) -> None:
-    """Ask, wait, kill: its server serves on in any case. Raises LeftoverError."""
+    """Ask, wait, kill. Its server runs on in any case. Raises LeftoverError."""
     with suppress(ProcessLookupError):
         process = RunningServer(supervisor)
         try:
@@ -152,24 +217,3 @@ def end_supervisor(supervisor: ProcessIdentity) -> None:
                     )
         finally:
             process.close()
-
-
-def continue_supervisor(supervisor: ProcessIdentity) -> None:
-    """Wake one that is stopped; one that a debugger has is killed."""
-    with suppress(ProcessLookupError):
-        process = RunningServer(supervisor)
-        try:
-            process.signal(signal.SIGCONT)
-            if is_stopped(supervisor) and not process.wait(_LOOK_S):
-                if is_stopped(supervisor):
-                    process.kill()
-        finally:
-            process.close()
-
-
-def is_stopped(process: ProcessIdentity) -> bool:
-    """By a signal, or a debugger: it does nothing until somebody lets it go on."""
-    with suppress(OSError):
-        stat = Path(f"/proc/{process.pid}/stat").read_text(errors="replace")
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
-    return False

@@ -1,21 +1,27 @@
-"""The process that brings up a device's next server when one has died.
+"""Start another server of a device whenever one has died.
 
-It is no owner: when it dies, the server serves on, and the next supervisor adopts it.
-All that it knows is in the device's directory. It waits in poll(2) only, and reads no
-file that the device may back once the device is there (endurance.py).
+A supervisor does not own the server: when the supervisor dies, the server runs on, and
+the next supervisor adopts it. All that a supervisor knows is in the device's directory.
+It waits only in poll(2). Once there is a device, it reads no file that may be on it
+(endurance.py).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.process import ProcessIdentity, launch
 from btrfs_ublk.device import control
 from btrfs_ublk.device.endurance import pin_program_of
+from btrfs_ublk.device.front_end import LostError
 from btrfs_ublk.device.front_ends import front_end_of
+from btrfs_ublk.device.keeping import RETRY_S, Keeping
 from btrfs_ublk.device.locks import holder_of, lock_file
 from btrfs_ublk.device.logbook import Logbook
 from btrfs_ublk.device.notify import notify
@@ -23,35 +29,33 @@ from btrfs_ublk.device.requests import Detach, Requests
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceDirectory, Status
 from btrfs_ublk.errors import BtrfsUblkError, error_of_status
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.log import log
-from btrfs_ublk.process import ProcessIdentity, launch
 from btrfs_ublk.server.control import ControlError, Message
 
 READY_TIMEOUT_S = 30.0
-#: A server that takes a device over first waits for the driver to notice the death of
-#: the one before. NB: longer than DEATH_WAIT_MS in ublk_recovery.c.
+#: A server that takes over a device first waits until the driver notices that the last
+#: one has died. NB: this must be longer than DEATH_WAIT_MS in ublk_recovery.c.
 _TAKEOVER_TIMEOUT_S = 40.0 + READY_TIMEOUT_S
-#: What lets go of the server's lock is the end of a process; that may take as long.
+#: The server's lock is released when a process ends, which may take this long.
 _SERVER_LOCK_TIMEOUT_S = 10.0
-#: For a server that has been asked to hand its device over.
+#: The time for a server to hand over its device when asked.
 _HANDOVER_TIMEOUT_S = 30.0
-#: A server that lived shorter than this has failed, however it ended.
+#: A server that ran for a shorter time than this has failed, however it ended.
 _QUICK_END_S = 0.5
-#: So many failures in a row are nothing yet; then each is waited for longer.
+#: After this many failures in a row, each new start is delayed, longer each time.
 _FREE_FAILURES = 5
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 30.0
 _FOREVER_S = 1e6
-#: Of a thread that does nothing but wait; all of it is locked into memory.
+#: The stack of a thread that only waits; all of it is locked into memory.
 _STACK_BYTES = 256 << 10
 
 
 class Supervisor:
-    """Of one device, whose lock the caller holds.
+    """The supervisor of one device, whose lock the caller holds.
 
-    ``inherited``: keep_open_fds of the program that was in our place before.
-    """
+    ``inherited`` are keep_open_fds of the supervisor before. ``revival`` are arguments
+    with which a keeper starts another supervisor when we have died; it is empty if
+    others do that. ``environment`` is for the servers; ours by default."""
 
     def __init__(
         self,
@@ -59,6 +63,8 @@ class Supervisor:
         asked: Requests,
         logbook: Logbook,
         inherited: Sequence[int] = (),
+        revival: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._directory = directory
         self._asked = asked
@@ -68,38 +74,65 @@ class Supervisor:
         self._front_end = front_end_of(self._spec, self._state, inherited)
         self._program = self._choose_program()
         self._server: RunningServer | None = None
+        self._keeping = Keeping(
+            directory,
+            revival,
+            self._state.keepers,
+            lambda records: self._note(keepers=records),
+            environment,
+        )
+        self._environment = environment
         self._served_since_s = 0.0
         self._was_lost = False
 
     @property
     def keep_open_fds(self) -> list[int]:
-        """For the program that comes in our place."""
+        """Descriptors for a program that takes our place."""
         return self._front_end.keep_open_fds
 
-    def run(self) -> int:
-        """Until TERM (0), or there is nothing more to be done: the state says why, and
-        the exit status whether another try may help (as errors.py has it: 1; 2 or 3 if
-        not). Raises Replace after HUP: the caller puts another program in our place.
-        """
+    @property
+    def keeper_fds(self) -> list[int]:
+        """More of them: while these are open, the keeper does not take us for dead."""
+        return [self._keeping.keeper.pipe_fd] if self._keeping.keeper else []
+
+    def close(self) -> None:
+        """Let another supervisor continue, here or in a new process."""
+        self._keeping.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def begin(self) -> None:
+        """Note that this process supervises the device; run() must follow."""
         self._was_lost = self._state.status == "lost"
         self._note(status="starting", supervisor=ProcessIdentity.of_self())
+
+    def run(self) -> int:
+        """Supervise until TERM (status 0), or until nothing more can be done: the state
+        says why, and the exit status whether another try may help (as in errors.py: 1
+        if so, 2 or 3 if not). Raises Replace: the caller makes the next supervisor."""
         try:
+            if self._state.device is not None:
+                self._have_keeper()
             self._server = self._adopt()
             if self._server and self._state.generation != self._spec.generation:
                 self._upgrade(self._server)
             while True:
                 if self._server is None and not self._bring_up():
+                    self._keeping.drop()
                     return self._state.exit_status
                 assert self._server is not None
                 if not self._after_end(self._server, self._watch(self._server)):
+                    self._keeping.drop()
                     return 1
         except Detach:
             log.info("asked to end: the server serves on")
             notify("STOPPING=1")
+            self._leave_keeper()
             self._note(supervisor=None)
             return 0
 
-    # What is written down
+    # Writing the state
 
     def _note(self, **changes: Any) -> None:
         if changes.get("status", self._state.status) != self._state.status:
@@ -108,7 +141,7 @@ class Supervisor:
         try:
             self._directory.write_state(self._state)
         except BtrfsUblkError as error:
-            # NB: a full /run must not end what keeps the device alive.
+            # NB: a full /run must not end the process that keeps the device alive.
             log.error("%s", error)
 
     def _say(self, status: Status, reason: str | None = None, **changes: Any) -> None:
@@ -117,12 +150,29 @@ class Supervisor:
         self._note(status=status, reason=reason, **changes)
         notify(f"STATUS={status}{f': {reason}' if reason else ''}".replace("\n", " "))
 
-    # A server that runs already
+    # Keepers, which outlive us
+
+    def _have_keeper(self) -> None:
+        if self._wants_keeper():
+            self._keeping.keep(self._front_end.keep_open_fds)
+        else:
+            self._keeping.drop()
+
+    def _wants_keeper(self) -> bool:
+        has_recovery = self._front_end.outlives_servers(self._state.ready)
+        return has_recovery and self._keeping.is_of_use(self._front_end.keep_open_fds)
+
+    def _leave_keeper(self) -> None:
+        if self._front_end.keep_open_fds:
+            self._keeping.leave()
+        else:
+            self._keeping.drop()
+
+    # Adopting a server that runs already
 
     def _adopt(self) -> RunningServer | None:
-        """The server that another supervisor has started, or we before we replaced our
-        program; None when there is none, or it had to be killed.
-        """
+        """Adopt a server that another supervisor started, or we with another program;
+        None when there is none, or it had to be killed."""
         try:
             server = self._find_server()
         except ProcessLookupError:
@@ -142,13 +192,13 @@ class Supervisor:
         if self._state.server is not None:
             with suppress(ProcessLookupError):
                 return RunningServer(self._state.server)
-        # A supervisor died after it had started one, and before it noted that.
+        # The last supervisor may have died before it noted the server that it started.
         return RunningServer(holder_of(self._directory.server_lock))
 
-    # A new one
+    # Starting a new server
 
     def _bring_up(self) -> bool:
-        """Start servers until one serves. False when there is no use in it."""
+        """Start servers until one serves. Returns False when that is useless."""
         is_first = self._state.device is None
         once: Status | None = (
             "failed" if is_first else "lost" if self._was_lost else None
@@ -166,8 +216,10 @@ class Supervisor:
                 self._note(failures=self._state.failures + 1, server=None)
                 self._fall_back(error)
                 status = error.exit_status
+                if isinstance(error, LostError):
+                    once = "lost"
                 self._say(once or "failing", str(error), exit_status=status)
-                # Without its directory, nobody could ever ask it to end.
+                # Without its directory, nobody could ever ask us to end.
                 if once is not None or not self._directory.path.exists():
                     return False
 
@@ -178,9 +230,8 @@ class Supervisor:
         return float(min(_FIRST_DELAY_S * 2 ** min(steps, 30), _LONGEST_DELAY_S))
 
     def _start(self, *, upgrading: bool = False) -> None:
-        """One server, up to where the device can be read. Raises BtrfsUblkError, with
-        the server's last words.
-        """
+        """Start a server, and wait until the device can be read. Raises BtrfsUblkError,
+        with the end of the server's log."""
         self._logbook.trim()
         words_from = self._logbook.size()
         server = self._launch()
@@ -191,7 +242,7 @@ class Supervisor:
             self._dismiss(server, f"server {server.pid} was killed: it did not start")
             raise explained from error
         except BaseException:
-            # We are asked to end: it goes on, and the next supervisor adopts it.
+            # We are asked to end. The server runs on; the next supervisor adopts it.
             server.close()
             raise
 
@@ -201,7 +252,7 @@ class Supervisor:
             raise BtrfsUblkError(
                 f"{self._directory.server_lock} is locked: another server of this "
                 "device does not end",
-                hint="see: btrfs-ublk device show; dmesg, when it hangs in the kernel",
+                hint="see: btrfs-ublk device status, and dmesg if the kernel hangs",
             )
         try:
             with lock, control.listening_socket(self._directory.path) as listener:
@@ -211,11 +262,12 @@ class Supervisor:
                         *(listener.fileno(), lock.fileno()),
                         *self._front_end.keep_open_fds,
                     ],
-                    # It outlives us.
+                    # A server outlives us.
                     death_signal=None,
                     talk=self._directory.log,
+                    env=self._environment,
                 )
-                # NB: before anything else: the next supervisor must find it.
+                # NB: do this first, so that the next supervisor finds the server.
                 self._note(server=child.identity)
             return RunningServer(child.identity, child)
         except OSError as error:  # a full /run, say
@@ -226,6 +278,8 @@ class Supervisor:
         options = self._front_end.takeover_options()
         if options is None:
             options = self._front_end.start_options()
+            # What the keeper holds is useless for a new device.
+            self._keeping.give_up()
         return [
             *(self._program, "--front-end", spec.front_end, "--tag", spec.tag),
             *("--listen-fd", str(listen_fd)),
@@ -235,9 +289,9 @@ class Supervisor:
         ]
 
     def _ready_line(self, server: RunningServer) -> Message:
-        """It answers when it is ready, and not before."""
+        """Return the server's ready line. It does not answer before it is ready."""
         known = self._state
-        # One that is adopted may have been ready before.
+        # A server that is adopted may have been ready before.
         takes_over = known.device is not None and known.ready.get("pid") != server.pid
         timeout_s = _TAKEOVER_TIMEOUT_S if takes_over else READY_TIMEOUT_S
         while True:
@@ -252,26 +306,27 @@ class Supervisor:
                 self._asked.check()
                 raise ControlError("the server ended before it was ready") from None
             except control.Busy as error:
-                log.warning("%s", error)  # it is well: clients leave in time
+                log.warning("%s", error)  # The server works: some clients will leave.
 
     def _serving(
         self, server: RunningServer, *, adopted: bool = False, upgrading: bool = False
     ) -> None:
-        """Wait until it is ready, and put the device on it."""
+        """Wait until the server is ready, and make its device usable."""
         ready = self._ready_line(server)
         with self._bounded(server):
-            device = self._front_end.attach(ready, server.identity)
+            device = self._front_end.attach(ready, server)
         pinned = pin_program_of(server.pid)
         log.info("server %d serves %s; %d bytes pinned", server.pid, device, pinned)
         self._server = server
         self._served_since_s = time.monotonic()
         is_recovery = not (adopted or upgrading or self._state.device is None)
+        self._note(device=str(device), ready=ready)
+        # NB: it must have a keeper before others learn that it serves.
+        self._have_keeper()
         self._say(
             "serving",
             server=server.identity,
             program=self._state.program if adopted else self._program,
-            device=str(device),
-            ready=ready,
             recoveries=self._state.recoveries + is_recovery,
             upgrades=self._state.upgrades + upgrading,
             exit_status=0,
@@ -280,18 +335,17 @@ class Supervisor:
 
     @contextmanager
     def _bounded(self, server: RunningServer) -> Iterator[None]:
-        """What is done inside may wait for the server, in the kernel. In time, that is
-        ended: by its death, and that of what we keep for the next one.
-        """
+        """Kill the server if the block, which may wait for it in the kernel, takes too
+        long. Its death ends the wait, because nobody else has its connection yet."""
 
         def give_up() -> None:
             log.error("server %d does not answer the kernel: killed", server.pid)
             server.kill()
-            self._front_end.let_go()
 
         threading.stack_size(_STACK_BYTES)
         timer = threading.Timer(READY_TIMEOUT_S, give_up)
         timer.daemon = True
+        timer.name = threading.current_thread().name  # for the log
         timer.start()
         try:
             yield
@@ -300,17 +354,25 @@ class Supervisor:
         finally:
             timer.cancel()
 
-    # The end of one
+    # Watching a server, and its end
 
     def _watch(self, server: RunningServer) -> str:
-        """Until it has ended: how. One that does not answer is killed."""
+        """Wait until the server has ended, and return how; kill one that hangs."""
         limit_s = self._spec.hang_timeout_s
         while True:
-            # Asked four times as often as it may be silent in all.
-            ended = self._asked.wait([server], timeout_s=limit_s / 4 or _FOREVER_S)
+            keeper, wanted = self._keeping.keeper, self._wants_keeper()
+            # Ask it four times in the time for which it may be silent.
+            timeout_s = limit_s / 4 or _FOREVER_S
+            ended = self._asked.wait(
+                [server, *([keeper] if keeper else [])],
+                timeout_s=RETRY_S if wanted and not keeper else timeout_s,
+            )
             self._logbook.trim()
-            if ended:
+            if server.fileno() in ended:
                 return server.how_it_ended()[1]
+            if wanted and (ended or not keeper):
+                self._have_keeper()
+                continue
             if limit_s and not self._answers(server, timeout_s=limit_s * 3 / 4):
                 if server.wait(0.0):
                     continue
@@ -332,18 +394,19 @@ class Supervisor:
         except control.Silent:
             return False
         except ControlError as error:
-            # Whoever refuses does not hang; one that has ended is seen elsewhere.
+            # A server that refuses does not hang. One that has ended is seen elsewhere.
             log.warning("%s", error)
         return True
 
     def _after_end(self, server: RunningServer, how: str) -> bool:
-        """Whether the device is to have another server."""
+        """Note the end of a server; return whether another one is to be started."""
         status, _ = server.how_it_ended()
         reason = f"server {server.pid} {how}"
         log.warning("%s", reason)
         server.close()
         self._server = None
         is_quick = time.monotonic() - self._served_since_s < _QUICK_END_S
+        self._have_keeper()
         self._note(
             status="recovering",
             reason=reason,
@@ -351,7 +414,7 @@ class Supervisor:
             last_end=reason,
             failures=self._state.failures + 1 if is_quick else 0,
         )
-        # One that ended in good order has taken its device along.
+        # A server that ended in order has removed its device; another makes a new one.
         if status == 0 or self._front_end.outlives_servers(self._state.ready):
             return True
         self._say("lost", f"{reason}, and there is no recovery")
@@ -363,13 +426,13 @@ class Supervisor:
         if not server.wait(patience_s):
             log.warning("%s", why)
             server.kill()
-        server.how_it_ended()  # NB: a child that nobody asks stays as a zombie
+        server.how_it_ended()  # NB: this reaps it, or it would be a zombie.
         server.close()
 
     def _explained(
         self, server: RunningServer, error: BtrfsUblkError, words_from: int
     ) -> BtrfsUblkError:
-        """The server's own words, if it ended by itself, tell more than ``error``."""
+        """Return an error with the server's own messages, if it ended by itself."""
         if not server.wait(1.0):
             return error
         status, how = server.how_it_ended()
@@ -377,15 +440,15 @@ class Supervisor:
         text = f"server {how}" + "".join(f"\n  {line}" for line in words)
         return error_of_status(status)(text)
 
-    # A newer one
+    # Replacing a server by a newer one
 
     def _choose_program(self) -> str:
         if self._state.upgrade_error and self._state.program:
-            return self._state.program  # the last one that worked
+            return self._state.program  # This is the last program that worked.
         return self._spec.server or str(helper_path(SERVER))
 
     def _upgrade(self, old: RunningServer) -> None:
-        """Put a new server in the place of one that serves."""
+        """Replace a server that runs by a new one."""
         try:
             self._hand_over(old)
             self._server = None
@@ -395,7 +458,7 @@ class Supervisor:
             self._fall_back(error)
 
     def _fall_back(self, error: BtrfsUblkError) -> None:
-        """After a failure: to the program that served before the upgrade, if any."""
+        """After a failed upgrade, return to the program that served before it."""
         if self._state.generation == self._spec.generation:
             return
         log.error("no upgrade: %s", error)
@@ -403,7 +466,7 @@ class Supervisor:
         self._note(generation=self._spec.generation, upgrade_error=str(error))
 
     def _hand_over(self, old: RunningServer) -> None:
-        """Raises BtrfsUblkError when it serves on."""
+        """End a server, but not its device. Raises BtrfsUblkError when it runs on."""
         try:
             self._front_end.check_handover()
         except BtrfsUblkError as error:
@@ -428,16 +491,16 @@ class Supervisor:
                     hint=(
                         "try again when there are fewer"
                         if isinstance(error, control.Busy)
-                        else "reads would fail: unmount the device, and add it anew"
+                        else "reads would fail: unmount the device, and make it again"
                     ),
                 ) from error
-            # Nothing is lost when it is killed: we have what the next one needs.
+            # Killing it loses nothing: we have what the next one needs.
             old.kill()
         why = f"server {old.pid} does not hand over: killed"
         self._dismiss(old, why, patience_s=_HANDOVER_TIMEOUT_S)
 
     def _wait(self, delay_s: float) -> None:
-        """Raises what is asked for meanwhile."""
+        """Wait. Raises what is asked for meanwhile."""
         deadline_s = time.monotonic() + delay_s
         while (remaining_s := deadline_s - time.monotonic()) > 0:
             self._asked.wait([], timeout_s=remaining_s)

@@ -1,4 +1,4 @@
-"""A ublk device outlives its server by itself: the kernel keeps it for the next one."""
+"""Keep a ublk device when its server dies: the kernel does it, for the next server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.process import run
+from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceSpec, DeviceState, FrontEnd
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.process import ProcessIdentity, run
-from btrfs_ublk.resources import blockdev
-from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+from btrfs_ublk.kernel import blockdev
+from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
 from btrfs_ublk.server.control import ControlError, Message
 from btrfs_ublk.server.devices import (
     COMMAND_TIMEOUT_S,
@@ -31,7 +32,7 @@ class UblkDeviceFrontEnd:
     def __init__(self, spec: DeviceSpec, state: DeviceState) -> None:
         self._spec = spec
         known = state.ready.get("id")
-        #: The number that it had before: it is to have it again.
+        #: The number that the device had before, and is to get again.
         self._id = known if isinstance(known, int) else spec.device_id
         self._attempts = 0
 
@@ -47,12 +48,12 @@ class UblkDeviceFrontEnd:
         return bool(ready.get("recovery", self._spec.recovery) != "none")
 
     def check_handover(self) -> None:
-        """The server knows: the kernel keeps the device, or it does not."""
+        """Accept all: the server knows whether the kernel keeps the device."""
 
     def takeover_options(self) -> list[str] | None:
         self._attempts += 1
-        # The server checks the tag itself. Only when that was in vain is a program run
-        # that looks closer: it may have to be read from the very device.
+        # The server checks the tag itself. Only after a failure do we run a program to
+        # read the records, because it may have to be read from this very device.
         if self._attempts == 1 and self._is_there() and self._spec.recovery != "none":
             return self._recover(self._id)
         record = self._record()
@@ -64,7 +65,7 @@ class UblkDeviceFrontEnd:
                 hint="see the kernel log: dmesg | grep -i ublk",
             )
         if record.state == "dead" or self._spec.recovery == "none":
-            # It was never started, or has lost its server for good.
+            # It was never started, or no other server can take it over.
             self._delete(record)
             return None
         return self._recover(record.device_id)
@@ -75,7 +76,7 @@ class UblkDeviceFrontEnd:
             return self._options()
         return ["--id", str(self._id), *self._options()]
 
-    def attach(self, ready: Message, server: ProcessIdentity) -> Path:
+    def attach(self, ready: Message, server: RunningServer) -> Path:
         device = ready.get("device")
         if not isinstance(device, str) or not isinstance(ready.get("id"), int):
             raise ControlError(f"the server does not name its device: {ready}")
@@ -87,7 +88,7 @@ class UblkDeviceFrontEnd:
         return Path(device)
 
     def let_go(self) -> None:
-        """Nothing is held: the kernel has all."""
+        """Do nothing: only the kernel holds something."""
 
     @contextmanager
     def going(self, *, safe_stop: bool) -> Iterator[None]:
@@ -113,7 +114,7 @@ class UblkDeviceFrontEnd:
         return True
 
     def _options(self) -> list[str]:
-        """What is settled when the device is made."""
+        """Return the options that only count when the device is made."""
         spec = self._spec
         sizes = (("queues", spec.queues), ("depth", spec.depth))
         flags = ["--unprivileged"] if spec.unprivileged else []
@@ -137,7 +138,7 @@ class UblkDeviceFrontEnd:
 
     def _record(self) -> DeviceRecord | None:
         present = {device.device_id for device in list_ublk_devices()}
-        # The driver is not asked in vain: some other device may make it wait.
+        # Ask the driver only if need be, because another device may make it wait.
         if not present:
             return None
         for record in device_records():
@@ -153,6 +154,6 @@ class UblkDeviceFrontEnd:
                 *(helper_path(SERVER), "--delete-device", str(record.device_id)),
                 *("--tag", self._spec.tag),
             ],
-            # GET_DEV_INFO comes first.
+            # The server sends GET_DEV_INFO first.
             timeout_s=COMMAND_TIMEOUT_S + STOP_TIMEOUT_S,
         )

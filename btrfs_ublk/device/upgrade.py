@@ -1,38 +1,36 @@
-"""What replaces the server of a device under whoever reads: a newer version, or a
-longer description. NB: a server learns its description once, when it starts; so the
-device grows by way of the next server, which gets it from the one before.
+"""Replace the server of a device while it is read: by a newer version, or to let the
+device grow. NB: a server reads its description only when it starts, so a device grows
+when the next server takes over.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.process import run
 from btrfs_ublk.device.lifecycle import (
-    DEFAULT_TIMEOUT_S,
     checked_server,
     from_anywhere,
     recover_device,
 )
 from btrfs_ublk.device.locks import lock_file, registry_locked
 from btrfs_ublk.device.report import Device, is_alive, show_device
-from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import (
+    DEFAULT_TIMEOUT_S,
     DeviceDirectory,
     DeviceSpec,
     DeviceState,
     device_directory,
 )
-from btrfs_ublk.device.supervision import wait_for_state
+from btrfs_ublk.device.supervision import have_replaced, wait_for_state
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import blockdev
+from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server.description import Description
 from btrfs_ublk.server.features import kernel_features
 
@@ -42,17 +40,17 @@ _CHECK_TIMEOUT_S = 30.0
 def upgrade_device(
     name: str, *, server: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Device:
-    """Replace supervisor and server by those of this package, under whoever reads.
+    """Replace supervisor and server by those of this package, while others read.
 
     ``server`` is another program for the server. Raises BtrfsUblkError when the new
-    one does not come up; the old program serves on then.
+    one does not start; a server of the old program then runs.
     """
     directory = device_directory(name)
     directory.check()
     program = str(checked_server(server)) if server else None
     recover_device(name, timeout_s=timeout_s)
     spec = _next_generation(directory, server=program, python=sys.executable)
-    error = _replace_server(directory, spec, timeout_s=timeout_s)
+    error = _replace_server(directory, spec, timeout_s=timeout_s, python=sys.executable)
     if error is not None:
         raise BtrfsUblkError(
             f"device {name} was not upgraded: {error}",
@@ -64,13 +62,13 @@ def upgrade_device(
 def update_device(
     name: str, description: Description, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Device:
-    """Let the device grow, under whoever reads: ``description`` is the present one with
-    more at its end (Description.check_growth()).
+    """Let the device grow while others read: ``description`` extends the present one
+    (Description.check_growth()).
 
-    Raises UsageError for anything else, and for what a server refuses; CapabilityError
-    when the kernel or the device's kind of recovery cannot; BtrfsUblkError when no
-    server comes up with it, or another command lets it grow: the device is as it was
-    then.
+    Raises UsageError for any other description, and for what a server refuses;
+    CapabilityError when the kernel or the device's kind of recovery does not allow it;
+    BtrfsUblkError when no server starts with it, or another command updates the device.
+    Its message says whether the device has grown all the same.
     """
     directory = device_directory(name)
     directory.check()
@@ -88,9 +86,8 @@ def update_device(
 
 @contextmanager
 def _updating(directory: DeviceDirectory, *, timeout_s: float) -> Iterator[None]:
-    """Nobody else lets it grow meanwhile: what it was before is what is added to, and
-    what it becomes again where no server comes up.
-    """
+    """Let nobody else update the device: its description must not change between the
+    check and the end, when it may have to be restored. Raises BtrfsUblkError."""
     lock = lock_file(directory.update_lock, timeout_s=timeout_s)
     if lock is None:
         directory.check()  # it may be gone
@@ -105,7 +102,7 @@ def _updating(directory: DeviceDirectory, *, timeout_s: float) -> Iterator[None]
 def _require_growth(directory: DeviceDirectory) -> None:
     spec, ready = directory.spec(), directory.state().ready
     recovery = ready.get("recovery", spec.recovery)
-    if recovery in ("none", "swap"):
+    if recovery == "none":
         raise CapabilityError(
             f"device {directory.name} has recovery {recovery!r}: its address space is "
             "fixed",
@@ -151,7 +148,7 @@ def _grow(
             f"device {directory.name} has grown, but its server failed: {error}",
             hint=f"its supervisor goes on trying; see {directory.log}",
         )
-    # Nobody can have read what is new.
+    # The device has not grown, so nobody can have read what is new.
     directory.write_description(before.to_json())
     spec = _next_generation(directory, size_bytes=before.size)
     again = _replace_server(directory, spec, timeout_s=timeout_s)
@@ -163,7 +160,7 @@ def _grow(
 
 
 def _next_generation(directory: DeviceDirectory, **changes: Any) -> DeviceSpec:
-    """Written down; nobody acts on it yet."""
+    """Write a new spec, and return it; nobody reads it yet."""
     with registry_locked(directory.path.parent):
         old = directory.spec()
         spec = replace(old, generation=old.generation + 1, **changes)
@@ -172,22 +169,22 @@ def _next_generation(directory: DeviceDirectory, **changes: Any) -> DeviceSpec:
 
 
 def _replace_server(
-    directory: DeviceDirectory, spec: DeviceSpec, *, timeout_s: float
+    directory: DeviceDirectory,
+    spec: DeviceSpec,
+    *,
+    timeout_s: float,
+    python: str | None = None,
 ) -> str | None:
-    """Have the supervisor do it: None, or why it was in vain."""
-    supervisor = directory.state().supervisor
-    if supervisor is not None:
-        with suppress(ProcessLookupError):
-            process = RunningServer(supervisor)
-            process.signal(signal.SIGHUP)
-            process.close()
+    """Have the supervisor replace the server. Returns None, or why it failed.
+    ``python`` replaces the supervisor's program. Raises BtrfsUblkError."""
+    have_replaced(directory, python=python)
 
     def is_tried(state: DeviceState) -> bool:
         return state.generation >= spec.generation or not is_alive(state.supervisor)
 
     state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
     if state is not None and state.generation < spec.generation:
-        # It died on the way: the next one does it.
+        # The supervisor died before that, so the next one does it.
         recover_device(directory.name, timeout_s=timeout_s)
         state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
     if state is None:

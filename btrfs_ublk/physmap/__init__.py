@@ -1,7 +1,27 @@
-"""Logical-to-physical mapping of btrfs files: listing it, and asserting what it is."""
+"""Logical-to-physical mapping of btrfs files: listing and checking it."""
 
-from btrfs_ublk.physmap.columns import Columns
-from btrfs_ublk.physmap.physical_map import ContiguousRun, PhysicalMap
-from btrfs_ublk.physmap.rows import MappingError, MapRow
+from typing import TYPE_CHECKING
 
-__all__ = ["Columns", "ContiguousRun", "MapRow", "MappingError", "PhysicalMap"]
+from btrfs_ublk.base.exports import exporter
+
+if TYPE_CHECKING:
+    from btrfs_ublk.physmap.columns import Columns
+    from btrfs_ublk.physmap.physical_map import ContiguousRun, PhysicalMap
+    from btrfs_ublk.physmap.rows import MappingError, MapRow
+else:
+    __getattr__ = exporter(
+        __name__,
+        {
+            "columns": "Columns",
+            "physical_map": "ContiguousRun PhysicalMap",
+            "rows": "MapRow MappingError",
+        },
+    )
+
+__all__ = [
+    "Columns",
+    "ContiguousRun",
+    "MapRow",
+    "MappingError",
+    "PhysicalMap",
+]

@@ -1,7 +1,7 @@
 """The rows of a physical map, kept as columns.
 
 A map of many terabytes has hundreds of thousands of rows: whole columns are compared at
-C speed, and a row is made only when somebody looks at it.
+C speed, and a row is made only when it is accessed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Self, overload
 
 from btrfs_ublk.physmap.rows import MappingError, MapRow, type_code, type_text
 
-#: In a column: there is no value (inline and hole have no logical extent).
+#: A column's value for "none" (inline and hole have no logical extent).
 MISSING = (1 << 64) - 1
 
 COLUMN_COUNT = 9
@@ -21,7 +21,7 @@ COLUMN_COUNT = 9
 class Columns(Sequence[MapRow]):
     """An immutable sequence of rows, over one ``array("Q")`` for each of their fields.
 
-    NB: the arrays are shared, not copied; nobody may change them.
+    NB: the arrays are shared, not copied; they must not be changed.
     """
 
     __slots__ = (
@@ -77,5 +77,5 @@ class Columns(Sequence[MapRow]):
         )
 
     def violation(self, rule: str, index: int, detail: str) -> MappingError:
-        """The error that says that the row at this index breaks a rule."""
+        """Return the error that the row at this index breaks a rule."""
         return MappingError(rule, detail, row_number=index + 1, row=self[index])

@@ -1,9 +1,9 @@
 """Arithmetic on whole columns.
 
-A column is taken as one large integer with a lane of 64 bits for each row, so that one
-addition adds all rows: 300,000 in a millisecond, without a dependency. It is exact as
-long as no lane runs over into the next: every function here tests for that, and says
-"no" where it cannot tell. Offsets and sizes of btrfs files are below 2^63.
+A column is treated as one large integer with a lane of 64 bits for each row, so that
+one addition adds all rows: 300,000 in a millisecond, without a dependency. It is exact
+as long as no lane overflows into the next: every function here tests for that, and
+answers "no" where it cannot tell. Offsets and sizes of btrfs files are below 2^63.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _repeat(value: int, rows: int) -> int:
 
 
 def any_bits(column: array[int], bits: int) -> bool:
-    """Whether a row has one of these bits."""
+    """Whether any row has one of these bits."""
     return bool(_pack(column) & _repeat(bits, len(column)))
 
 
@@ -40,12 +40,12 @@ def rise(offsets: array[int], sizes: array[int]) -> bool:
         return False
     top = _repeat(_TOP, max(0, len(offsets) - 1))
     ends = _pack(offsets[:-1]) + _pack(sizes[:-1])
-    # The top bit of a lane is borrowed, and so gone, where an offset is below the end.
+    # Where an offset is below the end, the subtraction borrows the lane's top bit.
     return not ends & top and (_pack(offsets[1:]) + top - ends) & top == top
 
 
 def differences(column: array[int], other: array[int]) -> array[int] | None:
-    """Column - other, each plus 2^63; None where a row does not fit."""
+    """Return column - other + 2^63 for each row; None if a row does not fit."""
     if any_bits(column, _TOP) or any_bits(other, _TOP):
         return None
     lanes = _pack(column) + _repeat(_TOP, len(column)) - _pack(other)

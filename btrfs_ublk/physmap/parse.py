@@ -1,4 +1,4 @@
-"""The forms that ``btrfs-ublk-map-physical`` writes, read into columns."""
+"""Parsers for the output formats of ``btrfs-ublk-map-physical``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from btrfs_ublk.physmap.columns import COLUMN_COUNT, MISSING
 from btrfs_ublk.physmap.rows import MappingError, type_code
 
-#: First line of the TSV.
+#: The first line of the TSV.
 TSV_HEADER = "\t".join(
     [
         *("FILE OFFSET", "FILE SIZE", "EXTENT OFFSET", "EXTENT TYPE"),
@@ -18,12 +18,12 @@ TSV_HEADER = "\t".join(
         *("PHYSICAL SIZE", "DEVID", "PHYSICAL OFFSET"),
     ]
 )
-#: First bytes of the binary form; nine little-endian 64-bit numbers per row follow
+#: The first bytes of the binary form; nine little-endian 64-bit numbers per row follow
 #: (struct binary_row in csrc/physmap/rows.c).
 BINARY_MAGIC = b"buphys1\n"
 
 _TYPE_COLUMN = 3
-#: Columns that always have a value; the others are all empty or all filled.
+#: The first columns always have a value; the others are all empty or all filled.
 _FILE_COLUMNS = 4
 _NUMBER = re.compile(r"[0-9]+")
 _NOT_IN_NUMBERS = " +-\r\v\f\x1c\x1d\x1e\x1f"
@@ -31,7 +31,7 @@ _FORM = "form"
 
 
 def parse_tsv(text: str) -> list[array[int]]:
-    """The columns of the helper's TSV; MappingError names a row that is malformed."""
+    """Parse the helper's TSV. Raises MappingError, which names a malformed row."""
     header, newline, body = text.partition("\n")
     if header != TSV_HEADER or not newline or (body and not body.endswith("\n")):
         raise MappingError(
@@ -44,15 +44,15 @@ def parse_tsv(text: str) -> list[array[int]]:
 
 
 def _parse_body(body: str) -> list[array[int]]:
-    """Quick, for what is well-formed; any ValueError is good enough."""
-    # int() takes more than digits: "+1", " 1", "1_0", digits of other scripts.
+    """Parse well-formed rows quickly. Raises any ValueError for others."""
+    # int() accepts more than digits: "+1", " 1", "1_0", digits of other scripts.
     if not body.isascii() or any(character in body for character in _NOT_IN_NUMBERS):
         raise ValueError("not decimal numbers")
     if "_" in body and "_" in body.replace("other_encoding", ""):
         raise ValueError("not decimal numbers")
     cells = body.replace("\n", "\t\n\t").split("\t")
     cells.pop()
-    # A newline in a cell of its own: each row must end where the columns do.
+    # Each newline is a cell of its own, after the nine columns of each row.
     width = COLUMN_COUNT + 1
     ends = cells[COLUMN_COUNT::width]
     if len(cells) % width or ends.count("\n") != len(ends):
@@ -65,7 +65,7 @@ def _parse_body(body: str) -> list[array[int]]:
             columns.append(_convert(column, type_code))
             texts.append([])
             continue
-        # Sizes are often equal in all rows; lists that differ do so at once.
+        # Columns of sizes are often equal; comparing different ones ends early.
         same = texts.index(column) if column in texts else None
         if same is not None and same != _TYPE_COLUMN:
             columns.append(columns[same])
@@ -78,7 +78,7 @@ def _parse_body(body: str) -> list[array[int]]:
 
 
 def _convert(cells: list[str], convert: Callable[[str], int]) -> array[int]:
-    """A column of numbers; sizes, types and devices have few different values."""
+    """Convert a column; sizes, types and devices have few different values."""
     values = {cell: convert(cell) for cell in set(cells[:64])}
     if len(values) == 1 and cells.count(cells[0]) == len(cells):
         return array("Q", values.values()) * len(cells)
@@ -106,7 +106,7 @@ def _check_emptiness(columns: list[array[int]]) -> None:
 
 
 def _malformed_row(body: str) -> MappingError:
-    """Slow and exact: the first row that _parse_body() did not like, and why."""
+    """Find, slowly, the first row that _parse_body() cannot parse, and the reason."""
     for number, line in enumerate(body.split("\n")[:-1], 1):
         cells = line.split("\t")
         detail = None
@@ -137,7 +137,7 @@ def _is_well_formed(column: int, cell: str) -> bool:
 
 
 def parse_binary(data: bytes) -> list[array[int]]:
-    """The columns of the helper's binary form; raises MappingError."""
+    """Parse the helper's binary form into columns. Raises MappingError."""
     if not data.startswith(BINARY_MAGIC):
         raise MappingError(_FORM, "not the binary output of btrfs-ublk-map-physical")
     cells = array("Q")

@@ -1,19 +1,19 @@
-"""The physical map of one file: read it, then assert what it has to be."""
+"""The physical map of one file, with assertions on it."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple, Self
 
-from btrfs_ublk.helpers import MAP_PHYSICAL, helper_path
+from btrfs_ublk.base.helpers import MAP_PHYSICAL, helper_path
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.process import run
 from btrfs_ublk.physmap import parse, rules
 from btrfs_ublk.physmap.columns import Columns
 from btrfs_ublk.physmap.rows import REGULAR, MappingError
-from btrfs_ublk.process import run
 from btrfs_ublk.units import BLOCK_BYTES
 
-#: Of a file in several runs, how much the largest must have.
+#: The share of a file in several runs that the largest one must have.
 CONTIGUOUS_PERCENT = 80
 _READ_TIMEOUT_S = 300.0
 
@@ -27,7 +27,7 @@ class ContiguousRun(NamedTuple):
 
 
 class PhysicalMap(Columns):
-    """Where a file's bytes are: a sequence of MapRow, with assertions.
+    """The places of a file's bytes: a sequence of MapRow, with assertions.
 
     The assertions raise MappingError with the first row that breaks the rule.
     """
@@ -35,12 +35,12 @@ class PhysicalMap(Columns):
     __slots__ = ()
 
     @classmethod
-    def read(cls, path: Path, *, timeout_s: float = _READ_TIMEOUT_S) -> Self:
-        """The map of a btrfs file, whose dirty data is written first; needs root.
+    def read(cls, path: StrPath, *, timeout_s: float = _READ_TIMEOUT_S) -> Self:
+        """Read the map of a btrfs file, whose dirty data is written first; needs root.
 
         Raises CommandError when the file is not on btrfs, or cannot be read.
         """
-        # run() deals in text, so the numbers take a way of their own.
+        # run() returns text, so the binary numbers are passed in a memfd.
         fd = os.memfd_create("physical-map", os.MFD_CLOEXEC)
         with open(fd, "rb") as file:
             run(
@@ -56,16 +56,16 @@ class PhysicalMap(Columns):
 
     @classmethod
     def parse_tsv(cls, text: str) -> Self:
-        """From the helper's TSV; raises MappingError for what is malformed."""
+        """Parse the helper's TSV. Raises MappingError for malformed input."""
         return cls(parse.parse_tsv(text))
 
     @classmethod
     def parse_binary(cls, data: bytes) -> Self:
-        """From the helper's binary form; raises MappingError for what is malformed."""
+        """Parse the helper's binary form. Raises MappingError for malformed input."""
         return cls(parse.parse_binary(data))
 
     def assert_not_empty(self) -> None:
-        """The file has extents at all."""
+        """The file has at least one extent."""
         rules.not_empty(self)
 
     def assert_all_regular(self) -> None:
@@ -106,13 +106,13 @@ class PhysicalMap(Columns):
             rule(self)
 
     def file_bytes(self) -> int:
-        """What all rows together hold of the file."""
+        """The number of bytes of the file in all rows."""
         return sum(self.file_size)
 
     def contiguous_runs(self) -> list[ContiguousRun]:
-        """All its runs, in the order of the file, of a map that assert_plain() passes.
+        """Return all runs in file order, of a map that passes assert_plain().
 
-        Raises MappingError when an extent is not a row of its own, whole.
+        Raises MappingError when a row is not exactly one extent.
         """
         starts = rules.run_starts(self)
         if starts is None:
@@ -127,15 +127,15 @@ class PhysicalMap(Columns):
         ]
 
     def largest_contiguous_run(self) -> ContiguousRun:
-        """The longest run that is contiguous in the file and on one device; the first
-        of equals, and of size 0 when there is none.
+        """The longest run that is contiguous in the file and on one device: the first
+        of equals, or one of size 0 if there is none.
 
         Only regular extents in one piece count; each copy is a run of its own.
         """
         best = ContiguousRun(0, 0, 0)
         if rules.run_starts(self):
             return max(self.contiguous_runs(), key=lambda run: run.size_bytes)
-        # Of the current run: where it began, and where and on what it would go on.
+        # The start of the current run, and where the next row would continue it.
         start, size, end = (0, 0), 0, (-1, -1, -1)
         for kind, whole, stored, position, length, inner, devid, physical in zip(
             *(self.extent_type, self.logical_size, self.physical_size),
@@ -162,11 +162,11 @@ class PhysicalMap(Columns):
         device_offset: int | None = None,
         whole: bool = True,
     ) -> ContiguousRun:
-        """What must hold before a file of virtual data goes into use: assert_plain(),
-        and that its bytes lie on the device where they are expected.
+        """Assert what a file of virtual data needs before use: assert_plain(), and that
+        its bytes are at the expected place on the device.
 
         The file must be ``size_bytes`` long. With ``whole`` all of it must be one run,
-        else at least 80 % of it; the run, which is returned, must begin at
+        else at least 80 % of it. That run, which is returned, must begin at
         ``device_offset`` if that is given.
         """
         self.assert_plain()

@@ -1,4 +1,4 @@
-"""One row of a physical map, extent types, and the error of a map that is wrong."""
+"""Rows of a physical map, extent types, and the error for a wrong map."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _COMPRESSIONS = {1: "zlib", 2: "lzo", 3: "zstd"}
 _NUMBERS = {("type", text): number for number, text in _KINDS.items()} | {
     ("compression", text): number for number, text in _COMPRESSIONS.items()
 }
-#: Where the parts of an extent type are in its code, and the largest value of each.
+#: The bit offsets of an extent type's parts in its code, and their largest values.
 _PARTS = {
     "type": (0, 0xFF),
     "compression": (8, 0xFF),
     "encryption": (16, 0xFF),
     "other_encoding": (48, 0xFFFF),
 }
-#: Code of the extent type "regular", not encoded in any way.
+#: The code of extent type "regular", without any encoding.
 REGULAR = 1
 
 
@@ -49,10 +49,10 @@ class MapRow:
 
 
 class MappingError(BtrfsUblkError):
-    """A map is not what it has to be.
+    """A map breaks a rule.
 
-    ``rule`` names the rule that is broken; ``row_number`` (from 1, as in the TSV below
-    its header) and ``row`` the first row that breaks it, None for the map as a whole.
+    ``rule`` names the rule. ``row_number`` (from 1, as in the TSV below its header) and
+    ``row`` are the first row that breaks it, None for the map as a whole.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What a map of virtual data has to be: one function per rule, pure on the columns.
+"""The rules for a map of virtual data: one pure function on the columns per rule.
 
-Each compares whole columns first, which is quick and says only whether something is
-wrong; the rows are gone through one by one only to name the first that is.
+Each first compares whole columns, which is quick but says only whether something is
+wrong. Only then it goes through the rows, to name the first wrong one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rule = Callable[[Columns], None]
 
 
 def not_empty(columns: Columns) -> None:
-    """The file has extents at all."""
+    """The file has at least one extent."""
     if not len(columns):
         raise MappingError("not empty", "the file has no extents")
 
@@ -40,7 +40,7 @@ def single_device(columns: Columns, *, devid: int = 1) -> None:
 
 
 def one_piece(columns: Columns) -> None:
-    """Physical size = logical size: each extent is in one piece, stored as it is."""
+    """Physical size = logical size: each extent is in one piece, stored unchanged."""
     if columns.physical_size != columns.logical_size:
         index = _first(map(ne, columns.physical_size, columns.logical_size))
         detail = "its physical size is not its logical size"
@@ -80,7 +80,7 @@ def one_run(columns: Columns) -> None:
 def rising(columns: Columns) -> None:
     """File, logical and physical offsets rise together and do not overlap.
 
-    Rows that follow each other may be of one logical extent; it counts as one.
+    Successive rows of one logical extent count as one.
     """
     file = columns.file_offset, columns.file_size
     logical = columns.logical_offset, columns.logical_size
@@ -104,9 +104,9 @@ def rising(columns: Columns) -> None:
 
 
 def exact_cover(columns: Columns) -> None:
-    """Each logical extent is covered by its file extents: all of it, nothing twice.
+    """Each logical extent is covered completely by its file extents, and no part twice.
 
-    Its rows follow each other; that no extent comes back later, rising() tells.
+    Its rows are successive; rising() checks that no extent comes back later.
     """
     if _each_row_is_an_extent(columns):
         return
@@ -154,8 +154,8 @@ def equal_totals(columns: Columns) -> None:
 
 
 def run_starts(columns: Columns) -> list[int] | None:
-    """The rows where a contiguous run begins, of a map whose extents are all regular,
-    whole, on one device and one run in the file; None for any other map.
+    """Return the rows where a contiguous run begins. None unless all extents are
+    regular, whole, on one device and one run in the file.
     """
     if not (
         len(columns)
@@ -174,7 +174,7 @@ def run_starts(columns: Columns) -> list[int] | None:
     return [0, *compress(count(1), map(ne, shifts, islice(shifts, 1, None)))]
 
 
-#: All of them, those first that others build upon.
+#: All rules; each comes after those that it builds upon.
 RULES: tuple[Rule, ...] = (
     *(not_empty, all_regular, single_device, one_piece, aligned),
     *(one_run, rising, exact_cover, equal_totals),
@@ -188,7 +188,7 @@ _SIZES_AND_OFFSETS = (
 
 
 def _extent(columns: Columns, index: int) -> tuple[int, ...]:
-    """What makes two rows rows of one extent; no two rows do without a logical one."""
+    """Return a key that is equal for rows of one logical extent, unique for others."""
     logical_offset = columns.logical_offset[index]
     if logical_offset == MISSING:
         return (MISSING, index)
@@ -199,7 +199,7 @@ def _extent(columns: Columns, index: int) -> tuple[int, ...]:
 
 
 def _each_row_is_an_extent(columns: Columns) -> bool:
-    """Whether each row is a logical extent of its own, and all of it."""
+    """Whether each row is exactly one logical extent."""
     return (
         columns.file_size == columns.logical_size
         and _first_not(columns.extent_offset, 0) is None

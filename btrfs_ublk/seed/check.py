@@ -1,6 +1,4 @@
-"""Whether all holds that has to hold of a seed: our own check of an image, offline, and
-that of btrfs-progs.
-"""
+"""Checks of a seed image offline: our own, and that of btrfs-progs."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.capabilities import BTRFS_PROGS
+from btrfs_ublk.base.capabilities import BTRFS_PROGS
+from btrfs_ublk.base.helpers import CHECKSEED, helper_path
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.helpers import CHECKSEED, helper_path
-from btrfs_ublk.process import run
 from btrfs_ublk.seed.inspect import TIMEOUT_S, helper_error, inspect_seed
 from btrfs_ublk.units import MIB, format_size
 
@@ -27,7 +25,7 @@ _OUTPUT_LINES = 30
 
 @dataclass(frozen=True)
 class Violation:
-    """``rule`` is one of a fixed set (csrc/btrfs/check/check.h); ``text`` names the
+    """``rule`` is one of a fixed set (csrc/btrfs/check/report.h); ``text`` names the
     structure and the value.
     """
 
@@ -40,8 +38,9 @@ class Violation:
 
 @dataclass(frozen=True)
 class SeedReport:
-    """What was found. ``violations`` holds the first 1000 of ``violation_count``;
-    ``notes`` say what could not be compared, and what is odd but harmless.
+    """The result of our check. ``violations`` holds the first 1000 of
+    ``violation_count``, ``notes`` what could not be compared, and what is odd but
+    harmless.
     """
 
     path: Path
@@ -57,7 +56,7 @@ class SeedReport:
 
     @classmethod
     def from_json(cls, text: str) -> SeedReport:
-        """What ``btrfs-ublk-checkseed check --json`` says, or BtrfsUblkError."""
+        """Parse ``btrfs-ublk-checkseed check --json``. Raises BtrfsUblkError."""
         try:
             keys = json.loads(text)
             keys["path"] = Path(keys["path"])
@@ -77,8 +76,8 @@ class SeedReport:
 
 @dataclass(frozen=True)
 class ProgsReport:
-    """What ``btrfs check`` says: ``clean`` None when it was left out, for ``reason``.
-    ``output`` are the last lines of a check that failed.
+    """The result of ``btrfs check``. ``clean`` is None when it did not run, for
+    ``reason``. ``output`` has the last lines of a check that failed.
     """
 
     clean: bool | None
@@ -93,8 +92,8 @@ class ProgsReport:
 def check_seed(path: Path) -> SeedReport:
     """Check an image or an unmounted block device; writes nothing, needs no privileges.
 
-    Raises BtrfsUblkError when it cannot be opened or is mounted. All else, also that
-    there is no btrfs at all, is a violation.
+    Raises BtrfsUblkError when it cannot be opened or is mounted. Anything else, even
+    that there is no btrfs, is a violation.
     """
     argv: list[str | Path] = [helper_path(CHECKSEED), "check", "--json", "--", path]
     done = run(argv, timeout_s=TIMEOUT_S, ok_statuses=(0, 1))
@@ -104,10 +103,10 @@ def check_seed(path: Path) -> SeedReport:
 
 
 def check_with_progs(path: Path) -> ProgsReport:
-    """``btrfs check --readonly``, of an image that ends early in a copy of full size.
+    """Run ``btrfs check --readonly``; an image that ends early is copied to full size.
 
-    That copy has the same holes and is in memory, where sparse files of any size can
-    be. Raises CommandError when the check takes too long.
+    The copy has the same holes and is in memory, where sparse files of any size are
+    possible. Raises CommandError when the check takes too long.
     """
     missing = BTRFS_PROGS.probe()
     if missing is not None:
@@ -169,7 +168,7 @@ def _full_size_copy(path: Path, size_bytes: int) -> Iterator[int]:
 
 
 def _stored_ranges(fd: int) -> Iterator[tuple[int, int]]:
-    """What of a file is not a hole (lseek(2), SEEK_DATA): (offset, length) each."""
+    """Yield the (offset, length) of all data of a file (lseek(2), SEEK_DATA)."""
     end = os.fstat(fd).st_size
     offset = 0
     while offset < end:

@@ -1,17 +1,17 @@
-"""Seeds of the fallocate strategy: an ordinary btrfs, whose own allocator lays out a
-preallocated file, turned into a seed offline by btrfs-ublk-reshape.
+"""Seeds of the fallocate strategy: btrfs itself lays out a preallocated file, and
+btrfs-ublk-reshape then turns the file system into a seed, offline.
 
-Where the data chunks come from decides how far this scales. The kernel's own have 1 GiB
-each, and its allocator walks the list of all block groups for each that it begins to
-fill (find_free_extent(): since Linux 6.2 a new one, of no size class yet, is only taken
-in the second pass over the list). So the time grows with the square of the size: 8 s
-for 8 TiB, 42 s for 16 TiB, hours for 250 TiB. Nothing in mkfs.btrfs, mount options or
-/sys/fs/btrfs/FSID/allocation makes such chunks larger. Besides, copies of the
-superblock at 64 MiB and 256 GiB stand in the midst of the data.
+Who makes the data chunks decides how far this scales. The kernel's have 1 GiB each, and
+for each that it begins to fill, its allocator walks the list of all block groups
+(find_free_extent(): since Linux 6.2 a new one, of no size class yet, is only taken in
+the second pass over the list). So the time grows with the square of the size: 8 s for 8
+TiB, 42 s for 16 TiB, hours for 250 TiB. Nothing in mkfs.btrfs, mount options or
+/sys/fs/btrfs/FSID/allocation makes such chunks larger. Copies of the superblock at 64
+MiB and 256 GiB also interrupt the data.
 
-So the kernel lays out its chunks where that gives one run for most of the file; for all
-other sizes the empty data chunk that mkfs.btrfs makes is stretched to what is needed
-and moved past the copies, before the first mount: 250 TiB take 10 s then.
+So the kernel makes the chunks only for sizes where most of the file becomes one run.
+For all others, the empty data chunk of mkfs.btrfs is moved past the copies and
+stretched to the size needed, before the first mount: 250 TiB then take 10 s.
 """
 
 from __future__ import annotations
@@ -25,47 +25,58 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from btrfs_ublk.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Helper, require
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Helper, require
+from btrfs_ublk.base.helpers import RESHAPE, helper_path
+from btrfs_ublk.base.ledger import Ledger, process_ledger
+from btrfs_ublk.base.log import log, step
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.helpers import RESHAPE, helper_path
-from btrfs_ublk.ledger import Ledger, process_ledger
-from btrfs_ublk.log import log, step
+from btrfs_ublk.kernel.attributes import IMMUTABLE, NO_COW, add_attributes
+from btrfs_ublk.kernel.btrfs import (
+    create_subvolume,
+    forget_device,
+    reached_inode,
+    set_default_subvolume,
+)
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.physmap import PhysicalMap
-from btrfs_ublk.process import run
-from btrfs_ublk.resources.attributes import IMMUTABLE, NO_COW, add_attributes
-from btrfs_ublk.resources.btrfs import forget_device
-from btrfs_ublk.resources.loop import loop_device
-from btrfs_ublk.resources.mount import mounted
-from btrfs_ublk.resources.tempdir import tempdir
-from btrfs_ublk.seed.layout import DEFAULT_FILENAME, Range, Seed, VirtualData
+from btrfs_ublk.seed.layout import (
+    DEFAULT_FILENAME,
+    SUBVOLUME_NAME,
+    Range,
+    Seed,
+    VirtualData,
+)
 from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB, TIB, format_size
 
-#: Who makes the data chunks: the kernel, 1 GiB each, or mkfs.btrfs, one and stretched.
+#: Who makes the data chunks: the kernel, 1 GiB each, or mkfs.btrfs, one, stretched.
 Chunks = Literal["kernel", "stretched"]
 
-#: The sizes for which the kernel makes the chunks unless it is asked otherwise. Below,
-#: what is left over in the first chunk, behind a superblock, would be more than a
-#: fifth; above, up to 1.3 TiB, the superblock at 256 GiB cuts the file into two large
-#: halves.
+#: The sizes for which the kernel makes the chunks by default. For smaller ones, more
+#: than a fifth of the file would be in the first chunk's rest behind a superblock. For
+#: larger ones, up to 1.3 TiB, the superblock at 256 GiB cuts the file in two large
+#: parts.
 KERNEL_CHUNKS_BYTES = range(5 * GIB, 300 * GIB + 1)
-#: With more it takes minutes.
+#: Larger sizes take minutes.
 KERNEL_CHUNKS_MAX_BYTES = 16 * TIB
-#: As for the other strategy; the kernel allocates no less anyway.
+#: The minimum of the other strategy; the kernel allocates no less anyway.
 MIN_BYTES = 4 * MIB
-#: The longest chunk that kernels since 6.4 take, see CHUNK_LENGTH_MAX in btrfs/chunk.h.
+#: The longest chunk that kernels since 6.4 accept: CHUNK_LENGTH_MAX, btrfs/chunk.h.
 STRETCHED_MAX_BYTES = 255 * TIB
-#: Past the last copy of the superblock, so that nothing interrupts the data.
+#: It is past the last superblock copy, so that nothing interrupts the data.
 STRETCHED_START = 512 * GIB
-#: `scrub -r` since Linux 6.12 reads virtual data in chunks that end elsewhere.
+#: Since Linux 6.12, `scrub -r` reads virtual data in chunks of other lengths.
 _CHUNK_STEP_BYTES = 4 * GIB
 
-#: For chunks that superblock copies cut, so that their last pieces go unused, and for
-#: metadata: 200 bytes for each extent of 256 MiB, in chunks of 1 GiB.
+#: Space for chunks that superblock copies cut, so that their last pieces go unused, and
+#: for metadata: 200 bytes for each extent of 256 MiB, in chunks of 1 GiB.
 _KERNEL_SLACK_BYTES = 16 * GIB
 
 #: The most that the kernel puts into one extent (__btrfs_prealloc_file_range()).
 _EXTENT_BYTES = 256 * MIB
-#: How much one call allocates: it holds the file's lock, and no signal ends it.
+#: The size of one allocation: it holds the file's lock, and no signal ends it.
 _PIECE_BYTES = 64 * GIB
 _DEFAULT_TIMEOUT_S = 900.0
 _COMMAND_TIMEOUT_S = 120.0
@@ -88,15 +99,15 @@ def make_fallocate_seed(
 ) -> Seed:
     """Make a seed image with mkfs.btrfs and the kernel's allocator; needs root.
 
-    The virtual file is in extents of up to 256 MiB. In chunks of the kernel's it has a
-    few gaps, where copies of the superblock and metadata are: see Seed.virtual_data;
-    at least 80 % are in one run. In a stretched chunk all of it is. ``chunks`` None
-    chooses by the size.
+    The virtual file has extents of up to 256 MiB. In the kernel's chunks it has a few
+    gaps, for copies of the superblock and metadata (see Seed.virtual_data), but at
+    least 80 % are in one run. In a stretched chunk all of it is. If ``chunks`` is None,
+    the size decides.
 
-    ``metadata_only`` cuts the image off where what must be stored ends. ``force``
-    replaces an existing file. Raises UsageError for what cannot be, CommandError and
+    ``metadata_only`` cuts the image off after what must be stored. ``force`` replaces
+    an existing file. Raises UsageError for invalid arguments, CommandError and
     BtrfsUblkError when a step fails or all of the allocation takes longer than
-    ``timeout_s``; the path is as before then, and nothing is left behind.
+    ``timeout_s``; the path is unchanged then, and nothing is left behind.
     """
     require(ROOT, BTRFS, LOOP, MKFS_BTRFS, Helper(RESHAPE))
     if chunks is None:
@@ -111,7 +122,7 @@ def make_fallocate_seed(
         device_bytes = _round_up(virtual_data_size + _KERNEL_SLACK_BYTES, GIB)
     ledger = ledger or process_ledger()
     with ExitStack() as stack:
-        # Next to the result, so that it becomes that by its name alone.
+        # In the same directory, so that a rename makes it the result.
         directory = stack.enter_context(tempdir(parent=path.parent, ledger=ledger))
         image, target = directory / "seed.img", directory / "mount"
         target.mkdir()
@@ -131,11 +142,14 @@ def make_fallocate_seed(
                     virtual_data_size,
                     deadline_s=time.monotonic() + timeout_s,
                 )
+                # Users see this subvolume, not the virtual file.
+                set_default_subvolume(create_subvolume(target, SUBVOLUME_NAME))
         with step("make it a seed"):
             about = json.loads(_reshape("seed", f"--inode={inode}", "--json", image))
         with step("validate the map"):
             with _mounted_image(image, target, read_only=True, ledger=ledger):
-                mapping = PhysicalMap.read(target / virtual_data_filename)
+                with reached_inode(target, inode) as virtual:
+                    mapping = PhysicalMap.read(virtual)
             mapping.assert_virtual_data(
                 size_bytes=virtual_data_size,
                 device_offset=STRETCHED_START if chunks == "stretched" else None,
@@ -189,6 +203,10 @@ def _check_name(name: str) -> None:
         length = len(name.encode())
     except UnicodeEncodeError:
         raise UsageError(f"virtual data filename {name!r} is not UTF-8") from None
+    if name == SUBVOLUME_NAME:
+        raise UsageError(
+            f"virtual data filename {name!r} is that of the subvolume beside it"
+        )
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise UsageError(f"virtual data filename {name!r} is not the name of a file")
     if length > _NAME_MAX_BYTES:
@@ -221,7 +239,7 @@ def _make_sparse(image: Path, size_bytes: int, path: Path) -> None:
 
 
 def _format(image: Path, *, label: str | None, fsid: UUID | None) -> None:
-    """SINGLE as in seeds of the other strategy: the sprout inherits it."""
+    """Make the file system, SINGLE like other seeds: sprouts inherit it."""
     argv: list[str | Path] = ["mkfs.btrfs", "--quiet", "--nodiscard"]
     argv += ["--metadata=single", "--data=single", f"--sectorsize={BLOCK_BYTES}"]
     argv += [f"--uuid={fsid}"] if fsid else []
@@ -246,7 +264,7 @@ def _mounted_image(
             mounted(
                 loop.path,
                 target,
-                # Discarding what was never written only costs time.
+                # Discarding blocks that were never written only costs time.
                 options=["nodiscard", "noatime", f"device={loop.path}"],
                 read_only=read_only,
                 ledger=ledger,
@@ -256,7 +274,7 @@ def _mounted_image(
 
 
 def _forget(device: Path) -> None:
-    # The image goes on to other devices; it does no harm when this fails.
+    # Other loop devices will have this image. Failing is harmless.
     try:
         forget_device(device)
     except BtrfsUblkError as error:
@@ -264,12 +282,12 @@ def _forget(device: Path) -> None:
 
 
 def _pieces(size_bytes: int) -> Iterator[Range]:
-    """What to allocate one after the other: (offset, length) each.
+    """Yield the ranges to allocate, in order, as (offset, length).
 
-    NB: what is not a multiple of the largest extent comes first, in extents that are
-    not small. At the end it would go back to where a superblock has left a gap; and
-    since Linux 6.2 small extents and large ones do not go into the same chunk while
-    another one can be made.
+    NB: a remainder, of less than the largest extent, comes first, in extents that are
+    not small. At the end it would go back into a gap left by a superblock. And since
+    Linux 6.2 small and large extents do not share a chunk while another one can be
+    made.
     """
     odd_bytes = size_bytes % _EXTENT_BYTES
     heads = [odd_bytes] if odd_bytes else []
@@ -284,11 +302,10 @@ def _pieces(size_bytes: int) -> Iterator[Range]:
 
 
 def _allocate(target: Path, name: str, size_bytes: int, *, deadline_s: float) -> int:
-    """Make the virtual file, all of it preallocated; its inode number."""
-    # Inherited by the virtual file, and later by all that clones from it.
-    add_attributes(target, NO_COW)
+    """Make and preallocate the virtual file. Returns its inode number."""
     with open(target / name, "xb", buffering=0) as file:
         fd = file.fileno()
+        add_attributes(fd, NO_COW)
         os.fchmod(fd, _MODE)
         for offset, length_bytes in _pieces(size_bytes):
             if time.monotonic() > deadline_s:
@@ -305,14 +322,14 @@ def _allocate(target: Path, name: str, size_bytes: int, *, deadline_s: float) ->
                     f"virtual file: {error.strerror}",
                     hint="see the kernel log: dmesg | grep -i btrfs",
                 ) from error
-        # NB: only now: an immutable file takes no allocation.
+        # NB: only now, since an immutable file cannot be allocated.
         add_attributes(fd, IMMUTABLE)
         os.fsync(fd)
         return os.fstat(fd).st_ino
 
 
 def _publish(image: Path, path: Path, *, force: bool) -> None:
-    """Give the image its name, which it keeps even if the temporary one goes on."""
+    """Give the image its final name; the temporary one is removed by the caller."""
     try:
         if force:
             os.replace(image, path)

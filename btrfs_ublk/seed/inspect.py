@@ -1,4 +1,4 @@
-"""What a seed, or any btrfs of one device, is laid out like."""
+"""The layout of a seed, or of any btrfs of one device."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from btrfs_ublk.base.helpers import CHECKSEED, helper_path
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.helpers import CHECKSEED, helper_path
-from btrfs_ublk.process import run
 
-#: 4 EiB take a tenth of a second; a large file system on a slow disk takes longer.
+#: A seed of 4 EiB takes 0.1 s; a large file system on a slow disk takes longer.
 TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
 class ChunkSum:
-    """The chunks of one type and profile; lengths are of logical addresses, in bytes.
+    """The chunks of one type and profile; lengths are in bytes of logical addresses.
 
-    ``type``: DATA, METADATA, SYSTEM or DATA+METADATA. ``profile``: SINGLE, DUP or
-    RAID0 (of one stripe).
+    ``type``: DATA, METADATA, SYSTEM or DATA+METADATA. ``profile``: SINGLE, DUP or RAID0
+    (of one stripe).
     """
 
     type: str
@@ -35,10 +35,10 @@ class ChunkSum:
 
 @dataclass(frozen=True)
 class VirtualFile:
-    """The file of virtual data as it stands in the image.
+    """The file of virtual data in the image.
 
     ``device_offset`` is where its first extent begins, None when it has none.
-    ``preallocated_extents`` read as zeroes, whatever the device holds. ``flags`` are
+    ``preallocated_extents`` read as zeroes, whatever the device contains. ``flags`` are
     the inode's: NODATASUM, IMMUTABLE...
     """
 
@@ -55,10 +55,11 @@ class VirtualFile:
 class SeedLayout:
     """A btrfs in an image or on a device; all sizes are bytes.
 
-    ``strategy`` is the one that is recognised: "mega-extent", "fallocate" or "other".
-    ``device_bytes`` is the device's size as the superblock says, ``file_bytes`` the
-    image's own. Flags of the superblock are names without their prefix, unknown ones
-    hexadecimal numbers.
+    ``strategy`` is the detected one: "mega-extent", "fallocate" or "other".
+    ``device_bytes`` is the device's size in the superblock, ``file_bytes`` the image's
+    own. Flags of the superblock are names without their prefix, unknown ones
+    hexadecimal numbers. ``default_subvolume`` is the number of the one that a plain
+    mount shows; ``new_files_nodatasum``: whether its new files inherit NODATASUM.
     """
 
     path: Path
@@ -77,6 +78,7 @@ class SeedLayout:
     seeding: bool
     strategy: str
     subvolumes: int
+    default_subvolume: int
     chunks: tuple[ChunkSum, ...]
     data_extents: int
     data_extent_bytes: int
@@ -86,7 +88,7 @@ class SeedLayout:
 
     @classmethod
     def from_json(cls, text: str) -> SeedLayout:
-        """What ``btrfs-ublk-checkseed inspect --json`` says, or BtrfsUblkError."""
+        """Parse ``btrfs-ublk-checkseed inspect --json``. Raises BtrfsUblkError."""
         try:
             keys = json.loads(text)
             virtual = keys["virtual_data"]
@@ -118,8 +120,8 @@ class SeedLayout:
 def inspect_seed(path: Path) -> SeedLayout:
     """Read the layout of an image or an unmounted block device; writes nothing.
 
-    Raises BtrfsUblkError, which names the structure, when the path is mounted or no
-    btrfs of one device, or when its trees are damaged.
+    Raises BtrfsUblkError, which names the structure, when the path is mounted, is not a
+    btrfs of one device, or has damaged trees.
     """
     argv: list[str | Path] = [helper_path(CHECKSEED), "inspect", "--json", "--", path]
     done = run(argv, timeout_s=TIMEOUT_S, ok_statuses=(0, 1))
@@ -129,7 +131,7 @@ def inspect_seed(path: Path) -> SeedLayout:
 
 
 def helper_error(stderr: str) -> BtrfsUblkError:
-    """The helper's message and hint as an error of ours."""
+    """Convert the helper's message and hint to an error."""
     message, _, hint = stderr.strip().partition("\n  hint: ")
     return BtrfsUblkError(
         message.removeprefix(f"{CHECKSEED}: error: "), hint=hint or None

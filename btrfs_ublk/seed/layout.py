@@ -1,5 +1,5 @@
-"""What a seed is, whatever strategy made it: where its virtual data are, and what has
-to be stored.
+"""The layout of a seed of any strategy: where its virtual data are, and what must be
+stored.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from btrfs_ublk.server.description import (
 )
 
 DEFAULT_FILENAME = ".btrfs-ublk-virtual-data"
+#: The subvolume that a plain mount of a seed shows (SEED_SUBVOLUME_NAME in seed.h).
+SUBVOLUME_NAME = "files"
+
+#: Zeroes behind the seed, on the device only. Programs that identify devices (udev,
+#: blkid, wipefs, lsblk, the kernel for partitions) read the end of a device: RAID and
+#: ZFS signatures are up to 1.5 MiB before it, and each read causes some read-ahead.
+#: Nothing else is mapped there, so without these zeroes such reads would fail.
+END_BYTES = 16 << 20
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class VirtualData:
-    """The one file of a seed. ``runs`` say where its bytes are on the device: in the
-    order of the file, together all of it, rising on the device as well.
+    """The one file of a seed, in its top-level subvolume. ``runs`` say where its bytes
+    are on the device. They are in the order of the file, cover all of it, and their
+    device offsets rise, too.
     """
 
     filename: str
@@ -46,16 +55,16 @@ class VirtualData:
 
     @property
     def device_offset(self) -> int:
-        """Where the file begins on the device."""
+        """The device offset of the file's first byte."""
         return self.runs[0].physical_offset
 
     @property
     def largest_run(self) -> ContiguousRun:
-        """The longest stretch to clone from without a seam; the first of equals."""
+        """The longest run, to clone from without a seam; the first of equals."""
         return max(self.runs, key=lambda run: run.size_bytes)
 
     def assert_matches(self, mapping: PhysicalMap) -> None:
-        """Raise MappingError unless the kernel's map says the same as the runs."""
+        """Raise MappingError unless the kernel's map equals the runs."""
         mapping.assert_virtual_data(
             size_bytes=self.size,
             device_offset=self.largest_run.physical_offset,
@@ -84,9 +93,9 @@ class VirtualData:
 class Seed:
     """A seed image; all sizes and offsets are bytes.
 
-    ``local_bytes`` is where what must be stored ends: metadata and copies of the
-    superblock. ``file_bytes`` is the image's size, equal to that for one made with
-    ``metadata_only``, else to ``device_bytes``. ``chunks`` counts those of virtual
+    ``local_bytes`` is the end of what must be stored: metadata and superblock copies.
+    ``file_bytes`` is the image's size: ``local_bytes`` if it was made with
+    ``metadata_only``, else ``device_bytes``. ``chunks`` counts the chunks of virtual
     data, ``chunk_bytes`` is the length of the longest.
     """
 
@@ -114,7 +123,7 @@ class Seed:
         }
 
     def other_ranges(self) -> Iterator[Range]:
-        """What the virtual data leave free of the device: (offset, length) each."""
+        """Yield the (offset, length) of all of the device that is not virtual data."""
         position = 0
         for run in self.virtual_data.runs:
             if run.physical_offset > position:
@@ -124,18 +133,18 @@ class Seed:
             yield position, self.device_bytes - position
 
     def local_ranges(self) -> Iterator[Range]:
-        """The parts of that which the image has to be asked for."""
+        """Yield those of other_ranges() that the image stores."""
         for offset, length in self.other_ranges():
             if offset < self.local_bytes:
                 yield offset, min(length, self.local_bytes - offset)
 
     def description(self, virtual_segments: Iterable[Segment]) -> Description:
-        """The address space of a device for this seed.
+        """Describe the address space of a device for this seed.
 
-        ``virtual_segments`` have offsets within the virtual file; what they leave free
-        of it cannot be read (EIO). All else but the metadata reads as zeroes:
-        superblock copies and signatures of other formats are looked for there
-        (blkid(8)).
+        ``virtual_segments`` have offsets within the virtual file; ranges without one
+        cannot be read (EIO). All else but the metadata reads as zeroes: programs look
+        there for superblock copies and signatures of other formats (blkid(8)). The
+        device is END_BYTES longer than the seed.
         """
         virtual = self.virtual_data
         contents = fill(0, virtual.size, virtual_segments, gaps="error")
@@ -154,6 +163,5 @@ class Seed:
                     break
                 part = segment.part(run.file_offset, run_end)
                 segments.append(part.moved(run.physical_offset - run.file_offset))
-        return Description(
-            self.device_bytes, fill(0, self.device_bytes, segments, gaps="zero")
-        )
+        size = self.device_bytes + END_BYTES
+        return Description(size, fill(0, size, segments, gaps="zero"))

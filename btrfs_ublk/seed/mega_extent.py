@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
+from btrfs_ublk.base.helpers import MKSEED, helper_path
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
-from btrfs_ublk.helpers import MKSEED, helper_path
 from btrfs_ublk.physmap import ContiguousRun
-from btrfs_ublk.process import run
 from btrfs_ublk.seed.layout import DEFAULT_FILENAME, Seed, VirtualData
 
-#: It takes a tenth of a second for 4 EiB; a slow disk below makes it longer.
+#: A seed of 4 EiB takes 0.1 s; on a slow disk, more.
 _TIMEOUT_S = 120.0
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
 
 def parse_report(text: str) -> Seed:
-    """What ``btrfs-ublk-mkseed --json`` prints. Raises BtrfsUblkError."""
+    """Parse what ``btrfs-ublk-mkseed --json`` prints. Raises BtrfsUblkError."""
     try:
         keys = json.loads(text)
         virtual = keys["virtual_data"]
@@ -52,7 +53,7 @@ def parse_report(text: str) -> Seed:
 
 
 def make_seed(
-    path: Path,
+    path: StrPath,
     *,
     virtual_data_size: int,
     virtual_data_filename: str = DEFAULT_FILENAME,
@@ -62,21 +63,21 @@ def make_seed(
     time: int | None = None,
     chunk_bytes: int | None = None,
     metadata_profile: Literal["single", "dup"] = "single",
-    inherit_nodatasum: bool = True,
+    inherit_nodatasum: bool = False,
     metadata_only: bool = False,
     force: bool = False,
 ) -> Seed:
     """Write a seed image; needs no privileges.
 
     ``virtual_data_size`` and ``chunk_bytes`` are in bytes, ``time`` in seconds since
-    1970. With fsid and time given, the image is the same every time.
-    With ``metadata_profile`` "dup" metadata are on the device twice, also on that of a
-    sprout, which inherits it. Without ``inherit_nodatasum`` new files on a sprout have
-    checksums; those that virtual data are to be cloned into need ``chattr +C``.
-    ``metadata_only`` leaves the image as small as a block server needs; without it, the
-    (sparse) file has the device's full size and can be mounted over a loop device.
-    ``force`` replaces an existing file. Raises UsageError for what the formatter
-    refuses, CommandError when it fails; the path is as before then.
+    1970. With fsid and time given, the image is the same every time. With
+    ``metadata_profile`` "dup", metadata are on the device twice; sprouts inherit it.
+    With ``inherit_nodatasum``, new files on a sprout have no checksums, so that all
+    take clones of virtual data; otherwise they need ``chattr +C``, as clone_file() does
+    it. ``metadata_only`` makes the image only as large as a block server needs;
+    otherwise, the (sparse) file has the device's full size and can be mounted over a
+    loop device. ``force`` replaces an existing file. Raises UsageError for what the
+    formatter refuses, CommandError when it fails; the path is unchanged then.
     """
     options = {
         "--virtual-data-size": virtual_data_size,
@@ -89,7 +90,7 @@ def make_seed(
         "--metadata-profile": metadata_profile,
         "--inherit-nodatasum": "on" if inherit_nodatasum else "off",
     }
-    argv: list[str | Path] = [helper_path(MKSEED), "--json"]
+    argv: list[StrPath] = [helper_path(MKSEED), "--json"]
     argv += [
         f"{option}={value}" for option, value in options.items() if value is not None
     ]
@@ -98,7 +99,7 @@ def make_seed(
     argv += ["--", path]
     done = run(argv, timeout_s=_TIMEOUT_S, ok_statuses=(0, _EXIT_FAILED, _EXIT_USAGE))
     if done.returncode != 0:
-        # Its own message says it all; it may end with a hint.
+        # The helper's message suffices; it may end with a hint.
         message = done.stderr.strip().removeprefix(f"{MKSEED}: error: ")
         kind = UsageError if done.returncode == _EXIT_USAGE else CommandError
         raise kind(message or f"{MKSEED} failed without a word")

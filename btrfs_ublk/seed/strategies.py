@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.ledger import Ledger
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.ledger import Ledger
 from btrfs_ublk.seed.fallocate import make_fallocate_seed
 from btrfs_ublk.seed.layout import Seed
 from btrfs_ublk.seed.mega_extent import make_seed
 
 MEGA_EXTENT = "mega-extent"
 
-#: What each takes, its function's keyword arguments say.
+#: The keyword arguments of each function are the strategy's options.
 STRATEGIES: dict[str, Callable[..., Seed]] = {
     MEGA_EXTENT: make_seed,
     "fallocate": make_fallocate_seed,
@@ -25,10 +25,10 @@ STRATEGIES: dict[str, Callable[..., Seed]] = {
 def make_seed_by(
     strategy: str, path: Path, *, ledger: Ledger | None = None, **options: Any
 ) -> Seed:
-    """Make a seed with the strategy of that name; see there for its options.
+    """Make a seed with the named strategy, and the options that its function takes.
 
-    Those that are None are left to it. Raises UsageError for a name or an option that
-    there is not.
+    Options that are None keep the strategy's default. Raises UsageError for an unknown
+    strategy or option.
     """
     make = STRATEGIES.get(strategy)
     if make is None:

@@ -1,38 +1,68 @@
-"""The block server: what it serves, its process, its control connection."""
+"""The block server: its description, its process and its control connection."""
 
-from btrfs_ublk.server.block_server import BlockServer
-from btrfs_ublk.server.description import (
-    Description,
-    ErrorSegment,
-    FileSegment,
-    LazySegment,
-    MemsetSegment,
-    PatternSegment,
-    Segment,
-    ZeroSegment,
-)
-from btrfs_ublk.server.devices import DeviceRecord, device_records
-from btrfs_ublk.server.foreign import ForeignDevice, foreign_device
-from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
-from btrfs_ublk.server.stats import (
-    FetcherStats,
-    KindStats,
-    Latency,
-    LazyStats,
-    QueueStats,
-    ServerStats,
-)
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.base.exports import exporter
+
+if TYPE_CHECKING:
+    from btrfs_ublk.server.block_server import BlockServer
+    from btrfs_ublk.server.control import ControlError
+    from btrfs_ublk.server.description import (
+        Description,
+        ErrorSegment,
+        FileSegment,
+        FrontEndName,
+        LazySegment,
+        MemsetSegment,
+        PatternSegment,
+        Segment,
+        ZeroSegment,
+    )
+    from btrfs_ublk.server.devices import DeviceRecord, device_records
+    from btrfs_ublk.server.front_ends import choose_front_end
+    from btrfs_ublk.server.stats import (
+        Counts,
+        FetcherStats,
+        FetchLatency,
+        KindStats,
+        Latencies,
+        Latency,
+        LazyStats,
+        QueueStats,
+        ServerStats,
+    )
+else:
+    __getattr__ = exporter(
+        __name__,
+        {
+            "control": "ControlError",
+            "block_server": "BlockServer",
+            "description": (
+                "Description ErrorSegment FileSegment FrontEndName LazySegment "
+                "MemsetSegment PatternSegment Segment ZeroSegment"
+            ),
+            "devices": "DeviceRecord device_records",
+            "front_ends": "choose_front_end",
+            "stats": (
+                "Counts FetchLatency FetcherStats KindStats Latencies Latency "
+                "LazyStats QueueStats ServerStats"
+            ),
+        },
+    )
 
 __all__ = [
     "BlockServer",
+    "ControlError",
+    "Counts",
     "Description",
     "DeviceRecord",
     "ErrorSegment",
+    "FetchLatency",
     "FetcherStats",
     "FileSegment",
-    "ForeignDevice",
     "FrontEndName",
     "KindStats",
+    "Latencies",
     "Latency",
     "LazySegment",
     "LazyStats",
@@ -44,5 +74,4 @@ __all__ = [
     "ZeroSegment",
     "choose_front_end",
     "device_records",
-    "foreign_device",
 ]

@@ -1,4 +1,4 @@
-"""A server process and the block device that it answers."""
+"""A server process and its block device."""
 
 from __future__ import annotations
 
@@ -9,47 +9,54 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from btrfs_ublk import libraries
+from btrfs_ublk.base import libraries
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.process import Child, describe_exit, launch
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.content import Added, Addition, MapClient, Room, Source
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, error_of_status
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.lazy import Added, Addition, MapClient, Room, Source
-from btrfs_ublk.ledger import Entry, Ledger, process_ledger
-from btrfs_ublk.log import log
-from btrfs_ublk.process import Child, describe_exit, launch
 from btrfs_ublk.server.control import ControlConnection, ControlError, InUseError
-from btrfs_ublk.server.description import Description, FileSegment, LazySegment
+from btrfs_ublk.server.description import (
+    Description,
+    FileSegment,
+    FrontEndName,
+    LazySegment,
+)
 from btrfs_ublk.server.devices import STOP_TIMEOUT_S
 from btrfs_ublk.server.front_end import FrontEnd
-from btrfs_ublk.server.front_ends import FrontEndName, choose_front_end
+from btrfs_ublk.server.front_ends import choose_front_end
 from btrfs_ublk.server.fuse import served_file
+from btrfs_ublk.server.stats import ServerStats
 
 _PROTOCOL = 1
 READY_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 10.0
-#: Between the closing of the connection and the end of the process.
+#: The time between the close of the connection and the end of the process.
 _LAST_WORDS_TIMEOUT_S = 1.0
 
 
 class BlockServer:
     """``with BlockServer(description) as server:`` serves it at ``server.device``.
 
-    ``front_end``: "ublk", "fuse" (a loop device on a file of the server), or "auto":
-    ublk where the kernel has it. ``queues`` are threads; they, ``depth`` and
-    ``max_io_bytes`` (largest request) default to the server's own choice. ``cpus`` are
-    those that threads may run on (default: all that the process may use). ``realtime``:
-    they run before all that is not (SCHED_RR), for latency on busy machines
-    (docs/limits.md). ``page_cache``: who reads ``file`` itself does so through that.
-    ``unprivileged``: the device is of this user, who need not be root, and the server
-    does without what protects it from itself (docs/features.md).
-    ``features`` of the ublk driver are insisted on, such as "auto-buf-reg", which is
-    not used unless asked for.
+    ``front_end`` is "ublk", "fuse" (a loop device on a file of the server), or "auto":
+    ublk where the kernel has it and survives its death. ``queues`` are threads; they,
+    ``depth`` and ``max_io_bytes`` (largest request) default to the server's own choice.
+    ``cpus`` are those that threads may run on (default: all that the process may use).
+    ``realtime``: they run before all normal threads (SCHED_RR), for latency on busy
+    machines (docs/limits.md). ``page_cache``: those who read ``file`` directly use the
+    page cache. ``unprivileged``: the device belongs to this user, who need not be root,
+    and the server lacks what protects it from its own device (docs/features.md).
+    ``features`` of the ublk driver are required, such as "auto-buf-reg", which is only
+    used if asked for.
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
     names the mount, and leaves the device as it is; ``stop()`` may then be tried again.
     Entering raises UsageError for a description that the server refuses (a missing
-    file, say), CapabilityError and BtrfsUblkError with the server's last words.
+    file, say), CapabilityError, and BtrfsUblkError with the end of the server's stderr.
     """
 
     def __init__(
@@ -93,14 +100,16 @@ class BlockServer:
         self._ready: dict[str, Any] = {}
         self._device: Path | None = None
         #: The statistics that the server sent when it stopped.
-        self.final_stats: dict[str, Any] | None = None
+        self.final_stats: ServerStats | None = None
 
     def __enter__(self) -> BlockServer:
         if self._entry is not None:
             raise BtrfsUblkError("this block server runs already")
         self._ledger = ledger = self._ledger or process_ledger()
         self._front_end = front_end = choose_front_end(
-            self._front_end_name, unprivileged=self._flags["unprivileged"]
+            self._front_end_name,
+            unprivileged=self._flags["unprivileged"],
+            only_ublk=bool(self._features),
         )
         try:
             with deferred():
@@ -136,9 +145,8 @@ class BlockServer:
 
     @property
     def file(self) -> Path:
-        """With fuse, the file that the loop device is on; it can be opened by root, and
-        read past that. Raises ControlError when there is none.
-        """
+        """With fuse, the file that the loop device is on. Root can open it, and read it
+        directly. Raises ControlError when there is none."""
         return served_file(self._ready)
 
     @property
@@ -148,14 +156,14 @@ class BlockServer:
 
     @property
     def front_end(self) -> str:
-        """The one that was chosen: "ublk" or "fuse"."""
+        """The front end that was chosen: "ublk" or "fuse"."""
         if self._front_end is None:
             raise BtrfsUblkError("the block server does not run")
         return self._front_end.name
 
     @property
     def pid(self) -> int:
-        """The server process."""
+        """The process ID of the server."""
         if self._child is None:
             raise BtrfsUblkError("the block server does not run")
         return self._child.pid
@@ -168,19 +176,18 @@ class BlockServer:
         placement: list[list[int]] = self._ready["placement"]
         return placement
 
-    def stats(self) -> dict[str, Any]:
-        """What the server has delivered so far. Raises BtrfsUblkError if it does not
-        run or does not answer.
-        """
+    def stats(self) -> ServerStats:
+        """Statistics of the server so far. Raises BtrfsUblkError if it does not run or
+        does not answer."""
         if self._child is None or self._control is None:
             raise BtrfsUblkError("the block server does not run")
-        stats: dict[str, Any] = self._control.request(
+        reply = self._control.request(
             "stats", child=self._child, timeout_s=_REQUEST_TIMEOUT_S
-        )["stats"]
-        return stats
+        )
+        return ServerStats.parse(reply["stats"])
 
-    def map(self, path: str | None = None) -> MapClient:
-        """What a lazy segment has mapped; ``path`` where there are several maps."""
+    def map(self, path: StrPath | None = None) -> MapClient:
+        """The map of a lazy segment; ``path`` says which one if there are several."""
         return MapClient(self._ask, path=path)
 
     def map_add(
@@ -190,7 +197,8 @@ class BlockServer:
         *,
         room: Room | None = None,
     ) -> list[Added]:
-        """``map().add(…)``: all or none, and durable when it returns."""
+        """Call ``map().add(…)``, which adds all or none and is durable when it
+        returns."""
         return self.map().add(sources, additions, room=room)
 
     def _ask(
@@ -221,7 +229,7 @@ class BlockServer:
                 self._argv(front_end.name, entry.tag, control.server_fd()),
                 stdin=self.description.to_json(),
                 keep_open_fds=[control.server_fd()],
-                # The connection is its lifeline: it must finish its own teardown.
+                # It must finish its teardown, which it begins when the connection ends.
                 death_signal=None,
             )
         except BaseException:
@@ -259,7 +267,7 @@ class BlockServer:
             raise self._explain(child, str(error)) from error
 
     def _explain(self, child: Child, what: str) -> BtrfsUblkError:
-        """The server's own words, if it ended by itself, tell more than ``what``."""
+        """Prefer the server's own last message, if it ended by itself, to ``what``."""
         status = child.wait(_LAST_WORDS_TIMEOUT_S)
         if status is None:
             return BtrfsUblkError(child.failure(f"gave no device ({what})"))
@@ -287,7 +295,7 @@ class BlockServer:
                 self._ledger.undo_after(error, self._front_end.attached)
             self._ledger.undo_after(error, self._entry, self._take_down)
             if self._entry not in self._ledger.entries():
-                self._entry = None  # it may be entered again
+                self._entry = None  # This object may be entered again.
 
     def _take_down(self, entry: Entry) -> None:
         assert self._front_end is not None
@@ -297,28 +305,28 @@ class BlockServer:
         if child is not None and control is not None:
             deadline_s = time.monotonic() + self._stop_timeout_s
             self._ask_to_stop(child, control)
-            # It may be at it and not say so: it gets what is left of its time.
+            # It may still be stopping, so it gets what is left of its time.
             remaining_s = deadline_s - time.monotonic()
             child.stop(timeout_s=max(_REQUEST_TIMEOUT_S, remaining_s))
             control.close()
             child.close()
             self._child = self._control = None
-        # What a killed server left. The driver takes the node away before the record.
+        # A killed server leaves this. The driver removes the node before the record.
         self._front_end.remove(entry)
         self._ready, self._device = {}, None
 
     def _ask_to_stop(self, child: Child, control: ControlConnection) -> None:
-        """In good order, as long as the server plays along; stop() does the rest.
-        Raises LeftoverError when somebody has begun to use the device.
-        """
+        """Ask the server to stop, and leave the rest to stop(). Raises LeftoverError
+        when the device is in use."""
         if not self._ready or child.returncode is not None:
             return
         try:
             control.request("stop", child=child, timeout_s=_REQUEST_TIMEOUT_S)
-            self.final_stats = control.wait_event(
+            stopped = control.wait_event(
                 "stopped", child=child, timeout_s=self._stop_timeout_s
-            )["stats"]
+            )
             child.wait(timeout_s=_REQUEST_TIMEOUT_S)
+            self.final_stats = ServerStats.parse(stopped["stats"])
         except InUseError as error:
             raise LeftoverError(
                 f"{self._device} is in use and was not removed",
@@ -326,10 +334,12 @@ class BlockServer:
             ) from error
         except ControlError as error:
             log.warning("%s", child.failure(f"does not stop as asked ({error})"))
+        except BtrfsUblkError as error:
+            log.warning("%s", error)  # The statistics are not valid; it has stopped.
 
 
 def _files(description: Description) -> list[str]:
-    """What the server needs as long as it runs: devices, and directories of files."""
+    """Paths that the server needs while it runs: devices, and directories of files."""
     paths = {
         Path(segment.path).resolve()
         for segment in description.segments

@@ -1,6 +1,5 @@
-"""The control connection: JSON lines on a socket to a server process, as
-docs/design/protocol.md has it.
-"""
+"""The control connection: JSON lines on a socket to a server process
+(docs/design/protocol.md)."""
 
 from __future__ import annotations
 
@@ -13,22 +12,26 @@ import time
 import weakref
 from typing import Any
 
+from btrfs_ublk.base.process import Child, readable
+from btrfs_ublk.content.maps import Refused
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.lazy.maps import Refused
-from btrfs_ublk.process import Child, readable
 
-#: A server's line is a ready message or statistics; much longer is no server of ours.
+#: A line of a server (a ready message, or statistics) is much shorter than this.
 _MAX_LINE_BYTES = 1 << 20
 
 Message = dict[str, Any]
 
 
 class ControlError(BtrfsUblkError):
-    """The server does not answer, or not as it should."""
+    """The server does not answer, or its answer is not valid."""
+
+
+class HalfSent(TimeoutError):
+    """A part of a request may have reached the server, so no other can follow."""
 
 
 class InUseError(ControlError):
-    """The server does not stop: somebody has the device mounted or claimed."""
+    """The server does not stop, because the device is mounted or claimed."""
 
 
 def send_request(
@@ -39,9 +42,10 @@ def send_request(
     fd: int | None,
     deadline_s: float,
 ) -> None:
-    """On a socket that does not block, with a descriptor where there is one.
+    """Send a request on a non-blocking socket, with a descriptor if one is given.
 
-    Raises TimeoutError when the server does not take it by then, and OSError.
+    Raises TimeoutError when the server does not accept it by the deadline (HalfSent:
+    when it accepted a part), and OSError.
     """
     line = json.dumps({"request": name} | keys).encode() + b"\n"
     poll = select.poll()
@@ -57,40 +61,44 @@ def send_request(
         except BlockingIOError:
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0 or not poll.poll(remaining_s * 1000):
-                raise TimeoutError from None
+                raise (HalfSent if sent else TimeoutError) from None
 
 
 def check_refusal(message: Message, name: str) -> None:
-    """Raises Refused for a reply that says why a request has failed, InUseError."""
+    """Raise Refused for a reply that explains why a request failed, or InUseError."""
     if message.get("in_use"):
         raise InUseError(f"the server refuses to {name}: the device is in use")
     if message.get("failed") == name:
+        of = [(key, message[key]) for key in ("source", "mapping") if key in message]
         raise Refused(
             str(message.get("error")),
             hint=message.get("hint") or None,
             errno=str(message.get("errno")),
+            of=of[0] if of else None,
         )
 
 
 class ControlConnection:
-    """Our end of the socket. The server takes its closing as our death, and stops."""
+    """Our end of the control socket. When it closes, the server takes us for dead, and
+    stops."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._received = b""
         self._events: list[Message] = []
-        #: Requests that were sent and not answered: they are answered in order.
+        #: How many requests are not answered yet. Replies come in order.
         self._unanswered = 0
         self._lock = threading.Lock()
         _connections.add(self)
 
     def server_fd(self) -> int:
-        """The descriptor that the server is to inherit."""
+        """The descriptor that the server inherits."""
         return self._theirs.fileno()
 
     def started(self) -> None:
-        """The server has its end now. NB: were it ours too, its death went unseen."""
+        """Close the server's end here, now that the server has it. NB: otherwise its
+        death would go unnoticed."""
         self._theirs.close()
 
     def close(self) -> None:
@@ -98,10 +106,10 @@ class ControlConnection:
         self._theirs.close()
 
     def wait_event(self, name: str, *, child: Child, timeout_s: float) -> Message:
-        """The server's next event of that name. Raises ControlError when the server
-        ends, sends anything else or nothing within ``timeout_s`` seconds.
-        """
+        """Wait for the server's next event of that name. Raises ControlError when the
+        server ends, sends anything else, or nothing within ``timeout_s`` seconds."""
         with self._lock:
+            self._check_open(f"wait for the {name} event")
             deadline_s = time.monotonic() + timeout_s
             message = (
                 self._events.pop(0)
@@ -121,21 +129,25 @@ class ControlConnection:
         timeout_s: float,
         fd: int | None = None,
     ) -> Message:
-        """The server's reply. Raises ControlError as wait_event(), and on an error;
-        Refused for one that it gives reasons for.
+        """Send a request and return the reply. Raises ControlError like wait_event(),
+        and for an error; Refused for an error with a reason.
 
-        Replies to earlier requests, whose wait was interrupted or in vain, are dropped.
+        Replies to earlier requests, whose wait was interrupted or timed out, are
+        dropped.
         """
         with self._lock:
+            self._check_open(f"ask the server to {name}")
             deadline_s = time.monotonic() + timeout_s
-            # NB: before it is sent: a signal may come in between. One too many only
-            # makes this request wait in vain; one too few would mix up all replies.
+            # NB: count before sending: a signal may come in between. One too many only
+            # makes a request wait in vain; one too few would mix up all replies.
             self._unanswered += 1
             try:
                 send_request(self._ours, name, keys or {}, fd=fd, deadline_s=deadline_s)
             except TimeoutError as error:
-                # NB: a part of it may be there, so nothing can follow.
-                self.close()
+                if isinstance(error, HalfSent):
+                    self.close()
+                else:
+                    self._unanswered -= 1
                 raise ControlError(
                     f"the server does not take the request to {name}"
                 ) from error
@@ -156,6 +168,12 @@ class ControlConnection:
                     return message
                 check_refusal(message, name)
                 raise ControlError(f"the server answers {name} with {message}")
+
+    def _check_open(self, what: str) -> None:
+        if self._ours.fileno() < 0:
+            raise ControlError(
+                f"cannot {what}: it took only a part of an earlier request"
+            )
 
     def _receive(self, child: Child, deadline_s: float, *, what: str) -> Message:
         while b"\n" not in self._received:

@@ -1,32 +1,45 @@
-"""The address space of a device: what answers which range (docs/design/protocol.md).
+"""The address space of a device: which segment answers which range
+(docs/design/protocol.md).
 
-A kind of segment is one subclass of Segment; its fields are the keys of the JSON
-object. The server checks a description again: it trusts nobody. Checked here, before
-anything is made, are form and arithmetic; files are checked where they are opened, in
-the server.
+A kind of segment is one subclass of Segment, whose fields are the keys of the JSON
+object. Form and arithmetic are checked here, before anything is made, and again by the
+server, which trusts no input. The server checks files when it opens them.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import sys
-from array import array
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
+from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import BLOCK_BYTES
+
+#: What makes a block device of it. "auto" is ublk if the kernel has that and survives
+#: the death of its server, else fuse.
+FrontEndName = Literal["auto", "ublk", "fuse"]
 
 FORMAT_VERSION = 1
 #: loff_t is signed: the kernel addresses no byte at or above 8 EiB.
 MAX_DEVICE_BYTES = (1 << 63) - BLOCK_BYTES
 
-_WORD_BYTES = 8  # of a PatternSegment
-_MAX_DEADLINE_S = 24 * 3600  # of a LazySegment
+_WORD_BYTES = 8  # A PatternSegment consists of words of this size.
+#: This many words are added at once, as a large number. Each is 1 or its byte offset.
+_CHUNK_WORDS = 512
+_ONES = int.from_bytes((1).to_bytes(_WORD_BYTES, "little") * _CHUNK_WORDS, "little")
+_OFFSETS = int.from_bytes(
+    b"".join(
+        (at * _WORD_BYTES).to_bytes(_WORD_BYTES, "little") for at in range(_CHUNK_WORDS)
+    ),
+    "little",
+)
+MAX_DEADLINE_S = 24 * 3600  # The longest deadline_s of a LazySegment.
 
 _kinds: dict[str, type[Segment]] = {}
 
@@ -62,19 +75,20 @@ class Segment:
         return f"{self.kind} segment [{self.offset}, {self.offset + self.length})"
 
     def moved(self, by_bytes: int) -> Segment:
-        """The same segment, with the same content, at another place of the device."""
+        """Return the segment, with the same content, at another offset of the
+        device."""
         keys = {key.name: getattr(self, key.name) for key in fields(self)}
         return type(self)(**(keys | {"offset": self.offset + by_bytes}))
 
     def part(self, start: int, end: int) -> Segment:
-        """What of it is in [start, end), which it must touch; the content stays."""
+        """Return the part within [start, end), which must overlap the segment; its
+        content stays."""
         first = max(start, self.offset)
         return replace(self, offset=first, length=min(end, self.end) - first)
 
     def content(self, offset: int, length: int) -> bytes:
-        """What a read of [offset, offset + length) of the device must return: what the
-        server is checked against. Raises OSError where the read must fail.
-        """
+        """Return what a read of [offset, offset + length) of the device must return;
+        the server is tested against this. Raises OSError where the read must fail."""
         raise OSError(errno.EIO, f"{self._where} cannot be read")
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,14 +97,15 @@ class Segment:
             **{
                 key.name: getattr(self, key.name)
                 for key in fields(self)
-                # What has the default value need not be said.
+                # Keys that have their default value are left out.
                 if key.default is MISSING or getattr(self, key.name) != key.default
             },
         }
 
     @staticmethod
     def from_dict(keys: dict[str, Any]) -> Segment:
-        """Raise UsageError for an unknown kind, and unknown, missing or wrong keys."""
+        """Parse a segment. Raises UsageError for unknown kinds, and for unknown,
+        missing or wrong keys."""
         if not isinstance(keys, dict):
             raise UsageError(f"a segment is {keys!r}, it must be an object")
         keys = dict(keys)
@@ -111,11 +126,11 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class FileSegment(Segment):
-    """A range of a local file or block device; ``direct``: past the page cache."""
+    """A range of a local file or block device. ``direct`` bypasses the page cache."""
 
     kind: ClassVar[str] = "file"
 
-    path: str
+    path: StrPath
     file_offset: int = 0
     writable: bool = False
     direct: bool = False
@@ -123,8 +138,10 @@ class FileSegment(Segment):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_block("file_offset", self.file_offset, self._where)
+        _keep_texts(self, "path")
         if not isinstance(self.path, str) or not self.path:
             raise UsageError(f"{self._where}: path is {self.path!r}, not a file's name")
+        _check_text("path", self.path, self._where)
         for key in ("writable", "direct"):
             _check_bool(key, getattr(self, key), self._where)
 
@@ -148,7 +165,7 @@ class FileSegment(Segment):
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroSegment(Segment):
-    """Zeroes."""
+    """A range of zeroes."""
 
     kind: ClassVar[str] = "zero"
 
@@ -158,7 +175,7 @@ class ZeroSegment(Segment):
 
 @dataclass(frozen=True, kw_only=True)
 class MemsetSegment(Segment):
-    """Every byte is ``byte``."""
+    """A range in which every byte is ``byte``."""
 
     kind: ClassVar[str] = "memset"
 
@@ -174,9 +191,21 @@ class MemsetSegment(Segment):
         return bytes([self.byte]) * length
 
 
+def _counting(first: int, count: int) -> bytes:
+    """Return words that count from ``first`` in steps of 8; none may exceed 64 bits."""
+    chunks = []
+    for at in range(0, count, _CHUNK_WORDS):
+        words = min(count - at, _CHUNK_WORDS)
+        limit = 1 << 64 * words
+        number = _OFFSETS % limit + _ONES % limit * (first + at * _WORD_BYTES)
+        chunks.append(number.to_bytes(words * _WORD_BYTES, "little"))
+    return b"".join(chunks)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PatternSegment(Segment):
-    """Each aligned 8 bytes hold their device offset plus ``base``, little-endian."""
+    """A range in which each aligned 8 bytes hold their device offset plus ``base``,
+    little-endian."""
 
     kind: ClassVar[str] = "pattern"
 
@@ -193,18 +222,14 @@ class PatternSegment(Segment):
             start = offset // _WORD_BYTES * _WORD_BYTES
             end = -(-(offset + length) // _WORD_BYTES) * _WORD_BYTES
             return self.content(start, end - start)[offset - start :][:length]
-        # Numbers that leave 64 bits wrap around, as the server's do.
-        first = (offset + self.base) % (1 << 64)
-        end = first + length
-        words = array("Q", range(first, min(end, 1 << 64), _WORD_BYTES))
-        wrapped = first + len(words) * _WORD_BYTES - (1 << 64)
-        words.extend(range(wrapped, end - (1 << 64), _WORD_BYTES))
-        if sys.byteorder == "big":
-            words.byteswap()
-        return words.tobytes()
+        # Numbers that exceed 64 bits wrap around, as in the server.
+        first, count = (offset + self.base) % (1 << 64), length // _WORD_BYTES
+        before_wrap = min(count, -(-((1 << 64) - first) // _WORD_BYTES))
+        wrapped = (first + before_wrap * _WORD_BYTES) % (1 << 64)
+        return _counting(first, before_wrap) + _counting(wrapped, count - before_wrap)
 
     def moved(self, by_bytes: int) -> PatternSegment:
-        """What it holds counts from where it was."""
+        """Move the segment; its content is relative to its start."""
         return PatternSegment(
             offset=self.offset + by_bytes,
             length=self.length,
@@ -214,24 +239,24 @@ class PatternSegment(Segment):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorSegment(Segment):
-    """Reads fail (EIO): nothing is defined here."""
+    """A range whose reads fail (EIO), because it has no content."""
 
     kind: ClassVar[str] = "error"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LazySegment(Segment):
-    """Virtual data that the file ``map`` fills over time (docs/materialisation.md).
+    """Virtual data that are mapped over time in the file ``map``, and fetched when they
+    are read (docs/materialisation.md).
 
-    The segment begins with byte ``map_offset`` of them. What is not mapped fails with
-    EIO, or reads as zeroes. A read that nobody answers fails after ``deadline_s``
-    seconds; None: it waits for ever.
-    """
+    The segment begins at byte ``map_offset`` of them. Reads of what is not mapped fail
+    with EIO, or return zeroes (``unmapped``). A read that no mirror answers fails after
+    ``deadline_s`` seconds; with None, it waits for ever."""
 
     kind: ClassVar[str] = "lazy"
 
-    map: str
-    cache: str | None = None
+    map: StrPath
+    cache: StrPath | None = None
     map_offset: int = 0
     unmapped: Literal["error", "zero"] = "error"
     deadline_s: float | None = 30
@@ -244,16 +269,19 @@ class LazySegment(Segment):
                 f"{self._where}: map_offset {self.map_offset} is too large",
                 hint=f"virtual data end at {MAX_DEVICE_BYTES} bytes",
             )
+        _keep_texts(self, "map", "cache")
         if not isinstance(self.map, str) or not self.map:
             raise UsageError(f"{self._where}: map is {self.map!r}, not a file's name")
         if self.cache is not None and not (isinstance(self.cache, str) and self.cache):
             raise UsageError(
                 f"{self._where}: cache is {self.cache!r}, not a directory's name"
             )
+        _check_text("map", self.map, self._where)
+        _check_text("cache", self.cache or "", self._where)
         if self.unmapped not in ("error", "zero"):
             raise UsageError(
                 f"{self._where}: unmapped is {self.unmapped!r}",
-                hint="error (EIO) or zero",
+                hint="it is error (reads fail with EIO) or zero",
             )
         _check_deadline(self.deadline_s, self._where)
 
@@ -267,7 +295,7 @@ class LazySegment(Segment):
         )
 
     def content(self, offset: int, length: int) -> bytes:
-        """Not known here: it is in the map. Raises LookupError."""
+        """Raise LookupError, because the content is in the map."""
         raise LookupError(f"{self._where}: what it holds is in {self.map}")
 
 
@@ -277,9 +305,9 @@ _GAPS: dict[str, type[Segment]] = {"error": ErrorSegment, "zero": ZeroSegment}
 def fill(
     start: int, end: int, segments: Iterable[Segment], *, gaps: Literal["error", "zero"]
 ) -> list[Segment]:
-    """The segments in order, with what they leave free of [start, end) filled up.
+    """Return the segments in order, with the gaps in [start, end) filled.
 
-    Raises UsageError when two overlap or one lies outside.
+    Raises UsageError when two segments overlap or one lies outside.
     """
     filled: list[Segment] = []
     position = start
@@ -305,7 +333,7 @@ def fill(
 
 @dataclass(frozen=True)
 class Description:
-    """A whole device: segments in order that touch each other and fill [0, size)."""
+    """A whole device: adjacent segments in order, which fill [0, size)."""
 
     size: int
     segments: Sequence[Segment]
@@ -348,11 +376,12 @@ class Description:
         gaps: Literal["error", "zero"] = "error",
         read_only: bool = True,
     ) -> Description:
-        """Like Description(), with what the segments leave free filled up."""
+        """Make a description in which the gaps between the segments are filled."""
         return cls(size, fill(0, size, segments, gaps=gaps), read_only)
 
     def content(self, offset: int, length: int) -> bytes:
-        """What a read of this range must return; raises OSError where it must fail."""
+        """Return what a read of this range must return; raises OSError where it must
+        fail."""
         end = offset + length
         if offset < 0 or end > self.size:
             raise OSError(errno.EIO, f"[{offset}, {end}) is outside of the device")
@@ -366,9 +395,8 @@ class Description:
         return b"".join(parts)
 
     def check_growth(self, larger: Description) -> None:
-        """Raise UsageError, saying why, unless ``larger`` is this with more at its end:
-        the last segment may be longer, and others follow.
-        """
+        """Raise UsageError, with the reason, unless ``larger`` extends this
+        description: the last segment may be longer, and others may follow."""
         if larger.size < self.size:
             raise UsageError(
                 f"the device has {self.size} bytes, the new description {larger.size}: "
@@ -405,7 +433,8 @@ class Description:
 
     @classmethod
     def from_json(cls, text: str) -> Description:
-        """Raise UsageError, which names the place, for anything that is not one."""
+        """Parse a description. Raises UsageError, which names the place, if it is not
+        valid."""
         try:
             keys = json.loads(text)
         except ValueError as error:
@@ -440,6 +469,25 @@ def _check_integer(key: str, value: object, where: str) -> None:
         raise UsageError(f"{where}: {key} is {value!r}, not an integer")
 
 
+def _check_text(key: str, value: str, where: str) -> None:
+    """Check that a text can be JSON, which has only valid characters."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{where}: {key} {value!r} is not UTF-8",
+            hint="rename it, or have a directory with another name",
+        ) from None
+
+
+def _keep_texts(segment: Segment, *keys: str) -> None:
+    """Convert paths to texts, as descriptions have them."""
+    for key in keys:
+        value = getattr(segment, key)
+        if isinstance(value, os.PathLike):
+            object.__setattr__(segment, key, os.fspath(value))
+
+
 def _check_bool(key: str, value: object, where: str) -> None:
     if not isinstance(value, bool):
         raise UsageError(f"{where}: {key} is {value!r}, neither true nor false")
@@ -449,17 +497,21 @@ def _check_deadline(value: object, where: str) -> None:
     if value is None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value <= _MAX_DEADLINE_S:  # type: ignore[operator]
+    if not number or not 0 < value <= MAX_DEADLINE_S:  # type: ignore[operator]
         raise UsageError(
             f"{where}: deadline_s is {value!r}",
-            hint=f"seconds, more than 0 and at most {_MAX_DEADLINE_S}, or null (none)",
+            hint=f"it is a number of seconds, over 0 and at most {MAX_DEADLINE_S}, "
+            "or null: reads wait for ever",
         )
 
 
 def _check_block(key: str, value: int, where: str) -> None:
     _check_integer(key, value, where)
-    if value < 0 or value % BLOCK_BYTES:
+    if value < 0:
+        raise UsageError(f"{where}: {key} {value} is negative")
+    if value % BLOCK_BYTES:
+        below = value // BLOCK_BYTES * BLOCK_BYTES
         raise UsageError(
             f"{where}: {key} {value} is not a multiple of {BLOCK_BYTES} bytes",
-            hint=f"round it to {max(0, value) // BLOCK_BYTES * BLOCK_BYTES}",
+            hint=f"the nearest are {below} and {below + BLOCK_BYTES}",
         )

@@ -1,4 +1,4 @@
-"""ublk devices in the driver's own records, and the removal of those left behind."""
+"""List the ublk devices that the driver has, and remove those that were left behind."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.ledger import Entry, remover
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import LeftoverError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.ledger import Entry, remover
-from btrfs_ublk.log import log
-from btrfs_ublk.process import run
-from btrfs_ublk.resources import blockdev
-from btrfs_ublk.resources.ublk_devices import list_ublk_devices
+from btrfs_ublk.kernel import blockdev
+from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
 from btrfs_ublk.server.front_end import end_server
 
 KIND = "ublk-device"
@@ -21,16 +21,16 @@ KIND = "ublk-device"
 #: The server bounds each of its own control commands to this (ublk_control.c).
 COMMAND_TIMEOUT_S = 30.0
 _MARGIN_S = 10.0
-#: To take a device down: STOP_DEV, DEL_DEV. A server may need as long to end in order.
+#: The time to take a device down (STOP_DEV, DEL_DEV), or for a server to do that.
 STOP_TIMEOUT_S = 2 * COMMAND_TIMEOUT_S + _MARGIN_S
-#: For an unmount that is still under way.
+#: The time for an unmount that is in progress to end.
 _UNUSED_TIMEOUT_S = 10.0
 _UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What the driver knows of a device; ``tag`` is 16 hex digits (ublksrv_flags).
+    """The driver's record of a device; ``tag`` has 16 hex digits (ublksrv_flags).
 
     A device that does not answer has the state "unknown", and neither pid nor tag.
     """
@@ -46,22 +46,21 @@ class DeviceRecord:
 
 
 def device_records() -> list[DeviceRecord]:
-    """Every ublk device of the machine. Raises CommandError, CapabilityError."""
+    """List all ublk devices of the machine. Raises CommandError, CapabilityError."""
     count = len(list_ublk_devices())
     if not count:
         return []
     output = run(
         [helper_path(SERVER), "--list-devices"],
-        # In the worst case none of them answers.
+        # In the worst case, no device answers.
         timeout_s=count * COMMAND_TIMEOUT_S + _MARGIN_S,
     )
     return parse_records(output.stdout)
 
 
 def parse_records(text: str) -> list[DeviceRecord]:
-    """What ``--list-devices`` prints. A line that makes no sense is passed over: it may
-    be about a device that is not ours, and must not keep ours from being removed.
-    """
+    """Parse the output of ``--list-devices``. Lines that are not valid are skipped:
+    they may be about other devices, and must not prevent the removal of ours."""
     records = []
     for line in text.splitlines():
         try:
@@ -93,9 +92,9 @@ def refuse_if_used(path: Path) -> None:
 
 @remover(KIND, place=lambda entry: entry.details.get("device"))
 def remove_device(entry: Entry) -> bool:
-    """Remove the device that carries the entry's tag, and its server with it.
+    """Remove the device that has the entry's tag, and its server with it.
 
-    A server whose owner died stops by itself; it is waited for, then ended.
+    A server whose owner died stops by itself; it is ended if that takes too long.
     """
     for record in _records_of(entry):
         refuse_if_used(record.block_path)
@@ -105,7 +104,7 @@ def remove_device(entry: Entry) -> bool:
         device_id = str(record.device_id)
         run(
             [helper_path(SERVER), "--delete-device", device_id, "--tag", entry.tag],
-            # GET_DEV_INFO comes first.
+            # The server sends GET_DEV_INFO first.
             timeout_s=COMMAND_TIMEOUT_S + STOP_TIMEOUT_S,
         )
         was_there = True
@@ -113,13 +112,13 @@ def remove_device(entry: Entry) -> bool:
 
 
 def _records_of(entry: Entry) -> list[DeviceRecord]:
-    """The devices that carry the entry's tag: one or none.
+    """Return the device that carries the entry's tag, as a list of one or none.
 
-    Raises LeftoverError when one that does not answer is the entry's, or may be.
+    Raises LeftoverError when a device that does not answer is the entry's, or may be.
     """
     known = _number(entry.details.get("device"))
     present = {device.device_id for device in list_ublk_devices()}
-    # The driver is not asked in vain: some other device may make it wait.
+    # Ask the driver only if need be, because another device may make it wait.
     if not present or (known is not None and known not in present):
         return []
     records = device_records()
@@ -134,6 +133,6 @@ def _records_of(entry: Entry) -> list[DeviceRecord]:
 
 
 def _number(path: str | None) -> int | None:
-    """N of /dev/ublkbN."""
+    """Return N of /dev/ublkbN."""
     match = re.fullmatch(r"/dev/ublkb([0-9]+)", path or "")
     return int(match.group(1)) if match else None

@@ -1,4 +1,4 @@
-"""What the kernel offers to the front ends, and what the server uses of it."""
+"""Find out what the kernel offers to the front ends, and what the server uses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.helpers import SERVER, helper_path
-from btrfs_ublk.process import run
 
 #: The server bounds its own command to the driver to 30 s.
 _TIMEOUT_S = 40.0
@@ -16,9 +16,9 @@ _TIMEOUT_S = 40.0
 
 @dataclass(frozen=True)
 class Feature:
-    """``offered`` is None where this process may not know. ``used``: "always" (where it
-    is offered), "asked" (by an option) or "never"; ``reason`` says why.
-    """
+    """A feature of a front end. ``offered`` is None if this process cannot find out.
+    ``used`` is "always" (if it is offered), "asked" (if an option asks for it) or
+    "never"; ``reason`` says why."""
 
     name: str
     since: str
@@ -29,7 +29,8 @@ class Feature:
 
 @dataclass(frozen=True)
 class FrontEndFeatures:
-    """``reason`` and ``cure`` are about a front end that this kernel has not."""
+    """The features of a front end. ``reason`` and ``cure`` are set if this kernel lacks
+    it."""
 
     front_end: str
     available: bool
@@ -40,16 +41,15 @@ class FrontEndFeatures:
 
 
 def kernel_features() -> tuple[list[FrontEndFeatures], dict[str, Any]]:
-    """For each front end; and the document as the server printed it. Makes nothing.
-    Raises CommandError, CapabilityError.
-    """
+    """Return the features of each front end, and the document that the server printed.
+    Makes nothing. Raises CommandError, CapabilityError."""
     text = run([helper_path(SERVER), "--features"], timeout_s=_TIMEOUT_S).stdout
     document: dict[str, Any] = json.loads(text)
     return parse_features(document), document
 
 
 def parse_features(document: dict[str, Any]) -> list[FrontEndFeatures]:
-    """Raises BtrfsUblkError when the document is not what ``--features`` prints."""
+    """Parse what ``--features`` prints. Raises BtrfsUblkError when it is not valid."""
     try:
         return [
             FrontEndFeatures(

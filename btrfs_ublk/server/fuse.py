@@ -1,11 +1,12 @@
 """The fuse front end: the server exports a file, and we put a loop device on it.
 
-The file is in a FUSE mount that is attached to no directory: it is opened through the
-server's /proc/PID/fd, nobody stumbles over it, and the kernel removes it with its last
-user. The loop device goes by itself too when neither we nor a mount hold it any more.
+The file is in a FUSE mount that is attached to no directory. It is opened through the
+server's /proc/PID/fd, so no other process enters it by accident, and the kernel removes
+it with its last user. The loop device disappears when neither we nor a mount use it any
+more.
 
-When a server is killed, either its connection was kept (fuse_connection.py), and the
-next server takes it over, or swap() moves the loop device to the next server's file.
+When a server is killed, the next one takes over its connection, if another process has
+kept that (fuse_connection.py).
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.ledger import Entry, Ledger, remover
-from btrfs_ublk.resources import loop
+from btrfs_ublk.base.ledger import Entry, Ledger, remover
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.kernel import loop
 from btrfs_ublk.server.control import ControlError, Message
 from btrfs_ublk.server.description import Description
 from btrfs_ublk.server.front_end import end_server
 
 KIND = "fuse-server"
 
-#: It has only to answer what is in flight.
+#: The server only has to answer the requests in flight.
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -46,22 +47,23 @@ class FuseFrontEnd:
                 self.attached.tag,
                 size_bytes=description.size,
                 read_only=description.read_only,
-                # So the device goes when we die, unless it is mounted, and the server
-                # sees its file closed, and ends as well.
+                # The device is detached when we die, unless it is mounted. Then the
+                # server's file is closed, and the server ends as well.
                 lifeline=True,
             )
             ledger.amend(self.attached, path=str(path))
         return path
 
     def refuse_if_used(self, device: Path) -> None:
-        """The loop device is gone by now, and its name may be another's."""
+        """Do nothing: the loop device is gone by now, and another may have its name."""
 
     def remove(self, entry: Entry) -> bool:
         return _remove(entry)
 
 
 def served_file(ready: Message) -> Path:
-    """What a server that has sent ``ready`` exports. Raises ControlError."""
+    """Return the file of a server that has sent ``ready``. Raises ControlError when it
+    has none."""
     file = ready.get("file")
     if not isinstance(file, str):
         raise ControlError(f"the server does not name its file: {ready}")
@@ -78,8 +80,8 @@ def attach_loop(
 ) -> Path:
     """Put a loop device on the file of a server that has sent ``ready``.
 
-    ``tag`` and ``lifeline`` are those of loop.attach(). Raises ControlError when the
-    file has not ``size_bytes``, of its description.
+    ``tag`` and ``lifeline`` are as for loop.attach(). Raises ControlError when the
+    file's size is not ``size_bytes``, which is the size in its description.
     """
     file = served_file(ready)
     with loop.open_backing_file(file, read_only=read_only) as backing:
@@ -93,27 +95,14 @@ def attach_loop(
             file,
             tag,
             read_only=read_only,
-            # Without direct I/O every block would be cached once more.
+            # Without direct I/O, every block would be cached twice.
             direct_io=True,
             lifeline=lifeline,
         )
     return device.path
 
 
-def swap(device: Path, tag: str, ready: Message) -> None:
-    """Move the loop device ``device``, attached as ``tag``, to the file of another
-    server of the same description; whoever has it mounted reads on from there (but for
-    btrfs that shuts down when a medium changes, as on Linux 7.2: docs/limits.md).
-
-    The server before must have ended, and its connection with it (nobody keeps it), or
-    else still serve. Only read-only devices can be moved: UsageError otherwise. An
-    owner with a ledger amends the device's ``backing_file``, which is served_file().
-    """
-    with loop.open_backing_file(served_file(ready), read_only=True) as backing:
-        loop.change_backing_file(device, tag, backing)
-
-
 @remover(KIND, place=lambda entry: entry.details.get("file"))
 def _remove(entry: Entry) -> bool:
-    # Its file and the mount go with it. The loop device on it has an entry of its own.
+    # The server's file and mount end with it. Its loop device has its own entry.
     return end_server(entry, timeout_s=_STOP_TIMEOUT_S)

@@ -1,8 +1,9 @@
-"""A FUSE connection that outlives its servers: recovery "reissue" (Linux 6.9).
+"""Keep a FUSE connection when its server dies: recovery "reissue".
 
-The kernel ends a connection with the last of its descriptors. Whoever keeps them keeps
-it: when the server is killed, requests wait, those that it had taken are given to the
-next server, and nobody above sees an error.
+The kernel ends a connection when its last descriptor is closed. A process that has the
+descriptors, too, keeps the connection: when the server is killed, requests wait. Those
+that it had received are in its journal (one of the descriptors) for the next server,
+and readers see no error.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import weakref
 from collections.abc import Sequence
 from types import TracebackType
 
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.interrupts import deferred
-from btrfs_ublk.process import ProcessIdentity
 from btrfs_ublk.server.control import ControlError, Message
 from btrfs_ublk.server.fuse import served_file
 
@@ -24,16 +25,16 @@ _NR_PIDFD_GETFD = 438  # Linux 5.6; the same on all architectures
 
 
 class FuseConnection:
-    """What a server of the fuse front end has open, kept open by us as well.
+    """The descriptors of a fuse server, which we keep open as well.
 
-    Taken from a server that serves, whoever started it; when that has ended (waited
-    for, not only signalled), the next one is started with arguments(), and inherits
-    descriptors(). As long as this is open, reads of the device wait for a server rather
-    than fail: close() it when there is to be none.
+    They are taken from a running server, whichever process has started it. When it has
+    ended (waited for, not only signalled), the next one is started with arguments(),
+    and inherits descriptors(). While this is open, reads of the device wait for a
+    server instead of failing, so close() it when there will be none.
 
-    NB: only after the loop device is attached. Whoever opens the file, or looks at it,
-    waits for the server, even when he is killed himself: he must not be the one who
-    is to bring up the next.
+    NB: take them only after the loop device is attached. A process that opens the file,
+    or stats it, waits for the server, even if it is killed itself, so it must not be
+    the one that starts the next server.
     """
 
     def __init__(self, file: int, devices: Sequence[int]) -> None:
@@ -43,39 +44,30 @@ class FuseConnection:
 
     @classmethod
     def of_server(cls, ready: Message, server: ProcessIdentity) -> FuseConnection:
-        """``ready`` is what the server sent, or its answer to "info".
+        """Take the descriptors from a server. ``ready`` is its ready event, or its
+        reply to "info".
 
-        Raises ControlError when the kernel cannot give requests to another server, and
-        BtrfsUblkError when this one has ended meanwhile, or we may not.
+        Raises ControlError when that server leaves nothing to another one, and
+        BtrfsUblkError when it has ended meanwhile, or we may not.
         """
         numbers = ready.get("fuse_fds")
         if ready.get("recovery") != "reissue" or not isinstance(numbers, list):
             raise ControlError(f"the server's connection cannot be kept: {ready}")
-        opened: list[int] = []
         with deferred():
             try:
-                # First: with the devices open too, nobody might ever answer this.
-                opened.append(os.open(served_file(ready), os.O_PATH | os.O_CLOEXEC))
-                pidfd = os.pidfd_open(server.pid)
+                # Do this first: with the devices open, too, it might wait for ever.
+                file = os.open(served_file(ready), os.O_PATH | os.O_CLOEXEC)
                 try:
-                    for number in numbers:
-                        opened.append(_pidfd_getfd(pidfd, number))
-                finally:
-                    os.close(pidfd)
-                # Looked at with all of them open: it was no other process's.
-                if not server.is_alive():
-                    raise ProcessLookupError("it has ended")
-            except BaseException as error:
-                for fd in opened:
-                    os.close(fd)
-                if not isinstance(error, OSError):
+                    return cls(file, fds_of_process(server, numbers))
+                except BaseException:
+                    os.close(file)
                     raise
+            except OSError as error:
                 raise BtrfsUblkError(
                     f"cannot share the FUSE connection of process {server.pid}: "
                     f"{error.strerror or error}",
                     hint="this needs root, and CAP_SYS_PTRACE in a container",
                 ) from error
-            return cls(opened[0], opened[1:])
 
     def __enter__(self) -> FuseConnection:
         return self
@@ -89,22 +81,20 @@ class FuseConnection:
         self.close()
 
     def descriptors(self) -> list[int]:
-        """What the next server is to inherit, under the same numbers."""
+        """The descriptors that the next server inherits, under the same numbers."""
         return [] if self._file is None else [self._file, *self._devices]
 
     def arguments(self) -> list[str]:
-        """Of the next server's command line. ``--tag``, ``--max-io`` and the
-        description must be those of the first one; ``--queues`` is not to be given.
-        """
+        """Arguments for the command line of the next server. ``--tag`` and the
+        description must be those of the first one; ``--queues`` must not be given."""
         return ["--recover-fds", ",".join(map(str, self.descriptors()))]
 
     def has_ended(self) -> bool:
-        """Whether the kernel, or an administrator, has ended it all the same: no server
-        can go on with it.
-        """
+        """Return whether the kernel or an administrator has ended the connection, so
+        that no server can continue."""
         poller = select.poll()
         for fd in self._devices:
-            poller.register(fd, 0)  # POLLERR comes unasked
+            poller.register(fd, 0)  # poll(2) always reports POLLERR.
         return not self._devices or bool(poller.poll(0))
 
     def close(self) -> None:
@@ -127,8 +117,31 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+@deferred()
+def fds_of_process(process: ProcessIdentity, numbers: Sequence[object]) -> list[int]:
+    """Copy descriptors of another process. Raises OSError when it has ended, or we may
+    not."""
+    opened: list[int] = []
+    try:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            for number in numbers:
+                opened.append(_pidfd_getfd(pidfd, number))
+        finally:
+            os.close(pidfd)
+        # It still lives now that all are open, so they are of no other process.
+        if not process.is_alive():
+            raise ProcessLookupError("it has ended")
+    except BaseException:
+        for fd in opened:
+            os.close(fd)
+        raise
+    return opened
+
+
 def _pidfd_getfd(pidfd: int, number: object) -> int:
-    """pidfd_getfd(2): the same open file, not another one of its name."""
+    """Call pidfd_getfd(2), which shares the open file instead of opening it again.
+    Raises OSError, ControlError."""
     if not isinstance(number, int):
         raise ControlError(f"the server names a descriptor {number!r}")
     library = ctypes.CDLL(None, use_errno=True)

@@ -1,23 +1,26 @@
-"""A server's statistics: counts, latencies, queues (csrc/server/stats.h)."""
+"""Parse a server's statistics: counts, latencies, queues (csrc/server/stats.h)."""
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.lazy.prefetch import Prefetch
+from btrfs_ublk.units import MIB
 
 
 @dataclass(frozen=True)
 class Latency:
-    """A histogram of durations, in nanoseconds: from when the front end handed a
-    request to the engine until its answer left.
+    """A histogram of durations in nanoseconds, from when the front end gave a request
+    to the engine until it was answered.
 
-    A bucket is (the longest that it holds, how many); it is at most 12.5 % wide. Of
-    what a kind answers at once, the server times one round in four only.
+    A bucket is (the longest duration in it, how many); it is at most 12.5 % wide. For
+    segment kinds that answer at once, the server times only one round in four.
     """
 
     sum_ns: int = 0
@@ -26,21 +29,20 @@ class Latency:
 
     @property
     def count(self) -> int:
-        """How many were timed."""
+        """How many durations were timed."""
         return sum(count for _, count in self.buckets)
 
     @property
     def mean_ns(self) -> float:
-        """NaN where nothing was timed."""
+        """The mean; NaN if nothing was timed."""
         return self.sum_ns / self.count if self.count else math.nan
 
     def percentile_ns(self, percent: float) -> float:
-        """What that share does not exceed: up to 12.5 % more than the true value, never
-        more than the longest. NaN where nothing was timed.
-        """
+        """Return the duration that this share does not exceed. It is up to 12.5 % too
+        long, but never longer than the longest. NaN if nothing was timed."""
         if not 0 < percent <= 100:
             raise ValueError(f"percentile {percent} is not in (0, 100]")
-        # NB: rounded, as 99.9 / 100 * 1000 is a little more than 999.
+        # NB: round() is needed because 99.9 / 100 * 1000 is a little more than 999.
         rank = math.ceil(round(percent / 100 * self.count, 6))
         below = 0
         for bound_ns, count in self.buckets:
@@ -60,9 +62,8 @@ class Latency:
         )
 
     def since(self, before: Latency) -> Latency:
-        """What came after ``before``, an earlier state of the same histogram. Its
-        longest is a bound only: that of the uppermost bucket.
-        """
+        """Return what was added after ``before``, an earlier state of the same
+        histogram. Its longest duration is only the bound of the uppermost bucket."""
         earlier = dict(before.buckets)
         counts = [
             (bound_ns, count - earlier.get(bound_ns, 0))
@@ -78,7 +79,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Counts:
-    """Requests (parts, where one spans segments), bytes, and how many failed."""
+    """Numbers of requests (of their parts, if they span segments), bytes and errors."""
 
     errors: int
     reads: int
@@ -94,7 +95,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Latencies:
-    """By operation; discards and zeroes are writes."""
+    """Latencies by operation; discards and zeroes count as writes."""
 
     reads: Latency = Latency()
     writes: Latency = Latency()
@@ -103,14 +104,15 @@ class Latencies:
 
 @dataclass(frozen=True)
 class KindStats(Counts):
-    """Of one segment kind."""
+    """Statistics of one segment kind."""
 
     latency: Latencies = Latencies()
 
 
 @dataclass(frozen=True)
 class QueueStats:
-    """Of one thread of the front end: requests that it has and did not answer yet."""
+    """Statistics of one thread of the front end: requests that it has not answered
+    yet."""
 
     in_flight: int
     max_in_flight: int
@@ -118,9 +120,8 @@ class QueueStats:
 
 @dataclass(frozen=True)
 class FetchLatency:
-    """Of requests to mirrors of one kind and host that gave what was asked for, until
-    the last byte; ``host`` is empty for this machine's files.
-    """
+    """Latency of successful requests to mirrors of one kind and host, until the last
+    byte; ``host`` is empty for files of this machine."""
 
     kind: str
     host: str
@@ -129,14 +130,15 @@ class FetchLatency:
 
 @dataclass(frozen=True)
 class FetcherStats:
-    """Of what fetches the units of one map (csrc/lazy/fetcher.h).
+    """Statistics of what fetches the units of one map (csrc/lazy/fetcher.h).
 
-    ``reads`` are those that the cache did not answer. A unit is ``verified`` against a
-    digest that was known, or ``pinned`` when it was fetched for the first time.
-    ``failures`` are of attempts, by reason; ``hosts`` has one object per host, with
+    ``reads`` counts those that the cache did not answer. A unit is ``verified`` against
+    a known digest, or ``pinned`` when it is fetched for the first time. ``failures``
+    counts failed attempts by reason. ``hosts`` has one object per host, with
     "attempts", "failures", "bytes", "in_flight", "openings" and "open" (of its circuit
-    breaker). The last four numbers say what there is now.
-    """
+    breaker). ``disk_errors`` has the last error of the disk of the "map" or the
+    "cache", until a write succeeds: "errno", a name, and "age_s". ``reads_waiting`` to
+    ``buffer_bytes`` are the present numbers."""
 
     reads: int
     read_errors: int
@@ -158,11 +160,19 @@ class FetcherStats:
     failures: Mapping[str, int]
     hosts: Mapping[str, Mapping[str, Any]]
     fetches: tuple[FetchLatency, ...]
+    disk_errors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+#: The consequences of a disk that cannot be written, by what is on it.
+_WITHOUT_ROOM = {
+    "map": "reads of what has no digests and was not read before fail",
+    "cache": "what is fetched is not cached",
+}
 
 
 @dataclass(frozen=True)
 class LazyStats:
-    """Of one map, and of its cache (docs/cache.md)."""
+    """Statistics of one map and its cache (docs/cache.md)."""
 
     map: str
     cache_directory: str | None
@@ -171,14 +181,45 @@ class LazyStats:
     cache: Mapping[str, Any] | None
     prefetch: Prefetch | None = None
 
+    def disk_problems(self) -> list[str]:
+        """Describe what the disks of map and cache refuse, and what to do, for
+        people."""
+        return [
+            self._disk_problem(what, str(error["errno"]), float(error["age_s"]))
+            for what, error in self.fetcher.disk_errors.items()
+        ]
+
+    def _disk_problem(self, what: str, name: str, age_s: float) -> str:
+        directory = os.path.dirname(self.map)
+        if what == "cache":
+            directory = self.cache_directory or ""
+        then = f"{_WITHOUT_ROOM.get(what, '')} (tried {age_s:.0f} s ago)"
+        if name not in ("ENOSPC", "EDQUOT"):
+            reason = os.strerror(getattr(errno, name, errno.EIO))
+            return f"{what} cannot be written in {directory}: {reason}; {then}"
+        if what == "cache" and not self._is_cache_disk_full():
+            return f"cache full, with nothing in it that may go: {directory}; {then}"
+        return f"disk full: make room in {directory}; {then}"
+
+    def _is_cache_disk_full(self) -> bool:
+        """Return whether the disk is full, and not just the cache's own limit
+        reached."""
+        about = self.cache or {}
+        limit = int(about.get("max_bytes", 0))
+        left = int(about.get("free_bytes", 0)) - int(about.get("reserve_bytes", 0))
+        return not limit or left < MIB  # The largest unit has 1 MiB.
+
 
 @dataclass(frozen=True)
-class ServerStats(Counts):
-    """All of a server: ``ServerStats.parse(server.stats())``.
+class ServerStats(Counts, dict[str, Any]):
+    """All statistics of a server; made by ``BlockServer.stats()``.
 
-    ``refused`` are requests that failed before they were any segment's: out of range,
-    too long, not of whole blocks, or writes to a read-only device. ``errors`` has them
-    as well; they are in no other number.
+    ``refused`` counts requests that failed before they reached a segment: out of range,
+    too long, not of whole blocks, or writes to a read-only device. ``errors`` counts
+    them as well, and no other number does.
+
+    As a dictionary it is the server's whole answer, from JSON: ``stats["errors"]`` is
+    ``stats.errors``.
     """
 
     refused: int
@@ -188,11 +229,12 @@ class ServerStats(Counts):
 
     @classmethod
     def parse(cls, stats: Mapping[str, Any]) -> ServerStats:
-        """Of a ``stats`` reply. Raises BtrfsUblkError when it is not what a server of
-        this version sends.
-        """
+        """Parse a ``stats`` reply. Raises BtrfsUblkError when no server of this version
+        sends it."""
+        if isinstance(stats, ServerStats):
+            return stats
         try:
-            return cls(
+            parsed = cls(
                 **_counts(stats),
                 refused=int(stats["refused"]),
                 kinds={
@@ -205,6 +247,8 @@ class ServerStats(Counts):
                 ),
                 lazy=tuple(_lazy(about) for about in stats.get("lazy", ())),
             )
+            parsed.update(stats)
+            return parsed
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BtrfsUblkError(
                 f"the server's statistics are not understood: {error!r}",
@@ -218,7 +262,7 @@ def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
 
 def _lazy(about: Mapping[str, Any]) -> LazyStats:
     fetcher = about["fetcher"]
-    parsed = {"failures", "hosts", "fetches"}
+    parsed = {"failures", "hosts", "fetches", "disk_errors"}
     return LazyStats(
         map=str(about["map"]),
         cache_directory=about["cache_directory"],
@@ -226,6 +270,7 @@ def _lazy(about: Mapping[str, Any]) -> LazyStats:
         fetcher=FetcherStats(
             failures={str(why): int(n) for why, n in fetcher["failures"].items()},
             hosts=dict(fetcher["hosts"]),
+            disk_errors=dict(fetcher.get("disk_errors", {})),  # older servers lack it
             fetches=tuple(
                 FetchLatency(str(one["kind"]), str(one["host"]), _latency(one))
                 for one in fetcher["latencies"]

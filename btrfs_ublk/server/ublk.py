@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from btrfs_ublk.ledger import Entry, Ledger
-from btrfs_ublk.resources import blockdev
+from btrfs_ublk.base.ledger import Entry, Ledger
+from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server.control import ControlError, Message
 from btrfs_ublk.server.description import Description
 from btrfs_ublk.server.devices import KIND, refuse_if_used, remove_device

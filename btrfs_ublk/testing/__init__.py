@@ -1,5 +1,5 @@
-"""For other projects' tests: fixtures for pytest, and a web server that answers ranges.
+"""For other projects' tests: fixtures for pytest, and a web server for ranges.
 
-Modules here import what they need when it is first used: the plugin is loaded by every
-pytest of an environment, also where no test asks for any of this.
+Modules here import what they need when it is first used: every pytest of an environment
+loads the plugin, even if no test uses it.
 """

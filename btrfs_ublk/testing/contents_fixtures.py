@@ -1,4 +1,4 @@
-"""What devices and volumes hold by default: a fixture, there to be overridden."""
+"""The default content of devices and volumes: a fixture that tests can override."""
 
 from __future__ import annotations
 

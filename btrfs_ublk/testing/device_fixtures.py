@@ -1,4 +1,4 @@
-"""Fixtures: block devices of given descriptions, each with a server of its own."""
+"""Fixtures: block devices of given descriptions, each with its own server."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class DeviceFactory(Factory["BlockServer"]):
         queues: int | None = None,
         depth: int | None = None,
     ) -> BlockServer:
-        """``size_bytes`` is the device's (default: to the last segment's end); what
-        segments leave free gives EIO. ``front_end``: not what marker and settings say.
-        See BlockServer for errors, and for the rest.
+        """``size_bytes`` is the device's (default: to the last segment's end); ranges
+        without a segment give EIO. ``front_end`` overrides marker and settings. See
+        BlockServer for errors, and for the rest.
         """
         from btrfs_ublk.server import BlockServer, Description
 

@@ -1,8 +1,8 @@
-"""What all factories of the plugin have in common, and the fixtures that hand them out.
+"""The base of all the plugin's factories, and the fixtures that provide them.
 
-Each thing has six fixtures: ``btrfs_ublk_THING`` is one of it, as it is by default;
-``btrfs_ublk_THING_factory`` makes as many as are wanted; for one test. With ``_module``
-and ``_session`` behind, they last that long.
+Each thing has six fixtures. For one test, ``btrfs_ublk_THING`` is one of the default
+kind, and ``btrfs_ublk_THING_factory`` makes as many as wanted. The same names with
+``_module`` and ``_session`` appended have these scopes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from btrfs_ublk.testing.requirements import do_without, front_end_of, need
 from btrfs_ublk.testing.settings import settings_of
 
 if TYPE_CHECKING:
-    from btrfs_ublk.capabilities import Capability
+    from btrfs_ublk.base.capabilities import Capability
 
 T = TypeVar("T")
 Held = TypeVar("Held")
 
 
 class Factory(ABC, Generic[T]):
-    """Makes things of one kind, when called; all go at the end of the fixture's scope,
-    the youngest first.
+    """Makes things of one kind when called. All are removed at the end of the fixture's
+    scope, the youngest first.
     """
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
@@ -39,13 +39,13 @@ class Factory(ABC, Generic[T]):
         self._config = request.config
         self._stack = ExitStack()
         self.settings = settings_of(request.config)
-        #: For what it serves: of the closest marker, else of the settings.
+        #: The front end of what it serves: of the closest marker, else of the settings.
         self.front_end = front_end_of(request.node)
         opened(self._config, self)
 
     @abstractmethod
     def default(self) -> T:
-        """The one that a fixture without ``_factory`` is."""
+        """Make what a fixture without ``_factory`` provides."""
 
     def need(self, *capabilities: Capability) -> None:
         """Skip the test where one is missing; fail it under --btrfs-ublk-require."""
@@ -53,7 +53,7 @@ class Factory(ABC, Generic[T]):
 
     @contextmanager
     def capabilities(self) -> Iterator[None]:
-        """What the block finds missing of the machine skips the test as well."""
+        """Skip the test also when the block raises CapabilityError."""
         from btrfs_ublk.errors import CapabilityError
 
         try:
@@ -63,28 +63,28 @@ class Factory(ABC, Generic[T]):
             do_without(self._config, f"{error.message}{hint}")
 
     def hold(self, context: AbstractContextManager[Held]) -> Held:
-        """Enter a context, to be left at the end."""
-        from btrfs_ublk.interrupts import deferred
+        """Enter a context, and exit it at the end of the scope."""
+        from btrfs_ublk.base.signals import deferred
 
-        # NB: a signal waits, as between entering and noting it would be lost.
+        # NB: signals are deferred, as one between entering and noting would lose it.
         with self.capabilities(), deferred():
             return self._stack.enter_context(context)
 
     def directory(self) -> Path:
-        """A new one, removed at the end."""
+        """Make a directory that is removed at the end of the scope."""
         from tempfile import TemporaryDirectory
 
-        from btrfs_ublk.resources.tempdir import tempdir
+        from btrfs_ublk.kernel.temporary import tempdir
 
         parent = self.settings.images
         if os.geteuid() == 0:
             return self.hold(tempdir(parent=parent))
-        # Whoever is not root has no ledger, and needs none: there is nothing but files.
+        # Users other than root have no ledger, and need none: they only make files.
         return Path(self.hold(TemporaryDirectory(prefix="btrfs-ublk-", dir=parent)))
 
     def close(self) -> None:
-        """Take all down; idempotent. Raises LeftoverError for what is still in use."""
-        from btrfs_ublk.interrupts import deferred
+        """Remove everything; idempotent. Raises LeftoverError for what is in use."""
+        from btrfs_ublk.base.signals import deferred
 
         _let_go_of_failures()
         with deferred():
@@ -93,25 +93,25 @@ class Factory(ABC, Generic[T]):
 
 
 def _let_go_of_failures() -> None:
-    """Close the files that a failed test had open: the traceback that Python keeps of
-    it would keep a volume busy.
+    """Close the files that a failed test had open: the traceback that Python keeps
+    would keep a volume busy.
     """
     failure = getattr(sys, "last_value", None)
     if failure is not None:
-        from btrfs_ublk.ledger import release_frames
+        from btrfs_ublk.base.ledger import release_frames
 
         release_frames(failure)
         gc.collect()  # and those in cycles, as pytest.raises() makes them
 
 
-#: What pytest.fixture() returns; its name is another one in each version of pytest.
+#: What pytest.fixture() returns; the type's name depends on pytest's version.
 Fixture = Any
 
 
 def one_for_each_scope(
     factory: type[Factory[T]],
 ) -> tuple[Fixture, Fixture, Fixture]:
-    """Fixtures of scope function, module and session: a factory's default thing."""
+    """Make fixtures of scope function, module and session for a factory's default."""
 
     def one(request: pytest.FixtureRequest) -> Iterator[T]:
         with closing(factory(request)) as make:
@@ -124,7 +124,7 @@ def one_for_each_scope(
 def factory_for_each_scope(
     factory: type[Factory[T]],
 ) -> tuple[Fixture, Fixture, Fixture]:
-    """Fixtures of scope function, module and session: a factory."""
+    """Make fixtures of scope function, module and session for a factory."""
 
     def many(request: pytest.FixtureRequest) -> Iterator[Factory[T]]:
         with closing(factory(request)) as make:

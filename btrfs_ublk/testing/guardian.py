@@ -1,12 +1,14 @@
-"""A process that waits for the end of another one, and removes what that left.
+"""A process that waits for another one's end, and removes what that left.
 
-A process that is killed (SIGKILL, os._exit(), as by pytest-timeout's threads and by the
-workers of pytest-xdist that lost their session) cannot take down what it made. Its
-guardian does: it has the other end of a pipe, which closes with its last user.
+A process that is killed (by SIGKILL or os._exit(), as pytest-timeout's threads and
+pytest-xdist's orphaned workers do) cannot remove what it made, nor can one that itself
+has files of it open. Its guardian does: it has the other end of a pipe, which closes
+with its last user.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -14,17 +16,24 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from btrfs_ublk.base.log import log
+
 if TYPE_CHECKING:
-    from btrfs_ublk.ledger import Ledger
+    from btrfs_ublk.base.ledger import Ledger
+    from btrfs_ublk.base.process import Child
 
 _STOP_TIMEOUT_S = 10.0
 _NOTHING_TO_DO = b"."
+#: Guardians that start when this process ends, and the pipes that tell them.
+_heirs: list[tuple[Child, int]] = []
 
 
 @contextmanager
 def guarded(ledger: Ledger) -> Iterator[None]:
-    """Should this process end within the block, what the ledger lists is removed."""
-    from btrfs_ublk.process import launch
+    """Remove what the ledger lists if this process ends within the block. What is still
+    listed after the block is removed when this process ends.
+    """
+    from btrfs_ublk.base.process import launch
 
     reader, writer = (open(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb")))
     with writer:
@@ -34,24 +43,43 @@ def guarded(ledger: Ledger) -> Iterator[None]:
             child = launch(argv, stdin=reader, death_signal=None)
         try:
             yield
-            writer.write(_NOTHING_TO_DO)
+            if ledger.entries():
+                # NB: only the kernel closes this descriptor, when the process ends.
+                _heirs.append((child, os.dup(writer.fileno())))
+                atexit.register(_hand_over, ledger)
+            else:
+                writer.write(_NOTHING_TO_DO)
         finally:
             writer.close()
-            child.stop(timeout_s=_STOP_TIMEOUT_S, signum=None)
-            child.close()
+            if not any(heir is child for heir, _ in _heirs):
+                child.stop(timeout_s=_STOP_TIMEOUT_S, signum=None)
+                child.close()
+
+
+def _hand_over(ledger: Ledger) -> None:
+    """Remove what is left at exit, but for what this process still uses."""
+    left = [x for x in ledger.close(quietly=True) if x.result == "left"]
+    if left:
+        reason = (left[0].reason or "").partition("\n")[0]
+        log.warning(
+            "btrfs-ublk: %d things are taken down after the end of this process, as %s;"
+            " what cannot go then either is removed by: btrfs-ublk gc",
+            len(left),
+            reason,
+        )
 
 
 def main(path: Path) -> None:
     if sys.stdin.buffer.read(1) == _NOTHING_TO_DO:
         return
-    # Not before: it is in nobody's way until then.
-    import btrfs_ublk.resources  # noqa: F401  (so that their kinds are known)
-    import btrfs_ublk.server  # noqa: F401
-    from btrfs_ublk.abandoned import abandoned_ledgers
+    # Imported late, so that a waiting guardian costs little.
+    from btrfs_ublk.base.dead_ledgers import abandoned_ledgers
+    from btrfs_ublk.base.gc import learn_kinds
 
     with closing(abandoned_ledgers(path.parent)) as ledgers:
         for ledger in ledgers:
             if ledger.path == path:
+                learn_kinds(ledger.entries)
                 ledger.sweep()
 
 

@@ -1,9 +1,9 @@
-"""What is up in this pytest process, and that it goes down however the process ends.
+"""Tracks what is up in this pytest process, so that it goes down in any case.
 
-Fixtures take down what they made. An interrupted session may not come to that: a second
-signal cuts pytest's own teardown off. So the plugin takes down what is still up when
-pytest ends, the ledger (btrfs_ublk/ledger.py) what is left when Python does, and the
-guardian (guardian.py) what was left by a process that was killed.
+Fixtures remove what they made. If a session is interrupted, a second signal may cut
+pytest's own teardown off. So the plugin removes what is still up when pytest ends, the
+ledger (base/ledger.py) what is left when Python ends, and the guardian (guardian.py)
+what is left by a process that was killed, or that has files of it open to its end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pytest
 
 class Closable(Protocol):
     def close(self) -> None:
-        """Take all down; idempotent."""
+        """Remove everything; idempotent."""
 
 
 class _Lifetime:
     def __init__(self) -> None:
-        #: Oldest first.
+        #: The oldest comes first.
         self.open: list[Closable] = []
         self.whole = ExitStack()
 
@@ -31,17 +31,17 @@ _KEY = pytest.StashKey[_Lifetime]()
 
 
 def opened(config: pytest.Config, thing: Closable) -> None:
-    """Something is about to be made. From the first one on, TERM and HUP unwind the
-    session as Ctrl-C does; pytest would die of them, with all that is up.
+    """Note that something is about to be made. From the first one on, TERM and HUP
+    unwind the session as Ctrl-C does, instead of killing pytest.
     """
-    from btrfs_ublk.interrupts import deferred, interruptible
+    from btrfs_ublk.base.signals import deferred, interruptible
 
     if _KEY not in config.stash:
         with deferred():
             lifetime = config.stash[_KEY] = _Lifetime()
             lifetime.whole.enter_context(interruptible())
-            if os.geteuid() == 0:  # nobody else has a ledger
-                from btrfs_ublk.ledger import process_ledger
+            if os.geteuid() == 0:  # only root has a ledger
+                from btrfs_ublk.base.ledger import process_ledger
                 from btrfs_ublk.testing.guardian import guarded
 
                 lifetime.whole.enter_context(guarded(process_ledger()))
@@ -54,16 +54,16 @@ def closed(config: pytest.Config, thing: Closable) -> None:
 
 
 def end_of_session(config: pytest.Config) -> None:
-    """Take down what fixtures did not come to, the youngest first."""
+    """Remove what fixtures have not removed, the youngest first."""
     lifetime = config.stash.get(_KEY, None)
     if lifetime is None:
         return
+    from btrfs_ublk.base.signals import deferred
     from btrfs_ublk.errors import BtrfsUblkError
-    from btrfs_ublk.interrupts import deferred
 
     with deferred():
         for thing in reversed(lifetime.open):
-            # NB: what cannot go now is still in the ledger, which says so at exit.
+            # What cannot be removed now is in the ledger, and left to the guardian.
             with suppress(BtrfsUblkError):
                 thing.close()
         lifetime.open.clear()

@@ -12,7 +12,7 @@ from btrfs_ublk.testing.factory import (
 )
 
 if TYPE_CHECKING:
-    from btrfs_ublk.resources import LoopDevice
+    from btrfs_ublk.kernel import LoopDevice
 
 _SIZE_BYTES = 1 << 30
 
@@ -34,11 +34,11 @@ class LoopFactory(Factory["LoopDevice"]):
         read_only: bool = False,
         direct_io: bool = False,
     ) -> LoopDevice:
-        """``size_bytes`` (a multiple of 4096) is that of the new file. See
-        resources.loop_device() for errors, and for the rest.
+        """``size_bytes`` (a multiple of 4096) is the new file's size. See loop_device()
+        for errors, and for the rest.
         """
-        from btrfs_ublk.capabilities import LOOP, ROOT
-        from btrfs_ublk.resources import loop_device
+        from btrfs_ublk.base.capabilities import LOOP, ROOT
+        from btrfs_ublk.kernel import loop_device
 
         self.need(ROOT, LOOP)
         if file is None:

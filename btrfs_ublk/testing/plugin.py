@@ -1,6 +1,6 @@
-"""The pytest plugin ``btrfs_ublk``: options, the marker, and where its fixtures are.
+"""The pytest plugin ``btrfs_ublk``: options, the marker, and its fixtures' modules.
 
-docs/how-to/pytest-fixtures.md says how it is used.
+docs/how-to/pytest-fixtures.md explains its use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from btrfs_ublk.testing import settings
 from btrfs_ublk.testing.lifetime import end_of_session
 from btrfs_ublk.testing.requirements import check_item
 
-#: pytest loads them with this module.
+#: pytest loads these with this module.
 pytest_plugins = [
     "btrfs_ublk.testing.contents_fixtures",
     "btrfs_ublk.testing.device_fixtures",
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.read(config)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = getattr(item, "fixturenames", ())

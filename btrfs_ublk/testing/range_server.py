@@ -1,8 +1,8 @@
 """A web server on loopback that serves a directory, whole or in ranges (RFC 9110).
 
 ``python -m btrfs_ublk.testing.range_server DIRECTORY`` prints its URL, and ends by a
-signal, or with the process that started it. For tests: there is no TLS, and nothing in
-the directory may change while it is read, but as a whole, by rename.
+signal, or with the process that started it. It is for tests: it has no TLS, and files
+must not change while they are read, but may be replaced by rename.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from btrfs_ublk.entry import run_command
+from btrfs_ublk.base.entry import PathType, run_command
 
 _PR_SET_PDEATHSIG = 1
 _CHUNK_BYTES = 256 << 10
-#: One range; a request for several is answered with all of it, as RFC 9110 allows.
+#: It matches one range; requests for several get the whole file, as RFC 9110 allows.
 _RANGE = re.compile(r"bytes=\s*(\d*)-(\d*)\s*$")
 
 
 @dataclass(frozen=True)
 class Served:
-    """One request, and what was answered: bytes [first, first + length) of a file."""
+    """One request and its answer: bytes [first, first + length) of a file."""
 
     method: str
     path: str
@@ -43,7 +43,7 @@ class Served:
 
 
 def wanted_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """(first, length) of a Range header; None: all of it (RFC 9110, 14.1.2).
+    """Parse a Range header to (first, length); None: the whole file (RFC 9110, 14.1.2).
 
     Raises ValueError when it begins after the end.
     """
@@ -59,7 +59,7 @@ def wanted_range(header: str | None, size: int) -> tuple[int, int] | None:
     first = int(first_text)
     last = min(int(last_text), size - 1) if last_text else size - 1
     if last_text and int(last_text) < first:
-        return None  # makes no sense, so it is ignored
+        return None  # it is not valid, and so ignored
     if first >= size:
         raise ValueError(header)
     return first, last - first + 1
@@ -80,7 +80,7 @@ class _Server(ThreadingHTTPServer):
             os.write(self._log, f"{json.dumps(asdict(served))}\n".encode())
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes in the midst of an answer is none."""
+        """Ignore clients that disconnect during an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: Served says it better."""
+        """Log nothing, as note() does."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_with(self, file: BinaryIO) -> None:
         status = os.fstat(file.fileno())
-        # NB: the inode too, as a file may be replaced within one tick of its clock.
+        # NB: with the inode, as a file may be replaced within one tick of its clock.
         tag = f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
         modified = email.utils.formatdate(status.st_mtime, usegmt=True)
         headers = {"Accept-Ranges": "bytes", "ETag": tag, "Last-Modified": modified}
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.NOT_MODIFIED, headers)
             return
         header = self.headers.get("Range")
-        # Compared as they stand: a date must be the very one (RFC 9110, 13.1.5).
+        # Compared as text: a date must be identical (RFC 9110, 13.1.5).
         if self.headers.get("If-Range", tag) not in (tag, modified):
             header = None
         try:
@@ -142,11 +142,22 @@ class _Handler(BaseHTTPRequestHandler):
             first=first,
             length=length,
         )
-        if self.command == "GET":
+        if self.command == "GET" and not self._send(file, first, length):
+            # NB: else the client would take the next answer for the rest of this one.
+            self.close_connection = True
+
+    def _send(self, file: BinaryIO, first: int, length: int) -> bool:
+        """Send a range; False when the file has an error, or is shorter than it was."""
+        try:
             file.seek(first)
             while length and (data := file.read(min(length, _CHUNK_BYTES))):
                 self.wfile.write(data)
                 length -= len(data)
+        except ConnectionError:
+            raise
+        except OSError:
+            return False
+        return not length
 
     def _say(
         self,
@@ -156,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         first: int = 0,
         length: int = 0,
     ) -> None:
-        # Before the answer: whoever has that finds this in the log.
+        # Noted before the answer, so that its receiver finds it in the log.
         self.server.note(Served(self.command, self.path, status.value, first, length))
         self.send_response(status)
         for name, value in (headers or {}).items():
@@ -167,9 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @click.command()
-@click.argument(
-    "directory", type=click.Path(path_type=Path, exists=True, file_okay=False)
-)
+@click.argument("directory", type=PathType(exists=True, file_okay=False))
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -178,12 +187,12 @@ class _Handler(BaseHTTPRequestHandler):
 )
 @click.option(
     "--log",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathType(dir_okay=False),
     help="Append a line of JSON for each request to this file.",
 )
 def command(directory: Path, port: int, log: Path | None) -> None:
     """Serve a directory on loopback, whole files and ranges; print the URL."""
-    # It is to survive nothing: not even a parent that is killed (prctl(2)).
+    # It must not outlive its parent, even if that is killed (prctl(2)).
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     try:
         server = _Server(directory, port, log)

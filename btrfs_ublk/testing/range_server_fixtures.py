@@ -1,7 +1,7 @@
-"""Fixtures: web servers on loopback that answer ranges, processes of their own.
+"""Fixtures: web servers on loopback that answer ranges, as separate processes.
 
-NB: not a thread of the tests' process: that would have to answer while the process
-itself waits for it in a page fault, which holds Python's lock.
+NB: a thread of the tests' process would deadlock: it had to answer while the process
+waits for it in a page fault and holds Python's global lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RangeServer:
-    """A running one. It serves ``directory`` at ``base_url``, which ends with a /."""
+    """A running server of ``directory`` at ``base_url``, which ends with a /."""
 
     directory: Path
     base_url: str
@@ -38,8 +38,8 @@ class RangeServer:
         return self.base_url + quote(name)
 
     def put(self, name: str, content: bytes) -> str:
-        """Serve these bytes by that name; returns the URL. What is there is replaced at
-        once, and has another ETag then.
+        """Serve these bytes by that name; returns the URL. An existing file is replaced
+        atomically, and its ETag changes.
         """
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class RangeServer:
         return self.url(name)
 
     def served(self) -> list[Served]:
-        """The requests so far, in order."""
+        """Return the requests so far, in order."""
         from btrfs_ublk.testing.range_server import Served
 
         text = self.log.read_text(encoding="utf-8")
@@ -60,16 +60,16 @@ class RangeServer:
 def range_server(
     directory: Path, *, log: Path, timeout_s: float
 ) -> Iterator[RangeServer]:
-    """Run one. Raises BtrfsUblkError when it is not there after ``timeout_s``."""
+    """Run a server. Raises BtrfsUblkError if it is not ready after ``timeout_s``."""
+    from btrfs_ublk.base.process import readable, spawn
     from btrfs_ublk.errors import BtrfsUblkError
-    from btrfs_ublk.process import readable, spawn
 
     log.touch()
     module = "btrfs_ublk.testing.range_server"
     argv = [sys.executable, "-m", module, str(directory), "--log", str(log)]
     with spawn(argv, pipe_stdout=True) as child:
         assert child.stdout is not None
-        # The line comes whole, or the process ends.
+        # The line arrives whole, or the process ends.
         if not readable([child.stdout], timeout_s=timeout_s) or not (
             url := child.stdout.readline().strip()
         ):
@@ -94,7 +94,7 @@ class RangeServerFactory(Factory[RangeServer]):
         *,
         files: Mapping[str, bytes] | None = None,
     ) -> RangeServer:
-        """Files are put into ``directory`` where both are given."""
+        """Serve ``directory``, or a new one, and put ``files`` there."""
         place = self.directory()
         if directory is None:
             directory = place / "files"

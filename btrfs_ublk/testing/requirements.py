@@ -1,4 +1,4 @@
-"""What a test needs of the machine: skipped, or failed, where that is missing."""
+"""Tests' requirements: without them, a test is skipped or fails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from btrfs_ublk.testing.settings import FRONT_ENDS, settings_of
 
 if TYPE_CHECKING:
-    from btrfs_ublk.capabilities import Capability
+    from btrfs_ublk.base.capabilities import Capability
     from btrfs_ublk.server import FrontEndName
 
 MARKER = "btrfs_ublk"
 _KEYS = ("front_end", "requires")
-#: Things that a front end serves; of a wider scope than the test that asks for them.
+#: Fixtures that need a front end, and have a wider scope than one test.
 _SERVED = tuple(
     f"btrfs_ublk_{thing}{factory}_{scope}"
     for thing in ("device", "volume")
@@ -24,7 +24,7 @@ _SERVED = tuple(
 
 
 def need(config: pytest.Config, *capabilities: Capability) -> None:
-    """Skip the test, or fail it under --btrfs-ublk-require, where one is missing."""
+    """Skip the test, or fail it under --btrfs-ublk-require, if one is missing."""
     for capability in capabilities:
         reason = capability.probe()
         if reason is not None:
@@ -39,11 +39,11 @@ def do_without(config: pytest.Config, what: str) -> NoReturn:
 
 
 def front_end_of(node: pytest.Item | pytest.Collector) -> FrontEndName:
-    """What the closest marker says, of a test, its class or its module; else the
-    setting.
+    """Return the front end of the closest marker of a test, its class or its module;
+    else of the settings.
     """
     name: FrontEndName = settings_of(node.config).front_end
-    # NB: the first marker may be the one that the plugin adds, which says nothing.
+    # NB: the first marker may be the plugin's own, which names no front end.
     for marker in node.iter_markers(MARKER):
         if "front_end" in marker.kwargs:
             name = marker.kwargs["front_end"]
@@ -52,11 +52,11 @@ def front_end_of(node: pytest.Item | pytest.Collector) -> FrontEndName:
 
 
 def check_item(item: pytest.Item) -> None:
-    """Hold the machine to the markers of a test, before any of its fixtures is made."""
+    """Check the markers of a test before any of its fixtures is made."""
     markers = list(item.iter_markers(MARKER))
     if not markers:
         return
-    from btrfs_ublk import capabilities as known
+    from btrfs_ublk.base import capabilities as known
 
     by_name: dict[str, Capability] = {
         "root": known.ROOT,
@@ -102,7 +102,7 @@ def _check_marker(marker: pytest.Mark, by_name: dict[str, Capability]) -> None:
 
 
 def _check_scopes(item: pytest.Item, front_end: FrontEndName) -> None:
-    """A device that several tests share has one front end: not that of one of them."""
+    """Fail a test that wants another front end than that of a device it shares."""
     for name in set(_SERVED).intersection(getattr(item, "fixturenames", ())):
         module = item.getparent(pytest.Module)
         owner = module if name.endswith("_module") and module else item.session

@@ -31,8 +31,8 @@ class SeedFactory(Factory["Seed"]):
         strategy: str = "mega-extent",
         metadata_only: bool = True,
     ) -> Seed:
-        """Without ``metadata_only``, the image is as large as the device, sparse; a
-        file system for such files is needed then. See make_seed() for errors.
+        """Without ``metadata_only``, the image is sparse and as large as the device,
+        which the file system must support. See make_seed() for errors.
         """
         from btrfs_ublk.seed import make_seed_by
 

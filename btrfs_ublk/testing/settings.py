@@ -1,4 +1,4 @@
-"""What the user of the plugin chooses: command line options, and ini settings."""
+"""The plugin's settings: command line options, and ini settings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 FRONT_ENDS = ("auto", "ublk", "fuse")
 _TIMEOUT_S = 30.0
-#: "1" means the same as the option --btrfs-ublk-require.
+#: The value "1" has the effect of the option --btrfs-ublk-require.
 REQUIRE_VARIABLE = "BTRFS_UBLK_REQUIRE"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """``images``: the directory in which all files are made; None: $TMPDIR, or /tmp.
-    ``timeout_s``: for a server to be ready.
+    """``images``: the directory for all files; None: $TMPDIR, or /tmp. ``timeout_s``:
+    how long a server may take to be ready.
     """
 
     front_end: FrontEndName
@@ -33,12 +33,13 @@ class Settings:
 
 _KEY = pytest.StashKey[Settings]()
 
-#: Name, placeholder of its value, what it does.
+#: Name, placeholder of the value, help.
 _TEXTS = (
     (
         "front-end",
         "NAME",
-        "what serves devices: ublk, fuse, or auto (default): ublk where there is one",
+        "what serves devices: ublk, fuse, or auto (default): ublk where the kernel has "
+        "it, and survives the death of its server",
     ),
     (
         "images",
@@ -69,7 +70,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read(config: pytest.Config) -> None:
-    """Check them, before any test runs. Raises pytest.UsageError."""
+    """Read and check the settings, before any test runs. Raises pytest.UsageError."""
     front_end = _chosen(config, "front-end", "auto")
     if front_end not in FRONT_ENDS:
         raise _wrong("front-end", front_end, f"one of {', '.join(FRONT_ENDS)}")
@@ -105,8 +106,8 @@ def _ini(name: str) -> str:
 
 
 def _chosen(config: pytest.Config, name: str, default: Any) -> Any:
-    """The option, else the ini setting, else the default. NB: of a setting that is not
-    given, pytest before 8 says "", whatever its default.
+    """Return the option, else the ini setting, else the default. NB: pytest before 8
+    returns "" for an ini setting that is not given, whatever its default.
     """
     for value in (config.getoption(_option(name)), config.getini(_ini(name))):
         if value is not None and value != "":

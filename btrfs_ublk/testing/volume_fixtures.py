@@ -13,7 +13,7 @@ from btrfs_ublk.testing.factory import (
 
 if TYPE_CHECKING:
     from btrfs_ublk.server import FrontEndName, Segment
-    from btrfs_ublk.volume import Volume
+    from btrfs_ublk.volume.temporary import Volume
 
 _SIZE_BYTES = 1 << 40
 _WRITABLE_BYTES = 1 << 30
@@ -40,16 +40,16 @@ class VolumeFactory(Factory["Volume"]):
         writable_bytes: int = _WRITABLE_BYTES,
         front_end: FrontEndName | None = None,
     ) -> Volume:
-        """``files`` are names in the root, and the http or https URLs of what they
-        hold; the server must answer ranges. ``virtual_data_size``: by default, up to
-        the end of ``contents``, or 1 TiB. ``front_end``: not what marker and settings
-        say. See volume() for errors, and for the rest.
+        """``files`` are names in the root and the http or https URLs of their content;
+        the server must answer ranges. ``virtual_data_size`` is by default up to the end
+        of ``contents``, or 1 TiB. ``front_end`` overrides marker and settings. See
+        volume() for errors, and for the rest.
         """
-        from btrfs_ublk.capabilities import BTRFS, LOOP, ROOT
+        from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
+        from btrfs_ublk.content.maps import Refused
         from btrfs_ublk.errors import UsageError
-        from btrfs_ublk.lazy.maps import Refused
         from btrfs_ublk.server import LazySegment
-        from btrfs_ublk.volume import volume
+        from btrfs_ublk.volume.temporary import volume
 
         if contents is not None and files is not None:
             raise UsageError(
@@ -89,13 +89,13 @@ class VolumeFactory(Factory["Volume"]):
             try:
                 _add_files(made, files)
             except (UsageError, Refused) as error:
-                # What the test gave is wrong: its line is what matters, not ours.
+                # The test's input is wrong: show the test's line, not ours.
                 raise error.with_traceback(None) from None
         return made
 
 
 def _add_files(made: Volume, files: Mapping[str, str]) -> None:
-    from btrfs_ublk.lazy import Addition
+    from btrfs_ublk.content import Addition
 
     sources = [{"kind": "http", "url": url} for url in files.values()]
     rows = [Addition(source=number) for number in range(len(sources))]

@@ -29,7 +29,7 @@ static inline void cleanup_fclose(FILE **f)
 #define _cleanup_close_ _cleanup_(cleanup_close)
 #define _cleanup_fclose_ _cleanup_(cleanup_fclose)
 
-/* Hand ownership of a descriptor to the caller: `return take_fd(&fd);` */
+/* Passes ownership of a descriptor to the caller: `return take_fd(&fd);` */
 static inline int take_fd(int *fd)
 {
 	int taken = *fd;

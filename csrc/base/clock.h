@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What time it is for deadlines: CLOCK_MONOTONIC. */
+/* The time that deadlines refer to: CLOCK_MONOTONIC. */
 #ifndef BASE_CLOCK_H
 #define BASE_CLOCK_H
 

@@ -11,7 +11,7 @@ static int parse_cpu(const char **text, unsigned long *cpu)
 {
 	char *end;
 
-	/* strtoul() takes signs and spaces too. */
+	/* strtoul() accepts signs and spaces too. */
 	if (!isdigit((unsigned char)**text))
 		return -EINVAL;
 	errno = 0;

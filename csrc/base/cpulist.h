@@ -5,14 +5,14 @@
 #include <sched.h>
 
 /*
- * Parse "0-3,8" into a set; a newline may end it, as in files of the kernel. Returns 0, -EINVAL (no
- * list) or -ERANGE (a CPU number that a cpu_set_t does not hold).
+ * Parses "0-3,8" into a set. A newline may end it, as in files of the kernel. Returns 0, -EINVAL
+ * (no list) or -ERANGE (a CPU number that does not fit into a cpu_set_t).
  */
 int cpulist_parse(const char *text, cpu_set_t *cpus);
 
 enum { CPULIST_TEXT_BYTES = 256 };
 
-/* The reverse; what does not fit ends in "...". */
+/* Formats a set as such a list, which ends in "..." when it does not fit. */
 const char *cpulist_format(const cpu_set_t *cpus, char text[static CPULIST_TEXT_BYTES]);
 
 #endif

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Each returns 0 or a negative errno; -EIO when the file ends before `length`. */
+/* Return 0 or a negative errno; -EIO when the file ends before `length`. */
 int pread_full(int fd, void *data, size_t length, uint64_t offset);
 int pwrite_full(int fd, const void *data, size_t length, uint64_t offset);
 int write_full(int fd, const void *data, size_t length);

@@ -16,7 +16,7 @@ static json_t *buckets_json(const struct histogram *histogram)
 
 		if (!histogram->counts[i])
 			continue;
-		/* The last one has no bound but what it holds. */
+		/* The last bucket has no bound, so use the longest duration. */
 		if (bound == UINT64_MAX)
 			bound = histogram->max_ns;
 		err = json_array_append_new(buckets, json_pack("[I, I]", (json_int_t)bound,

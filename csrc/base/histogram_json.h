@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* A histogram as statistics show it: its count, sum and percentiles, and the buckets that hold any. */
+/*
+ * A histogram as JSON for statistics: count, sum, percentiles and the buckets that are not empty.
+ */
 #ifndef BASE_HISTOGRAM_JSON_H
 #define BASE_HISTOGRAM_JSON_H
 
@@ -7,7 +9,10 @@
 
 #include "base/histogram.h"
 
-/* Of one that nobody writes to meanwhile. A new reference; NULL when memory is short. */
+/*
+ * Returns a new reference, or NULL when memory is short. No other thread may write to the histogram
+ * meanwhile.
+ */
 json_t *histogram_json(const struct histogram *histogram);
 
 #endif

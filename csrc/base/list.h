@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Doubly linked lists whose links are in what they link; a list is a link by itself. */
+/* Doubly linked lists with links embedded in the elements. A list is itself a link. */
 #ifndef BASE_LIST_H
 #define BASE_LIST_H
 
@@ -7,10 +7,10 @@
 #include <stddef.h>
 
 struct link {
-	struct link *previous, *next; /* NULL: in no list */
+	struct link *previous, *next; /* NULL: it is in no list */
 };
 
-/* The `type` whose `member` is at `pointer`. */
+/* Returns the `type` whose `member` is at `pointer`. */
 #define container_of(pointer, type, member) \
 	((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
@@ -24,7 +24,7 @@ static inline bool list_is_empty(const struct link *list)
 	return list->next == list;
 }
 
-/* NULL: the list is empty. */
+/* Returns NULL when the list is empty. */
 static inline struct link *list_first(const struct link *list)
 {
 	return list_is_empty(list) ? NULL : list->next;
@@ -48,7 +48,7 @@ static inline void list_append(struct link *list, struct link *link)
 	list_insert_after(list->previous, link);
 }
 
-/* Nothing happens to what is in no list. */
+/* Does nothing when the link is in no list. */
 static inline void list_remove(struct link *link)
 {
 	if (!link->next)

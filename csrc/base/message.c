@@ -17,7 +17,7 @@ void message_set_verbose(bool verbose)
 	verbose_enabled = verbose;
 }
 
-/* One write per message, so that lines of several threads do not mix. */
+/* Writes each message with one call, so that lines of several threads do not mix. */
 static void emit(const char *prefix, const char *format, va_list args)
 {
 	char text[2048];

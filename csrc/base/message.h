@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a helper tells a person. stdout is data, stderr is talk: every message goes to stderr, as
- * "PROGRAM: error: what was wrong, with what value", followed by "  hint: what to do".
+ * Messages of helpers to people. stdout is for data: every message goes to stderr, as "PROGRAM:
+ * error: what was wrong, with what value", followed by "  hint: what to do".
  */
 #ifndef BASE_MESSAGE_H
 #define BASE_MESSAGE_H
@@ -11,8 +11,8 @@
 /* Exit statuses of every helper. */
 enum {
 	EXIT_OK = 0,
-	EXIT_FAILED = 1,     /* the environment or the kernel said no */
-	EXIT_USAGE = 2,	     /* the caller's input is wrong; nothing was touched */
+	EXIT_FAILED = 1,     /* the environment or the kernel refused */
+	EXIT_USAGE = 2,	     /* the caller's input is wrong, and nothing was touched */
 	EXIT_CAPABILITY = 3, /* this machine lacks what is needed */
 };
 

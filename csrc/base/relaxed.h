@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Numbers that one thread writes and any may read: neither torn nor ordered, and as cheap as plain
- * ones, since with one writer no locked instruction is needed.
+ * Numbers that one thread writes and any may read. Accesses are neither torn nor ordered. They cost
+ * as much as plain ones, because a single writer needs no locked instruction.
  */
 #ifndef BASE_RELAXED_H
 #define BASE_RELAXED_H

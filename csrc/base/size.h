@@ -15,14 +15,16 @@
 #define EIB(n) ((uint64_t)(n) << 60)
 
 /*
- * Parse "4096", "275G", "4MiB", "4E" (binary units, case does not matter) into bytes.
- * Returns 0, -EINVAL (not a size) or -ERANGE (does not fit 64 bits).
+ * Parses "4096", "275G", "4MiB", "4E" (binary units, in either case) into bytes. Returns 0, -EINVAL
+ * (not a size) or -ERANGE (does not fit into 64 bits).
  */
 int size_parse(const char *text, uint64_t *bytes);
 
 enum { SIZE_TEXT_BYTES = 32 };
 
-/* "4 EiB", "7.2 MiB", "512 B": the largest unit that keeps the value at or above one. */
+/*
+ * Formats as "4 EiB", "7.2 MiB", "512 B": in the largest unit in which the value is at least one.
+ */
 const char *size_format(uint64_t bytes, char text[static SIZE_TEXT_BYTES]);
 
 static inline uint64_t round_up_u64(uint64_t value, uint64_t step)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a request is answered with, by whichever way it came. */
+/* Makes the answer to a request, no matter by which way the request came. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include "base/size.h"
 #include "bench/fuse-stand-in.h"
 
-/* Nothing changes behind the kernel's back. */
+/* The kernel may cache for ever, as nothing changes without it. */
 static const uint64_t cache_seconds = 1000000000;
 
 static struct fuse_attr attributes_of(const struct stand_in *server, uint64_t inode)
@@ -89,7 +89,7 @@ static void open_file(const struct stand_in *server, struct answer *answer)
 	send(answer, sizeof(answer->small.open));
 }
 
-/* How much of `length` is within the file. */
+/* Returns how much of `length` is within the file. */
 static uint32_t within(const struct stand_in *server, uint64_t offset, uint32_t length)
 {
 	uint64_t left = offset < server->size ? server->size - offset : 0;
@@ -121,7 +121,7 @@ void stand_in_answer(const struct stand_in *server, const struct fuse_in_header 
 {
 	answer->error = 0;
 	answer->none = false;
-	/* NB: writev(2) looks at the address of nothing as well. */
+	/* NB: writev(2) checks the address even if the size is 0. */
 	answer->data = NULL;
 	answer->size = 0;
 	switch (request->opcode) {
@@ -159,7 +159,7 @@ void stand_in_answer(const struct stand_in *server, const struct fuse_in_header 
 		answer->none = true;
 		break;
 	default:
-		/* FSYNC as well: what is in memory is where it stays. The kernel asks once. */
+		/* FSYNC, too, as the content is only in memory. The kernel does not ask again. */
 		answer->error = -ENOSYS;
 	}
 }

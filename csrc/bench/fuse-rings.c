@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * FUSE over io_uring (Linux 6.14): each CPU has a queue of its own, whose entries wait in the kernel
- * for a request, bring it along when they complete, and take the answer back when they are committed.
+ * FUSE over io_uring (Linux 6.14): each CPU has a queue, whose entries wait in the kernel. An entry
+ * completes with a request, and is committed with the answer to it.
  */
 #include <errno.h>
 #include <liburing.h>
@@ -35,7 +35,7 @@ struct queue {
 	struct entry entries[DEPTH];
 };
 
-/* There are as many submission entries as entries. */
+/* The ring has a submission entry for each entry, so one is always free. */
 static void submit(struct queue *queue, struct entry *entry, enum fuse_uring_cmd command,
 		   uint64_t commit_id)
 {
@@ -75,7 +75,7 @@ static void answer(struct queue *queue, struct entry *entry)
 	submit(queue, entry, FUSE_IO_URING_CMD_COMMIT_AND_FETCH, commit_id);
 }
 
-/* In the thread that is to submit. */
+/* Call this in the thread that will submit (IORING_SETUP_SINGLE_ISSUER). */
 static int prepare(struct queue *queue)
 {
 	struct io_uring_params parameters = {
@@ -105,7 +105,7 @@ static void *queue_main(void *argument)
 
 	CPU_ZERO(&cpus);
 	CPU_SET(queue->cpu, &cpus);
-	/* One that is not there is nobody's, and its queue stays empty. */
+	/* This fails for a CPU that is offline. Then its queue stays empty. */
 	pthread_setaffinity_np(pthread_self(), sizeof(cpus), &cpus);
 	result = prepare(queue);
 	for (unsigned i = 0; !result && i < DEPTH; i++)
@@ -124,10 +124,10 @@ static void *queue_main(void *argument)
 		}
 		io_uring_cq_advance(&queue->ring, seen);
 	}
-	if (result == -ENOTCONN) /* the end */
+	if (result == -ENOTCONN) /* the file system was unmounted */
 		return NULL;
 	msg_error("the queue of CPU %u: %s", queue->cpu, strerror(-result));
-	_exit(EXIT_FAILED); /* with one queue too few, requests would wait for ever */
+	_exit(EXIT_FAILED); /* without this queue, requests would wait for ever */
 }
 
 int stand_in_start_rings(const struct stand_in *server)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * btrfs-ublk-fuse-stand-in: the least that a FUSE server can do, by each way there is to reach one.
- * What benchmarks of FUSE file systems are held against.
+ * btrfs-ublk-fuse-stand-in: a minimal FUSE server, which can be reached in each way that FUSE has.
+ * Benchmarks compare FUSE file systems with it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static const char help[] =
 	"  --how passthrough  the kernel reads and writes FILE itself (Linux 6.9)\n"
 	"  --version, --help\n";
 
-/* Requests with their operands and payload; no less than the kernel insists on. */
+/* For requests with operands and payload. The kernel demands FUSE_MIN_READ_BUFFER. */
 enum { REQUEST_BYTES = STAND_IN_MAX_BYTES + FUSE_MIN_READ_BUFFER };
 
 static size_t operand_bytes(uint32_t opcode)
@@ -44,7 +44,7 @@ static size_t operand_bytes(uint32_t opcode)
 	case FUSE_WRITE:
 		return sizeof(struct fuse_write_in);
 	default:
-		return 0; /* nobody looks behind them */
+		return 0; /* others lack operands, or their payload is not read */
 	}
 }
 
@@ -60,10 +60,10 @@ static void send(int fd, const struct fuse_in_header *request, const struct answ
 	};
 
 	header.len = (uint32_t)(vectors[0].iov_len + vectors[1].iov_len);
-	/* ENOENT: whoever asked was interrupted. */
+	/* ENOENT: the caller was interrupted. */
 	if (writev(fd, vectors, 2) < 0 && errno != ENOENT) {
 		msg_error("cannot answer: %m");
-		_exit(EXIT_FAILED); /* who asked would wait for ever */
+		_exit(EXIT_FAILED); /* the caller would wait for ever */
 	}
 }
 
@@ -74,10 +74,10 @@ struct reader {
 
 struct served {
 	uint32_t opcode;
-	int error; /* what it was answered with */
+	int error; /* in the answer */
 };
 
-/* Returns false when there is nobody to serve any more. */
+/* Returns false when the connection has ended. */
 static bool serve_one(const struct reader *reader, uint8_t *buffer, struct served *served)
 {
 	const struct fuse_in_header *request = (struct fuse_in_header *)buffer;
@@ -106,7 +106,7 @@ static void *reader_main(void *argument)
 	return NULL;
 }
 
-/* The first request; its answer says by which way others come. */
+/* Answers FUSE_INIT, which settles in which way other requests come. */
 static int introduce(const struct stand_in *server)
 {
 	struct reader reader = { server, server->fuse_fd };
@@ -121,7 +121,7 @@ static int introduce(const struct stand_in *server)
 	return served.error;
 }
 
-/* Each with a clone of the connection, so that answers go where requests came from. */
+/* Each reader has a clone of the connection, on which it also answers. */
 static int start_readers(const struct stand_in *server)
 {
 	unsigned count = (unsigned)get_nprocs();
@@ -168,7 +168,7 @@ static int give_to_kernel(struct stand_in *server, const char *path)
 
 static int serve(struct stand_in *server, const char *path)
 {
-	/* A mount that nobody holds any more is gone. */
+	/* The mount ends when this descriptor is closed. */
 	_cleanup_close_ int mount = -1;
 	int err;
 
@@ -176,7 +176,7 @@ static int serve(struct stand_in *server, const char *path)
 	if (mount < 0)
 		return mount;
 	err = introduce(server);
-	/* After the introduction: only then the kernel has agreed to it. */
+	/* Do this after FUSE_INIT, in which the kernel agrees to passthrough. */
 	if (!err && server->passthrough)
 		err = give_to_kernel(server, path);
 	if (!err && server->over_rings)
@@ -222,6 +222,6 @@ int main(int argc, char **argv)
 		msg_error("cannot serve %s by %s: %s", path, how, strerror(-err));
 		return EXIT_FAILED;
 	}
-	/* Without cleaning up: threads wait in the kernel until the connection is gone. */
+	/* Do not clean up: threads wait in the kernel until the connection ends. */
 	_exit(EXIT_OK);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* One file in FUSE, whose content is in memory: as little as a server can do. */
+/* A minimal FUSE server, of one file whose content is in memory. */
 #ifndef BENCH_FUSE_STAND_IN_H
 #define BENCH_FUSE_STAND_IN_H
 
@@ -18,12 +18,12 @@ struct stand_in {
 	int fuse_fd;
 	uint8_t *content;
 	uint64_t size;
-	bool passthrough; /* reads and writes do not come here */
-	int backing_id;	  /* what the kernel reads and writes then */
-	bool over_rings;  /* they come through io_uring */
+	bool passthrough; /* reads and writes are not sent to us */
+	int backing_id;	  /* of the file that the kernel reads and writes instead */
+	bool over_rings;  /* requests come through io_uring */
 };
 
-/* What is sent back. `data` points into `small`, or into the content. */
+/* An answer. `data` points to `small`, or into the content. */
 struct answer {
 	int error; /* a negative errno, or 0 */
 	bool none; /* nothing is to be sent */
@@ -39,11 +39,11 @@ struct answer {
 	} small;
 };
 
-/* `operands` are those of the operation, `payload` a name, or the bytes to write. */
+/* `operands` is the operation's structure, `payload` a name, or the bytes to write. */
 void stand_in_answer(const struct stand_in *server, const struct fuse_in_header *request,
 		     const void *operands, const void *payload, struct answer *answer);
 
-/* A thread for each CPU that there may be. Returns 0, or a negative errno; they never end. */
+/* Starts a thread for each configured CPU. They serve until the end. Returns 0 or -errno. */
 int stand_in_start_rings(const struct stand_in *server);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What <linux/fuse.h> gained after Linux 6.1, whose header Debian 12 has. Values from the kernel's
- * include/uapi/linux/fuse.h.
+ * Additions to <linux/fuse.h> since Linux 6.1, whose header Debian 12 has. Values are from the
+ * kernel's include/uapi/linux/fuse.h.
  */
 #ifndef BENCH_FUSE_UAPI_H
 #define BENCH_FUSE_UAPI_H
@@ -31,7 +31,7 @@ struct fuse_backing_map {
 #define FUSE_URING_IN_OUT_HEADER_SZ 128
 #define FUSE_URING_OP_IN_OUT_SZ 128
 
-/* Of a ring's entry: what the kernel and the server tell each other about it. */
+/* What the kernel and the server tell each other about an entry of a ring. */
 struct fuse_uring_ent_in_out {
 	uint64_t flags;
 	uint64_t commit_id;
@@ -52,7 +52,7 @@ enum fuse_uring_cmd {
 	FUSE_IO_URING_CMD_COMMIT_AND_FETCH = 2,
 };
 
-/* In the 80 bytes that a submission entry of 128 has for commands. */
+/* It is in the 80 bytes for commands of a 128-byte submission entry. */
 struct fuse_uring_cmd_req {
 	uint64_t flags;
 	uint64_t commit_id;
@@ -62,8 +62,8 @@ struct fuse_uring_cmd_req {
 #endif
 
 /*
- * As of 6.9 and later: the last words of what older headers call unused or padding. Whoever builds
- * with any header gets the same bytes.
+ * These structures are as in Linux 6.9 and later. Their last fields are unused or padding in older
+ * headers. With these definitions, a build does not depend on the header's version.
  */
 struct bench_init_out {
 	uint32_t major, minor;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * btrfs-ublk-make-files: makes the files of a plan and says how long each took. Benchmarks drive it:
- * with an interpreter in between they would measure that as well.
+ * btrfs-ublk-make-files: makes the files of a plan and measures how long each took. It is in C
+ * because benchmarks would measure a Python interpreter as well.
  *
  * The plan is shared memory, one struct plan_file for each file; the latencies are written there.
  * When all is set up the program prints "ready" and waits for a byte from --start-fd, so that several
@@ -71,9 +71,10 @@ struct job {
 	int (*fill)(struct job *job, int fd, const struct plan_file *file);
 	/* State. */
 	int source_fd;
+	bool source_is_nodatasum;
 	struct plan_file *plan; /* of all files */
 	const void *data;
-	const char *step; /* that failed, for the message */
+	const char *step; /* the step that failed, for the message */
 };
 
 static int fail_at(struct job *job, const char *step)
@@ -82,14 +83,32 @@ static int fail_at(struct job *job, const char *step)
 	return -errno;
 }
 
+/* Gives the file no checksums if the source has none: else the kernel refuses to clone. */
+static int match_checksums(struct job *job, int fd)
+{
+	int attributes;
+
+	if (!job->source_is_nodatasum)
+		return 0;
+	if (ioctl(fd, FS_IOC_GETFLAGS, &attributes))
+		return fail_at(job, "FS_IOC_GETFLAGS");
+	if (attributes & FS_NOCOW_FL)
+		return 0;
+	attributes |= FS_NOCOW_FL;
+	return ioctl(fd, FS_IOC_SETFLAGS, &attributes) ? fail_at(job, "FS_IOC_SETFLAGS") : 0;
+}
+
 static int fill_clone(struct job *job, int fd, const struct plan_file *file)
 {
+	int ret = match_checksums(job, fd);
 	struct file_clone_range range = {
 		.src_fd = job->source_fd,
 		.src_offset = file->source_offset,
 		.src_length = round_up_u64(file->size, BLOCK_BYTES),
 	};
 
+	if (ret)
+		return ret;
 	if (ioctl(fd, FICLONERANGE, &range))
 		return fail_at(job, "FICLONERANGE");
 	if (range.src_length != file->size && ftruncate(fd, (off_t)file->size))
@@ -205,11 +224,15 @@ static int set_up(struct job *job)
 	static char data[WRITE_MAX_BYTES];
 
 	if (job->source) {
+		int attributes;
+
 		job->source_fd = open(job->source, O_RDONLY | O_CLOEXEC);
 		if (job->source_fd < 0)
 			return fail_at(job, job->source);
+		job->source_is_nodatasum = !ioctl(job->source_fd, FS_IOC_GETFLAGS, &attributes) &&
+					   attributes & FS_NOCOW_FL;
 	} else {
-		/* Not zeroes, which compression or sparse images would swallow. */
+		/* Zeroes would take no space with compression or in sparse images. */
 		for (size_t i = 0; i < WRITE_MAX_BYTES; i++)
 			data[i] = (char)(i * 2654435761u >> 13);
 		job->data = data;
@@ -230,7 +253,7 @@ static int wait_for_start(struct job *job)
 	if (got == 1)
 		return 0;
 	if (!got)
-		errno = EPIPE; /* whoever drives us has gone */
+		errno = EPIPE; /* the benchmark has ended */
 	return fail_at(job, "--start-fd");
 }
 
@@ -285,7 +308,7 @@ static bool parse_operation(struct job *job, const char *operation)
 
 int main(int argc, char **argv)
 {
-	/* Descriptors 0 to 2 are standard input and output: here they mean "not given". */
+	/* NB: descriptors 0 to 2 mean "not given", as they are standard input, output and error. */
 	struct job job = { .source_fd = -1 };
 	const struct bench_option table[] = {
 		{ "directory", .text = &job.directory },

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * measure-map FILE COUNT LOOKUPS THREADS: adds COUNT mappings to a new map at FILE, in one go, loads
- * it again, and looks up random places of it in each of THREADS threads; prints what it took as JSON.
+ * it again, and looks up LOOKUPS random places in each of THREADS threads. Prints times as JSON.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -33,7 +33,7 @@ static double now_s(void)
 	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Half of the places are mapped, half are not. */
+/* Looks up random places. Half of them are mapped, half are not. */
 static void *look(void *argument)
 {
 	struct looking *looking = argument;
@@ -55,7 +55,7 @@ static void *look(void *argument)
 	return NULL;
 }
 
-/* The nanoseconds that one look-up takes in one thread, or a negative number: something was wrong. */
+/* Returns how many ns one look-up takes in one thread, or a negative number after errors. */
 static double look_all(const struct map *map, uint64_t count, uint64_t lookups, unsigned threads)
 {
 	struct looking all[THREADS_MAX];
@@ -79,7 +79,7 @@ static double look_all(const struct map *map, uint64_t count, uint64_t lookups, 
 	return seconds * 1e9 / (double)threads / (double)lookups;
 }
 
-static int add(struct store *store, uint64_t count, double *seconds, struct complaint *complaint)
+static int add(struct store *store, uint64_t count, double *seconds, struct error *error)
 {
 	_cleanup_free_ struct store_addition *additions = calloc(count, sizeof(*additions));
 	json_t *sources = json_pack("[{s:s, s:i, s:I}]", "kind", "memset", "byte", 7, "size",
@@ -92,7 +92,7 @@ static int add(struct store *store, uint64_t count, double *seconds, struct comp
 	for (uint64_t i = 0; i < count; i++)
 		additions[i] = (struct store_addition){ .offset = STRIDE * i, .length = LENGTH };
 	begin_s = now_s();
-	err = store_add(store, sources, additions, count, NULL, NULL, complaint);
+	err = store_add(store, sources, additions, count, NULL, NULL, error);
 	*seconds = now_s() - begin_s;
 	json_decref(sources);
 	return err;
@@ -100,23 +100,23 @@ static int add(struct store *store, uint64_t count, double *seconds, struct comp
 
 static int measure(const char *path, uint64_t count, uint64_t lookups, unsigned threads)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	struct store *store = NULL;
 	struct map *map = map_new();
 	double add_s = 0, begin_s, load_s, lookup_ns;
-	int err = store_open(path, map, &store, &complaint);
+	int err = store_open(path, map, &store, &error);
 
 	if (!err)
-		err = add(store, count, &add_s, &complaint);
+		err = add(store, count, &add_s, &error);
 	store_close(store);
 	map_free(map);
 	if (err) {
-		msg_error("%s", complaint.text);
+		msg_error("%s", error.text);
 		return EXIT_FAILED;
 	}
 	map = map_new();
 	begin_s = now_s();
-	err = store_open(path, map, &store, &complaint);
+	err = store_open(path, map, &store, &error);
 	load_s = now_s() - begin_s;
 	lookup_ns = err ? -1 : look_all(map, count, lookups, threads);
 	printf("{\"add_s\": %.6f, \"load_s\": %.6f, \"lookup_ns\": %.2f}\n", add_s, load_s,

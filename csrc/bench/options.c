@@ -50,7 +50,7 @@ int bench_options_parse(int argc, char **argv, const char *program, const char *
 			printf("%s %s\n", program, BTRFS_UBLK_VERSION);
 			return EXIT_OK;
 		}
-		/* '?', which is more than there are options: getopt has said what is wrong. */
+		/* '?' is greater than any index. getopt has printed what is wrong. */
 		if (id >= count || !take(&table[id]))
 			return EXIT_USAGE;
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* O_DIRECT reads through an io_uring, as many at once as the thread has slots. */
+/* Reads with O_DIRECT through an io_uring. Each slot of the thread is one read under way. */
 #include <errno.h>
 #include <liburing.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static uint8_t *buffer_of(const struct direct *direct, const struct slot *slot)
 	return direct->buffers + (size_t)(slot - direct->reader->slots) * READ_MAX_BYTES;
 }
 
-/* A read that is said to have succeeded, and has not written its buffer, must show. */
+/* Puts a wrong word in each sector, to detect a read that succeeds without filling it. */
 static void poison(const struct reads *reads, uint8_t *buffer, const struct slot *slot)
 {
 	for (uint32_t at = slot->done; at < slot->length; at += SECTOR_BYTES) {
@@ -71,7 +71,7 @@ static bool handle(struct direct *direct, struct slot *slot, int result)
 		     (size_t)result);
 	slot->done += (uint32_t)result;
 	if (slot->done < slot->length && !(slot->done % BLOCK_BYTES)) {
-		submit(direct, slot); /* what is left of it */
+		submit(direct, slot); /* the rest of it */
 		return false;
 	}
 	error = slot->done < slot->length ? ERROR_SHORT : 0;
@@ -97,7 +97,7 @@ static int run(struct direct *direct)
 			errors += handle(direct, io_uring_cqe_get_data(cqe), cqe->res);
 		}
 		io_uring_cq_advance(&direct->ring, seen);
-		if (errors) /* a device that is gone fails a million reads in a second */
+		if (errors) /* a removed device fails a million reads per second */
 			nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 	}
 	return 0;
@@ -106,7 +106,7 @@ static int run(struct direct *direct)
 static int init(struct direct *direct)
 {
 	size_t bytes = (size_t)direct->reader->slot_count * READ_MAX_BYTES;
-	/* NB: what the kernel cannot start at once goes to threads, of which it wants few. */
+	/* NB: kernel threads run reads that cannot start at once. By default they are too few. */
 	unsigned threads[] = { direct->reader->slot_count, 0 };
 	void *buffers =
 		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -130,7 +130,7 @@ void *read_direct_main(void *argument)
 		err = run(&direct);
 	if (err)
 		msg_error("io_uring: %s", strerror(-err));
-	/* The ring and its buffers go with the process: reads may still be under way. */
+	/* Keep the ring and its buffers, as reads may still be under way. */
 	direct.reader->error = err;
 	reads_leave(direct.reader->reads);
 	return NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads through mmap(2), one at a time in each thread. Where there are no data, SIGBUS comes. */
+/* Reads through mmap(2), one at a time in each thread. A failed read raises SIGBUS. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -10,14 +10,15 @@
 #include <unistd.h>
 
 #include "base/message.h"
+#include "base/size.h"
 #include "bench/reads.h"
 
-enum { PAGE_BY_PAGE_BYTES = 64 << 10 };
+enum { PAGE_BY_PAGE_BYTES = 64 << 10, LARGEST_FOLIO_BYTES = 2 << 20 };
 
-/* What the thread looks at, for the signal's handler. */
+/* The memory that the thread is reading, for the signal handler. */
 static _Thread_local struct {
 	const uint8_t *begin, *end;
-	const uint8_t *fault; /* the address without data */
+	const uint8_t *fault; /* the address whose read failed */
 	sigjmp_buf escape;
 } window;
 
@@ -27,14 +28,14 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 
 	(void)context;
 	if (address < window.begin || address >= window.end) {
-		signal(signum, SIG_DFL); /* none of ours: it comes again, and ends us */
+		signal(signum, SIG_DFL); /* not our read: the signal comes again, and is fatal */
 		return;
 	}
 	window.fault = address;
 	siglongjmp(window.escape, 1);
 }
 
-/* Every page of it, in order; the time when all were there. */
+/* Touches every page in order, and returns the time when all had been read. */
 static uint64_t touch(const uint8_t *data, size_t length, size_t page_bytes)
 {
 	for (size_t at = 0; at < length; at += page_bytes)
@@ -42,7 +43,7 @@ static uint64_t touch(const uint8_t *data, size_t length, size_t page_bytes)
 	return now_ns();
 }
 
-/* Returns an errno, ERROR_SIGBUS or 0. `offset`: in the file, where it failed. */
+/* Returns 0, or ERROR_SIGBUS and sets `offset` to the place in the file that failed. */
 static int look_at(struct reads *reads, const struct slot *slot, const uint8_t *map,
 		   uint64_t *end_ns, uint64_t *offset)
 {
@@ -57,10 +58,19 @@ static int look_at(struct reads *reads, const struct slot *slot, const uint8_t *
 		return ERROR_SIGBUS;
 	}
 	*end_ns = touch(data, slot->length, (size_t)getpagesize());
-	/* NB: pages may have gone again by now. */
+	/* NB: pages may have been evicted by now, so SIGBUS is possible here, too. */
 	reads_verify(reads, slot->offset, data, slot->length);
 	window.begin = window.end = NULL;
 	return 0;
+}
+
+/* Drops the pages, so that the next read asks the device again. The range is widened because
+ * the kernel keeps a folio of which only a part is in the range. */
+static void forget(int fd, uint64_t begin, uint64_t end)
+{
+	begin = begin / LARGEST_FOLIO_BYTES * LARGEST_FOLIO_BYTES;
+	end = round_up_u64(end, LARGEST_FOLIO_BYTES);
+	posix_fadvise(fd, (off_t)begin, (off_t)(end - begin), POSIX_FADV_DONTNEED);
 }
 
 static bool read_one(struct reads *reads, struct slot *slot)
@@ -75,15 +85,14 @@ static bool read_one(struct reads *reads, struct slot *slot)
 		error = errno;
 		end_ns = now_ns();
 	} else {
-		/* Else a fault reads what surrounds it, 4 MiB on btrfs. */
+		/* Otherwise a fault reads ahead, 4 MiB on btrfs. */
 		madvise(map, length, MADV_RANDOM);
-		/* Short ones page by page, which would take long ones too long. */
+		/* Short reads go page by page, which would be too slow for long ones. */
 		if (slot->length > PAGE_BY_PAGE_BYTES)
 			madvise(map, length, MADV_WILLNEED);
 		error = look_at(reads, slot, map, &end_ns, &offset);
 		munmap(map, length);
-		/* So that the next one here has to be answered as well. */
-		posix_fadvise(reads->fd, (off_t)slot->offset, slot->length, POSIX_FADV_DONTNEED);
+		forget(reads->fd, slot->offset, slot->offset + slot->length);
 	}
 	reads_end(reads, slot, end_ns, error, offset);
 	return !error;

@@ -31,13 +31,13 @@ static uint64_t next_random(uint64_t *state)
 	return z ^ (z >> 31);
 }
 
-/* Of `count` numbers from 0; the bias of the remainder does not matter here. */
+/* Chooses a number below `count`. The remainder's bias does not matter here. */
 static uint64_t choose(struct reads *reads, uint64_t count)
 {
 	return next_random(&reads->random) % count;
 }
 
-/* All lengths, and long ones seldom enough not to be most of the work. */
+/* Chooses long reads seldom enough not to be most of the work. */
 static unsigned choose_log_blocks(struct reads *reads)
 {
 	uint64_t a = choose(reads, READ_LOG_BLOCKS + 1), b = choose(reads, READ_LOG_BLOCKS + 1);
@@ -107,7 +107,7 @@ static unsigned bucket_of(uint64_t ns)
 	return (power - 3) * LATENCY_STEPS + (unsigned)(ns >> (power - 4)) % LATENCY_STEPS;
 }
 
-/* The highest latency that belongs to a bucket. */
+/* Returns the highest latency in a bucket. */
 static uint64_t bucket_end(unsigned bucket)
 {
 	unsigned power = bucket / LATENCY_STEPS + 3;
@@ -129,7 +129,7 @@ static uint64_t quantile(const struct reads *reads, double share)
 	return reads->max_ns;
 }
 
-/* One line; whoever drives us reads them as they come. */
+/* Prints one line and flushes, because the caller waits for each line. */
 static int tell(json_t *line)
 {
 	int err = line ? json_dumpf(line, stdout, JSON_COMPACT) : -1;
@@ -156,7 +156,7 @@ static void note_answer(struct reads *reads, const struct slot *slot, uint64_t e
 	reads->latencies[bucket_of(latency_ns)]++;
 	if (latency_ns > reads->max_ns)
 		reads->max_ns = latency_ns;
-	/* NB: threads come here in another order than they looked at the clock. */
+	/* NB: threads may get here in another order than they read the clock. */
 	if (reads->last_ns && end_ns > reads->last_ns &&
 	    end_ns - reads->last_ns > reads->pause_ns) {
 		reads->pause_ns = end_ns - reads->last_ns;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Random reads with a known answer: what to read next, whether the answer is right, and the account
- * of it all. Two ways to read share this: direct (read-direct.c) and mapped (read-mapped.c).
+ * Random reads with a known answer: what to read next, whether the answer is right, and the
+ * statistics of it all. Two ways to read share this: direct (read-direct.c) and mapped (read-mapped.c).
  */
 #ifndef BENCH_READS_H
 #define BENCH_READS_H
@@ -14,13 +14,13 @@
 enum {
 	READ_LOG_BLOCKS = 8, /* the longest read is 2^8 blocks, 1 MiB */
 	READ_MAX_BYTES = 4096 << READ_LOG_BLOCKS,
-	/* Of those beyond, there is only the number. */
+	/* Reported errors of each sort; further ones are only counted. */
 	EXAMPLES = 8,
-	/* 16 to each power of two: an error of 6 %. */
+	/* 16 buckets per power of two: an error of 6 %. */
 	LATENCY_STEPS = 16,
 	LATENCY_BUCKETS = 64 * LATENCY_STEPS,
 	ERRORS = 256,
-	/* In the place of an errno. */
+	/* Used instead of an errno. */
 	ERROR_SHORT = 254, /* the file ended */
 	ERROR_SIGBUS = 255,
 };
@@ -28,10 +28,10 @@ enum {
 /* A read under way. */
 struct slot {
 	uint64_t offset;
-	uint64_t begin_ns; /* 0: none */
+	uint64_t begin_ns; /* 0: no read */
 	uint32_t length;
 	uint32_t done; /* bytes of it that have arrived (read-direct.c) */
-	bool hung;     /* said so */
+	bool hung;     /* it was reported */
 };
 
 struct example {
@@ -49,9 +49,9 @@ struct example {
 struct reads {
 	/* Inputs. */
 	int fd;
-	uint64_t size; /* offsets are below; a multiple of the block */
-	uint64_t base; /* what the first 8 bytes hold, */
-	int byte;      /* or what each byte is; -1: no such */
+	uint64_t size; /* offsets are less; a multiple of the block size */
+	uint64_t base; /* the expected content: the first 8 bytes, */
+	int byte;      /* or each byte; -1: use `base` */
 	uint64_t deadline_ns;
 	uint64_t random; /* state of the generator */
 	/* Outputs, under the lock. */
@@ -61,7 +61,7 @@ struct reads {
 	unsigned running; /* threads */
 	struct slot *slots;
 	unsigned slot_count;
-	uint64_t mark_ns; /* 0: nobody waits for a read that began after it */
+	uint64_t mark_ns; /* when "mark" was read; 0: "served" was said */
 	uint64_t marks;
 	uint64_t reads, bytes;
 	uint64_t wrong_bytes, errors, hung;
@@ -75,30 +75,30 @@ struct reads {
 /* CLOCK_MONOTONIC, which is the same in all processes. */
 uint64_t now_ns(void);
 
-/* Choose what to read and note the time. Returns false when it is time to end. */
+/* Chooses what to read and notes the time. Returns false when it is time to end. */
 bool reads_begin(struct reads *reads, struct slot *slot);
-/* Compare what was read from `offset`; any number of words. */
+/* Compares data that was read from `offset` with what is expected. */
 void reads_verify(struct reads *reads, uint64_t offset, const void *data, size_t length);
-/* The slot's read has ended at `end_ns`, with 0, an errno or ERROR_*, at `offset` in the file. */
+/* Ends the slot's read. `error` is 0, or an errno or ERROR_*, at `offset` in the file. */
 void reads_end(struct reads *reads, struct slot *slot, uint64_t end_ns, int error, uint64_t offset);
 
-/* A thread ends: nothing of its slots is under way. */
+/* Call this at the end of a thread, when no read of its slots is under way. */
 void reads_leave(struct reads *reads);
 
-/* Say "served" as soon as a read that begins from now on has its answer. */
+/* Makes the next successful read that begins after now print "served". */
 void reads_mark(struct reads *reads);
-/* Count and tell reads that have been under way for longer than the deadline. */
+/* Counts and prints reads that have been under way for longer than the deadline. */
 void reads_find_hung(struct reads *reads);
-/* No more reads. Returns false when some are still under way after the deadline. */
+/* Stops reading. Returns false when reads are still under way after the deadline. */
 bool reads_stop(struct reads *reads);
-/* The account, as a line of JSON. Returns 0 or a negative errno. */
+/* Prints the statistics as a line of JSON. Returns 0 or a negative errno. */
 int reads_report(struct reads *reads);
 static inline bool reads_are_good(const struct reads *reads)
 {
 	return !reads->wrong_bytes && !reads->errors && !reads->hung;
 }
 
-/* Thread functions; the argument is a struct reader. */
+/* The argument of the thread functions below. */
 struct reader {
 	struct reads *reads;
 	struct slot *slots; /* of this thread */

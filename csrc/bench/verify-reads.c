@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * btrfs-ublk-verify-reads: reads a file or device whose content is known, without a pause, and
- * accounts for every read: right, wrong, failed, or without an answer. What it reads may lose its
- * server meanwhile; whoever kills that says "mark" here, and is told when reads are answered again.
+ * accounts for every read: right, wrong, failed, or without an answer. A program that kills the
+ * device's server meanwhile sends "mark", and is told when reads are answered again.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -57,14 +57,14 @@ enum {
 struct options {
 	const char *path;
 	uint64_t depth;
-	uint64_t threads; /* 0: not with mmap(2) */
+	uint64_t threads; /* that read with mmap(2); 0: O_DIRECT */
 	uint64_t base;
 	uint64_t byte;
 	bool memset;
-	uint64_t size; /* 0: that of the file */
+	uint64_t size; /* 0: the file's size */
 	uint64_t seed;
 	uint64_t deadline_s;
-	uint64_t duration_s; /* 0: standard input says when */
+	uint64_t duration_s; /* 0: until standard input says so */
 };
 
 static int file_size(int fd, uint64_t *size)
@@ -103,7 +103,7 @@ static int open_file(const struct options *options, struct reads *reads)
 	return EXIT_OK;
 }
 
-/* Returns false at the end: end of file, or any line but "mark". */
+/* Returns false at the end of the file, and for any line but "mark". */
 static bool take_command(struct reads *reads)
 {
 	static char line[64];
@@ -131,7 +131,7 @@ static bool take_command(struct reads *reads)
 static void wait_for_end(const struct options *options, struct reads *reads)
 {
 	uint64_t end_ns = now_ns() + options->duration_s * NS_PER_S;
-	/* NB: poll() overlooks a negative descriptor. */
+	/* NB: poll() ignores a negative descriptor. */
 	struct pollfd input = { .fd = options->duration_s ? -1 : STDIN_FILENO, .events = POLLIN };
 
 	while (!options->duration_s || now_ns() < end_ns) {
@@ -193,7 +193,7 @@ static int run(const struct options *options)
 		return ret;
 	wait_for_end(options, &reads);
 	if (!reads_stop(&reads))
-		complete = false; /* its threads wait in the kernel */
+		complete = false; /* threads are stuck in the kernel */
 	for (unsigned i = 0; i < MAX_THREADS; i++) {
 		if (readers[i].error)
 			complete = false;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Hands out tree blocks from the front of the given ranges (block groups) to their end.
+ * Hands out the tree blocks of the given ranges (block groups), from front to end.
  *
  * NB: the last block of every range is never handed out. So each range always ends in exactly one
- * free extent, and the size of the free-space tree does not depend on how many blocks are taken;
- * that is what makes the fixpoint in commit.c converge.
+ * free extent, and the size of the free-space tree does not depend on how many blocks are taken.
+ * The fixpoint in commit.c converges only because of this.
  */
 #ifndef BTRFS_ALLOC_H
 #define BTRFS_ALLOC_H
@@ -26,7 +26,7 @@ struct block_alloc {
 	uint64_t offset;
 };
 
-/* A position to come back to. */
+/* A position for block_alloc_rewind(). */
 struct block_alloc_mark {
 	size_t range;
 	uint64_t offset;
@@ -38,7 +38,7 @@ void block_alloc_deinit(struct block_alloc *alloc);
 /* Ranges are used in the order in which they are added. Returns 0 or -ENOMEM. */
 int block_alloc_add_range(struct block_alloc *alloc, uint64_t start, uint64_t length);
 
-/* The next block's logical address. Returns 0, or -ENOSPC when all ranges are full. */
+/* Sets the next block's logical address. Returns 0, or -ENOSPC when all ranges are full. */
 int block_alloc_take(struct block_alloc *alloc, uint64_t *bytenr);
 
 struct block_alloc_mark block_alloc_mark(const struct block_alloc *alloc);

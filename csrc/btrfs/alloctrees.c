@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The trees of what is in use and what is free. Each walks the image's extents once. */
+/* Emits the trees of used and of free space. All are made from the image's sorted extents. */
 #include <errno.h>
 #include <string.h>
 
@@ -80,12 +80,12 @@ int emit_extent_tree(struct image *image, struct tree_builder *tree, void *conte
 		else if (count == 1)
 			ret = emit_tree_block(tree, refs);
 		else
-			ret = -EINVAL; /* one place for two tree blocks */
+			ret = -EINVAL; /* two tree blocks have the same address */
 	}
 	return ret;
 }
 
-/* Adds up what of `chunk` is in use, from `walk`, which has to stand at the chunk's start. */
+/* Adds up the used bytes of `chunk`. `walk` has to stand at the chunk's first extent. */
 static uint64_t chunk_used_bytes(struct extent_walk *walk, const struct chunk *chunk)
 {
 	struct extent_walk ahead = *walk;
@@ -126,8 +126,8 @@ int emit_block_group_tree(struct image *image, struct tree_builder *tree, void *
 }
 
 /*
- * Visit the free extents of `chunk`; with `tree` NULL they are only counted. `walk` stands at the
- * chunk's first extent, and at the end at the next chunk's. -EINVAL: extents overlap, or one is
+ * Adds the free extents of `chunk` to `tree`, or only counts them if `tree` is NULL. Moves `walk`
+ * from the chunk's first extent to the next chunk's. Returns -EINVAL if extents overlap, or one is
  * in no chunk.
  */
 static int visit_free(struct extent_walk *walk, const struct chunk *chunk,
@@ -176,7 +176,7 @@ int emit_free_space_tree(struct image *image, struct tree_builder *tree, void *c
 		uint32_t free_count;
 		int ret;
 
-		/* The count stands in front of what it counts. */
+		/* The item with the count precedes the free extents in the tree. */
 		ret = visit_free(&start, chunk, NULL, &free_count);
 		info.extent_count = htole32(free_count);
 		if (!ret)

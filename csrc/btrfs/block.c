@@ -4,7 +4,11 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "base/cleanup.h"
+#include "base/fileio.h"
 
 static const struct {
 	uint64_t objectid;
@@ -122,7 +126,7 @@ struct block_expect block_child(const struct block_expect *expect, const void *n
 	};
 }
 
-/* Subvolumes share blocks, which keep the owner that they were made for. */
+/* Subvolumes may share a block, whose owner stays the one that it was made for. */
 static bool owner_matches(uint64_t tree, uint64_t owner)
 {
 	return owner == tree || (tree_holds_files(tree) && tree_holds_files(owner));
@@ -253,4 +257,100 @@ int block_verify(struct reader *reader, const struct block_expect *expect, const
 		return ret;
 	return expect->level ? verify_node(reader, where, block) :
 			       verify_leaf(reader, where, block);
+}
+
+/* Returns the chunk of a tree block, or NULL with a reason. */
+static const struct chunk *map_block(struct reader *reader, const char *where, uint64_t bytenr)
+{
+	const struct chunk *chunk = chunk_find(&reader->chunks, bytenr, reader->node_bytes);
+
+	if (bytenr % SECTOR_BYTES)
+		reader_fail(reader, -EUCLEAN, "%s: the address is not a multiple of %d", where,
+			    SECTOR_BYTES);
+	else if (!chunk)
+		reader_fail(reader, -EUCLEAN, "%s: the address is in no chunk", where);
+	else if (!(chunk->type & (CHUNK_SYSTEM | CHUNK_METADATA)))
+		reader_fail(reader, -EUCLEAN, "%s: the chunk at %" PRIu64 " is not for metadata",
+			    where, chunk->logical);
+	else
+		return chunk;
+	return NULL;
+}
+
+static uint64_t copy_offset(const struct chunk *chunk, unsigned copy, uint64_t bytenr)
+{
+	return chunk->stripes[copy] + (bytenr - chunk->logical);
+}
+
+int reader_read_block(struct reader *reader, const struct block_expect *expect, void *block)
+{
+	char where[BLOCK_NAME_BYTES];
+	const struct chunk *chunk;
+	int ret;
+
+	block_name(expect, where);
+	chunk = map_block(reader, where, expect->bytenr);
+	if (!chunk)
+		return -EUCLEAN;
+	ret = reader_pread(reader, where, block, reader->node_bytes,
+			   copy_offset(chunk, 0, expect->bytenr));
+	return ret ? ret : block_verify(reader, expect, block);
+}
+
+int reader_compare_copies(struct reader *reader, const struct block_expect *expect,
+			  const void *block)
+{
+	_cleanup_free_ void *other = malloc(reader->node_bytes);
+	char where[BLOCK_NAME_BYTES];
+	const struct chunk *chunk;
+
+	block_name(expect, where);
+	chunk = map_block(reader, where, expect->bytenr);
+	if (!chunk)
+		return -EUCLEAN;
+	if (!other)
+		return reader_fail(reader, -ENOMEM, "%s: no memory", where);
+	for (unsigned i = 1; i < chunk->stripe_count; i++) {
+		uint64_t offset = copy_offset(chunk, i, expect->bytenr);
+		int ret = reader_pread(reader, where, other, reader->node_bytes, offset);
+
+		if (ret)
+			return ret;
+		if (memcmp(block, other, reader->node_bytes) != 0)
+			return reader_fail(reader, -EUCLEAN,
+					   "%s: copy %u, %" PRIu64
+					   " on the device, differs from the first",
+					   where, i + 1, offset);
+	}
+	return 0;
+}
+
+int reader_write_block(struct reader *reader, int fd, uint64_t bytenr, void *block)
+{
+	const struct disk_header *header = block;
+	struct block_expect expect = {
+		.tree = le64toh(header->owner),
+		.bytenr = bytenr,
+		.level = header->level,
+	};
+	char where[BLOCK_NAME_BYTES];
+	const struct chunk *chunk;
+
+	block_name(&expect, where);
+	if (le64toh(header->bytenr) != bytenr)
+		return reader_fail(reader, -EINVAL, "%s: its header says %" PRIu64, where,
+				   le64toh(header->bytenr));
+	chunk = map_block(reader, where, bytenr);
+	if (!chunk)
+		return -EINVAL;
+	csum_block_set(reader->csum, block, reader->node_bytes);
+	for (unsigned i = 0; i < chunk->stripe_count; i++) {
+		uint64_t offset = copy_offset(chunk, i, bytenr);
+		int ret = pwrite_full(fd, block, reader->node_bytes, offset);
+
+		if (ret)
+			return reader_fail(reader, ret, "%s: cannot write at %" PRIu64 ": %s",
+					   where, offset, strerror(-ret));
+	}
+	return 0;
 }

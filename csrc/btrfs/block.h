@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Tree blocks as they are read: verified before anything in them is used. */
+/* Reads tree blocks, and verifies each before anything in it is used. */
 #ifndef BTRFS_BLOCK_H
 #define BTRFS_BLOCK_H
 
@@ -11,17 +11,30 @@ enum { BLOCK_NAME_BYTES = 96 };
 const char *block_name(const struct block_expect *expect, char text[static BLOCK_NAME_BYTES]);
 
 /*
- * That a block of node_bytes is the expected one and can be walked without further checks of its
- * headers: checksum, address, fsid, chunk tree UUID, owner, level, generation; item count; keys in
+ * Checks that a block of node_bytes is the expected one, so that walks need not check its headers
+ * again: checksum, address, fsid, chunk tree UUID, owner, level, generation; item count; keys in
  * order and within the bounds of the pointer; item data within the block, without gap or overlap
  * (check_leaf and check_node in the kernel's tree-checker.c ask for the same).
  *
- * NB: the bounds on keys are what keeps walks finite: as all keys of a tree rise, no block can
- * stand in it twice.
+ * NB: walks are finite only because of the bounds on keys: as all keys of a tree rise, no block
+ * can stand in it twice.
  */
 int block_verify(struct reader *reader, const struct block_expect *expect, const void *block);
 
-/* Of a verified block. */
+/* Read a tree block of node_bytes (its first copy) and verify it. */
+int reader_read_block(struct reader *reader, const struct block_expect *expect, void *block);
+
+/* Checks that all copies of a block (DUP) are equal to this one. */
+int reader_compare_copies(struct reader *reader, const struct block_expect *expect,
+			  const void *block);
+
+/*
+ * Updates the checksum of a changed tree block and writes all its copies back. `fd` is the same
+ * image or device, writable. Returns -EINVAL if it is not the block of that address.
+ */
+int reader_write_block(struct reader *reader, int fd, uint64_t bytenr, void *block);
+
+/* Returns how many items or pointers a verified block has. */
 static inline uint32_t block_count(const void *block)
 {
 	return le32toh(((const struct disk_header *)block)->item_count);
@@ -37,10 +50,10 @@ static inline uint8_t *block_item_data(void *leaf, const struct disk_item *item)
 	return (uint8_t *)((struct disk_header *)leaf + 1) + le32toh(item->offset);
 }
 
-/* What a pointer says of the block it leads to; `expect` is the node's own. */
+/* Returns what a pointer says about the block it leads to; `expect` is for the node itself. */
 struct block_expect block_child(const struct block_expect *expect, const void *node, uint32_t slot);
 
-/* The key in a slot of a leaf or node. */
+/* Returns the key in a slot of a leaf or node. */
 struct key block_key(const void *block, uint32_t slot);
 
 #endif

@@ -102,7 +102,8 @@ size_t chunk_encode(const struct chunk *chunk, const uint8_t device_uuid[UUID_BY
 	size_t size = sizeof(disk);
 
 	memcpy(item, &disk, sizeof(disk));
-	for (unsigned i = 0; i < chunk->stripe_count; i++) {
+	/* NB: the second bound is for gcc -O3, which warns of more stripes otherwise. */
+	for (unsigned i = 0; i < chunk->stripe_count && i < CHUNK_STRIPES_MAX; i++) {
 		struct disk_stripe stripe = {
 			.devid = htole64(CHUNK_DEVID),
 			.offset = htole64(chunk->stripes[i]),

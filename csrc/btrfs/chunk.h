@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Chunks: which logical addresses stand where on the device. Each chunk is also one block group,
- * and each of its stripes one device extent. One device, devid 1.
+ * Chunks, which map logical addresses to the device. Each chunk is also one block group, and each
+ * of its stripes one device extent. There is only one device, devid 1.
  */
 #ifndef BTRFS_CHUNK_H
 #define BTRFS_CHUNK_H
@@ -39,20 +39,20 @@ struct chunk_list {
 void chunk_list_deinit(struct chunk_list *list);
 
 /*
- * Append a chunk. -EINVAL: not behind the one before, not of a length that kernels accept, not
- * aligned to STRIPE_LEN, or more than one type; -ENOMEM.
+ * Appends a chunk. Returns -ENOMEM, or -EINVAL if it is not behind the one before, too long, not
+ * aligned to STRIPE_LEN, not of exactly one type, or has a wrong number of stripes.
  */
 int chunk_list_add(struct chunk_list *list, const struct chunk *chunk);
 
-/* The chunk that holds all of [logical, logical + length), or NULL. */
+/* Returns the chunk that holds all of [logical, logical + length), or NULL. */
 const struct chunk *chunk_find(const struct chunk_list *list, uint64_t logical, uint64_t length);
 
-/* Bytes of the device that the chunk occupies. */
+/* Returns how many bytes of the device the chunk occupies. */
 uint64_t chunk_device_bytes(const struct chunk *chunk);
 
 /*
- * The lowest address >= `from`, a multiple of 1 MiB, where `length` bytes touch neither the first
- * MiB of the device, which kernels keep free, nor a superblock mirror.
+ * Returns the lowest multiple of 1 MiB, not below `from`, where `length` bytes touch neither the
+ * first MiB of the device, which kernels keep free, nor a superblock mirror.
  */
 uint64_t chunk_place(uint64_t from, uint64_t length);
 
@@ -65,7 +65,7 @@ size_t chunk_encode(const struct chunk *chunk, const uint8_t device_uuid[UUID_BY
 		    uint8_t item[CHUNK_ITEM_MAX_BYTES]);
 
 /*
- * The superblock's copy of all SYSTEM chunks, from which the chunk tree is found.
+ * Encodes the superblock's copy of all SYSTEM chunks, through which the chunk tree is found.
  * Returns its size in bytes, or -EFBIG when it does not fit.
  */
 int chunk_encode_system(const struct chunk_list *list, const uint8_t device_uuid[UUID_BYTES],

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finishing an image.
+ * Finishes an image.
  *
  * The extent tree lists every tree block, its own included; the free-space and block-group trees
- * depend on what the extent tree takes, and the root tree on where all of them are. So the blocks
- * of these four, the *late trees*, are found as a fixpoint: measure how many blocks each tree
- * takes given those reserved so far, reserve as many, and measure again, until nothing changes.
- * Then each tree is written into just the blocks reserved for it.
+ * depend on the extent tree's own blocks, and the root tree on the place of all of them. So the
+ * blocks of these four, the *late trees*, are found as a fixpoint: measure how many blocks each
+ * tree needs given those reserved so far, reserve as many, and measure again, until nothing
+ * changes. Then each tree is written into exactly the blocks reserved for it.
  *
- * This ends: nothing but the extent tree changes its size with the number of blocks (alloc.h says
- * why the free-space tree does not), and the extent tree only grows, by ever smaller steps.
+ * This ends because only the extent tree's size depends on the number of blocks (alloc.h says why
+ * the free-space tree's does not), and the extent tree only grows, by ever smaller steps.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -32,12 +32,12 @@ struct late_tree {
 	struct late_block *blocks;
 	size_t count;
 	size_t capacity;
-	size_t next;  /* how many were placed in this round */
-	bool changed; /* this round's blocks are not those of the round before */
+	size_t next;  /* how many this round has placed */
+	bool changed; /* this round's blocks differ from the previous round's */
 	struct image *image;
 };
 
-/* While measuring: note the level; addresses come with the next reservation. */
+/* Notes the block's level when measuring. reserve_late() will give it an address. */
 static int measure_place(void *context, unsigned level, uint64_t *bytenr)
 {
 	struct late_tree *late = context;
@@ -58,7 +58,7 @@ static int measure_place(void *context, unsigned level, uint64_t *bytenr)
 	return 0;
 }
 
-/* While writing: each block stands where it was reserved. */
+/* Gives each block its reserved address when writing. */
 static int reserved_place(void *context, unsigned level, uint64_t *bytenr)
 {
 	struct late_tree *late = context;
@@ -107,7 +107,7 @@ static int build_late(struct late_tree *late, bool measure)
 	return 0;
 }
 
-/* Give every block of the tree an address, and enter it as in use. */
+/* Gives every block of the tree an address, and lists it as in use. */
 static int reserve_late(struct late_tree *late)
 {
 	struct image *image = late->image;
@@ -158,7 +158,7 @@ static int write_late_trees(struct image *image)
 	bool changed = true;
 	int ret = 0;
 
-	/* All of them are in the list of trees from the start, as that has a size too. */
+	/* All four are in the root tree from the start, because its size has to include them. */
 	for (size_t i = 0; i < count && !ret; i++) {
 		struct image_tree tree = { .objectid = late[i].objectid };
 
@@ -236,7 +236,11 @@ static int write_supers(struct image *image)
 		.chunk_root_level = chunk_root->level,
 		.uuid_tree_generation = htole64(params->generation),
 	};
-	int array_bytes =
+	int array_bytes;
+
+	if (params->default_subvolume)
+		super.incompat_flags |= htole64(INCOMPAT_DEFAULT_SUBVOL);
+	array_bytes =
 		chunk_encode_system(&image->chunks, params->device_uuid, super.sys_chunk_array);
 
 	if (array_bytes < 0)

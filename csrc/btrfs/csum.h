@@ -15,19 +15,19 @@ enum { CSUM_TYPE_CRC32C = 0 };
 
 struct csum_kind {
 	const char *name;
-	uint16_t id;	/* as it stands in the superblock */
+	uint16_t id;	/* as in the superblock */
 	uint16_t bytes; /* of the checksum; the rest of the field is zero */
 	void (*compute)(const void *data, size_t length, uint8_t csum[CSUM_BYTES]);
 };
 
-/* The kind with this id, or NULL when the library does not know it. */
+/* Returns the kind with this id, or NULL when the library does not know it. */
 const struct csum_kind *csum_kind_by_id(uint16_t id);
 
-/* Set, or verify, the checksum at the start of a tree block or superblock of `length` bytes. */
+/* Sets or verifies the checksum at the start of a tree block or superblock of `length` bytes. */
 void csum_block_set(const struct csum_kind *kind, void *block, size_t length);
 bool csum_block_matches(const struct csum_kind *kind, const void *block, size_t length);
 
-/* crc32c without inversion of the start or the result, as the kernel's crc32c() computes it. */
+/* Computes crc32c without inverting start or result, as the kernel's crc32c() does. */
 uint32_t crc32c_raw(uint32_t seed, const void *data, size_t length);
 
 #endif

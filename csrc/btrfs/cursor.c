@@ -43,14 +43,14 @@ static int load(struct cursor *cursor, const struct block_expect *expect)
 		reader_fail(cursor->reader, -ENOMEM, "no memory for a tree block");
 		return -ENOMEM;
 	}
-	level->expect.bytenr = 0; /* what stood here is overwritten even if reading fails */
+	level->expect.bytenr = 0; /* reading overwrites the block even if it fails */
 	ret = reader_read_block(cursor->reader, expect, level->block);
 	if (!ret)
 		level->expect = *expect;
 	return ret;
 }
 
-/* The number of keys smaller than `key`, or not greater with `or_equal`. */
+/* Counts the keys that are smaller than `key` or, with `or_equal`, not greater. */
 static uint32_t count_below(const void *block, const struct key *key, bool or_equal)
 {
 	uint32_t low = 0, high = block_count(block);
@@ -67,13 +67,13 @@ static uint32_t count_below(const void *block, const struct key *key, bool or_eq
 	return low;
 }
 
-/* None before the cursor was put anywhere: then there is nothing to iterate. */
+/* Returns 0 if no block has been read yet, so that there is nothing to iterate. */
 static uint32_t level_count(const struct cursor_level *level)
 {
 	return level->block ? block_count(level->block) : 0;
 }
 
-/* Stand on the leaf's slot, or on the first item of the leaves that follow. */
+/* Takes the item in the leaf's slot or, behind the leaf's end, the next leaf's first item. */
 static int settle(struct cursor *cursor)
 {
 	unsigned level = 0;
@@ -229,7 +229,7 @@ int tree_root_find(struct reader *reader, uint64_t objectid, struct block_expect
 	}
 	tree_root_of_super(reader, TREE_ROOT, &roots);
 	cursor_init(&cursor, reader, &roots);
-	/* The root item of a snapshot has the transaction that made it as the key's offset. */
+	/* In a snapshot's root item, the key's offset is the transaction that made it. */
 	ret = cursor_seek(&cursor, &key);
 	if (ret < 0)
 		return ret;

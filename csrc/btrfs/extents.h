@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is in use: every tree block and every data extent, with who refers to it. From this the
- * extent tree, the block groups' usage and the free-space tree are made.
+ * Lists of all tree blocks and data extents in use, with the references to each. The extent tree,
+ * the block groups' usage and the free-space tree are made from them.
  */
 #ifndef BTRFS_EXTENTS_H
 #define BTRFS_EXTENTS_H
@@ -17,8 +17,8 @@ struct extent {
 	uint64_t root;	   /* object id of the tree that refers to it */
 	uint64_t objectid; /* data: inode number */
 	uint64_t offset;   /* data: file offset minus offset within the extent */
-	uint32_t count;	   /* data: how many file extents refer to it so */
-	uint8_t level;	   /* tree block */
+	uint32_t count;	   /* data: how many file extents make this reference */
+	uint8_t level;	   /* of a tree block */
 	bool is_data;
 };
 
@@ -33,22 +33,19 @@ void extent_list_deinit(struct extent_list *list);
 /* Returns 0 or -ENOMEM. */
 int extent_list_add(struct extent_list *list, const struct extent *extent);
 void extent_list_clear(struct extent_list *list);
-/* By address; references to one extent in the order in which an extent item holds them. */
+/* Sorts by address, and references to one extent in the order that an extent item demands. */
 void extent_list_sort(struct extent_list *list);
 
-/* The hash that orders references to a data extent (hash_extent_data_ref in the kernel). */
+/* Computes the hash that orders references to a data extent (the kernel's hash_extent_data_ref). */
 uint64_t extent_data_ref_hash(const struct extent *extent);
 
-/* Walks two sorted lists as one. Neither may change meanwhile. */
+/* A walk over two sorted lists as if they were one. Neither may change meanwhile. */
 struct extent_walk {
 	const struct extent_list *lists[2];
 	size_t next[2];
 };
 
-/*
- * The references to the next extent, all of them, or NULL at the end. They stand next to each
- * other; `count` is how many.
- */
+/* Returns an array of all `*count` references to the next extent, or NULL at the end. */
 const struct extent *extent_walk_next(struct extent_walk *walk, size_t *count);
 
 #endif

@@ -14,21 +14,21 @@
 
 /* BTRFS_FEATURE_INCOMPAT_METADATA_UUID: kernels refuse it together with SEEDING. */
 #define INCOMPAT_METADATA_UUID (1ULL << 10)
-/* BTRFS_FEATURE_COMPAT_RO_VERITY: only of the files that have it. */
+/* BTRFS_FEATURE_COMPAT_RO_VERITY: concerns only files that use it. */
 #define COMPAT_RO_VERITY (1ULL << 2)
 static const uint64_t compat_ro_known = COMPAT_RO_FREE_SPACE_TREE |
 					COMPAT_RO_FREE_SPACE_TREE_VALID | COMPAT_RO_VERITY |
 					COMPAT_RO_BLOCK_GROUP_TREE;
 /* BTRFS_TREE_RELOC_OBJECTID: copies of trees that a balance is moving. */
 #define TREE_RELOC ((uint64_t)-8)
-/* BTRFS_BLOCK_FLAG_FULL_BACKREF: the block belongs to others than its owner. */
+/* BTRFS_BLOCK_FLAG_FULL_BACKREF: other trees than its owner use the block. */
 #define EXTENT_FULL_BACKREF_FLAG (1ULL << 8)
 
-/* What a walk over the file tree is for. */
+/* The state of a walk over the file tree. */
 struct flip_walk {
 	struct walk walk;
 	struct flip *flip;
-	int fd; /* where to write; -1: only look */
+	int fd; /* where to write; -1: only check */
 	struct block_set blocks;
 	uint64_t position; /* file offset up to which extents have been seen */
 	bool has_inode;
@@ -40,8 +40,8 @@ static struct flip_walk *flip_walk_of(struct walk *walk)
 }
 
 /*
- * Turn the file's preallocated extents in a leaf into regular ones; returns how many they were.
- * NB: the leaf may be damaged. Whether the result is good is for block_verify() to say.
+ * Turns the file's preallocated extents in a leaf into regular ones; returns how many they were.
+ * NB: the leaf may be damaged, so the result needs block_verify().
  */
 static unsigned flip_leaf(const struct reader *reader, uint64_t inode, uint8_t *leaf)
 {
@@ -137,7 +137,7 @@ static const char *check_extent(struct flip_walk *walk, uint64_t file_offset, co
 	return NULL;
 }
 
-/* Check the file's items in a verified leaf. */
+/* Checks the file's items in a verified leaf. */
 static int check_leaf(struct flip_walk *walk, const struct block_expect *expect, uint8_t *leaf)
 {
 	struct flip *flip = walk->flip;
@@ -176,9 +176,9 @@ static int visit(struct walk *walk, const struct block_expect *expect, void *blo
 }
 
 /*
- * A kill may end a write in the midst of a leaf. The checksum went first, together with the
- * header, and only type bytes differ in the rest: with all of these flipped the leaf is good, or
- * the damage is another one.
+ * Completes a leaf that a killed run has written in part. The header with the new checksum was
+ * written first, and the rest differs only in type bytes. So if the leaf does not verify with all
+ * of these flipped, the damage is another one.
  */
 static int complete_leaf(struct walk *walk, const struct block_expect *expect, int error_number)
 {
@@ -250,7 +250,7 @@ static int check_super(struct reader *reader)
 	return 0;
 }
 
-/* That there is one subvolume, and no copy of it. */
+/* Checks that there is no unfinished balance, nor a snapshot of the top-level subvolume. */
 static int check_roots(struct reader *reader)
 {
 	_cleanup_(cursor_close) struct cursor cursor = { 0 };
@@ -270,16 +270,13 @@ static int check_roots(struct reader *reader)
 			return ret;
 		if (objectid == TREE_RELOC)
 			return cursor_fail(&cursor, "a balance has not been finished");
-		if (tree_holds_files(objectid) && objectid != TREE_FS &&
-		    objectid != TREE_DATA_RELOC)
-			return cursor_fail(&cursor, "there is more than the top-level subvolume");
 		if (objectid == TREE_FS && item.last_snapshot)
 			return cursor_fail(&cursor, "there has been a snapshot of it");
 	}
 	return ret;
 }
 
-/* That nothing else refers to the blocks of the file tree; counts all tree blocks besides. */
+/* Checks that nothing else refers to the file tree's blocks. Also counts all tree blocks. */
 static int check_references(struct reader *reader, const struct block_set *blocks,
 			    struct flip *flip)
 {

@@ -28,9 +28,9 @@ enum {
 	NAME_MAX_BYTES = 255, /* BTRFS_NAME_LEN */
 	SYS_CHUNK_ARRAY_BYTES = 2048,
 	SUPER_BYTES = 4096,
-	SUPER_RESERVED_BYTES = 65536, /* what allocation leaves alone around each mirror */
+	SUPER_RESERVED_BYTES = 65536, /* that kernels keep free from each mirror on */
 	SUPER_MIRRORS = 3,
-	STRIPE_LEN = 65536, /* BTRFS_STRIPE_LEN; the only one that kernels accept */
+	STRIPE_LEN = 65536, /* BTRFS_STRIPE_LEN; kernels accept no other */
 	TREE_LEVELS = 8,    /* BTRFS_MAX_LEVEL */
 	DEFAULT_NODE_BYTES = 16384,
 	SECTOR_BYTES = 4096,
@@ -38,7 +38,7 @@ enum {
 
 #define SUPER_MAGIC 0x4D5F53665248425FULL /* "_BHRfS_M" */
 
-/* Object ids of trees, and the reserved ones within them (BTRFS_*_OBJECTID). */
+/* Object ids of trees, and reserved object ids within trees (BTRFS_*_OBJECTID). */
 enum {
 	TREE_ROOT = 1,
 	TREE_EXTENT = 2,
@@ -56,7 +56,7 @@ enum {
 };
 #define TREE_DATA_RELOC ((uint64_t)-9)
 
-/* Item types, as they stand in keys (BTRFS_*_KEY). */
+/* Item types, as in keys (BTRFS_*_KEY). */
 enum {
 	KEY_INODE_ITEM = 1,
 	KEY_INODE_REF = 12,
@@ -98,7 +98,8 @@ enum {
 
 /* BTRFS_FEATURE_INCOMPAT_* */
 #define INCOMPAT_MIXED_BACKREF (1ULL << 0)
-#define INCOMPAT_BIG_METADATA (1ULL << 5) /* nodes larger than a page */
+#define INCOMPAT_DEFAULT_SUBVOL (1ULL << 1) /* not the top-level one */
+#define INCOMPAT_BIG_METADATA (1ULL << 5)   /* nodes larger than a page */
 #define INCOMPAT_EXTENDED_IREF (1ULL << 6)
 #define INCOMPAT_SKINNY_METADATA (1ULL << 8)
 #define INCOMPAT_NO_HOLES (1ULL << 9)
@@ -134,7 +135,7 @@ static_assert(sizeof(struct disk_key) == 17, "disk_key");
 struct DISK_STRUCT disk_header {
 	uint8_t csum[CSUM_BYTES];
 	uint8_t fsid[UUID_BYTES];
-	le64 bytenr; /* logical address of this very block */
+	le64 bytenr; /* logical address of this block */
 	le64 flags;
 	uint8_t chunk_tree_uuid[UUID_BYTES];
 	le64 generation;
@@ -236,7 +237,7 @@ struct DISK_STRUCT disk_tree_block_ref {
 };
 static_assert(sizeof(struct disk_tree_block_ref) == 9, "disk_tree_block_ref");
 
-/* A type byte and struct btrfs_extent_data_ref: how a data extent is referred to inline. */
+/* A type byte and struct btrfs_extent_data_ref: an inline reference to a data extent. */
 struct DISK_STRUCT disk_data_ref {
 	uint8_t type;
 	le64 root;
@@ -342,6 +343,14 @@ struct DISK_STRUCT disk_root {
 };
 static_assert(sizeof(struct disk_root) == 439, "disk_root");
 
+/* struct btrfs_root_ref: where a subvolume is within another one. The name follows. */
+struct DISK_STRUCT disk_root_ref {
+	le64 directory; /* inode number */
+	le64 sequence;	/* the entry's index there */
+	le16 name_length;
+};
+static_assert(sizeof(struct disk_root_ref) == 18, "disk_root_ref");
+
 /* struct btrfs_root_backup, unused by this writer */
 struct DISK_STRUCT disk_root_backup {
 	uint8_t bytes[168];
@@ -351,7 +360,7 @@ struct DISK_STRUCT disk_root_backup {
 struct DISK_STRUCT disk_super {
 	uint8_t csum[CSUM_BYTES];
 	uint8_t fsid[UUID_BYTES];
-	le64 bytenr; /* physical address of this very mirror */
+	le64 bytenr; /* physical address of this mirror */
 	le64 flags;
 	le64 magic;
 	le64 generation;

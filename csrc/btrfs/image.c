@@ -94,7 +94,11 @@ int image_root_add(struct image *image, const struct image_tree *tree, struct im
 		image->roots[slot] = image->roots[slot - 1];
 	image->root_count++;
 	*root = &image->roots[slot];
-	**root = (struct image_root){ .objectid = tree->objectid, .top_inode = tree->top_inode };
+	**root = (struct image_root){
+		.objectid = tree->objectid,
+		.top_inode = tree->top_inode,
+		.place = tree->place,
+	};
 	if (tree->uuid) {
 		memcpy((*root)->uuid, tree->uuid, UUID_BYTES);
 		(*root)->has_uuid = true;
@@ -120,7 +124,7 @@ int image_write_block(void *context, uint64_t bytenr, const void *block)
 	return 0;
 }
 
-/* What image_build_tree's sink needs to know. */
+/* The context of image_build_tree's sink. */
 struct build {
 	struct image *image;
 	uint64_t owner;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Writes a whole file system, once and from nothing, into a file:
+ * Writes a whole new file system into a file, in one go:
  *
  *	image_init, image_add_chunk..., then in any order image_add_data... and image_build_tree...
  *	for every tree that holds files or checksums, then image_commit, image_deinit.
  *
  * image_commit makes all the trees that describe the file system itself (chunk, device, root,
- * extent, block group, free space, UUID, data relocation), so callers know only about files.
- * One device; the file's offsets are the device's.
+ * extent, block group, free space, UUID, data relocation), so callers only provide trees of
+ * files. There is one device, and the file's offsets are the device's.
  */
 #ifndef BTRFS_IMAGE_H
 #define BTRFS_IMAGE_H
@@ -20,29 +20,39 @@
 enum { IMAGE_ROOTS_MAX = 64 };
 
 struct image_params {
-	int fd; /* -1: build everything, write nothing; to learn how many blocks it takes */
+	int fd; /* -1: write nothing, only find out how many blocks are needed */
 	uint32_t node_bytes;
 	uint64_t device_bytes; /* multiple of SECTOR_BYTES */
 	uint64_t super_flags;  /* 0 or SUPER_SEEDING */
 	uint64_t generation;
-	int64_t time;	   /* of everything that carries a time; seconds since 1970 */
+	int64_t time;	   /* for all timestamps; seconds since 1970 */
 	const char *label; /* fewer than LABEL_BYTES bytes */
 	uint8_t fsid[UUID_BYTES];
 	uint8_t device_uuid[UUID_BYTES];
 	uint8_t chunk_tree_uuid[UUID_BYTES];
-	uint16_t csum_type; /* CSUM_TYPE_* */
+	uint16_t csum_type;	    /* CSUM_TYPE_* */
+	uint64_t default_subvolume; /* what a plain mount shows; 0: TREE_FS */
 };
 
 struct image;
 
-/* Puts the items of a tree into its builder, in the order of their keys; 0 or negative errno. */
+/* Adds a tree's items to its builder, in the order of keys. Returns 0 or a negative errno. */
 typedef int image_emit(struct image *image, struct tree_builder *tree, void *context);
+
+/* Where a subvolume is within another one. NB: the caller has to add the directory's items. */
+struct image_place {
+	uint64_t parent;    /* object id of the tree; 0: no parent */
+	uint64_t directory; /* inode number there */
+	uint64_t index;
+	const char *name; /* up to NAME_MAX_BYTES; has to outlive the image */
+};
 
 /* A tree for image_build_tree. */
 struct image_tree {
 	uint64_t objectid;   /* TREE_FS, TREE_CSUM or a subvolume's */
 	uint64_t top_inode;  /* inode number of its top directory; 0: it holds no files */
 	const uint8_t *uuid; /* subvolumes: UUID_BYTES; NULL: none */
+	struct image_place place;
 	image_emit *emit;
 	void *context;
 };
@@ -53,6 +63,7 @@ struct image_root {
 	uint64_t top_inode;
 	uint8_t uuid[UUID_BYTES];
 	bool has_uuid;
+	struct image_place place;
 	struct tree_root tree;
 };
 
@@ -60,12 +71,12 @@ struct image {
 	struct image_params params;
 	struct tree_format format;
 	struct chunk_list chunks;
-	/* Where blocks of the chunk tree, and of all other trees, come from. */
+	/* Allocators of the chunk tree's blocks, and of all other trees' blocks. */
 	struct block_alloc system_alloc;
 	struct block_alloc metadata_alloc;
-	/* Everything in use, but for the blocks of the trees that describe just that... */
+	/* All extents in use, except for the blocks of the late trees... */
 	struct extent_list extents;
-	/* ...which stand here; see commit.c. */
+	/* ...which are listed here; see commit.c. */
 	struct extent_list late_extents;
 	struct image_root roots[IMAGE_ROOTS_MAX]; /* ordered by object id */
 	size_t root_count;
@@ -75,24 +86,24 @@ struct image {
 	uint64_t metadata_blocks; /* tree blocks in METADATA chunks */
 };
 
-/* Returns 0, or -EINVAL when a parameter cannot be. */
+/* Returns 0, or -EINVAL when a parameter is not valid. */
 int image_init(struct image *image, const struct image_params *params);
 void image_deinit(struct image *image);
 
 /*
- * Chunks come in the order of their addresses. At least one of each SYSTEM and METADATA is
- * needed, and each has to have room for one tree block more than it gets (see alloc.h).
+ * Adds a chunk; they have to come in the order of their addresses. At least one SYSTEM and one
+ * METADATA chunk are needed, and each needs room for one more tree block than it gets (alloc.h).
  */
 int image_add_chunk(struct image *image, const struct chunk *chunk);
 
-/* A reference to a data extent in a DATA chunk. The data itself is the caller's affair. */
+/* Adds a reference to a data extent in a DATA chunk. The caller writes the data itself. */
 int image_add_data(struct image *image, const struct extent *reference);
 
-/* -ENOSPC: the METADATA chunks are full; -E2BIG: too many trees; else what `emit` returned. */
+/* Returns -ENOSPC if the METADATA chunks are full, -E2BIG for too many trees, or emit's error. */
 int image_build_tree(struct image *image, const struct image_tree *tree);
 
 /*
- * Finish the file system and write its superblocks. -EINVAL: extents overlap, or one lies in no
+ * Finishes the file system and writes its superblocks. -EINVAL: extents overlap, or one lies in no
  * chunk; -ENOSPC: the SYSTEM or METADATA chunks are full; -E2BIG: an extent has more references
  * than an extent item holds.
  */

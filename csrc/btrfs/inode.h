@@ -21,16 +21,16 @@ struct disk_time time_make(int64_t seconds);
 
 int inode_add(struct tree_builder *tree, uint64_t inode_number, const struct disk_inode *inode);
 
-/* That `parent` calls the inode so; a subvolume's top directory is its own parent, "..". */
+/* Adds the inode's name in `parent`. A subvolume's top directory is its own parent, as "..". */
 int inode_ref_add(struct tree_builder *tree, uint64_t inode_number, uint64_t parent, uint64_t index,
 		  const char *name);
 
 /*
- * An entry of directory `parent` that leads to `target`, found by the name's hash or by index.
- * Names of up to NAME_MAX_BYTES, else -ENAMETOOLONG.
+ * Adds an entry of directory `parent` that leads to `target`, found by the name's hash or by index.
+ * Returns -ENAMETOOLONG for names of more than NAME_MAX_BYTES.
  *
- * NB: two names of one directory with the same hash belong into one item; this library does not
- * write such items yet, and tree_add refuses the second one with -EINVAL.
+ * NB: two names of one directory with the same hash belong into one item. This library cannot
+ * write such items yet, so tree_add refuses the second name with -EINVAL.
  */
 int dir_item_add(struct tree_builder *tree, uint64_t parent, const char *name,
 		 const struct key *target, uint8_t entry_type);
@@ -40,7 +40,7 @@ int dir_index_add(struct tree_builder *tree, uint64_t parent, uint64_t index, co
 /* btrfs_name_hash */
 uint64_t dir_name_hash(const char *name, size_t length);
 
-/* An uncompressed regular file extent: [file_offset, +bytes) stands at `disk_bytenr`, whole. */
+/* Adds an uncompressed regular file extent: [file_offset, +bytes) is all of `disk_bytenr`'s. */
 int file_extent_add(struct tree_builder *tree, uint64_t inode_number, uint64_t file_offset,
 		    uint64_t disk_bytenr, uint64_t bytes);
 

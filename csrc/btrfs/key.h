@@ -11,7 +11,7 @@ struct key {
 	uint64_t offset;
 };
 
-/* By object id, then type, then offset (btrfs_comp_cpu_keys); negative, zero or positive. */
+/* Compares object ids, then types, then offsets (btrfs_comp_cpu_keys). Returns <0, 0 or >0. */
 static inline int key_compare(const struct key *a, const struct key *b)
 {
 	if (a->objectid != b->objectid)

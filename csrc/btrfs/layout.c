@@ -7,6 +7,7 @@
 
 #include "base/cleanup.h"
 #include "btrfs/cursor.h"
+#include "btrfs/inode.h"
 #include "btrfs/seed.h"
 
 const char *layout_strategy_name(enum layout_strategy strategy)
@@ -44,14 +45,14 @@ const char *chunk_profile_name(uint64_t type)
 	return type & CHUNK_RAID0 ? "RAID0" : "SINGLE";
 }
 
-/* What one pass over the file tree keeps of the inode that it is at. */
+/* The state of a pass over the file tree: the inode that it is at. */
 struct pass {
 	struct layout *layout;
 	struct virtual_file file;
 	bool is_candidate;
 };
 
-/* Done with an inode: is it the one? */
+/* Takes the finished inode as the virtual file if it is the largest candidate so far. */
 static void finish_inode(struct pass *pass)
 {
 	struct layout *layout = pass->layout;
@@ -77,8 +78,6 @@ static int take_inode(struct pass *pass, struct cursor *cursor)
 	finish_inode(pass);
 	pass->file.inode_number = cursor->key.objectid;
 	ret = cursor_copy(cursor, inode, sizeof(*inode));
-	if (!ret && cursor->key.objectid == OBJECT_FIRST_FREE)
-		pass->layout->top_flags = le64toh(inode->flags);
 	pass->is_candidate =
 		!ret && S_ISREG(le32toh(inode->mode)) && le64toh(inode->flags) & INODE_NODATASUM &&
 		le64toh(inode->size) >= SEED_VIRTUAL_MIN_BYTES && le64toh(inode->size) <= INT64_MAX;
@@ -163,6 +162,51 @@ static int count_subvolumes(struct reader *reader, struct layout *layout)
 	return ret;
 }
 
+/* Reads the entry "default" in the root tree. Without it, the top-level subvolume is mounted. */
+static int find_default(struct reader *reader, uint64_t *subvolume)
+{
+	_cleanup_(cursor_close) struct cursor cursor = { 0 };
+	static const char name[] = "default";
+	struct key key = { TREE_ROOT_DIR, KEY_DIR_ITEM, dir_name_hash(name, strlen(name)) };
+	struct disk_dir_item entry;
+	struct block_expect root;
+	int ret;
+
+	*subvolume = TREE_FS;
+	tree_root_of_super(reader, TREE_ROOT, &root);
+	cursor_init(&cursor, reader, &root);
+	ret = cursor_find(&cursor, &key);
+	if (ret == -ENOENT)
+		return 0;
+	if (!ret)
+		ret = cursor_copy(&cursor, &entry, sizeof(entry));
+	if (!ret)
+		*subvolume = le64toh(entry.location.objectid);
+	return ret;
+}
+
+/* Reads the flags that new files inherit. A missing default subvolume is left to the check. */
+static int find_top_flags(struct reader *reader, struct layout *layout)
+{
+	_cleanup_(cursor_close) struct cursor cursor = { 0 };
+	struct key key = { OBJECT_FIRST_FREE, KEY_INODE_ITEM, 0 };
+	struct disk_inode inode;
+	struct block_expect root;
+	int ret = tree_root_find(reader, layout->default_subvolume, &root);
+
+	if (ret == -ENOENT)
+		return 0;
+	if (!ret) {
+		cursor_init(&cursor, reader, &root);
+		ret = cursor_find(&cursor, &key);
+	}
+	if (!ret)
+		ret = cursor_copy(&cursor, &inode, sizeof(inode));
+	if (!ret)
+		layout->top_flags = le64toh(inode.flags);
+	return ret;
+}
+
 int layout_find(struct reader *reader, struct layout *layout)
 {
 	int ret;
@@ -171,12 +215,16 @@ int layout_find(struct reader *reader, struct layout *layout)
 		.is_seeding = le64toh(reader->super.flags) & SUPER_SEEDING,
 	};
 	/*
-	 * All of it in one transaction: no mkfs.btrfs writes so, and whatever is done to a file
-	 * system later makes another one.
+	 * Our seeds are written as one transaction. mkfs.btrfs makes more, and each later change
+	 * of a file system makes another one.
 	 */
 	if (reader->generation == SEED_GENERATION)
 		layout->strategy = STRATEGY_MEGA_EXTENT;
 	ret = count_subvolumes(reader, layout);
+	if (!ret)
+		ret = find_default(reader, &layout->default_subvolume);
+	if (!ret)
+		ret = find_top_flags(reader, layout);
 	if (!ret)
 		ret = read_files(reader, layout);
 	if (ret)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a file system is laid out like, as seen from outside: is it a seed, of which strategy? */
+/* Finds out how a file system is laid out: whether it is a seed, and of which strategy. */
 #ifndef BTRFS_LAYOUT_H
 #define BTRFS_LAYOUT_H
 
@@ -8,32 +8,33 @@
 enum layout_strategy {
 	STRATEGY_OTHER,
 	STRATEGY_MEGA_EXTENT, /* seed.h */
-	STRATEGY_FALLOCATE,   /* made by mkfs.btrfs and posix_fallocate, its extents flipped */
+	STRATEGY_FALLOCATE,   /* mkfs.btrfs, posix_fallocate and then flip.h */
 };
 
-/* The file whose data are virtual: the largest one without checksums. */
+/* The file of virtual data: the largest one without checksums. */
 struct virtual_file {
 	uint64_t inode_number;
 	struct disk_inode inode;
-	uint64_t parent;	       /* inode number of a directory that has it... */
+	uint64_t parent;	       /* inode number of a directory with it... */
 	char name[NAME_MAX_BYTES + 1]; /* ...and its name there */
 	uint64_t name_index;
 	uint64_t extent_count;
-	uint64_t prealloc_count; /* of them, still preallocated: these read as zeroes */
+	uint64_t prealloc_count; /* extents still preallocated, so read as zeroes */
 	uint64_t data_bytes;	 /* in extents */
-	uint64_t logical;	 /* address of the first one */
+	uint64_t logical;	 /* address of the first extent */
 };
 
 struct layout {
 	enum layout_strategy strategy;
 	bool is_seeding;
 	bool has_file;
-	struct virtual_file file; /* of the two strategies above */
-	uint64_t top_flags;	  /* INODE_* of the top directory: what new files inherit */
-	uint64_t other_bytes;	  /* data of all other files of the top-level subvolume */
-	uint64_t subvolume_count; /* the top-level one included */
+	struct virtual_file file;   /* only for the two strategies above */
+	uint64_t default_subvolume; /* object id: what a plain mount shows */
+	uint64_t top_flags;	    /* INODE_* of its top directory: what new files inherit */
+	uint64_t other_bytes;	    /* data of all other files of the top-level subvolume */
+	uint64_t subvolume_count;   /* the top-level one included */
 
-	/* By layout_count_extents. */
+	/* Set by layout_count_extents. */
 	uint64_t data_extent_count;
 	uint64_t data_extent_bytes;
 	uint64_t tree_block_count;
@@ -41,13 +42,13 @@ struct layout {
 
 const char *layout_strategy_name(enum layout_strategy strategy);
 
-/* From the chunks and the file tree; 0 or a negative errno as the reader's functions. */
+/* Fills all that the superblock, root and file trees tell. Returns 0 or an error of reader.h. */
 int layout_find(struct reader *reader, struct layout *layout);
 
-/* From the extent tree. */
+/* Counts data extents and tree blocks in the extent tree. */
 int layout_count_extents(struct reader *reader, struct layout *layout);
 
-/* The type and the profile of a chunk: "DATA", "SYSTEM", "SINGLE", "DUP"... */
+/* Names the type and the profile of a chunk: "DATA", "SYSTEM", "SINGLE", "DUP"... */
 const char *chunk_type_name(uint64_t type);
 const char *chunk_profile_name(uint64_t type);
 

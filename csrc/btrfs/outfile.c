@@ -34,7 +34,7 @@ static int open_directory(const char *path, char name[NAME_MAX + 1])
 	return fd < 0 ? -errno : fd;
 }
 
-/* Not derived from the file's own name, which may already be as long as names can be. */
+/* The name is random: one made from the file's own name might be too long. */
 static int pick_temporary_name(char name[64])
 {
 	unsigned long long number;
@@ -45,7 +45,7 @@ static int pick_temporary_name(char name[64])
 	return 0;
 }
 
-/* A named file would stay behind if the program ended now; what would end it has to wait. */
+/* Blocks signals that would end the program, as that would leave a named file behind. */
 static void block_signals(struct outfile *out)
 {
 	sigset_t ending;
@@ -70,7 +70,7 @@ static int create_named(struct outfile *out)
 		if (out->fd >= 0)
 			return 0;
 		ret = -errno;
-		out->temporary_name[0] = '\0'; /* not ours */
+		out->temporary_name[0] = '\0'; /* do not remove another's file */
 		if (ret != -EEXIST)
 			return ret;
 	}
@@ -114,7 +114,7 @@ int outfile_publish(struct outfile *out, bool replace)
 		ret = link_as(out, out->name);
 		if (!ret || ret != -EEXIST || !replace)
 			return ret;
-		/* Replacing is atomic by renaming only, and for that it needs a name. */
+		/* Only a rename replaces a file atomically, so this one needs a name first. */
 		block_signals(out);
 		ret = pick_temporary_name(out->temporary_name);
 		if (!ret)
@@ -124,7 +124,7 @@ int outfile_publish(struct outfile *out, bool replace)
 			return ret;
 		}
 	}
-	/* Some file systems know no RENAME_NOREPLACE; a hard link does not replace either. */
+	/* Some file systems lack RENAME_NOREPLACE. There, a hard link does the same. */
 	if (replace)
 		ret = renameat(out->directory_fd, out->temporary_name, out->directory_fd,
 			       out->name);

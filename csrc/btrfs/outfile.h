@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A file that appears under its name only when it is complete. Where the file system allows, it
- * has no name at all until then, so that even a killed program leaves nothing.
+ * Writes a file that gets its name only when it is complete. Until then it has no name at all, if
+ * the file system allows that, so that even a killed program leaves nothing behind.
  */
 #ifndef BTRFS_OUTFILE_H
 #define BTRFS_OUTFILE_H
@@ -14,7 +14,7 @@ struct outfile {
 	int fd; /* open for reading and writing */
 	int directory_fd;
 	char name[NAME_MAX + 1];
-	char temporary_name[64]; /* "": the file has none yet */
+	char temporary_name[64]; /* "": the file has none */
 	sigset_t blocked_before;
 	bool signals_blocked;
 };
@@ -22,15 +22,15 @@ struct outfile {
 #define OUTFILE_CLOSED ((struct outfile){ .fd = -1, .directory_fd = -1 })
 
 /*
- * Create a nameless file in the directory of `path`; `named` gives it a temporary name as on file
- * systems without O_TMPFILE. -ENOENT: no such directory; or what open() says.
+ * Creates a nameless file in the directory of `path`. With `named`, or without O_TMPFILE, it gets a
+ * temporary name. Returns 0, -ENOENT if there is no such directory, or another error of open(2).
  */
 int outfile_open(struct outfile *out, const char *path, bool named);
 
-/* Give it its name. -EEXIST: something has that name, and `replace` is not set. */
+/* Gives the file its name. Returns -EEXIST if that is taken and `replace` is not set. */
 int outfile_publish(struct outfile *out, bool replace);
 
-/* Close it; unless published, it is gone. May be called twice. */
+/* Closes the file, and removes it unless it was published. May be called twice. */
 void outfile_close(struct outfile *out);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading chunks: first those in the superblock, which lead to the chunk tree, then all. */
+/* Reads chunks: first the superblock's, which lead to the chunk tree, then all in that tree. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 /* BTRFS_BLOCK_GROUP_PROFILE_MASK: RAID0, RAID1, DUP, RAID10, RAID5, RAID6, RAID1C3, RAID1C4. */
 #define CHUNK_PROFILE_MASK (0xffULL << 3)
 
-/* NULL, or what is wrong. */
+/* Returns NULL, or what is wrong. */
 static const char *check_chunk(const struct reader *reader, const struct key *key,
 			       const struct disk_chunk *disk)
 {
@@ -30,11 +30,11 @@ static const char *check_chunk(const struct reader *reader, const struct key *ke
 	if (le64toh(disk->stripe_len) != STRIPE_LEN)
 		return "its stripe length is not 65536";
 	if (!(type & CHUNK_TYPE_MASK) || type & ~(CHUNK_TYPE_MASK | CHUNK_PROFILE_MASK))
-		return "its type is none that there is";
+		return "its type is unknown";
 	return NULL;
 }
 
-/* One copy, or two on the same device; RAID0 of a single stripe is one copy, too. */
+/* Accepts one copy, which RAID0 of a single stripe is, too, or two on the same device. */
 static bool profile_supported(uint64_t type, unsigned stripe_count)
 {
 	switch (type & CHUNK_PROFILE_MASK) {
@@ -97,7 +97,7 @@ int reader_parse_chunk(struct reader *reader, const char *where, const struct ke
 	return 0;
 }
 
-/* Enter a chunk in its place; chunks mostly come in order. */
+/* Inserts a chunk in its place. Mostly that is the end, as chunks tend to come in order. */
 static int insert_chunk(struct reader *reader, const char *where, struct chunk_list *list,
 			const struct chunk *chunk)
 {
@@ -201,7 +201,7 @@ int reader_read_chunks(struct reader *reader)
 	ret = read_system_array(reader, &reader->chunks);
 	if (ret)
 		return ret;
-	/* The chunk tree's root says what UUID all blocks carry; the superblock does not. */
+	/* The superblock lacks the UUID that is in all blocks; the chunk tree's root has it. */
 	tree_root_of_super(reader, TREE_CHUNK, &root);
 	ret = reader_read_block(reader, &root, block);
 	if (ret)

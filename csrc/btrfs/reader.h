@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reads a btrfs image or device of one device, and trusts none of its bytes: arbitrary input gives
- * an error that names the structure, never a crash, a loop or a large allocation.
+ * Reads a btrfs of one device from an image or a device, and trusts none of its bytes: bad input
+ * gives an error that names the structure, never a crash, a loop or a large allocation.
  *
  *	struct reader reader;
  *
@@ -10,9 +10,9 @@
  *	... tree_root_find() and struct cursor (cursor.h), or tree_walk() (walk.h)
  *	reader_close(&reader);
  *
- * Every function that returns a negative errno has put its reason into `error`. -EUCLEAN: the
- * bytes are not what the format wants; -ENOTSUP: they are fine, but nothing that this library
- * reads; -EIO: the image ends too early; or what read(2) says.
+ * Every function that returns a negative errno puts its reason into `error`. -EUCLEAN: the bytes
+ * violate the format; -ENOTSUP: they are valid, but this library cannot read them; -EIO: the image
+ * ends too early; -ENOMEM; an error of read(2); or what the function's own comment says.
  */
 #ifndef BTRFS_READER_H
 #define BTRFS_READER_H
@@ -27,7 +27,7 @@
 
 enum { READER_ERROR_BYTES = 512 };
 
-/* What is known of a tree block before it is read: from the pointer that leads to it. */
+/* What the pointer to a tree block says about it, before it is read. */
 struct block_expect {
 	uint64_t tree; /* object id */
 	uint64_t bytenr;
@@ -53,16 +53,16 @@ struct super_mirror {
 };
 
 struct reader {
-	int fd; /* the caller's */
+	int fd; /* owned by the caller */
 	uint64_t file_bytes;
-	struct disk_super super; /* the first one, verified */
+	struct disk_super super; /* the first superblock, verified */
 	struct super_mirror mirrors[SUPER_MIRRORS];
 	const struct csum_kind *csum;
 	uint32_t node_bytes;
 	uint64_t generation;
 	uint64_t devid;
 	uint64_t device_bytes;
-	uint8_t block_fsid[UUID_BYTES]; /* what tree blocks carry */
+	uint8_t block_fsid[UUID_BYTES]; /* the fsid in tree blocks */
 	uint8_t chunk_tree_uuid[UUID_BYTES];
 	bool has_chunk_tree_uuid;
 	struct chunk_list chunks; /* ordered by logical address */
@@ -70,8 +70,8 @@ struct reader {
 };
 
 /*
- * Verify the superblock, compare its mirrors (damage there is noted, not fatal), and read the
- * chunk tree. `fd` must stay open. On failure nothing has to be closed.
+ * Verifies the superblock, compares its mirrors (damage there is only noted), and reads the chunk
+ * tree. `fd` must stay open. On failure, reader_close() is not needed.
  */
 int reader_open(struct reader *reader, int fd);
 void reader_close(struct reader *reader);
@@ -80,32 +80,19 @@ void reader_close(struct reader *reader);
 int reader_fail(struct reader *reader, int error_number, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* The chunk that holds [logical, +length), or NULL with a reason. */
+/* Returns the chunk that holds [logical, +length), or NULL with a reason. */
 const struct chunk *reader_map(struct reader *reader, uint64_t logical, uint64_t length);
-
-/* Read a tree block of node_bytes (its first copy) and verify it: see block.h. */
-int reader_read_block(struct reader *reader, const struct block_expect *expect, void *block);
-
-/* That all copies of a block (DUP) are equal to this one. */
-int reader_compare_copies(struct reader *reader, const struct block_expect *expect,
-			  const void *block);
-
-/*
- * Write a changed tree block back to where it came from, all its copies, its checksum redone.
- * `fd` is the same image or device, writable. -EINVAL: it is not the block of that address.
- */
-int reader_write_block(struct reader *reader, int fd, uint64_t bytenr, void *block);
 
 /* Write a changed superblock, all mirrors, with checksums; the reader goes on with that one. */
 int reader_write_super(struct reader *reader, int fd, const struct disk_super *super);
 
 enum { TREE_NAME_BYTES = 48, KEY_TEXT_BYTES = 80 };
 
-/* "extent tree", "tree of subvolume 257", and "(257 EXTENT_DATA 0)". */
+/* Return "extent tree" or "tree of subvolume 257", and "(257 EXTENT_DATA 0)". */
 const char *tree_name(uint64_t objectid, char text[static TREE_NAME_BYTES]);
 const char *key_text(const struct key *key, char text[static KEY_TEXT_BYTES]);
 
-/* Trees that hold files: the top-level subvolume, others, and the one for data relocation. */
+/* Returns whether the tree holds files: any subvolume, and the tree for data relocation. */
 static inline bool tree_holds_files(uint64_t objectid)
 {
 	return objectid == TREE_FS || objectid == TREE_DATA_RELOC ||
@@ -115,11 +102,11 @@ static inline bool tree_holds_files(uint64_t objectid)
 /* For the library's own files: readsuper.c, readchunk.c. */
 int reader_read_supers(struct reader *reader);
 int reader_read_chunks(struct reader *reader);
-/* pread with reasons; `what` names the structure. */
+/* Reads all of [offset, +length), or fails with a reason; `what` names the structure. */
 int reader_pread(struct reader *reader, const char *what, void *data, size_t length,
 		 uint64_t offset);
 
-/* A chunk item, or an entry of the superblock's array; `where` begins the reason. */
+/* Parses a chunk item, or an entry of the superblock's array; `where` begins the reason. */
 int reader_parse_chunk(struct reader *reader, const char *where, const struct key *key,
 		       const void *data, size_t size, struct chunk *chunk);
 

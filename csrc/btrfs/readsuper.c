@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading superblocks. What is checked is what the kernel's btrfs_validate_super asks for. */
+/* Reads superblocks, and checks what the kernel's btrfs_validate_super checks. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,14 +8,13 @@
 #include "btrfs/reader.h"
 #include "btrfs/super.h"
 
-/* BTRFS_FEATURE_INCOMPAT_* that change nothing in what this library reads... */
+/* BTRFS_FEATURE_INCOMPAT_*. These change nothing in what this library reads. */
 enum {
-	INCOMPAT_DEFAULT_SUBVOL = 1u << 1,
 	INCOMPAT_MIXED_GROUPS = 1u << 2,
 	INCOMPAT_COMPRESS_LZO = 1u << 3,
 	INCOMPAT_COMPRESS_ZSTD = 1u << 4,
 	INCOMPAT_SIMPLE_QUOTA = 1u << 16,
-	/* ...and that do, as do all the others. */
+	/* This one says that tree blocks have another fsid than the superblock. */
 	INCOMPAT_METADATA_UUID = 1u << 10,
 };
 
@@ -25,7 +24,7 @@ static const uint64_t incompat_supported =
 	INCOMPAT_EXTENDED_IREF | INCOMPAT_SKINNY_METADATA | INCOMPAT_NO_HOLES |
 	INCOMPAT_METADATA_UUID | INCOMPAT_SIMPLE_QUOTA;
 
-/* A block is of a file system at all: magic, checksum, address. NULL, or what is wrong. */
+/* Checks magic number, checksum and address of a superblock. Returns NULL, or what is wrong. */
 static const char *identify(const struct disk_super *super, uint64_t offset)
 {
 	const struct csum_kind *csum = csum_kind_by_id(le16toh(super->csum_type));
@@ -81,7 +80,7 @@ static const char *check_layout(const struct disk_super *super)
 	return NULL;
 }
 
-/* What is a file system, but none of those that this library reads. */
+/* Refuses file systems that are valid, but that this library cannot read. */
 static int check_support(struct reader *reader, const struct disk_super *super)
 {
 	uint64_t unknown = le64toh(super->incompat_flags) & ~incompat_supported;
@@ -103,7 +102,7 @@ static int check_support(struct reader *reader, const struct disk_super *super)
 	return 0;
 }
 
-/* Mirrors are equal but for their address and so their checksum. */
+/* Mirrors may differ only in their addresses and thus their checksums. */
 static bool mirrors_equal(const struct disk_super *first, const struct disk_super *other)
 {
 	struct disk_super copy = *other;

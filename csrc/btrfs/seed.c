@@ -10,10 +10,13 @@
 
 enum {
 	VIRTUAL_INODE = OBJECT_FIRST_FREE + 1,
+	VIRTUAL_INDEX = DIR_INDEX_FIRST,
+	SUBVOLUME = OBJECT_FIRST_FREE,
+	SUBVOLUME_INDEX = VIRTUAL_INDEX + 1,
 	TOP_MODE = 040755,
 	/*
-	 * Who may read this file may read all that is ever served; who gets a clone of a part of
-	 * it may read that part. So it is for root alone.
+	 * Reading this file means reading all data that is served, so only root may do that.
+	 * Other users get clones of the parts that they may read.
 	 */
 	VIRTUAL_MODE = 0100400,
 };
@@ -21,7 +24,7 @@ enum {
 #define SYSTEM_MIN_BYTES MIB(4)
 #define METADATA_MIN_BYTES MIB(8)
 #define STUB_BYTES MIB(1)
-/* For measuring: more than any seed needs, and together less than SEED_VIRTUAL_START. */
+/* Used when measuring: more than any seed needs, and in sum less than SEED_VIRTUAL_START. */
 #define SYSTEM_AMPLE_BYTES GIB(16)
 #define METADATA_AMPLE_BYTES GIB(64)
 
@@ -87,41 +90,75 @@ static int add_virtual_extents(const struct seed *seed, struct image *image,
 	return 0;
 }
 
+static int top_add(struct image *image, struct tree_builder *tree, const struct seed *seed,
+		   uint64_t size, uint64_t flags)
+{
+	struct disk_inode directory = inode_make(SEED_GENERATION, seed->time, TOP_MODE);
+	int ret;
+
+	directory.size = htole64(size);
+	directory.byte_count = htole64(image->params.node_bytes);
+	directory.flags = htole64(flags);
+	ret = inode_add(tree, OBJECT_FIRST_FREE, &directory);
+	return ret ? ret : inode_ref_add(tree, OBJECT_FIRST_FREE, OBJECT_FIRST_FREE, 0, "..");
+}
+
 /*
- * The top directory is NODATACOW, which new files inherit together with NODATASUM: only then do
- * they accept clones of the virtual file, which has no checksums as nobody knows its data yet.
- * Where inheritance is not wanted, those files need `chattr +C`, or `mount -o nodatasum`.
- *
- * The virtual file is IMMUTABLE: it can be cloned from, but not removed, which would free all
- * that nobody has cloned yet.
+ * Emits the empty top directory of the subvolume that is mounted. If it has NODATACOW, new files
+ * inherit NODATACOW and NODATASUM. Only such files can get clones of the virtual file, which has no
+ * checksums as nobody knows its data yet. Otherwise the flags have to be set file by file.
  */
-static int emit_files(struct image *image, struct tree_builder *tree, void *context)
+static int emit_subvolume(struct image *image, struct tree_builder *tree, void *context)
 {
 	const struct seed *seed = context;
+
+	return top_add(image, tree, seed, 0, seed->inherit_nodatasum ? INODE_NODATACOW : 0);
+}
+
+/* Adds the entries of the top-level directory, by hash, then by index. */
+static int add_entries(struct tree_builder *tree, const struct seed *seed)
+{
 	const uint64_t top = OBJECT_FIRST_FREE;
-	struct disk_inode directory = inode_make(SEED_GENERATION, seed->time, TOP_MODE);
+	struct key file = { VIRTUAL_INODE, KEY_INODE_ITEM, 0 };
+	struct key subvolume = { SUBVOLUME, KEY_ROOT_ITEM, UINT64_MAX };
+	const char *name = seed->virtual_name, *other = SEED_SUBVOLUME_NAME;
+	bool file_first = dir_name_hash(name, strlen(name)) < dir_name_hash(other, strlen(other));
+	int ret = 0;
+
+	if (file_first)
+		ret = dir_item_add(tree, top, name, &file, ENTRY_FILE);
+	if (!ret)
+		ret = dir_item_add(tree, top, other, &subvolume, ENTRY_DIR);
+	if (!ret && !file_first)
+		ret = dir_item_add(tree, top, name, &file, ENTRY_FILE);
+	if (!ret)
+		ret = dir_index_add(tree, top, VIRTUAL_INDEX, name, &file, ENTRY_FILE);
+	if (!ret)
+		ret = dir_index_add(tree, top, SUBVOLUME_INDEX, other, &subvolume, ENTRY_DIR);
+	return ret;
+}
+
+/*
+ * Emits the top-level subvolume with the virtual file. As that is IMMUTABLE, it can be cloned from,
+ * but not removed, which would free all data that nobody has cloned yet.
+ */
+static int emit_top_level(struct image *image, struct tree_builder *tree, void *context)
+{
+	const struct seed *seed = context;
 	struct disk_inode file = inode_make(SEED_GENERATION, seed->time, VIRTUAL_MODE);
-	struct key target = { VIRTUAL_INODE, KEY_INODE_ITEM, 0 };
 	const char *name = seed->virtual_name;
 	int ret;
 
-	directory.size = htole64(2 * strlen(name));
-	directory.byte_count = htole64(image->params.node_bytes);
-	directory.flags = htole64(seed->inherit_nodatasum ? INODE_NODATACOW : 0);
 	file.size = file.byte_count = htole64(seed->virtual_bytes);
-	file.flags = htole64(INODE_NODATASUM | INODE_IMMUTABLE);
-
-	ret = inode_add(tree, top, &directory);
+	/* NODATACOW changes nothing here, but shows (lsattr: C) which flag clones need. */
+	file.flags = htole64(INODE_NODATASUM | INODE_NODATACOW | INODE_IMMUTABLE);
+	ret = top_add(image, tree, seed, 2 * (strlen(name) + strlen(SEED_SUBVOLUME_NAME)), 0);
 	if (!ret)
-		ret = inode_ref_add(tree, top, top, 0, "..");
-	if (!ret)
-		ret = dir_item_add(tree, top, name, &target, ENTRY_FILE);
-	if (!ret)
-		ret = dir_index_add(tree, top, DIR_INDEX_FIRST, name, &target, ENTRY_FILE);
+		ret = add_entries(tree, seed);
 	if (!ret)
 		ret = inode_add(tree, VIRTUAL_INODE, &file);
 	if (!ret)
-		ret = inode_ref_add(tree, VIRTUAL_INODE, top, DIR_INDEX_FIRST, name);
+		ret = inode_ref_add(tree, VIRTUAL_INODE, OBJECT_FIRST_FREE, VIRTUAL_INDEX, name);
 	if (!ret)
 		ret = add_virtual_extents(seed, image, tree);
 	return ret;
@@ -149,12 +186,24 @@ static int build(const struct seed *seed, struct image *image, int fd)
 		.time = seed->time,
 		.label = seed->label,
 		.csum_type = CSUM_TYPE_CRC32C,
+		.default_subvolume = SUBVOLUME,
 	};
-	struct image_tree files = {
+	struct image_tree top_level = {
 		.objectid = TREE_FS,
 		.top_inode = OBJECT_FIRST_FREE,
+		.uuid = seed->top_uuid,
+		.emit = emit_top_level,
+		.context = (void *)seed,
+	};
+	struct image_tree subvolume = {
+		.objectid = SUBVOLUME,
+		.top_inode = OBJECT_FIRST_FREE,
 		.uuid = seed->subvolume_uuid,
-		.emit = emit_files,
+		.place = { .parent = TREE_FS,
+			   .directory = OBJECT_FIRST_FREE,
+			   .index = SUBVOLUME_INDEX,
+			   .name = SEED_SUBVOLUME_NAME },
+		.emit = emit_subvolume,
 		.context = (void *)seed,
 	};
 	int ret;
@@ -168,13 +217,15 @@ static int build(const struct seed *seed, struct image *image, int fd)
 	if (!ret)
 		ret = add_virtual_chunks(seed, image);
 	if (!ret)
-		ret = image_build_tree(image, &files);
+		ret = image_build_tree(image, &top_level);
+	if (!ret)
+		ret = image_build_tree(image, &subvolume);
 	if (!ret)
 		ret = image_commit(image);
 	return ret;
 }
 
-/* Place a chunk, all copies, from `*at` on, which moves behind them. */
+/* Places all copies of a chunk from `*at` on, and moves `*at` behind them. */
 static struct chunk place_chunk(uint64_t *at, uint64_t length, uint64_t type)
 {
 	struct chunk chunk = {
@@ -192,8 +243,8 @@ static struct chunk place_chunk(uint64_t *at, uint64_t length, uint64_t type)
 }
 
 /*
- * By default SINGLE: a sprout inherits it, and DUP within one local file only writes everything
- * twice. On a disk of its own, DUP survives a bad sector.
+ * Places SYSTEM and METADATA. The default is SINGLE: a sprout inherits it, and DUP in one local
+ * file only writes everything twice. On a disk of its own, DUP survives a bad sector.
  */
 static void place_local_chunks(struct seed *seed, uint64_t system_bytes, uint64_t metadata_bytes)
 {
@@ -205,7 +256,7 @@ static void place_local_chunks(struct seed *seed, uint64_t system_bytes, uint64_
 	seed->stub = place_chunk(&at, STUB_BYTES, CHUNK_DATA | CHUNK_RAID0);
 }
 
-/* One block more than needed (see alloc.h), in whole MiB. */
+/* Returns room for one block more than needed (see alloc.h), in whole MiB. */
 static uint64_t chunk_bytes_for(uint64_t blocks, uint64_t at_least)
 {
 	return max_u64(at_least, round_up_u64((blocks + 1) * DEFAULT_NODE_BYTES, MIB(1)));
@@ -220,6 +271,10 @@ static int check_inputs(const struct seed *seed)
 	if (!*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, "..") ||
 	    strchr(seed->label, '\n'))
 		return -EINVAL;
+	/* Entries with the same hash share an item, which this library cannot write. */
+	if (dir_name_hash(name, strlen(name)) ==
+	    dir_name_hash(SEED_SUBVOLUME_NAME, strlen(SEED_SUBVOLUME_NAME)))
+		return -EEXIST;
 	if (seed->virtual_bytes % BLOCK_BYTES || seed->chunk_bytes % SEED_CHUNK_STEP_BYTES)
 		return -EINVAL;
 	if (seed->virtual_bytes < SEED_VIRTUAL_MIN_BYTES ||
@@ -247,7 +302,7 @@ int seed_plan(struct seed *seed)
 	seed->device_bytes =
 		seed->virtual_start + round_up_u64(seed->virtual_bytes, SEED_CHUNK_STEP_BYTES);
 
-	/* Build it once without writing, to see how many tree blocks it takes. */
+	/* Build it once without writing, to count the tree blocks that it needs. */
 	place_local_chunks(seed, SYSTEM_AMPLE_BYTES, METADATA_AMPLE_BYTES);
 	ret = build(seed, &image, -1);
 	if (!ret) {

@@ -4,14 +4,17 @@
  * not in the image but are served by a block device. Logical addresses equal device offsets (of
  * the first copy).
  *
+ * The file is in the top-level subvolume (id 5), and so is an empty subvolume. A plain mount shows
+ * the latter, so new files are made in it.
+ *
  *	1 MiB			SYSTEM, METADATA (one or two copies) and perhaps an empty stub chunk,
  *				and the superblocks: all that has to be stored, see local_bytes
  *	512 GiB (virtual_start)	the virtual file, byte by byte: chunks of up to chunk_bytes, each
  *				filled by one extent
  *
- * Why so: 512 GiB is past the last superblock mirror, so that nothing interrupts the file. One
- * extent per chunk, since one that crosses chunks gains nothing. Chunks end on 4 GiB, the last
- * one included: otherwise scrub on kernels since 6.12 reads the virtual data.
+ * Reasons: 512 GiB is past the last superblock mirror, so that nothing interrupts the file. An
+ * extent that crosses chunks would gain nothing, so each chunk has one. All chunks, the last one
+ * too, end on 4 GiB: otherwise scrub on kernels since 6.12 reads the virtual data.
  */
 #ifndef BTRFS_SEED_H
 #define BTRFS_SEED_H
@@ -25,10 +28,11 @@
 #define SEED_VIRTUAL_MIN_BYTES MIB(4)
 #define SEED_CHUNK_STEP_BYTES GIB(4)
 #define SEED_GENERATION 1
+#define SEED_SUBVOLUME_NAME "files"
 
 /*
  * Offsets are signed 64-bit numbers in the kernel, so the device ends before 8 EiB, and at a
- * multiple of 4 GiB because its last chunk does. What precedes the virtual data is lost for it.
+ * multiple of 4 GiB because its last chunk does. The space before the virtual data is not for it.
  */
 #define SEED_VIRTUAL_MAX_BYTES (EIB(8) - SEED_CHUNK_STEP_BYTES - SEED_VIRTUAL_START)
 
@@ -36,8 +40,8 @@
 #define SEED_CHUNKS_MAX 262144u
 
 /*
- * From how many chunks on the seed gets a stub: an empty DATA|RAID0 chunk of 1 MiB with a single
- * stripe.
+ * With at least this many chunks, the seed gets a stub: an empty DATA|RAID0 chunk of 1 MiB with a
+ * single stripe.
  *
  * A kernel that looks for room for new data walks all data block groups of one profile, and those
  * of a seed are read-only: measured per new 16 KiB file on a sprout, 0.28 ms with 16,449 chunks
@@ -52,16 +56,17 @@
 struct seed {
 	/* Inputs. */
 	uint64_t virtual_bytes;	  /* size of the virtual file */
-	uint64_t chunk_bytes;	  /* length of its chunks but the last; 0: CHUNK_LENGTH_MAX */
+	uint64_t chunk_bytes;	  /* length of all its chunks but the last; 0: CHUNK_LENGTH_MAX */
 	const char *virtual_name; /* its name in the top directory */
 	const char *label;
-	int64_t time;		/* of everything; seconds since 1970 */
+	int64_t time;		/* for all timestamps; seconds since 1970 */
 	bool metadata_dup;	/* metadata twice on the device; a sprout inherits that */
-	bool inherit_nodatasum; /* new files do not get checksums, and so accept clones */
+	bool inherit_nodatasum; /* new files get no checksums, so that they can be clones */
 	uint8_t fsid[UUID_BYTES];
 	uint8_t device_uuid[UUID_BYTES];
 	uint8_t chunk_tree_uuid[UUID_BYTES];
-	uint8_t subvolume_uuid[UUID_BYTES]; /* of the top-level subvolume */
+	uint8_t top_uuid[UUID_BYTES];	    /* of the top-level subvolume */
+	uint8_t subvolume_uuid[UUID_BYTES]; /* of the one that is mounted */
 
 	/* Outputs of seed_plan. */
 	uint64_t device_bytes;
@@ -72,26 +77,27 @@ struct seed {
 	uint64_t chunk_count;	 /* of virtual data */
 	bool has_stub;
 
-	/* Where the local chunks stand. */
+	/* The local chunks. */
 	struct chunk system;
 	struct chunk metadata;
 	struct chunk stub;
 };
 
 /*
- * Lay the seed out. -EINVAL: virtual_bytes is not a multiple of BLOCK_BYTES, or chunk_bytes not of
+ * Lays the seed out. -EINVAL: virtual_bytes is not a multiple of BLOCK_BYTES, or chunk_bytes not of
  * SEED_CHUNK_STEP_BYTES; -ERANGE: one of them is too small or too large, or gives more than
- * SEED_CHUNKS_MAX chunks; -ENAMETOOLONG, or -EINVAL for a name or label that cannot be; -ENOMEM.
+ * SEED_CHUNKS_MAX chunks; -ENAMETOOLONG, or -EINVAL for an impossible name or label; -EEXIST:
+ * the name's hash is that of SEED_SUBVOLUME_NAME; -ENOMEM.
  */
 int seed_plan(struct seed *seed);
 
 /*
- * Write a planned seed's local part into `fd`, which reads as zeroes up to local_bytes; the file
- * is not extended beyond the last superblock. Returns 0 or a negative errno.
+ * Writes a planned seed's local part into `fd`, which has to read as zeroes up to local_bytes. The
+ * file is not extended beyond the last superblock. Returns 0 or a negative errno.
  */
 int seed_write(const struct seed *seed, int fd);
 
-/* How many chunks a virtual file of this size gets. */
+/* Returns how many chunks a virtual file of this size gets. */
 uint64_t seed_chunk_count(uint64_t virtual_bytes, uint64_t chunk_bytes);
 
 #endif

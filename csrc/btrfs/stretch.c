@@ -43,7 +43,7 @@ static int edit_open(struct edit *edit, struct reader *reader, uint64_t tree)
 	return reader_read_block(reader, &edit->root, edit->leaf);
 }
 
-/* The data of the item with this key, which becomes `renamed`; NULL with a reason. */
+/* Renames the item's key to `renamed`. Returns the item's data, or NULL with a reason. */
 static void *edit_item(struct edit *edit, const struct key *key, const struct key *renamed,
 		       size_t size)
 {
@@ -68,7 +68,7 @@ static struct key key_of(uint64_t objectid, uint8_t type, uint64_t offset)
 	return (struct key){ objectid, type, offset };
 }
 
-/* The device's item says how much of it all chunks together occupy. */
+/* Edits the chunk, and the device item's sum of what all chunks occupy. */
 static int edit_chunk_tree(struct edit *edit, const struct chunk *old, const struct chunk *new,
 			   struct disk_super *super)
 {
@@ -155,7 +155,7 @@ static int prepare(struct reader *reader, struct edit edits[EDITS], const struct
 		ret = edit_block_group(&edits[2], old, new);
 	if (!ret)
 		ret = edit_free_space(&edits[3], old, new);
-	/* What comes out has to be as good as what was read: the order of the keys, above all. */
+	/* Verify the changed blocks as if they had been read: mainly the order of the keys. */
 	for (int i = 0; i < EDITS && !ret; i++) {
 		csum_block_set(reader->csum, edits[i].leaf, reader->node_bytes);
 		ret = block_verify(reader, &edits[i].root, edits[i].leaf);
@@ -197,7 +197,7 @@ static int check_place(struct reader *reader, const struct chunk *new)
 	return 0;
 }
 
-/* The only data chunk, or NULL with a reason. */
+/* Returns the only data chunk, or NULL with a reason. */
 static const struct chunk *find_data_chunk(struct reader *reader)
 {
 	const struct chunk *data = NULL;

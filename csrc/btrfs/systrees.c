@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The trees of devices, chunks and trees. */
+/* Emits the chunk, device, root, UUID and data relocation trees. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,7 +89,7 @@ int emit_dev_tree(struct image *image, struct tree_builder *tree, void *context)
 		int ret;
 
 		if (i && extents[i].offset < extents[i - 1].offset + extents[i - 1].chunk->length)
-			return -EINVAL; /* two chunks on one place of the device */
+			return -EINVAL; /* two chunks overlap on the device */
 		memcpy(item.chunk_tree_uuid, image->params.chunk_tree_uuid, UUID_BYTES);
 		ret = tree_add(tree, &key, &item, sizeof(item));
 		if (ret)
@@ -98,7 +98,7 @@ int emit_dev_tree(struct image *image, struct tree_builder *tree, void *context)
 	return 0;
 }
 
-/* The directory of the root tree. Its one entry says which subvolume is mounted by default. */
+/* Emits the root tree's directory. Its one entry says which subvolume is mounted by default. */
 static int emit_root_dir(struct image *image, struct tree_builder *tree)
 {
 	uint64_t generation = image->params.generation;
@@ -106,6 +106,8 @@ static int emit_root_dir(struct image *image, struct tree_builder *tree)
 	struct key target = { TREE_FS, KEY_ROOT_ITEM, UINT64_MAX };
 	int ret;
 
+	if (image->params.default_subvolume)
+		target.objectid = image->params.default_subvolume;
 	inode.byte_count = htole64(image->params.node_bytes);
 	ret = inode_add(tree, TREE_ROOT_DIR, &inode);
 	if (!ret)
@@ -144,6 +146,42 @@ static int emit_root_item(struct image *image, struct tree_builder *tree,
 	return tree_add(tree, &key, &item, sizeof(item));
 }
 
+static int emit_root_ref(struct tree_builder *tree, const struct key *key,
+			 const struct image_place *place)
+{
+	uint8_t item[sizeof(struct disk_root_ref) + NAME_MAX_BYTES];
+	size_t length = strlen(place->name);
+	struct disk_root_ref ref = {
+		.directory = htole64(place->directory),
+		.sequence = htole64(place->index),
+		.name_length = htole16((uint16_t)length),
+	};
+
+	if (length > NAME_MAX_BYTES)
+		return -ENAMETOOLONG;
+	memcpy(item, &ref, sizeof(ref));
+	memcpy(item + sizeof(ref), place->name, length);
+	return tree_add(tree, key, item, sizeof(ref) + length);
+}
+
+/* Emits the references from a subvolume to its parent, and to the subvolumes in it. */
+static int emit_root_refs(const struct image *image, struct tree_builder *tree,
+			  const struct image_root *root)
+{
+	struct key key = { root->objectid, KEY_ROOT_BACKREF, root->place.parent };
+	int ret = root->place.parent ? emit_root_ref(tree, &key, &root->place) : 0;
+
+	key.type = KEY_ROOT_REF;
+	for (size_t i = 0; i < image->root_count && !ret; i++) {
+		const struct image_root *child = &image->roots[i];
+
+		key.offset = child->objectid;
+		if (child->place.parent == root->objectid)
+			ret = emit_root_ref(tree, &key, &child->place);
+	}
+	return ret;
+}
+
 int emit_root_tree(struct image *image, struct tree_builder *tree, void *context)
 {
 	bool dir_done = false;
@@ -153,7 +191,7 @@ int emit_root_tree(struct image *image, struct tree_builder *tree, void *context
 		const struct image_root *root = &image->roots[i];
 		int ret = 0;
 
-		/* The superblock points to these two. */
+		/* These two have no root item, as the superblock points to them. */
 		if (root->objectid == TREE_ROOT || root->objectid == TREE_CHUNK)
 			continue;
 		if (root->objectid > TREE_ROOT_DIR && !dir_done) {
@@ -162,6 +200,8 @@ int emit_root_tree(struct image *image, struct tree_builder *tree, void *context
 		}
 		if (!ret)
 			ret = emit_root_item(image, tree, root);
+		if (!ret)
+			ret = emit_root_refs(image, tree, root);
 		if (ret)
 			return ret;
 	}
@@ -180,7 +220,7 @@ static int compare_uuid_entries(const void *left, const void *right)
 	return key_compare(&a->key, &b->key);
 }
 
-/* Leads from a subvolume's UUID, halved into a key's object id and offset, to its object id. */
+/* Maps each subvolume's UUID, as the two halves of a key, to the subvolume's object id. */
 int emit_uuid_tree(struct image *image, struct tree_builder *tree, void *context)
 {
 	struct uuid_entry entries[IMAGE_ROOTS_MAX];
@@ -210,7 +250,7 @@ int emit_uuid_tree(struct image *image, struct tree_builder *tree, void *context
 	return 0;
 }
 
-/* The kernel's balance works here; mounting demands its top directory. */
+/* Emits a tree that the kernel's balance uses. Mounting demands that it has a top directory. */
 int emit_data_reloc_tree(struct image *image, struct tree_builder *tree, void *context)
 {
 	struct disk_inode inode =

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Leaf: header, items growing upwards, free space, item data growing downwards. */
+/* A leaf has a header, items growing upwards, free space, and item data growing downwards. */
 static struct disk_item *leaf_item(const struct tree_level *leaf, uint32_t slot)
 {
 	return (struct disk_item *)(leaf->block + sizeof(struct disk_header)) + slot;
 }
 
-/* Node: header, pointers. */
+/* A node has a header and pointers. */
 static struct disk_key_ptr *node_pointer(const struct tree_level *node, uint32_t slot)
 {
 	return (struct disk_key_ptr *)(node->block + sizeof(struct disk_header)) + slot;
@@ -76,7 +76,7 @@ static void fill_header(struct tree_builder *tree, unsigned level, uint64_t byte
 	csum_block_set(format->csum, header, format->node_bytes);
 }
 
-/* Give the open block of `level` its place and hand it to the sink. */
+/* Gets an address for the open block of `level` from the sink, and hands it the block. */
 static int level_write(struct tree_builder *tree, unsigned level, uint64_t *bytenr)
 {
 	int ret = tree->sink->place(tree->sink->context, level, bytenr);
@@ -90,7 +90,7 @@ static int level_write(struct tree_builder *tree, unsigned level, uint64_t *byte
 	return tree->sink->write(tree->sink->context, *bytenr, tree->levels[level].block);
 }
 
-/* Write the open block of `level` and point to it from the level above. */
+/* Writes the open block of `level`, and adds a pointer to it to the level above. */
 static int level_close(struct tree_builder *tree, unsigned level)
 {
 	struct tree_level *parent = &tree->levels[level + 1];
@@ -154,7 +154,7 @@ int tree_finish(struct tree_builder *tree, struct tree_root *root)
 	unsigned top = 0;
 	int ret;
 
-	/* Closing a level may open the one above it, so the count is read anew each time. */
+	/* Closing a level may open one above it, so the level count may grow. */
 	while (top + 1 < tree->level_count) {
 		ret = level_close(tree, top++);
 		if (ret)

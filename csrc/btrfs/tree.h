@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Builds a tree bottom-up from items that come in the order of their keys. Memory: one block per
- * level. Each block goes to a sink as soon as it is full; the sink says where it stands.
+ * Builds a tree bottom-up from items that come in the order of their keys. It keeps one block per
+ * level in memory. Each full block goes to a sink, which chooses its address.
  */
 #ifndef BTRFS_TREE_H
 #define BTRFS_TREE_H
@@ -13,7 +13,7 @@
 #include "btrfs/format.h"
 #include "btrfs/key.h"
 
-/* What all blocks of one file system share. */
+/* The properties that all blocks of a file system share. */
 struct tree_format {
 	uint32_t node_bytes;
 	uint64_t generation;
@@ -60,15 +60,15 @@ int tree_builder_init(struct tree_builder *tree, const struct tree_format *forma
 void tree_builder_deinit(struct tree_builder *tree);
 
 /*
- * Append an item. -EINVAL: `key` is not greater than the one before; -E2BIG: it fits in no leaf;
+ * Appends an item. -EINVAL: `key` is not greater than the one before; -E2BIG: it fits in no leaf;
  * -EFBIG: the tree would be higher than TREE_LEVELS; else what the sink returned.
  */
 int tree_add(struct tree_builder *tree, const struct key *key, const void *data, size_t size);
 
-/* Write out what is still open. A tree without items is one empty leaf. */
+/* Writes all open blocks. A tree without items is one empty leaf. */
 int tree_finish(struct tree_builder *tree, struct tree_root *root);
 
-/* The largest item that fits in a leaf, in bytes. */
+/* Returns the size of the largest item that fits in a leaf. */
 static inline size_t tree_item_max_bytes(const struct tree_format *format)
 {
 	return format->node_bytes - sizeof(struct disk_header) - sizeof(struct disk_item);

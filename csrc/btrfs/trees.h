@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the trees that describe the file system itself consist of. Internal to the library. */
+/* Emit functions for the trees that describe the file system itself. Internal to the library. */
 #ifndef BTRFS_TREES_H
 #define BTRFS_TREES_H
 
@@ -17,7 +17,7 @@ image_emit emit_extent_tree;
 image_emit emit_block_group_tree;
 image_emit emit_free_space_tree;
 
-/* The device as it stands in the chunk tree and in the superblock. */
+/* Fills the device item of the chunk tree and of the superblock. */
 void image_fill_device(const struct image *image, struct disk_device *device);
 
 #endif

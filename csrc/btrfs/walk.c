@@ -13,7 +13,7 @@ void block_set_deinit(struct block_set *set)
 	*set = (struct block_set){ 0 };
 }
 
-/* The slot that holds the address, or the free one where it would be. */
+/* Returns the slot that holds the address, or the free slot where it would be added. */
 static struct block_expect *slot_of(const struct block_set *set, uint64_t bytenr)
 {
 	/* Fibonacci hashing: addresses are multiples of the block size. */
@@ -60,7 +60,7 @@ int block_set_add(struct block_set *set, const struct block_expect *expect)
 	return 0;
 }
 
-/* 1: been there, and this pointer says the same as the first one did. */
+/* Returns 1 if the block was visited, and this pointer agrees with the first one. */
 static int check_visited(const struct walk *walk, const struct block_expect *expect)
 {
 	const struct block_expect *before =
@@ -109,7 +109,7 @@ static int walk_block(struct walk *walk, const struct block_expect *expect)
 	for (uint32_t i = 0; i < block_count(block) && !ret; i++) {
 		struct block_expect child = block_child(expect, block, i);
 
-		/* As deep as the tree is high: each level is one less. */
+		/* Recursion is only as deep as the tree is high: each child's level is less. */
 		ret = walk_block(walk, &child);
 	}
 	return ret;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Walks the blocks of trees, for those who check or change whole blocks. */
+/* Walks the blocks of trees, for code that checks or changes whole blocks. */
 #ifndef BTRFS_WALK_H
 #define BTRFS_WALK_H
 
 #include "btrfs/block.h"
 #include "btrfs/reader.h"
 
-/* Blocks that a walk has been to. Zeroed, it is empty. */
+/* The blocks that a walk has visited. All zero means empty. */
 struct block_set {
 	struct block_expect *slots; /* open addressing; an unused slot has bytenr 0 */
 	size_t count;
@@ -14,7 +14,7 @@ struct block_set {
 };
 
 void block_set_deinit(struct block_set *set);
-/* The entry of this address, or NULL. */
+/* Returns the entry with this address, or NULL. */
 const struct block_expect *block_set_find(const struct block_set *set, uint64_t bytenr);
 /* Returns 0 or -ENOMEM. */
 int block_set_add(struct block_set *set, const struct block_expect *expect);
@@ -36,7 +36,7 @@ struct walk {
 	void *context;
 };
 
-/* All blocks below `root`, itself included. Returns 0, or what stopped it. */
+/* Visits `root` and all blocks below it. Returns 0, or the error that stopped it. */
 int tree_walk(struct walk *walk, const struct block_expect *root);
 
 #endif

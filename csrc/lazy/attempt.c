@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Attempts to fetch a unit: until when, and what comes after a failure. */
+/* Attempts to fetch a unit: their deadlines, and what follows a failure. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,40 +8,46 @@
 #include <sys/random.h>
 
 #include "base/relaxed.h"
+#include "base/utf8.h"
 #include "lazy/breaker.h"
 #include "lazy/latency.h"
 #include "lazy/unit.h"
 
 enum {
 	/*
-	 * An attempt leaves time for another one: half of it where there is another mirror, else a
-	 * quarter, since the only one may just be slow. It is not shorter than that.
+	 * An attempt leaves time for another one: it gets half of the time where there is another
+	 * mirror, else three quarters, since the only one may just be slow. It gets at least this,
+	 * or all the time that is left.
 	 */
 	ATTEMPT_MIN_MS = 500,
-	/* Where nobody has a deadline. */
+	/* The deadline of an attempt whose readers have none. */
 	ATTEMPT_MAX_S = 60,
 	/*
-	 * An attempt that began for nobody, or for somebody with more time, is given up when nothing
-	 * has come for half of the time that who joins it has, or for that.
+	 * An attempt that began for nobody, or for a reader with more time, is given up when
+	 * nothing arrives for half of the new reader's time, or for this long.
 	 */
 	SILENT_MAX_S = 5,
 	SILENT_MIN_MS = 500,
-	BACK_OFF_FIRST_MS = 50, /* doubled each time */
+	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */
 	BACK_OFF_LAST_MS = 5000,
 	BUSY_MIN_MS = 100,
-	BUSY_MAX_MS = 60000,
+	/* A server may ask for days, or send nonsense, while readers wait for it. */
+	BUSY_MAX_MS = 5000,
 	/*
-	 * Of a mirror that has changed: its object may be put back, and an answer of another one, as of
-	 * a proxy that wants a login, says nothing for ever. Each answer is judged by identity and digest.
+	 * How long a mirror that has changed is not asked: its object may be put back, and one
+	 * response with another identity (such as that of a login proxy) proves nothing. Each
+	 * response is checked by identity and digest anyway.
 	 */
 	CHANGED_MS = 60000,
 };
 
-/* No mirror can give it: those who can wait do so, as if it had not been tried. */
-static void give_up(struct unit *unit, uint64_t now_ns)
+/*
+ * Fails readers that have a deadline. Those without one go on waiting, as if the unit had not been
+ * tried.
+ */
+static void give_up(struct unit *unit, uint64_t now_ns, const char *why)
 {
-	event_log(unit->fetcher, &(struct event){ .name = "given_up", .unit = unit },
-		  "no mirror is left to ask");
+	event_log(unit->fetcher, &(struct event){ .name = "given_up", .unit = unit }, "%s", why);
 	unit->out = 0;
 	memset(unit->tries, 0, sizeof(unit->tries));
 	memset(unit->wrong, 0, sizeof(unit->wrong));
@@ -68,16 +74,16 @@ static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror
 	return now_ns + (left_ns < share_ns ? left_ns : share_ns);
 }
 
-static void look_for_progress(struct alarm *alarm);
+static void look_for_progress(struct timer *timer);
 
 static void watch(struct unit *unit, uint64_t at_ns)
 {
 	unit->progress = unit->fetch.progress;
-	unit->alarm.ring = look_for_progress;
-	alarm_set(&unit->fetcher->agenda, &unit->alarm, at_ns);
+	unit->timer.expire = look_for_progress;
+	timer_set(&unit->fetcher->timers, &unit->timer, at_ns);
 }
 
-/* How long an attempt may be silent when those who wait have until then (0: nobody waits). */
+/* How long an attempt may be silent when its readers wait until `deadline_ns` (0: nobody waits). */
 static uint64_t silence_ns(uint64_t deadline_ns, uint64_t now_ns)
 {
 	uint64_t half_ns = deadline_ns > now_ns ? (deadline_ns - now_ns) / 2 : 0;
@@ -87,9 +93,9 @@ static uint64_t silence_ns(uint64_t deadline_ns, uint64_t now_ns)
 	return half_ns > SILENT_MIN_MS * NS_PER_MS ? half_ns : SILENT_MIN_MS * NS_PER_MS;
 }
 
-static void look_for_progress(struct alarm *alarm)
+static void look_for_progress(struct timer *timer)
 {
-	struct unit *unit = container_of(alarm, struct unit, alarm);
+	struct unit *unit = container_of(timer, struct unit, timer);
 	uint64_t now_ns = clock_now_ns();
 
 	if (unit->fetch.progress != unit->progress)
@@ -98,28 +104,31 @@ static void look_for_progress(struct alarm *alarm)
 		unit->fetch.mirror->ops->cancel(&unit->fetch);
 }
 
-/* Of a kind that cannot end it by itself. */
-static void attempt_is_late(struct alarm *alarm)
+/* Cancels an attempt whose kind cannot keep the deadline itself. */
+static void attempt_is_late(struct timer *timer)
 {
-	struct unit *unit = container_of(alarm, struct unit, alarm);
+	struct unit *unit = container_of(timer, struct unit, timer);
 
 	unit->fetch.mirror->ops->cancel(&unit->fetch);
 }
 
 void unit_joined(struct unit *unit, uint64_t deadline_ns)
 {
-	bool watched = alarm_is_set(&unit->alarm) && unit->alarm.ring == look_for_progress;
+	bool watched = timer_is_set(&unit->timer) && unit->timer.expire == look_for_progress;
 	uint64_t now_ns, at_ns;
 
 	if (unit->state != UNIT_FETCHING || !unit->fetch.mirror->ops->cancel)
 		return;
-	/* One that began for somebody with as little time ends in time by itself. */
+	/* An attempt that began for a reader with no more time than this ends in time by itself. */
 	if (!watched && unit->fetch.deadline_ns <= deadline_ns)
 		return;
 	now_ns = clock_now_ns();
 	at_ns = now_ns + silence_ns(deadline_ns, now_ns);
-	/* Of the first, what it has waited for nobody does not count: it may be about to come. */
-	if (!watched || list_is_empty(&unit->waiters) || at_ns < unit->alarm.at_ns)
+	/*
+	 * For the first reader, silence before it came does not count: the response may be about to
+	 * arrive.
+	 */
+	if (!watched || list_is_empty(&unit->waiters) || at_ns < unit->timer.at_ns)
 		watch(unit, at_ns);
 }
 
@@ -133,7 +142,7 @@ static void end_attempt(struct unit *unit)
 {
 	struct breaker *breaker = unit->fetch.mirror->breaker;
 
-	alarm_clear(&unit->alarm);
+	timer_clear(&unit->timer);
 	if (breaker && !unit->demanded)
 		breaker->prefetching--;
 }
@@ -164,9 +173,9 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	unit_set_state(unit, UNIT_FETCHING);
 	if (list_is_empty(&unit->waiters) && mirror->ops->cancel) {
 		watch(unit, now_ns + silence_ns(0, now_ns));
-	} else if (mirror->ops->on_hands) {
-		unit->alarm.ring = attempt_is_late;
-		alarm_set(&unit->fetcher->agenda, &unit->alarm, unit->fetch.deadline_ns);
+	} else if (mirror->ops->blocking) {
+		unit->timer.expire = attempt_is_late;
+		timer_set(&unit->fetcher->timers, &unit->timer, unit->fetch.deadline_ns);
 	}
 	unit_expect(unit);
 	mirror->ops->fetch(&unit->fetch);
@@ -199,7 +208,7 @@ void unit_fetch(struct unit *unit)
 	else if (mirror)
 		begin(unit, mirror, now_ns);
 	else if (at_ns == UINT64_MAX)
-		give_up(unit, now_ns);
+		give_up(unit, now_ns, "no mirror is left to ask");
 	else
 		rest_for_mirrors(unit, now_ns, at_ns);
 }
@@ -212,7 +221,7 @@ static uint64_t back_off_ns(const struct unit *unit)
 
 	if (most_ms > BACK_OFF_LAST_MS)
 		most_ms = BACK_OFF_LAST_MS;
-	/* Full jitter: those who failed together do not come again together. */
+	/* Full jitter, so that units that failed together do not retry together. */
 	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
 		random = clock_now_ns();
 	return (random % most_ms + 1) * NS_PER_MS;
@@ -230,7 +239,10 @@ static void retry(struct unit *unit)
 	if (!mirrors_go_on(unit, unit->tries[mirror->index], at_ns))
 		at_ns += back_off_ns(unit);
 	unit->rounds++;
-	/* Also when it is now: a fetch that fails at once must not come here from here. */
+	/*
+	 * Rest even if that is now: a fetch that fails at once must not call this function
+	 * recursively.
+	 */
 	unit_rest(unit, at_ns);
 }
 
@@ -240,7 +252,10 @@ static void count_bad(struct mirror *mirror)
 	mirror->recent_ns = clock_now_ns();
 }
 
-/* Of an answer that was wrong: perhaps the way to us is to blame, so it is asked again. */
+/*
+ * Counts a wrong response. The mirror is asked again at first, because the fault may be on the way
+ * to us.
+ */
 static void count_wrong(struct unit *unit, struct mirror *mirror)
 {
 	count_bad(mirror);
@@ -258,7 +273,7 @@ static void set_changed(struct unit *unit, struct mirror *mirror, const char *wh
 			&(struct event){ .name = "mirror_changed",
 					 .source = unit->source,
 					 .mirror = mirror },
-			"it is left alone for a while, its object is not the one that was pinned: %s",
+			"it is not asked for a while, because its object is not the pinned one: %s",
 			why);
 	mirror->changed_until_ns = clock_now_ns() + (options->changed_ms ?: CHANGED_MS) * NS_PER_MS;
 }
@@ -299,7 +314,7 @@ static void handle_failure(struct unit *unit)
 		unit->out |= (uint16_t)(1u << mirror->index);
 		break;
 	case FETCH_CHANGED:
-		set_changed(unit, mirror, fetch->complaint.text);
+		set_changed(unit, mirror, fetch->error.text);
 		break;
 	case FETCH_WRONG:
 		count_wrong(unit, mirror);
@@ -315,6 +330,7 @@ void fetch_done(struct fetch *fetch)
 	end_attempt(unit);
 	unit->cut |= fetch->cut;
 	if (!fetch->result) {
+		unit->data = fetch->data;
 		relaxed_add(&fetcher->counts.units_fetched, 1);
 		relaxed_add(&fetcher->counts.bytes_fetched, fetch->length);
 		if (fetch->mirror->breaker)
@@ -337,7 +353,7 @@ void fetch_done(struct fetch *fetch)
 				   .unit = unit,
 				   .mirror = fetch->mirror,
 				   .reason = fetch_failure_name(fetch->failure) },
-		  "%s", *fetch->complaint.text ? fetch->complaint.text : strerror(-fetch->result));
+		  "%s", *fetch->error.text ? fetch->error.text : strerror(-fetch->result));
 	handle_failure(unit);
 	retry(unit);
 }
@@ -363,6 +379,14 @@ void unit_refuse(struct unit *unit)
 		relaxed_add(&counts->local_failures, 1);
 		event_log(unit->fetcher, &(struct event){ .name = "not_checked", .unit = unit },
 			  "%s", strerror(-err));
+		/*
+		 * Fetching it again would not free space on the map's disk, so readers with a
+		 * deadline get the error now. A lack of memory may be over in a moment.
+		 */
+		if (err != -ENOMEM) {
+			give_up(unit, clock_now_ns(), "the map cannot be written");
+			return;
+		}
 	}
 	retry(unit);
 }
@@ -383,7 +407,7 @@ void unit_accept(struct unit *unit)
 	else
 		free(fetch->identity);
 	fetch->identity = NULL;
-	/* Not of one that was under way when it was found to have changed. */
+	/* Not for a fetch that was already running when another one found the change. */
 	if (clock_now_ns() >= mirror->changed_until_ns)
 		mirror->changed_until_ns = 0;
 	mirror->bad_in_a_row = 0;
@@ -401,8 +425,9 @@ void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, cons
 	va_list args;
 
 	va_start(args, format);
-	vsnprintf(fetch->complaint.text, sizeof(fetch->complaint.text), format, args);
+	vsnprintf(fetch->error.text, sizeof(fetch->error.text), format, args);
 	va_end(args);
+	utf8_repair(fetch->error.text);
 	fetch->result = err;
 	fetch->failure = failure;
 	fetch_done(fetch);

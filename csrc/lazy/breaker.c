@@ -4,19 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/relaxed.h"
-#include "lazy/agenda.h"
 #include "lazy/event.h"
 
 enum {
 	/*
-	 * Both: a server that is started anew is ridden out by retries, since its readers have time;
-	 * and one failure after a long pause says little.
+	 * Both must be reached. Readers have time, so retries bridge a server's restart; and one
+	 * failure after a long pause says little.
 	 */
 	OPEN_AFTER_FAILURES = 8,
 	OPEN_AFTER_S = 10,
-	OPEN_FIRST_S = 1, /* doubled each time that a fetch has tried it in vain */
-	OPEN_LAST_S = 5,  /* reads wait for that */
+	OPEN_FIRST_S = 1, /* doubled each time a probe fails */
+	OPEN_LAST_S = 5,  /* readers wait that long */
 };
 
 struct breaker *breaker_get(struct breaker **list, const char *host)
@@ -71,7 +71,10 @@ void breaker_begin(struct breaker *breaker, uint64_t now_ns)
 
 void breaker_ended(struct breaker *breaker)
 {
-	/* Of fetches that began before it opened, too: one more may try it then, no harm. */
+	/*
+	 * This also counts fetches that began before it opened. At worst, one more fetch probes the
+	 * host.
+	 */
 	breaker->probing = false;
 	relaxed_add(&breaker->in_flight, -1);
 }
@@ -107,7 +110,7 @@ void breaker_failed(struct breaker *breaker, uint64_t now_ns)
 	if (!breaker->opened++)
 		event_log_host(
 			"breaker_open", breaker->host,
-			"it has failed %u times in a row, for %llu s, and is left alone for a while",
+			"it has failed %u times in a row, for %llu s, and is not asked for a while",
 			breaker->in_a_row,
 			(unsigned long long)((now_ns - breaker->first_failure_ns) / NS_PER_S));
 	breaker->open_until_ns = now_ns + wait_s * NS_PER_S;

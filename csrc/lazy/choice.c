@@ -1,25 +1,33 @@
 /* SPDX-License-Identifier: MIT */
-/* Which mirror a unit is asked of next, and how much of one host at a time. */
+/* Chooses the mirror that a unit is fetched from, and limits the fetches per host. */
+#include <stdio.h>
+
+#include "base/utf8.h"
 #include "lazy/breaker.h"
 #include "lazy/latency.h"
 #include "lazy/unit.h"
 
 enum {
 	PROBE_WAIT_MS = 50,
-	UNHEALTHY_FAILURES = 3, /* in a row, of a host or of a mirror: others come first */
-	UNHEALTHY_MS = 30000,	/* and then no longer, as it may be well again */
+	/* consecutive failures of a host or mirror, after which others are preferred */
+	UNHEALTHY_FAILURES = 3,
+	UNHEALTHY_MS = 30000, /* how long they are preferred, as it may have recovered by then */
 };
 
 static void find_breaker(struct fetcher *fetcher, struct mirror *mirror)
 {
-	char text[512];
+	char text[512], host[512];
 
 	if (!mirror->breaker && mirror->ops->host) {
-		const char *host = mirror->ops->host(mirror, text, sizeof(text));
-
+		/*
+		 * NB: the name of a directory may be any bytes, and may have been cut, and it is
+		 * shown in statistics.
+		 */
+		snprintf(host, sizeof(host), "%s", mirror->ops->host(mirror, text, sizeof(text)));
+		utf8_repair(host);
 		mirror->breaker = breaker_get(&fetcher->breakers, host);
 		mirror->latency = latency_get(&fetcher->latencies, mirror->ops->name,
-					      mirror->ops->on_hands ? "" : host);
+					      mirror->ops->blocking ? "" : host);
 	}
 }
 
@@ -29,9 +37,8 @@ static bool is_out(const struct unit *unit, const struct mirror *mirror, uint64_
 }
 
 /*
- * When it can be asked: 0, now; UINT64_MAX: not by those who have a deadline. Of a host that is left alone,
- * the next try is waited for, once: it may be well again, and a read that fails is a file that is not
- * there.
+ * When the mirror can be asked: 0: now; UINT64_MAX: never, for readers with a deadline. An open
+ * breaker is waited for once: the host may recover, and a failed read looks like a missing file.
  */
 static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
@@ -49,8 +56,8 @@ static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, u
 }
 
 /*
- * Others come first. NB: that it is asked counts like a failure: when it has been left alone for long
- * enough, one unit tries it, and the rest do not wait with that one.
+ * Whether others are preferred. NB: being asked counts like a failure. So when an unhealthy mirror
+ * has been left alone for long enough, one unit tries it, and the others do not wait for that.
  */
 static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
@@ -122,8 +129,9 @@ bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
 }
 
 /*
- * One host that does not answer must not take all there is: others' readers would wait for its time-outs.
- * One that fails gets little, and of what waits on hands, only as many wait as may do so at a time.
+ * The limit of fetches per host. A host that does not answer must not take all slots, or readers of
+ * other hosts would wait for its time-outs. A failing host gets few; a blocking kind gets as many
+ * as may block at a time.
  */
 static unsigned most_at_a_time(const struct unit *unit, const struct mirror *mirror)
 {
@@ -133,8 +141,8 @@ static unsigned most_at_a_time(const struct unit *unit, const struct mirror *mir
 	if (most > options->max_transfers)
 		most = options->max_transfers;
 	most = mirror->breaker->in_a_row >= UNHEALTHY_FAILURES ? most / 8 : most * 2 / 3;
-	if (mirror->ops->on_hands && most > MIRROR_HANDS_OF_PLACE)
-		most = MIRROR_HANDS_OF_PLACE;
+	if (mirror->ops->blocking && most > MIRROR_WORKERS_PER_PLACE)
+		most = MIRROR_WORKERS_PER_PLACE;
 	return most ? (unsigned)most : 1;
 }
 
@@ -146,8 +154,11 @@ bool mirror_is_full(const struct unit *unit, const struct mirror *mirror)
 	if (!breaker)
 		return false;
 	in_flight = breaker->in_flight;
-	/* What nobody waits for is in nobody's way, where it can be stopped and so takes no hand. */
-	if (unit->demanded && !mirror->ops->on_hands)
+	/*
+	 * For a unit with readers, fetches without readers do not count, unless their kind is
+	 * blocking: then cancel() does not free the worker.
+	 */
+	if (unit->demanded && !mirror->ops->blocking)
 		in_flight -= breaker->prefetching;
 	return in_flight >= most_at_a_time(unit, mirror);
 }

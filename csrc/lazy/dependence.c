@@ -19,18 +19,18 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
-#include "lazy/agenda.h"
+#include "base/clock.h"
 
 enum {
-	DEPTH_MAX = 12, /* of devices on files on devices; what is deeper is taken for a circle */
+	DEPTH_MAX = 12, /* nested devices on files on devices; deeper nesting is taken for a loop */
 	REMEMBERED = 16,
-	REMEMBERED_S = 10, /* a file system may get another device at any time */
+	REMEMBERED_S = 10, /* because a file system may get another device at any time */
 	BTRFS_DEVICES_MAX = 4096,
 };
 
 static dev_t own_device; /* atomic */
 
-/* By st_dev, as each fetch from a file asks. */
+/* Results by st_dev, because each fetch from a file asks. */
 static struct {
 	dev_t device;
 	uint64_t until_ns;
@@ -52,7 +52,7 @@ static bool is_own(dev_t device)
 static bool fs_depends(int fd, unsigned depth);
 static bool disk_depends(dev_t disk, unsigned depth);
 
-/* NB: st_dev of a file in btrfs is the subvolume's, and no device's. */
+/* NB: st_dev of a file in btrfs is that of the subvolume, and no block device's. */
 static bool btrfs_depends(int fd, unsigned depth)
 {
 	struct btrfs_ioctl_fs_info_args fs = {};
@@ -85,7 +85,7 @@ static bool fs_depends(int fd, unsigned depth)
 	return disk_depends(status.st_dev, depth + 1);
 }
 
-/* What stands in a file of /sys/dev/block/MAJOR:MINOR; empty: there is none. */
+/* Reads a file of /sys/dev/block/MAJOR:MINOR; the text is empty when there is none. */
 static void read_attribute(dev_t disk, const char *name, char *text, size_t bytes)
 {
 	char path[128];
@@ -120,7 +120,10 @@ static bool loop_depends(dev_t disk, unsigned depth)
 	if (!*text)
 		return false;
 	file_fd = open(text, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-	/* The path may lead nowhere, or elsewhere; the device of the file is certain. */
+	/*
+	 * Do not follow lo_file_name: the path may lead nowhere, or elsewhere. The file's device is
+	 * certain.
+	 */
 	snprintf(node, sizeof(node), "/dev/loop%u", minor(disk));
 	fd = open(node, O_RDONLY | O_CLOEXEC);
 	if (fd >= 0 && !ioctl(fd, LOOP_GET_STATUS64, &loop) &&
@@ -129,7 +132,7 @@ static bool loop_depends(dev_t disk, unsigned depth)
 	return file_fd >= 0 && fs_depends(file_fd, depth + 1);
 }
 
-/* Of device mapper and RAID. */
+/* Checks the devices below device mapper and RAID. */
 static bool slaves_depend(dev_t disk, unsigned depth)
 {
 	char path[512], text[64];
@@ -161,7 +164,7 @@ static bool disk_depends(dev_t disk, unsigned depth)
 	if (is_own(disk) || depth > DEPTH_MAX)
 		return true;
 	if (!major(disk))
-		return false; /* no disk's */
+		return false; /* it is no disk */
 	read_attribute(disk, "partition", text, sizeof(text));
 	if (*text) {
 		read_attribute(disk, "../dev", text, sizeof(text));
@@ -193,7 +196,7 @@ static void remember(dev_t device, uint64_t now_ns, bool depends)
 	pthread_mutex_unlock(&remembered_lock);
 }
 
-int dependence_check(int fd, const char *path, struct complaint *complaint)
+int dependence_check(int fd, const char *path, struct error *error)
 {
 	uint64_t now_ns = clock_now_ns();
 	struct stat status;
@@ -207,9 +210,9 @@ int dependence_check(int fd, const char *path, struct complaint *complaint)
 	}
 	if (!depends)
 		return 0;
-	complaint_hint(complaint, "put it on another file system");
-	return complain(complaint, -EDEADLK,
-			"'%.200s' is on a file system that stands on the device which is to be "
-			"served from it",
-			path);
+	error_set_hint(error, "put it on another file system");
+	return error_set(error, -EDEADLK,
+			 "'%.200s' is on a file system that stands on the device which is "
+			 "served from it",
+			 path);
 }

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/message.h"
+#include "base/utf8.h"
 #include "lazy/breaker.h"
 #include "lazy/unit.h"
 
@@ -34,7 +35,10 @@ static void add(struct line *line, const char *format, ...)
 		line->used += (size_t)length < room ? (size_t)length : room - 1;
 }
 
-/* In quotes. What would end them, or the line, is replaced: `text` comes from servers, too. */
+/*
+ * Adds a quoted text. Characters that would end the quotes or the line are replaced, because texts
+ * also come from servers.
+ */
 static void add_text(struct line *line, const char *key, const char *text)
 {
 	char plain[FIELD_BYTES];
@@ -50,6 +54,7 @@ static void add_text(struct line *line, const char *key, const char *text)
 		plain[length] = c;
 	}
 	plain[length] = 0;
+	utf8_repair(plain);
 	add(line, " %s=\"%s\"", key, plain);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the log gets of fetching: one line per event, of KEY=VALUE words that programs can tell apart
- * (docs/operation.md). No credentials, no query of a URL: what a kind of mirror complains of has none.
+ * The log of fetching: one line per event, of KEY=VALUE words for programs to parse
+ * (docs/operation.md). It contains no credentials and no query of a URL, since texts from mirrors
+ * contain none.
  */
 #ifndef LAZY_EVENT_H
 #define LAZY_EVENT_H
@@ -11,19 +12,22 @@ struct mirror;
 struct source;
 struct unit;
 
-/* What is known of it; all but the name may be missing. */
+/* What is known about the event. Everything but the name may be missing. */
 struct event {
-	const char *name; /* a word */
+	const char *name; /* one word */
 	const struct source *source;
-	const struct unit *unit; /* of that source, whatever `source` is */
+	const struct unit *unit; /* may be set without `source` */
 	const struct mirror *mirror;
-	const char *reason; /* a word */
+	const char *reason; /* one word */
 };
 
-/* On the fetcher's thread. At most some lines in a second; then their number. */
+/*
+ * Logs an event, on the fetcher's thread. Only some lines are written per second; after that, only
+ * their number.
+ */
 void event_log(struct fetcher *fetcher, const struct event *event, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-/* Of a host. They are few by themselves. */
+/* Logs an event of a host. These are rare, so their number is not limited. */
 void event_log_host(const char *name, const char *host, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The fetcher's threads and its loop; what is given to it, and how it ends. */
+/* The fetcher's threads, its loop and messages, and how it ends. */
 #include "lazy/fetcher.h"
 
 #include <errno.h>
@@ -19,51 +19,56 @@
 #include "lazy/unit.h"
 
 enum {
-	HANDS_MIN = 2,
-	HANDS_MAX = 8,
-	HANDS_SPARE =
-		1, /* besides, when all others wait for pins: a large addition holds the map */
-	/* One host may have two thirds of both (choice.c): 64 units of the default size. */
+	WORKERS_MIN = 2,
+	WORKERS_MAX = 8,
+	/* for when all others wait for pins, because a large addition holds the map */
+	WORKERS_SPARE = 1,
+	/*
+	 * One host may have two thirds of both (choice.c), which is 64 units of the default size.
+	 */
 	TRANSFERS_DEFAULT = 96,
 	BUFFER_DEFAULT_BYTES = 24 << 20,
 	STOP_WAIT_S = 5,
 };
 
 struct prefetch {
-	struct post post;
+	struct fetcher_message message;
 	struct source *source;
 	uint64_t first, last; /* units */
 };
 
 /*
- * Any thread. Not uv_async_send(): whom it wakes has to wait for it to return, and spins where it cannot,
- * because he runs on its CPU.
+ * Any thread may call this. NB: uv_async_send() would make the woken thread wait until it returns,
+ * and spin while the sender is preempted on the same CPU.
  */
 static void wake_up(struct fetcher *fetcher)
 {
 	eventfd_write(fetcher->wake_fd, 1);
 }
 
-void fetcher_post(struct fetcher *fetcher, struct post *post)
+void fetcher_send(struct fetcher *fetcher, struct fetcher_message *message)
 {
-	if (mailbox_put(&fetcher->inbox, &post->mail))
+	if (message_queue_put(&fetcher->messages, &message->queued))
 		wake_up(fetcher);
 }
 
-static void take_inbox(struct fetcher *fetcher)
+static void receive_messages(struct fetcher *fetcher)
 {
-	struct mail *mail = mailbox_take(&fetcher->inbox);
+	struct message *queued = message_queue_take(&fetcher->messages);
 
-	while (mail) {
-		struct post *post = container_of(mail, struct post, mail);
+	while (queued) {
+		struct fetcher_message *message =
+			container_of(queued, struct fetcher_message, queued);
 
-		/* What arrives may be gone at once. */
-		mail = mail->next;
-		post->arrive(fetcher, post);
+		/* The handler may free the message. */
+		queued = queued->next;
+		message->arrive(fetcher, message);
 	}
 }
 
-/* Each time before the loop waits, once it is to end: whether all has ended. */
+/*
+ * Runs before each wait of the loop once the fetcher is ending, and checks whether all has ended.
+ */
 static void try_to_end(uv_prepare_t *before_wait)
 {
 	struct fetcher *fetcher = before_wait->data;
@@ -72,7 +77,7 @@ static void try_to_end(uv_prepare_t *before_wait)
 		return;
 	uv_close((uv_handle_t *)&fetcher->before_wait, NULL);
 	uv_close((uv_handle_t *)&fetcher->wake, NULL);
-	agenda_deinit(&fetcher->agenda);
+	timer_queue_deinit(&fetcher->timers);
 	while (fetcher->attachments) {
 		struct fetcher_attachment *attachment = fetcher->attachments;
 
@@ -89,10 +94,10 @@ static void on_wake(uv_poll_t *wake, int status, int events)
 
 	(void)status;
 	(void)events;
-	/* Before anything is looked at, so that what comes later wakes this again. */
+	/* Read the eventfd first, so that later messages wake the loop again. */
 	eventfd_read(fetcher->wake_fd, &unused);
 	stopping = __atomic_load_n(&fetcher->stopping, __ATOMIC_ACQUIRE);
-	take_inbox(fetcher);
+	receive_messages(fetcher);
 	if (relaxed_load(&fetcher->abandoned))
 		reads_fail_all(fetcher, -EIO);
 	if (stopping && !fetcher->ending) {
@@ -106,52 +111,52 @@ static void *fetcher_main(void *argument)
 {
 	struct fetcher *fetcher = argument;
 
-	lazy_thread_init("fetcher");
+	lazy_thread_init("fetcher", CONFINE_FETCH);
 	uv_run(&fetcher->loop, UV_RUN_DEFAULT);
-	take_inbox(fetcher);
+	receive_messages(fetcher);
 	return NULL;
 }
 
-static void job_arrived(struct fetcher *fetcher, struct post *post)
+static void job_arrived(struct fetcher *fetcher, struct fetcher_message *message)
 {
-	struct hand_job *job = container_of(post, struct hand_job, post);
+	struct pool_job *job = container_of(message, struct pool_job, message);
 
 	(void)fetcher;
 	job->done(job);
 }
 
-static void own_worked(struct hands *hands, struct hand_job *job)
+static void own_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	fetcher_post(container_of(hands, struct fetcher, hands), &job->post);
+	fetcher_send(container_of(pool, struct fetcher, workers), &job->message);
 }
 
-static void mirror_worked(struct hands *hands, struct hand_job *job)
+static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	fetcher_post(container_of(hands, struct fetcher, mirror_hands), &job->post);
+	fetcher_send(container_of(pool, struct fetcher, mirror_workers), &job->message);
 }
 
-void fetcher_own_hand(struct fetcher *fetcher, struct hand_job *job)
+void fetcher_submit(struct fetcher *fetcher, struct pool_job *job)
 {
-	job->post.arrive = job_arrived;
-	hands_give(&fetcher->hands, job);
+	job->message.arrive = job_arrived;
+	worker_pool_submit(&fetcher->workers, job);
 }
 
-static void mirror_job_arrived(struct fetcher *fetcher, struct post *post)
+static void mirror_job_arrived(struct fetcher *fetcher, struct fetcher_message *message)
 {
 	fetcher->mirror_jobs--;
-	job_arrived(fetcher, post);
+	job_arrived(fetcher, message);
 }
 
-void fetcher_hand(struct fetcher *fetcher, struct hand_job *job)
+void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
 {
-	job->post.arrive = mirror_job_arrived;
+	job->message.arrive = mirror_job_arrived;
 	fetcher->mirror_jobs++;
-	hands_give(&fetcher->mirror_hands, job);
+	worker_pool_submit(&fetcher->mirror_workers, job);
 }
 
-bool fetcher_hand_back(struct fetcher *fetcher, struct hand_job *job)
+bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
 {
-	bool back = hands_take_back(&fetcher->mirror_hands, job);
+	bool back = worker_pool_cancel(&fetcher->mirror_workers, job);
 
 	fetcher->mirror_jobs -= back;
 	return back;
@@ -174,7 +179,7 @@ static int init_loop(struct fetcher *fetcher)
 	if (!err)
 		err = uv_prepare_init(&fetcher->loop, &fetcher->before_wait);
 	if (!err)
-		err = agenda_init(&fetcher->agenda, &fetcher->loop);
+		err = timer_queue_init(&fetcher->timers, &fetcher->loop);
 	return err;
 }
 
@@ -190,10 +195,10 @@ static void set_options(struct fetcher *fetcher, const struct fetcher_options *o
 	unsigned cpus = count_cpus();
 
 	fetcher->options = *options;
-	if (!fetcher->options.hands)
-		fetcher->options.hands = cpus < HANDS_MIN ? HANDS_MIN :
-					 cpus > HANDS_MAX ? HANDS_MAX :
-							    cpus;
+	if (!fetcher->options.workers)
+		fetcher->options.workers = cpus < WORKERS_MIN ? WORKERS_MIN :
+					   cpus > WORKERS_MAX ? WORKERS_MAX :
+								cpus;
 	if (!fetcher->options.max_transfers)
 		fetcher->options.max_transfers = TRANSFERS_DEFAULT;
 	if (!fetcher->options.max_buffer_bytes)
@@ -214,18 +219,21 @@ static int start_threads(struct fetcher *fetcher)
 {
 	int err = lazy_small_stacks();
 
-	fetcher->hands.worked = own_worked;
-	fetcher->hands.name = "hand";
-	fetcher->hands.most_of_place = fetcher->options.hands;
-	fetcher->hands.spare = HANDS_SPARE;
-	fetcher->mirror_hands.worked = mirror_worked;
-	fetcher->mirror_hands.name = "mirror-hand";
-	fetcher->mirror_hands.most_of_place = MIRROR_HANDS_OF_PLACE;
-	fetcher->mirror_hands.spare = MIRROR_HANDS_SPARE;
+	fetcher->workers.finished = own_finished;
+	fetcher->workers.name = "fetch-worker";
+	fetcher->workers.role = CONFINE_FETCH;
+	fetcher->workers.max_per_place = fetcher->options.workers;
+	fetcher->workers.spare = WORKERS_SPARE;
+	fetcher->mirror_workers.finished = mirror_finished;
+	fetcher->mirror_workers.name = "mirror-worker";
+	fetcher->mirror_workers.role = CONFINE_HELPERS;
+	fetcher->mirror_workers.max_per_place = MIRROR_WORKERS_PER_PLACE;
+	fetcher->mirror_workers.spare = MIRROR_WORKERS_SPARE;
 	if (!err)
-		err = hands_start(&fetcher->hands, fetcher->options.hands + HANDS_SPARE);
+		err = worker_pool_start(&fetcher->workers,
+					fetcher->options.workers + WORKERS_SPARE);
 	if (!err)
-		err = hands_start(&fetcher->mirror_hands, MIRROR_HANDS);
+		err = worker_pool_start(&fetcher->mirror_workers, MIRROR_WORKERS);
 	if (!err)
 		err = -pthread_create(&fetcher->thread, NULL, fetcher_main, fetcher);
 	return err;
@@ -233,11 +241,11 @@ static int start_threads(struct fetcher *fetcher)
 
 static void free_all(struct fetcher *fetcher)
 {
-	hands_stop(&fetcher->hands);
-	hands_stop(&fetcher->mirror_hands);
-	take_inbox(fetcher); /* what they have done last */
+	worker_pool_stop(&fetcher->workers);
+	worker_pool_stop(&fetcher->mirror_workers);
+	receive_messages(fetcher); /* the workers' last messages */
 	if (uv_loop_close(&fetcher->loop))
-		msg_debug("a kind of mirror has left something in the fetcher's loop");
+		msg_debug("a kind of mirror has not closed its handles in the fetcher's loop");
 	close(fetcher->wake_fd);
 	breakers_free(fetcher->breakers);
 	latencies_free(fetcher->latencies);
@@ -264,14 +272,14 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 		free(made);
 		return err;
 	}
-	/* Looked up once: each EVP_sha256() is looked up anew, under a lock. */
+	/* Fetched once, because EVP_sha256() would look it up each time, under a lock. */
 	made->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
 	err = made->sha256 ? start_threads(made) : -ENOMEM;
 	if (!err) {
 		*fetcher = made;
 		return 0;
 	}
-	/* No thread runs the loop, so it is run here, to close what is in it. */
+	/* No thread runs the loop now, so run it here to close its handles. */
 	try_to_end(&made->before_wait);
 	uv_run(&made->loop, UV_RUN_DEFAULT);
 	free_all(made);
@@ -299,20 +307,20 @@ int fetcher_stop(struct fetcher *fetcher)
 	return 0;
 }
 
-static void read_arrived(struct fetcher *fetcher, struct post *post)
+static void read_arrived(struct fetcher *fetcher, struct fetcher_message *message)
 {
-	read_begin(fetcher, container_of(post, struct lazy_read, post));
+	read_begin(fetcher, container_of(message, struct lazy_read, message));
 }
 
 void fetcher_read(struct fetcher *fetcher, struct lazy_read *read)
 {
-	read->post.arrive = read_arrived;
-	fetcher_post(fetcher, &read->post);
+	read->message.arrive = read_arrived;
+	fetcher_send(fetcher, &read->message);
 }
 
-static void prefetch_arrived(struct fetcher *fetcher, struct post *post)
+static void prefetch_arrived(struct fetcher *fetcher, struct fetcher_message *message)
 {
-	struct prefetch *prefetch = container_of(post, struct prefetch, post);
+	struct prefetch *prefetch = container_of(message, struct prefetch, message);
 
 	if (!relaxed_load(&fetcher->abandoned)) {
 		for (uint64_t unit = prefetch->first; unit <= prefetch->last; unit++)
@@ -337,8 +345,8 @@ void fetcher_prefetch(struct fetcher *fetcher, struct source *source, uint64_t o
 	prefetch->source = source;
 	prefetch->first = offset / source->unit_bytes;
 	prefetch->last = (offset + length - 1) / source->unit_bytes;
-	prefetch->post.arrive = prefetch_arrived;
-	fetcher_post(fetcher, &prefetch->post);
+	prefetch->message.arrive = prefetch_arrived;
+	fetcher_send(fetcher, &prefetch->message);
 }
 
 struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The fetcher: one thread with an event loop (libuv) that has all units in flight, who waits for
- * them, their mirrors, retries and deadlines; and a few hands for what blocks.
+ * The fetcher: one thread with an event loop (libuv) owns all units in flight, their readers,
+ * mirrors, retries and deadlines. A few workers do what blocks.
  */
 #ifndef LAZY_FETCHER_H
 #define LAZY_FETCHER_H
@@ -11,9 +11,9 @@
 #include <stdint.h>
 
 #include "base/list.h"
-#include "base/mailbox.h"
-#include "lazy/agenda.h"
+#include "base/message_queue.h"
 #include "lazy/source.h"
+#include "lazy/timer_queue.h"
 
 struct cache;
 struct fetcher;
@@ -22,100 +22,117 @@ struct uv_loop_s;
 
 #define FETCHER_NO_DEADLINE UINT64_MAX
 
-/* What is given to the fetcher's thread. */
-struct post {
-	struct mail mail;
-	void (*arrive)(struct fetcher *fetcher, struct post *post);
+/* A message to the fetcher's thread. */
+struct fetcher_message {
+	struct message queued;
+	void (*arrive)(struct fetcher *fetcher, struct fetcher_message *message);
 };
 
-/* A read that was not answered from the cache. Lives with whoever asks, until done() is called. */
+/*
+ * A read that the cache could not answer. The caller owns it, and keeps it until done() is called.
+ */
 struct lazy_read {
 	/* Set by the caller. */
 	struct source *source; /* not computed */
-	uint64_t offset;       /* bytes, in the source; ends within its last block of 4 KiB */
-	uint32_t length;       /* bytes */
+	/* bytes, in the source; the read ends within the source's last block of 4 KiB */
+	uint64_t offset;
+	uint32_t length; /* bytes */
 	uint8_t *data;
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC */
-	/* Called once, on any thread: 0, and `data` is filled and verified, or a negative errno. */
+	/*
+	 * Called once, on any thread. `result` is 0, and `data` is filled and verified, or a
+	 * negative errno.
+	 */
 	void (*done)(struct lazy_read *read, int result);
 
 	/* The fetcher's own. */
-	struct post post;
+	struct fetcher_message message;
 	struct fetcher *fetcher;
-	struct alarm deadline;
+	struct timer deadline;
 	struct link link;
 	struct waiter *waiters;
 	unsigned units_left;
 };
 
 struct fetcher_options {
-	unsigned hands;		   /* threads, besides a spare one; 0: as many as CPUs, 8 at most */
-	unsigned max_transfers;	   /* units in flight; 0: 96 */
-	uint64_t max_buffer_bytes; /* of units in memory; 0: 24 MiB */
-	unsigned changed_ms;	   /* until a mirror that has changed is asked again; 0: 60000 */
-	unsigned unhealthy_ms;	   /* for which others come before one that fails; 0: 30000 */
+	unsigned workers;	   /* threads, besides one spare; 0: one per CPU, from 2 to 8 */
+	unsigned max_transfers;	   /* most units in flight; 0: 96 */
+	uint64_t max_buffer_bytes; /* most memory for units; 0: 24 MiB */
+	unsigned changed_ms;	   /* how long a mirror that has changed is not asked; 0: 60000 */
+	/* how long other mirrors are preferred to one that fails; 0: 30000 */
+	unsigned unhealthy_ms;
 };
 
 /*
- * Starts the threads; before the sandbox, whose view they must not have. `store` (nothing is pinned
- * then) and `cache` may be NULL. Returns 0 or a negative errno.
+ * Starts the threads. To be called before the sandbox is entered, so that they see the host's
+ * files. `store` and `cache` may be NULL; without a store, nothing is pinned. Returns 0 or a
+ * negative errno.
  */
 int fetcher_start(const struct fetcher_options *options, struct store *store, struct cache *cache,
 		  struct fetcher **fetcher);
 /*
- * Fails what is waited for with -EIO, and ends the threads. Returns 0, or -ETIMEDOUT: a hand hangs in
- * work that does not end, so that nothing that it uses may be freed before the process ends.
+ * Fails all reads with -EIO, and ends the threads. Returns 0, or -ETIMEDOUT when a worker hangs in
+ * work that does not end: then nothing that it uses may be freed before the process ends.
  */
 int fetcher_stop(struct fetcher *fetcher);
 
-/* Any thread; never waits. */
+/* Begins a read. Any thread may call this; it never waits. */
 void fetcher_read(struct fetcher *fetcher, struct lazy_read *read);
 /*
- * From now on, all that is waited for, and what comes later, fails with -EIO: the device is to go.
- * Any thread.
+ * Fails all reads, and all that come later, with -EIO, because the device is going away. Any thread
+ * may call this.
  */
 void fetcher_abandon(struct fetcher *fetcher);
 /*
- * Have the units of [offset, offset + length) fetched and cached when there is nothing else to do.
- * Any thread; without memory, nothing happens.
+ * Fetches the units of [offset, offset + length) into the cache when there is nothing else to do.
+ * Any thread may call this; nothing happens when memory is short.
  */
 void fetcher_prefetch(struct fetcher *fetcher, struct source *source, uint64_t offset,
 		      uint64_t length);
 
-/* For kinds of mirrors, on the fetcher's thread: the loop that their transfers run on. */
+/* The loop that transfers of mirrors run on. Only for kinds of mirrors, on the fetcher's thread. */
 struct uv_loop_s *fetcher_loop(struct fetcher *fetcher);
 
-/* What kinds of mirrors keep for all mirrors of a fetcher; on its thread. */
+/* Data that a kind of mirror keeps for all mirrors of a fetcher. Only for the fetcher's thread. */
 struct fetcher_attachment {
-	const void *key; /* any address, by which it is found */
+	const void *key; /* any address that identifies it */
 	/*
-	 * No fetch is running any more: close all handles in the loop, which is run until they are
-	 * closed, and free what there is.
+	 * Called when no fetch is running any more. Closes all handles in the loop, which runs
+	 * until they are closed, and frees the data.
 	 */
 	void (*close)(struct fetcher_attachment *attachment);
 	struct fetcher_attachment *next; /* the fetcher's own */
 };
 void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachment);
-/* NULL: nothing was attached. */
+/* Returns NULL when nothing was attached with this key. */
 struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key);
 
-/* Work that blocks: `work` on a hand, then `done` on the fetcher's thread. Embedded in what it is of. */
-struct hand_job {
-	void (*work)(struct hand_job *job);
-	void (*done)(struct hand_job *job);
-	/* What it may hang on, as a number; only some of the hands work on one place. 0: none */
+/*
+ * A job that blocks: `work` is called on a worker, then `done` on the fetcher's thread. It is a
+ * member of whatever it is about.
+ */
+struct pool_job {
+	void (*work)(struct pool_job *job);
+	void (*done)(struct pool_job *job);
+	/*
+	 * A number for what the work may hang on, such as a file system. Only some workers take
+	 * jobs of the same place at a time. 0: none.
+	 */
 	uint64_t place;
-	struct post post; /* the fetcher's own */
+	struct fetcher_message message; /* the fetcher's own */
 };
 /*
- * For kinds of mirrors: on hands that do nothing else, so that verifying goes on when they hang. The
- * fetcher's thread.
+ * Gives a mirror's job to workers that do nothing else, so that units are still verified when they
+ * hang. Only on the fetcher's thread.
  */
-void fetcher_hand(struct fetcher *fetcher, struct hand_job *job);
-/* The same thread: false, it has begun; else it is the caller's again. */
-bool fetcher_hand_back(struct fetcher *fetcher, struct hand_job *job);
+void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job);
+/* Takes such a job back. Returns false when it has begun already. Only on the fetcher's thread. */
+bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job);
 
-/* Counters: fetched, verified, failed, by mirror and host; in flight. A new reference. Any thread. */
+/*
+ * Returns counters as a new reference: fetched, verified, failed, in flight, by mirror and by host.
+ * Any thread may call this.
+ */
 json_t *fetcher_stats_json(struct fetcher *fetcher);
 
 #endif

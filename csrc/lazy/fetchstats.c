@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What fetcher_stats_json() says: numbers that the fetcher's thread counts, read by any other. */
+/*
+ * Makes fetcher_stats_json() from counters that the fetcher's thread writes and any thread may
+ * read.
+ */
+#include <string.h>
+
 #include "base/relaxed.h"
 #include "lazy/breaker.h"
 #include "lazy/latency.h"
@@ -36,9 +41,12 @@ static int add_failures(json_t *stats, const struct fetch_counts *counts)
 	return err;
 }
 
-enum { HOSTS_MAX = 128 /* so that statistics stay a text that can be sent */ };
+enum { HOSTS_MAX = 128 /* limits the size of the reply */ };
 
-/* Those that were asked first, so that they are the same each time. Returns how many there are. */
+/*
+ * Finds the hosts that were asked first, so that they are the same ones each time. Returns how many
+ * there are.
+ */
 static unsigned find_hosts(const struct breaker *all, const struct breaker **hosts)
 {
 	unsigned count = 0, over;
@@ -77,6 +85,35 @@ static int add_hosts(json_t *stats, struct fetcher *fetcher)
 	return err;
 }
 
+void disk_note(struct fetcher *fetcher, unsigned disk, int err)
+{
+	struct disk_error *error = &fetcher->disks[disk];
+
+	if (err)
+		relaxed_store(&error->at_ns, clock_now_ns());
+	relaxed_store(&error->err, err);
+}
+
+static int add_disk_errors(json_t *stats, const struct fetcher *fetcher)
+{
+	static const char *const names[] = { [DISK_OF_MAP] = "map", [DISK_OF_CACHE] = "cache" };
+	json_t *errors = json_object();
+	int err = json_object_set_new(stats, "disk_errors", errors);
+
+	for (unsigned i = 0; i < DISKS && !err; i++) {
+		int found = (int)relaxed_load(&fetcher->disks[i].err);
+		double age_s = (double)(clock_now_ns() - relaxed_load(&fetcher->disks[i].at_ns)) /
+			       (double)NS_PER_S;
+
+		if (found)
+			err = json_object_set_new(errors, names[i],
+						  json_pack("{s:s, s:f}", "errno",
+							    strerrorname_np(-found) ?: "EIO",
+							    "age_s", age_s));
+	}
+	return err;
+}
+
 json_t *fetcher_stats_json(struct fetcher *fetcher)
 {
 	const struct fetch_counts *counts = &fetcher->counts;
@@ -111,6 +148,8 @@ json_t *fetcher_stats_json(struct fetcher *fetcher)
 		err = add_failures(stats, counts);
 	if (!err)
 		err = add_hosts(stats, fetcher);
+	if (!err)
+		err = add_disk_errors(stats, fetcher);
 	if (!err)
 		err = json_object_set_new(stats, "latencies", latencies_json(&fetcher->latencies));
 	if (!err)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Taking known keys out of a JSON object, so that what is left is unknown. Each returns 0, or -EINVAL
- * with the complaint filled in, or -ENOMEM. A key that is missing and not required leaves `*value` as
- * it is.
+ * Take known keys out of a JSON object, so that unknown ones are left. Each function returns 0,
+ * -EINVAL with the error filled in, or -ENOMEM. A missing key that is not required leaves `*value`
+ * as it is.
  */
 #ifndef LAZY_KEYS_H
 #define LAZY_KEYS_H
@@ -11,19 +11,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lazy/complaint.h"
+#include "lazy/error.h"
 
 int keys_take_i64(json_t *keys, const char *key, bool required, int64_t *value,
-		  struct complaint *complaint);
-/* Refuses what is negative. */
+		  struct error *error);
+/* Refuses negative numbers. */
 int keys_take_u64(json_t *keys, const char *key, bool required, uint64_t *value,
-		  struct complaint *complaint);
-int keys_take_bool(json_t *keys, const char *key, bool *value, struct complaint *complaint);
-/* Refuses the empty string, and one with a NUL in it. `*value` is to be freed by the caller. */
+		  struct error *error);
+int keys_take_bool(json_t *keys, const char *key, bool *value, struct error *error);
+/* Refuses empty strings, and strings with a NUL. The caller frees `*value`. */
 int keys_take_string(json_t *keys, const char *key, bool required, char **value,
-		     struct complaint *complaint);
+		     struct error *error);
 
-/* What is left after all known keys were taken: "unknown key ...". */
-int keys_refuse_unknown(const json_t *keys, struct complaint *complaint);
+/* Fails with "unknown key ..." if any key is left. */
+int keys_refuse_unknown(const json_t *keys, struct error *error);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How long fetches took, by kind of mirror and host. Local files have no host here, wherever they are.
- * The fetcher's thread writes; any thread may read.
+ * How long fetches took, by kind of mirror and host. Local files have no host here. The fetcher's
+ * thread writes, any thread may read.
  */
 #ifndef LAZY_LATENCY_H
 #define LAZY_LATENCY_H
@@ -12,15 +12,21 @@
 
 struct latency {
 	struct latency *next; /* atomic */
-	const char *kind;     /* of the mirror, static */
+	const char *kind;     /* of mirror; a static string */
 	char *host;	      /* empty: this machine */
 	struct histogram histogram;
 };
 
-/* Made where there is none; NULL when memory is short. `host`: as of mirror_ops.host, or "". */
+/*
+ * Returns the entry of that kind and host, which is made if there is none. Returns NULL when memory
+ * is short. `host` is what mirror_ops.host returned, or "".
+ */
 struct latency *latency_get(struct latency **list, const char *kind, const char *host);
 void latencies_free(struct latency *list);
-/* [{"kind": ..., "host": ..., and those of histogram_json()}, ...]; NULL when memory is short. */
+/*
+ * Returns [{"kind": ..., "host": ..., and the keys of histogram_json()}, ...], or NULL when memory
+ * is short.
+ */
 json_t *latencies_json(struct latency *const *list);
 
 #endif

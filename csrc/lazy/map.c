@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A skip list. A node is filled in before it is linked, with release, from the bottom up, and never
- * changes but for its links; who follows links, with acquire, sees whole nodes, and each of them
- * from the moment on when its lowest link is there.
+ * A skip list. A node is filled in before it is linked (with release, from the bottom up), and only
+ * its links change afterwards. A thread that follows links (with acquire) sees complete nodes, and
+ * sees each node once its lowest link is set.
  *
- * Nodes lie in large chunks, one after the other: 100,000 mappings take 5 MB, and a program that
- * goes through them in order mostly goes through memory in order.
+ * Nodes lie one after the other in large chunks: 100,000 mappings take 5 MB, and a program that
+ * adds them in order mostly reads memory in order.
  */
 #include "lazy/map.h"
 
@@ -15,7 +15,10 @@
 #include "base/size.h"
 
 enum {
-	/* One node in four is in the level above: 4^12 are as many as fit a large machine. */
+	/*
+	 * One node in four is also in the next level: 4^12 nodes are as many as fit in a large
+	 * machine.
+	 */
 	LEVELS = 12,
 	LEVEL_BITS = 2,
 	CHUNK_BYTES = 64 << 10,
@@ -24,7 +27,7 @@ enum {
 
 struct node {
 	struct mapping mapping;
-	struct node *next[]; /* as many as the node is high */
+	struct node *next[]; /* one per level of the node */
 };
 
 struct chunk {
@@ -34,14 +37,14 @@ struct chunk {
 };
 
 /*
- * "No room of `length` bytes on a multiple of `alignment` begins in [from, until)", which stays
- * true: room only gets less.
+ * "No free range of `length` bytes on a multiple of `alignment` begins in [from, until)". This
+ * stays true, because free ranges only shrink.
  */
 struct hint {
 	uint64_t length;
 	uint64_t alignment;
 	uint64_t from, until;
-	uint64_t used; /* when; 0: this one is free */
+	uint64_t used; /* when it was last used; 0: this entry is free */
 };
 
 struct map {
@@ -81,8 +84,8 @@ static struct node *follow(struct node *const *link)
 }
 
 /*
- * The last node that begins at or before `offset`, or NULL. `links`, where not NULL, gets the links
- * that a node right behind it belongs into.
+ * Returns the last node that begins at or before `offset`, or NULL. Stores the links that a node
+ * right behind it must be linked into in `links`, unless that is NULL.
  */
 static struct node *find_before(const struct map *map, uint64_t offset, struct node **links[LEVELS])
 {
@@ -133,13 +136,13 @@ const struct mapping *map_overlap(const struct map *map, uint64_t offset, uint64
 {
 	const struct mapping *next = map_next(map, offset);
 
-	/* It ends behind `offset`: so it overlaps if it begins before the end. */
+	/* It ends behind `offset`, so it overlaps if it begins before the end. */
 	if (next && (next->offset <= offset || next->offset - offset < length))
 		return next;
 	return NULL;
 }
 
-/* How many levels the next node is in: one more with a chance of one in four, and so on. */
+/* Draws the number of levels of the next node: each further level has a chance of one in four. */
 static unsigned draw_height(uint64_t *random)
 {
 	unsigned height = 1;
@@ -179,7 +182,7 @@ int map_reserve(struct map *map, uint64_t count)
 	uint64_t random = map->random;
 	size_t bytes = 0;
 
-	/* The same draws as map_add() will make, so to the byte. */
+	/* Draw the same heights as map_add() will, so that the size is exact. */
 	for (uint64_t i = 0; i < count; i++)
 		bytes += node_bytes(draw_height(&random));
 	if (bytes <= chunk_room(map))
@@ -187,7 +190,7 @@ int map_reserve(struct map *map, uint64_t count)
 	return add_chunk(map, bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES);
 }
 
-/* A node from memory that map_reserve() has seen to. */
+/* Takes a node from the memory that map_reserve() has allocated. */
 static struct node *take_node(struct map *map, unsigned height)
 {
 	struct node *node = (struct node *)(map->chunk->data + map->chunk->used);
@@ -221,7 +224,7 @@ int map_add(struct map *map, const struct mapping *mapping, const struct mapping
 	return 0;
 }
 
-/* Where a search may begin, by what was found before: `from`, or later. */
+/* Returns where a search may begin, by the hints: `from`, or later. */
 static uint64_t skip_known(struct map *map, uint64_t from, uint64_t length, uint64_t alignment)
 {
 	uint64_t start = from;
@@ -245,7 +248,7 @@ static void remember(struct map *map, const struct hint *found)
 	for (unsigned i = 0; i < HINTS; i++) {
 		struct hint *hint = &map->hints[i];
 
-		/* The same question, begun where the last answer reaches. */
+		/* Extend a hint for the same question that ends where this one begins. */
 		if (hint->used && hint->length == found->length &&
 		    hint->alignment == found->alignment && hint->from <= found->from &&
 		    hint->until >= found->from) {
@@ -260,7 +263,7 @@ static void remember(struct map *map, const struct hint *found)
 	oldest->used = ++map->searches;
 }
 
-/* The next multiple of `alignment` at or after `*offset`; false when there is none. */
+/* Rounds `*offset` up to a multiple of `alignment`. Returns false when that overflows. */
 static bool align(uint64_t *offset, uint64_t alignment)
 {
 	uint64_t rest = *offset % alignment;
@@ -284,7 +287,7 @@ bool map_find_room(struct map *map, uint64_t from, uint64_t end, uint64_t length
 		}
 		at = in_the_way->offset + in_the_way->length;
 	}
-	/* NB: wherever `end` is, nothing before `at` had room. */
+	/* NB: whatever `end` is, nothing fits before `at`. */
 	known.until = at;
 	if (known.until > from)
 		remember(map, &known);

@@ -9,13 +9,13 @@
 #include "lazy/unit.h"
 
 enum {
-	/* What of the rate may be made up for after a pause. */
+	/* How much of the rate may be caught up after a pause. */
 	BURST_MS = 50,
-	/* How often it looks whether somebody still wants it, when nothing else happens. */
+	/* How often it checks whether a client still wants it when nothing else happens. */
 	TICK_MS = 500,
-	/* Looks into the cache without a break: others have their turn on the fetcher's thread. */
+	/* Cache lookups in one go, before others have their turn on the fetcher's thread. */
 	LOOKS_AT_ONCE = 4096,
-	/* Of what may be under way, while readers wait. */
+	/* The share of the slots that it uses while readers wait. */
 	YIELDING_SHARE = 8,
 	ROUNDS_MAX = 2,
 	UNCACHED_MAX = 64,
@@ -28,7 +28,7 @@ static enum prefetch_state state_of(const struct prefetch_run *run)
 
 static void end(struct prefetch_run *run, enum prefetch_state state, const char *why)
 {
-	alarm_clear(&run->alarm);
+	timer_clear(&run->timer);
 	free(run->plan.extents);
 	run->plan.extents = NULL;
 	relaxed_store(&run->why, why);
@@ -36,7 +36,7 @@ static void end(struct prefetch_run *run, enum prefetch_state state, const char 
 	__atomic_store_n(&run->state, state, __ATOMIC_RELEASE);
 }
 
-/* Of what it has asked for, and nobody else, what is not begun. */
+/* Drops queued units that only the prefetch has asked for. */
 static void drop_queued(struct fetcher *fetcher, uint64_t id)
 {
 	struct link *link = fetcher->prefetch.next;
@@ -82,20 +82,27 @@ static unsigned most_under_way(const struct fetcher *fetcher)
 	return most > YIELDING_SHARE ? most / YIELDING_SHARE : 1;
 }
 
-/* The unit that is next. */
+/* Asks for the next unit. */
 static void want(struct fetcher *fetcher, struct source *source, uint64_t number, uint64_t now_ns)
 {
 	struct prefetch_run *run = &fetcher->run;
-	struct unit *unit = unit_get(fetcher, source, number, false);
+	uint64_t takes = cache_room_of(source_unit_length(source, number));
+	struct unit *unit = unit_find(fetcher, source, number);
 
+	if (run->plan.room.bytes < takes && (!unit || unit->prefetch_id != run->id)) {
+		relaxed_add(&run->uncached_units, 1);
+		return;
+	}
+	unit = unit_get(fetcher, source, number, false);
 	if (!unit) {
 		relaxed_add(&run->failed_units, 1);
 	} else if (unit->prefetch_id == run->id) {
-		relaxed_add(&run->cached_units, 1); /* it is in the list twice */
+		relaxed_add(&run->cached_units, 1); /* the list has it twice */
 	} else if (unit->state == UNIT_KEPT) {
 		relaxed_add(&run->uncached_units, 1);
 	} else {
 		unit->prefetch_id = run->id;
+		run->plan.room.bytes -= takes;
 		run->under_way++;
 		pay(run, unit->length, now_ns);
 	}
@@ -109,7 +116,7 @@ static void advance(struct prefetch_run *run)
 	run->extent++;
 }
 
-/* Returns when to come again. */
+/* Returns when to call it again. */
 static uint64_t begin_some(struct fetcher *fetcher, uint64_t now_ns)
 {
 	struct prefetch_run *run = &fetcher->run;
@@ -159,14 +166,14 @@ static void step(struct fetcher *fetcher)
 	}
 	if (at_ns > now_ns + TICK_MS * NS_PER_MS)
 		at_ns = now_ns + TICK_MS * NS_PER_MS;
-	/* NB: what has just been admitted may be over already, and have set it. */
-	if (!alarm_is_set(&run->alarm) || run->alarm.at_ns > at_ns)
-		alarm_set(&fetcher->agenda, &run->alarm, at_ns);
+	/* NB: a unit that was just admitted may be over already, and have set the timer. */
+	if (!timer_is_set(&run->timer) || run->timer.at_ns > at_ns)
+		timer_set(&fetcher->timers, &run->timer, at_ns);
 }
 
-static void ring(struct alarm *alarm)
+static void run_timer_expired(struct timer *timer)
 {
-	step(container_of(alarm, struct fetcher, run.alarm));
+	step(container_of(timer, struct fetcher, run.timer));
 }
 
 void prefetch_unit_over(struct unit *unit)
@@ -180,6 +187,8 @@ void prefetch_unit_over(struct unit *unit)
 	if (!ours)
 		return;
 	run->under_way--;
+	if (unit->state != UNIT_STORING || unit->check.found)
+		run->plan.room.bytes += cache_room_of(unit->length);
 	if (unit->state == UNIT_STORING && unit->check.found) {
 		relaxed_add(&run->cached_units, 1);
 		run->next_ns -= cost_ns(run, unit->length);
@@ -193,9 +202,9 @@ void prefetch_unit_over(struct unit *unit)
 	} else {
 		relaxed_add(&run->failed_units, 1);
 	}
-	/* Not from here, where units come and go. */
+	/* Let the timer do it, not this call from within the life of a unit. */
 	if (!fetcher->ending)
-		alarm_set(&fetcher->agenda, &run->alarm, clock_now_ns());
+		timer_set(&fetcher->timers, &run->timer, clock_now_ns());
 }
 
 bool prefetch_tries_again(const struct unit *unit)
@@ -206,20 +215,20 @@ bool prefetch_tries_again(const struct unit *unit)
 	       unit->rounds < ROUNDS_MAX;
 }
 
-static void poked(struct fetcher *fetcher, struct post *post)
+static void woken(struct fetcher *fetcher, struct fetcher_message *message)
 {
-	free(post);
+	free(message);
 	step(fetcher);
 }
 
-/* What makes the fetcher's thread take a step; NULL when memory is short. */
-static struct post *new_poke(void)
+/* Makes a message that has the fetcher's thread take a step; NULL when memory is short. */
+static struct fetcher_message *new_wakeup(void)
 {
-	struct post *post = calloc(1, sizeof(*post));
+	struct fetcher_message *message = calloc(1, sizeof(*message));
 
-	if (post)
-		post->arrive = poked;
-	return post;
+	if (message)
+		message->arrive = woken;
+	return message;
 }
 
 static void prepare(struct prefetch_run *run, const struct prefetch_plan *plan)
@@ -241,6 +250,7 @@ static void prepare(struct prefetch_run *run, const struct prefetch_plan *plan)
 	relaxed_store(&run->failed_units, 0);
 	relaxed_store(&run->uncached_units, 0);
 	relaxed_store(&run->fetched_bytes, 0);
+	relaxed_store(&run->holds_bytes, plan->room.holds_bytes);
 	relaxed_store(&run->bytes_per_s, plan->bytes_per_s);
 	relaxed_store(&run->started_ns, clock_now_ns());
 	relaxed_store(&run->lease_ns, UINT64_MAX);
@@ -250,22 +260,22 @@ static void prepare(struct prefetch_run *run, const struct prefetch_plan *plan)
 int prefetch_start(struct fetcher *fetcher, const struct prefetch_plan *plan, uint64_t *id)
 {
 	struct prefetch_run *run = &fetcher->run;
-	struct post *post = new_poke();
+	struct fetcher_message *message = new_wakeup();
 	int err = 0;
 
-	if (!post)
+	if (!message)
 		return -ENOMEM;
 	pthread_mutex_lock(&run->start_lock);
 	if (state_of(run) == PREFETCH_RUNNING) {
 		err = -EBUSY;
-		free(post);
+		free(message);
 	} else {
 		prepare(run, plan);
 		*id = run->id;
 		if (plan->followed)
 			prefetch_follow(fetcher, run->id);
 		__atomic_store_n(&run->state, PREFETCH_RUNNING, __ATOMIC_RELEASE);
-		fetcher_post(fetcher, post);
+		fetcher_send(fetcher, message);
 	}
 	pthread_mutex_unlock(&run->start_lock);
 	return err;
@@ -273,12 +283,12 @@ int prefetch_start(struct fetcher *fetcher, const struct prefetch_plan *plan, ui
 
 void prefetch_cancel(struct fetcher *fetcher, uint64_t id)
 {
-	struct post *post = new_poke();
+	struct fetcher_message *message = new_wakeup();
 
 	relaxed_store(&fetcher->run.cancel_id, id);
-	/* Without memory, it is seen at the next look. */
-	if (post)
-		fetcher_post(fetcher, post);
+	/* Without memory, the next tick notices it. */
+	if (message)
+		fetcher_send(fetcher, message);
 }
 
 void prefetch_follow(struct fetcher *fetcher, uint64_t id)
@@ -293,14 +303,14 @@ bool prefetch_is_running(struct fetcher *fetcher, uint64_t id)
 {
 	struct prefetch_run *run = &fetcher->run;
 
-	return state_of(run) == PREFETCH_RUNNING && relaxed_load(&run->id) == id;
+	return state_of(run) == PREFETCH_RUNNING && (!id || relaxed_load(&run->id) == id);
 }
 
 static double percent(uint64_t done, uint64_t all)
 {
 	uint64_t per_mille = all ? done * 1000 / all : 1000;
 
-	/* Rounded down: not 100 before it is so. */
+	/* Rounded down, so that 100 means that all is done. */
 	return (double)per_mille / 10.0;
 }
 
@@ -325,13 +335,14 @@ json_t *prefetch_json(struct fetcher *fetcher)
 
 	if (state == PREFETCH_NONE)
 		return json_null();
-	return json_pack("{s:I, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", "id",
+	return json_pack("{s:I, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", "id",
 			 (json_int_t)relaxed_load(&run->id), "state", states[state], "why",
 			 relaxed_load(&run->why), "units", (json_int_t)units, "cached_units",
 			 (json_int_t)cached, "fetched_units", (json_int_t)fetched, "failed_units",
 			 (json_int_t)failed, "uncached_units", (json_int_t)uncached,
 			 "fetched_bytes", (json_int_t)relaxed_load(&run->fetched_bytes),
-			 "bytes_per_s", (json_int_t)relaxed_load(&run->bytes_per_s), "percent",
+			 "bytes_per_s", (json_int_t)relaxed_load(&run->bytes_per_s), "holds_bytes",
+			 (json_int_t)relaxed_load(&run->holds_bytes), "percent",
 			 percent(cached + fetched + failed + uncached, units), "seconds",
 			 until_ns > started_ns ? (double)(until_ns - started_ns) / 1e9 : 0.0);
 }
@@ -339,7 +350,7 @@ json_t *prefetch_json(struct fetcher *fetcher)
 void prefetch_run_init(struct fetcher *fetcher)
 {
 	pthread_mutex_init(&fetcher->run.start_lock, NULL);
-	fetcher->run.alarm.ring = ring;
+	fetcher->run.timer.expire = run_timer_expired;
 }
 
 void prefetch_run_deinit(struct fetcher *fetcher)

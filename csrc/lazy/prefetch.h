@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A prefetch that was asked for: many units, in an order, into the cache, at a rate. One at a time of
- * a fetcher. Readers come first: while some wait, little is begun for it.
+ * A prefetch that a client asked for: many units, in an order, into the cache, at a limited rate. A
+ * fetcher runs one at a time. Readers come first: while some are waiting, the prefetch begins
+ * little.
  */
 #ifndef LAZY_PREFETCH_H
 #define LAZY_PREFETCH_H
@@ -11,7 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lazy/agenda.h"
+#include "lazy/cache.h"
+#include "lazy/timer_queue.h"
 
 struct fetcher;
 struct source;
@@ -34,7 +36,8 @@ struct prefetch_plan {
 	size_t count;
 	uint64_t bytes_per_s; /* 0: no limit */
 	unsigned at_once;     /* units */
-	bool followed;	      /* ends when prefetch_follow() was not called for PREFETCH_LEASE_S */
+	struct cache_room room;
+	bool followed; /* it ends unless prefetch_follow() is called every PREFETCH_LEASE_S */
 };
 
 enum prefetch_state {
@@ -42,49 +45,56 @@ enum prefetch_state {
 	PREFETCH_RUNNING,
 	PREFETCH_DONE,
 	PREFETCH_CANCELLED,
-	PREFETCH_FAILED, /* run->why */
+	PREFETCH_FAILED, /* run->why says why */
 };
 
-/* In the fetcher. */
+/* The state of the prefetch in the fetcher. */
 struct prefetch_run {
 	pthread_mutex_t start_lock;
 	enum prefetch_state state; /* atomic */
-	uint64_t id;		   /* atomic; of the last one, from 1 */
-	uint64_t cancel_id;	   /* atomic: this one is to end */
-	uint64_t lease_ns;	   /* atomic: so is it when this is over; UINT64_MAX: never */
+	uint64_t id;		   /* atomic; id of the last prefetch, from 1 */
+	uint64_t cancel_id;	   /* atomic: id of the prefetch that shall end */
+	uint64_t lease_ns; /* atomic: when it ends unless it is followed; UINT64_MAX: never */
 	const char *why;
 
-	/* The fetcher's thread only, while it runs. */
+	/* While it runs, only for the fetcher's thread. */
 	struct prefetch_plan plan;
-	size_t extent; /* where it is */
+	size_t extent; /* index of the current extent */
 	uint64_t in_extent;
 	unsigned under_way;
 	unsigned uncached_in_a_row;
-	uint64_t next_ns; /* when the rate lets the next one go */
-	struct alarm alarm;
+	uint64_t next_ns; /* when the rate allows the next unit */
+	struct timer timer;
 
-	/* Numbers of the last one: base/relaxed.h. */
+	/* Counters of the last prefetch; see base/relaxed.h. */
 	uint64_t units, cached_units, fetched_units, failed_units, uncached_units, fetched_bytes;
-	uint64_t bytes_per_s, started_ns, ended_ns;
+	uint64_t bytes_per_s, started_ns, ended_ns, holds_bytes;
 };
 
-/* Any thread. Takes plan->extents with 0, and sets `*id`; -EBUSY: another one runs. */
+/*
+ * Starts a prefetch. Any thread may call this. Returns 0, takes plan->extents and sets `*id`, or
+ * returns a negative errno: -EBUSY when another one is running.
+ */
 int prefetch_start(struct fetcher *fetcher, const struct prefetch_plan *plan, uint64_t *id);
-/* What is not begun is dropped. Of one that is over: nothing happens. */
+/* Drops what has not begun. Does nothing when that prefetch is over. */
 void prefetch_cancel(struct fetcher *fetcher, uint64_t id);
-/* Somebody still waits for it. */
+/* Says that a client still waits for the prefetch. */
 void prefetch_follow(struct fetcher *fetcher, uint64_t id);
+/* Whether that prefetch is running; `id` 0 stands for any. */
 bool prefetch_is_running(struct fetcher *fetcher, uint64_t id);
-/* The last one; null: there was none. */
+/* Describes the last prefetch; JSON null when there was none. */
 json_t *prefetch_json(struct fetcher *fetcher);
 
-/* For the fetcher, on its thread. */
+/* The rest is for the fetcher, on its thread. */
 
 void prefetch_run_init(struct fetcher *fetcher);
 void prefetch_run_deinit(struct fetcher *fetcher);
-/* `unit`, which it wants, is in the cache, or will not be: as its state says. */
+/*
+ * To be called when a unit that the prefetch wants is in the cache, or has failed; its state says
+ * which.
+ */
 void prefetch_unit_over(struct unit *unit);
-/* Whether a unit that has failed, and that nobody waits for, is to be tried again. */
+/* Whether a failed unit that nobody waits for shall be tried again. */
 bool prefetch_tries_again(const struct unit *unit);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads: which units they wait for, until when, and what they get. */
+/* Reads: the units that they wait for, their deadlines, and their results. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/relaxed.h"
 #include "lazy/unit.h"
 
-/* Behind the end of the source, up to the end of the block, are zeroes. */
+/* Zeroes the bytes between the end of the source and the end of its last block. */
 static void clear_tail(const struct lazy_read *read)
 {
 	uint64_t size = read->source->size;
@@ -21,13 +21,13 @@ static void read_end(struct fetcher *fetcher, struct lazy_read *read, int result
 {
 	struct waiter *waiter = read->waiters;
 
-	alarm_clear(&read->deadline);
+	timer_clear(&read->deadline);
 	list_remove(&read->link);
 	while (waiter) {
 		struct waiter *next = waiter->next_of_read;
 		struct unit *unit = waiter->unit;
 
-		/* NB: `unit` is gone already where it was delivered. */
+		/* NB: `unit` may be freed already if it was delivered. */
 		if (link_is_in_list(&waiter->link)) {
 			list_remove(&waiter->link);
 			if (list_is_empty(&unit->waiters))
@@ -44,7 +44,7 @@ static void read_end(struct fetcher *fetcher, struct lazy_read *read, int result
 	read->done(read, result);
 }
 
-/* What of the unit is in the read. */
+/* Copies what the unit and the read have in common. */
 static void copy(const struct lazy_read *read, const struct unit *unit)
 {
 	uint64_t unit_start = unit->number * unit->source->unit_bytes;
@@ -73,9 +73,9 @@ static int wait_for(struct lazy_read *read, struct unit *unit)
 	return 0;
 }
 
-static void deadline_passed(struct alarm *alarm)
+static void deadline_passed(struct timer *timer)
 {
-	struct lazy_read *read = container_of(alarm, struct lazy_read, deadline);
+	struct lazy_read *read = container_of(timer, struct lazy_read, deadline);
 	struct fetcher *fetcher = read->fetcher;
 
 	relaxed_add(&fetcher->counts.deadlines_missed, 1);
@@ -95,11 +95,14 @@ void read_begin(struct fetcher *fetcher, struct lazy_read *read)
 	read->fetcher = fetcher;
 	read->waiters = NULL;
 	read->units_left = 0;
-	read->deadline = (struct alarm){ .ring = deadline_passed };
+	read->deadline = (struct timer){ .expire = deadline_passed };
 	list_append(&fetcher->reads, &read->link);
 	relaxed_add(&fetcher->counts.reads, 1);
 	relaxed_add(&fetcher->counts.reads_waiting, 1);
-	/* What lies behind the end of the source is less than a block, but may be a unit by itself. */
+	/*
+	 * The zeroes behind the end of the source may lie in a unit of their own, which does not
+	 * exist.
+	 */
 	if (last >= source_units(source))
 		last = source_units(source) - 1;
 	for (; number <= last && !err; number++) {
@@ -115,7 +118,7 @@ void read_begin(struct fetcher *fetcher, struct lazy_read *read)
 	if (err || !read->units_left)
 		read_end(fetcher, read, err ? -EIO : 0);
 	else if (read->deadline_ns != FETCHER_NO_DEADLINE)
-		alarm_set(&fetcher->agenda, &read->deadline, read->deadline_ns);
+		timer_set(&fetcher->timers, &read->deadline, read->deadline_ns);
 	units_admit(fetcher);
 }
 
@@ -142,7 +145,10 @@ bool unit_fail_waiters(struct unit *unit, int err)
 		struct waiter *waiter = container_of(link, struct waiter, link);
 		struct link *next = link->next;
 
-		/* A read waits once for a unit, so that its end takes no other waiter from this list. */
+		/*
+		 * A read waits for a unit only once, so ending it removes no other waiter from this
+		 * list.
+		 */
 		if (waiter->read->deadline_ns != FETCHER_NO_DEADLINE) {
 			list_remove(link);
 			read_end(unit->fetcher, waiter->read, err);

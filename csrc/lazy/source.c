@@ -33,29 +33,27 @@ const char *mirror_kind_names(char *text, size_t bytes)
 	return text;
 }
 
-static int take_kind(json_t *keys, struct mirror *mirror, struct complaint *complaint)
+static int take_kind(json_t *keys, struct mirror *mirror, struct error *error)
 {
 	char *name = NULL;
 	char known[256];
-	int err = keys_take_string(keys, "kind", true, &name, complaint);
+	int err = keys_take_string(keys, "kind", true, &name, error);
 
 	if (err)
 		return err;
 	mirror->ops = mirror_kind_find(name);
 	if (!mirror->ops) {
-		err = complain(complaint, -EINVAL, "unknown kind of mirror \"%.100s\"", name);
-		complaint_hint(complaint, "known kinds: %s",
-			       mirror_kind_names(known, sizeof(known)));
+		err = error_set(error, -EINVAL, "unknown kind of mirror \"%.100s\"", name);
+		error_set_hint(error, "known kinds: %s", mirror_kind_names(known, sizeof(known)));
 	}
 	free(name);
 	if (err || !mirror->ops->private_bytes)
 		return err;
 	mirror->private = calloc(1, mirror->ops->private_bytes);
-	return mirror->private ? 0 : complain(complaint, -ENOMEM, "no memory for a mirror");
+	return mirror->private ? 0 : error_set(error, -ENOMEM, "no memory for a mirror");
 }
 
-static int parse_mirror(struct source *source, unsigned index, json_t *keys,
-			struct complaint *complaint)
+static int parse_mirror(struct source *source, unsigned index, json_t *keys, struct error *error)
 {
 	struct mirror *mirror = &source->mirrors[index];
 	int err;
@@ -63,102 +61,102 @@ static int parse_mirror(struct source *source, unsigned index, json_t *keys,
 	mirror->source = source;
 	mirror->index = index;
 	if (!json_is_object(keys))
-		return complain(complaint, -EINVAL, "mirror %u is not an object", index);
-	err = take_kind(keys, mirror, complaint);
+		return error_set(error, -EINVAL, "mirror %u is not an object", index);
+	err = take_kind(keys, mirror, error);
 	if (err)
 		return err;
-	/* Counted from here on: source_free() closes it, whatever parse() has come to. */
+	/* Count it before parsing: source_free() closes it whatever parse() returns. */
 	source->mirror_count = index + 1;
 	if (mirror->ops->parse)
-		err = mirror->ops->parse(mirror, keys, complaint);
+		err = mirror->ops->parse(mirror, keys, error);
 	if (!err)
-		err = keys_refuse_unknown(keys, complaint);
+		err = keys_refuse_unknown(keys, error);
 	if (err)
-		complaint_hint(complaint, "in mirror %u (%s)", index, mirror->ops->name);
+		error_set_hint(error, "in mirror %u (%s)", index, mirror->ops->name);
 	return err;
 }
 
-/* `list` is an array of mirrors, or the keys of the only one. */
-static int parse_mirrors(struct source *source, json_t *list, struct complaint *complaint)
+/* `list` is an array of mirrors, or the keys of a single one. */
+static int parse_mirrors(struct source *source, json_t *list, struct error *error)
 {
 	bool many = json_is_array(list);
 	size_t count = many ? json_array_size(list) : 1;
 
 	if (!count || count > SOURCE_MIRRORS_MAX)
-		return complain(complaint, -EINVAL, "a source has 1 to %d mirrors, not %zu",
-				SOURCE_MIRRORS_MAX, count);
+		return error_set(error, -EINVAL, "a source has 1 to %d mirrors, not %zu",
+				 SOURCE_MIRRORS_MAX, count);
 	source->mirrors = calloc(count, sizeof(*source->mirrors));
 	if (!source->mirrors)
-		return complain(complaint, -ENOMEM, "no memory for a source");
+		return error_set(error, -ENOMEM, "no memory for a source");
 	for (unsigned i = 0; i < count; i++) {
-		int err = parse_mirror(source, i, many ? json_array_get(list, i) : list, complaint);
+		int err = parse_mirror(source, i, many ? json_array_get(list, i) : list, error);
 
 		if (err)
 			return err;
 		if (source->mirrors[i].ops->compute && count > 1)
-			return complain(complaint, -EINVAL,
-					"a mirror of kind %s is computed, it must be the only one",
-					source->mirrors[i].ops->name);
+			return error_set(error, -EINVAL,
+					 "a mirror of kind %s is computed, it must be the only one",
+					 source->mirrors[i].ops->name);
 	}
 	source->computed = source->mirrors[0].ops->compute != NULL;
 	return 0;
 }
 
-static int parse_sizes(struct source *source, json_t *keys, struct complaint *complaint)
+static int parse_sizes(struct source *source, json_t *keys, struct error *error)
 {
 	uint64_t unit_bytes = SOURCE_UNIT_DEFAULT_BYTES;
-	int err = keys_take_u64(keys, "size", true, &source->size, complaint);
+	int err = keys_take_u64(keys, "size", true, &source->size, error);
 
 	if (!err)
-		err = keys_take_u64(keys, "unit", false, &unit_bytes, complaint);
+		err = keys_take_u64(keys, "unit", false, &unit_bytes, error);
 	if (err)
 		return err;
 	if (!source->size)
-		return complain(complaint, -EINVAL, "\"size\" is 0");
+		return error_set(error, -EINVAL, "\"size\" is 0");
 	if (unit_bytes < SOURCE_UNIT_MIN_BYTES || unit_bytes > SOURCE_UNIT_MAX_BYTES ||
 	    (unit_bytes & (unit_bytes - 1)))
-		return complain(complaint, -EINVAL,
-				"\"unit\" is %llu, it must be a power of two from %d to %d",
-				(unsigned long long)unit_bytes, SOURCE_UNIT_MIN_BYTES,
-				SOURCE_UNIT_MAX_BYTES);
+		return error_set(error, -EINVAL,
+				 "\"unit\" is %llu, it must be a power of two from %d to %d",
+				 (unsigned long long)unit_bytes, SOURCE_UNIT_MIN_BYTES,
+				 SOURCE_UNIT_MAX_BYTES);
 	source->unit_bytes = (uint32_t)unit_bytes;
 	return 0;
 }
 
-static int parse_keys(struct source *source, json_t *keys, struct complaint *complaint)
+static int parse_keys(struct source *source, json_t *keys, struct error *error)
 {
 	json_t *mirrors = json_object_get(keys, "mirrors");
-	int err = parse_sizes(source, keys, complaint);
+	int err = parse_sizes(source, keys, error);
 
 	if (err)
 		return err;
 	if (!mirrors)
-		return parse_mirrors(source, keys, complaint);
+		return parse_mirrors(source, keys, error);
 	if (!json_is_array(mirrors))
-		return complain(complaint, -EINVAL, "\"mirrors\" must be a list");
+		return error_set(error, -EINVAL, "\"mirrors\" must be a list");
 	json_incref(mirrors);
 	json_object_del(keys, "mirrors");
-	err = keys_refuse_unknown(keys, complaint);
+	err = keys_refuse_unknown(keys, error);
 	if (!err)
-		err = parse_mirrors(source, mirrors, complaint);
+		err = parse_mirrors(source, mirrors, error);
 	json_decref(mirrors);
 	return err;
 }
 
-int source_parse(const json_t *text, struct source **source, struct complaint *complaint)
+int source_parse(const json_t *text, struct source **source, struct error *error)
 {
 	struct source *made;
 	json_t *keys;
 	int err;
 
 	if (!json_is_object(text))
-		return complain(complaint, -EINVAL, "a source must be a JSON object");
+		return error_set(error, -EINVAL, "a source must be a JSON object");
 	made = calloc(1, sizeof(*made));
 	keys = json_deep_copy(text);
 	if (made && keys)
-		err = parse_keys(made, keys, complaint);
+		err = parse_keys(made, keys, error);
 	else
-		err = complain(complaint, -ENOMEM, "no memory for a source");
+		err = error_set(error, -ENOMEM, "no memory for a source");
 	json_decref(keys);
 	if (err)
 		source_free(made);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A source: an object of known size that never changes, and its mirrors: the places that serve it.
- * A kind of mirror is one file in lazy/mirror/ that ends in MIRROR_KIND(ops). See
- * docs/materialisation.md for the words.
+ * A source is an object of known size that never changes. Its mirrors are the places that serve it.
+ * A kind of mirror is one file in lazy/mirror/ that ends in MIRROR_KIND(ops).
+ * docs/materialisation.md explains the terms.
  */
 #ifndef LAZY_SOURCE_H
 #define LAZY_SOURCE_H
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lazy/complaint.h"
+#include "lazy/error.h"
 
 struct breaker;
 struct fetcher;
@@ -32,36 +32,41 @@ enum {
 struct mirror {
 	const struct mirror_ops *ops;
 	struct source *source;
-	unsigned index; /* in source->mirrors, and in the store */
+	unsigned index; /* in source->mirrors and in the store */
 	/*
-	 * What the kind knows an unchanged object by, as one line of text (an ETag, say); NULL: it has
-	 * not been pinned yet. The fetcher's thread only.
+	 * One line of text by which the kind recognizes the unchanged object, such as an ETag.
+	 * NULL: none is pinned yet. Only for the fetcher's thread.
 	 */
 	char *identity;
 	void *private; /* ops->private_bytes, zeroed */
 
-	/* The fetcher's own. */
-	struct breaker *breaker; /* of its host; NULL: not looked up yet, or the kind has none */
+	/* Only for the fetcher. */
+	/* of its host; NULL: not looked up yet, or the kind has no hosts */
+	struct breaker *breaker;
 	struct latency *latency; /* the same */
-	uint64_t avoid_until_ns; /* as it has asked for */
-	/* It is not what was pinned, so it is not asked until then; 0: it is, as far as is known. */
+	uint64_t avoid_until_ns; /* do not ask it before that time, as it has requested */
+	/*
+	 * It had another object than the pinned one, and is not asked before this time. 0: its
+	 * object is unchanged, as far as is known.
+	 */
 	uint64_t changed_until_ns;
-	/* Answers that were of no use: of its object, whatever its host does with others. */
+	/* Attempts in a row that were useless for this object, whatever its host does with others. */
 	unsigned bad_in_a_row;
-	uint64_t recent_ns; /* when it was asked last, or has given one of these since */
+	uint64_t recent_ns; /* when it was last asked, or has last given such a response */
 };
 
 struct source {
 	uint64_t id;	     /* in the store */
 	uint64_t size;	     /* bytes */
 	uint32_t unit_bytes; /* a power of two */
-	bool computed;	  /* its only mirror's ops->compute answers; all that follows is unused */
-	bool has_digests; /* in the store, of each unit; else they are pinned at first fetch */
+	/* Its only mirror's ops->compute answers all reads: no fetch, no digests, no cache. */
+	bool computed;
+	bool has_digests; /* the store has a digest of each unit; else digests are pinned at the first fetch */
 	uint8_t key[SOURCE_KEY_BYTES];
 	unsigned mirror_count;
 	struct mirror *mirrors;
-	void *cached;		 /* the cache's own, see cache_object_of() */
-	uint64_t cache_retry_ns; /* the fetcher's own: when to try cache_object_open() again */
+	void *cached;		 /* only for the cache, see cache_object_of() */
+	uint64_t cache_retry_ns; /* only for the fetcher: when to try cache_object_open() again */
 };
 
 static inline uint64_t source_units(const struct source *source)
@@ -69,7 +74,7 @@ static inline uint64_t source_units(const struct source *source)
 	return (source->size + source->unit_bytes - 1) / source->unit_bytes;
 }
 
-/* Of unit `unit`: less than unit_bytes for the last one only. */
+/* The length of unit `unit`. Only the last one may be shorter than unit_bytes. */
 static inline uint32_t source_unit_length(const struct source *source, uint64_t unit)
 {
 	uint64_t rest = source->size - unit * source->unit_bytes;
@@ -77,15 +82,15 @@ static inline uint32_t source_unit_length(const struct source *source, uint64_t 
 	return rest < source->unit_bytes ? (uint32_t)rest : source->unit_bytes;
 }
 
-/* How a fetch failed, which decides what is tried next. */
+/* How a fetch failed. This decides what is tried next. */
 enum fetch_failure {
-	FETCH_TRANSIENT, /* no answer, a reset, 5xx, too short: may work again at once, or elsewhere */
+	FETCH_TRANSIENT, /* no response, a reset, 5xx, too short: may work again at once, or elsewhere */
 	FETCH_BUSY,	 /* 429 or 503 with a time (retry_after_ms) */
-	FETCH_NO_LOGIN, /* our own credentials cannot be read, as while they are being renewed */
-	FETCH_DENIED,	/* 401, 403, no permission: not before something changes */
-	FETCH_GONE,	/* 404, ENOENT */
-	FETCH_CHANGED,	/* not the object that was pinned */
-	FETCH_WRONG, /* an answer that makes no sense: 200 for a range, a coding, another length */
+	FETCH_NO_LOGIN, /* our own credentials cannot be read, perhaps because they are being renewed */
+	FETCH_DENIED,  /* 401, 403, no permission: useless to try before something changes */
+	FETCH_GONE,    /* 404, ENOENT */
+	FETCH_CHANGED, /* not the object that was pinned */
+	FETCH_WRONG, /* a response that makes no sense: 200 for a range, an encoding, another length */
 };
 
 /* One attempt to read [offset, offset + length) of the source from one mirror. */
@@ -94,36 +99,39 @@ struct fetch {
 	struct fetcher *fetcher;
 	struct mirror *mirror;
 	uint64_t offset; /* bytes, in the source */
-	uint32_t length; /* bytes; ends within the source */
+	uint32_t length; /* bytes; the range ends within the source */
+	/* malloc()ed. A kind may free it and leave a buffer of its own instead. */
 	uint8_t *data;
-	uint64_t deadline_ns; /* CLOCK_MONOTONIC: when this attempt is to be given up */
-	bool fresh;	      /* over no connection that was kept: what came over one was cut */
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC: when this attempt shall be given up */
+	/* Use no kept connection, because an earlier attempt got no complete response. */
+	bool fresh;
 
 	/*
-	 * How often something has come, while it runs: kinds that can be cancelled count it. One that
-	 * gets nothing for a while may be cancelled before its deadline.
+	 * A counter of what has arrived, for kinds that can be cancelled. An attempt that gets
+	 * nothing for a while may be cancelled before its deadline.
 	 */
 	unsigned progress;
 
 	/*
-	 * The answer. `result`: 0, and all of `data` is filled, or a negative errno, and the failure,
-	 * and what to write to the log: no credentials, no query of a URL.
+	 * The outcome. `result` is 0, and all of `data` is filled; or it is a negative errno, with
+	 * the failure and the text for the log, which contains no credentials and no query of a
+	 * URL.
 	 */
 	int result;
 	enum fetch_failure failure;
-	uint32_t retry_after_ms; /* 0: not said */
-	struct complaint complaint;
-	bool cut; /* no whole answer came: its connection may be dead */
+	uint32_t retry_after_ms; /* 0: the server did not say */
+	struct error error;
+	bool cut; /* no complete response came: its connection may be dead */
 	/*
-	 * With result 0, where mirror->identity is NULL: what it is to be from now on (malloc()ed;
-	 * the fetcher takes it), or NULL where the kind has nothing of the kind.
+	 * When `result` is 0 and mirror->identity is NULL: the identity to pin (malloc()ed; the
+	 * fetcher takes ownership), or NULL where the kind has none.
 	 */
 	char *identity;
 
-	void *private; /* of the mirror's kind, while it runs */
+	void *private; /* only for the mirror's kind, while the fetch runs */
 };
 
-/* What a mirror says of its object when it is asked before it is mapped. */
+/* What a mirror says about its object when it is probed, before anything is mapped. */
 struct mirror_probe {
 	uint64_t size;	/* bytes */
 	char *identity; /* malloc()ed, or NULL */
@@ -134,60 +142,76 @@ struct mirror_ops {
 	size_t private_bytes;
 
 	/*
-	 * Take the kind's own keys out of the JSON object with keys_take_*() and check them. Nothing
-	 * is opened or asked. Returns 0, or -EINVAL with the complaint filled in.
+	 * Takes the kind's own keys out of the JSON object with keys_take_*() and checks them.
+	 * Opens nothing and asks nobody. Returns 0, or -EINVAL with the error filled in.
 	 */
-	int (*parse)(struct mirror *mirror, json_t *keys, struct complaint *complaint);
-	/* Frees what parse() and the fetches have acquired; no fetch is running. NULL: nothing. */
+	int (*parse)(struct mirror *mirror, json_t *keys, struct error *error);
+	/* Frees what parse() and the fetches have acquired. No fetch is running. May be NULL. */
 	void (*close)(struct mirror *mirror);
 
-	/* Computed kinds only: fill `data`, on any thread, without waiting. The others are NULL. */
+	/*
+	 * Only for computed kinds, which have none of the functions below: fills `data`, on any
+	 * thread, without waiting.
+	 */
 	void (*compute)(const struct mirror *mirror, uint64_t offset, uint32_t length,
 			uint8_t *data);
 
-	/* On a hand: may wait, for `timeout_ms` at most. Returns 0, or a negative errno and why. */
-	int (*probe)(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		     struct complaint *complaint);
 	/*
-	 * On the fetcher's thread, which must not wait: start, and have fetch_done() called on that
-	 * thread, once, perhaps before this returns. The kind keeps the deadline itself (but see on_hands).
+	 * Called on a worker; may wait for at most `timeout_ms`. Returns 0, or a negative errno
+	 * with the error filled in.
+	 */
+	int (*probe)(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
+		     struct error *error);
+	/*
+	 * Does the same for a document: stores JSON about `name`, malloc()ed, in `*text`. NULL:
+	 * this kind can only name content.
+	 */
+	int (*look_up)(struct mirror *mirror, const char *name, uint32_t timeout_ms, char **text,
+		       struct error *error);
+	/*
+	 * Starts a fetch, on the fetcher's thread, which must not wait. fetch_done() is then called
+	 * once on that thread, perhaps before this returns. The kind keeps the deadline itself (but
+	 * see `blocking`).
 	 */
 	void (*fetch)(struct fetch *fetch);
-	/* Give up early. fetch_done() is still called (-ECANCELED). NULL: it runs to its end. */
+	/*
+	 * Gives up early. fetch_done() is still called, with -ECANCELED. NULL: a fetch runs to its
+	 * end.
+	 */
 	void (*cancel)(struct fetch *fetch);
 	/*
-	 * Its fetches wait on hands, which cannot be stopped even when a fetch is given up: few run at a
-	 * time, and the deadline is kept by cancel().
+	 * Fetches occupy workers, which cannot be stopped even when a fetch is given up. So few of
+	 * them run at a time, and the fetcher keeps the deadline with cancel().
 	 */
-	bool on_hands;
+	bool blocking;
 
 	/*
-	 * Whom a failure is counted against: a host and port, or what files of this machine fail with. NB:
-	 * not each of them, there may be a hundred thousand. In `text`, cut to `bytes`. NULL: it does not
-	 * fail as others do, and has no circuit breaker.
+	 * Writes to `text`, cut to `bytes`, what failures are counted against: a host and port, or,
+	 * for a local file, its file system (its directory, as long as that is unknown). NB: not the
+	 * file itself, since there may be a hundred thousand. NULL: the kind does not fail like others, and has no circuit breaker.
 	 */
 	const char *(*host)(const struct mirror *mirror, char *text, size_t bytes);
 };
 
-/* Linked into one array; see mirror_kind_find(). */
+/* Adds a kind to an array made by the linker; see mirror_kind_find(). */
 #define MIRROR_KIND(ops)                                  \
 	static const struct mirror_ops *const ops##_entry \
 		__attribute__((used, section("mirror_kinds"))) = &ops
 
 const struct mirror_ops *mirror_kind_find(const char *name);
-/* "file, http, memset, ...", in `text`. */
+/* Writes "file, http, memset, ..." to `text`. */
 const char *mirror_kind_names(char *text, size_t bytes);
 
 /*
- * Make a source of its JSON text (docs/materialisation.md), which stays as it is. Returns 0, or
- * -EINVAL with the complaint filled in, or -ENOMEM.
+ * Makes a source from its JSON text (docs/materialisation.md), which is not changed. Returns 0,
+ * -EINVAL with the error filled in, or -ENOMEM.
  */
-int source_parse(const json_t *text, struct source **source, struct complaint *complaint);
+int source_parse(const json_t *text, struct source **source, struct error *error);
 void source_free(struct source *source);
 
-/* For the kinds: `fetch` is over. */
+/* Kinds call this when `fetch` is over. */
 void fetch_done(struct fetch *fetch);
-/* Fills in the answer of a failure, printf()-like, and calls fetch_done(). */
+/* Fills in the outcome of a failed fetch, printf()-like, and calls fetch_done(). */
 void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 

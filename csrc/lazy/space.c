@@ -15,7 +15,7 @@
 #include "lazy/dependence.h"
 #include "lazy/fetcher.h"
 
-/* Only the thread that opens and closes segments changes it, while no other one is there. */
+/* Only the thread that opens and closes segments changes this, while there is no other thread. */
 static struct space *spaces;
 
 struct space *space_first(void)
@@ -37,7 +37,7 @@ static struct space *find(const char *map_path)
 	return space;
 }
 
-/* The space that has this file under another name; NULL: none. */
+/* Returns the space that has this file under another name, or NULL. */
 static struct space *find_file(const char *map_path)
 {
 	struct space *space = spaces;
@@ -52,70 +52,70 @@ static struct space *find_file(const char *map_path)
 }
 
 static int join(struct space *space, const char *cache_path, uint64_t start, uint64_t end,
-		struct complaint *complaint)
+		struct error *error)
 {
 	if (!is_same(space->cache_path, cache_path))
-		return complain(complaint, -EINVAL,
-				"map '%s' has cache '%s' here and '%s' in another segment",
-				space->map_path, cache_path ?: "(none)",
-				space->cache_path ?: "(none)");
+		return error_set(
+			error, -EINVAL, "map '%s' has cache '%s' here and '%s' in another segment",
+			space->map_path, cache_path ?: "(none)", space->cache_path ?: "(none)");
 	if (start < space->room.start)
-		space->room.start = start;
+		space->room.start = space->room.shown_start = start;
 	if (end > space->room.end)
-		space->room.end = end;
+		space->room.end = space->room.shown_end = end;
 	space->users++;
 	return 0;
 }
 
 /*
- * Of a server that takes a device over: it may be mounted already, and hold these.
+ * Checks the files of a server that takes a device over, which may be mounted already and contain
+ * them.
  *
- * NB: of a file that SQLite has open here, closing it would drop the locks (POSIX).
+ * NB: do not open a file that SQLite has open here: closing it would drop SQLite's locks (POSIX).
  */
-static int check_place(const char *path, struct complaint *complaint)
+static int check_place(const char *path, struct error *error)
 {
 	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
-	return fd < 0 ? 0 : dependence_check(fd, path, complaint);
+	return fd < 0 ? 0 : dependence_check(fd, path, error);
 }
 
-static int check_names(const char *map_path, struct complaint *complaint)
+static int check_names(const char *map_path, struct error *error)
 {
 	const struct space *other = find_file(map_path);
 
 	if (!other)
 		return 0;
-	complaint_hint(complaint, "name it in all segments as in the first");
-	return complain(complaint, -EINVAL, "map '%s' is the same file as '%s' of another segment",
-			map_path, other->map_path);
+	error_set_hint(error, "name it in all segments as in the first");
+	return error_set(error, -EINVAL, "map '%s' is the same file as '%s' of another segment",
+			 map_path, other->map_path);
 }
 
-static int open_parts(struct space *space, struct complaint *complaint)
+static int open_parts(struct space *space, struct error *error)
 {
 	const struct cache_options cache_options = {};
 	const struct fetcher_options fetcher_options = {};
 	int err;
 
-	err = check_names(space->map_path, complaint);
+	err = check_names(space->map_path, error);
 	if (!err)
-		err = check_place(space->map_path, complaint);
+		err = check_place(space->map_path, error);
 	if (!err && space->cache_path)
-		err = check_place(space->cache_path, complaint);
+		err = check_place(space->cache_path, error);
 	if (err)
 		return err;
 	space->map = map_new();
 	if (!space->map)
-		return complain(complaint, -ENOMEM, "no memory for a map");
-	err = store_open(space->map_path, space->map, &space->store, complaint);
+		return error_set(error, -ENOMEM, "no memory for a map");
+	err = store_open(space->map_path, space->map, &space->store, error);
 	if (!err && space->cache_path)
-		err = cache_open(space->cache_path, &cache_options, &space->cache, complaint);
+		err = cache_open(space->cache_path, &cache_options, &space->cache, error);
 	if (err)
 		return err;
 	err = fetcher_start(&fetcher_options, space->store, space->cache, &space->fetcher);
-	return err ? complain(complaint, err, "cannot start the fetcher: %s", strerror(-err)) : 0;
+	return err ? error_set(error, err, "cannot start the fetcher: %s", strerror(-err)) : 0;
 }
 
-/* The fetcher uses all others. */
+/* Free the fetcher first, because it uses all others. */
 static void free_space(struct space *space)
 {
 	if (space->fetcher && fetcher_stop(space->fetcher)) {
@@ -136,28 +136,32 @@ static void free_space(struct space *space)
 }
 
 int space_open(const char *map_path, const char *cache_path, uint64_t start, uint64_t end,
-	       struct space **space, struct complaint *complaint)
+	       struct space **space, struct error *error)
 {
 	struct space *made = find(map_path);
 	int err;
 
 	if (made) {
-		err = join(made, cache_path, start, end, complaint);
+		err = join(made, cache_path, start, end, error);
 		*space = err ? NULL : made;
 		return err;
 	}
 	made = calloc(1, sizeof(*made));
 	if (!made)
-		return complain(complaint, -ENOMEM, "no memory");
+		return error_set(error, -ENOMEM, "no memory");
 	made->map_path = strdup(map_path);
 	made->cache_path = cache_path ? strdup(cache_path) : NULL;
-	made->room = (struct store_room){ .start = start, .end = end, .alignment = BLOCK_BYTES };
+	made->room = (struct store_room){ .start = start,
+					  .end = end,
+					  .alignment = BLOCK_BYTES,
+					  .shown_start = start,
+					  .shown_end = end };
 	made->users = 1;
 	trace_init(&made->trace);
 	if (!made->map_path || (cache_path && !made->cache_path))
-		err = complain(complaint, -ENOMEM, "no memory");
+		err = error_set(error, -ENOMEM, "no memory");
 	else
-		err = open_parts(made, complaint);
+		err = open_parts(made, error);
 	if (err) {
 		free_space(made);
 		return err;

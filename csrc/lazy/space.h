@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a server has of one map: opened once, however many segments show ranges of it. The control
- * connection adds to it and asks for statistics.
+ * What a server has of one map. It is opened once, however many segments show ranges of it. The
+ * control connection adds to it and asks for statistics.
  */
 #ifndef LAZY_SPACE_H
 #define LAZY_SPACE_H
 
 #include <stdint.h>
 
-#include "lazy/complaint.h"
+#include "lazy/error.h"
 #include "lazy/store.h"
 #include "lazy/trace.h"
 
@@ -19,12 +19,12 @@ struct map;
 struct space {
 	char *map_path;
 	char *cache_path;	/* NULL: without a cache */
-	struct store_room room; /* of the virtual data: what the segments show */
+	struct store_room room; /* the part of the virtual data that segments show */
 	struct map *map;
 	struct store *store;
 	struct cache *cache; /* NULL: without one */
 	struct fetcher *fetcher;
-	struct trace trace; /* of what is read here */
+	struct trace trace; /* of the reads of this space */
 
 	/* Its own. */
 	struct space *next;
@@ -32,16 +32,17 @@ struct space {
 };
 
 /*
- * The space of a map, opened by its first user, before the sandbox. [start, end) is what this user
- * shows of it. Returns 0 or a negative errno with the complaint filled in; -EINVAL: another user has
- * another cache, or another name for the same map.
+ * Opens the space of a map, or finds the one that its first user has opened. To be called before
+ * the sandbox is entered. This user shows [start, end) of it. Returns 0, or a negative errno with
+ * the error filled in: -EINVAL when another user has another cache, or another name for the same
+ * map.
  */
 int space_open(const char *map_path, const char *cache_path, uint64_t start, uint64_t end,
-	       struct space **space, struct complaint *complaint);
-/* The last user closes it. NULL: nothing happens. */
+	       struct space **space, struct error *error);
+/* Lets go of a space. The last user closes it. `space` may be NULL. */
 void space_close(struct space *space);
 
-/* All that are open; none comes or goes while the server serves. NULL: there is none. */
+/* The first of all open spaces, or NULL. The list does not change while the server serves. */
 struct space *space_first(void);
 
 #endif

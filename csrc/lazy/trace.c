@@ -5,19 +5,22 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "lazy/agenda.h"
+#include "base/clock.h"
 
 struct trace_log {
 	uint64_t limit, began_ns;
-	uint64_t used;	   /* atomic: entries that were given to somebody; may pass the limit */
+	uint64_t used;	   /* atomic: entries taken by threads; may exceed the limit */
 	uint64_t lost;	   /* atomic */
-	uint64_t until_ns; /* atomic: when its lease is over */
-	uint64_t mask;	   /* of `seen`, whose size is a power of two, twice the limit or more */
-	uint64_t *seen;	   /* atomic: fingerprints of (source, unit); 0: a free place */
+	uint64_t until_ns; /* atomic: when the lease ends */
+	uint64_t mask;	/* of `seen`, whose size is a power of two and at least twice the limit */
+	uint64_t *seen; /* atomic: fingerprints of (source, unit); 0: a free slot */
 	struct trace_entry *entries;
 };
 
-/* Of 2^64: two units with the same one are as good as impossible, and cost an entry. Never 0. */
+/*
+ * A hash of 64 bits, never 0. Two units with the same one are all but impossible, and would only
+ * cost an entry.
+ */
 static uint64_t fingerprint(uint64_t source, uint64_t unit)
 {
 	uint64_t x = unit * 0x9e3779b97f4a7c15ull + source * 0xd1b54a32d192ed03ull;
@@ -27,7 +30,7 @@ static uint64_t fingerprint(uint64_t source, uint64_t unit)
 	return (x ^ x >> 32) ?: 1;
 }
 
-/* Returns false when it was there, or when there is no room for it. */
+/* Returns false when the mark was there already, or there is no slot for it. */
 static bool add_seen(struct trace_log *log, uint64_t mark)
 {
 	uint64_t place = mark & log->mask;
@@ -55,7 +58,7 @@ static void note(struct trace_log *log, uint64_t source, uint64_t unit)
 	if (!add_seen(log, fingerprint(source, unit)))
 		return;
 	number = __atomic_fetch_add(&log->used, 1, __ATOMIC_RELAXED);
-	/* Threads that came at the same time: not more of them than there are places left. */
+	/* Other threads took the last entries at the same time. */
 	if (number >= log->limit) {
 		__atomic_add_fetch(&log->lost, 1, __ATOMIC_RELAXED);
 		return;
@@ -80,7 +83,7 @@ static void log_free(struct trace_log *log)
 	free(log);
 }
 
-/* With the lock held. */
+/* To be called with the lock held. */
 static void drop(struct trace *trace)
 {
 	const struct timespec moment = { .tv_nsec = 100000 };
@@ -92,7 +95,10 @@ static void drop(struct trace *trace)
 	log_free(log);
 }
 
-/* By a reader, which waits for no lock: who holds it renews the lease, or the next read ends it. */
+/*
+ * Ends a recording whose lease is over. Readers call this and must not wait: whoever holds the lock
+ * either renews the lease, or the next read ends it.
+ */
 static void end_if_over(struct trace *trace)
 {
 	if (pthread_mutex_trylock(&trace->lock))
@@ -108,19 +114,21 @@ void trace_note_units(struct trace *trace, const struct source *source, uint64_t
 	struct trace_log *log;
 	bool over;
 
-	/* NB: in this order, so that who takes the log away sees us, or we see that it is gone. */
+	/*
+	 * NB: in this order, a thread that takes the log away sees us, or we see that it is gone.
+	 */
 	__atomic_add_fetch(&trace->noting, 1, __ATOMIC_SEQ_CST);
 	log = __atomic_load_n(&trace->log, __ATOMIC_SEQ_CST);
 	over = log && is_over(log);
 	if (log && !over) {
-		/* What lies behind its end, up to the next block, is no unit. */
+		/* Blocks behind the end of the source belong to no unit. */
 		if (last >= source_units(source))
 			last = source_units(source) - 1;
 		for (uint64_t unit = first; unit <= last; unit++)
 			note(log, source->id, unit);
 	}
 	__atomic_sub_fetch(&trace->noting, 1, __ATOMIC_SEQ_CST);
-	/* NB: not while we are noting, which drop() waits for. */
+	/* NB: only now, because drop() waits for threads that are noting. */
 	if (over)
 		end_if_over(trace);
 }
@@ -129,7 +137,7 @@ static struct trace_log *log_new(uint64_t limit, uint64_t lease_ns)
 {
 	struct trace_log *log = calloc(1, sizeof(*log));
 	uint64_t places =
-		1024; /* threads that come at the same time may take some more than the limit */
+		1024; /* threads that come at the same time may exceed the limit by some */
 
 	if (!log)
 		return NULL;
@@ -175,7 +183,7 @@ static int copy(struct trace_log *log, uint64_t from, struct trace_entry *entrie
 
 	if (used > log->limit)
 		used = log->limit;
-	/* Where one is not written yet, those behind it wait. */
+	/* Stop at an entry that is not written yet. */
 	for (; count < room && from + count < used; count++) {
 		const struct trace_entry *entry = &log->entries[from + count];
 		uint64_t at_ns = __atomic_load_n(&entry->at_ns, __ATOMIC_ACQUIRE);

@@ -12,21 +12,24 @@
 #include "lazy/fetcher.h"
 
 enum {
-	/* HTTP/1.1 has one request per connection at a time, and a far host needs many. */
+	/* HTTP/1.1 handles one request per connection at a time, and a distant host needs many. */
 	HOST_CONNECTIONS = 64,
 	ALL_CONNECTIONS = 256,
 	IDLE_CONNECTIONS = 64,
 	CONNECT_TIMEOUT_MS = 10000,
-	/* Slower than this for so long is taken for dead. */
+	/* A connection that is slower for LOW_SPEED_S is taken for dead. */
 	LOW_SPEED_BYTES_PER_S = 1 << 10,
 	LOW_SPEED_S = 15,
-	/* A connection over which nothing is acknowledged any more must not be used again. */
+	/* A connection on which nothing is acknowledged any more must not be reused. */
 	UNACKNOWLEDGED_MS = LOW_SPEED_S * 1000,
-	/* Of libcurl's threads, each of which waits in getaddrinfo(3). 8 MiB would be locked for each. */
+	/*
+	 * Stacks of libcurl's resolver threads, which wait in getaddrinfo(3). The default of 8 MiB
+	 * would be locked for each.
+	 */
 	RESOLVER_STACK_BYTES = 256 << 10,
 };
 
-/* One per fetcher. */
+/* Each fetcher has one. */
 struct transfers {
 	struct fetcher_attachment attachment;
 	CURLM *multi;
@@ -34,10 +37,10 @@ struct transfers {
 	uv_timer_t timer;
 };
 
-/* Its address is what they are found by. */
+/* The key of the attachment. */
 static const char transfers_key;
 
-/* A socket that libcurl wants to know about. */
+/* A socket that libcurl has asked us to watch. */
 struct watch {
 	uv_poll_t poll;
 	struct transfers *transfers;
@@ -50,7 +53,7 @@ static void init_once(void)
 	size_t stack_bytes = 0;
 
 	curl_global_init(CURL_GLOBAL_DEFAULT);
-	/* libcurl makes its threads with the default attributes, and has no option for others. */
+	/* libcurl starts its threads with the default attributes and has no option for that. */
 	if (pthread_getattr_default_np(&attributes))
 		return;
 	pthread_attr_getstacksize(&attributes, &stack_bytes);
@@ -60,7 +63,7 @@ static void init_once(void)
 	pthread_attr_destroy(&attributes);
 }
 
-/* Processes that we start must not inherit it. */
+/* Opens a socket that processes which we start do not inherit. */
 static curl_socket_t open_socket(void *owner, curlsocktype purpose, struct curl_sockaddr *address)
 {
 	const unsigned most_ms = UNACKNOWLEDGED_MS;
@@ -90,7 +93,10 @@ CURL *transfer_easy(void)
 	if (!easy)
 		return NULL;
 	curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-	/* Else a transfer that is given up waits for its thread in getaddrinfo(3), and the loop with it. */
+	/*
+	 * Otherwise a cancelled transfer waits for its thread in getaddrinfo(3), and so does the
+	 * loop.
+	 */
 	curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
 	curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
 	curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
@@ -118,7 +124,7 @@ static void finish_transfers(struct transfers *transfers)
 			continue;
 		code = message->data.result;
 		curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
-		/* NB: `message` goes with it. */
+		/* NB: this frees `message`. */
 		curl_multi_remove_handle(transfers->multi, message->easy_handle);
 		transfer->multi = NULL;
 		transfer->done(transfer, code);
@@ -137,7 +143,7 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 		what |= CURL_CSELECT_IN;
 	if (events & UV_WRITABLE)
 		what |= CURL_CSELECT_OUT;
-	/* NB: `watch` may be gone after that. */
+	/* NB: this may free `watch`. */
 	curl_multi_socket_action(transfers->multi, watch->fd, what, &running);
 	finish_transfers(transfers);
 }
@@ -161,7 +167,7 @@ static int stop_watching(struct transfers *transfers, struct watch *watch)
 	if (!watch)
 		return 0;
 	curl_multi_assign(transfers->multi, watch->fd, NULL);
-	/* At once: libcurl closes the socket next, and its number may come again. */
+	/* Stop now: libcurl closes the socket next, and its number may be reused. */
 	uv_poll_stop(&watch->poll);
 	uv_close((uv_handle_t *)&watch->poll, free_watch);
 	return 0;
@@ -211,7 +217,7 @@ static int on_timeout_change(CURLM *multi, long timeout_ms, void *owner)
 	(void)multi;
 	if (timeout_ms < 0)
 		return uv_timer_stop(&transfers->timer);
-	/* With 0 too: libcurl must not be entered from here. */
+	/* Use the timer even for 0, because libcurl must not be entered from here. */
 	return uv_timer_start(&transfers->timer, on_timer, (uint64_t)timeout_ms, 0) ? -1 : 0;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libcurl on the fetcher's loop: connections are kept and shared by all mirrors, with HTTP/2 where the
- * server has it, and so many per host at most. What is asked and what an answer is worth is
- * mirror/exchange.h's.
+ * libcurl on the fetcher's loop. All mirrors share and reuse connections, with HTTP/2 where the
+ * server has it and a limit per host. mirror/exchange.h makes the requests and checks the
+ * responses.
  */
 #ifndef LAZY_TRANSFER_H
 #define LAZY_TRANSFER_H
@@ -14,22 +14,28 @@ struct fetcher;
 
 struct transfer {
 	/* Set by the caller. */
-	CURL *easy; /* of transfer_easy() */
-	/* On the fetcher's thread, when it is over, and never from within transfer_start(). */
+	CURL *easy; /* from transfer_easy() */
+	/*
+	 * Called on the fetcher's thread when the transfer is over, and never from within
+	 * transfer_start().
+	 */
 	void (*done)(struct transfer *transfer, CURLcode code);
 
 	/* Its own. */
 	CURLM *multi; /* NULL: it does not run */
 };
 
-/* Once per process, by whoever is first: libcurl and its TLS read files. Any thread. */
+/* Initializes libcurl once per process, on any thread: libcurl and its TLS library read files. */
 void transfer_init(void);
-/* A handle with what holds for all transfers; the caller sets the rest. NULL: no memory. */
+/*
+ * Returns a handle with the settings that all transfers share; the caller adds the others. NULL: no
+ * memory.
+ */
 CURL *transfer_easy(void);
 
-/* The fetcher's thread. Returns 0 or a negative errno. */
+/* Starts a transfer, on the fetcher's thread. Returns 0 or a negative errno. */
 int transfer_start(struct transfer *transfer, struct fetcher *fetcher);
-/* The same thread. done() is not called any more. */
+/* Stops it, on the same thread. done() is not called any more. */
 void transfer_stop(struct transfer *transfer);
 
 #endif

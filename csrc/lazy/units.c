@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* The units in flight: found by source and number, let in as there is room, kept while there is. */
+/*
+ * The units in flight: they are found by source and number, admitted as there are slots, and kept
+ * in memory while there is room.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -36,7 +39,7 @@ void unit_set_state(struct unit *unit, enum unit_state state)
 	relaxed_add(&fetcher->counts.units_queued, queued);
 }
 
-static struct unit *find(struct fetcher *fetcher, const struct source *source, uint64_t number)
+struct unit *unit_find(struct fetcher *fetcher, const struct source *source, uint64_t number)
 {
 	const struct link *bucket = bucket_of(fetcher, source, number);
 
@@ -72,7 +75,7 @@ static void demand(struct unit *unit)
 struct unit *unit_get(struct fetcher *fetcher, struct source *source, uint64_t number,
 		      bool demanded)
 {
-	struct unit *unit = find(fetcher, source, number);
+	struct unit *unit = unit_find(fetcher, source, number);
 
 	if (unit) {
 		if (demanded)
@@ -107,14 +110,14 @@ static void unit_free(struct unit *unit)
 	if (unit->prefetch_id)
 		prefetch_unit_over(unit);
 	unit_set_state(unit, UNIT_NEW);
-	alarm_clear(&unit->alarm);
+	timer_clear(&unit->timer);
 	list_remove(&unit->in_bucket);
 	list_remove(&unit->in_queue);
 	release(unit);
 	free(unit);
 }
 
-/* Prefetched ones may take half of it, and one always fits. */
+/* Prefetched units may take half of the memory. One unit always fits. */
 static bool make_room(struct fetcher *fetcher, const struct unit *unit)
 {
 	const uint64_t *used = &fetcher->counts.buffer_bytes;
@@ -128,7 +131,7 @@ static bool make_room(struct fetcher *fetcher, const struct unit *unit)
 	return !*used || *used + unit->length <= most;
 }
 
-/* The first in a queue whose host can take one more. */
+/* Returns the first unit in a queue whose host can take one more fetch. */
 static struct unit *first_for_any_host(const struct link *queue)
 {
 	for (struct link *link = queue->next; link != queue; link = link->next) {
@@ -140,7 +143,7 @@ static struct unit *first_for_any_host(const struct link *queue)
 	return NULL;
 }
 
-/* NULL: none waits, or nothing more may be in flight. */
+/* Returns NULL when none waits, or no more may be in flight. */
 static struct unit *next_waiting(const struct fetcher *fetcher)
 {
 	struct unit *unit;
@@ -163,21 +166,26 @@ void unit_queue(struct unit *unit)
 	units_admit(fetcher);
 }
 
-static void queue_again(struct alarm *alarm)
+static void queue_again(struct timer *timer)
 {
-	unit_queue(container_of(alarm, struct unit, alarm));
+	unit_queue(container_of(timer, struct unit, timer));
 }
 
 void unit_rest(struct unit *unit, uint64_t at_ns)
 {
+	/* Nobody waits for it, and its timer would not expire any more. */
+	if (unit->fetcher->ending) {
+		unit_end(unit);
+		return;
+	}
 	release(unit);
 	unit_set_state(unit, UNIT_RESTING);
-	unit->alarm.ring = queue_again;
-	alarm_set(&unit->fetcher->agenda, &unit->alarm, at_ns);
+	unit->timer.expire = queue_again;
+	timer_set(&unit->fetcher->timers, &unit->timer, at_ns);
 	units_admit(unit->fetcher);
 }
 
-/* Without memory: for those who have time, there may be some later. */
+/* Memory is short: readers with time left wait until there may be some. */
 static void put_off(struct unit *unit)
 {
 	relaxed_add(&unit->fetcher->counts.local_failures, 1);
@@ -204,7 +212,7 @@ void units_admit(struct fetcher *fetcher)
 {
 	struct unit *unit;
 
-	/* NB: what starts may end at once, and come here: that is not to become a deep recursion. */
+	/* NB: a unit that starts may end at once and call this again; do not recurse. */
 	if (fetcher->admitting)
 		return;
 	fetcher->admitting = true;
@@ -279,7 +287,9 @@ void units_stop(struct fetcher *fetcher)
 			const struct mirror *mirror = unit->fetch.mirror;
 
 			next = link->next;
-			if (unit->state == UNIT_FETCHING && mirror->ops->cancel)
+			if (unit->state == UNIT_RESTING)
+				unit_free(unit);
+			else if (unit->state == UNIT_FETCHING && mirror->ops->cancel)
 				mirror->ops->cancel(&unit->fetch);
 		}
 	}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What hands do for units: look them up in the cache, verify them against digests that are known or
- * pin those that are not, and put them into the cache.
+ * Jobs of workers for units: look them up in the cache, verify them against known digests or pin
+ * new ones, and put them in the cache.
  */
 #include <errno.h>
 #include <openssl/evp.h>
@@ -17,56 +17,62 @@
 
 enum {
 	CACHE_RETRY_S = 10,
-	MAP_PLACE = 1, /* of jobs that may pin, and wait for whoever writes to the map */
+	/* the place of jobs that may pin, and so wait for whoever writes to the map */
+	MAP_PLACE = 1,
 	/*
-	 * SHA-256 of that takes no longer than to wake a hand up and to be woken up by it. A unit that
-	 * is alone may be larger: there is nothing else that the fetcher's thread could do meanwhile.
+	 * SHA-256 of this many bytes takes no longer than waking a worker and being woken by it. A
+	 * single unit in flight may be larger: the fetcher's thread has nothing else to do
+	 * meanwhile.
 	 */
 	AT_ONCE_BYTES = 16 << 10,
 	ALONE_AT_ONCE_BYTES = 64 << 10,
 };
 
-static struct unit *unit_of(struct hand_job *job)
+static struct unit *unit_of(struct pool_job *job)
 {
 	return container_of(job, struct unit, job);
 }
 
-static void have_done(struct unit *unit, uint64_t place, void (*work)(struct hand_job *job),
-		      void (*done)(struct hand_job *job))
+static void have_done(struct unit *unit, uint64_t place, void (*work)(struct pool_job *job),
+		      void (*done)(struct pool_job *job))
 {
 	unit->job.work = work;
 	unit->job.done = done;
 	unit->job.place = place;
-	fetcher_own_hand(unit->fetcher, &unit->job);
+	fetcher_submit(unit->fetcher, &unit->job);
 }
 
-static void look_up(struct hand_job *job)
+static void look_up(struct pool_job *job)
 {
 	struct unit *unit = unit_of(job);
 	struct cache_object *object = cache_object_of(unit->source);
-	struct cache_look look;
+	struct cache_lookup lookup;
 	int err = 0;
 
 	if (!object)
 		err = cache_object_open(unit->fetcher->cache, unit->source, &object);
 	unit->check.err = err;
-	if (err || !cache_look(object, unit->number, unit->number, &look))
+	if (err || !cache_lookup(object, unit->number, unit->number, &lookup))
 		return;
 	err = pread_full(cache_fd(object), unit->data, unit->length,
 			 unit->number * unit->source->unit_bytes);
-	if (!err)
-		unit->check.found = cache_still(object, &look);
-	else
+	if (!err && !cache_lookup_is_valid(object, &lookup))
+		return;
+	unit->check.found = !err && cache_verify(object, unit->number * unit->source->unit_bytes,
+						 unit->data, unit->length);
+	/* It is fetched, and put into the cache again. */
+	if (!unit->check.found)
 		cache_drop(object, unit->number);
 }
 
-static void looked_up(struct hand_job *job)
+static void looked_up(struct pool_job *job)
 {
 	struct unit *unit = unit_of(job);
 	struct fetcher *fetcher = unit->fetcher;
 
 	if (unit->check.err) {
 		relaxed_add(&fetcher->counts.store_failures, 1);
+		disk_note(fetcher, DISK_OF_CACHE, unit->check.err);
 		unit->source->cache_retry_ns = clock_now_ns() + CACHE_RETRY_S * NS_PER_S;
 		event_log(fetcher, &(struct event){ .name = "not_cached", .source = unit->source },
 			  "%s", strerror(-unit->check.err));
@@ -113,7 +119,7 @@ static int pin_digest(struct unit *unit, const uint8_t digest[static SOURCE_DIGE
 	int err = store_pin_digest(unit->fetcher->store, unit->source, unit->number, digest);
 
 	unit->check.pinned = !err;
-	/* Another one came first, and its readers have its content. */
+	/* Another fetch has pinned its content first, and readers have got that. */
 	return err == -ESTALE ? -EBADMSG : err;
 }
 
@@ -131,32 +137,50 @@ static int check(struct unit *unit)
 	if (known && memcmp(found, expected, sizeof(found)) != 0)
 		return -EBADMSG;
 	/*
-	 * NB: before the digest. Where another object's identity came first, a digest of this one would
-	 * stay, though nobody has seen it, and the right content would be refused for ever.
+	 * NB: pin the identity before the digest. If another identity had been pinned first, our
+	 * digest would stay although nobody has read that content, and the right content would be
+	 * refused for ever.
 	 */
 	err = pin_identity(unit);
-	return err || known ? err : pin_digest(unit, found);
+	if (!known)
+		return err ?: pin_digest(unit, found);
+	if (err && err != -ESTALE) {
+		/* The digest proves the content, whatever identity the object has. */
+		unit->check.disk_err = err;
+		free(unit->fetch.identity);
+		unit->fetch.identity = NULL;
+		err = 0;
+	}
+	return err;
 }
 
-static void verify(struct hand_job *job)
+static void verify(struct pool_job *job)
 {
 	struct unit *unit = unit_of(job);
 
-	if (unit->fetcher->store)
-		unit->check.err = check(unit);
+	int err;
+
+	if (!unit->fetcher->store)
+		return;
+	err = check(unit);
+	unit->check.err = err;
+	if (err && err != -EBADMSG && err != -ESTALE)
+		unit->check.disk_err = err;
 }
 
-static void verified(struct hand_job *job)
+static void verified(struct pool_job *job)
 {
 	struct unit *unit = unit_of(job);
 
+	if (unit->check.disk_err || unit->check.pinned)
+		disk_note(unit->fetcher, DISK_OF_MAP, unit->check.disk_err);
 	if (!unit->check.err)
 		unit_accept(unit);
 	else
 		unit_refuse(unit);
 }
 
-/* On the fetcher's thread. Returns false, with nothing done, when that has to be a hand's work. */
+/* Verifies a unit on the fetcher's thread. Returns false at once when a worker has to do it. */
 static bool verify_at_once(struct unit *unit)
 {
 	const struct fetcher *fetcher = unit->fetcher;
@@ -164,7 +188,7 @@ static bool verify_at_once(struct unit *unit)
 
 	if (unit->length > (fetcher->busy > 1 ? AT_ONCE_BYTES : ALONE_AT_ONCE_BYTES))
 		return false;
-	/* An identity is to be pinned: that waits for the disk. */
+	/* Pinning an identity waits for the disk. */
 	if (!fetcher->store || unit->fetch.identity ||
 	    !store_digest_at_hand(fetcher->store, unit->source, unit->number, expected) ||
 	    !EVP_Digest(unit->data, unit->length, found, NULL, fetcher->sha256, NULL))
@@ -175,15 +199,15 @@ static bool verify_at_once(struct unit *unit)
 	return true;
 }
 
-/* Of no unit: it may be verified, or given up, before this is done. */
+/* This belongs to no unit: the unit may be verified or given up before the digest is loaded. */
 struct digest_load {
-	struct hand_job job;
+	struct pool_job job;
 	struct store *store;
 	const struct source *source;
 	uint64_t number;
 };
 
-static void load_digest(struct hand_job *job)
+static void load_digest(struct pool_job *job)
 {
 	const struct digest_load *load = container_of(job, struct digest_load, job);
 	uint8_t unused[SOURCE_DIGEST_BYTES];
@@ -191,7 +215,7 @@ static void load_digest(struct hand_job *job)
 	store_digest(load->store, load->source, load->number, unused);
 }
 
-static void digest_loaded(struct hand_job *job)
+static void digest_loaded(struct pool_job *job)
 {
 	free(container_of(job, struct digest_load, job));
 }
@@ -214,7 +238,7 @@ void unit_expect(const struct unit *unit)
 		.source = unit->source,
 		.number = unit->number,
 	};
-	fetcher_own_hand(unit->fetcher, &load->job);
+	fetcher_submit(unit->fetcher, &load->job);
 }
 
 void unit_verify(struct unit *unit)
@@ -229,7 +253,7 @@ void unit_verify(struct unit *unit)
 	have_done(unit, may_pin ? MAP_PLACE : 0, verify, verified);
 }
 
-static void store(struct hand_job *job)
+static void store(struct pool_job *job)
 {
 	struct unit *unit = unit_of(job);
 
@@ -237,11 +261,12 @@ static void store(struct hand_job *job)
 		cache_put(cache_object_of(unit->source), unit->number, unit->data, unit->length);
 }
 
-static void stored(struct hand_job *job)
+static void stored(struct pool_job *job)
 {
 	struct unit *unit = unit_of(job);
 	struct fetcher *fetcher = unit->fetcher;
 
+	disk_note(fetcher, DISK_OF_CACHE, unit->check.err);
 	if (!unit->check.err) {
 		relaxed_add(&fetcher->counts.units_stored, 1);
 		unit_end(unit);

@@ -46,7 +46,7 @@ static const char *profile_name(uint64_t type)
 	return profile->name;
 }
 
-/* How many devices hold different data, and how many the same. Returns -EUCLEAN if none fits. */
+/* Sets columns, copies and rotates. Returns -EUCLEAN for an impossible number of stripes. */
 static int set_geometry(struct chunk *chunk, uint16_t sub_stripes)
 {
 	uint16_t stripes = chunk->num_stripes;
@@ -77,7 +77,7 @@ static int set_geometry(struct chunk *chunk, uint16_t sub_stripes)
 	return 0;
 }
 
-/* Make room for one more; capacities are powers of two, so none has to be remembered. */
+/* Makes room for `more` elements. The capacity is a power of two, computed from the count. */
 static int reserve(void **array, size_t count, size_t more, size_t element_bytes)
 {
 	size_t capacity = 64;
@@ -206,10 +206,10 @@ static const struct chunk *find_chunk(struct chunk_map *map, uint64_t logical)
 }
 
 /*
- * The first piece of the chunk from `offset` on, and the index of its first copy's stripe. Data
- * goes round the columns in steps of stripe_len; one round is a row. In RAID5/6 a row begins
- * one device further than the row before it and ends with its parity (see btrfs_map_block() in
- * fs/btrfs/volumes.c).
+ * Finds the first piece of the chunk from `offset` on; returns the index of its first copy's
+ * stripe. Data goes round the columns in steps of stripe_len; one round is a row. In RAID5/6, a
+ * row begins one device further than the previous row, and ends with its parity (see
+ * btrfs_map_block() in fs/btrfs/volumes.c).
  */
 static size_t first_piece(const struct chunk *chunk, uint64_t offset, uint64_t *in_stripe,
 			  uint64_t *length)
@@ -235,7 +235,7 @@ static int check_layout(const struct chunk_map *map, const struct chunk *chunk)
 {
 	const uint64_t known = BTRFS_BLOCK_GROUP_TYPE_MASK | BTRFS_BLOCK_GROUP_PROFILE_MASK;
 
-	/* A flag that we do not know may well move the data (the remap tree's does). */
+	/* An unknown flag may mean that data are elsewhere, as with a remap tree. */
 	if (chunk->type & ~known)
 		return -EOPNOTSUPP;
 	if (map->has_raid_stripe_tree && chunk->type & BTRFS_BLOCK_GROUP_PROFILE_MASK)

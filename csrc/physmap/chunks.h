@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From btrfs' logical addresses to devices: the chunk tree as a sorted array. */
+/* Maps btrfs' logical addresses to devices, with the chunk tree as a sorted array. */
 #ifndef PHYSMAP_CHUNKS_H
 #define PHYSMAP_CHUNKS_H
 
@@ -16,7 +16,7 @@ struct chunk {
 	uint64_t start; /* logical */
 	uint64_t length;
 	uint64_t type;	     /* BTRFS_BLOCK_GROUP_* */
-	uint64_t stripe_len; /* bytes on one device before the next one's turn */
+	uint64_t stripe_len; /* bytes on one device before the next one follows */
 	size_t first_stripe; /* index into chunk_map.stripes */
 	uint16_t num_stripes;
 	uint16_t columns; /* devices that data is spread over */
@@ -29,8 +29,8 @@ struct chunk_map {
 	size_t count;
 	struct chunk_stripe *stripes;
 	size_t stripe_count;
-	size_t last_hit; /* extents of a file tend to follow each other */
-	/* Striped and mirrored data is then placed by a tree of its own, not by the chunks. */
+	size_t last_hit; /* index: extents of a file tend to follow each other */
+	/* If set, a tree of its own places striped and mirrored data, not the chunks. */
 	bool has_raid_stripe_tree;
 };
 
@@ -46,14 +46,14 @@ struct chunk_piece {
 
 typedef int (*chunk_piece_fn)(void *context, const struct chunk_piece *piece);
 
-/* Read the chunk tree of the file system that `fd` is on. Returns 0 or a negative errno. */
+/* Reads the chunk tree of the file system that `fd` is on. Returns 0 or a negative errno. */
 int chunk_map_init(struct chunk_map *map, int fd);
 void chunk_map_deinit(struct chunk_map *map);
 
 /*
- * Call `emit` for each piece of the logical range [*position, end), by rising logical address,
- * all copies of a piece one after the other. A range that crosses chunks is split there even if
- * its parts touch on the device. `*position` follows; on an error it is the address concerned.
+ * Calls `emit` for each piece of the logical range [*position, end), by rising logical address,
+ * and for all copies of a piece in turn. A range that crosses chunks is split there even if its
+ * parts touch on the device. Advances `*position`; on an error it is the address concerned.
  *
  * Returns 0, what `emit` returned if that was not 0, -ENOENT when no chunk covers the address,
  * -EOPNOTSUPP for a layout that the chunk alone does not describe.

@@ -19,7 +19,7 @@ int map_output_flush(struct map_output *output)
 	return output->error;
 }
 
-/* Space for one row; what was written to it is told with advance(). */
+/* Returns space for one row. The caller writes there, and then calls advance(). */
 static char *row_space(struct map_output *output)
 {
 	if (output->used + ROW_BYTES_MAX > sizeof(output->data))
@@ -38,7 +38,7 @@ static char *put_text(char *to, const char *text)
 	return stpcpy(to, text);
 }
 
-/* A map of many terabytes has millions of numbers; printf would take most of the time. */
+/* Does without printf, which would take most of the time for a map with millions of numbers. */
 static char *put_number(char *to, uint64_t value)
 {
 	char digits[20];
@@ -59,8 +59,8 @@ static char *put_encoding(char *to, const char *name, unsigned value)
 }
 
 /*
- * "regular", "prealloc,compression=zstd", "type=9,encryption=1": numbers stand for what has no
- * name. Compression: Documentation/filesystems/btrfs on-disk format, BTRFS_COMPRESS_*.
+ * Writes "regular", "prealloc,compression=zstd" or "type=9,encryption=1": values without a name are
+ * numbers. Compression: Documentation/filesystems/btrfs on-disk format, BTRFS_COMPRESS_*.
  */
 static char *put_type(char *to, const struct map_row *row)
 {
@@ -163,7 +163,7 @@ static void json_row(struct map_output *output, const struct map_row *row)
 	advance(output, to);
 }
 
-/* Eight bytes that name the form and its version; then rows of struct binary_row. */
+/* These eight bytes name the format and its version. Rows of struct binary_row follow. */
 static const char binary_magic[8] = { 'b', 'u', 'p', 'h', 'y', 's', '1', '\n' };
 
 /* The nine columns, little-endian; all ones where there is no value. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows of a physical map and the forms they are written in. */
+/* Rows of a physical map, and the formats that they are written in. */
 #ifndef PHYSMAP_ROWS_H
 #define PHYSMAP_ROWS_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a file extent is; the first three are the on-disk BTRFS_FILE_EXTENT_* values. */
+/* Kinds of file extents; the first three are the on-disk BTRFS_FILE_EXTENT_* values. */
 enum map_kind {
 	MAP_INLINE = 0,
 	MAP_REGULAR = 1,
@@ -16,8 +16,8 @@ enum map_kind {
 };
 
 /*
- * The nine columns. A logical extent that is not in one piece on one device has one row for each
- * piece and copy, with equal values in all but the last three columns.
+ * One row, with nine columns. A logical extent that is not in one piece on one device has a row for
+ * each piece and copy, with equal values in all but the last three columns.
  */
 struct map_row {
 	uint64_t file_offset; /* where in the file this extent begins */
@@ -29,13 +29,13 @@ struct map_row {
 	uint8_t compression;	 /* as on disk: 0 none, 1 zlib, 2 lzo, 3 zstd */
 	uint8_t encryption;	 /* as on disk: 0 none */
 	uint16_t other_encoding; /* as on disk: 0 none */
-	bool is_mapped;		 /* the columns below mean something; not for inline and hole */
+	bool is_mapped;		 /* the columns below are valid: not for inline and hole */
 	uint64_t logical_size;	 /* of the whole extent, as stored (compressed) */
 	uint64_t logical_offset; /* its address in the file system's address space */
 	uint64_t physical_size;	 /* of this piece */
 	uint64_t devid;
 	uint64_t physical_offset; /* of this piece, on that device */
-	/* Beyond the nine columns; JSON only. */
+	/* Not among the nine columns; only in JSON. */
 	uint64_t piece_offset; /* of this piece, in the logical extent */
 	unsigned copy;	       /* 0 is the first */
 	const char *profile;   /* of the chunk: "single", "raid1" ... */
@@ -57,10 +57,10 @@ struct map_format {
 	void (*row)(struct map_output *output, const struct map_row *row);
 };
 
-/* NULL when there is no format of that name. */
+/* Returns NULL when there is no format of that name. */
 const struct map_format *map_format_find(const char *name);
 
-/* Write out what is buffered. Returns 0 or the first error of this output. */
+/* Writes out what is buffered. Returns 0 or the first error of this output. */
 int map_output_flush(struct map_output *output);
 
 #endif

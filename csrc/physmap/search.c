@@ -49,7 +49,7 @@ static int fill(struct tree_search *search)
 		return -errno;
 	search->position = 0;
 	search->left = args->key.nr_items;
-	/* NB: a full buffer is not told apart from the end; only an empty answer is the end. */
+	/* NB: the kernel does not tell a full buffer from the end. An empty answer is the end. */
 	search->finished = !search->left;
 	return 0;
 }

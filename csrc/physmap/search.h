@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Items of one type and object id in a btrfs tree, in key order (BTRFS_IOC_TREE_SEARCH_V2). */
+/* Lists one object's items of one type in a btrfs tree, by key (BTRFS_IOC_TREE_SEARCH_V2). */
 #ifndef PHYSMAP_SEARCH_H
 #define PHYSMAP_SEARCH_H
 
@@ -27,7 +27,7 @@ struct tree_item {
 	uint32_t length;
 };
 
-/* Both return 0 or a negative errno; after a failed init there is nothing to undo. */
+/* Returns 0 or a negative errno; after a failed init there is nothing to undo. */
 int tree_search_init(struct tree_search *search, int fd, uint64_t tree, uint64_t objectid,
 		     uint32_t type);
 void tree_search_deinit(struct tree_search *search);

@@ -10,13 +10,16 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
-#include "server/control_hands.h"
+#include "base/json_text.h"
+#include "server/control_pool.h"
 
 enum {
-	/* Of one client: far more than anybody needs, far less than would keep us busy. */
+	/* Limit for one client: far more than it needs, far less than would keep us busy. */
 	REQUESTS_PER_S = 1000,
 	REQUESTS_AT_ONCE = 1000,
-	/* Taken at a time, so also what can be asked for before others have their turn. */
+	/*
+	 * How much is read at a time, which also limits the requests before others have their turn.
+	 */
 	RECEIVE_BYTES = 16 << 10,
 };
 
@@ -28,7 +31,7 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-int control_init(struct control_connection *connection, int fd, struct control_hands *hands,
+int control_init(struct control_connection *connection, int fd, struct control_pool *pool,
 		 int wait_ms)
 {
 	int type;
@@ -36,7 +39,7 @@ int control_init(struct control_connection *connection, int fd, struct control_h
 
 	*connection = (struct control_connection){
 		.fd = fd,
-		.hands = hands,
+		.pool = pool,
 		.wait_ms = wait_ms,
 		.wait_left_ms = wait_ms,
 		.passed_fd = -1,
@@ -69,7 +72,7 @@ void control_deinit(struct control_connection *connection)
 	connection->fd = -1;
 }
 
-/* Until there is room for more, or it has held us up for long enough (-EAGAIN). */
+/* Waits until there is room for more. Returns -EAGAIN when the peer has held us up for too long. */
 static int wait_for_room(struct control_connection *connection)
 {
 	struct pollfd room = { .fd = connection->fd, .events = POLLOUT };
@@ -103,14 +106,16 @@ static int send_full(struct control_connection *connection, const char *text, si
 	return 0;
 }
 
+/* An answer that cannot be made is an error of that request; the connection goes on. */
+static const char no_answer[] =
+	"{\"error\": \"the server could not put its answer together: it is short of memory\"}";
+
 static int send_line(struct control_connection *connection, const json_t *message)
 {
 	_cleanup_free_ char *text = json_dumps(message, JSON_COMPACT);
-	int err;
+	const char *line = text ?: no_answer;
+	int err = send_full(connection, line, strlen(line));
 
-	if (!text)
-		return -ENOMEM;
-	err = send_full(connection, text, strlen(text));
 	return err ? err : send_full(connection, "\n", 1);
 }
 
@@ -124,7 +129,7 @@ int control_send(struct control_connection *connection, json_t *message)
 	return err;
 }
 
-/* How many requests may come now; at most REQUESTS_AT_ONCE are saved up. */
+/* Returns how many requests may come now. At most REQUESTS_AT_ONCE are saved up. */
 static int64_t allowance(struct control_connection *connection)
 {
 	uint64_t now = now_ms(), more = (now - connection->allowed_ms) * REQUESTS_PER_S / 1000;
@@ -144,7 +149,7 @@ short control_events(struct control_connection *connection, int *wait_ms)
 
 	if (connection->fd < 0 || connection->job)
 		return 0;
-	/* What has come at once may have been more than allowed. */
+	/* More may have come at once than was allowed. */
 	rest_ms = (1 - allowance(connection)) * 1000 / REQUESTS_PER_S;
 	if (rest_ms <= 0)
 		return POLLIN;
@@ -157,7 +162,7 @@ static enum control_action give(struct control_connection *connection, struct co
 {
 	job->call.fd = connection->passed_fd;
 	connection->passed_fd = -1;
-	if (control_hands_give(connection->hands, job)) {
+	if (control_pool_submit(connection->pool, job)) {
 		connection->job = job;
 		return CONTROL_GO_ON;
 	}
@@ -175,7 +180,7 @@ static enum control_action handle_message(struct control_connection *connection,
 	json_t *reply = NULL;
 	const struct control_kind *kind = control_kind_of(message, &reply);
 
-	if (kind && kind->work && connection->hands) {
+	if (kind && kind->work && connection->pool) {
 		job = calloc(1, sizeof(*job));
 		if (job) {
 			*job = (struct control_job){ .call = { .message = message }, .kind = kind };
@@ -198,11 +203,11 @@ static enum control_action handle_line(struct control_connection *connection,
 	json_t *message;
 
 	if (length <= CONTROL_SHORT_BYTES) {
-		message = json_loadb(connection->line, length, JSON_REJECT_DUPLICATES, &error);
+		message = json_text_parse(connection->line, length, JSON_REJECT_DUPLICATES, &error);
 		if (message)
 			return handle_message(connection, subject, message);
 		forget_passed_fd(connection);
-		control_send(connection, control_error("not valid JSON"));
+		control_send(connection, control_error(json_text_fault(&error)));
 		return CONTROL_GO_ON;
 	}
 	job = calloc(1, sizeof(*job));
@@ -218,7 +223,7 @@ static enum control_action handle_line(struct control_connection *connection,
 	return give(connection, job);
 }
 
-/* All whole lines, until one takes its time. */
+/* Handles all whole lines, up to one whose request takes long. */
 static enum control_action handle_lines(struct control_connection *connection,
 					const struct control_subject *subject)
 {
@@ -248,10 +253,10 @@ static enum control_action handle_lines(struct control_connection *connection,
 
 static size_t longest_line(const struct control_connection *connection)
 {
-	return connection->hands ? CONTROL_LINE_BYTES : CONTROL_SHORT_BYTES;
+	return connection->pool ? CONTROL_LINE_BYTES : CONTROL_SHORT_BYTES;
 }
 
-/* Room for more; what is too long is dropped. Returns 0 or -ENOMEM. */
+/* Makes room for more, and drops lines that are too long. Returns 0 or -ENOMEM. */
 static int make_room(struct control_connection *connection)
 {
 	size_t room = connection->room ? 2 * connection->room : CONTROL_SHORT_BYTES;
@@ -274,7 +279,7 @@ static int make_room(struct control_connection *connection)
 	return 0;
 }
 
-/* The first descriptor of those that came is for the request; nobody needs more. */
+/* The request gets the first of the descriptors that came; no request needs more. */
 static void take_descriptors(struct control_connection *connection, struct msghdr *header)
 {
 	for (struct cmsghdr *part = CMSG_FIRSTHDR(header); part; part = CMSG_NXTHDR(header, part)) {
@@ -286,7 +291,7 @@ static void take_descriptors(struct control_connection *connection, struct msghd
 			int fd;
 
 			memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(fd));
-			if (connection->passed_fd < 0 && connection->hands)
+			if (connection->passed_fd < 0 && connection->pool)
 				connection->passed_fd = fd;
 			else
 				close(fd);
@@ -296,7 +301,7 @@ static void take_descriptors(struct control_connection *connection, struct msghd
 
 static ssize_t receive(struct control_connection *connection)
 {
-	/* As many as the kernel lets through at once would be 253: it drops those beyond. */
+	/* The kernel could pass 253 at once; it drops those that do not fit. */
 	union {
 		char data[CMSG_SPACE(4 * sizeof(int))];
 		struct cmsghdr align;
@@ -322,7 +327,7 @@ enum control_action control_receive(struct control_connection *connection,
 {
 	ssize_t got;
 
-	/* NB: nothing was asked for, so it is the end: there is nobody to answer. */
+	/* NB: no request is pending, so nobody waits for an answer, and this is the end. */
 	if (connection->job)
 		return CONTROL_GONE;
 	if (make_room(connection))
@@ -345,7 +350,7 @@ enum control_action control_finish(struct control_connection *connection,
 
 	connection->job = NULL;
 	connection->wait_left_ms = connection->wait_ms;
-	/* It was long, and is a request like any other: "stop" in many spaces. */
+	/* The long line was an ordinary request, such as "stop" with many spaces. */
 	if (!job->reply && job->kind && !job->kind->work && job->kind->answer)
 		action = job->kind->answer(subject, &job->reply);
 	control_send(connection, json_incref(job->reply));

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
 #include "server/frontend/frontend.h"
 #include "server/stats.h"
 
@@ -13,7 +14,7 @@ extern const struct control_kind *const __stop_control_kinds[];
 
 json_t *control_error(const char *text)
 {
-	return json_pack("{s:s}", "error", text);
+	return json_pack("{s:o}", "error", utf8_json(text));
 }
 
 static enum control_action answer_stats(const struct control_subject *subject, json_t **reply)

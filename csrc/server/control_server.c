@@ -12,7 +12,7 @@
 #include "base/message.h"
 
 enum {
-	/* When all places are taken, a client that was silent for so long leaves its own. */
+	/* When there are too many clients, one that was silent for so long is disconnected. */
 	SILENT_MS = 10 * 1000,
 	ACCEPT_PAUSE_MS = 1000, /* after a failure that may pass, such as EMFILE */
 };
@@ -44,7 +44,10 @@ int control_server_init(struct control_server *server, int fd)
 		return -errno;
 	if (!listening)
 		return -EINVAL;
-	/* NB: of the socket, so for all who share it: another one may take what poll(2) showed. */
+	/*
+	 * NB: this is a property of the socket, which other processes may share: one of them may
+	 * accept the client that poll(2) has shown.
+	 */
 	return fcntl(fd, F_SETFL, O_NONBLOCK) ? -errno : 0;
 }
 
@@ -56,7 +59,7 @@ void control_server_deinit(struct control_server *server)
 	}
 }
 
-/* A free place, or that of the client that was silent longest. NULL: all are busy. */
+/* Returns a free place, or that of the client that was silent longest; NULL: all are busy. */
 static struct control_client *find_place(struct control_server *server, uint64_t now)
 {
 	struct control_client *oldest = server->clients;
@@ -66,7 +69,7 @@ static struct control_client *find_place(struct control_server *server, uint64_t
 
 		if (client->connection.fd < 0)
 			return client;
-		/* One that waits for us is not silent. */
+		/* A client that waits for our answer is not silent. */
 		if (oldest->connection.job ||
 		    (client->last_ms < oldest->last_ms && !client->connection.job))
 			oldest = client;
@@ -110,17 +113,17 @@ static void take_client(struct control_server *server, int fd)
 	}
 	place = find_place(server, now);
 	if (!place) {
-		/* NB: device/control.py knows it by these words, and asks again. */
+		/* NB: device/control.py recognizes this text, and tries again. */
 		snprintf(text, sizeof(text), "all %d places for clients are taken; try again later",
 			 CONTROL_CLIENTS);
 		refuse(fd, text);
 		return;
 	}
 	place->last_ms = now;
-	control_init(&place->connection, fd, server->hands, CONTROL_CLIENT_WAIT_MS);
+	control_init(&place->connection, fd, server->pool, CONTROL_CLIENT_WAIT_MS);
 }
 
-/* One at a time, so that a crowd at the door does not keep those inside waiting. */
+/* Accepts one client at a time, so that many new ones do not delay the others. */
 static void accept_client(struct control_server *server)
 {
 	int fd = accept4(server->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -153,7 +156,7 @@ int control_server_prepare(struct control_server *server,
 	return wait_ms;
 }
 
-/* What was asked for is done all the same. */
+/* Requests of a client that is gone are carried out all the same. */
 static enum control_action settle(struct control_client *client, enum control_action action)
 {
 	if (action == CONTROL_GONE || client->connection.broken)
@@ -190,7 +193,7 @@ enum control_action control_server_serve(struct control_server *server,
 		client->last_ms = now_ms();
 		action = settle(client, control_receive(&client->connection, subject));
 	}
-	/* Last: a new client may get the place of one that `fds` still names. */
+	/* Do this last: a new client may get the place of one that `fds` still refers to. */
 	if (fds[0].revents)
 		accept_client(server);
 	return action;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The control socket that anybody of the same user may connect to. Its clients are no owners:
- * nothing happens when they leave, and none of them, slow, silent or mad, holds up the others.
+ * The control socket that any process of the same user may connect to. Unlike the owner, its
+ * clients may leave at any time, and none of them can hold up the others, whatever it does.
  */
 #ifndef SERVER_CONTROL_SERVER_H
 #define SERVER_CONTROL_SERVER_H
@@ -18,33 +18,36 @@ enum {
 
 struct control_client {
 	struct control_connection connection;
-	uint64_t last_ms; /* when it was heard last, CLOCK_MONOTONIC */
+	uint64_t last_ms; /* when it last sent something, CLOCK_MONOTONIC */
 };
 
 struct control_server {
 	int fd; /* listening; -1: none */
-	struct control_hands *hands;
-	uint64_t accept_again_ms; /* not before that time; 0: at once */
+	struct control_pool *pool;
+	uint64_t accept_again_ms; /* no accept(2) before that time; 0: at once */
 	struct control_client clients[CONTROL_CLIENTS];
 };
 
-/* `fd` is a listening Unix stream socket, or -1. Returns 0 or a negative errno. `hands` is set later. */
+/*
+ * `fd` is a listening Unix stream socket, or -1. Returns 0 or a negative errno. The caller sets
+ * `pool` later.
+ */
 int control_server_init(struct control_server *server, int fd);
 void control_server_deinit(struct control_server *server);
 
-/* What poll(2) is to wait for. Returns for how long at most, in milliseconds; -1: for ever. */
+/* Prepares `fds` for poll(2). Returns the time limit in milliseconds, or -1 for none. */
 int control_server_prepare(struct control_server *server,
 			   struct pollfd fds[static CONTROL_POLL_FDS]);
 
 /*
- * The client whose job this is, which is done, gets its answer. CONTROL_GONE: none is there any more,
- * and the job is still the caller's.
+ * Sends the answer of a finished job to its client. Returns CONTROL_GONE when that has left; the
+ * caller keeps the job.
  */
 enum control_action control_server_finish(struct control_server *server,
 					  const struct control_subject *subject,
 					  const struct control_job *job);
 
-/* Serves what poll(2) found. Returns CONTROL_GO_ON, _STOP or _HAND_OVER. */
+/* Handles what poll(2) has found. Returns CONTROL_GO_ON, _STOP or _HAND_OVER. */
 enum control_action control_server_serve(struct control_server *server,
 					 const struct control_subject *subject,
 					 const struct pollfd fds[static CONTROL_POLL_FDS]);

@@ -104,7 +104,7 @@ int description_take_optional_string(json_t *keys, const char *key, char **value
 	return json_object_get(keys, key) ? description_take_string(keys, key, value) : 0;
 }
 
-/* What is left in an object after all known keys were taken. */
+/* Fails if any key of the object is left. */
 static int refuse_unknown(json_t *keys)
 {
 	const char *key = json_object_iter_key(json_object_iter(keys));
@@ -138,7 +138,7 @@ static int take_kind(json_t *keys, struct segment *segment)
 	return err;
 }
 
-/* Number the kinds in use, so that they can be counted by kind. */
+/* Numbers the kinds in use, for statistics by kind. */
 static int number_kind(struct engine *engine, struct segment *segment)
 {
 	const struct segment_ops **kinds;
@@ -158,7 +158,7 @@ static int number_kind(struct engine *engine, struct segment *segment)
 	return 0;
 }
 
-/* `expected` is where the segment before this one ends. */
+/* `expected` is the end of the previous segment. */
 static int check_range(const struct segment *segment, uint64_t expected, uint64_t size)
 {
 	unsigned long long offset = segment->offset, length = segment->length;
@@ -229,7 +229,7 @@ static int load_segments(json_t *list, struct engine *engine)
 
 		segment->index = (unsigned)i;
 		err = load_segment(json_array_get(list, i), segment, expected, engine->size);
-		/* Counted once its kind is known, so that engine_close() can close it. */
+		/* Count it as soon as its kind is known, so that engine_close() closes it. */
 		if (segment->ops)
 			engine->segment_count = (unsigned)i + 1;
 		if (!err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The JSON description of an address space; its form is in docs/design/protocol.md. */
+/* The JSON description of an address space, as specified in docs/design/protocol.md. */
 #ifndef SERVER_DESCRIPTION_H
 #define SERVER_DESCRIPTION_H
 
@@ -8,9 +8,9 @@
 #include "server/engine.h"
 
 /*
- * Read and validate a description; on success `engine` has its size and segments, and nothing has
- * been opened yet. `name` stands for the input in messages. Returns 0, or a negative errno with a
- * message given (-EINVAL: the description is wrong).
+ * Reads and validates a description. On success, `engine` has its size and segments, and nothing
+ * has been opened. `name` stands for the input in messages. Returns 0, or a negative errno after a
+ * message (-EINVAL: the description is wrong).
  */
 int description_load(FILE *input, const char *name, struct engine *engine);
 

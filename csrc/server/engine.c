@@ -5,10 +5,11 @@
 #include <liburing.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/list.h"
 #include "base/message.h"
-#include "server/mail.h"
 #include "server/segment.h"
 
 static bool segment_holds(const struct segment *segment, uint64_t offset)
@@ -16,7 +17,7 @@ static bool segment_holds(const struct segment *segment, uint64_t offset)
 	return offset - segment->offset < segment->length;
 }
 
-/* `offset` lies in the device, and segments have no gaps, so there is always one. */
+/* `offset` lies within the device, and segments have no gaps, so there always is one. */
 static struct segment *find_segment(struct worker *worker, uint64_t offset)
 {
 	struct engine *engine = worker->engine;
@@ -36,7 +37,7 @@ static struct segment *find_segment(struct worker *worker, uint64_t offset)
 	return worker->last_segment;
 }
 
-/* A flush visits every segment that can have something to flush; `done` counts segments. */
+/* A flush visits all segments that may have something to flush; `done` counts segments. */
 static bool next_flush_part(struct io *io)
 {
 	struct engine *engine = io->worker->engine;
@@ -53,7 +54,7 @@ static bool next_flush_part(struct io *io)
 	return false;
 }
 
-/* Returns false when nothing is left to do. */
+/* Returns false when no part is left. */
 static bool next_part(struct io *io)
 {
 	uint64_t offset = io->offset + io->done;
@@ -79,8 +80,8 @@ static bool next_part(struct io *io)
 }
 
 /*
- * Reads of uniform segments mostly find that the tag's buffer holds what they want, since nobody has
- * written to it: this is what filling 4 KiB costs saved, which is 2 % of a small read's work.
+ * Reads of uniform segments mostly find that the tag's buffer already has the right bytes. Not
+ * filling 4 KiB saves 2 % of the work of a small read.
  */
 static int read_uniform(struct io *io, uint8_t byte)
 {
@@ -142,8 +143,8 @@ static bool finish_part(struct io *io, int result)
 {
 	if (io->detached && io->op == IO_OP_READ && !io->part.in_place && result >= 0)
 		result = io->worker->copy(io, io->done, io->part.length);
-	account_part(io->worker->account, io->segment->kind, io->op, io->part.length, result,
-		     io->started_ns);
+	worker_stats_part(io->worker->stats, io->segment->kind, io->op, io->part.length, result,
+			  io->started_ns);
 	if (result < 0) {
 		io->result = result;
 		return false;
@@ -154,7 +155,7 @@ static bool finish_part(struct io *io, int result)
 
 static void answer(struct io *io)
 {
-	account_answer(io->worker->account);
+	worker_stats_answer(io->worker->stats);
 	io->worker->io_done(io);
 }
 
@@ -163,7 +164,8 @@ static void run(struct io *io)
 	while (next_part(io)) {
 		int result;
 
-		io->started_ns = account_start_ns(io->worker->account, !io->segment->ops->complete);
+		io->started_ns =
+			worker_stats_start_ns(io->worker->stats, !io->segment->ops->complete);
 		result = start_part(io);
 		if (result == PART_PENDING)
 			return;
@@ -175,7 +177,7 @@ static void run(struct io *io)
 
 static void refuse(struct io *io, int err)
 {
-	account_refusal(io->worker->account);
+	worker_stats_refusal(io->worker->stats);
 	io->result = err;
 	answer(io);
 }
@@ -187,7 +189,7 @@ void engine_submit(struct worker *worker, struct io *io)
 	io->worker = worker;
 	io->result = 0;
 	io->done = 0;
-	account_request(worker->account);
+	worker_stats_request(worker->stats);
 	if (io->op != IO_OP_FLUSH &&
 	    (io->length > engine->size || io->offset > engine->size - io->length)) {
 		refuse(io, -EIO);
@@ -220,7 +222,9 @@ struct io_uring_sqe *worker_get_sqe(struct worker *worker)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(worker->ring);
 
-	/* The ring has room for one SQE per tag, but those of this round may not be out yet. */
+	/*
+	 * The ring has room for one SQE per tag, but SQEs of this round may not be submitted yet.
+	 */
 	while (!sqe) {
 		int err = io_uring_submit(worker->ring);
 
@@ -239,6 +243,94 @@ void worker_prepare_file(struct worker *worker, struct io_uring_sqe *sqe, struct
 	sqe->fd = (int)(worker->first_file + file);
 	sqe->flags |= IOSQE_FIXED_FILE;
 	io_uring_sqe_set_data(sqe, io);
+}
+
+/*
+ * Parts that other threads finish come back through the worker's message queue. An eventfd wakes
+ * the worker, which reads it through its ring: so it waits for such answers as for any other I/O,
+ * and front ends, and devices without such parts, need not care.
+ */
+static void arm(struct worker *worker)
+{
+	struct io_uring_sqe *sqe = worker_get_sqe(worker);
+
+	io_uring_prep_read(sqe, worker->messages_fd, &worker->messages_count,
+			   sizeof(worker->messages_count), 0);
+	io_uring_sqe_set_data(sqe, &worker->messages_io);
+	worker->messages_armed = true;
+}
+
+/* Completes that read. The messages are taken whatever its result. */
+static int take_messages(struct segment *segment, struct io *messages_io, int cqe_result)
+{
+	struct worker *worker = container_of(messages_io, struct worker, messages_io);
+	struct message *message;
+
+	(void)segment;
+	(void)cqe_result;
+	worker->messages_armed = false;
+	message = message_queue_take(&worker->messages);
+	while (message) {
+		struct io *io = container_of(message, struct io, message);
+
+		/* The io may be answered and reused at once. */
+		message = message->next;
+		worker->expected--;
+		engine_complete(io, io->message_result);
+	}
+	if (worker->expected && !worker->messages_armed)
+		arm(worker);
+	return PART_PENDING;
+}
+
+static const struct segment_ops messages_ops = {
+	.name = "messages",
+	.complete = take_messages,
+};
+
+/* It belongs to no device; it only receives the completion. */
+static struct segment messages_segment = { .ops = &messages_ops };
+
+static int open_message_queue(struct worker *worker)
+{
+	int fd = eventfd(0, EFD_CLOEXEC);
+
+	if (fd < 0)
+		return -errno;
+	worker->messages_fd = fd;
+	worker->messages_io.segment = &messages_segment;
+	worker->messages_io.worker = worker;
+	return 0;
+}
+
+static void close_message_queue(struct worker *worker)
+{
+	if (worker->messages_fd)
+		close(worker->messages_fd);
+	worker->messages_fd = 0;
+}
+
+void worker_expect(struct io *io)
+{
+	struct worker *worker = io->worker;
+
+	worker->expected++;
+	if (!worker->messages_armed)
+		arm(worker);
+}
+
+void worker_expect_no_more(struct io *io)
+{
+	io->worker->expected--;
+}
+
+void worker_answer(struct io *io, int result)
+{
+	struct worker *worker = io->worker;
+
+	io->message_result = result;
+	if (message_queue_put(&worker->messages, &io->message))
+		eventfd_write(worker->messages_fd, 1);
 }
 
 int engine_add_file(struct engine *engine, int fd)
@@ -278,8 +370,8 @@ int engine_open(struct engine *engine, unsigned worker_count)
 
 static void worker_deinit(struct worker *worker)
 {
-	account_free(worker->account);
-	worker_close_mailbox(worker);
+	worker_stats_free(worker->stats);
+	close_message_queue(worker);
 }
 
 void engine_close(struct engine *engine)
@@ -287,7 +379,7 @@ void engine_close(struct engine *engine)
 	for (unsigned i = 0; i < engine->segment_count; i++) {
 		struct segment *segment = &engine->segments[i];
 
-		/* Without its private part it was refused before it was parsed. */
+		/* A segment without private data was refused before it was parsed. */
 		if (segment->ops->close && segment->private)
 			segment->ops->close(segment);
 		free(segment->private);
@@ -324,31 +416,31 @@ void engine_abandon(struct engine *engine)
 
 int worker_prepare(struct worker *worker)
 {
-	worker->account = account_new(worker->engine->kind_count);
-	if (!worker->account)
+	worker->stats = worker_stats_new(worker->engine->kind_count);
+	if (!worker->stats)
 		return -ENOMEM;
-	return worker->engine->wants_mail ? worker_open_mailbox(worker) : 0;
+	return worker->engine->wants_messages ? open_message_queue(worker) : 0;
 }
 
 void worker_count_refusal(struct worker *worker)
 {
-	account_refusal(worker->account);
+	worker_stats_refusal(worker->stats);
 }
 
 void worker_end_round(struct worker *worker)
 {
-	account_end_round(worker->account);
+	worker_stats_end_round(worker->stats);
 }
 
-void engine_count(const struct engine *engine, unsigned kind, struct kind_account *sum)
+void engine_count(const struct engine *engine, unsigned kind, struct kind_stats *sum)
 {
-	*sum = (struct kind_account){};
+	*sum = (struct kind_stats){};
 	for (unsigned i = 0; i < engine->worker_count; i++) {
-		const struct account *account = engine->workers[i].account;
+		const struct worker_stats *stats = engine->workers[i].stats;
 
-		/* The kernel may have had use for fewer queues than were asked for. */
-		if (account)
-			account_merge(sum, &account->kinds[kind]);
+		/* The kernel may use fewer queues than were asked for. */
+		if (stats)
+			worker_stats_merge(sum, &stats->kinds[kind]);
 	}
 }
 
@@ -357,10 +449,10 @@ uint64_t engine_count_refused(const struct engine *engine)
 	uint64_t sum = 0;
 
 	for (unsigned i = 0; i < engine->worker_count; i++) {
-		const struct account *account = engine->workers[i].account;
+		const struct worker_stats *stats = engine->workers[i].stats;
 
-		if (account)
-			sum += relaxed_load(&account->refused);
+		if (stats)
+			sum += relaxed_load(&stats->refused);
 	}
 	return sum;
 }

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/message.h"
-#include "server/control_hands.h"
+#include "server/control_pool.h"
 #include "server/frontend/frontend.h"
 #include "server/sandbox.h"
 #include "server/stats.h"
@@ -19,7 +19,7 @@ enum {
 	FD_SIGNAL = 0,
 	FD_OWNER,
 	FD_ENDED,
-	FD_HANDS,
+	FD_POOL,
 	FD_CLIENTS,
 	FD_COUNT = FD_CLIENTS + CONTROL_POLL_FDS,
 };
@@ -31,7 +31,7 @@ int lifetime_open_signals(bool owned)
 
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGTERM);
-	/* INT and HUP come from a terminal to all its processes. */
+	/* A terminal sends INT and HUP to all its processes; the owner handles them. */
 	if (owned) {
 		signal(SIGINT, SIG_IGN);
 		signal(SIGHUP, SIG_IGN);
@@ -41,14 +41,16 @@ int lifetime_open_signals(bool owned)
 	}
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ,
-	       SIG_IGN); /* a file that may not grow (RLIMIT_FSIZE) is an error of the call */
-	/* So that all threads inherit it. */
+	       SIG_IGN); /* writing to a file that may not grow (RLIMIT_FSIZE) returns an error then */
+	/* Block them now, so that all threads inherit that. */
 	sigprocmask(SIG_BLOCK, &signals, NULL);
 	fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 	return fd < 0 ? -errno : fd;
 }
 
-/* To the owner, or to standard output where there is none. Takes the reference. */
+/*
+ * Tells the owner, or writes to standard output when there is none. Drops a reference to `event`.
+ */
 static int tell(struct lifetime *lifetime, json_t *event)
 {
 	int err;
@@ -85,13 +87,13 @@ static bool is_in_use(struct frontend *frontend)
 	return ops->withdraw ? ops->withdraw(frontend) != 0 : ops->in_use(frontend);
 }
 
-/* Returns true when the device may go: nobody uses it, or a second signal insists. */
+/* Returns whether the device may go: nobody uses it, or a second signal insists. */
 static bool may_stop(struct lifetime *lifetime)
 {
 	if (lifetime->signals > 1 || !is_in_use(lifetime->frontend))
 		return true;
 	if (!lifetime->warned)
-		msg_warning("the device is in use: it is served until it is not, or until another "
+		msg_warning("the device is in use: it is served until it is free, or until another "
 			    "signal comes");
 	lifetime->warned = true;
 	return false;
@@ -106,13 +108,13 @@ static bool is_stopping(const struct lifetime *lifetime)
 static int wait_for_something(struct lifetime *lifetime, struct pollfd fds[static FD_COUNT])
 {
 	int owner_fd = lifetime->owner_gone ? -1 : lifetime->owner.fd;
-	int hands_fd = control_hands_fd(lifetime->hands);
+	int pool_fd = control_pool_fd(lifetime->pool);
 	int ended_fd = lifetime->frontend->ops->ended_fd(lifetime->frontend);
 	int wait_ms;
 
 	fds[FD_SIGNAL] = (struct pollfd){ .fd = lifetime->signal_fd, .events = POLLIN };
 	fds[FD_ENDED] = (struct pollfd){ .fd = ended_fd, .events = POLLIN };
-	fds[FD_HANDS] = (struct pollfd){ .fd = hands_fd, .events = POLLIN };
+	fds[FD_POOL] = (struct pollfd){ .fd = pool_fd, .events = POLLIN };
 	wait_ms = control_server_prepare(&lifetime->clients, fds + FD_CLIENTS);
 	fds[FD_OWNER] = (struct pollfd){
 		.fd = owner_fd,
@@ -123,19 +125,19 @@ static int wait_for_something(struct lifetime *lifetime, struct pollfd fds[stati
 	return poll(fds, FD_COUNT, wait_ms) < 0 && errno != EINTR ? -errno : 0;
 }
 
-int lifetime_start_hands(struct lifetime *lifetime)
+int lifetime_start_pool(struct lifetime *lifetime)
 {
-	int err = control_has_work() ? control_hands_start(&lifetime->hands) : 0;
+	int err = control_has_work() ? control_pool_start(&lifetime->pool) : 0;
 
-	lifetime->owner.hands = lifetime->clients.hands = lifetime->hands;
+	lifetime->owner.pool = lifetime->clients.pool = lifetime->pool;
 	return err;
 }
 
-int lifetime_stop_hands(struct lifetime *lifetime)
+int lifetime_stop_pool(struct lifetime *lifetime)
 {
-	int err = control_hands_stop(lifetime->hands);
+	int err = control_pool_stop(lifetime->pool);
 
-	lifetime->hands = lifetime->owner.hands = lifetime->clients.hands = NULL;
+	lifetime->pool = lifetime->owner.pool = lifetime->clients.pool = NULL;
 	return err;
 }
 
@@ -145,21 +147,25 @@ static void lose_owner(struct lifetime *lifetime)
 	control_deinit(&lifetime->owner);
 }
 
-/* Half of an answer would make nonsense of all that come after it. */
+/* After half of an answer, the owner could make no sense of the next ones. */
 static enum control_action settle_owner(struct lifetime *lifetime, enum control_action action)
 {
+	if (lifetime->owner.broken && action != CONTROL_GONE)
+		msg_warning(
+			"the owner does not read answers: it counts as dead, so the server ends "
+			"once the device is free");
 	if (action == CONTROL_GONE || lifetime->owner.broken)
 		lose_owner(lifetime);
 	return action == CONTROL_GONE ? CONTROL_GO_ON : action;
 }
 
-/* Answers to requests that took their time. */
+/* Sends the answers of requests that took long. */
 static enum control_action finish_jobs(struct lifetime *lifetime)
 {
 	enum control_action action = CONTROL_GO_ON;
 	struct control_job *job;
 
-	while (action == CONTROL_GO_ON && (job = control_hands_take(lifetime->hands))) {
+	while (action == CONTROL_GO_ON && (job = control_pool_take(lifetime->pool))) {
 		if (lifetime->owner.job == job) {
 			action = settle_owner(lifetime,
 					      control_finish(&lifetime->owner, &lifetime->subject));
@@ -185,8 +191,8 @@ static enum control_action serve_all(struct lifetime *lifetime,
 	if (action == CONTROL_GO_ON)
 		action = control_server_serve(&lifetime->clients, &lifetime->subject,
 					      fds + FD_CLIENTS);
-	/* Last: a place in `fds` may be another client's by then. */
-	if (action == CONTROL_GO_ON && fds[FD_HANDS].revents)
+	/* Do this last: `fds` may then refer to the place of another client. */
+	if (action == CONTROL_GO_ON && fds[FD_POOL].revents)
 		action = finish_jobs(lifetime);
 	return action;
 }
@@ -202,7 +208,7 @@ int lifetime_wait(struct lifetime *lifetime)
 		if (err)
 			return err;
 		if (fds[FD_ENDED].revents) {
-			msg_error("the device failed, or somebody else stopped it");
+			msg_error("the device has failed, or another program has stopped it");
 			return -EIO;
 		}
 		while (read(lifetime->signal_fd, &signal_info, sizeof(signal_info)) > 0)

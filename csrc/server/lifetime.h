@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From the ready event to the stopped one: who may end a server, and when it ends. */
+/* A server's life from the ready event to the stopped event: who may end it, and when it ends. */
 #ifndef SERVER_LIFETIME_H
 #define SERVER_LIFETIME_H
 
@@ -15,38 +15,41 @@ struct lifetime {
 	struct control_server clients;
 	int signal_fd;
 
-	/* Its own. */
+	/* Internal. */
 	struct control_subject subject;
-	struct control_hands *hands; /* NULL: no request takes its time */
+	struct control_pool *pool; /* NULL: there are no requests that take long */
 	int signals;
 	bool owner_gone;
 	bool warned;
 };
 
 /*
- * Blocks the signals that end a server, and returns a descriptor that tells of them, or a negative
+ * Blocks the signals that end a server. Returns a descriptor that receives them, or a negative
  * errno. To be called before any thread exists. With an owner, INT and HUP are left to it.
  */
 int lifetime_open_signals(bool owned);
 
 /*
- * For requests that take their time, if there are such. Before the sandbox, whose view they must not
- * have. Returns 0 or a negative errno.
+ * Starts the pool if there are requests that take long. To be called before the sandbox is entered,
+ * so that its threads see the host's files. Returns 0 or a negative errno.
  */
-int lifetime_start_hands(struct lifetime *lifetime);
-/* Before what they work on is closed; -ETIMEDOUT: that must not be done, they are still at it. */
-int lifetime_stop_hands(struct lifetime *lifetime);
+int lifetime_start_pool(struct lifetime *lifetime);
+/*
+ * To be called before what its jobs use is closed. Returns 0, or -ETIMEDOUT when jobs still run, so
+ * that nothing may be closed.
+ */
+int lifetime_stop_pool(struct lifetime *lifetime);
 
-/* Says that reads are answered. Returns 0 or a negative errno. */
+/* Announces that reads are answered. Returns 0 or a negative errno. */
 int lifetime_announce(struct lifetime *lifetime);
 
 /*
- * Returns CONTROL_STOP or CONTROL_HAND_OVER when it is time, or a negative errno when the front end
- * failed. An owner that died, or a signal, does not pull the device from under a file system.
+ * Returns CONTROL_STOP or CONTROL_HAND_OVER, or a negative errno when the front end has failed. A
+ * dead owner, or a signal, does not end a device that a file system uses.
  */
 int lifetime_wait(struct lifetime *lifetime);
 
-/* The last words. */
+/* Announces the end. */
 void lifetime_end(struct lifetime *lifetime, bool handed_over);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One option is a function that takes its argument and a row of `table`, which has its help too;
- * nothing else has to name it.
+ * An option is a function that takes its argument, and a row of `table` with its help; nothing else
+ * has to name it.
  */
 #include "server/options.h"
 
@@ -18,20 +18,19 @@
 #include "base/message.h"
 #include "base/size.h"
 #include "server/frontend/ublk_features.h"
-#include "server/options_check.h"
 
 enum {
 	MAX_DEPTH = 1024,
 	MAX_NUMBER = 1 << 20, /* of a device or descriptor */
 	MIN_IO_BYTES = 64 << 10,
 	MAX_IO_BYTES = 32 << 20,
-	DEFAULT_QUEUES = 4, /* at most */
+	DEFAULT_QUEUES = 4, /* unless there are fewer CPUs */
 };
 
 struct row {
 	const char *name;
-	const char *argument; /* what it is called in the help; NULL: there is none */
-	/* Returns 0, or -EINVAL with a message given. */
+	const char *argument; /* its name in the help; NULL: the option takes none */
+	/* Returns 0, or -EINVAL after a message. */
 	int (*take)(const char *text, struct server_options *options);
 	const char *help; /* lines of at most 60 characters */
 };
@@ -61,7 +60,7 @@ static int take_unsigned(const char *option, const char *text, unsigned low, uns
 	return err;
 }
 
-/* For what is -1 when it is not given. */
+/* For options whose default is -1. */
 static int take_index(const char *option, const char *text, int *value)
 {
 	unsigned long number;
@@ -153,7 +152,7 @@ static int take_recovery(const char *text, struct server_options *options)
 {
 	if (recovery_find(text, &options->recovery))
 		return 0;
-	msg_error("--recovery '%s' is neither none, reissue, queue, fail-io, swap nor auto", text);
+	msg_error("--recovery '%s' is neither none, reissue, queue, fail-io nor auto", text);
 	return -EINVAL;
 }
 
@@ -176,10 +175,11 @@ static int take_recover_fds(const char *text, struct server_options *options)
 		if (err)
 			return err;
 	}
-	if (options->recover_fd_count >= 3)
+	if (options->recover_fd_count >= 4)
 		return 0;
-	msg_error("--recover-fds '%s' has not the descriptors of file, connection and queues",
-		  text);
+	msg_error(
+		"--recover-fds '%s' has not the descriptors of file, connection, queues and journal",
+		text);
 	return -EINVAL;
 }
 
@@ -223,7 +223,7 @@ static int take_page_cache(const char *text, struct server_options *options)
 	return 0;
 }
 
-/* Sets the feature in `set`, and clears it in `clear`: the last option counts. */
+/* Adds the feature to `set` and removes it from `clear`, so that the last option counts. */
 static int take_feature_into(const char *text, uint64_t *set, uint64_t *clear)
 {
 	const struct ublk_feature *feature = ublk_feature_find(text);
@@ -320,16 +320,16 @@ static const struct row table[] = {
 	  "what becomes of the device when this process dies. none: it\n"
 	  "goes (default); reissue: requests in flight are given to\n"
 	  "the next server, new ones wait for it; ublk queue: the\n"
-	  "former fail; ublk fail-io: both fail until it is there; fuse\n"
-	  "swap: likewise, and the owner moves the loop device to its\n"
-	  "file; auto: the best there is" },
+	  "former fail; ublk fail-io: both fail until it is there;\n"
+	  "auto: the best there is" },
 	{ "recover", "ID", take_recover,
 	  "take over ublk device ID, whose server is gone; it must\n"
 	  "carry --tag, and keeps its queues, depth and largest request" },
 	{ "recover-fds", "FD,...", take_recover_fds,
 	  "take over the FUSE connection of a server that is gone: its\n"
-	  "file, connection and queues, in that order, as kept open;\n"
-	  "--tag, --max-io and DESCRIPTION must be the same" },
+	  "file, connection, queues and journal, in that order, as\n"
+	  "kept open. --tag and DESCRIPTION must be the same; queues,\n"
+	  "depth and largest request are" },
 	{ "grow", NULL, take_grow,
 	  "what is taken over may be smaller than DESCRIPTION, whose\n"
 	  "beginning it then is: it gets that size (ublk: Linux 6.16)" },
@@ -410,7 +410,7 @@ static unsigned default_queues(const cpu_set_t *cpus)
 	return count > DEFAULT_QUEUES ? DEFAULT_QUEUES : count;
 }
 
-/* All of those that this process may use, unless some of them were given. */
+/* All CPUs that this process may use, unless some were given. */
 static int settle_cpus(cpu_set_t *cpus)
 {
 	char text[CPULIST_TEXT_BYTES];
@@ -442,7 +442,7 @@ static int take_all(int argc, char **argv, struct server_options *options)
 	while ((index = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		int err = -EINVAL;
 
-		/* '?': getopt has said what is wrong. NB: so a table must not grow to 63 rows. */
+		/* '?': getopt has printed the error. NB: this limits the table to 62 rows. */
 		_Static_assert(ROW_COUNT < '?', "getopt's error is no row");
 		if (index != '?')
 			err = table[index].take(optarg, options);
@@ -473,7 +473,7 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 		return err;
 	options->description = argv[optind];
 	if (options->recover_fd_count)
-		options->queues = options->recover_fd_count - 2;
+		options->queues = options->recover_fd_count - 3;
 	else if (!options->queues)
 		options->queues = default_queues(&options->cpus);
 	return 0;

@@ -29,7 +29,7 @@ struct server_options {
 	enum recovery_mode recovery;
 	int recover_id; /* -1: none */
 	bool grow;
-	int recover_fds[MAX_QUEUES + 2];
+	int recover_fds[MAX_QUEUES + 3];
 	unsigned recover_fd_count; /* 0: not given */
 
 	uint64_t features_on; /* UBLK_F_* */
@@ -44,9 +44,15 @@ struct server_options {
 };
 
 /*
- * Returns 0, or -EINVAL with a message given. Does not return from --help and --version.
- * --verbose takes effect at once.
+ * Returns 0, or -EINVAL after a message. Does not return from --help and --version. --verbose takes
+ * effect at once.
  */
 int server_options_parse(int argc, char **argv, struct server_options *options);
+
+/*
+ * Checks the options together, for server_options_parse() (options_check.c). `words` is the number
+ * of arguments that are no options. Returns 0, or -EINVAL after a message.
+ */
+int server_options_check(const struct server_options *options, int words);
 
 #endif

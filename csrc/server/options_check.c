@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-#include "server/options_check.h"
+/* Checks whether options fit each other. */
 
 #include <errno.h>
 #include <unistd.h>
 
 #include "base/message.h"
 #include "server/frontend/ublk_uapi.h"
+#include "server/options.h"
 
 static int check_recover(const struct server_options *options)
 {

@@ -9,7 +9,7 @@
 #include "base/cleanup.h"
 #include "base/cpulist.h"
 
-/* Its own copy of the array grows by one. */
+/* Adds a copy of the set to the array. */
 static int append(cpu_set_t **sets, unsigned *count, const cpu_set_t *set)
 {
 	cpu_set_t *grown = realloc(*sets, (*count + 1) * sizeof(**sets));
@@ -48,7 +48,7 @@ static int add_node(struct placement *placement, const char *nodes_path, const c
 		return -ENOMEM;
 	}
 	file = fopen(path, "re");
-	/* A node of memory only has an empty list. */
+	/* A node that has memory only has an empty list. */
 	if (!file || getline(&text, &room, file) < 0 || cpulist_parse(text, &cpus))
 		return 0;
 	CPU_AND(&cpus, &cpus, &placement->allowed);
@@ -82,7 +82,7 @@ void placement_deinit(struct placement *placement)
 	*placement = (struct placement){};
 }
 
-/* Those of the node that has most of them; of the first such node. */
+/* Keeps the CPUs of the node that has most of them; the first one if several have. */
 static void narrow_to_node(const struct placement *placement, cpu_set_t *cpus)
 {
 	cpu_set_t best = *cpus;
@@ -106,7 +106,10 @@ int placement_choose(struct placement *placement, const cpu_set_t *submitters, c
 	if (CPU_COUNT(cpus))
 		narrow_to_node(placement, cpus);
 	else
-		/* Anybody submits, or others than are allowed: all nodes get their share. */
+		/*
+		 * All CPUs submit, or only ones that are not allowed: distribute the threads over
+		 * all nodes.
+		 */
 		*cpus = placement->nodes[placement->thread_count % placement->node_count];
 	return append(&placement->threads, &placement->thread_count, cpus);
 }

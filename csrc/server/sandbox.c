@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -13,15 +15,22 @@
 #include <unistd.h>
 
 #include "base/message.h"
+#include "base/size.h"
+
+enum {
+	/* Both exceed what a request of the largest size takes, without its data. */
+	STACK_RESERVE_BYTES = 64 << 10,
+	HEAP_RESERVE_BYTES = 64 << 10,
+};
 
 static bool io_flusher_allowed;
 
-/* Any directory that every system has; it is covered in our own namespace only. */
+/* A directory that every system has. It is covered in our own mount namespace only. */
 static const char empty_root[] = "/proc";
 
 /*
- * A copy of the host's mounts would keep them alive after their owners unmounted them, and a mount
- * of our own device in it would have to be flushed by us while we exit. So nothing is kept.
+ * A copy of the host's mounts would keep them alive after they were unmounted, and we would have to
+ * flush a mount of our own device in it while we exit. So no mount is kept.
  */
 static int leave_mounts(void)
 {
@@ -33,7 +42,7 @@ static int leave_mounts(void)
 		return -errno;
 	if (chdir(empty_root))
 		return -errno;
-	/* The old root is stacked on the new one, so that "." is the old one again. */
+	/* The old root is now stacked on the new one, so "." is the old one again. */
 	if (syscall(SYS_pivot_root, ".", "."))
 		return -errno;
 	if (umount2(".", MNT_DETACH))
@@ -41,7 +50,7 @@ static int leave_mounts(void)
 	return chdir("/") ? -errno : 0;
 }
 
-/* Tried here, where it has no effect yet, and said once. */
+/* Try it on this thread, where it has no effect yet, and warn once. */
 static int try_io_flusher(void)
 {
 	if (!prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)) {
@@ -51,15 +60,42 @@ static int try_io_flusher(void)
 	}
 	if (errno != EPERM)
 		return -errno;
-	/* Some containers. Serving is safe but for one case: reclaim that has to wait for us. */
+	/*
+	 * This happens in some containers. Serving is safe except when memory reclaim has to wait
+	 * for us.
+	 */
 	msg_warning("without CAP_SYS_RESOURCE, PR_SET_IO_FLUSHER cannot be set: memory reclaim "
 		    "in this server may wait for I/O");
 	return 0;
 }
 
+/* Stay below the size that free(3) returns to the kernel, so that the heap keeps it. */
+static int touch_heap(void)
+{
+	volatile uint8_t *reserve = malloc(HEAP_RESERVE_BYTES);
+
+	if (!reserve)
+		return -ENOMEM;
+	for (unsigned i = 0; i < HEAP_RESERVE_BYTES; i += BLOCK_BYTES)
+		reserve[i] = 0;
+	free((void *)reserve);
+	return 0;
+}
+
+static __attribute__((noinline)) void touch_stack(void)
+{
+	volatile uint8_t reserve[STACK_RESERVE_BYTES];
+
+	for (unsigned i = 0; i < sizeof(reserve); i += BLOCK_BYTES)
+		reserve[i] = 0;
+}
+
 /*
- * NB: what is locked later counts as well. Only what may be locked without a limit is sure not to fail
- * in the midst.
+ * Pages are locked when they are touched. Whatever must not wait for memory touches its pages in
+ * advance: here, in sandbox_io_thread(), and where buffers are made.
+ *
+ * NB: pages that are locked later count towards the limit as well. Only without a limit can locking
+ * not fail while serving.
  */
 static int lock_memory(bool insist)
 {
@@ -68,8 +104,10 @@ static int lock_memory(bool insist)
 
 	if (!insist && (getrlimit(RLIMIT_MEMLOCK, &limit) || limit.rlim_cur != RLIM_INFINITY))
 		err = -EPERM;
-	else if (mlockall(MCL_CURRENT | MCL_FUTURE))
+	else if (mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT))
 		err = -errno;
+	else
+		err = touch_heap();
 	if (err && !insist) {
 		msg_warning("memory is not locked: this server may have to wait for swap, and must "
 			    "not have any on its own device");
@@ -95,7 +133,7 @@ int sandbox_enter(bool privileged)
 			return err;
 		}
 	} else {
-		/* NB: the driver wants the path of its device with each command, too. */
+		/* NB: each command needs the path of the device. */
 		msg_warning("the server stays in its mount namespace: a mount of its own device "
 			    "there can keep it from ending");
 	}
@@ -110,6 +148,7 @@ int sandbox_enter(bool privileged)
 
 int sandbox_io_thread(void)
 {
+	touch_stack();
 	if (!io_flusher_allowed)
 		return 0;
 	/* NB: 1 means on. Memory reclaim for our allocations then never waits for I/O. */
@@ -118,7 +157,7 @@ int sandbox_io_thread(void)
 
 int sandbox_make_realtime(void)
 {
-	/* The lowest priority above all others. Children of the thread start without it. */
+	/* The lowest real-time priority. Children of the thread start without it. */
 	const struct sched_param parameters = { .sched_priority = 1 };
 
 	return sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &parameters) ? -errno : 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What keeps a block server from waiting for itself: memory that cannot be paged out, allocations
- * that cannot start I/O, and no view of the file systems that may lie on its own device.
+ * Keeps a block server from waiting for itself: its memory cannot be paged out, its allocations
+ * cannot start I/O, and it does not see file systems that may lie on its own device.
  */
 #ifndef SERVER_SANDBOX_H
 #define SERVER_SANDBOX_H
@@ -9,23 +9,27 @@
 #include <stdbool.h>
 
 /*
- * For the process, once everything it needs from the host's file system is open: leaves the host's
- * mount namespace for an empty one, and locks all memory, present and future. Where it is not
- * `privileged`, it stays in its namespace, and locks memory only if it may; it says so. Returns 0 or a
- * negative errno with a message given.
+ * To be called once everything that is needed from the host's files is open. The process leaves the
+ * host's mount namespace for an empty one, and all its memory, present and future, is locked once
+ * it is touched. Unless it is `privileged`, it stays in its namespace and locks memory only if it
+ * is allowed to; a warning says so. Returns 0, or a negative errno after a message.
  */
 int sandbox_enter(bool privileged);
 
-/* For each thread that serves I/O. Returns 0 or a negative errno. */
+/*
+ * Prepares a thread that serves I/O, and gets its stack into memory. Returns 0 or a negative errno.
+ */
 int sandbox_io_thread(void);
 
 /*
- * For a thread that serves I/O: from now on it runs before all that is not real-time. Returns 0 or a
- * negative errno; without CAP_SYS_NICE it is -EPERM.
+ * Gives a thread that serves I/O precedence over all that is not real-time. Returns 0 or a negative
+ * errno: -EPERM without CAP_SYS_NICE.
  */
 int sandbox_make_realtime(void);
 
-/* False where CAP_SYS_RESOURCE is missing, as in some containers; sandbox_enter() has said so. */
+/*
+ * Returns false without CAP_SYS_RESOURCE, as in some containers; sandbox_enter() has warned then.
+ */
 bool sandbox_has_io_flushers(void);
 
 #endif

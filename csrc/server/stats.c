@@ -59,20 +59,20 @@ static int add_queues(json_t *object, const struct engine *engine)
 	int err = json_object_set_new(object, "queues", queues);
 
 	for (unsigned i = 0; i < engine->worker_count && !err; i++) {
-		const struct account *account = engine->workers[i].account;
+		const struct worker_stats *stats = engine->workers[i].stats;
 
-		if (!account)
+		if (!stats)
 			continue;
 		err = json_array_append_new(
 			queues,
 			json_pack("{s:I, s:I}", "in_flight",
-				  (json_int_t)relaxed_load(&account->in_flight), "max_in_flight",
-				  (json_int_t)relaxed_load(&account->max_in_flight)));
+				  (json_int_t)relaxed_load(&stats->in_flight), "max_in_flight",
+				  (json_int_t)relaxed_load(&stats->max_in_flight)));
 	}
 	return err;
 }
 
-/* No kind's, so they are missing in the sum over those. */
+/* They belong to no kind, so the sum over the kinds lacks them. */
 static int add_refused(json_t *stats, const struct engine *engine)
 {
 	uint64_t refused = engine_count_refused(engine);
@@ -80,13 +80,13 @@ static int add_refused(json_t *stats, const struct engine *engine)
 	return add_to(stats, "refused", refused) | add_to(stats, "errors", refused);
 }
 
-/* What kinds say of themselves, by their first segment. */
+/* Kinds add their own statistics through their first segments. */
 static int add_own(json_t *stats, const struct engine *engine)
 {
 	unsigned kinds = 0;
 	int err = 0;
 
-	/* Kinds are numbered in the order of their first segments. */
+	/* Kinds are numbered by their first segments. */
 	for (unsigned i = 0; i < engine->segment_count && kinds < engine->kind_count; i++) {
 		const struct segment *segment = &engine->segments[i];
 
@@ -107,7 +107,7 @@ json_t *stats_json(const struct engine *engine)
 
 	for (unsigned i = 0; i < engine->kind_count && !err; i++) {
 		json_t *kind = json_object();
-		struct kind_account sum;
+		struct kind_stats sum;
 
 		err = json_object_set_new(kinds, engine->kinds[i]->name, kind);
 		engine_count(engine, i, &sum);

@@ -6,10 +6,11 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "base/confine.h"
 #include "base/message.h"
 #include "server/sandbox.h"
 
-enum { STACK_BYTES = 256 << 10 /* mlock()ed as a whole */ };
+enum { STACK_BYTES = 256 << 10 };
 
 static int run_ahead(const struct thread *thread)
 {
@@ -31,7 +32,11 @@ static int thread_init(struct thread *thread)
 		err = run_ahead(thread);
 	if (!err)
 		err = sandbox_io_thread();
-	return err ? err : thread->ops->init(thread->owner);
+	if (!err)
+		err = thread->ops->init(thread->owner);
+	if (!err)
+		confine_thread(CONFINE_IO);
+	return err;
 }
 
 static void *thread_main(void *argument)
@@ -47,7 +52,7 @@ static void *thread_main(void *argument)
 		return NULL;
 	}
 	thread->error = thread->ops->serve(thread->owner);
-	/* Also without an error: the kernel's side may have been ended by somebody else. */
+	/* Also without an error: the kernel's side may have been ended from outside. */
 	eventfd_write(thread->ended_fd, 1);
 	thread->ops->deinit(thread->owner);
 	return NULL;
@@ -70,7 +75,7 @@ int thread_start(struct thread *thread)
 	while (sem_wait(&thread->started) && errno == EINTR)
 		;
 	err = thread->start_error;
-	/* Joined here, so that the caller joins only threads that serve. */
+	/* Join it here, so that the caller joins only threads that serve. */
 	if (err)
 		thread_join(thread);
 	return err;

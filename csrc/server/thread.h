@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A thread that serves I/O: it is pinned and protected (sandbox.h), says whether it can serve, and
- * serves until there is nothing more to do.
+ * A thread that serves I/O. It is pinned and protected (sandbox.h), reports whether it can serve,
+ * and serves until there is nothing more to do.
  */
 #ifndef SERVER_THREAD_H
 #define SERVER_THREAD_H
@@ -11,13 +11,13 @@
 #include <semaphore.h>
 #include <stdbool.h>
 
-/* Each is called once, on the thread, and returns 0 or a negative errno. */
+/* Each function is called once, on the thread, and returns 0 or a negative errno. */
 struct thread_ops {
-	/* Memory that is allocated here comes from the node of the thread's CPUs. */
+	/* Memory that is allocated here comes from the NUMA node of the thread's CPUs. */
 	int (*init)(void *owner);
-	/* Returns when the thread is to end. */
+	/* Returns when the thread shall end. */
 	int (*serve)(void *owner);
-	/* Also after init() has failed. */
+	/* Is called even if init() has failed. */
 	void (*deinit)(void *owner);
 };
 
@@ -25,23 +25,23 @@ struct thread {
 	/* Set by the owner. */
 	const struct thread_ops *ops;
 	void *owner;
-	cpu_set_t cpus; /* to run on */
-	bool realtime;	/* run before all that is not (sandbox.h) */
-	int ended_fd;	/* eventfd: written when serve() has returned, for whatever reason */
+	cpu_set_t cpus; /* CPUs to run on */
+	bool realtime;	/* it has precedence over all that is not real-time (sandbox.h) */
+	int ended_fd;	/* eventfd, written when serve() has returned for whatever reason */
 
-	/* Of serve(), to be looked at after thread_join(). */
+	/* The result of serve(), to be read after thread_join(). */
 	int error;
 
-	/* Its own. */
+	/* Internal. */
 	pthread_t id;
-	sem_t started; /* posted once: init() is over */
+	sem_t started; /* posted once, when init() is over */
 	int start_error;
 };
 
-/* Waits until the thread serves. Returns 0, or the negative errno of what failed; then it is gone. */
+/* Waits until the thread serves. Returns 0; or a negative errno, and the thread is gone. */
 int thread_start(struct thread *thread);
 void thread_join(struct thread *thread);
-/* Returns false when the thread has not ended within `wait_ms`; then it is still to be joined. */
+/* Returns false when the thread has not ended within `wait_ms`; it must be joined later. */
 bool thread_join_within(struct thread *thread, unsigned wait_ms);
 
 #endif

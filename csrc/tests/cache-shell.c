@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cache-shell DIRECTORY MAX_BYTES RESERVE_BYTES: a cache, driven by lines on standard input. What a
- * unit holds follows from its key and its place (see fill()), so that each read can be checked here.
+ * cache-shell DIRECTORY MAX_BYTES RESERVE_BYTES: a cache, driven by lines on standard input. A
+ * unit's data follow from its key and its place (see fill()), so that each read can be verified.
  *
  *   open INDEX KEY SIZE UNIT	ok
  *   put INDEX UNIT		ok
- *   read INDEX FIRST LAST	miss | changed | ok | wrong
+ *   read INDEX FIRST LAST	miss | changed | ok | rotten (by its checksums) | wrong
  *   has INDEX FIRST LAST	miss | ok
- *   check INDEX			a letter for each unit: o(k), m(iss), c(hanged), w(rong)
+ *   check INDEX			a letter for each unit: o(k), m(iss), c(hanged), r(otten), w(rong)
  *   drop INDEX UNIT		ok
  *   shrink BYTES		ok
  *   sync			ok
  *   reopen DIRECTORY		ok: the cache there, with no source open
- *   batches			COUNT: how many times what waited was written to the disk
+ *   batches			COUNT: how many times pending units were written to the disk
  *   stats			JSON
- *   stress SECONDS THREADS	READS HITS CHANGED PUTS WRONG: random operations on all that is open
- *   later LINE			what LINE answers, when it is done, in a thread of its own; one at a time
+ *   stress SECONDS THREADS	READS HITS CHANGED PUTS WRONG: random operations on all open sources
+ *   later LINE			LINE's answer, when a thread of its own has done it; one at a time
  *   end				nothing: a stress that runs ends now
  *   kill			nothing: the process is dead
  *
- * Each may answer "error ERRNO".
+ * Each may answer "error ERRNO" instead.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -33,6 +33,7 @@
 
 #include "base/fileio.h"
 #include "base/message.h"
+#include "lazy/cache/admin.h"
 #include "lazy/cache/internal.h"
 
 enum { SOURCES = 16, THREADS_MAX = 16 };
@@ -50,7 +51,7 @@ struct worker {
 	uint64_t reads, hits, changed, puts, wrong;
 };
 
-/* Each 8 bytes: splitmix64 of the key's first 8 bytes and their offset. */
+/* Fills each 8 bytes with splitmix64 of the key's first 8 bytes and their own offset. */
 static void fill(const struct source *source, uint64_t offset, uint64_t length, uint8_t *data)
 {
 	uint64_t seed;
@@ -93,11 +94,11 @@ static const char *read_units(const struct source *source, uint64_t first, uint6
 	uint64_t offset = first * source->unit_bytes;
 	uint64_t end = round_up_u64(source->size, BLOCK_BYTES);
 	const char *answer = "ok";
-	struct cache_look look;
+	struct cache_lookup look;
 	uint8_t *data, *expected;
 	int err;
 
-	if (!object || !cache_look(object, first, last, &look))
+	if (!object || !cache_lookup(object, first, last, &look))
 		return "miss";
 	if ((last + 1) * source->unit_bytes < end)
 		end = (last + 1) * source->unit_bytes;
@@ -107,9 +108,11 @@ static const char *read_units(const struct source *source, uint64_t first, uint6
 	expected = data + (end - offset);
 	err = pread_full(cache_fd(object), data, end - offset, offset);
 	fill(source, offset, end - offset, expected);
-	if (!cache_still(object, &look))
+	if (!cache_lookup_is_valid(object, &look))
 		answer = "changed";
-	else if (err || memcmp(data, expected, end - offset))
+	else if (err || !cache_verify(object, offset, data, (uint32_t)(end - offset)))
+		answer = "rotten";
+	else if (memcmp(data, expected, end - offset))
 		answer = "wrong";
 	free(data);
 	return answer;
@@ -142,7 +145,7 @@ static void *work(void *argument)
 		if (!source->size)
 			continue;
 		units = source_units(source);
-		/* Half of all in the first eighth. */
+		/* Half of all operations are in the first eighth. */
 		unit = next(worker) % 2 ? next(worker) % units : next(worker) % (units / 8 + 1);
 		answer = read_units(source, unit,
 				    unit + 1 < units && next(worker) % 4 == 0 ? unit + 1 : unit);
@@ -204,16 +207,16 @@ static void check(const struct source *source)
 
 static int reopen(const char *directory)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	int err;
 
 	cache_close(cache);
 	cache = NULL;
 	memset(sources, 0, sizeof(sources));
-	err = cache_open(directory, &options, &cache, &complaint);
+	err = cache_open(directory, &options, &cache, &error);
 	if (!err)
 		return 0;
-	msg_error("%s", complaint.text);
+	msg_error("%s", error.text);
 	exit(EXIT_FAILED);
 }
 
@@ -303,7 +306,7 @@ static bool answer(const char *line)
 
 int main(int argc, char **argv)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	char line[256];
 
 	message_init("cache-shell");
@@ -311,10 +314,10 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	options.max_bytes = strtoull(argv[2], NULL, 10);
 	options.reserve_bytes = strtoull(argv[3], NULL, 10);
-	if (cache_open(argv[1], &options, &cache, &complaint)) {
-		msg_error("%s", complaint.text);
-		if (*complaint.hint)
-			msg_hint("%s", complaint.hint);
+	if (cache_open(argv[1], &options, &cache, &error)) {
+		msg_error("%s", error.text);
+		if (*error.hint)
+			msg_hint("%s", error.hint);
 		return EXIT_FAILED;
 	}
 	while (fgets(line, sizeof(line), stdin)) {

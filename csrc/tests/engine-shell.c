@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * engine-shell DESCRIPTION: the engine with one worker, driven from standard input, so that tests
- * (and sanitizers) reach it without a kernel that has ublk. Each line is one request:
+ * (and sanitizers) can use it without a ublk driver. Each line is one request:
  *
  *   read OFFSET LENGTH | write OFFSET LENGTH BYTE | fua OFFSET LENGTH BYTE | flush |
  *   discard OFFSET LENGTH | zero OFFSET LENGTH | zero-keep OFFSET LENGTH
  *
  * where "fua" is a write that has to be durable, and "zero-keep" may not free blocks. The answer is
- * a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes. A line "stats" is answered
- * with the statistics, on one line, and "asked" with what was asked of files since the last time:
- * words on one line, such as "write", "write-dsync", "fdatasync", "fallocate-3". A line that begins
- * with "{" is a request to a map, as on a control connection, and answered as there.
+ * a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes. The answer to "stats" is a
+ * line with the statistics, and to "asked" a line with the operations on files since the last time,
+ * in words such as "write", "write-dsync", "fdatasync", "fallocate-3". A line that begins
+ * with "{" is a request to a map. It is handled as on a control connection.
  */
 #include <errno.h>
 #include <liburing.h>
@@ -60,7 +60,7 @@ ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int
 	return syscall(SYS_pwritev2, fd, parts, count, (long)offset, 0L, flags);
 }
 
-/* What goes to the kernel with the next submit. */
+/* Notes the operations that the next submit sends to the kernel. */
 static void note_sqes(const struct io_uring *ring)
 {
 	const struct io_uring_sq *queue = &ring->sq;
@@ -144,8 +144,8 @@ static int run(struct worker *worker, struct io *io)
 }
 
 /*
- * The buffer is that of the request before, as it is with a tag of a front end. Beyond the request,
- * it is poisoned, so that the sanitizer sees a byte too much.
+ * Keeps the buffer of the previous request, as front ends do for each tag. The part beyond the
+ * request is poisoned, so that the sanitizer detects accesses to it.
  */
 static void prepare_buffer(struct io *io, int byte)
 {
@@ -165,7 +165,7 @@ static void prepare_buffer(struct io *io, int byte)
 		memset(io->data, byte, io->length);
 		io->uniform = (struct uniform){};
 	} else {
-		/* What is not known must be written. */
+		/* The engine must overwrite all data that it does not know. */
 		memset(io->data + io->uniform.length, 0xee, buffer_bytes - io->uniform.length);
 	}
 	ASAN_POISON_MEMORY_REGION(io->data + io->length, buffer_bytes - io->length);

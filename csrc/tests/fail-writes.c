@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * To be preloaded: calls that write to a file at an offset, that change its size or sync it, fail with
- * FAIL_ERRNO from the FAIL_FROM-th of them on (counted from 1), FAIL_COUNT times. FAIL_SHORT=1: a
- * write does half of its work first, as a disk that is nearly full does. SYNC_MS: a sync takes that
- * much longer.
+ * To be preloaded. Calls that write to a file at an offset, change its size or sync it fail with
+ * FAIL_ERRNO, FAIL_COUNT times, beginning with the FAIL_FROM-th of them (counted from 1).
+ * FAIL_SHORT=1: a write does half of its work first, as on a disk that is nearly full. SYNC_MS: a
+ * sync takes that much longer.
  */
-/* Both names of each call are wanted, `pwrite` and `pwrite64`: as functions of their own. */
+/* This file defines both names of each call, such as `pwrite` and `pwrite64`. */
 #undef _FILE_OFFSET_BITS
 
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ static unsigned long number_of(const char *variable)
 	return text ? strtoul(text, NULL, 10) : 0;
 }
 
-/* Whether this call is to fail; errno says how. */
+/* Returns whether this call is to fail, and sets errno. */
 static bool fails(void)
 {
 	unsigned long from = number_of("FAIL_FROM");

@@ -6,7 +6,7 @@
  *   {"source": {"size": ..., "mirrors": [...]}}      sources are numbered from 0; answered at once:
  *       {"source": 0} or {"error": TEXT, "hint": TEXT}
  *   {"read": ID, "source": 0, "offset": 0, "length": 4096, "deadline_ms": 30000}
- *       ID is any number; without a deadline it waits for ever. Answered when it is over, in any order:
+ *       ID is any number; without a deadline it waits for ever. Answered at its end, in any order:
  *       {"read": ID, "result": 0, "ms": 1.5, "bytes": N}, followed by N raw bytes; or
  *       {"read": ID, "result": -5, "ms": 1.5, "bytes": 0}
  *   {"prefetch": ID, "source": 0, "offset": 0, "length": 1048576}     not answered
@@ -17,8 +17,8 @@
  *   {"stats": ID}      {"stats": ID, "fetcher": {...}}
  *   {"wait": ID}       {"wait": ID} once no read is under way
  *
- * At the end of its input, reads are given up (-5), and all is freed. Options for the fetcher come as
- * arguments: hands=N transfers=N buffer=BYTES changed=MS unhealthy=MS.
+ * At the end of input, reads are given up (-5), and all memory is freed. Arguments are options for
+ * the fetcher: workers=N transfers=N buffer=BYTES changed=MS unhealthy=MS.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -37,13 +37,13 @@ struct shell_read {
 	uint64_t started_ns;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of stdout and `under_way` */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects stdout and `under_way` */
 static pthread_cond_t none_left = PTHREAD_COND_INITIALIZER;
 static unsigned under_way;
 static struct source *sources[4096];
 static unsigned source_count;
 
-/* The answer, and what follows it, as one piece. */
+/* Prints the answer and the bytes that follow it, without anything in between. */
 static void say(json_t *answer, const void *data, size_t bytes)
 {
 	pthread_mutex_lock(&lock);
@@ -81,44 +81,44 @@ static void wait_for_all(void)
 	pthread_mutex_unlock(&lock);
 }
 
-static int take_source(json_t *line, struct source **source, struct complaint *complaint)
+static int take_source(json_t *line, struct source **source, struct error *error)
 {
 	uint64_t number = 0;
-	int err = keys_take_u64(line, "source", true, &number, complaint);
+	int err = keys_take_u64(line, "source", true, &number, error);
 
 	if (err)
 		return err;
 	if (number >= source_count)
-		return complain(complaint, -EINVAL, "there is no source %llu",
-				(unsigned long long)number);
+		return error_set(error, -EINVAL, "there is no source %llu",
+				 (unsigned long long)number);
 	*source = sources[number];
 	return 0;
 }
 
-static int take_mirror(json_t *line, struct mirror **mirror, struct complaint *complaint)
+static int take_mirror(json_t *line, struct mirror **mirror, struct error *error)
 {
 	struct source *source = NULL;
 	uint64_t number = 0;
-	int err = take_source(line, &source, complaint);
+	int err = take_source(line, &source, error);
 
 	if (!err)
-		err = keys_take_u64(line, "mirror", false, &number, complaint);
+		err = keys_take_u64(line, "mirror", false, &number, error);
 	if (err)
 		return err;
 	if (number >= source->mirror_count)
-		return complain(complaint, -EINVAL, "there is no mirror %llu",
-				(unsigned long long)number);
+		return error_set(error, -EINVAL, "there is no mirror %llu",
+				 (unsigned long long)number);
 	*mirror = &source->mirrors[number];
 	return 0;
 }
 
-static int add_source(json_t *line, struct complaint *complaint)
+static int add_source(json_t *line, struct error *error)
 {
 	int err;
 
 	if (source_count == sizeof(sources) / sizeof(*sources))
-		return complain(complaint, -ENOSPC, "too many sources");
-	err = source_parse(json_object_get(line, "source"), &sources[source_count], complaint);
+		return error_set(error, -ENOSPC, "too many sources");
+	err = source_parse(json_object_get(line, "source"), &sources[source_count], error);
 	if (err)
 		return err;
 	sources[source_count]->id = source_count;
@@ -126,27 +126,27 @@ static int add_source(json_t *line, struct complaint *complaint)
 	return 0;
 }
 
-static int begin_read(struct fetcher *fetcher, json_t *line, struct complaint *complaint)
+static int begin_read(struct fetcher *fetcher, json_t *line, struct error *error)
 {
 	struct shell_read *of_shell;
 	struct source *source = NULL;
 	uint64_t offset = 0, length = 0, deadline_ms = 0;
 	int64_t id = 0;
-	int err = keys_take_i64(line, "read", true, &id, complaint);
+	int err = keys_take_i64(line, "read", true, &id, error);
 
 	if (!err)
-		err = take_source(line, &source, complaint);
+		err = take_source(line, &source, error);
 	if (!err)
-		err = keys_take_u64(line, "offset", true, &offset, complaint);
+		err = keys_take_u64(line, "offset", true, &offset, error);
 	if (!err)
-		err = keys_take_u64(line, "length", true, &length, complaint);
+		err = keys_take_u64(line, "length", true, &length, error);
 	if (!err)
-		err = keys_take_u64(line, "deadline_ms", false, &deadline_ms, complaint);
+		err = keys_take_u64(line, "deadline_ms", false, &deadline_ms, error);
 	if (err)
 		return err;
 	if (offset >= source->size || !length || length > 1 << 30 ||
 	    offset + length > (source->size + 4095) / 4096 * 4096)
-		return complain(complaint, -EINVAL, "that is not in the source");
+		return error_set(error, -EINVAL, "that is not in the source");
 	of_shell = calloc(1, sizeof(*of_shell));
 	if (of_shell)
 		of_shell->read.data = malloc(length);
@@ -167,38 +167,38 @@ static int begin_read(struct fetcher *fetcher, json_t *line, struct complaint *c
 	return 0;
 }
 
-static int prefetch(struct fetcher *fetcher, json_t *line, struct complaint *complaint)
+static int prefetch(struct fetcher *fetcher, json_t *line, struct error *error)
 {
 	struct source *source = NULL;
 	uint64_t offset = 0, length = 0;
-	int err = take_source(line, &source, complaint);
+	int err = take_source(line, &source, error);
 
 	if (!err)
-		err = keys_take_u64(line, "offset", true, &offset, complaint);
+		err = keys_take_u64(line, "offset", true, &offset, error);
 	if (!err)
-		err = keys_take_u64(line, "length", true, &length, complaint);
+		err = keys_take_u64(line, "length", true, &length, error);
 	if (!err)
 		fetcher_prefetch(fetcher, source, offset, length);
 	return err;
 }
 
-static int probe(json_t *line, struct complaint *complaint)
+static int probe(json_t *line, struct error *error)
 {
 	struct mirror_probe found = {};
-	struct complaint why = {};
+	struct error why = {};
 	struct mirror *mirror = NULL;
 	uint64_t timeout_ms = 5000;
 	int64_t id = 0;
-	int err = keys_take_i64(line, "probe", true, &id, complaint);
+	int err = keys_take_i64(line, "probe", true, &id, error);
 
 	if (!err)
-		err = keys_take_u64(line, "timeout_ms", false, &timeout_ms, complaint);
+		err = keys_take_u64(line, "timeout_ms", false, &timeout_ms, error);
 	if (!err)
-		err = take_mirror(line, &mirror, complaint);
+		err = take_mirror(line, &mirror, error);
 	if (err)
 		return err;
 	if (!mirror->ops->probe)
-		return complain(complaint, -EINVAL, "this kind cannot be probed");
+		return error_set(error, -EINVAL, "this kind cannot be probed");
 	err = mirror->ops->probe(mirror, (uint32_t)timeout_ms, &found, &why);
 	if (err)
 		say(json_pack("{s:I, s:i, s:s}", "probe", id, "result", err, "error", why.text),
@@ -211,28 +211,28 @@ static int probe(json_t *line, struct complaint *complaint)
 	return 0;
 }
 
-static int pin(json_t *line, struct complaint *complaint)
+static int pin(json_t *line, struct error *error)
 {
 	struct mirror *mirror = NULL;
-	int err = take_mirror(line, &mirror, complaint);
+	int err = take_mirror(line, &mirror, error);
 
 	if (!err)
-		err = keys_take_string(line, "text", true, &mirror->identity, complaint);
+		err = keys_take_string(line, "text", true, &mirror->identity, error);
 	return err;
 }
 
-static int handle(struct fetcher *fetcher, json_t *line, struct complaint *complaint)
+static int handle(struct fetcher *fetcher, json_t *line, struct error *error)
 {
 	if (json_object_get(line, "read"))
-		return begin_read(fetcher, line, complaint);
+		return begin_read(fetcher, line, error);
 	if (json_object_get(line, "prefetch"))
-		return prefetch(fetcher, line, complaint);
+		return prefetch(fetcher, line, error);
 	if (json_object_get(line, "probe"))
-		return probe(line, complaint);
+		return probe(line, error);
 	if (json_object_get(line, "identity"))
-		return pin(line, complaint);
+		return pin(line, error);
 	if (json_object_get(line, "source"))
-		return add_source(line, complaint);
+		return add_source(line, error);
 	if (json_object_get(line, "stats")) {
 		say(json_pack("{s:O, s:o}", "stats", json_object_get(line, "stats"), "fetcher",
 			      fetcher_stats_json(fetcher)),
@@ -244,21 +244,20 @@ static int handle(struct fetcher *fetcher, json_t *line, struct complaint *compl
 		say(json_incref(line), NULL, 0);
 		return 0;
 	}
-	return complain(complaint, -EINVAL, "not a request");
+	return error_set(error, -EINVAL, "not a request");
 }
 
 static void handle_line(struct fetcher *fetcher, const char *text)
 {
-	struct complaint complaint = {};
-	json_error_t error;
-	json_t *line = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+	struct error error = {};
+	json_error_t json_error;
+	json_t *line = json_loads(text, JSON_REJECT_DUPLICATES, &json_error);
 	int err;
 
-	err = line ? handle(fetcher, line, &complaint) :
-		     complain(&complaint, -EINVAL, "not JSON: %s", error.text);
+	err = line ? handle(fetcher, line, &error) :
+		     error_set(&error, -EINVAL, "not JSON: %s", json_error.text);
 	if (err)
-		say(json_pack("{s:s, s:s}", "error", complaint.text, "hint", complaint.hint), NULL,
-		    0);
+		say(json_pack("{s:s, s:s}", "error", error.text, "hint", error.hint), NULL, 0);
 	json_decref(line);
 }
 
@@ -266,7 +265,7 @@ static int parse_option(const char *text, struct fetcher_options *options)
 {
 	unsigned long long bytes;
 
-	if (sscanf(text, "hands=%u", &options->hands) == 1 ||
+	if (sscanf(text, "workers=%u", &options->workers) == 1 ||
 	    sscanf(text, "transfers=%u", &options->max_transfers) == 1 ||
 	    sscanf(text, "changed=%u", &options->changed_ms) == 1 ||
 	    sscanf(text, "unhealthy=%u", &options->unhealthy_ms) == 1)

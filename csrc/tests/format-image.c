@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * format-image FILES OUTPUT: an ordinary, writable file system made with the format library, to
- * be looked at by btrfs-progs and kernels: DUP metadata in two small chunks and a large one, many
- * files in a directory, extents that several files share, and one that a file holds twice.
+ * format-image FILES OUTPUT: makes an ordinary, writable file system with the format library, to
+ * be checked by btrfs-progs and kernels: DUP metadata in two small chunks and a large one, many
+ * files in a directory, extents that several files share, and one that a file refers to twice.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -82,7 +82,7 @@ static int add_extent(struct image *image, struct tree_builder *tree, const stru
 	return ret;
 }
 
-/* The first file holds its extent twice. */
+/* The first file refers to its extent twice. */
 static int emit_file(struct image *image, struct tree_builder *tree, const struct file *file)
 {
 	struct disk_inode inode = inode_make(GENERATION, image->params.time, 0100644);
@@ -133,7 +133,7 @@ static int emit_files(struct image *image, struct tree_builder *tree, void *cont
 
 static int add_chunks(struct image *image)
 {
-	/* Logical addresses differ from the device's, and copies are not in their order. */
+	/* Logical addresses differ from device offsets, and a second copy may come first. */
 	static const struct chunk chunks[] = {
 		{ MIB(1), MIB(8), CHUNK_SYSTEM | CHUNK_DUP, 2, { MIB(20), MIB(2) } },
 		{ MIB(16), KIB(256), CHUNK_METADATA | CHUNK_DUP, 2, { MIB(30), MIB(31) } },

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Checks the pieces of the format library by themselves; says which check failed. */
+/* Checks parts of the format library by themselves, and prints which check failed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ static int failures;
 
 static void check_crc32c(void)
 {
-	/* RFC 3720, and the check value of the CRC catalogues. */
+	/* This is the check value of RFC 3720 and of CRC catalogues. */
 	CHECK(~crc32c_raw(~0u, "123456789", 9) == 0xE3069283u);
 	CHECK(crc32c_raw(5, "", 0) == 5);
 	CHECK(csum_kind_by_id(CSUM_TYPE_CRC32C)->bytes == 4);
@@ -69,7 +69,7 @@ static int store_write(void *context, uint64_t bytenr, const void *block)
 	return 0;
 }
 
-/* Items of a regular pattern, so that a reader knows what to expect of the n-th. */
+/* Items follow a pattern, so that a reader knows what the n-th has to be. */
 static struct key nth_key(uint64_t n)
 {
 	return (struct key){ n / 7, (uint8_t)(n % 7), n * n };
@@ -276,7 +276,7 @@ static int emit_stray(struct image *image, struct tree_builder *tree, void *cont
 	return image_add_data(image, &extent);
 }
 
-/* An image with that much metadata and that tree; nothing is written. */
+/* Builds an image with this METADATA chunk and this tree, without writing it. */
 static int try_image(uint64_t metadata_bytes, image_emit *emit)
 {
 	struct image_params params = {
@@ -327,6 +327,8 @@ static int plan(uint64_t virtual_bytes, uint64_t chunk_bytes, const char *name)
 		.chunk_bytes = chunk_bytes,
 		.virtual_name = name,
 		.label = "",
+		/* The UUID tree needs different UUIDs of subvolumes. */
+		.subvolume_uuid = { 1 },
 	};
 
 	return seed_plan(&seed);
@@ -335,6 +337,7 @@ static int plan(uint64_t virtual_bytes, uint64_t chunk_bytes, const char *name)
 static void check_seed(void)
 {
 	CHECK(plan(MIB(4), 0, "name") == 0);
+	CHECK(plan(MIB(4), 0, SEED_SUBVOLUME_NAME) == -EEXIST);
 	CHECK(plan(MIB(4) - 4096, 0, "name") == -ERANGE);
 	CHECK(plan(MIB(4) + 1, 0, "name") == -EINVAL);
 	CHECK(plan(SEED_VIRTUAL_MAX_BYTES, 0, "name") == 0);
@@ -347,7 +350,7 @@ static void check_seed(void)
 	CHECK(plan(MIB(4), 0, "..") == -EINVAL);
 }
 
-/* With and without O_TMPFILE. */
+/* Checks outfile.h with (`named`) and without a temporary name. */
 static void check_outfile(const char *directory, bool named)
 {
 	_cleanup_free_ char *path = NULL;

@@ -2,9 +2,9 @@
 /*
  * fuzz-reader [--seed N] [--iterations N] IMAGE...: changes superblocks and tree blocks of healthy
  * images, mostly with correct checksums, and has the reader, inspect and check look at the result,
- * all in this process. Whatever they say, they must not crash, hang or allocate without bound.
+ * all in this process. They may fail, but must not crash, hang or allocate without bound.
  *
- * What is changed is encoded as a string of bytes, see change(). Without libFuzzer the strings are
+ * The changes are encoded as a string of bytes, see change(). Without libFuzzer the strings are
  * random; with it (clang -fsanitize=fuzzer -DFUZZ_LIBFUZZER, FUZZ_IMAGE=path) it makes them.
  */
 #include <errno.h>
@@ -48,7 +48,7 @@ struct target {
 	uint64_t file_bytes;
 	struct piece pieces[PIECES_MAX];
 	size_t piece_count;
-	uint64_t values[2 * PIECES_MAX]; /* that mean something in this image */
+	uint64_t values[2 * PIECES_MAX]; /* that have a meaning in this image */
 	size_t value_count;
 };
 
@@ -124,7 +124,7 @@ static int add_trees(struct target *target, struct reader *reader)
 	return ret;
 }
 
-/* Copy what of the file is not a hole. */
+/* Copies the file, but not its holes. */
 static int copy_file(struct target *target, int from)
 {
 	static uint8_t buffer[65536];
@@ -224,7 +224,7 @@ static uint64_t interesting(const struct target *target, struct input *input)
 	return values[which / 2 % count];
 }
 
-/* Where in a tree block: header, list of items, an item's data, or anywhere. */
+/* Chooses an offset: in a tree block's header, items, item data, or anywhere. */
 static uint32_t place_in(const struct piece *piece, struct input *input)
 {
 	uint64_t kind = take(input, 1), at = take(input, 2);
@@ -233,7 +233,7 @@ static uint32_t place_in(const struct piece *piece, struct input *input)
 	uint64_t count = is_tree ? le32toh(header->item_count) : 0;
 
 	if (!is_tree && kind % 2)
-		return at % 900; /* fields, and the beginning of the array of chunks */
+		return at % 900; /* superblock: fields, and the first chunks */
 	if (!is_tree || kind % 4 == 0 || !count)
 		return at % piece->length;
 	if (kind % 4 == 1)
@@ -373,7 +373,7 @@ static uint64_t random_next(uint64_t *state)
 	return value ^ value >> 31;
 }
 
-/* Ready before the signal comes: its handler can do little. */
+/* The message is formatted in advance, as the signal handler may not do that. */
 static char hang_text[96];
 static size_t hang_text_length;
 
@@ -398,7 +398,7 @@ static void fuzz(const char *path, uint64_t seed, uint64_t iterations)
 		uint64_t state = seed + i;
 		size_t length = 6 + random_next(&state) % (sizeof(data) - 6);
 
-		/* Mostly few changes: with many, the first checks stop it. */
+		/* Mostly make few changes: with many, already the first checks fail. */
 		if (random_next(&state) % 4)
 			length = 6 + length % 14;
 		for (size_t b = 0; b < length; b++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * histogram-shell: lines "NS COUNT" on standard input go to two histograms by turns, which are then
+ * histogram-shell: lines "NS COUNT" on standard input go to two histograms in turn, which are then
  * merged. Prints "COUNT SUM MAX P50 P90 P99 P99.9", then a line "BOUND COUNT" per bucket in use.
  */
 #include <inttypes.h>

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Mappings by hand: a command per line on standard input, a line of answer for each.
+ * map-shell: mappings, driven by commands on standard input. Each line is answered by a line.
  *
- *   add OFFSET LENGTH SOURCE SOURCE_OFFSET      "added", or the mapping in the way
+ *   add OFFSET LENGTH SOURCE SOURCE_OFFSET      "added", or the mapping that it would overlap
  *   find OFFSET | next OFFSET | overlap OFFSET LENGTH      a mapping, or "none"
  *   room FROM END LENGTH ALIGNMENT              an offset, or "none"
  *   reserve COUNT                               "reserved"
  *   list                                        the number of mappings, then each
  *
- * map-shell --race COUNT THREADS adds COUNT mappings in a random order while THREADS look them up, and
- * ends with 1 if one of them ever saw what it must not.
+ * map-shell --race COUNT THREADS adds COUNT mappings in a random order while THREADS look them up.
+ * Its exit status is 1 if a thread ever got a wrong answer.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -63,7 +63,7 @@ static void list(const struct map *map)
 		print(mapping);
 }
 
-/* Returns 0, or -1 when the line is no command. */
+/* Returns 0, or -1 when the line is not a command. */
 static int execute(struct map *map, const char *line)
 {
 	uint64_t n[4];
@@ -115,8 +115,8 @@ static int shell(void)
 struct race {
 	struct map *map;
 	uint64_t count;
-	uint32_t *order; /* in which they are added */
-	uint64_t added;	 /* of `order`, as far as readers may rely on it */
+	uint32_t *order; /* the order in which they are added */
+	uint64_t added;	 /* how many of `order` readers have to find */
 	bool over;
 };
 
@@ -137,7 +137,7 @@ static void *look(void *argument)
 		uint64_t any = (uint64_t)rand_r(&state) % race->count;
 		const struct mapping *mapping = map_find(race->map, any * STRIDE + 4096);
 
-		/* It may be there already, and is right then. */
+		/* This one may have been added already. Then it has to be right. */
 		wrong += mapping && !is_right(mapping, any);
 		wrong += map_find(race->map, any * STRIDE + LENGTH) != NULL;
 		if (added) {

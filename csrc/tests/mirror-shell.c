@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mirror-shell SOURCE.json: the first mirror of a source by itself, without retries and without a
- * fetcher, whose place this takes. Driven from standard input, line by line:
+ * mirror-shell SOURCE.json: the first mirror of a source by itself, without retries. This program
+ * replaces the fetcher. Driven from standard input, line by line:
  *
  *   probe TIMEOUT_MS
- *   pin IDENTITY                             what the object was known by before
+ *   pin IDENTITY                             the identity that the object had before
  *   fetch OFFSET LENGTH TIMEOUT_MS COUNT     COUNT ranges at a time, one behind the other
- *   cancel OFFSET LENGTH AFTER_MS            a fetch that is given up
+ *   cancel OFFSET LENGTH AFTER_MS            begins a fetch, and gives it up
  *
- * Each answer is a JSON object on a line; behind one of a fetch with "result" 0 come its bytes.
+ * Each answer is a JSON object on a line. The bytes of a fetch with "result" 0 follow its answer.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -56,17 +56,17 @@ struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const
 
 struct work {
 	uv_work_t request;
-	struct hand_job *job;
+	struct pool_job *job;
 };
 
-static void on_hand(uv_work_t *request)
+static void on_worker(uv_work_t *request)
 {
 	struct work *work = container_of(request, struct work, request);
 
 	work->job->work(work->job);
 }
 
-static void after_hand(uv_work_t *request, int status)
+static void after_work(uv_work_t *request, int status)
 {
 	struct work *work = container_of(request, struct work, request);
 
@@ -75,17 +75,17 @@ static void after_hand(uv_work_t *request, int status)
 	free(work);
 }
 
-void fetcher_hand(struct fetcher *fetcher, struct hand_job *job)
+void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
 {
 	struct work *work = calloc(1, sizeof(*work));
 
 	if (!work)
 		abort();
 	work->job = job;
-	uv_queue_work(&fetcher->loop, &work->request, on_hand, after_hand);
+	uv_queue_work(&fetcher->loop, &work->request, on_worker, after_work);
 }
 
-bool fetcher_hand_back(struct fetcher *fetcher, struct hand_job *job)
+bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
 {
 	(void)fetcher;
 	(void)job;
@@ -104,7 +104,7 @@ void fetch_done(struct fetch *fetch)
 	struct request *request = container_of(fetch, struct request, fetch);
 
 	if (request->done)
-		abort(); /* once, that is the contract */
+		abort(); /* a mirror has to call this only once */
 	request->done = true;
 	running--;
 }
@@ -114,7 +114,7 @@ void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, cons
 	va_list args;
 
 	va_start(args, format);
-	vsnprintf(fetch->complaint.text, sizeof(fetch->complaint.text), format, args);
+	vsnprintf(fetch->error.text, sizeof(fetch->error.text), format, args);
 	va_end(args);
 	fetch->result = err;
 	fetch->failure = failure;
@@ -145,8 +145,8 @@ static void print_fetch(const struct fetch *fetch)
 
 	if (fetch->result) {
 		set_text(object, "failure", failures[fetch->failure]);
-		set_text(object, "text", fetch->complaint.text);
-		set_text(object, "hint", fetch->complaint.hint);
+		set_text(object, "text", fetch->error.text);
+		set_text(object, "hint", fetch->error.hint);
 		json_object_set_new(object, "retry_after_ms", json_integer(fetch->retry_after_ms));
 	} else {
 		set_text(object, "identity", fetch->identity);
@@ -224,14 +224,14 @@ static void cancel(struct mirror *mirror, uint64_t offset, uint32_t length, unsi
 
 static void probe(struct mirror *mirror, unsigned timeout_ms)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	struct mirror_probe found = {};
-	int err = mirror->ops->probe(mirror, timeout_ms, &found, &complaint);
+	int err = mirror->ops->probe(mirror, timeout_ms, &found, &error);
 	json_t *object = json_pack("{s:i}", "result", err);
 
 	if (err) {
-		set_text(object, "text", complaint.text);
-		set_text(object, "hint", complaint.hint);
+		set_text(object, "text", error.text);
+		set_text(object, "hint", error.hint);
 	} else {
 		json_object_set_new(object, "size", json_integer((json_int_t)found.size));
 		set_text(object, "identity", found.identity);
@@ -273,30 +273,30 @@ static void close_all(void)
 		attachment->close(attachment);
 	}
 	uv_run(&here.loop, UV_RUN_DEFAULT);
-	/* Nothing may be left open, or this says so. */
+	/* This fails if anything is still open. */
 	if (uv_loop_close(&here.loop))
 		abort();
 }
 
 int main(int argc, char **argv)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	struct source *source = NULL;
-	json_error_t error;
+	json_error_t json_error;
 	json_t *text;
 	char line[1024];
 	int status = EXIT_OK;
 
 	message_init("mirror-shell");
-	text = argc == 2 ? json_load_file(argv[1], 0, &error) : NULL;
+	text = argc == 2 ? json_load_file(argv[1], 0, &json_error) : NULL;
 	if (!text) {
 		msg_error("usage: mirror-shell SOURCE.json");
 		return EXIT_USAGE;
 	}
-	if (source_parse(text, &source, &complaint)) {
-		msg_error("%s", complaint.text);
-		if (complaint.hint[0])
-			msg_hint("%s", complaint.hint);
+	if (source_parse(text, &source, &error)) {
+		msg_error("%s", error.text);
+		if (error.hint[0])
+			msg_hint("%s", error.hint);
 		json_decref(text);
 		return EXIT_USAGE;
 	}

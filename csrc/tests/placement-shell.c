@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * placement-shell NODES ALLOWED SUBMITTERS...: prints, as JSON, the CPUs of one thread for each of
- * SUBMITTERS, which is a list of CPUs or "any". NODES is a directory like that of the kernel.
+ * placement-shell NODES ALLOWED SUBMITTERS...: prints, as JSON, the CPUs of a thread for each
+ * SUBMITTERS, which is a list of CPUs or "any". NODES is a directory like the kernel's.
  */
 #include <stdio.h>
 #include <string.h>

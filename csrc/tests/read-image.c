@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * read-image [--rewrite] IMAGE: lists what the reader sees, one line per tree: object id, items,
- * blocks. Each tree is read in both ways that there are, and single items are looked up.
+ * read-image [--rewrite] IMAGE: lists the trees that the reader finds, one per line: object id,
+ * items, blocks. It reads each tree with a cursor and with a walk, and looks up single items.
  * --rewrite writes every block and the superblocks back, which must change nothing.
  */
 #include <errno.h>
@@ -44,7 +44,7 @@ static int look_up(struct reader *reader, const struct block_expect *root, const
 	ret = cursor_find(&cursor, key);
 	if (ret)
 		return ret;
-	/* What follows has a greater key, or there is nothing. */
+	/* The next item, if there is one, must have a greater key. */
 	ret = cursor_seek(&cursor, &absent);
 	if (ret > 0 && key_compare(&cursor.key, key) <= 0)
 		ret = reader_fail(reader, -EINVAL, "a search ended too early");
@@ -63,7 +63,7 @@ static int read_tree(struct reader *reader, const struct block_expect *root, int
 	for (ret = cursor_first(&cursor); ret > 0; ret = cursor_next(&cursor)) {
 		struct key key = cursor.key;
 
-		/* Some: each costs a way down from the root. */
+		/* Look up only some items, as each look-up starts at the root. */
 		if (items++ % 97 == 0) {
 			ret = look_up(reader, root, &key);
 			if (ret)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * store-shell FILE: opens a map, says so or why not, and takes commands as JSON, one per line, each
- * answered by a line of JSON:
+ * store-shell FILE: opens a map, prints whether that worked, and takes commands as JSON, one per
+ * line. Each is answered by a line of JSON:
  *
  *   {"add": [[OFFSET or null, LENGTH, SOURCE, SOURCE_OFFSET], ...], "sources": [...], "room": [START, END, ALIGNMENT]}
  *   {"list": true} | {"source": ID} | {"check": true} | {"check_digests": ID} | {"pins": ID}
  *   {"digest": [SOURCE, UNIT]} | {"pin": [SOURCE, UNIT, HEX], "threads": N} | {"identity": [SOURCE, MIRROR, TEXT]}
- *   {"random": [COUNT, SOURCE]}   adds that many mappings in one go
+ *   {"random": [COUNT, SOURCE]}   adds COUNT mappings in one go
  *   {"checkpoint": true}          as happens by itself when the log is long
  *   {"reopen": FILE}              closes this map and opens another one
  */
@@ -31,15 +31,21 @@ struct shell {
 	struct store *store;
 };
 
-static json_t *failure(int err, const struct complaint *complaint)
+static json_t *failure(int err, const struct error *error)
 {
-	return json_pack("{s:s, s:s, s:s}", "error", strerrorname_np(-err), "text", complaint->text,
-			 "hint", complaint->hint);
+	json_t *reply = json_pack("{s:s, s:s, s:s}", "error", strerrorname_np(-err), "text",
+				  error->text, "hint", error->hint);
+
+	if (error->of) {
+		json_object_set_new(reply, "of", json_string(error->of));
+		json_object_set_new(reply, "number", json_integer((json_int_t)error->number));
+	}
+	return reply;
 }
 
 static json_t *plain(int err)
 {
-	const struct complaint none = {};
+	const struct error none = {};
 
 	return err ? failure(err, &none) : json_pack("{s:b}", "ok", 1);
 }
@@ -69,10 +75,11 @@ static json_t *add(struct shell *shell, const json_t *command)
 		.start = number_at(place, 0),
 		.end = number_at(place, 1),
 		.alignment = number_at(place, 2),
+		.shown_end = INT64_MAX,
 	};
 	size_t count = json_array_size(list);
 	_cleanup_free_ struct store_addition *additions = calloc(count + 1, sizeof(*additions));
-	struct complaint complaint = {};
+	struct error error = {};
 	int err;
 
 	for (size_t i = 0; additions && i < count; i++) {
@@ -86,8 +93,8 @@ static json_t *add(struct shell *shell, const json_t *command)
 		};
 	}
 	err = store_add(shell->store, json_object_get(command, "sources"), additions, count,
-			place ? &room : NULL, NULL, &complaint);
-	return err ? failure(err, &complaint) : additions_json(additions, count);
+			place ? &room : NULL, NULL, &error);
+	return err ? failure(err, &error) : additions_json(additions, count);
 }
 
 static json_t *add_many(struct shell *shell, const json_t *many)
@@ -95,7 +102,7 @@ static json_t *add_many(struct shell *shell, const json_t *many)
 	size_t count = number_at(many, 0);
 	_cleanup_free_ struct store_addition *additions = calloc(count, sizeof(*additions));
 	json_t *sources = json_pack("[O]", json_array_get(many, 1));
-	struct complaint complaint = {};
+	struct error error = {};
 	struct timespec begin, end;
 	int err;
 
@@ -105,10 +112,10 @@ static json_t *add_many(struct shell *shell, const json_t *many)
 			.length = 4096,
 		};
 	clock_gettime(CLOCK_MONOTONIC, &begin);
-	err = store_add(shell->store, sources, additions, count, NULL, NULL, &complaint);
+	err = store_add(shell->store, sources, additions, count, NULL, NULL, &error);
 	clock_gettime(CLOCK_MONOTONIC, &end);
 	json_decref(sources);
-	return err ? failure(err, &complaint) :
+	return err ? failure(err, &error) :
 		     json_pack("{s:f}", "seconds",
 			       (double)(end.tv_sec - begin.tv_sec) +
 				       (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
@@ -178,7 +185,7 @@ static void *pin_main(void *argument)
 	return NULL;
 }
 
-/* Each thread pins a unit of its own, from UNIT on. */
+/* Pins units from UNIT on, each in a thread of its own. */
 static json_t *pin(struct shell *shell, const struct source *source, const json_t *command)
 {
 	const json_t *what = json_object_get(command, "pin");
@@ -251,13 +258,13 @@ static json_t *about_source(struct shell *shell, const json_t *command)
 
 static json_t *open_store(struct shell *shell, const char *path)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	int err;
 
 	shell->map = map_new();
-	err = shell->map ? store_open(path, shell->map, &shell->store, &complaint) : -ENOMEM;
+	err = shell->map ? store_open(path, shell->map, &shell->store, &error) : -ENOMEM;
 	if (err)
-		return failure(err, &complaint);
+		return failure(err, &error);
 	return json_pack("{s:I, s:s, s:I}", "mappings", (json_int_t)map_count(shell->map), "path",
 			 store_path(shell->store), "sources",
 			 (json_int_t)store_source_count(shell->store));
@@ -281,7 +288,7 @@ static json_t *checkpoint(const struct shell *shell)
 static json_t *answer(struct shell *shell, const json_t *command)
 {
 	const char *path = json_string_value(json_object_get(command, "reopen"));
-	struct complaint complaint = {};
+	struct error error = {};
 	int err;
 
 	if (path) {
@@ -301,8 +308,8 @@ static json_t *answer(struct shell *shell, const json_t *command)
 		return list(shell);
 	if (!json_object_get(command, "check"))
 		return about_source(shell, command);
-	err = store_check(shell->store, &complaint);
-	return err ? failure(err, &complaint) : plain(0);
+	err = store_check(shell->store, &error);
+	return err ? failure(err, &error) : plain(0);
 }
 
 static void print(json_t *line)

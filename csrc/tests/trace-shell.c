@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * trace-shell LEASE_MS: threads read all the time. Prints whether a recording is on when it was asked for
- * over two leases; when nobody has asked any more (waits 10 s for its end); and another one after it.
+ * trace-shell LEASE_MS: records while threads read all the time. Prints whether the recording is on
+ * while it is renewed over two leases; when it is not (waits 10 s for its end); and when restarted.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/message.h"
-#include "lazy/agenda.h"
 #include "lazy/trace.h"
 
 enum { READERS = 2, UNITS = 4096, LIMIT = 1024 };
@@ -78,7 +78,7 @@ int main(int argc, char **argv)
 		on = on && ask(id);
 	}
 	say("asked", on);
-	/* NB: not by trace_read(), which would renew it. */
+	/* NB: do not look with trace_read(), which would renew the lease. */
 	for (unsigned i = 0; i < 1000 && __atomic_load_n(&trace.log, __ATOMIC_SEQ_CST); i++)
 		pause_ms(10);
 	say("left", ask(id));

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * To be preloaded: appends to the file WRITE_LOG what is done to files under WRITE_LOG_DIR, which
- * exists and is empty at first, in the order in which it is done, by any thread of any process. Also each
- * fflush(3) of standard output, which is when a program acknowledges something. What a loss
- * of power may leave of all that is for the reader of the log to say (tests/power_loss.py).
+ * To be preloaded. Appends to the file WRITE_LOG what any process does to files in WRITE_LOG_DIR,
+ * in the order of the calls. The directory must exist and be empty. Also logs each fflush(3) of
+ * standard output, with which a program acknowledges something. tests/power_loss.py reads the log,
+ * and finds out what a loss of power may leave.
  *
- * A record is a `struct record`, the name (of which only the last part is kept), and the data.
- * Writes through mappings are not seen.
+ * A record is a `struct record`, the last part of the name, and the data. Writes through mappings
+ * are not logged.
  */
-/* Both names of each call are wanted, `pwrite` and `pwrite64`: as functions of their own. */
+/* This file defines both names of each call, such as `pwrite` and `pwrite64`. */
 #undef _FILE_OFFSET_BITS
 
 #include <dlfcn.h>
@@ -31,9 +31,9 @@ enum kind {
 	LOG_WRITE,	/* at offset, data */
 	LOG_TRUNCATE,	/* to offset */
 	LOG_PUNCH,	/* offset, length */
-	LOG_SYNC,	/* of a file */
-	LOG_SYNC_NAMES, /* of the directory */
-	LOG_RENAME,	/* name is what it is called now */
+	LOG_SYNC,	/* a file was synced */
+	LOG_SYNC_NAMES, /* the directory was synced */
+	LOG_RENAME,	/* its new name */
 	LOG_UNLINK,	/* name */
 	LOG_ANSWER,	/* standard output was flushed */
 };
@@ -61,7 +61,7 @@ static void *next_of(const char *name)
 	return function;
 }
 
-/* The function that is called `name` and would have been called without this file. */
+/* Sets `next` to the function `name` that this file replaces. */
 #define FIND_NEXT(name)                  \
 	static __typeof__(&(name)) next; \
                                          \
@@ -77,7 +77,7 @@ __attribute__((constructor)) static void init(void)
 	log_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
 }
 
-/* From here to leave(), nobody else does anything that is logged. */
+/* Until leave(), no other thread or process can do anything that is logged. */
 static void enter(void)
 {
 	pthread_mutex_lock(&mutex);
@@ -142,7 +142,7 @@ static bool path_is_inside(int fd, bool *itself)
 	return !strncmp(path, directory, length) && path[length] == '/';
 }
 
-/* The inode of a file that is logged; 0: of no interest. */
+/* Returns the inode of a file that is logged, or 0 for other files. */
 static uint64_t file_of(int fd)
 {
 	struct stat status;
@@ -192,7 +192,7 @@ static mode_t mode_of(int flags, va_list args)
 	return flags & (O_CREAT | __O_TMPFILE) ? va_arg(args, mode_t) : 0;
 }
 
-/* Those without a directory are the same as those with one, in the current directory. */
+/* Opens without a directory are the same as with the current directory. */
 #define DEFINE_OPENAT(name, parameters, at)                              \
 	int name parameters                                              \
 	{                                                                \
@@ -219,7 +219,7 @@ ssize_t write(int fd, const void *data, size_t length)
 	ssize_t done;
 
 	FIND_NEXT(write);
-	/* To a pipe, it may take as long as it likes. */
+	/* Do not lock here: a write to a pipe may wait for long. */
 	if (!file_of(fd))
 		return next(fd, data, length);
 	enter();
@@ -268,7 +268,7 @@ DEFINE_PWRITE(pwrite64, off64_t)
 DEFINE_TRUNCATE(ftruncate, off_t)
 DEFINE_TRUNCATE(ftruncate64, off64_t)
 
-/* NB: of all modes, holes only: others write nothing that a reader could see. */
+/* NB: only holes are logged, as other modes change nothing that a reader could see. */
 #define DEFINE_FALLOCATE(name, offset_type)                                                      \
 	int name(int fd, int mode, offset_type offset, offset_type length)                       \
 	{                                                                                        \
@@ -373,7 +373,7 @@ int fflush(FILE *stream)
 
 	FIND_NEXT(fflush);
 	enter();
-	/* Before: as soon as it is out, somebody may rely on it. */
+	/* Log it first: once the answer is out, others may rely on it. */
 	if (stream == stdout && log_fd >= 0)
 		add(LOG_ANSWER, 0, NULL, 0, 0, NULL, 0);
 	result = next(stream);

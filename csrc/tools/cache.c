@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * btrfs-ublk-cache: what `btrfs-ublk cache` does to the files of a cache, of which the format is
- * known here only. Prints one JSON document.
+ * btrfs-ublk-cache: does for `btrfs-ublk cache` what needs the format of a cache's files, which the
+ * Python package does not know. Prints one JSON document.
  *
  *   DIRECTORY status		{"directory", "bytes", "free_bytes", "contents"}
  *   DIRECTORY units KEY	{"key", "size", "unit_bytes", "ranges"}
+ *   DIRECTORY check KEY	{"checked", "rotten"}: units whose sums are not those of their data
  *   DIRECTORY drop KEY UNIT...	{"dropped"}
  *   DIRECTORY shrink BYTES	{"bytes", "evicted_bytes"}
  *   DIRECTORY limit MAX RESERVE	{"max_bytes", "reserve_bytes"}; RESERVE "-": as it is
@@ -26,7 +27,7 @@ struct call {
 	char **words;
 	int count;
 	json_t *answer;
-	struct complaint complaint;
+	struct error error;
 };
 
 static int parse_number(struct call *call, const char *text, uint64_t *number)
@@ -36,7 +37,7 @@ static int parse_number(struct call *call, const char *text, uint64_t *number)
 	errno = 0;
 	*number = strtoull(text, &end, 10);
 	if (errno || *end || end == text || *text == '-')
-		return complain(&call->complaint, -EINVAL, "'%s' is no number", text);
+		return error_set(&call->error, -EINVAL, "'%s' is no number", text);
 	return 0;
 }
 
@@ -46,7 +47,7 @@ static int do_status(struct call *call)
 	int err = cache_admin_list(call->cache, &list);
 
 	if (err)
-		return complain(&call->complaint, err, "cannot read the cache: %s", strerror(-err));
+		return error_set(&call->error, err, "cannot read the cache: %s", strerror(-err));
 	stats = cache_stats_json(call->cache);
 	call->answer = json_pack("{s:O, s:O, s:O, s:o}", "directory",
 				 json_object_get(stats, "directory"), "bytes",
@@ -58,7 +59,12 @@ static int do_status(struct call *call)
 
 static int do_units(struct call *call)
 {
-	return cache_admin_units(call->cache, call->words[0], &call->answer, &call->complaint);
+	return cache_admin_units(call->cache, call->words[0], &call->answer, &call->error);
+}
+
+static int do_check(struct call *call)
+{
+	return cache_admin_check(call->cache, call->words[0], &call->answer, &call->error);
 }
 
 static int do_drop(struct call *call)
@@ -70,7 +76,7 @@ static int do_drop(struct call *call)
 	for (size_t i = 0; i < count && !err; i++)
 		err = parse_number(call, call->words[i + 1], &units[i]);
 	if (!err)
-		err = cache_admin_drop(call->cache, call->words[0], units, count, &call->complaint);
+		err = cache_admin_drop(call->cache, call->words[0], units, count, &call->error);
 	free(units);
 	if (!err)
 		call->answer = json_pack("{s:I}", "dropped", (json_int_t)count);
@@ -95,9 +101,9 @@ static int do_shrink(struct call *call)
 	if (!err)
 		err = cache_shrink(call->cache, bytes);
 	if (err && err != -ENOSPC)
-		return complain(&call->complaint, err, "cannot evict: %s", strerror(-err));
+		return error_set(&call->error, err, "cannot evict: %s", strerror(-err));
 	after = bytes_now(call->cache);
-	/* What is left is pinned: that is for the caller to judge. */
+	/* What is left is pinned, and the caller decides whether that is an error. */
 	call->answer = json_pack("{s:I, s:I}", "bytes", after, "evicted_bytes",
 				 before > after ? before - after : 0);
 	return 0;
@@ -112,11 +118,11 @@ static int do_limit(struct call *call)
 	if (!err && !keep)
 		err = parse_number(call, call->words[1], &reserve_bytes);
 	if (!err && (max_bytes > INT64_MAX || reserve_bytes > INT64_MAX))
-		err = complain(&call->complaint, -EINVAL, "a limit is beyond 8 EiB");
+		err = error_set(&call->error, -EINVAL, "a limit is beyond 8 EiB");
 	if (keep)
 		reserve_bytes = CACHE_KEEP_RESERVE;
 	if (!err)
-		err = cache_admin_limit(call->cache, max_bytes, &reserve_bytes, &call->complaint);
+		err = cache_admin_limit(call->cache, max_bytes, &reserve_bytes, &call->error);
 	if (!err)
 		call->answer = json_pack("{s:I, s:I}", "max_bytes", (json_int_t)max_bytes,
 					 "reserve_bytes", (json_int_t)reserve_bytes);
@@ -126,7 +132,7 @@ static int do_limit(struct call *call)
 static int do_remove(struct call *call)
 {
 	uint64_t bytes = 0;
-	int err = cache_admin_remove(call->cache, call->words[0], &bytes, &call->complaint);
+	int err = cache_admin_remove(call->cache, call->words[0], &bytes, &call->error);
 
 	if (!err)
 		call->answer = json_pack("{s:I}", "evicted_bytes", (json_int_t)bytes);
@@ -135,7 +141,7 @@ static int do_remove(struct call *call)
 
 static int pin(struct call *call, bool pinned)
 {
-	int err = cache_admin_pin(call->cache, call->words[0], pinned, &call->complaint);
+	int err = cache_admin_pin(call->cache, call->words[0], pinned, &call->error);
 
 	if (!err)
 		call->answer = json_pack("{s:b}", "pinned", pinned);
@@ -155,26 +161,27 @@ static int do_unpin(struct call *call)
 static const struct {
 	const char *name;
 	int (*run)(struct call *call);
-	int least, most; /* words behind it */
+	int least, most; /* words that follow */
 } commands[] = {
-	{ "status", do_status, 0, 0 },	   { "units", do_units, 1, 1 },
-	{ "drop", do_drop, 1, INT32_MAX }, { "shrink", do_shrink, 1, 1 },
-	{ "limit", do_limit, 2, 2 },	   { "remove", do_remove, 1, 1 },
-	{ "pin", do_pin, 1, 1 },	   { "unpin", do_unpin, 1, 1 },
+	{ "status", do_status, 0, 0 }, { "units", do_units, 1, 1 },
+	{ "check", do_check, 1, 1 },   { "drop", do_drop, 1, INT32_MAX },
+	{ "shrink", do_shrink, 1, 1 }, { "limit", do_limit, 2, 2 },
+	{ "remove", do_remove, 1, 1 }, { "pin", do_pin, 1, 1 },
+	{ "unpin", do_unpin, 1, 1 },
 };
 
 static int run(struct call *call, const char *directory, unsigned command)
 {
-	/* NB: no room is made, but where it is asked for. */
+	/* NB: opening the cache must not evict anything. */
 	const struct cache_options options = { .reserve_bytes = 1 };
 	struct stat status;
 	int err;
 
-	/* A cache that is looked after is there already. */
+	/* Do not make a cache that does not exist. */
 	if (stat(directory, &status))
-		return complain(&call->complaint, -errno, "there is no cache '%s': %s", directory,
-				strerror(errno));
-	err = cache_open(directory, &options, &call->cache, &call->complaint);
+		return error_set(&call->error, -errno, "there is no cache '%s': %s", directory,
+				 strerror(errno));
+	err = cache_open(directory, &options, &call->cache, &call->error);
 	if (err)
 		return err;
 	err = commands[command].run(call);
@@ -199,15 +206,16 @@ int main(int argc, char **argv)
 	}
 	if (argc < 3 || command == count || call.count < commands[command].least ||
 	    call.count > commands[command].most) {
-		msg_error("usage: btrfs-ublk-cache DIRECTORY status | units KEY | drop KEY UNIT... "
-			  "| shrink BYTES | limit MAX RESERVE | remove KEY | pin KEY | unpin KEY");
+		msg_error(
+			"usage: btrfs-ublk-cache DIRECTORY status | units KEY | check KEY | drop KEY UNIT... "
+			"| shrink BYTES | limit MAX RESERVE | remove KEY | pin KEY | unpin KEY");
 		return EXIT_USAGE;
 	}
 	err = run(&call, argv[1], command);
 	if (err) {
-		msg_error("%s", *call.complaint.text ? call.complaint.text : strerror(-err));
-		if (*call.complaint.hint)
-			msg_hint("%s", call.complaint.hint);
+		msg_error("%s", *call.error.text ? call.error.text : strerror(-err));
+		if (*call.error.hint)
+			msg_hint("%s", call.error.hint);
 		return err == -EINVAL || err == -ENOENT ? EXIT_USAGE : EXIT_FAILED;
 	}
 	json_dumpf(call.answer, stdout, JSON_COMPACT);

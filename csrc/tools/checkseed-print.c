@@ -59,7 +59,7 @@ static const struct flag_name inode_flags[] = {
 	{ 0 },
 };
 
-/* Names of the flags that are set; those without a name as one number. */
+/* Returns the names of the flags that are set, and one number for those without names. */
 static json_t *json_flags(const struct flag_name *names, uint64_t flags)
 {
 	json_t *list = json_array();
@@ -74,7 +74,7 @@ static json_t *json_flags(const struct flag_name *names, uint64_t flags)
 	return list;
 }
 
-/* Paths, names and labels may be any bytes; JSON is Unicode. Others are shown as \xNN. */
+/* Paths, names and labels may be any bytes, and JSON is Unicode. Other bytes are shown as \xNN. */
 static json_t *json_bytes(const char *text)
 {
 	json_t *json = json_string(text);
@@ -104,13 +104,13 @@ static json_t *json_uuid(const uint8_t uuid[UUID_BYTES])
 	return json_string(text);
 }
 
-/* Chunks of one type and profile. */
+/* A summary of the chunks of one type and profile. */
 struct chunk_sum {
 	uint64_t type;
 	uint64_t count, total, shortest, longest;
 };
 
-enum { CHUNK_SUMS_MAX = 16 }; /* there are four types and three profiles that can be read */
+enum { CHUNK_SUMS_MAX = 16 }; /* four types and three profiles can be read */
 
 static size_t sum_chunks(const struct chunk_list *chunks, struct chunk_sum sums[CHUNK_SUMS_MAX])
 {
@@ -183,7 +183,7 @@ static json_t *layout_json(const char *path, const struct reader *reader,
 	const struct disk_super *super = &reader->super;
 
 	return json_pack(
-		"{so so so so sI sI sI sI sI ss so so so sb ss sI so sI sI sI sb so}", "path",
+		"{so so so so sI sI sI sI sI ss so so so sb ss sI sI so sI sI sI sb so}", "path",
 		json_bytes(path), "fsid", json_uuid(super->fsid), "device_uuid",
 		json_uuid(super->device.uuid), "label", json_bytes(super->label), "generation",
 		(json_int_t)reader->generation, "device_bytes", (json_int_t)reader->device_bytes,
@@ -194,9 +194,10 @@ static json_t *layout_json(const char *path, const struct reader *reader,
 		json_flags(incompat_flags, le64toh(super->incompat_flags)), "compat_ro_flags",
 		json_flags(compat_ro_flags, le64toh(super->compat_ro_flags)), "seeding",
 		(int)layout->is_seeding, "strategy", layout_strategy_name(layout->strategy),
-		"subvolumes", (json_int_t)layout->subvolume_count, "chunks",
-		json_chunks(&reader->chunks), "data_extents", (json_int_t)layout->data_extent_count,
-		"data_extent_bytes", (json_int_t)layout->data_extent_bytes, "tree_blocks",
+		"subvolumes", (json_int_t)layout->subvolume_count, "default_subvolume",
+		(json_int_t)layout->default_subvolume, "chunks", json_chunks(&reader->chunks),
+		"data_extents", (json_int_t)layout->data_extent_count, "data_extent_bytes",
+		(json_int_t)layout->data_extent_bytes, "tree_blocks",
 		(json_int_t)layout->tree_block_count, "new_files_nodatasum",
 		(int)!!(layout->top_flags & INODE_NODATACOW), "virtual_data",
 		json_file(reader, layout));
@@ -214,7 +215,7 @@ static int print_json(json_t *json)
 	return ret ? -EIO : 0;
 }
 
-/* Texts from the image must not move the cursor or set the colours of a terminal. */
+/* Texts from the image must not move the cursor or set colours of a terminal. */
 static void print_safely(const char *text)
 {
 	for (; *text; text++) {
@@ -302,7 +303,8 @@ static void layout_text(const char *path, const struct reader *reader, const str
 	print_flags("compat_ro", compat_ro_flags, le64toh(super->compat_ro_flags));
 	printf("  format        generation %" PRIu64 ", nodes of %s, %s\n", reader->generation,
 	       size_format(reader->node_bytes, size), reader->csum->name);
-	printf("  subvolumes    %" PRIu64 "\n", layout->subvolume_count);
+	printf("  subvolumes    %" PRIu64 "; mounted by default: %" PRIu64 "\n",
+	       layout->subvolume_count, layout->default_subvolume);
 	print_chunks(&reader->chunks);
 	printf("  in use        %s: %" PRIu64 " data extents, %s; %" PRIu64 " tree blocks\n",
 	       size_format(le64toh(super->bytes_used), size), layout->data_extent_count,
@@ -321,7 +323,7 @@ int print_layout(const char *path, const struct reader *reader, const struct lay
 		ret = print_json(layout_json(path, reader, layout));
 	else
 		layout_text(path, reader, layout);
-	return ret ? ret : fflush(stdout) || ferror(stdout) ? -EIO : 0;
+	return ret ? ret : fflush(stdout) ? -errno : ferror(stdout) ? -EIO : 0;
 }
 
 static json_t *report_json(const char *path, const struct layout *layout,
@@ -369,5 +371,5 @@ int print_report(const char *path, const struct layout *layout, const struct rep
 		ret = print_json(report_json(path, layout, report));
 	else
 		report_text(path, layout, report);
-	return ret ? ret : fflush(stdout) || ferror(stdout) ? -EIO : 0;
+	return ret ? ret : fflush(stdout) ? -errno : ferror(stdout) ? -EIO : 0;
 }

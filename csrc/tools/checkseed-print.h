@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What btrfs-ublk-checkseed says: as text, and as one line of JSON. */
+/* The output of btrfs-ublk-checkseed, as text or as one line of JSON. */
 #ifndef TOOLS_CHECKSEED_PRINT_H
 #define TOOLS_CHECKSEED_PRINT_H
 

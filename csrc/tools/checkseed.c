@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* btrfs-ublk-checkseed: says what a btrfs image is laid out like, and whether all of it holds. */
+/* btrfs-ublk-checkseed: prints the layout of a btrfs image, and checks whether it is sound. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -112,7 +112,7 @@ static int inspect(const struct options *options, struct reader *reader)
 	return ret ? print_failed(ret) : EXIT_OK;
 }
 
-/* What keeps an image from being read at all is a violation like others. */
+/* An image that cannot be read violates a rule like others. */
 static int check(const struct options *options, struct reader *reader, int open_error)
 {
 	_cleanup_(report_deinit) struct report report = { 0 };

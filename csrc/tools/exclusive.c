@@ -17,7 +17,7 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 
-/* As the kernel packs device numbers in struct loop_info64 (huge_encode_dev). */
+/* Packs a device number as the kernel does in struct loop_info64 (huge_encode_dev). */
 static uint64_t encode_device(dev_t device)
 {
 	uint64_t minor_number = minor(device);
@@ -31,12 +31,12 @@ static bool loop_is_on(const char *path, const struct stat *file)
 	struct loop_info64 info;
 	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-	/* One that vanishes meanwhile is no user of the file any more. */
+	/* A loop device that disappears meanwhile does not use the file. */
 	return fd >= 0 && !ioctl(fd, LOOP_GET_STATUS64, &info) && info.lo_inode == file->st_ino &&
 	       info.lo_device == encode_device(file->st_dev);
 }
 
-/* sysfs lists the loop devices of all namespaces, those with a backing file have this entry. */
+/* sysfs lists the loop devices of all namespaces; those with a backing file have this entry. */
 static int check_loops(const char *path, const struct stat *file)
 {
 	glob_t found;

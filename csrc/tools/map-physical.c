@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * btrfs-ublk-map-physical: where a btrfs file's bytes are, from the file extent items of its
- * subvolume tree joined with the chunk tree (linux/btrfs_tree.h: struct btrfs_file_extent_item,
- * struct btrfs_chunk).
+ * btrfs-ublk-map-physical: prints where the bytes of a btrfs file are, from the file extent items
+ * of its subvolume tree joined with the chunk tree (linux/btrfs_tree.h: struct
+ * btrfs_file_extent_item, struct btrfs_chunk).
  */
 #include "base/cleanup.h"
 #include "base/message.h"
@@ -81,7 +81,7 @@ struct mapper {
 	struct chunk_map chunks;
 	struct map_row row;
 	struct map_output *output;
-	uint64_t file_position; /* end of what was listed */
+	uint64_t file_position; /* where the printed extents end */
 	uint64_t block_bytes;
 };
 
@@ -120,7 +120,7 @@ static int emit_piece(void *context, const struct chunk_piece *piece)
 	return emit_row(mapper);
 }
 
-/* Read the chunk tree again: a balance may have made a chunk since. */
+/* Reads the chunk tree again, because a balance may have made a chunk since. */
 static int reload_chunks(struct mapper *mapper)
 {
 	int ret;
@@ -191,7 +191,7 @@ static int emit_extent(struct mapper *mapper, const struct tree_item *item)
 			  (unsigned long long)item->offset, item->length);
 		return -EUCLEAN;
 	}
-	/* With NO_HOLES (the default since btrfs-progs 5.15) a hole is just missing. */
+	/* With NO_HOLES (the default since btrfs-progs 5.15), holes have no items. */
 	ret = emit_hole(mapper, item->offset);
 	if (ret < 0)
 		return ret;
@@ -216,7 +216,7 @@ static int emit_extent(struct mapper *mapper, const struct tree_item *item)
 		row->kind = MAP_HOLE;
 		row->is_mapped = false;
 	}
-	/* An inline extent has the block it is in for itself. */
+	/* An inline extent has its block to itself. */
 	mapper->file_position =
 		round_up_u64(row->file_offset + row->file_size, mapper->block_bytes);
 	return row->is_mapped ? emit_mapped(mapper) : emit_row(mapper);
@@ -228,7 +228,7 @@ static int emit_extents(struct mapper *mapper, const struct stat *file)
 	struct tree_item item;
 	int ret;
 
-	/* Tree 0 is the subvolume that the descriptor is in; st_ino is the object id there. */
+	/* Tree 0 is the subvolume that the descriptor refers to; st_ino is the object id there. */
 	ret = tree_search_init(&search, mapper->fd, 0, file->st_ino, BTRFS_EXTENT_DATA_KEY);
 	if (ret < 0) {
 		tell_no_trees(mapper->path, ret);
@@ -247,10 +247,10 @@ static int emit_extents(struct mapper *mapper, const struct stat *file)
 }
 
 /*
- * Make the tree show what the file holds. NB: fsync() is not enough: since Linux 5.10 it may
+ * Makes the tree show what the file contains. NB: fsync() is not enough: since Linux 5.10 it may
  * return before the file extent items are in the subvolume's tree (commit 48778179ce1f logs
- * unfinished ordered extents). FIEMAP with FIEMAP_FLAG_SYNC waits for them, needs no write
- * access and forces no commit; for one byte of range it has next to nothing to list.
+ * unfinished ordered extents). FIEMAP with FIEMAP_FLAG_SYNC waits for them, needs no write access
+ * and forces no commit. For a range of one byte it lists next to nothing.
  */
 static int write_dirty_data(const struct mapper *mapper)
 {
@@ -271,7 +271,7 @@ static int refuse(const char *path, const char *what)
 	return EXIT_USAGE;
 }
 
-/* Returns an exit status; EXIT_OK with mapper->fd open. */
+/* Returns an exit status; with EXIT_OK, mapper->fd is open. */
 static int open_file(struct mapper *mapper, struct stat *file)
 {
 	struct btrfs_ioctl_fs_info_args info = { 0 };
@@ -332,7 +332,7 @@ static int map_file(struct mapper *mapper)
 		tell_no_trees(mapper->path, ret);
 		return EXIT_FAILED;
 	}
-	/* Only now: the size of a file that grew is the one its extents are listed for. */
+	/* Get the size only now, so that it belongs to the extents that are listed. */
 	if (fstat(mapper->fd, &file) < 0) {
 		msg_error("cannot stat %s: %s", mapper->path, strerror(errno));
 		return EXIT_FAILED;

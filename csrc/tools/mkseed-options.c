@@ -11,6 +11,7 @@
 
 #include "base/message.h"
 #include "base/size.h"
+#include "btrfs/inode.h"
 
 #define PROGRAM MKSEED_PROGRAM
 #define DEFAULT_NAME ".btrfs-ublk-virtual-data"
@@ -18,11 +19,12 @@
 static const char help_text[] =
 	"Usage: " PROGRAM " [OPTION]... OUTPUT\n"
 	"Write a btrfs seed whose one file consists of virtual data: its blocks are not\n"
-	"in the image but come from a block device server. Needs no privileges.\n"
+	"in the image but come from a block device server. A plain mount does not show\n"
+	"that file, but a subvolume beside it. Needs no privileges.\n"
 	"\n"
 	"  --virtual-data-size SIZE     size of that file, 4M to 8E less 516G, in steps\n"
 	"                               of 4K (default: 4E)\n"
-	"  --virtual-data-filename NAME its name in the top directory\n"
+	"  --virtual-data-filename NAME its name in the top-level subvolume\n"
 	"                               (default: " DEFAULT_NAME ")\n"
 	"  --chunk-size SIZE            length of its chunks, a multiple of 4G up to 255T\n"
 	"                               (default: 255T; kernels refuse longer ones)\n"
@@ -30,7 +32,7 @@ static const char help_text[] =
 	"                               sprouts inherit it (default: single)\n"
 	"  --inherit-nodatasum on|off   whether new files have no checksums, as those\n"
 	"                               must be that take clones of virtual data; off:\n"
-	"                               such files need chattr +C (default: on)\n"
+	"                               such files need chattr +C (default: off)\n"
 	"  --label LABEL                label of the file system, up to 255 bytes\n"
 	"  --metadata-only              end the file after the last byte that a block\n"
 	"                               server has to store; else it is sparse and of the\n"
@@ -88,7 +90,7 @@ static int parse_time(const char *option, const char *text, int64_t *seconds)
 	return 0;
 }
 
-/* One of two words; says whether it is the second one. */
+/* Parses one of two words. Returns whether it is the second one. */
 static int parse_choice(const char *option, const char *text, const char *const words[2],
 			bool *second)
 {
@@ -100,7 +102,7 @@ static int parse_choice(const char *option, const char *text, const char *const 
 	return -EINVAL;
 }
 
-/* Names and labels are shown as JSON and on terminals. */
+/* Names and labels are shown as JSON, and on terminals. */
 static bool is_utf8(const char *text)
 {
 	json_t *json = json_string(text);
@@ -122,9 +124,14 @@ static int check_name(const char *name)
 			  strlen(name), NAME_MAX_BYTES);
 	else if (!is_utf8(name))
 		msg_error("--virtual-data-filename: the name is not valid UTF-8");
+	else if (dir_name_hash(name, strlen(name)) ==
+		 dir_name_hash(SEED_SUBVOLUME_NAME, strlen(SEED_SUBVOLUME_NAME)))
+		msg_error("--virtual-data-filename: \"%s\" is, or has the hash of, the "
+			  "subvolume beside it: " SEED_SUBVOLUME_NAME,
+			  name);
 	else
 		return 0;
-	msg_hint("give the name of a file in the top directory, such as " DEFAULT_NAME);
+	msg_hint("give the name of a file, such as " DEFAULT_NAME);
 	return -EINVAL;
 }
 
@@ -276,7 +283,7 @@ static int parse_option(struct options *options, int id)
 	return -EINVAL;
 }
 
-/* getopt says no more than that something was wrong; say what. */
+/* getopt only tells that an option is wrong; explain why. */
 static void report_bad_option(int id, const char *argument)
 {
 	if (id == ':')
@@ -297,7 +304,6 @@ int options_parse(struct options *options, int argc, char **argv)
 		.seed = { .virtual_bytes = EIB(4),
 			  .chunk_bytes = CHUNK_LENGTH_MAX,
 			  .virtual_name = DEFAULT_NAME,
-			  .inherit_nodatasum = true,
 			  .label = "" },
 	};
 	opterr = 0;
@@ -350,11 +356,12 @@ int options_fill_identity(struct options *options)
 	}
 	if (!options->has_fsid)
 		uuid_generate_random(seed->fsid);
-	/* The fsid as the name space makes them differ from each other and from one seed to the next. */
+	/* Derive the UUIDs from the fsid, so that they differ from each other and between seeds. */
 	if (!options->has_device_uuid)
 		uuid_generate_sha1(seed->device_uuid, seed->fsid, "device", 6);
 	if (!options->has_chunk_tree_uuid)
 		uuid_generate_sha1(seed->chunk_tree_uuid, seed->fsid, "chunk-tree", 10);
+	uuid_generate_sha1(seed->top_uuid, seed->fsid, "top-level", 9);
 	if (!options->has_subvolume_uuid)
 		uuid_generate_sha1(seed->subvolume_uuid, seed->fsid, "subvolume", 9);
 	return 0;

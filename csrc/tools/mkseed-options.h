@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The command line of btrfs-ublk-mkseed: what was asked for, checked before anything is touched. */
+/* The command line of btrfs-ublk-mkseed, which is checked before anything is touched. */
 #ifndef TOOLS_MKSEED_OPTIONS_H
 #define TOOLS_MKSEED_OPTIONS_H
 
@@ -22,12 +22,15 @@ struct options {
 	bool has_subvolume_uuid;
 };
 
-/* Defaults, overridden by the arguments. Returns an exit status, or -1 when there is work to do. */
+/*
+ * Sets defaults, and then parses the arguments. Returns an exit status, or -1 when there is work to
+ * do.
+ */
 int options_parse(struct options *options, int argc, char **argv);
 
 /*
- * Whatever was not given: the time, a random fsid, and UUIDs derived from the fsid. -EINVAL, with
- * a message, when $SOURCE_DATE_EPOCH is not a time.
+ * Fills in what was not given: the time, a random fsid, and UUIDs derived from the fsid. Returns
+ * -EINVAL after a message when $SOURCE_DATE_EPOCH is not a time.
  */
 int options_fill_identity(struct options *options);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* btrfs-ublk-mkseed: options in, a mega-extent seed out. The layout is btrfs/seed.h's. */
+/* btrfs-ublk-mkseed: makes a mega-extent seed. btrfs/seed.h has the layout. */
 #include <errno.h>
 #include <jansson.h>
 #include <signal.h>
@@ -11,10 +11,11 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "btrfs/outfile.h"
 #include "tools/mkseed-options.h"
 
-/* An early and clear refusal; that nothing gets overwritten is outfile_publish's doing. */
+/* Refuses early, with a clear message. Only outfile_publish() prevents overwriting for sure. */
 static int check_output(const struct options *options)
 {
 	struct stat st;
@@ -91,22 +92,6 @@ static int create_output(const struct options *options, struct outfile *out)
 	return ret;
 }
 
-/* Paths may be any bytes; JSON is Unicode. */
-static json_t *json_path(const char *path)
-{
-	json_t *json = json_string(path);
-	_cleanup_free_ char *ascii = NULL;
-
-	if (json)
-		return json;
-	ascii = strdup(path);
-	for (char *c = ascii; c && *c; c++) {
-		if ((unsigned char)*c >= 0x80)
-			*c = '?';
-	}
-	return ascii ? json_string(ascii) : NULL;
-}
-
 static int print_json(const struct options *options, const struct stat *st)
 {
 	const struct seed *seed = &options->seed;
@@ -118,7 +103,7 @@ static int print_json(const struct options *options, const struct stat *st)
 	uuid_unparse_lower(seed->device_uuid, device_uuid);
 	json = json_pack(
 		"{so ss ss ss sI sI sI sI sI s{ss sI sI sI} sI sI sb ss sb}", "path",
-		json_path(options->output), "fsid", fsid, "device_uuid", device_uuid, "label",
+		utf8_json(options->output), "fsid", fsid, "device_uuid", device_uuid, "label",
 		seed->label, "device_bytes", (json_int_t)seed->device_bytes, "file_bytes",
 		(json_int_t)st->st_size, "allocated_bytes", (json_int_t)st->st_blocks * 512,
 		"metadata_bytes", (json_int_t)seed->metadata_bytes, "local_bytes",
@@ -203,7 +188,7 @@ int main(int argc, char **argv)
 	int status;
 
 	message_init(MKSEED_PROGRAM);
-	/* A limit on file sizes is reported like any other failure. */
+	/* Report a limit on file sizes like any other failure. */
 	signal(SIGXFSZ, SIG_IGN);
 	status = options_parse(&options, argc, argv);
 	if (status >= 0)

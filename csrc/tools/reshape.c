@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* btrfs-ublk-reshape: changes of an unmounted btrfs that no kernel interface offers. */
+/* btrfs-ublk-reshape: makes changes to an unmounted btrfs that no kernel interface offers. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -33,8 +33,8 @@ static const char usage_text[] =
 	"seed      Make a seed: turn the preallocated extents of the file with this inode\n"
 	"          number into regular ones, which read what is on the device, and set the\n"
 	"          SEEDING flag. The file must have no checksums (chattr +C) and no holes,\n"
-	"          and there must be no other subvolume or snapshot. When it is killed, run\n"
-	"          it again. With --dry-run it stops before it writes.\n"
+	"          and there must be no snapshot of its subvolume, the top-level one. When\n"
+	"          it is killed, run it again. With --dry-run it stops before it writes.\n"
 	"\n"
 	"  --json      print what was found and done as JSON\n"
 	"  --help      show this text\n"
@@ -53,7 +53,7 @@ struct options {
 	bool seed; /* else stretch */
 };
 
-/* Where what has to be stored ends: chunks of metadata, and mirrors of the superblock. */
+/* Returns the end of what must be stored: chunks of metadata, and mirrors of the superblock. */
 static uint64_t local_end(const struct reader *reader)
 {
 	unsigned mirrors = super_mirror_count(reader->device_bytes);
@@ -91,7 +91,7 @@ static int print_seed(const struct options *options, const struct reader *reader
 	}
 	uuid_unparse_lower(reader->super.fsid, fsid);
 	uuid_unparse_lower(reader->super.device.uuid, device_uuid);
-	/* A label may be any bytes; JSON is Unicode, so another one is left out. */
+	/* A label may be any bytes, and JSON is Unicode, so other labels are left out. */
 	json = json_pack("{ss ss so* sI sI sI sI sI sI sI sI sI sb}", "fsid", fsid, "device_uuid",
 			 device_uuid, "label", json_string(reader->super.label), "device_bytes",
 			 (json_int_t)reader->device_bytes, "metadata_bytes",
@@ -172,7 +172,7 @@ static int parse_number(const char *option, const char *text, uint64_t *value)
 enum option_id { OPTION_OFFSET, OPTION_LENGTH, OPTION_INODE, OPTION_COUNT };
 static const char *const option_names[OPTION_COUNT] = { "offset", "length", "inode" };
 
-/* Each verb needs its own, all of them, and takes no other. */
+/* Checks that the verb has all the options it needs, and no other. */
 static int check_usage(struct options *options, const char *verb, unsigned given)
 {
 	unsigned needed;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* btrfs-ublk-server: one process serves one address space. */
+/* btrfs-ublk-server: one process that serves one address space. */
 #include <errno.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/confine.h"
 #include "base/message.h"
 #include "base/size.h"
 #include "lazy/dependence.h"
@@ -18,7 +19,7 @@
 #include "server/options.h"
 #include "server/sandbox.h"
 
-/* Besides those of every helper: the device was left for another server, as asked. */
+/* An addition to every helper's: the device was left for another server, as requested. */
 enum { EXIT_HANDED_OVER = 4 };
 
 static int load(const char *path, struct engine *engine)
@@ -37,7 +38,10 @@ static int load(const char *path, struct engine *engine)
 	return description_load(file, path, engine);
 }
 
-/* The device stays, and threads serve it to the very end: only the exit may take their memory. */
+/*
+ * Ends the process without cleaning up: the device stays, and threads serve it to the very end, so
+ * only the exit may take their memory.
+ */
 static void leave(int status) __attribute__((noreturn));
 
 static void leave(int status)
@@ -48,18 +52,21 @@ static void leave(int status)
 
 static int stop(struct frontend *frontend)
 {
-	/* What waits without a deadline would be waited for. */
+	/* Otherwise stop() would wait for reads without a deadline. */
 	engine_abandon(frontend->engine);
 	return frontend->ops->stop(frontend);
 }
 
-/* When the front end, or the announcement of what it has made, failed. */
+/* Call this when the front end has failed, or when its device could not be announced. */
 static void stop_or_leave(struct frontend *frontend, bool announced)
 {
 	bool taken_over = frontend->recover_id >= 0 || frontend->recover_fd_count;
 	bool known = announced || taken_over;
 
-	/* What somebody has heard of may be in use; nobody would ever find anything else. */
+	/*
+	 * Other processes may use a device that was announced. One that was not would never be
+	 * found again.
+	 */
 	if (known && frontend->ops->outlives && frontend->ops->outlives(frontend)) {
 		msg_hint("the device was left for another server: %s takes it over",
 			 frontend->ops->takeover_option);
@@ -97,7 +104,7 @@ static int serve(struct frontend *frontend, struct lifetime *lifetime)
 	return action < 0 ? action : err;
 }
 
-/* An exit status. The front end says -EOPNOTSUPP of nothing but what the kernel lacks. */
+/* Returns an exit status. The front end returns -EOPNOTSUPP only for what the kernel lacks. */
 static int failure_status(int err)
 {
 	return err == -EOPNOTSUPP ? EXIT_CAPABILITY : EXIT_FAILED;
@@ -106,7 +113,7 @@ static int failure_status(int err)
 /* Returns an exit status. */
 static int serve_requests(struct frontend *frontend, struct lifetime *lifetime)
 {
-	int err = lifetime_start_hands(lifetime), status;
+	int err = lifetime_start_pool(lifetime), status;
 
 	if (err) {
 		msg_error("cannot start a thread for requests: %s", strerror(-err));
@@ -114,14 +121,14 @@ static int serve_requests(struct frontend *frontend, struct lifetime *lifetime)
 	}
 	err = serve(frontend, lifetime);
 	status = err ? failure_status(err) : EXIT_OK;
-	if (lifetime_stop_hands(lifetime)) {
+	if (lifetime_stop_pool(lifetime)) {
 		msg_warning("a request is still under way: it ends here");
 		leave(status);
 	}
 	return status;
 }
 
-/* Buffers are locked: more of them than the machine has memory would kill others. */
+/* Buffers are locked, so more of them than the machine has memory would kill other processes. */
 static int check_memory(const struct frontend *frontend)
 {
 	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -152,7 +159,10 @@ static int open_sockets(const struct server_options *options, struct lifetime *l
 	return err;
 }
 
-/* Returns an exit status: only a wrong description is the caller's fault, not a kernel's EINVAL. */
+/*
+ * Returns an exit status. Only a wrong description is the caller's fault, while EINVAL may also
+ * come from the kernel.
+ */
 static int run_loaded(struct frontend *frontend, struct lifetime *lifetime)
 {
 	int err = frontend->ops->open(frontend);
@@ -172,7 +182,7 @@ static int run_loaded(struct frontend *frontend, struct lifetime *lifetime)
 	return status;
 }
 
-/* Returns an exit status. Nothing is served, made or written. */
+/* Returns an exit status. Serves, makes and writes nothing. */
 static int check_description(const char *path)
 {
 	struct engine engine;
@@ -198,7 +208,7 @@ static unsigned default_depth(const struct frontend *frontend, bool waits)
 	return share < ops->waiting_depth ? share : ops->waiting_depth;
 }
 
-/* What was asked for, or what suits the description. */
+/* Sets queue depth and request size as asked for, or as the description suggests. */
 static void set_sizes(struct frontend *frontend, const struct server_options *options)
 {
 	const struct frontend_ops *ops = frontend->ops;
@@ -239,13 +249,15 @@ static int run(const struct server_options *options)
 
 	if (signal_fd < 0 || !ops)
 		return EXIT_FAILED;
+	/* Do this before there are threads. */
+	confine_thread(CONFINE_MAIN);
 	if (open_sockets(options, &lifetime))
 		return EXIT_USAGE;
 	err = load(options->description, &engine);
 	if (err)
 		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
 	set_sizes(&frontend, options);
-	/* Before the sandbox, which hides what it reads. */
+	/* Do this before the sandbox hides the files that it reads. */
 	err = placement_init(&placement, &options->cpus, PLACEMENT_NODES_PATH);
 	status = err ? EXIT_FAILED : run_loaded(&frontend, &lifetime);
 	placement_deinit(&placement);
@@ -259,7 +271,10 @@ int main(int argc, char **argv)
 	int err;
 
 	message_init("btrfs-ublk-server");
-	/* An arena of its own would cost each thread 64 MiB of locked address space. */
+	/*
+	 * Otherwise each thread would have an arena of its own, with 64 MiB of locked address
+	 * space.
+	 */
 	mallopt(M_ARENA_MAX, 1);
 	secret_guard_json();
 	if (server_options_parse(argc, argv, &options)) {

@@ -14,9 +14,9 @@
 #include "base/message.h"
 
 /*
- * Whether a mounted btrfs has this block device: the kernel lists its devices there, seeds
- * included, whatever the name space that it is mounted in. NB: opening the device with O_EXCL
- * instead would make a mount fail that happens just then.
+ * Returns whether a mounted btrfs has this block device. The kernel lists the devices of all
+ * mounted btrfs, seeds included, in whatever mount namespace. NB: opening the device with O_EXCL
+ * instead could make a concurrent mount fail.
  */
 static bool is_mounted(const char *device, char mounted[static PATH_MAX])
 {
@@ -32,7 +32,7 @@ static bool is_mounted(const char *device, char mounted[static PATH_MAX])
 	return found;
 }
 
-/* "/sys/block/loop3/loop/backing_file": does it name this file? Sets the device's name. */
+/* Returns whether "/sys/block/loop3/loop/backing_file" names this file. Sets the device's name. */
 static bool backs(const char *entry, const struct stat *file, char device[static 32])
 {
 	_cleanup_fclose_ FILE *list = fopen(entry, "re");
@@ -72,7 +72,7 @@ int open_unmounted(const char *path)
 	struct stat st = { 0 };
 	int ret;
 
-	/* Opening a FIFO would wait for a writer, opening a tape rewind it. */
+	/* Opening a FIFO would wait for a writer, and opening a tape would rewind it. */
 	if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode)) {
 		msg_error("%s is neither a regular file nor a block device", path);
 		return -EINVAL;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Opens images and devices for those who only look, but want what they see to hold still. */
+/* Opens images and devices for programs that only read, but need the content not to change. */
 #ifndef TOOLS_UNMOUNTED_H
 #define TOOLS_UNMOUNTED_H
 
 /*
- * Open a regular file or a block device, read-only. A device must not be mounted or held otherwise
- * (O_EXCL), and no loop device over a file be part of a mounted btrfs. Returns a descriptor, or a
- * negative errno after a message: -EBUSY, -EINVAL for what is neither file nor device, or what
- * open(2) says.
+ * Opens a regular file or a block device, read-only. A device must not be mounted or otherwise held
+ * (O_EXCL), and a file must not back a loop device that is part of a mounted btrfs. Returns a
+ * descriptor, or a negative errno after a message: -EBUSY, -EINVAL for what is neither file nor
+ * device, or that of open(2).
  */
 int open_unmounted(const char *path);
 

@@ -2,7 +2,7 @@
 # Distribution packages.  The names are Debian's; fedora_name knows the others.
 # Needs say.sh.
 
-packages_of_part() { # build|demo|bench|test|vm
+packages_of_part() { # build|demo|bench|test|package|vm
     case $1 in
     build)
         echo gcc libc6-dev pkg-config python3 python3-venv \
@@ -21,6 +21,7 @@ packages_of_part() { # build|demo|bench|test|vm
         echo clang-format clang-tidy shellcheck systemd nginx docker-registry \
             chromium fonts-dejavu-core groff-base mandoc zsh fish
         ;;
+    package) echo mmdebstrap ;;
     vm)
         echo qemu-system-x86 busybox-static kmod xz-utils zstd "$(virtiofsd_package)"
         ;;

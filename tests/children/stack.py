@@ -9,10 +9,11 @@ import signal
 import sys
 from pathlib import Path
 
-from btrfs_ublk.interrupts import exit_status_of, interruptible
-from btrfs_ublk.resources import clone_file, loop_device, tempdir
+from btrfs_ublk.base.signals import exit_status_of, interruptible
+from btrfs_ublk.kernel import clone_file, loop_device, tempdir
 from btrfs_ublk.seed import make_seed
-from btrfs_ublk.sprout import sprout
+from btrfs_ublk.volume.sprout import sprout
+from btrfs_ublk.volume.temporary import virtual_file_of
 
 
 def cycle(parent: Path) -> None:
@@ -22,10 +23,9 @@ def cycle(parent: Path) -> None:
         seed = make_seed(directory / "seed.img", virtual_data_size=1 << 30)
         with loop_device(seed.path, read_only=True) as device:
             with sprout(device.path, target, parent=directory) as made:
-                source = made.target / seed.virtual_data.filename
-                clone_file(
-                    source, made.target / "clone", source_offset=0, size_bytes=10000
-                )
+                clone = made.target / "clone"
+                with virtual_file_of(seed, made.target) as source:
+                    clone_file(source, clone, source_offset=0, size_bytes=10000)
                 (made.target / "file").write_bytes(bytes(100000))
 
 

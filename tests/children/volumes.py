@@ -9,11 +9,11 @@ import signal
 import sys
 from pathlib import Path
 
-from btrfs_ublk.interrupts import exit_status_of, interruptible
-from btrfs_ublk.readers import read_direct
-from btrfs_ublk.resources import tempdir
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.base.signals import exit_status_of, interruptible
+from btrfs_ublk.kernel import tempdir
 from btrfs_ublk.server import FrontEndName, PatternSegment
-from btrfs_ublk.volume import volume
+from btrfs_ublk.volume.temporary import volume
 
 _SIZE = 1 << 40
 

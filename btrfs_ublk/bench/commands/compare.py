@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
+from btrfs_ublk.base.entry import PathType, completing
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.compare import FAILED, Plan, compare
-from btrfs_ublk.bench.hogs import HOGS
+from btrfs_ublk.bench.cpu_load import HOGS
 from btrfs_ublk.bench.peer import all_peers, why_not
-from btrfs_ublk.bench.peers.disk import check_disk
+from btrfs_ublk.bench.peers.kernel import check_disk
 from btrfs_ublk.bench.report import finish, make_document
 from btrfs_ublk.bench.scale import RUNTIME, SIZE, parse_factor
 from btrfs_ublk.bench.suite import Comparison, Suite, find_suite, suite_names
-from btrfs_ublk.entry import completing
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import MIB, parse_block_size
 
@@ -79,7 +79,7 @@ def _list(*, as_json: bool) -> None:
 @click.option("--realtime", is_flag=True, help="Our servers run before all else.")
 @click.option(
     "--disk",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     help="A block device for the peer disk. It is only read.",
 )
 @click.option(
@@ -164,7 +164,7 @@ def command(
         parameters={
             **about,
             **asdict(plan),
-            # Reports name no paths of a machine.
+            # Reports must not contain paths of this machine.
             "disk": disk is not None,
             "comparisons": [each.to_dict() for each in comparisons],
         },
@@ -180,7 +180,7 @@ def command(
                 document["results"].append(result)
         document["complete"] = True
     finally:
-        # What was measured counts, also when it is interrupted, or leaves something.
+        # Results so far are printed even after an interrupt or an error.
         if document["results"]:
             finish(document, as_json=as_json)
     return int(any(x["status"] == FAILED for x in document["results"]))
@@ -193,8 +193,8 @@ def _scaled(
     parent: Path,
     given: tuple[str | None, float | None],
 ) -> tuple[Plan, Sequence[Comparison], dict[str, Any]]:
-    """Plan and comparisons of that scale, and what a document says of it. What is
-    ``given`` (size, runtime) stays.
+    """Scale the plan and the comparisons; also returns the scale for the document. What
+    is ``given`` (size, runtime) stays.
     """
     factor = parse_factor(scale)
     if suite.scaling is None:
@@ -223,8 +223,8 @@ def _scaled(
 def _with_workloads(
     comparisons: Sequence[Comparison], workloads: Sequence[str]
 ) -> Sequence[Comparison]:
-    """Others than the suite's, each where it makes sense; bars for those that are left
-    out go with them. Raises UsageError for one that makes none.
+    """Replace a suite's workloads, in each comparison where they are possible; bars of
+    other workloads are dropped. Raises UsageError for one that fits nowhere.
     """
     if not workloads:
         return comparisons

@@ -1,4 +1,4 @@
-"""``btrfs-ublk bench matrix``: many runs, in a file that survives everything."""
+"""``btrfs-ublk bench matrix``: many runs, in a file that survives crashes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn
 
+from btrfs_ublk.base.capabilities import Fio, require
+from btrfs_ublk.base.entry import PathType
+from btrfs_ublk.base.gc import collect
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.config import SOURCES, Configuration, configuration_of
 from btrfs_ublk.bench.environment import environment
-from btrfs_ublk.bench.fio import Fio
 from btrfs_ublk.bench.matrices import MATRICES, Matrix, describe, parse_filters
 from btrfs_ublk.bench.matrix import Progress, Runner, shell_script
 from btrfs_ublk.bench.results import open_results
 from btrfs_ublk.bench.run import FAILED, OK, SKIPPED, VOID, Row, run_configuration
-from btrfs_ublk.capabilities import require
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.gc import collect
 from btrfs_ublk.server import FrontEndName, choose_front_end
 
 _TOLERANCE = 0.03
@@ -47,7 +47,7 @@ _TOLERANCE = 0.03
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathType(dir_okay=False),
     help="File of results; an existing one is gone on with.  [benchmark-MATRIX.jsonl]",
 )
 @click.option("--seed", default=1, help="Decides the order of the runs.")
@@ -64,7 +64,7 @@ _TOLERANCE = 0.03
     "--front-end",
     type=click.Choice(["auto", "ublk", "fuse"]),
     default="auto",
-    help="auto: ublk where the kernel has it.",
+    help="auto: ublk where the kernel has it, and survives the server's death.",
 )
 @click.option(
     "--source",
@@ -138,7 +138,7 @@ def command(
         )
 
     with open_results(path, matrix, seed=seed) as results:
-        collect()  # what a killed run left would be in the way of figures
+        collect()  # leftovers of a killed run would disturb the figures
         runner = Runner(
             matrix,
             results,
@@ -158,8 +158,8 @@ def command(
 
 
 def _require_an_engine(selected: Sequence[Configuration]) -> None:
-    """Raise CapabilityError when fio can do none of it. What it cannot do of some
-    configurations only is said in their rows.
+    """Raise CapabilityError if fio can run none of the configurations. If it can run
+    some, the rows of the others say so.
     """
     engines = [Fio(name) for name in sorted({each.engine for each in selected})]
     if all(engine.probe() is not None for engine in engines):
@@ -177,7 +177,7 @@ def _finish(path: Path, rows: Sequence[Row]) -> int:
 
 
 def duration(seconds: float) -> str:
-    """ "42 s", "7 min", "3 h 20 min" """
+    """Format a duration: "42 s", "7 min", "3 h 20 min"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
+from btrfs_ublk.base.progress import progress
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.config import KEYS, Configuration
 from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.run import OK, SKIPPED, run_configuration
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.progress import progress
 
-EXAMPLE = {
+#: Values for keys that are not given.
+DEFAULTS = {
     "btrfs.seed": "mega-extent",
     "btrfs.virtual_data_size": "4E",
     "btrfs.total_clone_size": "2G",
@@ -30,7 +31,7 @@ EXAMPLE = {
 
 
 def _wrapped(example: Mapping[str, Any]) -> str:
-    """A command to copy, in lines that help does not break."""
+    """Format a command to copy, in lines that click's help does not rewrap."""
     *most, last = (json.dumps({k: v})[1:-1] for k, v in example.items())
     pairs = "".join(f"    {pair},\n" for pair in most) + f"    {last}\n"
     return f"  btrfs-ublk bench run --json-opts '{{\n{pairs}  }}'"
@@ -39,14 +40,14 @@ def _wrapped(example: Mapping[str, Any]) -> str:
 @click.command(
     "run",
     context_settings=options.SETTINGS,
-    epilog="\b\nFor example:\n" + _wrapped(EXAMPLE),
+    epilog="\b\nThe same as without --json-opts:\n" + _wrapped(DEFAULTS),
 )
 @click.option(
     "--json-opts",
-    required=True,
+    default="{}",
+    show_default=False,
     metavar="JSON",
-    help=f"The configuration: an object with the keys {', '.join(KEYS)}. All but the "
-    "last two have to be there.",
+    help=f"The configuration: an object with any of the keys {', '.join(KEYS)}.",
 )
 @options.parent_option
 def command(json_opts: str, parent: Path) -> int:
@@ -59,7 +60,7 @@ def command(json_opts: str, parent: Path) -> int:
     measured. Where something is wrong, "status" and "reason" in it say what, and the
     exit status is 1; 3 where this machine cannot do it ("skipped").
     """
-    configuration = Configuration.from_json(json_opts)
+    configuration = Configuration.from_json(json_opts, defaults=DEFAULTS)
     with progress("running"):
         row = run_configuration(
             configuration, parent=parent, environment=environment(parent)

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import (
     CONSOLE_WIDTH,
@@ -16,7 +17,6 @@ from btrfs_ublk.bench.report import (
     print_table,
 )
 from btrfs_ublk.bench.summarize import parse_rows, summarize, tables
-from btrfs_ublk.entry import json_option
 
 
 @click.command("summarize", context_settings=options.SETTINGS)
@@ -49,6 +49,8 @@ def command(file: IO[str], as_json: bool) -> None:
             f"front end {part.front_end}, source {part.source}; runs: {counts}",
             markup=False,
         )
+        if part.warning:
+            console.print(part.warning, markup=False)
         for table in tables(part):
             print_table(console, table)
         console.print()

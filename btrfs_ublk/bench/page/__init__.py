@@ -1,7 +1,6 @@
 """The page that ``btrfs-ublk bench report`` makes of files of results.
 
-From the bottom up: ``inputs`` reads and checks files, ``labels`` and ``measures`` say
-what they are, ``shapes`` is what a page is made of, ``comparisons``, ``matrices`` and
-``documents`` make that of results, ``drawing`` and ``svg`` make pictures, ``build``
-puts all together, ``render`` writes it down.
+``inputs`` reads and checks files, ``machines`` classifies where they are from;
+``comparisons``, ``matrices`` and ``story`` make tables, findings and ``plots`` of them;
+``build`` assembles the page, and page.html lays it out.
 """

@@ -1,229 +1,244 @@
-"""The whole page: chapters in sections by machine, pictures, the summary."""
+"""The whole page: chapters in sections by machine, the summary, and the HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.resources import files
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from btrfs_ublk.bench.page.documents import chapter_of, naming
-from btrfs_ublk.bench.page.drawing import draw
-from btrfs_ublk.bench.page.inputs import Data, MatrixData
-from btrfs_ublk.bench.page.labels import (
-    BUSY,
-    INCOMPLETE,
-    Label,
-    labels_of,
-    machine_details,
-    machine_key,
-    machine_title,
-)
-from btrfs_ublk.bench.page.published import PUBLISHED, Published
-from btrfs_ublk.bench.page.shapes import Block, Chapter, Finding, Plot
-from btrfs_ublk.bench.page.sheet import settings
-from btrfs_ublk.bench.page.svg import Picture, picture
+from jinja2 import Environment
+from markupsafe import Markup
+
+import btrfs_ublk
+from btrfs_ublk.bench.config import configuration_of
+from btrfs_ublk.bench.environment import QUIET_CORES
+from btrfs_ublk.bench.page import matrices
+from btrfs_ublk.bench.page.comparisons import Block, Finding, comparison_blocks
+from btrfs_ublk.bench.page.inputs import Data, MatrixData, naming
+from btrfs_ublk.bench.page.machines import BUSY_LOAD, how_real, labels_of, machine_key
+from btrfs_ublk.bench.page.plots import Plot
+from btrfs_ublk.bench.page.story import stories
 from btrfs_ublk.bench.stats import grouped
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.new_file import write_new
+from btrfs_ublk.units import format_size
 
-#: Of the summary, and of any one file in it.
-_MOST_FINDINGS, _MOST_OF_ONE = 12, 2
-#: Below minus this, the weight of a finding says that others are to be told first.
+#: The most findings in the summary, and of any one file in it.
+_MOST_FINDINGS, _MOST_OF_ONE = 6, 2
+#: A finding with a weight below minus this comes after all others.
 _MINOR = 50.0
+#: Keys of a matrix' first line that are not options.
+_NOT_ASKED = ("kind", "version", "fingerprint", "configurations")
 
 
 @dataclass(frozen=True)
-class ShownPlot:
-    plot: Plot
-    picture: Picture
+class Chapter:
+    """Everything of one file in one environment."""
 
-
-@dataclass(frozen=True)
-class ShownBlock:
-    block: Block
-    plots: Sequence[ShownPlot]
-
-
-@dataclass(frozen=True)
-class ShownChapter:
-    chapter: Chapter
+    data: Data
     anchor: str
-    blocks: Sequence[ShownBlock]
-
-
-@dataclass(frozen=True)
-class Section:
-    """One machine."""
-
     title: str
+    compared: str
+    labels: Sequence[str]
+    #: The program that made the file, and its parameters.
+    made_by: tuple[str, str]
+    blocks: Sequence[Block]
+    findings: Sequence[Finding]
+    stories: Sequence[tuple[int, Plot]]
+
+
+class Section(NamedTuple):
+    """A section of one machine."""
+
     anchor: str
-    labels: Sequence[Label]
-    details: Sequence[tuple[str, str]]
-    chapters: Sequence[ShownChapter]
+    labels: Sequence[str]
+    record: Any
+    chapters: Sequence[Chapter]
 
 
 @dataclass(frozen=True)
 class Page:
     sections: Sequence[Section]
-    findings: Sequence[Finding]
-    published: Sequence[Published]
+    #: The plots and findings of the summary, each with its chapter.
+    stories: Sequence[tuple[Plot, Chapter]]
+    findings: Sequence[tuple[Finding, Chapter]]
 
     @property
-    def pictures(self) -> list[Picture]:
-        return [
-            plot.picture
-            for section in self.sections
-            for chapter in section.chapters
-            for block in chapter.blocks
-            for plot in block.plots
-        ]
+    def chapters(self) -> list[Chapter]:
+        return [chapter for section in self.sections for chapter in section.chapters]
 
     @property
-    def count_text(self) -> str:
-        """ "3 sets of results from 2 environments" """
-        sets = sum(len(section.chapters) for section in self.sections)
-        places = len(self.sections)
-        return (
-            f"{sets} {'set' if sets == 1 else 'sets'} of results from "
-            f"{places} {'environment' if places == 1 else 'environments'}"
-        )
-
-    @property
-    def labels(self) -> list[Label]:
-        """All that are used, once each."""
-        of_all = (
-            label
-            for section in self.sections
-            for shown in section.chapters
-            for label in shown.chapter.labels
-        )
-        return list(dict.fromkeys(of_all))
+    def plots(self) -> list[Plot]:
+        found = [plot for plot, _ in self.stories]
+        blocks = [block for chapter in self.chapters for block in chapter.blocks]
+        return found + [plot for block in blocks for plot in block.plots]
 
 
-def build(inputs: Sequence[Data], *, png: bool = False) -> Page:
-    """Pure, and slow: a tenth of a second for each plot, twice that with PNG.
-
-    Raises UsageError.
-    """
-    sections = []
-    findings: list[list[Finding]] = []
-    taken: set[str] = set()
-    with settings():
-        for number, its in enumerate(grouped(inputs, _machine).values(), start=1):
-            first = min(its, key=_rank)
-            chapters = []
-            for data in sorted(its, key=_rank):
-                with naming(data):
-                    shown = _shown_chapter(data, taken, png)
-                chapters.append(shown)
-                findings.append(_told(shown.chapter, shown.anchor))
-            with naming(first):
-                details = () if first.record is None else machine_details(first.record)
-            sections.append(
-                Section(
-                    title=machine_title(first.record),
-                    anchor=f"machine-{number}",
-                    labels=[x for x in labels_of(first) if x is not INCOMPLETE],
-                    details=details,
-                    chapters=chapters,
-                )
-            )
-    return Page(sections, _chosen(findings), _published(sections))
+def _made_by(data: Data) -> tuple[str, str]:
+    """Return the program that made a file, and its parameters."""
+    guest = (data.record or {}).get("guest")
+    where = f"scripts/vm {'--icount ' * (guest == 'icount')}-- " if guest else ""
+    asked = (data.header or {}) if isinstance(data, MatrixData) else data.document
+    asked = asked.get("parameters", asked)
+    program = f"btrfs-ublk bench {data.benchmark}"
+    if data.benchmark not in ("matrix", "compare"):
+        module = import_module(f"btrfs_ublk.bench.{data.benchmark}")
+        program = getattr(module, "SCRIPT", f"python -m {module.__name__}")
+    told = []
+    for key, value in asked.items():
+        values = [x for x in (value if isinstance(value, list) else [value]) if x]
+        if key not in _NOT_ASKED and not any(
+            isinstance(x, dict | list) for x in values
+        ):
+            told += [f"{key} {' '.join(map(str, values))}"] * bool(values)
+    return f"{where}{program}", ", ".join(told)
 
 
-def _machine(data: Data) -> tuple[object, ...]:
-    with naming(data):
+def build(inputs: Sequence[Data]) -> Page:
+    """Build the page; pure, and slow: 50 ms for each plot. Raises UsageError."""
+    taken = {"summary", "repeat"}
+    machines = grouped(inputs, _key).values()
+    sections: list[Section] = []
+    for its in sorted(machines, key=lambda each: how_real(each[0])):
+        chapters = [_chapter(data, taken) for data in sorted(its, key=_rank)]
+        first = chapters[0]
+        labels = [label for label in first.labels if label != "interrupted"]
+        anchor = f"machine-{len(sections) + 1}"
+        sections.append(Section(anchor, labels, first.data.record, chapters))
+    every = [chapter for section in sections for chapter in section.chapters]
+    told: dict[int, tuple[Plot, Chapter]] = {}
+    for chapter in every:
+        for place, plot in chapter.stories:
+            told.setdefault(place, (plot, chapter))
+    return Page(sections, [told[place] for place in sorted(told)], _chosen(every))
+
+
+def _key(data: Data) -> object:
+    with naming(data.name):
         return machine_key(data)
 
 
-def _shown_chapter(data: Data, taken: set[str], png: bool) -> ShownChapter:
-    chapter = chapter_of(data)
-    anchor = _anchor(chapter.file, taken)
-    return ShownChapter(chapter, anchor, _shown(chapter, anchor, png))
-
-
 def _rank(data: Data) -> int:
-    """What compares comes before what tells of us alone."""
-    if isinstance(data, MatrixData):
-        return 1
-    return 0 if data.benchmark == "compare" else 2
+    """Order files: comparisons with others come first."""
+    return {"compare": 0, "matrix": 1}.get(data.benchmark, 2)
 
 
-def _anchor(file: str, taken: set[str]) -> str:
-    """A word that is nobody else's, also as the name of a file."""
-    stem = file.rpartition(".")[0] or file
-    word = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40] or "results"
-    if not word[0].isalpha():
-        word = f"r-{word}"
-    found, number = word, 2
-    while found in taken:
-        found, number = f"{word}-{number}", number + 1
-    taken.add(found)
-    return found
-
-
-def _shown(chapter: Chapter, anchor: str, png: bool) -> list[ShownBlock]:
-    made = []
-    number = 0
-    for block in chapter.blocks:
-        plots = []
-        for plot in block.plots:
-            number += 1
-            name = f"{anchor}-{number:02}"
-            drawn = picture(
-                draw(plot),
-                name=name,
-                title=plot.title,
-                description=plot.description,
-                png=png,
+def _chapter(data: Data, taken: set[str]) -> Chapter:
+    word = re.sub(r"[^a-z0-9]+", "-", Path(data.name).stem.lower()).strip("-")[:40]
+    word = word if word[:1].isalpha() else f"r-{word}"
+    others = (f"{word}-{number}" for number in count(2))
+    anchor = next(each for each in chain([word], others) if each not in taken)
+    taken.add(anchor)
+    with naming(data.name):
+        title, compared, blocks, findings = _content(data)
+        numbers = count(1)
+        shown = [
+            replace(
+                block, plots=[_drawn(x, anchor, next(numbers)) for x in block.plots]
             )
-            plots.append(ShownPlot(plot, drawn))
-        made.append(ShownBlock(block, plots))
+            for block in blocks
+        ]
+        told = [(n, _drawn(x, f"summary-{anchor}", n)) for n, x in stories(data)]
+        ordered = sorted(findings, key=lambda each: -each.weight)[:_MOST_OF_ONE]
+        return Chapter(
+            *(data, anchor, title, compared, labels_of(data), _made_by(data)),
+            *(shown, ordered, told),
+        )
+
+
+def _drawn(plot: Plot, anchor: str, number: int) -> Plot:
+    made = replace(plot, name=f"{anchor}-{number:02}")
+    assert made.svg  # drawn now, as its data may be invalid
     return made
 
 
-def _told(chapter: Chapter, anchor: str) -> list[Finding]:
-    ordered = sorted(chapter.findings, key=lambda each: -each.weight)
-    return [
-        replace(each, anchor=anchor, labels=tuple(chapter.labels))
-        for each in ordered[:_MOST_OF_ONE]
+def _content(data: Data) -> tuple[str, str, list[Block], list[Finding]]:
+    """Return the title, what was compared, blocks, and findings."""
+    if isinstance(data, MatrixData):
+        title = f"Matrix {data.header['matrix']}" if data.header else "Runs"
+        count = len({configuration_of(row) for row in data.rows})
+        told = f"{count} configurations, {len(data.rows)} runs"
+        return title, told, *matrices.matrix_blocks(data)
+    if data.benchmark == "compare":
+        parameters = data.document["parameters"]
+        peers, workloads = (
+            dict.fromkeys(
+                str(x) for each in parameters["comparisons"] for x in each[key]
+            )
+            for key in ("peers", "workloads")
+        )
+        told = f"{', '.join(peers)}; {', '.join(list(workloads)[:6])}"
+        told += f" and {len(workloads) - 6} more" if len(workloads) > 6 else ""
+        scale = (parameters.get("scale") or {}).get("factor", 1)
+        told += f"; scaled down to {scale:g} of what was published" * (scale != 1)
+        suite = parameters.get("suite")
+        title = f"Suite {suite}" if suite else "Comparison"
+        return title, told, *comparison_blocks(data)
+    module = import_module(f"btrfs_ublk.bench.{data.benchmark}")
+    tell = getattr(module, "highlights", lambda document: ())
+    findings = [
+        Finding(x.figure, "", x.headline, x.sentence, -10.0)
+        for x in tell(data.document)
     ]
+    title = data.benchmark.replace("_", " ").capitalize()
+    told = f"{data.name}, {len(data.document['results'])} results"
+    return title, told, [Block("", tables=data.tables)], findings
 
 
-def _chosen(by_file: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """Of each kind (see _kind) the first of each file, then the seconds, while there is
-    room. A highlight that several files have is told of the first.
+def _chosen(chapters: Sequence[Chapter]) -> list[tuple[Finding, Chapter]]:
+    """Choose findings: of each kind (see _order) the first of each file, then the
+    others while there is room. A highlight of several files is that of the first.
     """
     ranked = [
-        (_kind(found), rank, file, found)
-        for file, its in enumerate(by_file)
-        for rank, found in enumerate(its)
+        (_order(finding, chapter), rank, number, finding)
+        for number, chapter in enumerate(chapters)
+        for rank, finding in enumerate(chapter.findings)
     ]
-    chosen: list[tuple[int, int, int, Finding]] = []
-    told = set()
-    for kind, rank, file, found in sorted(ranked, key=lambda each: each[:3]):
-        about = (found.headline, found.labels) if kind == 1 else (file, rank)
-        if about not in told and len(chosen) < _MOST_FINDINGS:
-            told.add(about)
-            chosen.append((kind, file, rank, found))
-    return [each[3] for each in sorted(chosen, key=lambda each: each[:3])]
+    chosen: dict[object, tuple[int, int, int, Finding]] = {}
+    for each in sorted(ranked, key=lambda each: each[:3]):
+        order, rank, number, finding = each
+        about = finding.headline if order == 1 else (rank, number)
+        if len(chosen) < _MOST_FINDINGS:
+            chosen.setdefault(about, each)
+    told = sorted(chosen.values(), key=lambda each: (each[0], each[2], each[1]))
+    return [(each[3], chapters[each[2]]) for each in told]
 
 
-def _kind(found: Finding) -> int:
-    """What compares us with others is told before what tells of us alone; what a busy
-    machine found, and what is not about us, comes last.
+def _order(found: Finding, chapter: Chapter) -> int:
+    """Order findings: comparisons with others come before figures of ours alone;
+    findings from busy or emulated machines, and those not about us, come last.
     """
-    if BUSY in found.labels:
+    if {"busy", "emulated", "icount"} & set(chapter.labels):
         return 3
-    if found.weight < -_MINOR:
-        return 2
-    return int(found.weight < 0)
+    return 2 if found.weight < -_MINOR else int(found.weight < 0)
 
 
-def _published(sections: Sequence[Section]) -> list[Published]:
-    names = dict.fromkeys(
-        name
-        for section in sections
-        for each in section.chapters
-        for name in each.chapter.published
+def render(page: Page, *, command: str) -> str:
+    """Render HTML. All text from files is escaped, and a policy in the page forbids it
+    to run or fetch anything. Only the drawings, which are XML, are not escaped.
+    """
+    environment = Environment(
+        autoescape=True, trim_blocks=True, keep_trailing_newline=True
     )
-    found = [PUBLISHED[name] for name in names if name in PUBLISHED]
-    return list({id(each): each for each in found}.values())
+    environment.filters["size"] = lambda value: format_size(int(value))
+    source = files(__package__)
+    return environment.from_string((source / "page.html").read_text("utf-8")).render(
+        page=page,
+        command=command,
+        version=btrfs_ublk.__version__,
+        style=Markup((source / "page.css").read_text("utf-8")),
+        busy={"cores": QUIET_CORES, "load": f"{BUSY_LOAD:g}"},
+    )
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file completely, or leave the old one. Raises BtrfsUblkError."""
+    try:
+        write_new(path, content, replace=True, synced=True)
+    except OSError as error:
+        raise BtrfsUblkError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,300 +1,299 @@
-"""What ``btrfs-ublk bench compare`` found, as plots, tables and sentences."""
+"""The results of ``btrfs-ublk bench compare`` as plots, tables and sentences."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from btrfs_ublk.bench.comparison_tables import Test, judged
+from btrfs_ublk.bench.comparison_tables import FASTER, SAME, SLOWER, Test, judged
 from btrfs_ublk.bench.page.inputs import DocumentData
 from btrfs_ublk.bench.page.measures import (
     Measure,
-    Ratio,
     is_number,
     main_measure,
-    ratio,
     ratio_text,
+    split_jobs,
     told_measure,
-    verdict_words,
+    workload_words,
 )
-from btrfs_ublk.bench.page.published import published_ratio
-from btrfs_ublk.bench.page.shapes import (
-    Block,
-    Finding,
-    Line,
-    Plot,
-    Role,
-    Rows,
-    Scatter,
-    Series,
-)
-from btrfs_ublk.bench.page.words import split_jobs, workload_words
+from btrfs_ublk.bench.page.plots import Line, Plot, Rows, Scatter, Series
 from btrfs_ublk.bench.report import Table
 from btrfs_ublk.bench.stats import bootstrap_interval, grouped
+from btrfs_ublk.bench.suite import find_suite
 
 Result = dict[str, Any]
 
-#: Our servers' peers, see served_peers(), and trees of clones.
+#: The names of our servers' peers (peers/ours.py), and of trees of clones.
 _OURS = re.compile(r"(ublk|fuse)(-file)?(-clones?)?|(btrfs-ublk|sprout)(-.*)?")
-#: From so many on, only the ratios of the first measure are drawn.
+#: With this many contests or more, only the first measure's ratios are drawn.
 _MANY = 7
+#: Longer tables are folded.
+_MANY_ROWS = 15
+
+
+class Finding(NamedTuple):
+    """One finding of the summary: a figure, its meaning in a few words, and its
+    subject. A higher ``weight`` comes first.
+    """
+
+    figure: str
+    interval: str
+    headline: str
+    sentence: str
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Plots and tables that belong together, below one heading; the long ones in
+    ``more`` are folded.
+    """
+
+    title: str
+    intro: Sequence[str] = ()
+    plots: Sequence[Plot] = ()
+    tables: Sequence[Table] = ()
+    more: Sequence[Table] = ()
+
+
+class Ratio(NamedTuple):
+    """The ratio of medians, over common turns, with each turn's own ratio. The interval
+    is NaN when there are too few turns.
+    """
+
+    middle: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    turns: Sequence[float] = ()
+
+    @property
+    def interval_text(self) -> str:
+        """Format the interval as "0.80 – 0.90", or "" if there is none."""
+        text = f"{ratio_text(self.low)} – {ratio_text(self.high)}"
+        return text if self.low == self.low else ""
 
 
 def is_ours(peer: str) -> bool:
-    """By the names that our peers have."""
+    """Whether a peer is ours, by its name."""
     return _OURS.fullmatch(peer) is not None
 
 
 @dataclass(frozen=True)
 class Contest:
     """One measure of one workload: the turns of each peer, in the order of the
-    comparison, the first of which all are held against. ``rank`` is that of the measure
-    among those of the workload, from 0, ``of`` them.
+    comparison (all are compared with the first), and figures that others published, by
+    setting. ``rank`` is the measure's place among those of the workload.
     """
 
-    parameters: Mapping[str, Any]
     comparison: str
     workload: str
     measure: Measure
     rank: int
-    of: int
+    title: str
     peers: Mapping[str, Sequence[Result]]
-    _ratios: dict[tuple[str, str], Ratio] = field(default_factory=dict)
-
-    @property
-    def baseline(self) -> str:
-        return next(iter(self.peers))
-
-    @property
-    def title(self) -> str:
-        """The workload; with the measure, where there are several."""
-        if self.of > 1:
-            return f"{self.workload}: {self.measure.title}"
-        return self.workload
+    theirs: Sequence[Mapping[str, float]]
 
     def values(self, peer: str) -> list[float]:
-        return [float(each[self.measure.key]) for each in self.peers[peer]]
+        return list(self.turns(peer).values())
+
+    def turns(self, peer: str) -> dict[object, float]:
+        return {
+            (each.get("run"), each.get("turn")): float(each[self.measure.key])
+            for each in self.peers[peer]
+        }
 
     def ratio(self, peer: str, other: str) -> Ratio:
-        found = self._ratios.get((peer, other))
-        if found is None:
-            found = self._ratios[peer, other] = ratio(
-                self.peers[peer],
-                self.peers[other],
-                lambda each: float(each[self.measure.key]),
-                lambda each: (each.get("run"), each.get("turn")),
-            )
-        return found
+        mine, theirs = self.turns(peer), self.turns(other)
+        shared = [x for x in mine if mine[x] > 0 and theirs.get(x, 0) > 0]
+        values, bases = [mine[x] for x in shared], [theirs[x] for x in shared]
+        if not shared:
+            return Ratio()
+        ends = bootstrap_interval(values, bases, paired=True)
+        turns = [one / base for one, base in zip(values, bases)]
+        return Ratio(median(values) / median(bases), *ends, turns)
 
     def published(self, peer: str, other: str) -> float | None:
-        return published_ratio(
-            self.parameters, peer, other, self.workload, self.measure.key
-        )
+        """Return the ratio that others published, from other hardware."""
+        found = [x[peer] / x[other] for x in self.theirs if {peer, other} <= x.keys()]
+        return found[0] if found else None
 
 
 def contests(data: DocumentData) -> Iterator[Contest]:
-    """By comparison, workload and measure."""
+    """Yield contests by comparison, workload and measure."""
     parameters = data.document["parameters"]
     by_title = grouped(data.document["results"], lambda each: each["comparison"])
     for comparison in parameters["comparisons"]:
-        results = by_title.get(comparison["title"], [])
-        measured = [each for each in results if each["status"] == "ok"]
-        names = [str(name) for name in comparison["peers"]]
+        title = str(comparison["title"])
+        measured = [x for x in by_title.get(title, []) if x["status"] == "ok"]
         for workload, turns in grouped(measured, lambda x: str(x["workload"])).items():
-            measures = _measures(comparison, turns)
+            measures = [told_measure(each) for each in comparison.get("measures") or ()]
+            measures = measures or main_measure(turns)
             for rank, measure in enumerate(measures):
                 told = [each for each in turns if is_number(each.get(measure.key))]
                 peers = grouped(told, lambda each: str(each["peer"]))
+                names = map(str, comparison["peers"])
                 ordered = {name: peers[name] for name in names if name in peers}
+                many = len(measures) > 1
+                name = f"{workload}: {measure.title}" if many else workload
+                theirs = _theirs(parameters.get("published"), workload, measure.key)
                 if ordered:
-                    yield Contest(
-                        parameters,
-                        str(comparison["title"]),
-                        workload,
-                        measure,
-                        rank,
-                        len(measures),
-                        ordered,
-                    )
+                    yield Contest(title, workload, measure, rank, name, ordered, theirs)
 
 
-def _measures(
-    comparison: Mapping[str, Any], turns: Sequence[Result]
-) -> Sequence[Measure]:
-    if comparison.get("measures"):
-        return [told_measure(each) for each in comparison["measures"]]
-    found = main_measure(turns)
-    return [] if found is None else [found]
+def _theirs(
+    published: Mapping[str, Any] | None, workload: str, measure: str
+) -> list[dict[str, float]]:
+    """Return published figures by setting: the document's, or those of the first
+    btrfs-ublk, which name no depth, so that the depth is ignored.
+    """
+    settings: dict[object, dict[str, float]] = {}
+    for x in (published or original())["figures"]:
+        name = x["workload"]
+        if not published:
+            name, workload = _without_depth(name), _without_depth(workload)
+        if (name, x["measure"]) == (workload, measure) and x["like"]:
+            its = settings.setdefault(x.get("setting"), {})
+            its.setdefault(str(x["like"]), float(x["value"]))
+    return list(settings.values())
 
 
-def blocks(contests_found: Sequence[Contest]) -> list[Block]:
-    """Of each comparison one for each workload, and one for what they are together."""
+@functools.cache
+def original() -> dict[str, Any]:
+    """Return the figures that the first btrfs-ublk published."""
+    published = find_suite("randread").published
+    assert published
+    return published.to_dict()
+
+
+def _without_depth(workload: str) -> str:
+    return re.sub(r"-d\d+", "", workload)
+
+
+def comparison_blocks(data: DocumentData) -> tuple[list[Block], list[Finding]]:
+    """Make a block for each workload of each comparison, one for its scaling, and one
+    for all ratios. Also returns the findings.
+    """
+    found = list(contests(data))
     made = []
-    for title, its in grouped(contests_found, lambda each: each.comparison).items():
+    for title, its in grouped(found, lambda each: each.comparison).items():
+        turns = {each.title: _turns_table(each) for each in its}
         if len(its) >= _MANY:
-            first = [each for each in its if each.rank == 0]
-            plots = [plot for each in first for plot in _ratios_plots(each)]
-            more = [_turns_table(each) for each in its]
-            made.append(Block(title, plots=plots, more=more))
+            plots = [plot for x in its if x.rank == 0 for plot in _ratios_plots(x)]
+            made.append(Block(title, plots=plots, more=list(turns.values())))
             continue
         for workload, measures in grouped(its, lambda each: each.workload).items():
             drawn: list[Plot] = []
             for each in measures:
-                drawn += [_values_plot(each), *_ratios_plots(each)]
-                drawn += _cores_plots(each)
-            made.append(
-                Block(
-                    f"{title}: {workload}" if title != workload else title,
-                    _explained(workload),
-                    drawn,
-                    more=[_turns_table(each) for each in measures],
-                )
-            )
-        scaling = list(_scaling_plots(its))
-        if scaling:
+                drawn += [values_plot(each), *_ratios_plots(each), *_cores_plots(each)]
+            words = workload_words(workload)
+            name = f"{title}: {workload}" if title != workload else title
+            more = [turns[each.title] for each in measures]
+            intro = [f"{words}."] * (words != workload)
+            made.append(Block(name, intro, drawn, more=more))
+        if scaling := list(_scaling_plots(its)):
             made.append(Block(f"{title}: scaling", plots=scaling))
-    return made
+    verdicts = judgements(found)
+    if table := _ratio_table(verdicts):
+        long = len(table.rows) > _MANY_ROWS
+        made.append(Block("Ratios", (), (), [table][long:], [table][: int(long)]))
+        if not data.document["parameters"].get("published"):
+            theirs = [_published_table()] * any(row[7] != "–" for row in table.rows)
+            made.append(Block("", tables=theirs))
+    if data.tables:
+        made.append(Block("All figures", tables=data.tables))
+    return made, _findings(verdicts)
 
 
-def _explained(workload: str) -> list[str]:
-    words = workload_words(workload)
-    return [] if words == workload else [f"{words}."]
-
-
-def _role(contest: Contest, name: str) -> Role:
-    if is_ours(name):
-        return "ours"
-    return "baseline" if name == contest.baseline else "peer"
-
-
-def _values_plot(contest: Contest) -> Rows:
-    lines = []
-    for name in contest.peers:
-        values = contest.values(name)
-        low, high = bootstrap_interval(values)
-        middle = median(values)
-        text = contest.measure.text(middle)
-        role = _role(contest, name)
-        lines.append(Line(name, values, middle, low, high, text, role))
+def values_plot(contest: Contest) -> Rows:
+    """Plot the values of each peer, from zero."""
+    lines = [
+        measured_line(name, contest.values(name), contest.measure, is_ours(name))
+        for name in contest.peers
+    ]
     better = "more is better" if contest.measure.more_is_better else "less is better"
     axis = f"{contest.measure.title} ({better})"
-    return Rows(contest.title, axis, lines, unit=contest.measure.unit)
+    return Rows(contest.title, axis, contest.measure.unit, lines=lines)
+
+
+def measured_line(
+    name: str, values: Sequence[float], measure: Measure, ours: bool
+) -> Line:
+    middle = median(values)
+    interval = bootstrap_interval(values)
+    return Line(name, values, measure.text(middle), ours, middle, interval)
 
 
 def _ratios_plots(contest: Contest) -> Iterator[Rows]:
+    baseline, *others = contest.peers
     lines = []
-    baseline = contest.baseline
-    for name in contest.peers:
-        found = contest.ratio(name, baseline)
-        if name == baseline or not found.known:
-            continue
-        lines.append(
-            Line(
-                name,
-                found.turns,
-                found.middle,
-                found.low,
-                found.high,
-                found.text,
-                _role(contest, name),
-                contest.published(name, baseline),
-            )
-        )
+    for name in others:
+        middle, low, high, turns = found = contest.ratio(name, baseline)
+        interval = f" ({found.interval_text})" if found.interval_text else ""
+        text, ours = f"{ratio_text(middle)}{interval}", is_ours(name)
+        there = contest.published(name, baseline)
+        if turns:
+            lines.append(Line(name, turns, text, ours, middle, (low, high), there))
     if lines:
         better = "right" if contest.measure.more_is_better else "left"
         axis = f"Times the {contest.measure.noun} of {baseline} ({better} is better)"
         title = f"{contest.title}: ratio to {baseline}"
-        yield Rows(title, axis, lines, ratios=True)
+        yield Rows(title, axis, lines=lines, ratios=True)
 
 
 def _turns_table(contest: Contest) -> Table:
-    key = contest.measure.key
-    by_turn = {
-        name: {(x.get("run"), x.get("turn")): float(x[key]) for x in turns}
-        for name, turns in contest.peers.items()
-    }
-    turns = list(dict.fromkeys(turn for found in by_turn.values() for turn in found))
+    columns = [contest.turns(name) for name in contest.peers]
+    turns = dict.fromkeys(turn for column in columns for turn in column)
     rows = [
-        [
-            str(position),
-            *(
-                contest.measure.text(found.get(turn, math.nan))
-                for found in by_turn.values()
-            ),
-        ]
-        for position, turn in enumerate(turns, start=1)
+        [str(place), *(contest.measure.text(x.get(turn, math.nan)) for x in columns)]
+        for place, turn in enumerate(turns, start=1)
     ]
     title = f"{contest.workload}: every turn, {contest.measure.title}"
     return Table(title, ["turn", *contest.peers], rows)
 
 
 def _scaling_plots(its: Sequence[Contest]) -> Iterator[Plot]:
-    """Of what was measured with several numbers of jobs."""
+    """Plot what was measured with several numbers of jobs."""
     first = [each for each in its if each.rank == 0]
-    families = grouped(first, lambda each: split_jobs(each.workload)[0])
-    for base, family in families.items():
-        if len({split_jobs(each.workload)[1] for each in family}) < 2:
-            continue
-        measure = family[0].measure
+    for base, family in grouped(first, lambda x: split_jobs(x.workload)[0]).items():
         points: dict[str, list[tuple[float, float]]] = {}
-        for each in family:
-            jobs = split_jobs(each.workload)[1]
+        jobs = {float(split_jobs(each.workload)[1]): each for each in family}
+        for number, each in jobs.items():
             for name in each.peers:
-                found = points.setdefault(name, [])
-                found += [(float(jobs), value) for value in each.values(name)]
-        yield Scatter(
-            f"{base}: scaling with jobs",
-            "Jobs",
-            measure.title,
-            [Series(name, found, joined=True) for name, found in points.items()],
-            sorted({float(split_jobs(each.workload)[1]) for each in family}),
-            y_unit=measure.unit,
-        )
+                found = [(number, value) for value in each.values(name)]
+                points.setdefault(name, []).extend(found)
+        if len(jobs) > 1:
+            measure, title = family[0].measure, f"{base}: scaling with jobs"
+            series = [Series(name, found, True) for name, found in points.items()]
+            yield Scatter(
+                *(title, measure.title, measure.unit),
+                x_axis="Jobs",
+                series=series,
+                x_ticks=sorted(jobs),
+            )
 
 
 def _cores_plots(contest: Contest) -> Iterator[Plot]:
-    """What the figures cost in CPUs: one point for each turn."""
+    """Plot the figures over CPU use: one point for each turn."""
     measure = contest.measure
-    if not measure.more_is_better:
-        return
     series = []
     for name, turns in contest.peers.items():
-        points = [
-            (float(each["cores"]), float(each[measure.key]))
-            for each in turns
-            if is_number(each.get("cores"))
-        ]
-        if points:
-            series.append(Series(name, points))
-    if series:
-        yield Scatter(
-            f"{contest.workload}: what it costs",
-            "CPU cores in use: reader, server, kernel",
-            measure.title,
-            series,
-            y_unit=measure.unit,
-        )
+        told = [each for each in turns if is_number(each.get("cores"))]
+        points = [(float(each["cores"]), float(each[measure.key])) for each in told]
+        series += [Series(name, points)] if points else []
+    if series and measure.more_is_better:
+        title = f"{contest.workload}: what it costs"
+        axis = "CPU cores in use: reader, server, kernel"
+        yield Scatter(title, measure.title, measure.unit, x_axis=axis, series=series)
 
 
-def _pairs(contest: Contest) -> Iterator[tuple[str, str]]:
-    """Each of ours with each other; where all or none are ours, all with the first."""
-    ours = [name for name in contest.peers if is_ours(name)]
-    others = [name for name in contest.peers if not is_ours(name)]
-    if not ours or not others:
-        others = [contest.baseline]
-        ours = [name for name in contest.peers if name != contest.baseline]
-    for name in ours:
-        for other in others:
-            yield name, other
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """One of ours and another: the ratio, and what may be said of it."""
+class Judgement(NamedTuple):
+    """One of our peers and another: their ratio, and the verdict in words."""
 
     contest: Contest
     name: str
@@ -302,109 +301,118 @@ class Judgement:
     ratio: Ratio
     words: str
 
-    @property
-    def published(self) -> float | None:
-        return self.contest.published(self.name, self.other)
+
+def _pairs(contest: Contest) -> Iterator[tuple[str, str]]:
+    """Yield each of ours with each other; if there are no such, all with the first."""
+    ours = [name for name in contest.peers if is_ours(name)]
+    others = [name for name in contest.peers if not is_ours(name)]
+    if not ours or not others:
+        first, *ours = contest.peers
+        others = [first]
+    yield from product(ours, others)
 
 
-def judgements(contests_found: Sequence[Contest]) -> list[Judgement]:
-    """Of all pairs of all contests; all of them together are what the verdicts are
-    corrected for.
+def judgements(found: Sequence[Contest]) -> list[Judgement]:
+    """Judge all pairs of all contests. The verdicts are corrected for the number of all
+    pairs.
     """
-    pairs = {
-        (number, name, other): contest.ratio(name, other)
-        for number, contest in enumerate(contests_found)
-        for name, other in _pairs(contest)
-    }
-    verdicts = judged(
-        {
-            key: Test(
-                found.turns,
-                (found.middle, found.low, found.high),
-                "more" if contests_found[key[0]].measure.more_is_better else "less",
-            )
-            for key, found in pairs.items()
-        }
-    )
+    tests = {}
+    for number, contest in enumerate(found):
+        better = "more" if contest.measure.more_is_better else "less"
+        for name, other in _pairs(contest):
+            middle, low, high, turns = contest.ratio(name, other)
+            tests[number, name, other] = Test(turns, (middle, low, high), better)
     made = []
-    for (number, name, other), found in pairs.items():
-        contest = contests_found[number]
-        words = verdict_words(verdicts[number, name, other], found, contest.measure)
-        made.append(Judgement(contest, name, other, found, words))
+    for (number, name, other), verdict in judged(tests).items():
+        contest = found[number]
+        ratio = contest.ratio(name, other)
+        words = _verdict_words(verdict, ratio, contest.measure)
+        made.append(Judgement(contest, name, other, ratio, words))
     return made
 
 
-def _weight(judgement: Judgement) -> float:
-    """Clones are what people read, devices are not; figures of others are not what this
-    is about; of several measures the first is.
+def _verdict_words(verdict: str, found: Ratio, measure: Measure) -> str:
+    """Word a verdict: "faster", "less", "no sure difference"; with a question mark if
+    the turns agree, but are too few.
     """
-    weight = 30.0 + 10.0 * ("clone" in judgement.name)
-    if judgement.contest.rank:
-        weight -= 20.0
-    return weight if is_ours(judgement.name) else -100.0
+    if not found.turns:
+        return "no such turns"
+    if verdict == SAME:
+        return "no sure difference"
+    word = "more" if found.middle > 1 else "less"
+    if measure.is_rate_or_time:
+        word = FASTER if (found.middle > 1) == measure.more_is_better else SLOWER
+    return word if verdict in (FASTER, SLOWER) else f"{word}?"
 
 
-def findings(all_judgements: Sequence[Judgement]) -> list[Finding]:
-    """Ours against each other peer; those first that say most."""
+def _findings(verdicts: Sequence[Judgement]) -> list[Finding]:
+    """List findings of ours against each other peer. Clones come before devices, which
+    people do not read; later measures, and others' figures, come last.
+    """
     made = []
-    for each in all_judgements:
-        if not each.ratio.known:
+    for contest, name, other, ratio, words in verdicts:
+        if not ratio.turns or words.endswith("?"):
             continue
-        contest = each.contest
-        measure = contest.measure
-        position = list(contest.peers).index(each.other)
         mine, theirs = (
-            measure.text(median(contest.values(name)))
-            for name in (each.name, each.other)
+            contest.measure.text(median(contest.values(each))) for each in (name, other)
         )
         sentence = f"{workload_words(contest.workload)}: {mine} against {theirs}."
-        if each.published is not None:
-            sentence += f" Published, on other hardware: {ratio_text(each.published)}."
-        made.append(
-            Finding(
-                f"{ratio_text(each.ratio.middle)}×",
-                each.ratio.interval_text,
-                f"{each.name} against {each.other}: {each.words}",
-                sentence,
-                weight=_weight(each) - position,
-            )
-        )
+        there = contest.published(name, other)
+        if there is not None:
+            sentence += f" Published, on other hardware: {ratio_text(there)}."
+        weight = 30.0 + 10 * ("clone" in name) - 20 * bool(contest.rank)
+        weight = (weight if is_ours(name) else -100) - list(contest.peers).index(other)
+        figure, headline = f"{ratio_text(ratio.middle)}×", f"{name} against {other}"
+        head = f"{headline}: {words}"
+        made.append(Finding(figure, ratio.interval_text, head, sentence, weight))
     return made
 
 
-def ratio_table(all_judgements: Sequence[Judgement]) -> Table | None:
-    """Every one of ours to every peer, with the interval."""
-    nouns = {each.contest.measure.noun for each in all_judgements}
-    theirs = any(each.published is not None for each in all_judgements)
-    ours = any(is_ours(each.name) for each in all_judgements)
-    columns: dict[str, Callable[[Judgement], str]] = {
-        "workload": lambda each: each.contest.workload,
-        "ours" if ours else "peer": lambda each: each.name,
-        "peer" if ours else "to": lambda each: each.other,
-        "of": lambda each: each.contest.measure.noun,
-        "turns": lambda each: str(len(each.ratio.turns)),
-        "ratio": lambda each: ratio_text(each.ratio.middle),
-        "95 %": lambda each: each.ratio.interval_text or "–",
-        "published": lambda each: ratio_text(each.published or math.nan),
-        "verdict": lambda each: each.words if each.ratio.known else "no such turns",
-    }
-    title = "Ratios to each peer"
-    if len(nouns) == 1:
-        title = f"{title}: {nouns.pop()}"
-        del columns["of"]
-    if not theirs:
-        del columns["published"]
-    if not all_judgements:
-        return None
-    published = " Published: the ratio that others found on other hardware."
-    return Table(
-        title,
-        list(columns),
-        [[tell(each) for tell in columns.values()] for each in all_judgements],
-        left=list(columns).index("turns"),
-        note="Ratio of the medians over the turns that both have; the interval is a "
-        "bootstrap one that draws pairs of turns. A difference is told from 5 % and "
-        "from six turns on, where the interval leaves 1 out and chance would do the "
-        "like in less than 1 of 20 cases (signs of the differences within turns, Holm, "
-        f"for all rows).{published if theirs else ''}",
+_RATIO_NOTE = (
+    "Ratio of the medians over the turns that both have; the interval is a bootstrap "
+    "one that draws pairs of turns. A difference is told from 5 % and from six turns "
+    "on, where the interval leaves 1 out and chance would do the like in less than 1 "
+    "of 20 cases (signs of the differences within turns, Holm, for all rows). A "
+    "question mark: all turns say so, and they are too few. Published: the ratio that "
+    "others found on other hardware."
+)
+
+
+def _ratio_table(verdicts: Sequence[Judgement]) -> Table | None:
+    """Make a table of each of ours to each peer, with intervals."""
+    rows = [
+        (
+            contest.workload,
+            name,
+            other,
+            contest.measure.noun,
+            str(len(ratio.turns)),
+            ratio_text(ratio.middle),
+            ratio.interval_text or "–",
+            ratio_text(contest.published(name, other) or math.nan),
+            words,
+        )
+        for contest, name, other, ratio, words in verdicts
+    ]
+    first = (
+        ("ours", "peer") if any(is_ours(x.name) for x in verdicts) else ("peer", "to")
     )
+    columns = (
+        "workload",
+        *first,
+        "of",
+        "turns",
+        "ratio",
+        "95 %",
+        "published",
+        "verdict",
+    )
+    return Table("Ratios to each peer", columns, rows, 4, _RATIO_NOTE) if rows else None
+
+
+def _published_table() -> Table:
+    told = original()
+    rows = [(x["workload"], x["peer"], f"{x['value']:,.0f}") for x in told["figures"]]
+    note = f"From {told['source']}. {told['note']}"
+    title = f"Published, on other hardware ({told['hardware']})"
+    return Table(title, ("workload", "path", "IOPS"), rows, 2, note)

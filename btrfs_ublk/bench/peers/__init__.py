@@ -1,1 +1,1 @@
-"""One kind of peer per module, in ``PEERS``; see ``btrfs_ublk.bench.peer``."""
+"""One family of peers per module, in ``PEERS``; see ``btrfs_ublk.bench.peer``."""

@@ -1,67 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Holds an image against all that has to be true of a seed, offline. What can be checked is
- * checked, whatever else is wrong: each violation is one entry of the report.
+ * Checks an unmounted image against all rules for seeds. Does not stop at the first violation:
+ * each one becomes an entry of the report.
  */
 #ifndef BTRFS_CHECK_CHECK_H
 #define BTRFS_CHECK_CHECK_H
 
+#include "btrfs/check/report.h"
 #include "btrfs/layout.h"
 #include "btrfs/reader.h"
 
-/* More are counted, but their texts are not kept. */
-enum { REPORT_VIOLATIONS_MAX = 1000 };
-
-/* The rules, named as in reports. */
-#define RULE_SUPERBLOCK "superblock"
-#define RULE_MIRROR "superblock-mirror"		/* mirrors are there and equal */
-#define RULE_SUPER_OVERLAP "superblock-overlap" /* nothing stands where they do */
-#define RULE_LOG_TREE "log-tree"		/* there is none to replay */
-#define RULE_TREE "tree"			/* all can be walked, all checksums match */
-#define RULE_COPY "tree-block-copy"		/* the copies of DUP are equal */
-#define RULE_DEVICE "device"			/* device item, superblock and device tree agree */
-#define RULE_CHUNK_LENGTH "chunk-length"	/* kernels accept it */
-#define RULE_DEV_EXTENT "device-extent"		/* one for each stripe of a chunk */
-#define RULE_BLOCK_GROUP "block-group"		/* one for each chunk */
-#define RULE_USAGE "block-group-usage"		/* what extents say */
-#define RULE_BYTES_USED "bytes-used"		/* the superblock's sum of it */
-#define RULE_EXTENT "extent"	     /* in a chunk of its kind, no overlap, well-formed */
-#define RULE_REFERENCE "reference"   /* each back reference has its pointer, and vice versa */
-#define RULE_FREE_SPACE "free-space" /* all that no extent takes */
-#define RULE_SEEDING "seeding"	     /* the superblock says that it is a seed */
-#define RULE_LAYOUT "layout"	     /* of a strategy that we know */
-#define RULE_FILE "virtual-file"     /* its inode, flags and name */
-#define RULE_FILE_EXTENT "virtual-file-extent" /* regular, whole, without checksums */
-#define RULE_COVER "virtual-file-cover"	       /* extents cover the file, without gap or overlap */
-#define RULE_ORDER "virtual-file-order"	     /* file, logical and physical offsets rise together */
-#define RULE_MAPPING "mapping"		     /* mega-extent: logical is physical */
-#define RULE_CHUNK_EXTENT "extent-per-chunk" /* mega-extent: one, from the chunk's start */
-
-struct violation {
-	const char *rule;
-	char *text; /* names the structure and the value */
-};
-
-struct report {
-	struct violation *violations;
-	size_t count; /* with a text */
-	uint64_t total;
-	char **notes; /* what could not be checked and why, and what is odd but harmless */
-	size_t note_count;
-	uint64_t tree_blocks;
-	uint64_t extents;
-	uint64_t references;
-};
-
-void report_deinit(struct report *report);
-void report_add(struct report *report, const char *rule, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
-void report_note(struct report *report, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-
 /*
- * Returns 0 when it came to its end, whatever it found. -ENOMEM, or what read(2) says: nothing
- * can be said. `layout` is filled as far as it is known.
+ * Returns 0 when the check was completed, whatever it found. After -ENOMEM or an error of read(2),
+ * the report proves nothing. Fills `layout` as far as it is known.
  */
 int check_image(struct reader *reader, struct layout *layout, struct report *report);
 

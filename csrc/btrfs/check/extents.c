@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reading the extent tree: what is in use, and who is said to refer to it. Sources: struct
+ * Reads the extent tree: which extents are in use, and their back references. Sources: struct
  * btrfs_extent_item, btrfs_extent_inline_ref; check_extent_item in the kernel's tree-checker.c.
  */
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 /* struct btrfs_tree_block_info: key and level, of blocks in file systems without skinny metadata */
 enum { TREE_BLOCK_INFO_BYTES = sizeof(struct disk_key) + 1 };
-enum { KEY_EXTENT_OWNER_REF = 172 }; /* simple quotas: who made it; not a reference */
+enum { KEY_EXTENT_OWNER_REF = 172 }; /* simple quotas: which tree made it; not a reference */
 
 int ref_list_add(struct ref_list *list, const struct ref *ref)
 {
@@ -61,7 +61,7 @@ static int add_used(struct check *check, const struct used *used)
 	return 0;
 }
 
-/* Bytes of a reference of this type, type byte not included; 0: there is no such type. */
+/* Returns the size of a reference without its type byte, or 0 for an unknown type. */
 static size_t ref_bytes(uint8_t type)
 {
 	switch (type) {
@@ -94,7 +94,7 @@ static uint32_t get32(const uint8_t *data)
 	return le32toh(value);
 }
 
-/* `data` are ref_bytes(type). */
+/* `data` has ref_bytes(type) bytes. */
 static struct ref parse_ref(uint8_t type, const uint8_t *data)
 {
 	struct ref ref = { .type = type, .count = 1 };
@@ -124,7 +124,7 @@ static bool ref_is_of_data(uint8_t type)
 	return type == KEY_EXTENT_DATA_REF || type == KEY_SHARED_DATA_REF;
 }
 
-/* Enter a reference to the extent that was read last, or say what is wrong with it. */
+/* Adds a back reference to the extent that was read last, or fails with what is wrong. */
 static int add_told(struct check *check, struct cursor *cursor, struct ref ref)
 {
 	const struct used *extent = check->used_count ? &check->used[check->used_count - 1] : NULL;
@@ -150,7 +150,7 @@ static int read_inline_refs(struct check *check, struct cursor *cursor, size_t a
 		int ret;
 
 		if (!bytes)
-			return cursor_fail(cursor, "type %u is none of a reference", type);
+			return cursor_fail(cursor, "no reference has type %u", type);
 		if (bytes > cursor->size - at)
 			return cursor_fail(cursor, "the last reference is cut off");
 		if (type != KEY_EXTENT_OWNER_REF) {
@@ -163,7 +163,7 @@ static int read_inline_refs(struct check *check, struct cursor *cursor, size_t a
 	return 0;
 }
 
-/* The chunk has to be there, and of the extent's kind. */
+/* Checks that the extent is in a chunk of its kind, and behind the extent before it. */
 static int check_place(struct check *check, struct cursor *cursor, const struct used *used)
 {
 	const struct used *last = check->used_count ? &check->used[check->used_count - 1] : NULL;
@@ -241,7 +241,7 @@ static int read_item(struct check *check, struct cursor *cursor)
 		return read_extent(check, cursor);
 	if (!bytes || type == KEY_EXTENT_OWNER_REF)
 		return 0;
-	/* A reference of its own; but for EXTENT_DATA_REF the key tells its origin. */
+	/* This item is one reference. Except for EXTENT_DATA_REF, its key has the origin. */
 	memcpy(data, &origin, sizeof(origin));
 	if (type == KEY_EXTENT_DATA_REF || type == KEY_SHARED_DATA_REF) {
 		size_t at = type == KEY_SHARED_DATA_REF ? sizeof(origin) : 0;

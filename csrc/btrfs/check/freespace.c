@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The free-space tree lists just what no extent takes, block group by block group, as extents or
- * as bitmaps (free-space-tree.c in the kernel).
+ * Checks that the free-space tree lists exactly the space that no extent uses. Each block group
+ * has free extents or bitmaps in it (free-space-tree.c in the kernel).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -18,11 +18,11 @@ struct free_pass {
 	size_t next_chunk;
 	size_t next_used;		/* the first extent that may be in the block group */
 	uint64_t position;		/* all free space before it has been found */
-	uint64_t run_start, run_length; /* what the tree told last, and not yet compared */
+	uint64_t run_start, run_length; /* last range from the tree, not yet compared */
 	uint32_t told_count, found_count;
-	uint64_t stale_start, stale_end; /* of a block group that is no more */
+	uint64_t stale_start, stale_end; /* of a block group that no longer exists */
 	bool bitmaps;
-	bool wrong; /* one violation for each block group will do */
+	bool wrong; /* one violation per block group is enough */
 };
 
 static void wrong(struct free_pass *pass, const char *what, uint64_t start, uint64_t length)
@@ -35,7 +35,7 @@ static void wrong(struct free_pass *pass, const char *what, uint64_t start, uint
 	pass->wrong = true;
 }
 
-/* The next range that no extent takes, from `position` on; false at the block group's end. */
+/* Finds the next range from `position` on that no extent uses; false: the block group ends. */
 static bool next_free(struct free_pass *pass, uint64_t *start, uint64_t *length)
 {
 	const struct check *check = pass->check;
@@ -60,7 +60,7 @@ static bool next_free(struct free_pass *pass, uint64_t *start, uint64_t *length)
 	return false;
 }
 
-/* Compare the range that the tree told last. */
+/* Compares the last range that the tree lists with the next one that no extent uses. */
 static void flush_run(struct free_pass *pass)
 {
 	uint64_t start, length;
@@ -74,7 +74,7 @@ static void flush_run(struct free_pass *pass)
 	pass->run_length = 0;
 }
 
-/* A free range that the tree tells. Those of bitmaps may be parts of one. */
+/* Takes a free range from the tree. In bitmaps, one range may continue in the next item. */
 static void take_range(struct free_pass *pass, uint64_t start, uint64_t length)
 {
 	if (pass->bitmaps && pass->run_length && pass->run_start + pass->run_length == start) {
@@ -112,7 +112,7 @@ static void missing_info(struct free_pass *pass)
 		   chunks->chunks[pass->next_chunk++].logical);
 }
 
-/* mkfs.btrfs up to 6.2, at least, leaves those of its first, temporary block groups behind. */
+/* mkfs.btrfs, up to 6.2 at least, leaves the items of its temporary block groups behind. */
 static int stale_group(struct free_pass *pass, struct cursor *cursor)
 {
 	const struct key *key = &cursor->key;

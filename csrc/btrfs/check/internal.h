@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* What the parts of the check share. */
+/* The types and functions that the files of the check share. */
 #ifndef BTRFS_CHECK_INTERNAL_H
 #define BTRFS_CHECK_INTERNAL_H
 
-#include "btrfs/check/check.h"
+#include "btrfs/check/report.h"
 #include "btrfs/cursor.h"
+#include "btrfs/layout.h"
 #include "btrfs/walk.h"
 
-/* An entry of the extent tree: something is in use. */
+/* An extent in use, as the extent tree lists it. */
 struct used {
 	uint64_t start;
 	uint64_t length;
@@ -16,13 +17,13 @@ struct used {
 	uint8_t level;	/* of a tree block */
 };
 
-/* A reference to an extent, as an extent item tells it or as a tree makes it. */
+/* A reference to an extent: a back reference in the extent tree, or a pointer in a tree. */
 struct ref {
 	uint64_t start;	 /* the extent's address */
 	uint64_t origin; /* object id of a tree; shared: address of the block that refers */
 	uint64_t objectid;
 	uint64_t offset;
-	uint64_t length; /* what the one who refers takes it for; 0 in the extent tree */
+	uint64_t length; /* of the extent, according to the pointer; 0 in the extent tree */
 	uint64_t count;
 	uint8_t type;  /* KEY_TREE_BLOCK_REF and so on */
 	uint8_t level; /* of a tree block */
@@ -44,20 +45,20 @@ struct check {
 	size_t used_capacity;
 	bool used_known; /* the extent tree could be read to its end */
 
-	struct ref_list told; /* by the extent tree */
-	struct ref_list made; /* by all trees */
+	struct ref_list told; /* back references in the extent tree */
+	struct ref_list made; /* pointers in all trees */
 	bool refs_known;      /* all trees could be read to their end */
 	struct block_set blocks;
 };
 
 int ref_list_add(struct ref_list *list, const struct ref *ref);
 
-/* The entry with just this address, or NULL. */
+/* Returns the extent that starts at this address, or NULL. */
 const struct used *check_find_used(const struct check *check, uint64_t start);
 
 /*
- * For the result of a reader's function: damage becomes a violation of `rule` and 0 is returned;
- * what else went wrong is returned.
+ * Handles the result of a reader function. Damage becomes a violation of `rule`, and 0 is returned;
+ * any other error is returned.
  */
 int check_damage(struct check *check, const char *rule, int error_number);
 
@@ -67,6 +68,7 @@ int check_walk_trees(struct check *check);   /* trees.c: fills `made` and `block
 int check_references(struct check *check);   /* references.c: compares them */
 int check_space(struct check *check);	     /* space.c: device, chunks, block groups */
 int check_free_space(struct check *check);   /* freespace.c */
-int check_virtual_file(struct check *check); /* virtual.c: what holds of seeds only */
+int check_subvolumes(struct check *check);   /* subvolumes.c: where each is */
+int check_virtual_file(struct check *check); /* virtual.c: rules for seeds only */
 
 #endif

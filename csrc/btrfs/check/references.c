@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Comparing the references that the extent tree tells with those that the trees make. */
+/* Compares the back references in the extent tree with the pointers in all trees. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -51,7 +51,7 @@ static const char *ref_text(const struct ref *ref, char text[static REF_TEXT_BYT
 	return text;
 }
 
-/* Sort, and join what is equal; one who refers often counts as often. */
+/* Sorts the list, and joins equal references to one, whose count is the sum of theirs. */
 static void ref_list_settle(struct ref_list *list)
 {
 	size_t kept = 0;
@@ -68,7 +68,7 @@ static void ref_list_settle(struct ref_list *list)
 	list->count = kept + 1;
 }
 
-/* What refers to an extent takes it for just what it is. */
+/* Checks that a pointer agrees with its extent on length and level. */
 static void check_made(struct check *check, const struct ref *ref)
 {
 	const struct used *used = check_find_used(check, ref->start);
@@ -107,7 +107,7 @@ static void compare_lists(struct check *check)
 				   " has a reference from %s, which does not refer to it",
 				   a->start, ref_text(a, text));
 		} else if (b && order > 0) {
-			/* That there is no such extent at all has been said. */
+			/* check_made() has reported a missing extent. */
 			if (check_find_used(check, b->start))
 				report_add(check->report, RULE_REFERENCE,
 					   "extent tree: the extent at %" PRIu64
@@ -124,7 +124,7 @@ static void compare_lists(struct check *check)
 	}
 }
 
-/* That each extent's own count is the sum of its references; `told` is settled. */
+/* Checks that each extent's count is the sum of its references; `told` must be settled. */
 static void check_counts(struct check *check)
 {
 	size_t t = 0;
@@ -145,7 +145,7 @@ static void check_counts(struct check *check)
 	}
 }
 
-/* The kernel keeps 64 KiB from each mirror on free. */
+/* Checks that no extent is in the 64 KiB from a superblock mirror on, which must stay free. */
 static void check_mirrors(struct check *check)
 {
 	const struct chunk_list *chunks = &check->reader->chunks;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The device, its extents, chunks and block groups: each has its counterpart. */
+/* Checks that device, device extents, chunks and block groups agree with each other. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ static int check_device(struct check *check, uint64_t extent_bytes)
 	return 0;
 }
 
-/* A stripe of a chunk, or the device extent that stands for it. */
+/* A stripe of a chunk, or its device extent. */
 struct stripe {
 	uint64_t offset; /* on the device */
 	uint64_t length;
@@ -86,7 +86,7 @@ static void check_stripe_order(struct check *check, const struct stripe *stripes
 	}
 }
 
-/* The device extent that the cursor is at, against the stripes; marks the one it stands for. */
+/* Checks the device extent at the cursor against the stripes, and marks its stripe as seen. */
 static int check_dev_extent(struct check *check, struct cursor *cursor,
 			    const struct stripe *stripes, size_t count, bool *seen, uint64_t *bytes)
 {
@@ -160,7 +160,7 @@ static int check_dev_extents(struct check *check)
 	return check_device(check, bytes);
 }
 
-/* Bytes of the chunk that extents take; they stand from `*next` on, which moves behind them. */
+/* Returns how much of the chunk its extents use. Moves `*next` behind the last of them. */
 static uint64_t used_bytes(const struct check *check, const struct chunk *chunk, size_t *next)
 {
 	uint64_t used = 0;
@@ -178,7 +178,7 @@ struct group_pass {
 	struct check *check;
 	size_t chunk;	  /* the next one that has no block group yet */
 	size_t next_used; /* for used_bytes */
-	uint64_t used;	  /* by block groups */
+	uint64_t used;	  /* sum of the block groups' usage */
 };
 
 static void missing_group(struct group_pass *pass)

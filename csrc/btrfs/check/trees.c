@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Walking all trees: every block is verified, and every reference that a block or a file extent
- * makes is entered. Who is said to refer follows the rules of __btrfs_mod_ref in the kernel's
- * extent-tree.c: a block with FULL_BACKREF refers by its address, others by their owner.
+ * Walks all trees, verifies every block, and collects the references from blocks and from file
+ * extents. A reference's origin follows __btrfs_mod_ref in the kernel's extent-tree.c: it is the
+ * address of a block with FULL_BACKREF, and otherwise the block's owner.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -78,7 +78,7 @@ static int visit_file_extent(struct check *check, const struct block_expect *exp
 	else if (extent.type != FILE_EXTENT_INLINE || le32toh(item->size) < inline_bytes)
 		bad_extent(check, expect, slot, &key, "it is cut off");
 	if (extent.type > FILE_EXTENT_PREALLOC)
-		bad_extent(check, expect, slot, &key, "its type is none that there is");
+		bad_extent(check, expect, slot, &key, "its type is unknown");
 	if (extent.type == FILE_EXTENT_INLINE || !extent.disk_bytenr)
 		return 0;
 	bytes = le64toh(extent.bytes);
@@ -108,7 +108,7 @@ static int visit(struct walk *walk, const struct block_expect *expect, void *blo
 		return ret;
 	if (expect->level)
 		return visit_node(check, expect, block);
-	/* The root tree holds files where there is a free-space cache. */
+	/* The root tree, too, has file extents if there is a free-space cache. */
 	if (expect->tree != TREE_ROOT && !tree_holds_files(expect->tree))
 		return 0;
 	for (uint32_t i = 0; i < block_count(block) && !ret; i++) {

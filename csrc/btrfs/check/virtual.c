@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What holds of the file of virtual data, and of how a seed of our strategies is laid out. */
+/* Checks the file of virtual data, and the layout that a seed of our strategies has. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static void check_inode(struct check *check)
 			   file->inode_number, file->parent);
 }
 
-/* That an entry of the directory has the file's name, and leads to it. */
+/* Checks that an entry of the directory has the file's name, and leads to it. */
 static int check_entry(struct check *check, struct cursor *cursor, const struct key *key)
 {
 	const struct virtual_file *file = &check->layout->file;
@@ -76,8 +76,8 @@ struct extent_pass {
 	struct cursor *cursor;
 	struct cursor *csums; /* in the checksum tree; NULL when it cannot be read */
 	uint64_t file_end, logical_end, device_end; /* of the extents so far */
-	const struct chunk *chunk;		    /* of the last one */
-	size_t next_chunk;			    /* mega-extent: that the next one has to fill */
+	const struct chunk *chunk;		    /* of the last extent */
+	size_t next_chunk;			    /* mega-extent: that of the next extent */
 };
 
 static void violation(struct extent_pass *pass, const char *rule, const char *problem)
@@ -87,7 +87,7 @@ static void violation(struct extent_pass *pass, const char *rule, const char *pr
 	report_add(pass->check->report, rule, "%s: %s", cursor_name(pass->cursor, where), problem);
 }
 
-/* Logical and device addresses of an extent against those of the extents before. */
+/* Checks that an extent's logical and device addresses follow those of the extents before. */
 static void check_order(struct extent_pass *pass, const struct chunk *chunk, uint64_t logical,
 			uint64_t bytes)
 {
@@ -106,7 +106,7 @@ static void check_order(struct extent_pass *pass, const struct chunk *chunk, uin
 	pass->device_end = device + bytes;
 }
 
-/* The first data chunk of virtual data from `slot` on; chunks->count at the end. */
+/* Finds the first chunk of virtual data from `slot` on; returns chunks->count if none is left. */
 static size_t virtual_chunk(const struct chunk_list *chunks, size_t slot)
 {
 	while (slot < chunks->count && (chunks->chunks[slot].logical < SEED_VIRTUAL_START ||
@@ -125,7 +125,7 @@ static void empty_chunk(struct extent_pass *pass)
 	pass->next_chunk = virtual_chunk(chunks, pass->next_chunk + 1);
 }
 
-/* One extent for each chunk, where the file offset says it has to be. */
+/* Checks that each chunk has one extent, at its start and where the file offset demands. */
 static void check_mega_extent(struct extent_pass *pass, const struct chunk *chunk, uint64_t logical)
 {
 	const struct chunk_list *chunks = &pass->check->reader->chunks;
@@ -150,14 +150,14 @@ static void check_mega_extent(struct extent_pass *pass, const struct chunk *chun
 			   SEED_VIRTUAL_START + pass->cursor->key.offset);
 }
 
-/* A checksum of virtual data would be compared with what nobody knows yet. */
+/* Checks that virtual data have no checksums, as nobody knows the data yet. */
 static int check_no_checksum(struct extent_pass *pass, uint64_t logical, uint64_t bytes)
 {
 	struct key first = { CSUM_OBJECTID, KEY_EXTENT_CSUM, logical };
 	int ret = pass->csums ? cursor_seek(pass->csums, &first) : 0;
 
 	if (ret < 0) {
-		pass->csums = NULL; /* once will do */
+		pass->csums = NULL; /* one report is enough */
 		return check_damage(pass->check, RULE_TREE, ret);
 	}
 	if (ret > 0 && pass->csums->key.objectid == first.objectid &&
@@ -193,7 +193,7 @@ static int check_extent(struct extent_pass *pass)
 	const char *problem;
 	int ret;
 
-	/* Inline extents are shorter, and a violation in any case. */
+	/* An inline extent may be shorter. It is a violation in any case. */
 	memcpy(&extent, pass->cursor->data,
 	       pass->cursor->size < sizeof(extent) ? pass->cursor->size : sizeof(extent));
 	problem = extent_problem(&extent);

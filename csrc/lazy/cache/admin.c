@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What somebody who looks after a cache does with it, while servers use it. */
+/* Administration of a cache, while servers use it. */
 #include "lazy/cache/admin.h"
 
 #include <errno.h>
@@ -22,12 +22,12 @@ static bool is_in_use(const struct cache *cache, const char *name)
 	char data[CACHE_NAME_BYTES + 8];
 
 	snprintf(data, sizeof(data), "%s.data", name);
-	/* Opened anew, since a lock that this process holds would not show. */
+	/* Open it again, because a lock that this process holds would not show. */
 	fd = openat(cache->dir_fd, data, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	return fd >= 0 && flock(fd, LOCK_EX | LOCK_NB);
 }
 
-/* Seconds since the epoch: when it was read or written last, as far as its file system knows. */
+/* When it was last read or written, in seconds since the epoch, as far as the file system knows. */
 static time_t last_use(const struct cache *cache, const char *name)
 {
 	char data[CACHE_NAME_BYTES + 8];
@@ -41,13 +41,13 @@ static time_t last_use(const struct cache *cache, const char *name)
 
 static json_t *content_json(struct cache *cache, const struct content *content)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	struct cache_object *object;
 	bool in_use = is_in_use(cache, content->name);
 	json_t *about;
 
-	if (content_acquire(cache, content, &object, &complaint))
-		return json_pack("{s:s, s:s}", "key", content->name, "error", complaint.text);
+	if (content_acquire(cache, content, &object, &error))
+		return json_pack("{s:s, s:s}", "key", content->name, "error", error.text);
 	about = json_pack("{s:s, s:I, s:i, s:I, s:I, s:I, s:b, s:b, s:I}", "key", content->name,
 			  "size", (json_int_t)object->size, "unit_bytes", (int)object->unit_bytes,
 			  "units", (json_int_t)object->units, "cached_units",
@@ -77,21 +77,21 @@ int cache_admin_list(struct cache *cache, json_t **list)
 	return err;
 }
 
-/* `object` is to be closed by the caller, under the lock. */
+/* The caller closes `object`, with the directory locked. */
 static int acquire(struct cache *cache, const char *name, struct cache_object **object,
-		   struct complaint *complaint)
+		   struct error *error)
 {
 	struct content content = {};
 	int err;
 
 	if (strlen(name) != CACHE_NAME_BYTES - 1)
-		return complain(complaint, -EINVAL, "'%s' is no key: 64 hexadecimal digits", name);
+		return error_set(error, -EINVAL, "'%s' is no key: 64 hexadecimal digits", name);
 	memcpy(content.name, name, sizeof(content.name));
-	err = content_acquire(cache, &content, object, complaint);
+	err = content_acquire(cache, &content, object, error);
 	if (err == -ENOENT)
-		complaint_text(complaint, "the cache '%s' has no content %s", cache->path, name);
+		error_set_text(error, "the cache '%s' has no content %s", cache->path, name);
 	else if (err == -EINVAL)
-		complaint_text(complaint, "'%s' is no key: 64 hexadecimal digits", name);
+		error_set_text(error, "'%s' is no key: 64 hexadecimal digits", name);
 	return err;
 }
 
@@ -101,8 +101,7 @@ static int add_range(json_t *ranges, uint64_t first, uint64_t end)
 				     json_pack("[I, I]", (json_int_t)first, (json_int_t)(end - 1)));
 }
 
-int cache_admin_units(struct cache *cache, const char *key, json_t **units,
-		      struct complaint *complaint)
+int cache_admin_units(struct cache *cache, const char *key, json_t **units, struct error *error)
 {
 	struct cache_object *object;
 	uint64_t first = 0, unit;
@@ -111,8 +110,8 @@ int cache_admin_units(struct cache *cache, const char *key, json_t **units,
 	int err = cache_lock(cache);
 
 	if (err)
-		return complain(complaint, err, "cannot lock the cache: %s", strerror(-err));
-	err = acquire(cache, key, &object, complaint);
+		return error_set(error, err, "cannot lock the cache: %s", strerror(-err));
+	err = acquire(cache, key, &object, error);
 	if (err)
 		goto out;
 	ranges = json_array();
@@ -128,28 +127,69 @@ int cache_admin_units(struct cache *cache, const char *key, json_t **units,
 	*units = json_pack("{s:s, s:I, s:i, s:o}", "key", key, "size", (json_int_t)object->size,
 			   "unit_bytes", (int)object->unit_bytes, "ranges", ranges);
 	if (err || !*units)
-		err = complain(complaint, -ENOMEM, "no memory for a list of units");
+		err = error_set(error, -ENOMEM, "no memory for a list of units");
 	content_release(object);
 out:
 	cache_unlock(cache);
 	return err;
 }
 
+/* Reads all units, so it runs without the directory's lock. */
+static json_t *check_units(const struct cache_object *object)
+{
+	json_t *rotten = json_array();
+	uint64_t checked = 0;
+
+	for (uint64_t unit = 0; unit < object->units && rotten; unit++) {
+		if (!object_has(object, unit))
+			continue;
+		checked++;
+		/* A unit that was evicted meanwhile is not rotten. */
+		if (!sums_match_file(object, unit) && object_has(object, unit) &&
+		    json_array_append_new(rotten, json_integer((json_int_t)unit))) {
+			json_decref(rotten);
+			rotten = NULL;
+		}
+	}
+	return json_pack("{s:I, s:o}", "checked", (json_int_t)checked, "rotten", rotten);
+}
+
+int cache_admin_check(struct cache *cache, const char *key, json_t **found, struct error *error)
+{
+	struct cache_object *object;
+	bool locked;
+	int err = cache_lock(cache);
+
+	if (err)
+		return error_set(error, err, "cannot lock the cache: %s", strerror(-err));
+	err = acquire(cache, key, &object, error);
+	cache_unlock(cache);
+	if (err)
+		return err;
+	*found = check_units(object);
+	if (!*found)
+		err = error_set(error, -ENOMEM, "no memory for a list of units");
+	locked = !cache_lock(cache);
+	content_release(object);
+	if (locked)
+		cache_unlock(cache);
+	return err;
+}
+
 int cache_admin_drop(struct cache *cache, const char *key, const uint64_t *units, size_t count,
-		     struct complaint *complaint)
+		     struct error *error)
 {
 	struct cache_object *object;
 	int err = cache_lock(cache);
 
 	if (err)
-		return complain(complaint, err, "cannot lock the cache: %s", strerror(-err));
-	err = acquire(cache, key, &object, complaint);
+		return error_set(error, err, "cannot lock the cache: %s", strerror(-err));
+	err = acquire(cache, key, &object, error);
 	if (!err) {
 		for (size_t i = 0; i < count && !err; i++)
 			err = cache_drop(object, units[i]);
 		if (err)
-			complaint_text(complaint, "cannot drop units of %s: %s", key,
-				       strerror(-err));
+			error_set_text(error, "cannot drop units of %s: %s", key, strerror(-err));
 		content_release(object);
 	}
 	cache_unlock(cache);
@@ -177,32 +217,31 @@ static int64_t empty(struct cache_object *object)
 	return bytes;
 }
 
-int cache_admin_remove(struct cache *cache, const char *key, uint64_t *bytes,
-		       struct complaint *complaint)
+int cache_admin_remove(struct cache *cache, const char *key, uint64_t *bytes, struct error *error)
 {
 	struct cache_object *object = NULL;
 	int64_t evicted = 0;
 	int err = cache_lock(cache);
 
 	if (err)
-		return complain(complaint, err, "cannot lock the cache: %s", strerror(-err));
+		return error_set(error, err, "cannot lock the cache: %s", strerror(-err));
 	*bytes = 0;
-	err = acquire(cache, key, &object, complaint);
+	err = acquire(cache, key, &object, error);
 	if (err == -EUCLEAN)
 		err = content_remove(cache, key);
 	if (err || !object)
 		goto out;
 	if (content_is_pinned(cache, key)) {
-		complaint_hint(complaint, "btrfs-ublk cache unpin %s", key);
-		err = complain(complaint, -EPERM, "content %s is pinned", key);
+		error_set_hint(error, "btrfs-ublk cache unpin %s", key);
+		err = error_set(error, -EPERM, "content %s is pinned", key);
 	} else {
 		evicted = empty(object);
 	}
 	content_release(object);
 	if (evicted < 0)
-		err = complain(complaint, (int)evicted, "cannot remove content %s: %s", key,
-			       strerror((int)-evicted));
-	/* In use: its files stay, empty. */
+		err = error_set(error, (int)evicted, "cannot remove content %s: %s", key,
+				strerror((int)-evicted));
+	/* It is in use, so its empty files stay. */
 	if (!err)
 		content_remove(cache, key);
 	*bytes = err ? 0 : (uint64_t)evicted;
@@ -211,19 +250,19 @@ out:
 	return err;
 }
 
-int cache_admin_pin(struct cache *cache, const char *key, bool pinned, struct complaint *complaint)
+int cache_admin_pin(struct cache *cache, const char *key, bool pinned, struct error *error)
 {
 	char pin[CACHE_NAME_BYTES + 8];
 	uint8_t parsed[SOURCE_KEY_BYTES];
 	int fd, err;
 
 	if (strlen(key) != CACHE_NAME_BYTES - 1 || !cache_key_parse(key, parsed))
-		return complain(complaint, -EINVAL, "'%s' is no key: 64 hexadecimal digits", key);
+		return error_set(error, -EINVAL, "'%s' is no key: 64 hexadecimal digits", key);
 	snprintf(pin, sizeof(pin), "%s.pin", key);
-	/* Once this returns, no eviction that has not seen it goes on. */
+	/* When this returns, no eviction continues that has not seen the pin. */
 	err = cache_lock(cache);
 	if (err)
-		return complain(complaint, err, "cannot lock the cache: %s", strerror(-err));
+		return error_set(error, err, "cannot lock the cache: %s", strerror(-err));
 	if (pinned) {
 		fd = openat(cache->dir_fd, pin, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 		err = fd < 0 ? -errno : 0;
@@ -235,7 +274,7 @@ int cache_admin_pin(struct cache *cache, const char *key, bool pinned, struct co
 	if (!err && fsync(cache->dir_fd))
 		err = -errno;
 	cache_unlock(cache);
-	return err ? complain(complaint, err, "cannot %s content %s: %s", pinned ? "pin" : "unpin",
-			      key, strerror(-err)) :
+	return err ? error_set(error, err, "cannot %s content %s: %s", pinned ? "pin" : "unpin",
+			       key, strerror(-err)) :
 		     0;
 }

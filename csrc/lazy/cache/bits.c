@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Bits are changed under the object's lock, by write calls: the mapping is for readers. A bit is
- * a part of one byte, so that however a write is torn, each bit is its old or its new self.
+ * Sets and clears the bits of units. Bits are changed under the object's lock, by write calls; the
+ * mapping is for readers. Each bit lies in one byte, so even a torn write leaves each bit either
+ * old or new.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,11 +20,11 @@ static uint64_t group_offset(uint64_t group)
 
 static int write_bits(struct cache_object *object, const void *data, size_t bytes, uint64_t offset)
 {
-	/* What was read before may be zeroes of guard.c's. */
+	/* The bytes that were read may be zeroes from guard.c. */
 	return object_is_damaged(object) ? -EIO : pwrite_full(object->bits_fd, data, bytes, offset);
 }
 
-/* How many of units[] lie in the group of the first one. */
+/* Returns how many of units[] lie in the group of the first one. */
 static size_t same_group(const uint64_t *units, size_t count)
 {
 	size_t same = 1;
@@ -105,14 +106,17 @@ static int punch(struct cache_object *object, const uint64_t *units, size_t coun
 		uint64_t at = units[i] * object->unit_bytes;
 		uint64_t end = at + object_unit_bytes(object, units[i]);
 
-		/* Neighbours in one call. */
+		/* Punch neighbouring units in one call. */
 		while (++i < count && units[i] == units[i - 1] + 1)
 			end = units[i] * object->unit_bytes + object_unit_bytes(object, units[i]);
 		if (fallocate(object->data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 			      (off_t)at, (off_t)(end - at)))
 			return -errno;
 	}
-	/* That was no use of it: `btrfs-ublk cache prune --older-than` goes by these times. */
+	/*
+	 * Restore the times, because evicting is no use of the content: `btrfs-ublk cache prune
+	 * --older-than` goes by them.
+	 */
 	if (known)
 		futimens(object->data_fd,
 			 (struct timespec[]){ { .tv_nsec = UTIME_OMIT }, before.st_mtim });
@@ -130,9 +134,9 @@ static int64_t evict_locked(struct cache_object *object, const uint64_t *units, 
 			bytes += (int64_t)object_unit_bytes(object, units[i]);
 	}
 	/*
-	 * Each step may be the last one that a killed process does. A reader that has seen a bit
-	 * sees the counter change before the data do; after a loss of power, whatever part of the
-	 * bits came to the disk, the data of all that are set are there.
+	 * A killed process may stop after any of these steps. A reader that has seen a bit sees the
+	 * counter change before the data do. After a loss of power, the data of all bits that
+	 * reached the disk are there.
 	 */
 	changed = object_set_bits(object, units, count, false);
 	if (changed < 0)
@@ -159,7 +163,7 @@ int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t 
 		size_t found = 0;
 
 		for (; i < count && found < sizeof(there) / sizeof(*there); i++) {
-			/* Those who choose victims may come upon one twice; its bytes count once. */
+			/* The choice of victims may find a unit twice; count its bytes once. */
 			if (found && there[found - 1] == units[i])
 				continue;
 			if (forced || object_has(object, units[i]))
@@ -183,7 +187,7 @@ static uint64_t count_groups(const struct cache_object *object, uint64_t first, 
 	return count;
 }
 
-/* Holes of the file are not looked at: of a large content, they would become memory. */
+/* Skip holes of the file: reading those of a large content would allocate memory. */
 uint64_t object_count_units(const struct cache_object *object)
 {
 	uint64_t groups = cache_group_count(object->units), next = 0, count = 0;
@@ -195,7 +199,7 @@ uint64_t object_count_units(const struct cache_object *object)
 
 		if (data < 0 && errno == ENXIO)
 			break;
-		/* Without knowing, all the rest. */
+		/* Where holes cannot be found, read all the rest. */
 		at = data < 0 ? -1 : lseek(object->bits_fd, data, SEEK_HOLE);
 		if (at >= 0) {
 			uint64_t first =
@@ -216,7 +220,7 @@ uint64_t object_count_bytes(const struct cache_object *object)
 {
 	uint64_t units = object_count_units(object), bytes = units * object->unit_bytes;
 
-	/* The last one may be short. */
+	/* The last unit may be short. */
 	if (units && object_has(object, object->units - 1))
 		bytes -= object->unit_bytes - object_unit_bytes(object, object->units - 1);
 	return bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Opening and closing a cache, and what it says of itself. */
+/* Opens and closes a cache, and makes its statistics. */
 #include "lazy/cache.h"
 
 #include <errno.h>
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/utf8.h"
 #include "lazy/cache/internal.h"
 
 uint64_t cache_now_ns(void)
@@ -25,42 +26,40 @@ uint64_t cache_now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static int open_directory(const char *path, int *fd, struct complaint *complaint)
+static int open_directory(const char *path, int *fd, struct error *error)
 {
 	struct stat status;
 	int err;
 
 	if (mkdir(path, 0700) && errno != EEXIST) {
 		err = -errno;
-		return complain(complaint, err, "cannot make the cache's directory '%s': %s", path,
-				strerror(-err));
+		return error_set(error, err, "cannot make the cache's directory '%s': %s", path,
+				 strerror(-err));
 	}
 	*fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (*fd < 0) {
 		err = -errno;
-		complaint_text(complaint, "cannot open the cache's directory '%s': %s", path,
+		error_set_text(error, "cannot open the cache's directory '%s': %s", path,
 			       err == -ELOOP || err == -ENOTDIR ?
 				       "a symbolic link, or not a directory" :
 				       strerror(-err));
 		return err;
 	}
 	if (fstat(*fd, &status))
-		return complain(complaint, -errno, "'%s': %s", path, strerror(errno));
+		return error_set(error, -errno, "'%s': %s", path, strerror(errno));
 	if (status.st_uid != geteuid() || status.st_mode & 077) {
-		complaint_text(
-			complaint,
+		error_set_text(
+			error,
 			"the cache's directory '%s' belongs to user %u and has mode %03o: others "
 			"could change what is read",
 			path, (unsigned)status.st_uid, (unsigned)status.st_mode & 0777);
-		complaint_hint(complaint, "it must be user %u's, with mode 700",
-			       (unsigned)geteuid());
+		error_set_hint(error, "it must be user %u's, with mode 700", (unsigned)geteuid());
 		return -EPERM;
 	}
 	return 0;
 }
 
-static int open_file(const struct cache *cache, const char *name, int *fd,
-		     struct complaint *complaint)
+static int open_file(const struct cache *cache, const char *name, int *fd, struct error *error)
 {
 	int err;
 
@@ -68,8 +67,8 @@ static int open_file(const struct cache *cache, const char *name, int *fd,
 	if (*fd >= 0)
 		return 0;
 	err = -errno;
-	return complain(complaint, err, "cannot open '%s' in the cache's directory '%s': %s", name,
-			cache->path, strerror(-err));
+	return error_set(error, err, "cannot open '%s' in the cache's directory '%s': %s", name,
+			 cache->path, strerror(-err));
 }
 
 static void raise_file_limit(void)
@@ -83,67 +82,71 @@ static void raise_file_limit(void)
 	setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static int cache_init(struct cache *cache, const char *directory, struct complaint *complaint)
+static int cache_init(struct cache *cache, const char *directory, struct error *error)
 {
 	struct statfs system;
-	int err = open_directory(directory, &cache->dir_fd, complaint);
+	int err = open_directory(directory, &cache->dir_fd, error);
 
 	if (err)
 		return err;
 	if (fstatfs(cache->dir_fd, &system))
-		return complain(complaint, -errno, "'%s': %s", directory, strerror(errno));
+		return error_set(error, -errno, "'%s': %s", directory, strerror(errno));
 	cache->in_memory = system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC;
 	cache->default_reserve_bytes = (uint64_t)system.f_blocks * (uint64_t)system.f_bsize / 20;
 	cache->has_own_limits = cache->options.max_bytes || cache->options.reserve_bytes;
 	if (!cache->options.reserve_bytes)
 		cache->options.reserve_bytes = cache->default_reserve_bytes;
-	err = limits_read(cache, complaint);
+	err = limits_read(cache, error);
 	if (err)
 		return err;
-	err = open_file(cache, "lock", &cache->lock_fd, complaint);
+	err = open_file(cache, "lock", &cache->lock_fd, error);
 	if (!err)
-		err = open_file(cache, "state", &cache->state_fd, complaint);
+		err = open_file(cache, "state", &cache->state_fd, error);
 	if (err)
 		return err;
 	raise_file_limit();
 	err = cache_lock(cache);
 	if (err)
-		return complain(complaint, err, "cannot lock the cache '%s': %s", directory,
-				strerror(-err));
-	err = state_open(cache, complaint);
+		return error_set(error, err, "cannot lock the cache '%s': %s", directory,
+				 strerror(-err));
+	err = state_open(cache, error);
 	cache_unlock(cache);
 	if (err)
 		return err;
 	err = pending_start(cache);
-	return err ? complain(complaint, err, "cannot start the cache's thread: %s",
-			      strerror(-err)) :
+	return err ? error_set(error, err, "cannot start the cache's thread: %s", strerror(-err)) :
 		     0;
 }
 
 int cache_open(const char *directory, const struct cache_options *options, struct cache **cache,
-	       struct complaint *complaint)
+	       struct error *error)
 {
 	struct cache *made = calloc(1, sizeof(*made));
 	pthread_condattr_t monotonic;
 	int err;
 
 	if (!made)
-		return complain(complaint, -ENOMEM, "no memory for a cache");
+		return error_set(error, -ENOMEM, "no memory for a cache");
 	made->options = *options;
+	/*
+	 * Unlike calloc(3), this touches the memory: threads that serve write to it, and must not
+	 * wait for pages.
+	 */
+	explicit_bzero(made->recent, sizeof(made->recent));
 	made->dir_fd = made->lock_fd = made->state_fd = -1;
 	pthread_mutex_init(&made->lock, NULL);
 	pthread_mutex_init(&made->objects_lock, NULL);
 	pthread_mutex_init(&made->pending_lock, NULL);
 	pthread_mutex_init(&made->state_lock, NULL);
-	pthread_mutex_init(&made->heat_lock, NULL);
+	pthread_mutex_init(&made->frequency_lock, NULL);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&made->wake, &monotonic);
 	pthread_cond_init(&made->drained, NULL);
 	pthread_condattr_destroy(&monotonic);
 	made->path = strdup(directory);
-	err = made->path ? cache_init(made, directory, complaint) :
-			   complain(complaint, -ENOMEM, "no memory for a cache");
+	err = made->path ? cache_init(made, directory, error) :
+			   error_set(error, -ENOMEM, "no memory for a cache");
 	if (err) {
 		cache_close(made);
 		return err;
@@ -164,7 +167,7 @@ void cache_close(struct cache *cache)
 		object_close(object);
 	}
 	contents_free(cache);
-	free(cache->heat);
+	free(cache->frequency);
 	if (cache->state_fd >= 0)
 		close(cache->state_fd);
 	if (cache->lock_fd >= 0)
@@ -173,7 +176,7 @@ void cache_close(struct cache *cache)
 		close(cache->dir_fd);
 	pthread_cond_destroy(&cache->wake);
 	pthread_cond_destroy(&cache->drained);
-	pthread_mutex_destroy(&cache->heat_lock);
+	pthread_mutex_destroy(&cache->frequency_lock);
 	pthread_mutex_destroy(&cache->state_lock);
 	pthread_mutex_destroy(&cache->pending_lock);
 	pthread_mutex_destroy(&cache->objects_lock);
@@ -194,21 +197,21 @@ json_t *cache_stats_json(struct cache *cache)
 	pthread_mutex_lock(&cache->pending_lock);
 	pending = cache->pending_count;
 	pthread_mutex_unlock(&cache->pending_lock);
-	/* NB: without objects_lock, which is held while a content is looked through: for minutes. */
+	/* NB: without objects_lock, which may be held for minutes while a content is scanned. */
 	objects = __atomic_load_n(&cache->object_count, __ATOMIC_RELAXED);
 	if (!fstatvfs(cache->dir_fd, &system))
 		free_bytes = (uint64_t)system.f_bavail * system.f_frsize;
-	return json_pack("{s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-			 "s:I, s:I, s:I}",
-			 "directory", cache->path, "bytes", (json_int_t)cache_bytes(cache),
-			 "max_bytes", (json_int_t)cache_max_bytes(cache), "reserve_bytes",
-			 (json_int_t)cache_reserve_bytes(cache), "free_bytes",
-			 (json_int_t)free_bytes, "open_contents", (int)objects, "pending_units",
-			 (int)pending, "put_units", (json_int_t)now.put_units, "put_bytes",
-			 (json_int_t)now.put_bytes, "durable_units", (json_int_t)now.durable_units,
-			 "evicted_units", (json_int_t)now.evicted_units, "evicted_bytes",
-			 (json_int_t)now.evicted_bytes, "dropped_units",
-			 (json_int_t)now.dropped_units, "lost_units", (json_int_t)now.lost_units,
-			 "no_room", (json_int_t)now.no_room, "failed", (json_int_t)now.failed,
-			 "syncs", (json_int_t)now.syncs);
+	return json_pack(
+		"{s:o, s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+		"s:I, s:I, s:I}",
+		"directory", utf8_json(cache->path), "bytes", (json_int_t)cache_bytes(cache),
+		"max_bytes", (json_int_t)cache_max_bytes(cache), "reserve_bytes",
+		(json_int_t)cache_reserve_bytes(cache), "free_bytes", (json_int_t)free_bytes,
+		"open_contents", (int)objects, "pending_units", (int)pending, "put_units",
+		(json_int_t)now.put_units, "put_bytes", (json_int_t)now.put_bytes, "durable_units",
+		(json_int_t)now.durable_units, "evicted_units", (json_int_t)now.evicted_units,
+		"evicted_bytes", (json_int_t)now.evicted_bytes, "dropped_units",
+		(json_int_t)now.dropped_units, "lost_units", (json_int_t)now.lost_units, "no_room",
+		(json_int_t)now.no_room, "failed", (json_int_t)now.failed, "syncs",
+		(json_int_t)now.syncs);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What lies in the directory, whoever has put it there. */
+/* The contents in the directory, whichever process has put them there. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -82,7 +82,7 @@ bool content_is_pinned(struct cache *cache, const char *name)
 }
 
 int content_acquire(struct cache *cache, const struct content *content,
-		    struct cache_object **object, struct complaint *complaint)
+		    struct cache_object **object, struct error *error)
 {
 	uint8_t key[SOURCE_KEY_BYTES];
 
@@ -94,7 +94,7 @@ int content_acquire(struct cache *cache, const struct content *content,
 			break;
 	}
 	pthread_mutex_unlock(&cache->objects_lock);
-	return *object ? 0 : object_open(cache, key, NULL, object, complaint);
+	return *object ? 0 : object_open(cache, key, NULL, object, error);
 }
 
 void content_release(struct cache_object *object)
@@ -111,16 +111,16 @@ int cache_recount(struct cache *cache)
 	if (err)
 		return err;
 	for (size_t i = 0; i < cache->content_count; i++) {
-		struct complaint complaint = {};
+		struct error error = {};
 		struct cache_object *object;
 
-		/* What cannot be opened is discarded when somebody wants it. */
-		if (content_acquire(cache, &cache->contents[i], &object, &complaint))
+		/* A content that cannot be opened is discarded when a source needs it. */
+		if (content_acquire(cache, &cache->contents[i], &object, &error))
 			continue;
 		bytes += object_count_bytes(object);
 		content_release(object);
 	}
-	/* NB: by the difference, since others add to it meanwhile. */
+	/* NB: add the difference, since other processes add to the sum meanwhile. */
 	cache_add_bytes(cache, (int64_t)(bytes - before));
 	cache->recounted_ns = cache_now_ns();
 	return 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which units go when room is wanted. Two classes, as S3-FIFO has them: *probation*, a queue of what
- * this process has put last, where a unit that was not wanted again goes first; and all the rest,
- * of which a sample is taken (random runs in random contents), and what was wanted least goes. So a
- * scan pushes out itself, not what is in use. The state is approximate, and of fixed size.
+ * Chooses the units to evict. There are two classes, as in S3-FIFO: *probation*, a queue of the
+ * units that this process has put last, where units that were not wanted again go first; and all
+ * others, of which a sample is taken (random runs in random contents) and the least wanted go. So a
+ * scan evicts its own units, not those in use. The state is approximate, and of fixed size.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,17 +11,19 @@
 #include <sys/random.h>
 #include <sys/statvfs.h>
 
+#include "lazy/cache/admin.h"
 #include "lazy/cache/internal.h"
 
 enum {
-	BATCH_PART = 32,	     /* of the cap: what is evicted at a time, */
-	BATCH_MOST_BYTES = 64 << 20, /* at most this */
+	BATCH_PART = 32,	     /* part of the cap that is evicted at a time, */
+	BATCH_MOST_BYTES = 64 << 20, /* but at most this much */
 	BATCH_MOST_UNITS = 2048,
 	PROBATION_PART = 10,
-	SAMPLES = 8, /* as many as are needed, this often */
+	SAMPLES = 8, /* samples of as many units as are needed */
 	RUN_UNITS = 64,
+	SPARED_MOST = 4096, /* units to spare that are looked at in one content */
 	ROUNDS = 512,
-	FOREIGN_MOST = 8, /* contents opened for one eviction */
+	FOREIGN_MOST = 8, /* contents to open for one eviction */
 	KEEP_PART = 64,
 };
 
@@ -33,7 +35,7 @@ static const uint64_t full_pause_ns = 1000000000ull;
 struct victim {
 	struct cache_object *object;
 	uint64_t unit;
-	unsigned heat;
+	unsigned frequency;
 	unsigned round;
 };
 
@@ -45,13 +47,14 @@ struct victims {
 	uint64_t random;
 	struct cache_object *foreign[FOREIGN_MOST];
 	unsigned foreign_count;
-	const struct cache_object *asked; /* whether it is pinned */
+	const struct cache_ranges *spared; /* NULL: nothing is */
+	const struct cache_object *asked;  /* the content whose pin was checked last */
 	bool asked_pinned;
 };
 
 static uint64_t next_random(struct victims *victims)
 {
-	/* xorshift64: where to look, nothing more. */
+	/* xorshift64 is good enough to choose where to look. */
 	victims->random ^= victims->random << 13;
 	victims->random ^= victims->random >> 7;
 	victims->random ^= victims->random << 17;
@@ -74,7 +77,7 @@ static void victims_add(struct victims *victims, struct cache_object *object, ui
 	victims->list[victims->count++] = (struct victim){
 		.object = object,
 		.unit = unit,
-		.heat = heat_of(object->cache, unit_hash(object, unit)),
+		.frequency = frequency_of(object->cache, unit_hash(object, unit)),
 		.round = round,
 	};
 	victims->bytes += object_unit_bytes(object, unit);
@@ -88,7 +91,7 @@ void probation_add(struct cache_object *object, uint64_t unit)
 
 	pthread_mutex_lock(&cache->pending_lock);
 	if (probation->count == PROBATION_SLOTS) {
-		/* More than it can know of: the oldest one is as any other. */
+		/* The queue is full: its oldest unit joins the others. */
 		at = probation->first++ % PROBATION_SLOTS;
 		probation->bytes -= probation->ring[at].object->unit_bytes;
 		probation->count--;
@@ -129,9 +132,10 @@ static void take_probation(struct cache *cache, struct victims *victims, uint64_
 
 	while (victims->bytes < target && victims->count < BATCH_MOST_UNITS &&
 	       probation_next(cache, keep, &object, &unit)) {
-		/* Wanted more than once: from now on it is one of the others. */
+		/* It was wanted more than once: from now on it is one of the others. */
 		if (object_has(object, unit) && !is_pinned(cache, victims, object) &&
-		    heat_of(cache, unit_hash(object, unit)) <= 1)
+		    !ranges_contain(victims->spared, object, unit) &&
+		    frequency_of(cache, unit_hash(object, unit)) <= 1)
 			victims_add(victims, object, unit, 0);
 	}
 }
@@ -145,21 +149,21 @@ static int compare_places(const void *left, const void *right)
 	return a->unit < b->unit ? -1 : a->unit > b->unit;
 }
 
-static int compare_heat(const void *left, const void *right)
+static int compare_frequency(const void *left, const void *right)
 {
 	const struct victim *a = left, *b = right;
 
-	if (a->heat != b->heat)
-		return a->heat < b->heat ? -1 : 1;
+	if (a->frequency != b->frequency)
+		return a->frequency < b->frequency ? -1 : 1;
 	if (a->round != b->round)
 		return a->round < b->round ? -1 : 1;
 	return compare_places(left, right);
 }
 
-/* A content at random, the larger the more often; NULL: none. */
+/* Picks a content at random, weighted by its size, or returns NULL. */
 static struct cache_object *pick_content(struct cache *cache, struct victims *victims)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	struct cache_object *object;
 	uint64_t total = 0, at;
 	size_t i;
@@ -177,19 +181,19 @@ static struct cache_object *pick_content(struct cache *cache, struct victims *vi
 	}
 	if (victims->foreign_count == FOREIGN_MOST)
 		return victims->foreign[next_random(victims) % FOREIGN_MOST];
-	if (content_acquire(cache, &cache->contents[i], &object, &complaint))
+	if (content_acquire(cache, &cache->contents[i], &object, &error))
 		return NULL;
 	if (!object->listed)
 		victims->foreign[victims->foreign_count++] = object;
 	return object;
 }
 
-/* Some units that are there, one after the other, from a random place on. */
+/* Adds a run of cached units from a random position on. */
 static void sample_run(struct victims *victims, struct cache_object *object, unsigned round)
 {
 	uint64_t groups = cache_group_count(object->units);
 	uint64_t start = next_random(victims) % object->units;
-	unsigned found = 0;
+	unsigned found = 0, spared = 0;
 
 	for (uint64_t i = 0; i <= groups && found < RUN_UNITS; i++) {
 		uint64_t group = (start / CACHE_GROUP_UNITS + i) % groups;
@@ -205,6 +209,11 @@ static void sample_run(struct victims *victims, struct cache_object *object, uns
 				return;
 			if (!object_has(object, unit))
 				continue;
+			if (ranges_contain(victims->spared, object, unit)) {
+				if (++spared == SPARED_MOST)
+					return;
+				continue;
+			}
 			victims_add(victims, object, unit, round);
 			found++;
 		}
@@ -213,7 +222,7 @@ static void sample_run(struct victims *victims, struct cache_object *object, uns
 
 static void take_samples(struct cache *cache, struct victims *victims, uint64_t target)
 {
-	/* What probation gave is to go in any case. */
+	/* Sort only the sample: units from probation go in any case. */
 	struct victim *sampled = victims->list + victims->count;
 	uint64_t wanted = victims->bytes + SAMPLES * (target - victims->bytes);
 	size_t count, kept = 0;
@@ -231,10 +240,10 @@ static void take_samples(struct cache *cache, struct victims *victims, uint64_t 
 			sampled[kept++] = sampled[i];
 	}
 	victims->count = (size_t)(sampled - victims->list) + kept;
-	qsort(sampled, kept, sizeof(*sampled), compare_heat);
+	qsort(sampled, kept, sizeof(*sampled), compare_frequency);
 }
 
-/* From the start of the list until `target` is reached. Returns the bytes. */
+/* Evicts from the start of the list until `target` is reached. Returns the number of bytes. */
 static int64_t evict_victims(struct cache *cache, struct victims *victims, uint64_t target)
 {
 	uint64_t bytes = 0;
@@ -263,8 +272,10 @@ static int64_t evict_victims(struct cache *cache, struct victims *victims, uint6
 	return evicted;
 }
 
-/* Returns bytes evicted, or a negative errno. Under the directory's lock. */
-static int64_t evict_some(struct cache *cache, uint64_t target)
+/*
+ * Returns how many bytes were evicted, or a negative errno. The caller holds the directory's lock.
+ */
+static int64_t evict_some(struct cache *cache, uint64_t target, const struct cache_ranges *spared)
 {
 	struct victims *victims = calloc(1, sizeof(*victims));
 	int64_t evicted;
@@ -272,6 +283,7 @@ static int64_t evict_some(struct cache *cache, uint64_t target)
 
 	if (!victims)
 		return -ENOMEM;
+	victims->spared = spared;
 	if (getrandom(&victims->random, sizeof(victims->random), GRND_NONBLOCK) < 0)
 		victims->random = cache_now_ns();
 	victims->random |= 1;
@@ -283,7 +295,7 @@ static int64_t evict_some(struct cache *cache, uint64_t target)
 		free(victims);
 		return err;
 	}
-	heat_load(cache);
+	frequency_load(cache);
 	take_probation(cache, victims, target);
 	if (victims->bytes < target)
 		take_samples(cache, victims, target);
@@ -291,7 +303,7 @@ static int64_t evict_some(struct cache *cache, uint64_t target)
 	for (unsigned i = 0; i < victims->foreign_count; i++)
 		content_release(victims->foreign[i]);
 	free(victims);
-	/* Nothing there? Then the sum, or the list of contents, is wrong. */
+	/* If nothing was found, the sum or the list of contents is wrong. */
 	if (!evicted)
 		err = cache_recount(cache);
 	return err ? err : evicted;
@@ -328,14 +340,14 @@ static uint64_t batch_bytes(const struct cache *cache, uint64_t needed)
 	return needed > batch ? needed : batch;
 }
 
-/* Under the directory's lock. */
+/* The caller holds the directory's lock. */
 static int make_room(struct cache *cache, uint64_t bytes, bool disk_full)
 {
 	uint64_t over = over_cap(cache, bytes), below;
 	int64_t evicted;
 
 	while (over) {
-		evicted = evict_some(cache, batch_bytes(cache, over));
+		evicted = evict_some(cache, batch_bytes(cache, over), NULL);
 		over = over_cap(cache, bytes);
 		if (evicted < 0)
 			return (int)evicted;
@@ -347,12 +359,12 @@ static int make_room(struct cache *cache, uint64_t bytes, bool disk_full)
 	below = disk_full ? bytes : below_reserve(cache, bytes);
 	if (!below)
 		return 0;
-	/* Some file systems give back room late: not all that is there is to go meanwhile. */
+	/* Some file systems free space late. Do not evict everything meanwhile. */
 	if (cache->reserve_evicted_ns &&
 	    cache_now_ns() - cache->reserve_evicted_ns < reserve_pause_ns)
 		return -ENOSPC;
 	cache->reserve_evicted_ns = cache_now_ns();
-	evicted = evict_some(cache, batch_bytes(cache, below));
+	evicted = evict_some(cache, batch_bytes(cache, below), NULL);
 	if (evicted < 0)
 		return (int)evicted;
 	return !disk_full && below_reserve(cache, bytes) ? -ENOSPC : evicted ? 0 : -ENOSPC;
@@ -369,7 +381,9 @@ int cache_make_room(struct cache *cache, uint64_t bytes, bool disk_full)
 			return 0;
 		if (cache_now_ns() < __atomic_load_n(&cache->full_until_ns, __ATOMIC_RELAXED))
 			return -ENOSPC;
-		/* What is on its way to the disk cannot be evicted: in its stead, what is used would. */
+		/*
+		 * Units on their way to the disk cannot be evicted; units in use would be instead.
+		 */
 		if (cache_pending_bytes(cache) > cache_max_bytes(cache) / PROBATION_PART)
 			cache_sync(cache);
 		err = cache_lock(cache);
@@ -391,9 +405,43 @@ void cache_keep_room(struct cache *cache)
 
 	if (!over_cap(cache, ahead) || cache_lock(cache))
 		return;
-	/* NB: what cannot be evicted is no error here; whoever puts hears of it. */
+	/* NB: failing to evict is no error here; cache_put() will report it. */
 	make_room(cache, ahead, false);
 	cache_unlock(cache);
+}
+
+uint64_t cache_capacity(struct cache *cache, uint64_t *used)
+{
+	uint64_t max = cache_max_bytes(cache), capacity;
+	struct statvfs system;
+
+	*used = cache_bytes(cache) + cache_pending_bytes(cache);
+	capacity = max ? max - max / KEEP_PART : INT64_MAX;
+	if (!fstatvfs(cache->dir_fd, &system)) {
+		uint64_t left = (uint64_t)system.f_bavail * system.f_frsize;
+		uint64_t reserve = cache_reserve_bytes(cache);
+		uint64_t spare = left > reserve ? left - reserve : 0;
+
+		/* The file system needs some of it itself. */
+		spare -= spare / KEEP_PART;
+		if (capacity > *used + spare)
+			capacity = *used + spare;
+	}
+	return capacity;
+}
+
+uint64_t evict_others(struct cache *cache, const struct cache_ranges *ranges, uint64_t bytes)
+{
+	uint64_t evicted = 0;
+
+	while (evicted < bytes) {
+		int64_t more = evict_some(cache, bytes - evicted, ranges);
+
+		if (more <= 0)
+			break;
+		evicted += (uint64_t)more;
+	}
+	return evicted;
 }
 
 int cache_shrink(struct cache *cache, uint64_t bytes)
@@ -404,7 +452,7 @@ int cache_shrink(struct cache *cache, uint64_t bytes)
 		return err;
 	err = cache_recount(cache);
 	while (!err && cache_bytes(cache) > bytes) {
-		int64_t evicted = evict_some(cache, cache_bytes(cache) - bytes);
+		int64_t evicted = evict_some(cache, cache_bytes(cache) - bytes, NULL);
 
 		if (evicted <= 0) {
 			err = evicted < 0 ? (int)evicted : -ENOSPC;

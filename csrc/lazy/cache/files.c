@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The two files of a content: made, believed, or discarded. */
+/* The two files of a content: makes, checks or discards them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static const char *file_name(const char *name, const char *ending, char text[FIL
 	return text;
 }
 
-/* FNV-1a. The header is small, and what is feared is damage, not malice. */
+/* FNV-1a. The header is small, and this guards against damage, not malice. */
 static uint64_t header_checksum(const struct cache_header *header)
 {
 	const uint8_t *bytes = (const uint8_t *)header;
@@ -48,7 +48,7 @@ static int header_make(struct cache_header *header, const uint8_t *key,
 	return 0;
 }
 
-/* What is wrong with a header; NULL: nothing. `*newer`: it may make sense to a later version. */
+/* Returns what is wrong with a header, or NULL. `*newer`: a later version may understand it. */
 static const char *header_fault(const struct cache_header *header, const uint8_t *key,
 				const struct content_shape *shape, bool *newer)
 {
@@ -79,7 +79,7 @@ static int open_existing(const struct cache *cache, const char *name, const char
 	char text[FILE_NAME_BYTES];
 	struct stat status;
 
-	/* O_NONBLOCK: what is no file must not hang. */
+	/* O_NONBLOCK: opening a FIFO must not hang. */
 	*fd = openat(cache->dir_fd, file_name(name, ending, text),
 		     O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | flags);
 	if (*fd < 0)
@@ -88,7 +88,7 @@ static int open_existing(const struct cache *cache, const char *name, const char
 		return -errno;
 	if (!S_ISREG(status.st_mode))
 		return -EUCLEAN;
-	/* NB: io_uring takes O_NONBLOCK for a promise that reads never wait. */
+	/* NB: io_uring takes O_NONBLOCK as a promise that reads never wait. */
 	return fcntl(*fd, F_SETFL, flags) ? -errno : 0;
 }
 
@@ -100,14 +100,17 @@ static int check_sizes(const struct content_files *files)
 
 	if (fstat(files->data_fd, &data) || fstat(files->bits_fd, &bits))
 		return -errno;
-	if ((uint64_t)data.st_size != cache_data_bytes(size) + CACHE_HEADER_BYTES ||
+	if ((uint64_t)data.st_size != cache_file_bytes(size) ||
 	    (uint64_t)bits.st_size !=
 		    CACHE_HEADER_BYTES + cache_group_count(units) * sizeof(struct cache_group))
 		return -EUCLEAN;
 	return 0;
 }
 
-/* Returns 0, -EUCLEAN (not to be believed; `*fault` says why), -EPROTONOSUPPORT, or another. */
+/*
+ * Returns 0, -EUCLEAN (the files are damaged; `*fault` says how), -EPROTONOSUPPORT, or another
+ * negative errno.
+ */
 static int check_files(struct content_files *files, const uint8_t *key,
 		       const struct content_shape *shape, const char **fault)
 {
@@ -140,12 +143,12 @@ int content_remove(struct cache *cache, const char *name)
 	_cleanup_close_ int data_fd = -1;
 	char text[FILE_NAME_BYTES];
 
-	/* Whoever has it open holds a shared lock on the data. */
+	/* A process that has the content open holds a shared lock on its data. */
 	data_fd = openat(cache->dir_fd, file_name(name, ".data", text),
 			 O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 	if (data_fd >= 0 && flock(data_fd, LOCK_EX | LOCK_NB))
 		return -EBUSY;
-	/* Bits first: data alone vouch for nothing. */
+	/* Remove the bits first: data without bits mean nothing. */
 	for (unsigned i = 0; i < 2; i++) {
 		int err = unlinkat(cache->dir_fd, file_name(name, endings[i], text), 0) ? -errno :
 											  0;
@@ -157,8 +160,9 @@ int content_remove(struct cache *cache, const char *name)
 }
 
 /*
- * No sync: bits are set only after syncs of both, and until then a file that a crash has cut is
- * discarded. Under a temporary name, so that nobody takes half a file for a damaged one.
+ * No sync is needed: bits are set only after both files were synced, and until then a file that a
+ * crash has cut is discarded. A temporary name keeps others from taking half a file for a damaged
+ * one.
  */
 static int make_file(const struct cache *cache, const char *name, const char *ending,
 		     uint64_t header_at, uint64_t bytes, const struct cache_header *header, int *fd)
@@ -185,19 +189,21 @@ static int make_file(const struct cache *cache, const char *name, const char *en
 static int make_files(struct cache *cache, const char *name, const uint8_t *key,
 		      const struct content_shape *shape, struct content_files *files)
 {
-	uint64_t data_bytes = cache_data_bytes(shape->size);
 	uint64_t units = (shape->size - 1) / shape->unit_bytes + 1;
 	uint64_t bits_bytes =
 		CACHE_HEADER_BYTES + cache_group_count(units) * sizeof(struct cache_group);
 	int err = header_make(&files->header, key, shape);
 
 	if (!err)
-		err = make_file(cache, name, ".data", data_bytes, data_bytes + CACHE_HEADER_BYTES,
-				&files->header, &files->data_fd);
+		err = make_file(cache, name, ".data", cache_data_bytes(shape->size),
+				cache_file_bytes(shape->size), &files->header, &files->data_fd);
 	if (!err)
 		err = make_file(cache, name, ".bits", 0, bits_bytes, &files->header,
 				&files->bits_fd);
-	/* tmpfs needs room also to show a hole in a mapping, and SIGBUS is its word for none. */
+	/*
+	 * Reading a hole in a mapping of tmpfs takes space, and SIGBUS is how it says that there is
+	 * none.
+	 */
 	if (!err && fallocate(files->bits_fd, 0, 0, (off_t)bits_bytes) && errno != EOPNOTSUPP)
 		err = -errno;
 	if (err)
@@ -217,12 +223,12 @@ static void close_files(struct content_files *files)
 int content_files_open(struct cache *cache, const char *name,
 		       const uint8_t key[static SOURCE_KEY_BYTES],
 		       const struct content_shape *shape, struct content_files *files,
-		       struct complaint *complaint)
+		       struct error *error)
 {
 	const char *fault = "one of its two files is missing";
 	int data_err, bits_err, err;
 
-	/* To look after a content, or to evict from it, is no use of it. */
+	/* Administration and eviction are no use of a content, so they keep its times. */
 	data_err = open_existing(cache, name, ".data", shape ? 0 : O_NOATIME, &files->data_fd);
 	bits_err = open_existing(cache, name, ".bits", 0, &files->bits_fd);
 	if (data_err == -ENOENT && bits_err == -ENOENT) {
@@ -241,32 +247,32 @@ int content_files_open(struct cache *cache, const char *name,
 	if (err == -ENOENT && !shape)
 		return err;
 	if (err != -ENOENT && err != -EUCLEAN)
-		return complain(complaint, err, "cannot use %s.bits in the cache '%s': %s", name,
-				cache->path, err == -EPROTONOSUPPORT ? fault : strerror(-err));
+		return error_set(error, err, "cannot use %s.bits in the cache '%s': %s", name,
+				 cache->path, err == -EPROTONOSUPPORT ? fault : strerror(-err));
 	if (err == -EUCLEAN) {
 		if (!shape)
-			return complain(complaint, err, "%s in the cache '%s': %s", name,
-					cache->path, fault);
+			return error_set(error, err, "%s in the cache '%s': %s", name, cache->path,
+					 fault);
 		err = content_remove(cache, name);
 		if (err)
-			return complain(complaint, err,
-					"%s in the cache '%s' is damaged (%s), and cannot be "
-					"removed: %s",
-					name, cache->path, fault, strerror(-err));
+			return error_set(error, err,
+					 "%s in the cache '%s' is damaged (%s), and cannot be "
+					 "removed: %s",
+					 name, cache->path, fault, strerror(-err));
 		msg_warning("%s in the cache '%s' was discarded: %s", name, cache->path, fault);
 	}
 	err = make_files(cache, name, key, shape, files);
 	if (err) {
 		close_files(files);
-		return complain(complaint, err, "cannot make files of %llu bytes in '%s': %s",
-				(unsigned long long)shape->size, cache->path, strerror(-err));
+		return error_set(error, err, "cannot make files of %llu bytes in '%s': %s",
+				 (unsigned long long)shape->size, cache->path, strerror(-err));
 	}
 found:
 	if (flock(files->data_fd, LOCK_SH | LOCK_NB)) {
 		err = -errno;
 		close_files(files);
-		return complain(complaint, err, "cannot lock %s.data in '%s': %s", name,
-				cache->path, strerror(-err));
+		return error_set(error, err, "cannot lock %s.data in '%s': %s", name, cache->path,
+				 strerror(-err));
 	}
 	return 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Mapped bits whose file is cut by somebody, or cannot be read, are SIGBUS for whoever looks at them. Then zeroes
- * take their place: no unit is there, and the content is damaged. The process lives on.
+ * Protects this process from SIGBUS when the file behind mapped bits or checksums is truncated or
+ * unreadable. The handler maps zeroes there instead: no unit is cached then, or no checksum
+ * matches, and the content counts as damaged.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -10,7 +11,7 @@
 
 #include "lazy/cache/internal.h"
 
-enum { GUARDED_MAX = CACHE_OBJECTS_MAX + 256 };
+enum { GUARDED_MAX = 2 * (CACHE_OBJECTS_MAX + 256) }; /* bits, and sums */
 
 /* All atomic: the handler reads them. */
 static struct guarded {
@@ -19,7 +20,7 @@ static struct guarded {
 	bool *damaged;
 } guarded[GUARDED_MAX];
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of changes */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* for changes */
 static struct sigaction before;
 
 static bool replace(uintptr_t address)
@@ -42,7 +43,7 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
 	int error = errno;
 
 	(void)context;
-	/* None of ours: it comes again. */
+	/* Not our address: restore the former action and return, and the signal comes again. */
 	if (!replace((uintptr_t)info->si_addr))
 		sigaction(number, &before, NULL);
 	errno = error;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The file `limits`: what all servers that have the cache open keep to. JSON, replaced as a whole;
- * each server looks at it again every few seconds.
+ * The file `limits` of a cache, which applies to all servers that have it open. It is JSON and
+ * replaced as a whole; each server reads it again every few seconds.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/message.h"
+#include "lazy/cache/admin.h"
 #include "lazy/cache/internal.h"
 
 static int load(int fd, uint64_t *max_bytes, uint64_t *reserve_bytes)
@@ -21,7 +21,7 @@ static int load(int fd, uint64_t *max_bytes, uint64_t *reserve_bytes)
 
 	if (json_unpack(limits, "{s:I, s:I, s:I !}", "version", &version, "max_bytes", &max,
 			"reserve_bytes", &reserve) ||
-	    version != CACHE_VERSION || max < 0 || reserve < 0)
+	    version != CACHE_STATE_VERSION || max < 0 || reserve < 0)
 		err = -EUCLEAN;
 	json_decref(limits);
 	if (err)
@@ -36,35 +36,29 @@ static int open_limits(const struct cache *cache)
 	return openat(cache->dir_fd, "limits", O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 }
 
-int limits_read(struct cache *cache, struct complaint *complaint)
+int limits_read(struct cache *cache, struct error *error)
 {
 	_cleanup_close_ int fd = -1;
 	uint64_t max_bytes = 0, reserve_bytes = 0;
-	struct stat status;
 	int err;
 
-	/* Whoever opened the cache has said what to keep to. */
+	/* The caller of cache_open() has given limits. */
 	if (cache->has_own_limits)
 		return 0;
 	fd = open_limits(cache);
 	if (fd < 0 && errno == ENOENT) {
 		err = 0;
-	} else if (fd < 0 || fstat(fd, &status)) {
+	} else if (fd < 0) {
 		err = -errno;
-	} else if (status.st_ino == cache->limits_inode &&
-		   status.st_mtim.tv_nsec == cache->limits_mtime_ns) {
-		return 0;
 	} else {
 		err = load(fd, &max_bytes, &reserve_bytes);
 	}
 	if (err) {
-		complaint_hint(complaint, "set them anew: btrfs-ublk cache limit");
-		return complain(complaint, err, "cannot read the limits of the cache '%s': %s",
-				cache->path,
-				err == -EUCLEAN ? "they make no sense" : strerror(-err));
+		error_set_hint(error, "set them again: btrfs-ublk cache limit");
+		return error_set(error, err, "cannot read the limits of the cache '%s': %s",
+				 cache->path,
+				 err == -EUCLEAN ? "they are not valid" : strerror(-err));
 	}
-	cache->limits_inode = fd < 0 ? 0 : status.st_ino;
-	cache->limits_mtime_ns = fd < 0 ? 0 : status.st_mtim.tv_nsec;
 	if (!reserve_bytes)
 		reserve_bytes = cache->default_reserve_bytes;
 	__atomic_store_n(&cache->options.max_bytes, max_bytes, __ATOMIC_RELAXED);
@@ -74,16 +68,16 @@ int limits_read(struct cache *cache, struct complaint *complaint)
 
 void limits_refresh(struct cache *cache)
 {
-	struct complaint complaint = {};
-	int err = limits_read(cache, &complaint);
+	struct error error = {};
+	int err = limits_read(cache, &error);
 
-	/* Once, not every few seconds. */
+	/* Warn once, not every few seconds. */
 	if (err && err != cache->limits_error)
-		msg_warning("%s; those from before hold", complaint.text);
+		msg_warning("%s; the previous limits stay in force", error.text);
 	cache->limits_error = err;
 }
 
-/* What was set; 0 where that was nothing, or makes no sense. */
+/* The reserve that was set, or 0. */
 static uint64_t reserve_of(const struct cache *cache)
 {
 	_cleanup_close_ int fd = open_limits(cache);
@@ -93,17 +87,17 @@ static uint64_t reserve_of(const struct cache *cache)
 }
 
 int cache_admin_limit(struct cache *cache, uint64_t max_bytes, uint64_t *reserve_bytes,
-		      struct complaint *complaint)
+		      struct error *error)
 {
 	_cleanup_close_ int fd = -1;
 	json_t *limits;
 	int err = cache_lock(cache);
 
 	if (err)
-		return complain(complaint, err, "cannot lock the cache: %s", strerror(-err));
+		return error_set(error, err, "cannot lock the cache: %s", strerror(-err));
 	if (*reserve_bytes == CACHE_KEEP_RESERVE)
 		*reserve_bytes = reserve_of(cache);
-	limits = json_pack("{s:i, s:I, s:I}", "version", CACHE_VERSION, "max_bytes",
+	limits = json_pack("{s:i, s:I, s:I}", "version", CACHE_STATE_VERSION, "max_bytes",
 			   (json_int_t)max_bytes, "reserve_bytes", (json_int_t)*reserve_bytes);
 	fd = openat(cache->dir_fd, "limits.new",
 		    O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -112,7 +106,7 @@ int cache_admin_limit(struct cache *cache, uint64_t max_bytes, uint64_t *reserve
 		err = errno ? -errno : -EIO;
 	cache_unlock(cache);
 	json_decref(limits);
-	return err ? complain(complaint, err, "cannot write the limits of the cache '%s': %s",
-			      cache->path, strerror(-err)) :
+	return err ? error_set(error, err, "cannot write the limits of the cache '%s': %s",
+			       cache->path, strerror(-err)) :
 		     0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Locks that end with the process: flock(2) between processes, on descriptors that are opened once
- * per process, and a mutex between its threads.
+ * Locks that end with the process: flock(2) between processes, on descriptors that each process
+ * opens once, and a mutex between its threads.
  */
 #include <errno.h>
 #include <sys/file.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A content of the cache: opened, looked up, put into. */
+/* A content of the cache: opens it, looks units up, and puts them in. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 enum {
 	CHECK_BYTES = 16 << 10,
-	/* Of bits in memory, for good; beyond that, pages come and go as the kernel sees fit. */
+	/* Bits up to this size are locked in memory; of larger ones, the kernel decides. */
 	LOCKED_BITS_BYTES = 16 << 20,
 };
 
@@ -48,7 +48,7 @@ bool cache_key_parse(const char *text, uint8_t key[static SOURCE_KEY_BYTES])
 	return true;
 }
 
-/* A page that cannot be read must show here: in a mapping it would be SIGBUS. */
+/* Finds pages that cannot be read: in a mapping, they would raise SIGBUS. */
 static int read_through(int fd, uint64_t bytes)
 {
 	uint8_t buffer[CHECK_BYTES];
@@ -63,10 +63,7 @@ static int read_through(int fd, uint64_t bytes)
 	return 0;
 }
 
-/*
- * Under mlockall(MCL_FUTURE) a mapping is in memory as a whole, at once. Where that is too much, it
- * is mapped without access first, which loads nothing, and is then let go of.
- */
+/* Maps the bits, and locks them in memory unless there are too many. */
 static int map_bits(struct cache_object *object)
 {
 	uint64_t bytes =
@@ -77,10 +74,13 @@ static int map_bits(struct cache_object *object)
 
 	if (err)
 		return err;
-	mapped = mmap(NULL, bytes, locked ? PROT_READ : PROT_NONE, MAP_SHARED, object->bits_fd, 0);
+	mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, object->bits_fd, 0);
 	if (mapped == MAP_FAILED)
 		return -errno;
-	if (!locked && (munlock(mapped, bytes) || mprotect(mapped, bytes, PROT_READ))) {
+	/* A page that cannot be read in now is left to the read that needs it, and to guard.c. */
+	if (locked)
+		madvise(mapped, bytes, MADV_POPULATE_READ);
+	if (!locked && munlock(mapped, bytes)) {
 		err = -errno;
 		munmap(mapped, bytes);
 		return err;
@@ -95,7 +95,7 @@ static int map_bits(struct cache_object *object)
 
 int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 		const struct content_shape *shape, struct cache_object **object,
-		struct complaint *complaint)
+		struct error *error)
 {
 	struct content_files files = { .data_fd = -1, .bits_fd = -1 };
 	struct cache_object *made;
@@ -103,14 +103,14 @@ int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 	int err;
 
 	cache_key_format(key, name);
-	err = content_files_open(cache, name, key, shape, &files, complaint);
+	err = content_files_open(cache, name, key, shape, &files, error);
 	if (err)
 		return err;
 	made = calloc(1, sizeof(*made));
 	if (!made) {
 		close(files.data_fd);
 		close(files.bits_fd);
-		return complain(complaint, -ENOMEM, "no memory for a content of the cache");
+		return error_set(error, -ENOMEM, "no memory for a content of the cache");
 	}
 	made->cache = cache;
 	made->header = files.header;
@@ -124,10 +124,12 @@ int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 	made->in_memory = cache->in_memory;
 	pthread_mutex_init(&made->lock, NULL);
 	err = map_bits(made);
+	if (!err)
+		err = sums_map(made);
 	if (err) {
 		object_close(made);
-		return complain(complaint, err, "cannot map %s.bits in the cache '%s': %s", name,
-				cache->path, strerror(-err));
+		return error_set(error, err, "cannot map the files of %s in the cache '%s': %s",
+				 name, cache->path, strerror(-err));
 	}
 	*object = made;
 	return 0;
@@ -140,6 +142,7 @@ void object_close(struct cache_object *object)
 		munmap((void *)object->mapped, object->mapped_bytes);
 		object->cache->mapped_bytes -= object->mapped_bytes;
 	}
+	sums_unmap(object);
 	close(object->data_fd);
 	close(object->bits_fd);
 	pthread_mutex_destroy(&object->lock);
@@ -156,7 +159,7 @@ static struct cache_object *find_object(struct cache *cache, const struct source
 }
 
 static int open_source(struct cache *cache, const struct source *source,
-		       struct cache_object **object, struct complaint *complaint)
+		       struct cache_object **object, struct error *error)
 {
 	const struct content_shape shape = { source->size, source->unit_bytes };
 	int err;
@@ -164,24 +167,24 @@ static int open_source(struct cache *cache, const struct source *source,
 	*object = find_object(cache, source);
 	if (*object &&
 	    ((*object)->size != source->size || (*object)->unit_bytes != source->unit_bytes))
-		return complain(complaint, -EUCLEAN,
-				"two sources have the key %s, and not the same size and unit",
-				(*object)->name);
+		return error_set(error, -EUCLEAN,
+				 "two sources have the key %s, but different sizes or units",
+				 (*object)->name);
 	if (*object)
 		return 0;
 	if (!source->size || source->size > INT64_MAX / 2)
-		return complain(complaint, -EFBIG, "no file can hold %llu bytes",
-				(unsigned long long)source->size);
+		return error_set(error, -EFBIG, "no file can hold %llu bytes",
+				 (unsigned long long)source->size);
 	if (cache->object_count >= CACHE_OBJECTS_MAX)
-		return complain(complaint, -EMFILE,
-				"more than %d contents at a time are not cached",
-				CACHE_OBJECTS_MAX);
-	err = object_open(cache, source->key, &shape, object, complaint);
+		return error_set(error, -EMFILE,
+				 "the cache has %d contents open, which is the limit",
+				 CACHE_OBJECTS_MAX);
+	err = object_open(cache, source->key, &shape, object, error);
 	if (err)
 		return err;
 	err = object_check_data(*object);
 	if (err) {
-		complaint_text(complaint, "cannot look at %s.data in the cache '%s': %s",
+		error_set_text(error, "cannot examine %s.data in the cache '%s': %s",
 			       (*object)->name, cache->path, strerror(-err));
 		object_close(*object);
 		return err;
@@ -195,7 +198,7 @@ static int open_source(struct cache *cache, const struct source *source,
 
 int cache_object_open(struct cache *cache, struct source *source, struct cache_object **object)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	int err;
 
 	*object = cache_object_of(source);
@@ -205,14 +208,14 @@ int cache_object_open(struct cache *cache, struct source *source, struct cache_o
 	if (err)
 		return err;
 	pthread_mutex_lock(&cache->objects_lock);
-	err = open_source(cache, source, object, &complaint);
+	err = open_source(cache, source, object, &error);
 	if (!err)
 		__atomic_store_n(&source->cached, *object, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&cache->objects_lock);
 	cache_unlock(cache);
 	if (err) {
 		cache_count(&cache->counters.failed, 1);
-		msg_warning("a source is served uncached: %s", complaint.text);
+		msg_warning("a source is served uncached: %s", error.text);
 	}
 	return err;
 }
@@ -226,21 +229,21 @@ static uint64_t evictions_of(const struct cache_object *object, uint64_t first, 
 {
 	uint64_t sum = 0;
 
-	/* None ever goes down, so the sum is the same only if all are. */
+	/* Counters only grow, so the sum is unchanged only if all are. */
 	for (uint64_t group = first / CACHE_GROUP_UNITS; group <= last / CACHE_GROUP_UNITS; group++)
 		sum += object_evictions(object, group * CACHE_GROUP_UNITS);
 	return sum;
 }
 
 static bool look_at(const struct cache_object *object, uint64_t first, uint64_t last,
-		    struct cache_look *look)
+		    struct cache_lookup *lookup)
 {
 	if (first > last || last >= object->units || object_is_damaged(object))
 		return false;
-	/* NB: counters before bits; an eviction changes them the other way round. */
-	look->first = first;
-	look->last = last;
-	look->evictions = evictions_of(object, first, last);
+	/* NB: read the counters before the bits; an eviction writes them in the opposite order. */
+	lookup->first = first;
+	lookup->last = last;
+	lookup->evictions = evictions_of(object, first, last);
 	for (uint64_t unit = first; unit <= last; unit++) {
 		uint64_t evictions = object_evictions(object, unit);
 
@@ -250,21 +253,21 @@ static bool look_at(const struct cache_object *object, uint64_t first, uint64_t 
 	return true;
 }
 
-bool cache_look(const struct cache_object *object, uint64_t first, uint64_t last,
-		struct cache_look *look)
+bool cache_lookup(const struct cache_object *object, uint64_t first, uint64_t last,
+		  struct cache_lookup *lookup)
 {
-	if (!look_at(object, first, last, look))
+	if (!look_at(object, first, last, lookup))
 		return false;
 	for (uint64_t unit = first; unit <= last; unit++)
-		heat_note(object->cache, unit_hash(object, unit));
+		frequency_note(object->cache, unit_hash(object, unit));
 	return true;
 }
 
 bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last)
 {
-	struct cache_look look;
+	struct cache_lookup lookup;
 
-	return look_at(object, first, last, &look);
+	return look_at(object, first, last, &lookup);
 }
 
 int cache_fd(const struct cache_object *object)
@@ -272,48 +275,61 @@ int cache_fd(const struct cache_object *object)
 	return object->data_fd;
 }
 
-bool cache_in_memory(const struct cache_object *object)
+bool cache_is_in_memory(const struct cache_object *object)
 {
 	return object->in_memory;
 }
 
-bool cache_still(const struct cache_object *object, const struct cache_look *look)
+bool cache_lookup_is_valid(const struct cache_object *object, const struct cache_lookup *lookup)
 {
-	/* What was read was read before this looks again. */
+	/* Order the read before this second look. */
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
-	return evictions_of(object, look->first, look->last) == look->evictions &&
+	return evictions_of(object, lookup->first, lookup->last) == lookup->evictions &&
 	       !object_is_damaged(object);
 }
 
-/* The counter that the unit's place has before it is written. 1: the unit is there already. */
+/*
+ * Gets the counter of the unit's group before the unit is written. Returns 1 when the unit is
+ * cached already.
+ */
 static int begin_put(struct cache_object *object, uint64_t unit, uint64_t *evictions)
 {
 	int err = object_lock(object);
 
 	if (err)
 		return err;
-	/* Under the lock: an eviction that goes on has cleared its bits, and not yet its data. */
+	/*
+	 * Take the lock: an eviction in progress may have cleared the bits, and not yet removed the
+	 * data.
+	 */
 	*evictions = object_evictions(object, unit);
 	err = object_has(object, unit);
 	object_unlock(object);
 	return err;
 }
 
+static int write_with_sums(const struct cache_object *object, uint64_t unit, const uint8_t *data,
+			   uint32_t length)
+{
+	int err = pwrite_full(object->data_fd, data, length, unit * object->unit_bytes);
+
+	return err ? err : sums_write(object, unit, data, length);
+}
+
 static int write_unit(struct cache_object *object, uint64_t unit, const uint8_t *data,
 		      uint32_t length)
 {
 	struct cache *cache = object->cache;
-	uint64_t at = unit * object->unit_bytes;
-	int err = pwrite_full(object->data_fd, data, length, at);
+	int err = write_with_sums(object, unit, data, length);
 
 	if (err != -ENOSPC && err != -EDQUOT)
 		return err;
 	err = cache_make_room(cache, length, true);
 	if (!err)
-		err = pwrite_full(object->data_fd, data, length, at);
+		err = write_with_sums(object, unit, data, length);
 	if (!err)
 		return 0;
-	/* What was written takes room, and nobody would know of it. */
+	/* The part that was written takes space that no bit accounts for. */
 	object_evict(object, &unit, 1, true, NULL);
 	return -ENOSPC;
 }
@@ -338,7 +354,7 @@ int cache_put(struct cache_object *object, uint64_t unit, const uint8_t *data, u
 		err = begin_put(object, unit, &evictions);
 	if (err > 0)
 		return 0;
-	/* What is written behind a cut would make a hole of all that is missing. */
+	/* Writing behind the end of a truncated file would turn what is missing into a hole. */
 	if (!err && !object_is_whole(object))
 		err = -EIO;
 	if (!err)
@@ -346,12 +362,12 @@ int cache_put(struct cache_object *object, uint64_t unit, const uint8_t *data, u
 	if (!err && !object_is_whole(object))
 		err = -EIO;
 	if (!err)
-		err = pending_add(object, unit, evictions, unit_fingerprint(data, length));
+		err = pending_add(object, unit, evictions);
 	if (err) {
 		cache_count(err == -ENOSPC ? &cache->counters.no_room : &cache->counters.failed, 1);
 		return err;
 	}
-	heat_note(cache, unit_hash(object, unit));
+	frequency_note(cache, unit_hash(object, unit));
 	cache_count(&cache->counters.put_units, 1);
 	cache_count(&cache->counters.put_bytes, length);
 	return 0;

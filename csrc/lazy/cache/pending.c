@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Units on their way to the disk, and the thread that takes them there: data, sync, bits, sync. All
- * that comes while a sync goes on shares the next one.
+ * Units on their way to the disk, and the thread that brings them there: data, sync, bits, sync.
+ * Units that come during a sync share the next one.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,15 +12,15 @@
 #include "base/fileio.h"
 #include "base/message.h"
 #include "lazy/cache/internal.h"
-#include "lazy/hands.h"
+#include "lazy/worker_pool.h"
 
 enum {
-	STACK_BYTES = 256 << 10, /* mlock()ed as a whole */
-	GATHER_MS = 50,		 /* from the first unit on, others may join */
+	STACK_BYTES = 256 << 10,
+	GATHER_MS = 50, /* how long others may join after the first unit */
 	SWEEP_MS = 1000,
 	SWEEP_IDLE_MS = 16000,
-	FULL_BYTES = 32 << 20,	/* of units that wait: no more gathering */
-	MOST_BYTES = 128 << 20, /* beyond this, whoever puts waits */
+	FULL_BYTES = 32 << 20,	/* of waiting units: do not gather more */
+	MOST_BYTES = 128 << 20, /* of waiting units: whoever puts more has to wait */
 	MOST_SLOTS = PENDING_SLOTS * 3 / 4,
 };
 
@@ -33,59 +33,6 @@ struct batch {
 	} entries[PENDING_SLOTS];
 	uint64_t units[PENDING_SLOTS];
 };
-
-/* Of each block of 4 KiB, in four lanes; it finds holes and half writes, nothing that is meant. */
-static uint64_t fold_block(uint64_t sum, const uint8_t *data, uint32_t length)
-{
-	uint64_t words[BLOCK_BYTES / 8], lanes[4] = { 1, 2, 3, 4 };
-
-	memset(words, 0, sizeof(words));
-	memcpy(words, data, length);
-	for (unsigned i = 0; i < BLOCK_BYTES / 8; i += 4) {
-		for (unsigned lane = 0; lane < 4; lane++) {
-			lanes[lane] = (lanes[lane] ^ words[i + lane]) * 0x9e3779b97f4a7c15u;
-			lanes[lane] ^= lanes[lane] >> 29;
-		}
-	}
-	for (unsigned lane = 0; lane < 4; lane++) {
-		sum = (sum ^ lanes[lane]) * 0xd6e8feb86659fd93u;
-		sum ^= sum >> 32;
-	}
-	return sum;
-}
-
-uint64_t unit_fingerprint(const uint8_t *data, uint32_t length)
-{
-	uint64_t sum = length;
-
-	for (uint32_t at = 0; at < length; at += BLOCK_BYTES)
-		sum = fold_block(sum, data + at,
-				 length - at < BLOCK_BYTES ? length - at : BLOCK_BYTES);
-	return sum;
-}
-
-static uint32_t unit_length(const struct cache_object *object, uint64_t unit)
-{
-	uint64_t rest = object->size - unit * object->unit_bytes;
-
-	return rest < object->unit_bytes ? (uint32_t)rest : object->unit_bytes;
-}
-
-static bool still_whole(const struct cache_object *object, uint64_t unit, uint64_t fingerprint)
-{
-	uint32_t length = unit_length(object, unit);
-	uint64_t sum = length;
-	uint8_t block[BLOCK_BYTES];
-
-	for (uint32_t at = 0; at < length; at += BLOCK_BYTES) {
-		uint32_t part = length - at < BLOCK_BYTES ? length - at : BLOCK_BYTES;
-
-		if (pread_full(object->data_fd, block, part, unit * object->unit_bytes + at))
-			return false;
-		sum = fold_block(sum, block, part);
-	}
-	return sum == fingerprint;
-}
 
 static struct pending *slot_of(struct cache *cache, const struct cache_object *object,
 			       uint64_t unit, unsigned probe)
@@ -156,8 +103,7 @@ static struct pending *find_free(struct cache *cache, const struct cache_object 
 	return NULL;
 }
 
-int pending_add(struct cache_object *object, uint64_t unit, uint64_t evictions,
-		uint64_t fingerprint)
+int pending_add(struct cache_object *object, uint64_t unit, uint64_t evictions)
 {
 	struct cache *cache = object->cache;
 	struct pending *slot;
@@ -172,7 +118,6 @@ int pending_add(struct cache_object *object, uint64_t unit, uint64_t evictions,
 	}
 	first = !cache->pending_count++;
 	cache->pending_bytes += object_unit_bytes(object, unit);
-	slot->fingerprint = fingerprint;
 	slot->taken = false;
 	slot_set(slot, object, unit, evictions);
 	if (first || cache->pending_bytes >= FULL_BYTES)
@@ -192,8 +137,8 @@ uint64_t cache_pending_bytes(struct cache *cache)
 }
 
 /*
- * What was put before may come too late for the batch that is under way, and not for the next one. Not
- * until nothing waits: where others put all the time, that never comes.
+ * Wait for two batches: units that were put before may be too late for the current one. Do not wait
+ * until nothing is pending, since others may put units all the time.
  */
 void cache_sync(struct cache *cache)
 {
@@ -228,22 +173,21 @@ static void give_up(struct cache_object *object, const char *what, int err)
 }
 
 /*
- * Whether what was written is still there. Where the group was evicted from by somebody who does not
- * know of the unit, it may be, or not: then its bytes say. The object is locked.
+ * Whether the unit's data are still there. If another process, which does not know of the unit, has
+ * evicted from its group, the checksums decide. The caller holds the object's lock.
  */
 static bool is_there(struct cache_object *object, const struct entry *entry, bool *read)
 {
 	struct cache *cache = object->cache;
-	uint64_t evictions, fingerprint;
+	uint64_t evictions;
 
 	pthread_mutex_lock(&cache->pending_lock);
 	evictions = cache->pending[entry->slot].evictions;
-	fingerprint = cache->pending[entry->slot].fingerprint;
 	pthread_mutex_unlock(&cache->pending_lock);
 	if (evictions == object_evictions(object, entry->unit))
 		return true;
 	*read = true;
-	return still_whole(object, entry->unit, fingerprint);
+	return sums_match_file(object, entry->unit);
 }
 
 static int vouch(struct cache_object *object, const struct entry *entries, size_t count,
@@ -258,7 +202,7 @@ static int vouch(struct cache_object *object, const struct entry *entries, size_
 	for (size_t i = 0; i < count; i++) {
 		uint64_t unit = entries[i].unit;
 
-		/* Twice in a row: two have put the same one. */
+		/* Two threads have put the same unit. */
 		if ((kept && units[kept - 1] == unit) || !is_there(object, &entries[i], &read))
 			continue;
 		if (!object_has(object, unit))
@@ -266,7 +210,7 @@ static int vouch(struct cache_object *object, const struct entry *entries, size_
 		units[kept++] = unit;
 	}
 	cache_count(&cache->counters.lost_units, count - kept);
-	/* What somebody else has written in the meantime need not be on the disk. */
+	/* What another process has written meanwhile may not be on the disk. */
 	if (read && fdatasync(object->data_fd))
 		return -errno;
 	set = object_set_bits(object, units, kept, true);
@@ -277,7 +221,7 @@ static int vouch(struct cache_object *object, const struct entry *entries, size_
 	return (int)kept;
 }
 
-/* They are counted with what is there, or not at all. */
+/* Their bytes are counted as cached, or not at all. */
 static void forget_bytes(const struct cache_object *object, const struct entry *entries,
 			 size_t count)
 {
@@ -354,7 +298,7 @@ static void commit_batch(struct batch *batch)
 	}
 }
 
-/* After their bits were set, so that there is no moment in which neither is seen. */
+/* To be called after the bits were set, so that readers always see one of the two. */
 static void free_slots(struct cache *cache)
 {
 	for (unsigned i = 0; i < PENDING_SLOTS; i++) {
@@ -369,7 +313,7 @@ static void free_slots(struct cache *cache)
 	pthread_cond_broadcast(&cache->drained);
 }
 
-/* Returns false when the time was over. Locked. */
+/* Returns false when the time is over. The caller holds the lock. */
 static bool wait_until(struct cache *cache, uint64_t ns)
 {
 	const struct timespec until = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
@@ -393,7 +337,7 @@ static void *pending_main(void *argument)
 	uint64_t swept = cache_now_ns();
 	unsigned pause_ms = SWEEP_MS;
 
-	lazy_thread_init("cache");
+	lazy_thread_init("cache", CONFINE_FETCH);
 	pthread_mutex_lock(&cache->pending_lock);
 	while (!cache->stop || cache->pending_count) {
 		bool due;
@@ -416,8 +360,8 @@ static void *pending_main(void *argument)
 			continue;
 		pthread_mutex_unlock(&cache->pending_lock);
 		limits_refresh(cache);
-		/* An idle cache wakes the machine seldom. */
-		if (heat_sweep(cache))
+		/* An idle cache rarely wakes the machine. */
+		if (frequency_sweep(cache))
 			pause_ms = SWEEP_MS;
 		else if (pause_ms < SWEEP_IDLE_MS)
 			pause_ms *= 2;
@@ -425,7 +369,7 @@ static void *pending_main(void *argument)
 		pthread_mutex_lock(&cache->pending_lock);
 	}
 	pthread_mutex_unlock(&cache->pending_lock);
-	heat_sweep(cache);
+	frequency_sweep(cache);
 	return NULL;
 }
 

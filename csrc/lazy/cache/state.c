@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The file `state`: what all processes that have a cache open know together. By read and write
- * calls, under a lock of its own: a mapping that is written to would end the process (SIGBUS) when the
+ * The file `state`: what all processes that have a cache open share. It is read and written by
+ * system calls under a lock of its own, because a write to a mapping would raise SIGBUS when the
  * disk is full.
  */
 #include <errno.h>
@@ -15,9 +15,9 @@
 #include "base/fileio.h"
 #include "lazy/cache/internal.h"
 
-enum { STATE_BYTES = sizeof(struct cache_state) + CACHE_HEAT_COUNTERS };
+enum { STATE_BYTES = sizeof(struct cache_state) + CACHE_FREQUENCY_COUNTERS };
 
-/* NB: of another kind than flock(2), which says who is there. */
+/* NB: this lock is independent of flock(2), which tells whether others have the cache open. */
 static int lock_file(struct cache *cache, short type)
 {
 	struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_len = 1 };
@@ -59,7 +59,7 @@ void state_write_number(struct cache *cache, size_t place, uint64_t number)
 {
 	uint64_t raw = htole64(number);
 
-	/* NB: not checked. What is lost is found out when things are counted anew. */
+	/* NB: errors are ignored. Counting again corrects what is lost. */
 	pwrite_full(cache->state_fd, &raw, sizeof(raw), place);
 }
 
@@ -67,7 +67,7 @@ uint64_t cache_bytes(const struct cache *cache)
 {
 	uint64_t bytes = 0;
 
-	/* After a process was killed, it may be off, until somebody counts. */
+	/* It may be wrong after a process was killed, until units are counted again. */
 	if (state_read_number(cache, offsetof(struct cache_state, bytes), &bytes) ||
 	    (int64_t)bytes < 0)
 		return 0;
@@ -86,72 +86,72 @@ void cache_add_bytes(struct cache *cache, int64_t difference)
 	state_unlock(cache);
 }
 
-/* Also finds out whether data can be given back at all. */
-static int make_room(struct cache *cache, struct complaint *complaint)
+/* Also finds out whether the file system supports punching holes. */
+static int make_room(struct cache *cache, struct error *error)
 {
 	int err = 0;
 
 	if (ftruncate(cache->state_fd, STATE_BYTES))
-		return complain(complaint, -errno, "cannot write '%s/state': %s", cache->path,
-				strerror(errno));
+		return error_set(error, -errno, "cannot write '%s/state': %s", cache->path,
+				 strerror(errno));
 	if (fallocate(cache->state_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, STATE_BYTES,
 		      BLOCK_BYTES)) {
 		err = -errno;
-		complaint_text(complaint, "the file system of '%s' cannot punch holes: %s",
-			       cache->path, strerror(-err));
-		complaint_hint(complaint, "use a local one: ext4, XFS, btrfs, tmpfs");
+		error_set_text(error, "the file system of '%s' cannot punch holes: %s", cache->path,
+			       strerror(-err));
+		error_set_hint(error, "use a local one: ext4, XFS, btrfs, tmpfs");
 	}
 	return err;
 }
 
-static int begin(struct cache *cache, struct complaint *complaint)
+static int begin(struct cache *cache, struct error *error)
 {
-	struct cache_state start = { .version = htole32(CACHE_VERSION) };
+	struct cache_state start = { .version = htole32(CACHE_STATE_VERSION) };
 	int err;
 
 	memcpy(start.magic, CACHE_MAGIC, sizeof(CACHE_MAGIC));
 	err = pwrite_full(cache->state_fd, &start, sizeof(start), 0);
 	if (err)
-		return complain(complaint, err, "cannot write '%s/state': %s", cache->path,
-				strerror(-err));
+		return error_set(error, err, "cannot write '%s/state': %s", cache->path,
+				 strerror(-err));
 	err = cache_recount(cache);
-	return err ? complain(complaint, err, "cannot read the cache '%s': %s", cache->path,
-			      strerror(-err)) :
+	return err ? error_set(error, err, "cannot read the cache '%s': %s", cache->path,
+			       strerror(-err)) :
 		     0;
 }
 
-static int check(const struct cache *cache, struct complaint *complaint)
+static int check(const struct cache *cache, struct error *error)
 {
 	struct cache_state found;
 
 	if (!pread_full(cache->state_fd, &found, sizeof(found), 0) &&
 	    !memcmp(found.magic, CACHE_MAGIC, sizeof(CACHE_MAGIC)) &&
-	    le32toh(found.version) == CACHE_VERSION)
+	    le32toh(found.version) == CACHE_STATE_VERSION)
 		return 0;
-	complaint_text(complaint, "the cache '%s' is in use by a program of another version",
+	error_set_text(error, "the cache '%s' is in use by a program of another version",
 		       cache->path);
-	complaint_hint(complaint, "name another directory");
+	error_set_hint(error, "name another directory");
 	return -EPROTONOSUPPORT;
 }
 
-int state_open(struct cache *cache, struct complaint *complaint)
+int state_open(struct cache *cache, struct error *error)
 {
-	/* Whoever is alone counts: one that was killed may have left a wrong sum. */
+	/* A process that is alone counts, because one that was killed may have left a wrong sum. */
 	bool alone = !flock(cache->state_fd, LOCK_EX | LOCK_NB);
 	int err;
 
 	if (!alone && flock(cache->state_fd, LOCK_SH | LOCK_NB))
-		return complain(complaint, -errno, "cannot lock '%s/state': %s", cache->path,
-				strerror(errno));
-	cache->heat = calloc(1, CACHE_HEAT_COUNTERS);
-	if (!cache->heat)
-		return complain(complaint, -ENOMEM, "no memory for a cache");
-	err = make_room(cache, complaint);
+		return error_set(error, -errno, "cannot lock '%s/state': %s", cache->path,
+				 strerror(errno));
+	cache->frequency = calloc(1, CACHE_FREQUENCY_COUNTERS);
+	if (!cache->frequency)
+		return error_set(error, -ENOMEM, "no memory for a cache");
+	err = make_room(cache, error);
 	if (!err)
-		err = alone ? begin(cache, complaint) : check(cache, complaint);
-	/* Nobody comes between: the directory is locked. */
+		err = alone ? begin(cache, error) : check(cache, error);
+	/* No other process can take the lock in between, because the directory is locked. */
 	if (!err && alone && flock(cache->state_fd, LOCK_SH))
-		err = complain(complaint, -errno, "cannot lock '%s/state': %s", cache->path,
-			       strerror(errno));
+		err = error_set(error, -errno, "cannot lock '%s/state': %s", cache->path,
+				strerror(errno));
 	return err;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whether the files of a content still have what their bits vouch for. Others may cut them: a repair of the
- * file system, a copy that was not finished, an administrator's mistake. Holes would be read as zeroes.
+ * Checks whether the files of a content still have the data that its bits say. A repair of the file
+ * system, an incomplete copy or an administrator may have truncated them, and holes would be read
+ * as zeroes.
  */
 #include <errno.h>
 #include <sys/stat.h>
@@ -25,18 +26,22 @@ bool object_is_whole(struct cache_object *object)
 
 	if (object_is_damaged(object))
 		return false;
-	/* The header behind the content is written once: no unit makes a file that was cut this long again. */
-	if (has_size(object->data_fd, cache_data_bytes(object->size) + CACHE_HEADER_BYTES) &&
+	/*
+	 * The last checksum is written with the last unit only, so a truncated file is hardly ever
+	 * extended to this length again.
+	 */
+	if (has_size(object->data_fd, cache_file_bytes(object->size)) &&
 	    has_size(object->bits_fd, object->mapped_bytes))
 		return true;
 	if (!__atomic_exchange_n(&object->damaged, true, __ATOMIC_RELAXED))
-		msg_warning("a file of %s in the cache '%s' was cut: nothing of it is believed any "
-			    "more, and it is made anew when it is opened again",
-			    object->name, cache->path);
+		msg_warning(
+			"a file of %s in the cache '%s' was truncated: nothing of it is used any "
+			"more, and it is made anew when it is opened again",
+			object->name, cache->path);
 	return false;
 }
 
-/* Units [first, last]. Returns how many of them were there, or a negative errno. */
+/* Drops units [first, last]. Returns how many of them were cached, or a negative errno. */
 static int64_t drop_units(struct cache_object *object, uint64_t first, uint64_t last)
 {
 	uint64_t units[EVICT_AT_ONCE];
@@ -55,7 +60,7 @@ static int64_t drop_units(struct cache_object *object, uint64_t first, uint64_t 
 	return result < 0 ? result : dropped;
 }
 
-/* Returns how many units it has dropped, or a negative errno. */
+/* Returns how many units were dropped, or a negative errno. */
 static int64_t drop_holes(struct cache_object *object)
 {
 	off_t end = (off_t)cache_data_bytes(object->size), at = 0;
@@ -85,7 +90,9 @@ int object_check_data(struct cache_object *object)
 	struct stat status;
 	int64_t dropped;
 
-	/* NB: before the bits are counted; an eviction changes them in the other order. */
+	/*
+	 * NB: do this before the bits are counted; an eviction changes them in the opposite order.
+	 */
 	if (fstat(object->data_fd, &status))
 		return -errno;
 	if ((uint64_t)status.st_blocks * STAT_BLOCK_BYTES >= object_count_bytes(object))

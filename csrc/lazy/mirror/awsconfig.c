@@ -17,14 +17,14 @@ void aws_login_clear(struct aws_login *login)
 	*login = (struct aws_login){};
 }
 
-static int put(char **place, const char *text, struct complaint *complaint)
+static int put(char **place, const char *text, struct error *error)
 {
 	secret_free(*place);
 	*place = strdup(text);
-	return *place ? 0 : complain(complaint, -ENOMEM, "no memory for credentials");
+	return *place ? 0 : error_set(error, -ENOMEM, "no memory for credentials");
 }
 
-/* Cuts off spaces on both sides. */
+/* Removes spaces on both sides. */
 static char *trim(char *text)
 {
 	char *end;
@@ -37,7 +37,7 @@ static char *trim(char *text)
 	return text;
 }
 
-static int take_pair(struct aws_login *login, char *line, struct complaint *complaint)
+static int take_pair(struct aws_login *login, char *line, struct error *error)
 {
 	char *equals = strchr(line, '=');
 	char *name, *value;
@@ -48,15 +48,15 @@ static int take_pair(struct aws_login *login, char *line, struct complaint *comp
 	name = trim(line);
 	value = trim(equals + 1);
 	if (!strcmp(name, "aws_access_key_id"))
-		return put(&login->access_key, value, complaint);
+		return put(&login->access_key, value, error);
 	if (!strcmp(name, "aws_secret_access_key"))
-		return put(&login->secret_key, value, complaint);
+		return put(&login->secret_key, value, error);
 	if (!strcmp(name, "aws_session_token"))
-		return put(&login->session_token, value, complaint);
+		return put(&login->session_token, value, error);
 	return 0;
 }
 
-/* "[name]", or NULL. */
+/* Returns the name in "[name]", or NULL. */
 static const char *section_of(char *line)
 {
 	size_t length;
@@ -70,7 +70,7 @@ static const char *section_of(char *line)
 }
 
 static int parse(struct secret *file, const char *profile, struct aws_login *login,
-		 struct complaint *complaint)
+		 struct error *error)
 {
 	bool wanted = false;
 	char *next = NULL;
@@ -83,26 +83,26 @@ static int parse(struct secret *file, const char *profile, struct aws_login *log
 		if (section)
 			wanted = !strcmp(section, profile);
 		else if (wanted && !strchr("#;", line[strspn(line, " \t")]))
-			err = take_pair(login, line, complaint);
+			err = take_pair(login, line, error);
 	}
 	return err;
 }
 
 static int read_file(const char *path, const char *profile, struct aws_login *login,
-		     struct complaint *complaint)
+		     struct error *error)
 {
 	_cleanup_(secret_clear) struct secret file = {};
-	int err = secret_read(path, true, &file, complaint);
+	int err = secret_read(path, true, &file, error);
 
 	if (err)
 		return err;
-	err = parse(&file, profile, login, complaint);
+	err = parse(&file, profile, login, error);
 	if (!err && (!login->access_key || !login->secret_key))
-		err = complain(complaint, -ENOKEY, "'%s' has no key for the profile '%s'", path,
-			       profile);
+		err = error_set(error, -ENOKEY, "'%s' has no key for the profile '%s'", path,
+				profile);
 	if (!err && (strpbrk(login->access_key, ":/ \t") || !*login->access_key))
-		err = complain(complaint, -EINVAL, "'%s': the key's name of '%s' makes no sense",
-			       path, profile);
+		err = error_set(error, -EINVAL, "'%s': the name of the key of '%s' is not valid",
+				path, profile);
 	return err;
 }
 
@@ -113,15 +113,15 @@ static const char *variable(const char *name)
 	return value && *value ? value : NULL;
 }
 
-static int read_environment(struct aws_login *login, struct complaint *complaint)
+static int read_environment(struct aws_login *login, struct error *error)
 {
 	const char *token = variable("AWS_SESSION_TOKEN");
-	int err = put(&login->access_key, variable("AWS_ACCESS_KEY_ID"), complaint);
+	int err = put(&login->access_key, variable("AWS_ACCESS_KEY_ID"), error);
 
 	if (!err)
-		err = put(&login->secret_key, variable("AWS_SECRET_ACCESS_KEY"), complaint);
+		err = put(&login->secret_key, variable("AWS_SECRET_ACCESS_KEY"), error);
 	if (!err && token)
-		err = put(&login->session_token, token, complaint);
+		err = put(&login->session_token, token, error);
 	return err;
 }
 
@@ -139,26 +139,26 @@ static char *usual_path(void)
 }
 
 int aws_login_find(const char *path, const char *profile, struct aws_login *login,
-		   struct complaint *complaint)
+		   struct error *error)
 {
 	_cleanup_free_ char *usual = NULL;
 	int err;
 
 	if (!path && !profile && variable("AWS_ACCESS_KEY_ID") &&
 	    variable("AWS_SECRET_ACCESS_KEY")) {
-		err = read_environment(login, complaint);
+		err = read_environment(login, error);
 	} else {
 		if (!path)
 			path = usual = usual_path();
 		if (!profile && usual)
 			profile = variable("AWS_PROFILE");
 		if (!path || (usual && access(usual, F_OK))) {
-			complaint_text(complaint, "there are no credentials for S3");
-			complaint_hint(complaint,
+			error_set_text(error, "there are no credentials for S3");
+			error_set_hint(error,
 				       "name a \"credentials_file\", or say \"anonymous\": true");
 			return -ENOKEY;
 		}
-		err = read_file(path, profile ? profile : "default", login, complaint);
+		err = read_file(path, profile ? profile : "default", login, error);
 	}
 	if (err)
 		aws_login_clear(login);

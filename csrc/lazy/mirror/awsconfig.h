@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Credentials of S3 stores, where Amazon's tools keep them. */
+/* Credentials of S3 stores, from where Amazon's tools keep them. */
 #ifndef LAZY_MIRROR_AWSCONFIG_H
 #define LAZY_MIRROR_AWSCONFIG_H
 
-#include "lazy/complaint.h"
+#include "lazy/error.h"
 
 struct aws_login {
 	char *access_key, *secret_key;
@@ -11,13 +11,15 @@ struct aws_login {
 };
 
 /*
- * With `path`, of that file and `profile` (NULL: "default"). Without: the environment
- * (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), unless there is a profile; then the file
- * of AWS_SHARED_CREDENTIALS_FILE, or ~/.aws/credentials, and AWS_PROFILE. On a hand: reads files. Returns 0
- * or a negative errno with the complaint filled in: to have none is an error.
+ * With `path`, reads `profile` (NULL: "default") of that file. Without, takes AWS_ACCESS_KEY_ID,
+ * AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN from the environment, unless `profile` is given or
+ * these are not set; else reads `profile` (NULL: AWS_PROFILE, or "default") of the file in
+ * AWS_SHARED_CREDENTIALS_FILE, or ~/.aws/credentials. To be called on a worker, because it reads
+ * files. Returns 0, or a negative errno with the error filled in, also
+ * when there are no credentials.
  */
 int aws_login_find(const char *path, const char *profile, struct aws_login *login,
-		   struct complaint *complaint);
+		   struct error *error);
 void aws_login_clear(struct aws_login *login);
 
 #endif

@@ -23,7 +23,10 @@ static const char *skip(const char *text, const char *what)
 	return text + strspn(text, what);
 }
 
-/* A token, or a quoted string with backslashes (RFC 9110, 5.6). Returns what follows, or NULL. */
+/*
+ * Parses a token, or a quoted string with backslashes (RFC 9110, 5.6). Returns what follows it, or
+ * NULL.
+ */
 static const char *parse_value(const char *text, char **value)
 {
 	bool quoted = *text == '"';
@@ -48,7 +51,7 @@ static const char *parse_value(const char *text, char **value)
 	return text + quoted;
 }
 
-/* Takes `value`; of several, the first counts. */
+/* Takes `value`. The first of several counts. */
 static void put(char **place, char *value)
 {
 	if (*place)
@@ -79,7 +82,7 @@ int challenge_parse(const char *text, struct challenge *challenge)
 		char *value = NULL;
 
 		if (name[length] != '=')
-			break; /* the next challenge of the same line */
+			break; /* the next challenge on the same line */
 		next = parse_value(name + length + 1, &value);
 		if (!next)
 			break;

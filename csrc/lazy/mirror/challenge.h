@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* How a registry says where its tokens come from: `WWW-Authenticate: Bearer realm="...",...`. */
+/* How a registry says where to get tokens: `WWW-Authenticate: Bearer realm="...",...`. */
 #ifndef LAZY_MIRROR_CHALLENGE_H
 #define LAZY_MIRROR_CHALLENGE_H
 
@@ -7,13 +7,13 @@ struct challenge {
 	char *realm, *service, *scope; /* NULL: not said */
 };
 
-/* What follows "Bearer ". Returns 0, -EPROTO or -ENOMEM. */
+/* Parses what follows "Bearer ". Returns 0, -EPROTO or -ENOMEM. */
 int challenge_parse(const char *text, struct challenge *challenge);
 void challenge_clear(struct challenge *challenge);
 
 /*
- * The request for a token to read `repository`: a URL and, with an identity token (NULL: none), a
- * form to be posted. Both malloc()ed. Returns 0 or -ENOMEM.
+ * Makes the request for a token to read `repository`: a URL and, with an identity token (NULL:
+ * none), a form to post. Both are malloc()ed. Returns 0 or -ENOMEM.
  */
 int challenge_request(const struct challenge *challenge, const char *repository,
 		      const char *identity_token, char **url, char **form);

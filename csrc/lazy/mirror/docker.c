@@ -9,12 +9,13 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 #include "lazy/mirror/helper.h"
 #include "lazy/mirror/secret.h"
 
 enum { HELPER_TIMEOUT_MS = 10000 };
 
-/* What helpers say as the user's name when the secret is no password. */
+/* The user's name that helpers give when the secret is a token and no password. */
 static const char token_user[] = "<token>";
 
 static void free_json(json_t **object)
@@ -31,21 +32,21 @@ static const char *text_of(const json_t *object, const char *key)
 	return text && *text ? text : NULL;
 }
 
-static int copy(char **to, const char *from, struct complaint *complaint)
+static int copy(char **to, const char *from, struct error *error)
 {
 	*to = strdup(from);
-	return *to ? 0 : complain(complaint, -ENOMEM, "no memory for credentials");
+	return *to ? 0 : error_set(error, -ENOMEM, "no memory for credentials");
 }
 
 static int take_pair(struct docker_login *login, const char *user, const char *secret,
-		     struct complaint *complaint)
+		     struct error *error)
 {
 	int err;
 
 	if (!strcmp(user, token_user))
-		return copy(&login->identity_token, secret, complaint);
-	err = copy(&login->user, user, complaint);
-	return err ? err : copy(&login->password, secret, complaint);
+		return copy(&login->identity_token, secret, error);
+	err = copy(&login->user, user, error);
+	return err ? err : copy(&login->password, secret, error);
 }
 
 static int digit_of(char c)
@@ -57,7 +58,7 @@ static int digit_of(char c)
 	return found ? (int)(found - digits) : -1;
 }
 
-/* base64 (RFC 4648) into a string; NULL: it is none, or no memory. */
+/* Decodes base64 (RFC 4648) into a string. Returns NULL when it is invalid, or memory is short. */
 static char *decode(const char *text)
 {
 	char *plain = malloc(strlen(text) / 4 * 3 + 4);
@@ -85,7 +86,7 @@ static char *decode(const char *text)
 }
 
 static int take_encoded(struct docker_login *login, const char *encoded, const char *path,
-			struct complaint *complaint)
+			struct error *error)
 {
 	char *plain = decode(encoded);
 	char *colon = plain ? strchr(plain, ':') : NULL;
@@ -93,48 +94,48 @@ static int take_encoded(struct docker_login *login, const char *encoded, const c
 
 	if (colon) {
 		*colon = 0;
-		err = take_pair(login, plain, colon + 1, complaint);
+		err = take_pair(login, plain, colon + 1, error);
 		*colon = ':';
 	} else {
-		err = complain(complaint, -EINVAL,
-			       "'%s' has an \"auth\" that is not base64 of \"user:password\"",
-			       path);
+		err = error_set(error, -EINVAL,
+				"'%s' has an \"auth\" that is not base64 of \"user:password\"",
+				path);
 	}
 	secret_free(plain);
 	return err;
 }
 
 static int take_entry(struct docker_login *login, const json_t *entry, const char *path,
-		      struct complaint *complaint)
+		      struct error *error)
 {
 	const char *user = text_of(entry, "username");
 	const char *password = text_of(entry, "password");
 	const char *token = text_of(entry, "identitytoken");
 
 	if (token)
-		return copy(&login->identity_token, token, complaint);
+		return copy(&login->identity_token, token, error);
 	token = text_of(entry, "registrytoken");
 	if (token)
-		return copy(&login->registry_token, token, complaint);
+		return copy(&login->registry_token, token, error);
 	if (user && password)
-		return take_pair(login, user, password, complaint);
+		return take_pair(login, user, password, error);
 	if (text_of(entry, "auth"))
-		return take_encoded(login, text_of(entry, "auth"), path, complaint);
+		return take_encoded(login, text_of(entry, "auth"), path, error);
 	return 0;
 }
 
 static int parse_helped(struct docker_login *login, const char *name, const struct secret *output,
-			struct complaint *complaint)
+			struct error *error)
 {
-	_cleanup_json_ json_t *answer = json_loadb(output->text, output->length, 0, NULL);
+	_cleanup_json_ json_t *answer = json_text_parse(output->text, output->length, 0, NULL);
 	const char *user = text_of(answer, "Username");
 	const char *secret = text_of(answer, "Secret");
 
-	/* NB: what it said is not shown; it may be half of a secret. */
+	/* NB: do not show the output, which may be half of a secret. */
 	if (!user || !secret)
-		return complain(complaint, -EPROTO,
-				"docker-credential-%s answers without a user and a secret", name);
-	return take_pair(login, user, secret, complaint);
+		return error_set(error, -EPROTO,
+				 "docker-credential-%s answers without a user and a secret", name);
+	return take_pair(login, user, secret, error);
 }
 
 static bool is_name(const char *name)
@@ -147,7 +148,7 @@ static bool is_name(const char *name)
 }
 
 static int ask_helper(struct docker_login *login, const char *name, const char *registry,
-		      struct complaint *complaint)
+		      struct error *error)
 {
 	_cleanup_(secret_clear) struct secret output = {};
 	char program[100];
@@ -155,21 +156,20 @@ static int ask_helper(struct docker_login *login, const char *name, const char *
 	int status, err;
 
 	if (!is_name(name))
-		return complain(complaint, -EINVAL, "'%.60s' is no name of a credential helper",
-				name);
+		return error_set(error, -EINVAL, "'%.60s' is no name of a credential helper", name);
 	snprintf(program, sizeof(program), "docker-credential-%s", name);
-	err = helper_run(arguments, registry, HELPER_TIMEOUT_MS, &output, &status, complaint);
+	err = helper_run(arguments, registry, HELPER_TIMEOUT_MS, &output, &status, error);
 	if (err)
 		return err;
 	if (!status)
-		return parse_helped(login, name, &output, complaint);
-	/* The wording of the protocol, for "there is none". */
+		return parse_helped(login, name, &output, error);
+	/* The protocol's text for "there are none". */
 	if (strstr(output.text, "credentials not found"))
 		return 0;
-	return complain(complaint, -EACCES, "%s get has ended with status %d", program, status);
+	return error_set(error, -EACCES, "%s get has ended with status %d", program, status);
 }
 
-/* Keys have been written with a scheme and a path, and without. */
+/* Keys have been written both with and without a scheme and a path. */
 static bool is_key_of(const char *key, const char *registry)
 {
 	size_t length = strlen(registry);
@@ -195,9 +195,9 @@ static const json_t *find_entry(const json_t *entries, const char *registry)
 }
 
 static int find_in(const json_t *config, const char *path, const char *registry,
-		   struct docker_login *login, struct complaint *complaint)
+		   struct docker_login *login, struct error *error)
 {
-	/* Its entry is older than its name. */
+	/* The Hub's entry is older than the name docker.io. */
 	const char *hub = strcmp(registry, "docker.io") ? NULL : "index.docker.io";
 	const char *key = hub ? "https://index.docker.io/v1/" : registry;
 	const char *helper = text_of(json_object_get(config, "credHelpers"), registry);
@@ -206,12 +206,12 @@ static int find_in(const json_t *config, const char *path, const char *registry,
 	if (!helper)
 		helper = text_of(config, "credsStore");
 	if (helper)
-		return ask_helper(login, helper, key, complaint);
+		return ask_helper(login, helper, key, error);
 	entry = find_entry(json_object_get(config, "auths"), hub ? hub : registry);
-	return entry ? take_entry(login, entry, path, complaint) : 0;
+	return entry ? take_entry(login, entry, path, error) : 0;
 }
 
-/* Returns NULL when there is no place to look in. */
+/* Returns the path of Docker's own file, or NULL when no home directory is known. */
 static char *usual_path(void)
 {
 	const char *directory = getenv("DOCKER_CONFIG");
@@ -227,25 +227,25 @@ static char *usual_path(void)
 }
 
 int docker_login_find(const char *path, const char *registry, struct docker_login *login,
-		      struct complaint *complaint)
+		      struct error *error)
 {
 	_cleanup_(secret_clear) struct secret file = {};
 	_cleanup_free_ char *usual = path ? NULL : usual_path();
 	_cleanup_json_ json_t *config = NULL;
-	json_error_t error;
+	json_error_t json_error;
 	int err;
 
 	if (!path && (!usual || access(usual, F_OK)))
 		return 0;
 	path = path ? path : usual;
-	err = secret_read(path, true, &file, complaint);
+	err = secret_read(path, true, &file, error);
 	if (err)
 		return err;
-	config = json_loadb(file.text, file.length, 0, &error);
+	config = json_text_parse(file.text, file.length, 0, &json_error);
 	if (!json_is_object(config))
-		return complain(complaint, -EINVAL, "'%s' is no JSON object (line %d)", path,
-				error.line);
-	err = find_in(config, path, registry, login, complaint);
+		return error_set(error, -EINVAL, "'%s' is no JSON object (line %d)", path,
+				 json_error.line);
+	err = find_in(config, path, registry, login, error);
 	if (err)
 		docker_login_clear(login);
 	return err;

@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: MIT */
-/* Credentials of container registries, where Docker's client keeps them: config.json. */
+/* Credentials of container registries, from where Docker's client keeps them: config.json. */
 #ifndef LAZY_MIRROR_DOCKER_H
 #define LAZY_MIRROR_DOCKER_H
 
-#include "lazy/complaint.h"
+#include "lazy/error.h"
 
 struct docker_login {
 	char *user, *password; /* NULL: none is known */
-	char *identity_token;  /* instead: what tokens are got with (OAuth 2.0's refresh token) */
-	char *registry_token;  /* instead: to be sent as it is */
+	/* Instead of a password: a refresh token of OAuth 2.0, which is exchanged for tokens. */
+	char *identity_token;
+	/* Instead of a password: it is sent as it is. */
+	char *registry_token;
 };
 
 /*
- * What is known of `registry`, as it is in image names. `path`: the file; NULL: where Docker's client has it, and
- * none there is fine. On a hand: reads files, and may run a credential helper, for 10 s at most.
- * Returns 0 or a negative errno with the complaint filled in.
+ * Finds the credentials for `registry`, named as in image names. `path` is the file; NULL stands
+ * for that of Docker's client, which may be missing. To be called on a worker: it reads files, and
+ * may run a credential helper for at most 10 s. Returns 0, or a negative errno with the error
+ * filled in.
  */
 int docker_login_find(const char *path, const char *registry, struct docker_login *login,
-		      struct complaint *complaint);
+		      struct error *error);
 void docker_login_clear(struct docker_login *login);
 
 #endif

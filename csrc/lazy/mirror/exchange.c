@@ -7,14 +7,13 @@
 #include <string.h>
 
 #include "lazy/fetcher.h"
-#include "lazy/mirror/exchange_request.h"
 
 enum {
 	REDIRECTS_MAX = 8,
 	TEXT_MAX_BYTES = 256 << 10,
-	/* Of a body that is not wanted: cheaper than a new connection. */
+	/* How much of an unwanted body is read, which is cheaper than a new connection. */
 	THROW_AWAY_BYTES = 64 << 10,
-	/* NB: the deadline may come as UINT64_MAX, for ever. */
+	/* NB: the deadline may be UINT64_MAX, which means never. */
 	TIMEOUT_MAX_MS = 3600000,
 };
 
@@ -26,17 +25,16 @@ static void fail(struct exchange *exchange, int err, enum fetch_failure failure,
 
 	exchange->result = err;
 	exchange->failure = failure;
-	complaint_text(&exchange->complaint, "%s: %s", url_text(exchange_url(exchange), where),
-		       why);
+	error_set_text(&exchange->error, "%s: %s", url_text(exchange_url(exchange), where), why);
 }
 
-static struct answer_verdict judge(struct exchange *exchange)
+static struct response_verdict judge(struct exchange *exchange)
 {
-	if (exchange->wish.length)
-		return answer_judge(&exchange->answer, &exchange->wish, &exchange->reason);
-	if (exchange->answer.status == 200)
-		return (struct answer_verdict){};
-	return answer_judge_status(exchange->answer.status, &exchange->reason);
+	if (exchange->wanted.length)
+		return response_judge(&exchange->response, &exchange->wanted, &exchange->reason);
+	if (exchange->response.status == 200)
+		return (struct response_verdict){};
+	return response_judge_status(exchange->response.status, &exchange->reason);
 }
 
 static void note_progress(struct exchange *exchange)
@@ -50,7 +48,7 @@ static size_t on_header(char *line, size_t size, size_t count, void *owner)
 	struct exchange *exchange = owner;
 
 	note_progress(exchange);
-	answer_line(&exchange->answer, line, size * count);
+	response_line(&exchange->response, line, size * count);
 	return size * count;
 }
 
@@ -63,7 +61,7 @@ static size_t take_text(struct exchange *exchange, const char *data, size_t byte
 		exchange->too_long = true;
 		return 0;
 	}
-	/* Not realloc(): it would leave secrets behind. */
+	/* Not realloc(), which would leave secrets in freed memory. */
 	longer = malloc(length + 1);
 	if (!longer)
 		return 0;
@@ -93,9 +91,9 @@ static size_t on_body(char *data, size_t size, size_t count, void *owner)
 		exchange->thrown_away += bytes;
 		return exchange->thrown_away > THROW_AWAY_BYTES ? 0 : bytes;
 	}
-	if (!exchange->wish.length)
+	if (!exchange->wanted.length)
 		return take_text(exchange, data, bytes);
-	if (bytes > exchange->wish.length - exchange->received) {
+	if (bytes > exchange->wanted.length - exchange->received) {
 		exchange->too_long = true;
 		return 0;
 	}
@@ -104,7 +102,7 @@ static size_t on_body(char *data, size_t size, size_t count, void *owner)
 	return bytes;
 }
 
-/* Returns 0 or a negative errno, with the answer filled in. */
+/* Returns 0 or a negative errno, with the response filled in. */
 static int make_easy(struct exchange *exchange)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -122,15 +120,15 @@ static int make_easy(struct exchange *exchange)
 		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a transfer");
 		return -ENOMEM;
 	}
-	answer_reset(&exchange->answer);
-	exchange->verdict = (struct answer_verdict){};
-	exchange->reason = (struct complaint){};
+	response_reset(&exchange->response);
+	exchange->verdict = (struct response_verdict){};
+	exchange->reason = (struct error){};
 	exchange->judged = exchange->too_long = false;
 	exchange->received = 0;
 	exchange->thrown_away = 0;
-	exchange->error[0] = 0;
+	exchange->curl_text[0] = 0;
 	exchange_clear(exchange);
-	curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, exchange->error);
+	curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, exchange->curl_text);
 	curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header);
 	curl_easy_setopt(easy, CURLOPT_HEADERDATA, exchange);
 	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_body);
@@ -169,7 +167,7 @@ static enum next wrong_redirect(struct exchange *exchange, int err, const char *
 
 static enum next follow(struct exchange *exchange)
 {
-	struct complaint unused = {};
+	struct error unused = {};
 	char *to = NULL;
 
 	curl_easy_getinfo(exchange->transfer.easy, CURLINFO_REDIRECT_URL, &to);
@@ -238,9 +236,11 @@ static void fail_transfer(struct exchange *exchange, CURLcode code)
 		return;
 	}
 	exchange->cut = true;
+	exchange->code = code;
+	curl_easy_getinfo(exchange->transfer.easy, CURLINFO_SSL_VERIFYRESULT, &exchange->verify);
 	failure = failure_of(code, &err);
 	fail(exchange, err, failure,
-	     exchange->error[0] ? exchange->error : curl_easy_strerror(code));
+	     exchange->curl_text[0] ? exchange->curl_text : curl_easy_strerror(code));
 }
 
 static void fail_verdict(struct exchange *exchange)
@@ -249,15 +249,13 @@ static void fail_verdict(struct exchange *exchange)
 
 	curl_easy_getinfo(exchange->transfer.easy, CURLINFO_RETRY_AFTER, &retry_after_s);
 	if (retry_after_s > 0) {
-		if (exchange->answer.status == 503)
+		if (exchange->response.status == 503)
 			exchange->verdict.failure = FETCH_BUSY;
-		/* A day, in ms, is the most that is believed. */
+		/* Believe at most a day, in ms. */
 		exchange->retry_after_ms =
 			(uint32_t)(retry_after_s < 86400 ? retry_after_s : 86400) * 1000;
 	}
 	fail(exchange, exchange->verdict.err, exchange->verdict.failure, exchange->reason.text);
-	if (exchange->reason.hint[0])
-		complaint_hint(&exchange->complaint, "%s", exchange->reason.hint);
 }
 
 static bool wants_new_login(struct exchange *exchange)
@@ -265,23 +263,23 @@ static bool wants_new_login(struct exchange *exchange)
 	struct remote *remote = exchange->remote;
 
 	if (exchange->own_login || exchange->renewed || !exchange_at_home(exchange) ||
-	    !remote->ops->refused || !remote->ops->refused(remote, &exchange->answer))
+	    !remote->ops->refused || !remote->ops->refused(remote, &exchange->response))
 		return false;
 	exchange->renewed = true;
 	return true;
 }
 
-/* A transfer is over. */
+/* To be called when a transfer is over. */
 static enum next conclude(struct exchange *exchange, CURLcode code)
 {
-	/* Given up by on_body(), for a reason that is known better than libcurl does. */
+	/* on_body() has stopped it, for a reason that is more precise than libcurl's. */
 	bool refused = exchange->judged && exchange->verdict.err;
 
 	if (code != CURLE_OK && !(code == CURLE_WRITE_ERROR && refused)) {
 		fail_transfer(exchange, code);
 		return NEXT_DONE;
 	}
-	if (is_redirect(exchange->answer.status))
+	if (is_redirect(exchange->response.status))
 		return follow(exchange);
 	if (!exchange->judged)
 		exchange->verdict = judge(exchange);
@@ -291,7 +289,7 @@ static enum next conclude(struct exchange *exchange, CURLcode code)
 		fail_verdict(exchange);
 		return NEXT_DONE;
 	}
-	if (exchange->received < exchange->wish.length) {
+	if (exchange->received < exchange->wanted.length) {
 		fail(exchange, -EIO, FETCH_TRANSIENT, "ends before all was sent");
 		return NEXT_DONE;
 	}
@@ -331,7 +329,7 @@ static void begin(struct exchange *exchange)
 	finish(exchange);
 }
 
-/* From the start again: its first host is the one that the login is for. */
+/* Start again at the first URL: the login is for its host. */
 static void forget_login(struct exchange *exchange)
 {
 	login_drop(exchange->remote, exchange->login);
@@ -375,11 +373,11 @@ void exchange_login_ready(struct exchange *exchange, struct login *login)
 }
 
 void exchange_login_failed(struct exchange *exchange, int err, enum fetch_failure failure,
-			   const struct complaint *complaint)
+			   const struct error *error)
 {
 	exchange->result = err;
 	exchange->failure = failure;
-	exchange->complaint = *complaint;
+	exchange->error = *error;
 	finish(exchange);
 }
 
@@ -387,19 +385,19 @@ static int make_login(struct exchange *exchange)
 {
 	struct remote *remote = exchange->remote;
 	struct exchange ask = { .remote = remote, .deadline_ns = exchange->deadline_ns };
-	struct complaint complaint = {};
+	struct error error = {};
 	struct login *login = NULL;
-	int err = login_read(remote, &login, &complaint);
+	int err = login_read(remote, &login, &error);
 
 	if (!err && remote->ops->ask)
-		err = remote->ops->ask(remote, login, &ask, &complaint);
+		err = remote->ops->ask(remote, login, &ask, &error);
 	if (err > 0) {
 		exchange_start(&ask);
 		err = ask.result;
 		if (err)
-			complaint = ask.complaint;
+			error = ask.error;
 		else
-			err = remote->ops->answered(remote, login, ask.text, &complaint);
+			err = remote->ops->answered(remote, login, ask.text, &error);
 		exchange_clear(&ask);
 	}
 	if (err) {
@@ -407,7 +405,7 @@ static int make_login(struct exchange *exchange)
 			login_put(remote, login);
 		exchange->result = err;
 		exchange->failure = FETCH_DENIED;
-		exchange->complaint = complaint;
+		exchange->error = error;
 		return err;
 	}
 	login_publish(remote, login);
@@ -450,7 +448,8 @@ void exchange_cancel(struct exchange *exchange)
 	else
 		transfer_stop(&exchange->transfer);
 	exchange->cut = true;
-	fail(exchange, -ECANCELED, FETCH_TRANSIENT, "given up, nothing has come for a while");
+	fail(exchange, -ECANCELED, FETCH_TRANSIENT,
+	     "given up, because nothing has arrived for a while");
 	finish(exchange);
 }
 

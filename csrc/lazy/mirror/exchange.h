@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One request and its answer: a range into a buffer, or a short text. Follows redirects (never from https
- * to http, and without credentials to other hosts), has the login renewed once, and takes nothing but
- * what was asked for.
+ * One request and its response: a range into a buffer, or a short text. It follows redirects (never
+ * from https to http, and without credentials to other hosts), has the login renewed once, and
+ * accepts only what was asked for.
  */
 #ifndef LAZY_MIRROR_EXCHANGE_H
 #define LAZY_MIRROR_EXCHANGE_H
@@ -10,62 +10,72 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lazy/mirror/answer.h"
 #include "lazy/mirror/remote.h"
+#include "lazy/mirror/response.h"
 #include "lazy/source.h"
 #include "lazy/transfer.h"
 
 struct exchange {
-	/* Set by the caller, zeroed otherwise; all that is pointed to stays until done(). */
+	/* Set by the caller, zeroed otherwise. What these point to must stay until done(). */
 	struct remote *remote;
-	struct fetcher *fetcher; /* NULL: blocking, on a hand */
-	char *url;		 /* malloc()ed; the exchange frees it */
-	struct answer_wish wish; /* length 0: no range, but the text */
-	uint8_t *data;		 /* wish.length */
-	const char *if_range;	 /* NULL: none */
-	char *form;		 /* POST, as application/x-www-form-urlencoded; freed like `url` */
-	uint64_t deadline_ns;	 /* CLOCK_MONOTONIC */
-	bool fresh;		 /* not over a connection that was kept */
-	unsigned *progress;	 /* counted up when something has come; NULL: nobody asks */
-	struct login *login;	 /* an own reference, and no other is used; NULL: the remote's */
-	void (*done)(struct exchange *exchange); /* not when blocking */
+	struct fetcher *fetcher; /* NULL: the exchange blocks, on a worker */
+	char *url; /* malloc()ed; the exchange frees it. A URL in the login takes precedence */
+	struct wanted_range wanted; /* length 0: no range; the text is wanted */
+	uint8_t *data;		    /* wanted.length */
+	const char *if_range;	    /* NULL: none is sent */
+	const char *accept;	    /* media types; NULL: any */
+	char *form;	      /* POST, as application/x-www-form-urlencoded; freed like `url` */
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC */
+	bool fresh;	      /* use no kept connection */
+	unsigned *progress;   /* incremented when something has arrived; may be NULL */
+	struct login *login;  /* a reference to use instead of the remote's login; may be NULL */
+	void (*done)(struct exchange *exchange); /* called when it is over, unless it blocks */
 
-	/* The answer. */
-	int result; /* 0 or a negative errno, with what follows */
+	/* The response. */
+	int result; /* 0, or a negative errno, with the fields below */
 	enum fetch_failure failure;
 	uint32_t retry_after_ms;
-	struct complaint complaint;
-	bool cut; /* no whole answer came: its connection may be dead */
-	struct answer answer;
+	bool cut; /* no complete response came: its connection may be dead */
+	struct error error;
+	CURLcode code; /* CURLE_OK: the server has responded */
+	long verify;   /* CURLINFO_SSL_VERIFYRESULT, if it has not */
+	struct response response;
 	char *text; /* the body, with a NUL; cleared and freed by exchange_clear() */
 	size_t text_length;
 
-	/* Its own. */
+	/* Internal. */
 	struct transfer transfer;
 	struct exchange *next_waiting;
-	char *location; /* where it was redirected to */
+	char *location; /* the target of a redirect */
 	struct curl_slist *headers;
-	struct answer_verdict verdict;
-	struct complaint reason;
-	char error[CURL_ERROR_SIZE];
-	uint32_t received;  /* bytes, of the range */
-	size_t thrown_away; /* bytes, of a body that is not wanted */
+	struct response_verdict verdict;
+	struct error reason;
+	char curl_text[CURL_ERROR_SIZE];
+	size_t thrown_away; /* bytes of an unwanted body */
+	uint32_t received;  /* bytes of the range */
 	unsigned redirects;
 	bool own_login, judged, waiting, renewed, too_long;
 };
 
-/* Blocking, or with done() on the fetcher's thread, perhaps before this returns. */
+/* Starts it. Blocks, or calls done() on the fetcher's thread, perhaps before this returns. */
 void exchange_start(struct exchange *exchange);
-/* Gives up: done() is called, with -ECANCELED. Not for blocking ones. */
+/* Gives up and calls done() with -ECANCELED. Not for exchanges that block. */
 void exchange_cancel(struct exchange *exchange);
-/* Frees what the answer has. */
+/* Frees the response. */
 void exchange_clear(struct exchange *exchange);
 
-/* For the login's part: done with that, or not. */
+/* exchange_request.c: the current URL, after redirects. */
+const char *exchange_url(const struct exchange *exchange);
+/* Whether that has the origin of the first URL: credentials go nowhere else. */
+bool exchange_at_home(const struct exchange *exchange);
+/* Sets the address, range, form, headers and credentials. Returns 0 or -ENOMEM. */
+int exchange_set_request(struct exchange *exchange, CURL *easy);
+
+/* login.c calls one of these when the login is ready, or has failed. */
 void exchange_login_ready(struct exchange *exchange, struct login *login);
 void exchange_login_failed(struct exchange *exchange, int err, enum fetch_failure failure,
-			   const struct complaint *complaint);
-/* Wait for the remote's login; one of the above follows. */
+			   const struct error *error);
+/* Waits for the remote's login, and then calls one of the above. */
 void login_wait(struct exchange *exchange);
 void login_wait_no_more(struct exchange *exchange);
 

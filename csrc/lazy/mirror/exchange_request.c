@@ -1,25 +1,33 @@
 /* SPDX-License-Identifier: MIT */
-#include "lazy/mirror/exchange_request.h"
+/* The requests of an exchange: their URL, headers and credentials. */
 
 #include <errno.h>
 #include <stdio.h>
 
+#include "lazy/mirror/exchange.h"
 #include "lazy/mirror/trust.h"
 
 enum {
-	/* Of headers and a small unit in one piece; per transfer, and all memory is locked. */
+	/*
+	 * Fits headers and a small unit. Each transfer has such a buffer, and all memory is locked.
+	 */
 	HEADERS_BYTES = 4 << 10,
 	RECEIVE_MAX_BYTES = HEADERS_BYTES + (64 << 10),
 };
 
+static const char *first_url(const struct exchange *exchange)
+{
+	return exchange->login && exchange->login->url ? exchange->login->url : exchange->url;
+}
+
 const char *exchange_url(const struct exchange *exchange)
 {
-	return exchange->location ? exchange->location : exchange->url;
+	return exchange->location ? exchange->location : first_url(exchange);
 }
 
 bool exchange_at_home(const struct exchange *exchange)
 {
-	return !exchange->location || url_same_origin(exchange->url, exchange->location);
+	return !exchange->location || url_same_origin(first_url(exchange), exchange->location);
 }
 
 static void set_blob(CURL *easy, CURLoption option, const struct secret *secret)
@@ -49,6 +57,10 @@ static int set_headers(struct exchange *exchange, CURL *easy)
 		snprintf(text, sizeof(text), "If-Range: %s", exchange->if_range);
 		err = add_header(exchange, text);
 	}
+	if (!err && exchange->accept) {
+		snprintf(text, sizeof(text), "Accept: %s", exchange->accept);
+		err = add_header(exchange, text);
+	}
 	if (exchange_at_home(exchange)) {
 		const struct curl_slist *header = exchange->login->headers;
 
@@ -76,23 +88,23 @@ static void set_login(const struct exchange *exchange, CURL *easy)
 		remote->ops->prepare(remote, login, easy);
 }
 
-static void set_wish(struct exchange *exchange, CURL *easy)
+static void set_range(struct exchange *exchange, CURL *easy)
 {
-	const struct answer_wish *wish = &exchange->wish;
-	uint32_t receive_bytes = HEADERS_BYTES + wish->length;
+	const struct wanted_range *wanted = &exchange->wanted;
+	uint32_t receive_bytes = HEADERS_BYTES + wanted->length;
 	char range[48];
 
 	if (exchange->form)
 		curl_easy_setopt(easy, CURLOPT_POSTFIELDS, exchange->form);
-	if (!wish->length)
+	if (!wanted->length)
 		return;
 	if (receive_bytes > RECEIVE_MAX_BYTES)
 		receive_bytes = RECEIVE_MAX_BYTES;
 	curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, (long)receive_bytes);
-	snprintf(range, sizeof(range), "%llu-%llu", (unsigned long long)wish->offset,
-		 (unsigned long long)wish->offset + wish->length - 1);
+	snprintf(range, sizeof(range), "%llu-%llu", (unsigned long long)wanted->offset,
+		 (unsigned long long)wanted->offset + wanted->length - 1);
 	curl_easy_setopt(easy, CURLOPT_RANGE, range);
-	/* And nothing is decoded: an answer that is coded all the same is refused. */
+	/* Nothing is decoded, so a response with an encoding is refused. */
 	curl_easy_setopt(easy, CURLOPT_ACCEPT_ENCODING, "identity");
 	curl_easy_setopt(easy, CURLOPT_HTTP_CONTENT_DECODING, 0L);
 }
@@ -103,10 +115,13 @@ int exchange_set_request(struct exchange *exchange, CURL *easy)
 
 	curl_easy_setopt(easy, CURLOPT_URL, url);
 	curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
-	/* Streams of one connection where that is HTTP/2, which only TLS tells. */
+	/*
+	 * Wait whether the connection becomes HTTP/2 and can take one more stream; only TLS can
+	 * tell.
+	 */
 	curl_easy_setopt(easy, CURLOPT_PIPEWAIT, url_is_https(url) ? 1L : 0L);
 	curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, exchange->fresh ? 1L : 0L);
-	set_wish(exchange, easy);
+	set_range(exchange, easy);
 	set_login(exchange, easy);
 	return set_headers(exchange, easy);
 }

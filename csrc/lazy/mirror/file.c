@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A regular file of this machine: `"path"` (absolute) and `"file_offset"` (bytes, default 0). It is
- * known by device, inode, size and time of change, and opened anew for each fetch, in the host's
- * view.
+ * A regular file of this machine: `"path"` (absolute) and `"file_offset"` (bytes, default 0). Its
+ * identity is device, inode, size and time of change. It is opened for each fetch, in the host's
+ * mount namespace.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +17,7 @@
 #include "lazy/dependence.h"
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
+#include "lazy/mirror/hint.h"
 #include "lazy/source.h"
 
 enum { IDENTITY_BYTES = 128 };
@@ -26,37 +27,37 @@ struct file_mirror {
 	uint64_t file_offset;
 };
 
-/* On a hand, which may hang for longer than the fetch lasts. */
+/* The job of a fetch, on a worker. It may hang for longer than the fetch lasts. */
 struct file_fetch {
-	struct hand_job job;
-	struct fetch *fetch; /* the fetcher's thread only; NULL: it was given up */
+	struct pool_job job;
+	struct fetch *fetch; /* only for the fetcher's thread; NULL: the fetch was given up */
 	const struct mirror *mirror;
 	uint64_t offset;
 	uint32_t length;
 	uint8_t *data;
-	char *expected; /* identity, or NULL */
+	char *expected; /* the identity, or NULL */
 	char found[IDENTITY_BYTES];
 	int err;
 	enum fetch_failure failure;
-	struct complaint complaint;
+	struct error error;
 };
 
-static int file_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+static int file_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct file_mirror *file = mirror->private;
-	int err = keys_take_string(keys, "path", true, &file->path, complaint);
+	int err = keys_take_string(keys, "path", true, &file->path, error);
 
 	if (!err)
-		err = keys_take_u64(keys, "file_offset", false, &file->file_offset, complaint);
+		err = keys_take_u64(keys, "file_offset", false, &file->file_offset, error);
 	if (err)
 		return err;
 	if (*file->path != '/')
-		return complain(complaint, -EINVAL, "\"path\" is '%.200s', it must begin with /",
-				file->path);
+		return error_set(error, -EINVAL, "\"path\" is '%.200s', it must begin with /",
+				 file->path);
 	if (file->file_offset > INT64_MAX - mirror->source->size)
-		return complain(complaint, -EINVAL,
-				"\"file_offset\" %llu reaches beyond what a file can hold",
-				(unsigned long long)file->file_offset);
+		return error_set(error, -EINVAL,
+				 "\"file_offset\" %llu reaches beyond what a file can hold",
+				 (unsigned long long)file->file_offset);
 	return 0;
 }
 
@@ -92,47 +93,50 @@ static enum fetch_failure failure_of(int err)
 }
 
 /* Returns a descriptor, or a negative errno. */
-static int open_file(const struct file_mirror *file, struct stat *status,
-		     struct complaint *complaint)
+static int open_file(const struct file_mirror *file, struct stat *status, struct error *error)
 {
-	/* O_NONBLOCK: opening a FIFO must not hang; it has no effect on files. */
+	/* O_NONBLOCK: opening a FIFO must not hang; it does not affect regular files. */
 	_cleanup_close_ int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 
 	int err;
 
 	if (fd < 0 || fstat(fd, status)) {
 		err = -errno;
-		complaint_hint(complaint, "check the path");
-		return complain(complaint, err, "cannot open '%.200s': %s", file->path,
-				strerror(-err));
+		if (hint_for_source_file(err))
+			error_set_hint(error, "%s", hint_for_source_file(err));
+		return error_set(error, err, "cannot open '%.200s': %s", file->path,
+				 strerror(-err));
+	}
+	if (S_ISDIR(status->st_mode)) {
+		error_set_hint(error, "%s", hint_for_source_file(-EISDIR));
+		return error_set(error, -EMEDIUMTYPE, "'%.200s' is a directory", file->path);
 	}
 	if (!S_ISREG(status->st_mode))
-		return complain(complaint, -EMEDIUMTYPE, "'%.200s' is not a regular file",
-				file->path);
-	err = dependence_check(fd, file->path, complaint);
+		return error_set(error, -EMEDIUMTYPE, "'%.200s' is not a regular file", file->path);
+	err = dependence_check(fd, file->path, error);
 	return err ? err : take_fd(&fd);
 }
 
 static int file_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		      struct complaint *complaint)
+		      struct error *error)
 {
 	const struct file_mirror *file = mirror->private;
 	_cleanup_close_ int fd = -1;
 	char identity[IDENTITY_BYTES];
 	struct stat status = {};
 
-	(void)timeout_ms; /* there is no way to have open() give up */
-	fd = open_file(file, &status, complaint);
+	(void)timeout_ms; /* open() cannot be given a time limit */
+	fd = open_file(file, &status, error);
 	if (fd < 0)
 		return fd;
 	if ((uint64_t)status.st_size < file->file_offset)
-		return complain(complaint, -EINVAL,
-				"'%.200s' has %lld bytes, \"file_offset\" is %llu", file->path,
-				(long long)status.st_size, (unsigned long long)file->file_offset);
+		return error_set(error, -EINVAL, "'%.200s' has %lld bytes, \"file_offset\" is %llu",
+				 file->path, (long long)status.st_size,
+				 (unsigned long long)file->file_offset);
 	identify(&status, identity);
 	probe->identity = strdup(identity);
 	if (!probe->identity)
-		return complain(complaint, -ENOMEM, "no memory");
+		return error_set(error, -ENOMEM, "no memory");
 	probe->size = (uint64_t)status.st_size - file->file_offset;
 	return 0;
 }
@@ -143,7 +147,7 @@ static int refuse(struct file_fetch *job, enum fetch_failure failure, int err)
 	return err;
 }
 
-/* That it is what it was, before and after it is read. */
+/* Checks that the file has its identity, before and after it is read. */
 static int check_identity(struct file_fetch *job, int fd, const char *expected)
 {
 	const struct file_mirror *file = job->mirror->private;
@@ -154,7 +158,7 @@ static int check_identity(struct file_fetch *job, int fd, const char *expected)
 	identify(&status, job->found);
 	if (!expected || !strcmp(expected, job->found))
 		return 0;
-	complaint_text(&job->complaint, "'%.120s' has changed: %s, before: %.120s", file->path,
+	error_set_text(&job->error, "'%.120s' has changed: %s, before: %.120s", file->path,
 		       job->found, expected);
 	return refuse(job, FETCH_CHANGED, -ESTALE);
 }
@@ -168,7 +172,7 @@ static int read_file(struct file_fetch *job)
 	struct stat status = {};
 	int err;
 
-	fd = open_file(file, &status, &job->complaint);
+	fd = open_file(file, &status, &job->error);
 	if (fd == -EMEDIUMTYPE)
 		return refuse(job, FETCH_WRONG, fd);
 	if (fd < 0)
@@ -177,7 +181,7 @@ static int read_file(struct file_fetch *job)
 	if (err)
 		return err;
 	if ((uint64_t)status.st_size < needed) {
-		complaint_text(&job->complaint, "'%.200s' has %lld bytes, the source needs %llu",
+		error_set_text(&job->error, "'%.200s' has %lld bytes, the source needs %llu",
 			       file->path, (long long)status.st_size, (unsigned long long)needed);
 		return refuse(job, FETCH_WRONG, -EIO);
 	}
@@ -187,16 +191,15 @@ static int read_file(struct file_fetch *job)
 		return refuse(job, FETCH_TRANSIENT, -ENOMEM);
 	err = pread_full(fd, job->data, job->length, file->file_offset + job->offset);
 	if (err) {
-		complaint_text(&job->complaint, "cannot read '%.200s': %s", file->path,
-			       strerror(-err));
+		error_set_text(&job->error, "cannot read '%.200s': %s", file->path, strerror(-err));
 		return refuse(job, FETCH_TRANSIENT, err);
 	}
 	return check_identity(job, fd, before);
 }
 
-static void file_work(struct hand_job *hand_job)
+static void file_work(struct pool_job *done)
 {
-	struct file_fetch *job = (struct file_fetch *)hand_job; /* its first member */
+	struct file_fetch *job = (struct file_fetch *)done; /* the job is its first member */
 
 	job->err = read_file(job);
 }
@@ -208,17 +211,22 @@ static void free_job(struct file_fetch *job)
 	free(job);
 }
 
-static void file_worked(struct hand_job *hand_job)
+static void file_done(struct pool_job *done)
 {
-	struct file_fetch *job = (struct file_fetch *)hand_job;
+	struct file_fetch *job = (struct file_fetch *)done;
 	struct fetch *fetch = job->fetch;
 
 	if (fetch) {
 		fetch->result = job->err;
 		fetch->failure = job->failure;
-		fetch->complaint = job->complaint;
-		if (!job->err)
-			memcpy(fetch->data, job->data, job->length);
+		fetch->error = job->error;
+		/* NB: swap the buffers. Copying would take the thread that all units wait for. */
+		if (!job->err) {
+			uint8_t *unused = fetch->data;
+
+			fetch->data = job->data;
+			job->data = unused;
+		}
 		if (!job->err && !job->expected)
 			fetch->identity = strdup(job->found);
 		fetch->private = NULL;
@@ -229,8 +237,8 @@ static void file_worked(struct hand_job *hand_job)
 }
 
 /*
- * What hangs together: the file system, as far as it is known without touching it, or else the directory.
- * Of the text that is returned, `*length` bytes are its name.
+ * Returns the name of what may hang as a whole, of which `*length` bytes count: the file system, as
+ * far as it is known without touching it, or else the directory.
  */
 static const char *place_name(const struct mirror *mirror, size_t *length)
 {
@@ -244,7 +252,7 @@ static const char *place_name(const struct mirror *mirror, size_t *length)
 	return text;
 }
 
-/* Never 0. FNV-1a. */
+/* Returns an FNV-1a hash that is never 0. */
 static uint64_t place_of(const struct mirror *mirror)
 {
 	uint64_t sum = 0xcbf29ce484222325u;
@@ -272,10 +280,10 @@ static void file_fetch(struct fetch *fetch)
 	job->offset = fetch->offset;
 	job->length = fetch->length;
 	job->job.work = file_work;
-	job->job.done = file_worked;
+	job->job.done = file_done;
 	job->job.place = place_of(fetch->mirror);
 	fetch->private = job;
-	fetcher_hand(fetch->fetcher, &job->job);
+	fetcher_mirror_submit(fetch->fetcher, &job->job);
 }
 
 static void file_cancel(struct fetch *fetch)
@@ -285,7 +293,7 @@ static void file_cancel(struct fetch *fetch)
 
 	job->fetch = NULL;
 	fetch->private = NULL;
-	if (fetcher_hand_back(fetch->fetcher, &job->job))
+	if (fetcher_mirror_cancel(fetch->fetcher, &job->job))
 		free_job(job);
 	fetch_failed(fetch, -ECANCELED, FETCH_TRANSIENT,
 		     "given up, '%.200s' could not be read in time", file->path);
@@ -308,7 +316,7 @@ static const struct mirror_ops file_ops = {
 	.probe = file_probe,
 	.fetch = file_fetch,
 	.cancel = file_cancel,
-	.on_hands = true,
+	.blocking = true,
 	.host = file_host,
 };
 MIRROR_KIND(file_ops);

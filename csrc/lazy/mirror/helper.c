@@ -30,10 +30,13 @@ static int start(const char *const arguments[], int fd, pid_t *pid)
 	posix_spawn_file_actions_adddup2(&actions, fd, STDIN_FILENO);
 	posix_spawn_file_actions_adddup2(&actions, fd, STDOUT_FILENO);
 	posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-	/* Devices and what else the server holds are none of its business. */
+	/* Close the server's devices and other descriptors. */
 	posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
 	posix_spawnattr_init(&attributes);
-	/* Threads of the server block signals; and one group, so that none of it is left. */
+	/*
+	 * Unblock the signals that the server's threads block. A group of its own can be killed as
+	 * a whole.
+	 */
 	sigemptyset(&none);
 	posix_spawnattr_setsigmask(&attributes, &none);
 	posix_spawnattr_setpgroup(&attributes, 0);
@@ -52,7 +55,7 @@ static int left_ms(uint64_t deadline_ns)
 	return now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000 + 1) : 0;
 }
 
-/* Until the end of file. */
+/* Reads until the end of file. */
 static int read_output(int fd, uint64_t deadline_ns, struct secret *output)
 {
 	for (;;) {
@@ -64,7 +67,7 @@ static int read_output(int fd, uint64_t deadline_ns, struct secret *output)
 		bytes = recv(fd, output->text + output->length, OUTPUT_BYTES - output->length,
 			     MSG_DONTWAIT);
 		if (!bytes || (bytes < 0 && errno == ECONNRESET))
-			return 0; /* reset: it has not read its input */
+			return 0; /* reset: the helper has not read its input */
 		if (bytes < 0 && errno != EINTR && errno != EAGAIN)
 			return -errno;
 		if (bytes > 0)
@@ -97,7 +100,7 @@ static int talk(pid_t pid, int fd, const char *input, uint32_t timeout_ms, struc
 	size_t length = strlen(input);
 	int err = 0;
 
-	/* It fits into the socket's buffer. EPIPE: it does not want to know. */
+	/* The input fits into the socket's buffer. EPIPE: the helper does not read it. */
 	if (send(fd, input, length, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)length &&
 	    errno != EPIPE)
 		err = -errno;
@@ -114,7 +117,7 @@ static int talk(pid_t pid, int fd, const char *input, uint32_t timeout_ms, struc
 }
 
 int helper_run(const char *const arguments[], const char *input, uint32_t timeout_ms,
-	       struct secret *output, int *status, struct complaint *complaint)
+	       struct secret *output, int *status, struct error *error)
 {
 	_cleanup_close_ int ours = -1, theirs = -1;
 	int fds[2];
@@ -122,20 +125,20 @@ int helper_run(const char *const arguments[], const char *input, uint32_t timeou
 	int err;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds))
-		return complain(complaint, -errno, "cannot make a socket: %s", strerror(errno));
+		return error_set(error, -errno, "cannot make a socket: %s", strerror(errno));
 	ours = fds[0];
 	theirs = fds[1];
 	output->text = calloc(1, OUTPUT_BYTES + 1);
 	if (!output->text)
-		return complain(complaint, -ENOMEM, "no memory for a helper's output");
+		return error_set(error, -ENOMEM, "no memory for a helper's output");
 	err = start(arguments, theirs, &pid);
 	if (err)
-		return complain(complaint, err, "cannot run %s: %s", arguments[0], strerror(-err));
-	/* Ours must not keep its output from ending. */
+		return error_set(error, err, "cannot run %s: %s", arguments[0], strerror(-err));
+	/* Close our copy, or its output would never end. */
 	close(take_fd(&theirs));
 	err = talk(pid, ours, input, timeout_ms, output, status);
 	if (err)
-		return complain(complaint, err, "%s: %s", arguments[0],
-				err == -ETIMEDOUT ? "no answer in time" : strerror(-err));
+		return error_set(error, err, "%s: %s", arguments[0],
+				 err == -ETIMEDOUT ? "no answer in time" : strerror(-err));
 	return 0;
 }

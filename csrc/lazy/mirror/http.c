@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * An object behind a URL: `"url"` (http or https), and, each in a file that only its owner can read,
- * `"headers_file"` (lines "Name: value"), `"bearer_token_file"`, `"basic_auth_file"` ("user:password").
- * Certificates and proxy are of remote.h.
+ * An object behind a URL: `"url"` (http or https), and secrets that each come from a file which
+ * only its owner can read: `"headers_file"` (lines "Name: value"), `"bearer_token_file"`,
+ * `"basic_auth_file"` ("user:password"); or `"url_file"`: the URL itself, since a signed one is a
+ * secret. remote.h has certificates and proxy.
  *
- * The object is known again by its strong ETag, else by Last-Modified.
+ * The object's identity is its strong ETag, else Last-Modified.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,12 +19,11 @@
 
 struct http_mirror {
 	struct remote remote;
-	char *url;
-	char *headers_file, *bearer_token_file, *basic_auth_file;
+	char *url; /* NULL: it is in url_file */
+	char *url_file, *headers_file, *bearer_token_file, *basic_auth_file;
 };
 
-static int add_header_line(struct login *login, const char *path, char *line,
-			   struct complaint *complaint)
+static int add_header_line(struct login *login, const char *path, char *line, struct error *error)
 {
 	size_t length = strcspn(line, "\r");
 	const char *colon;
@@ -33,40 +33,40 @@ static int add_header_line(struct login *login, const char *path, char *line,
 		return 0;
 	colon = strchr(line, ':');
 	if (!colon || colon == line || strcspn(line, " \t") < (size_t)(colon - line))
-		return complain(complaint, -EINVAL, "'%s' has a line that is no \"Name: value\"",
-				path);
-	/* An empty one would take a header of libcurl's away. */
+		return error_set(error, -EINVAL, "'%s' has a line that is no \"Name: value\"",
+				 path);
+	/* An empty value would remove one of libcurl's own headers. */
 	if (!colon[1 + strspn(colon + 1, " \t")])
-		return complain(complaint, -EINVAL, "'%s' has a header without a value", path);
+		return error_set(error, -EINVAL, "'%s' has a header without a value", path);
 	return login_add_header(login, "%s", line);
 }
 
-static int load_headers(const char *path, struct login *login, struct complaint *complaint)
+static int load_headers(const char *path, struct login *login, struct error *error)
 {
 	_cleanup_(secret_clear) struct secret file = {};
 	char *next = NULL;
-	int err = secret_read(path, true, &file, complaint);
+	int err = secret_read(path, true, &file, error);
 
 	if (err)
 		return err;
 	for (char *line = strtok_r(file.text, "\n", &next); line && !err;
 	     line = strtok_r(NULL, "\n", &next))
-		err = add_header_line(login, path, line, complaint);
+		err = add_header_line(login, path, line, error);
 	return err;
 }
 
-static int load_line(const char *path, char **line, struct complaint *complaint)
+static int load_line(const char *path, char **line, struct error *error)
 {
 	_cleanup_(secret_clear) struct secret file = {};
-	int err = secret_read(path, true, &file, complaint);
+	int err = secret_read(path, true, &file, error);
 
-	return err ? err : secret_line(path, &file, line, complaint);
+	return err ? err : secret_line(path, &file, line, error);
 }
 
-static int load_token(const char *path, struct login *login, struct complaint *complaint)
+static int load_token(const char *path, struct login *login, struct error *error)
 {
 	char *token = NULL;
-	int err = load_line(path, &token, complaint);
+	int err = load_line(path, &token, error);
 
 	if (!err)
 		err = login_add_header(login, "Authorization: Bearer %s", token);
@@ -74,41 +74,45 @@ static int load_token(const char *path, struct login *login, struct complaint *c
 	return err;
 }
 
-static int load_user(const char *path, struct login *login, struct complaint *complaint)
+static int load_user(const char *path, struct login *login, struct error *error)
 {
 	char *colon;
-	int err = load_line(path, &login->user, complaint);
+	int err = load_line(path, &login->user, error);
 
 	if (err)
 		return err;
 	colon = strchr(login->user, ':');
 	if (!colon)
-		return complain(complaint, -EINVAL, "'%s' is not \"user:password\"", path);
+		return error_set(error, -EINVAL, "'%s' is not \"user:password\"", path);
 	login->password = strdup(colon + 1);
 	if (!login->password)
-		return complain(complaint, -ENOMEM, "no memory for '%s'", path);
+		return error_set(error, -ENOMEM, "no memory for '%s'", path);
 	explicit_bzero(colon, strlen(colon));
 	return 0;
 }
 
-static int http_load(struct remote *remote, struct login *login, struct complaint *complaint)
+static int http_load(struct remote *remote, struct login *login, struct error *error)
 {
 	const struct http_mirror *http = (const struct http_mirror *)remote;
 	int err = 0;
 
-	if (http->headers_file)
-		err = load_headers(http->headers_file, login, complaint);
+	if (http->url_file)
+		err = load_line(http->url_file, &login->url, error);
+	if (!err && http->url_file)
+		err = url_check(login->url, http->url_file, error);
+	if (!err && http->headers_file)
+		err = load_headers(http->headers_file, login, error);
 	if (!err && http->bearer_token_file)
-		err = load_token(http->bearer_token_file, login, complaint);
+		err = load_token(http->bearer_token_file, login, error);
 	if (!err && http->basic_auth_file)
-		err = load_user(http->basic_auth_file, login, complaint);
+		err = load_user(http->basic_auth_file, login, error);
 	return err;
 }
 
-/* The files may have been renewed since. */
-static bool http_refused(struct remote *remote, const struct answer *answer)
+/* The files may have been replaced since. */
+static bool http_refused(struct remote *remote, const struct response *response)
 {
-	return remote->reload_ms && (answer->status == 401 || answer->status == 403);
+	return remote->reload_ms && (response->status == 401 || response->status == 403);
 }
 
 static void http_prepare(const struct remote *remote, const struct login *login, CURL *easy)
@@ -127,32 +131,37 @@ static const struct remote_ops http_remote_ops = {
 	.prepare = http_prepare,
 };
 
-static int http_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+static int http_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct http_mirror *http = mirror->private;
-	int err = remote_parse(&http->remote, &http_remote_ops, keys, complaint);
+	int err = remote_parse(&http->remote, &http_remote_ops, keys, error);
 
 	if (!err)
-		err = keys_take_string(keys, "url", true, &http->url, complaint);
+		err = remote_take_path(keys, "url_file", &http->url_file, error);
 	if (!err)
-		err = url_check(http->url, "url", complaint);
+		err = keys_take_string(keys, "url", !http->url_file, &http->url, error);
+	if (!err && http->url)
+		err = url_check(http->url, "url", error);
 	if (!err)
-		err = remote_take_path(keys, "headers_file", &http->headers_file, complaint);
+		err = remote_take_path(keys, "headers_file", &http->headers_file, error);
 	if (!err)
-		err = remote_take_path(keys, "bearer_token_file", &http->bearer_token_file,
-				       complaint);
+		err = remote_take_path(keys, "bearer_token_file", &http->bearer_token_file, error);
 	if (!err)
-		err = remote_take_path(keys, "basic_auth_file", &http->basic_auth_file, complaint);
+		err = remote_take_path(keys, "basic_auth_file", &http->basic_auth_file, error);
 	if (err)
 		return err;
 	if (http->bearer_token_file && http->basic_auth_file)
-		return complain(complaint, -EINVAL,
-				"\"bearer_token_file\" and \"basic_auth_file\" exclude each other");
+		return error_set(
+			error, -EINVAL,
+			"\"bearer_token_file\" and \"basic_auth_file\" exclude each other");
+	if (http->url && http->url_file)
+		return error_set(error, -EINVAL, "\"url\" and \"url_file\" exclude each other");
 	if (http->headers_file || http->bearer_token_file || http->basic_auth_file ||
-	    strchr(http->url, '?'))
+	    http->url_file || (http->url && strchr(http->url, '?')))
 		secret_guard_process();
-	if (!http->headers_file && !http->bearer_token_file && !http->basic_auth_file &&
-	    !http->remote.ca_file && !http->remote.client_cert && !url_is_https(http->url))
+	if (http->url && !http->headers_file && !http->bearer_token_file &&
+	    !http->basic_auth_file && !http->remote.ca_file && !http->remote.client_cert &&
+	    !url_is_https(http->url))
 		http->remote.reload_ms = 0;
 	return 0;
 }
@@ -162,8 +171,9 @@ static void http_close(struct mirror *mirror)
 	struct http_mirror *http = mirror->private;
 
 	remote_close(&http->remote);
-	/* It may have a signature in its query. */
+	/* Its query may contain a signature. */
 	secret_free(http->url);
+	free(http->url_file);
 	free(http->headers_file);
 	free(http->bearer_token_file);
 	free(http->basic_auth_file);
@@ -178,7 +188,7 @@ static char *http_url(const struct mirror *mirror)
 {
 	const struct http_mirror *http = mirror->private;
 
-	return strdup(http->url);
+	return strdup(http->url ?: "");
 }
 
 static const struct object_ops http_object_ops = {
@@ -188,9 +198,9 @@ static const struct object_ops http_object_ops = {
 };
 
 static int http_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		      struct complaint *complaint)
+		      struct error *error)
 {
-	return object_probe(&http_object_ops, mirror, timeout_ms, probe, complaint);
+	return object_probe(&http_object_ops, mirror, timeout_ms, probe, error);
 }
 
 static void http_fetch(struct fetch *fetch)
@@ -202,7 +212,11 @@ static const char *http_host(const struct mirror *mirror, char *text, size_t byt
 {
 	const struct http_mirror *http = mirror->private;
 
-	return url_host(http->url, text, bytes);
+	if (http->url)
+		return url_host(http->url, text, bytes);
+	/* The host is known only after the file was read, and may change with it. */
+	snprintf(text, bytes, "%s", http->url_file);
+	return text;
 }
 
 static const struct mirror_ops http_ops = {

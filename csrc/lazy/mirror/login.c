@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Waiting for a login. However many requests want one, it is made once: files on a hand, then
- * perhaps a request to a token server, on the loop.
+ * Waits for a login. However many requests need one, it is made once: files are read on a worker,
+ * then perhaps a token server is asked on the loop.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -12,20 +12,23 @@
 #include "lazy/fetcher.h"
 #include "lazy/mirror/exchange.h"
 
-enum { CHECK_MS = 50 /* how late a deadline may be noticed while a login is being made */ };
+enum { CHECK_MS = 50 /* how late a deadline may be noticed meanwhile */ };
 
-/* Between its steps, and after its requests have gone, it is in remote->load or its job is on a hand. */
+/*
+ * A login that is being made. Between its steps, and after its requests have gone, it is in
+ * remote->load, or its job is on a worker.
+ */
 struct login_load {
-	struct hand_job job;
+	struct pool_job job;
 	struct exchange ask;
 	struct remote *remote;
 	struct exchange *waiting;
 	struct login *login;
 	struct fetcher *fetcher;
 	uv_timer_t *timer;
-	struct complaint complaint;
+	struct error error;
 	int err;
-	bool on_hand, asking;
+	bool on_worker, asking;
 };
 
 static void free_timer(uv_handle_t *timer)
@@ -54,7 +57,10 @@ static struct exchange *take_first(struct login_load *load)
 	return first;
 }
 
-/* What was good before may still be so: whoever it is for will tell. Returns whether there is one. */
+/*
+ * Keeps the last credentials, which may still be good; the server will tell. Returns whether there
+ * are any.
+ */
 static bool keep_last(struct login_load *load)
 {
 	struct login *last = login_keep(load->remote);
@@ -62,15 +68,15 @@ static bool keep_last(struct login_load *load)
 	if (!last)
 		return false;
 	event_log(load->fetcher, &(struct event){ .name = "login_kept" },
-		  "the credentials of before are used, there are no new ones: %s",
-		  load->complaint.text);
+		  "the previous credentials are used, because there are no new ones: %s",
+		  load->error.text);
 	if (load->login)
 		login_put(load->remote, load->login);
 	load->login = last;
 	return true;
 }
 
-/* Nobody else knows `load` any more: what its waiters do next may start another one. */
+/* Nothing refers to `load` any more: its waiters may start another one now. */
 static void finish(struct login_load *load, int err, enum fetch_failure failure)
 {
 	struct remote *remote = load->remote;
@@ -84,7 +90,7 @@ static void finish(struct login_load *load, int err, enum fetch_failure failure)
 		err = 0;
 	while ((exchange = take_first(load))) {
 		if (err) {
-			exchange_login_failed(exchange, err, failure, &load->complaint);
+			exchange_login_failed(exchange, err, failure, &load->error);
 			continue;
 		}
 		pthread_mutex_lock(&remote->lock);
@@ -104,27 +110,27 @@ static void on_asked(struct exchange *ask)
 
 	load->asking = false;
 	if (err)
-		load->complaint = ask->complaint;
+		load->error = ask->error;
 	else
 		err = load->remote->ops->answered(load->remote, load->login, ask->text,
-						  &load->complaint);
+						  &load->error);
 	exchange_clear(ask);
 	finish(load, err, ask->result ? ask->failure : FETCH_WRONG);
 }
 
-static void on_read(struct hand_job *job)
+static void on_read(struct pool_job *job)
 {
 	struct login_load *load = container_of(job, struct login_load, job);
 	const struct remote_ops *ops = load->remote->ops;
 	int err = load->err;
 
-	load->on_hand = false;
+	load->on_worker = false;
 	if (!err && load->waiting && ops->ask) {
 		load->ask.remote = load->remote;
 		load->ask.fetcher = load->fetcher;
 		load->ask.deadline_ns = load->waiting->deadline_ns;
 		load->ask.done = on_asked;
-		err = ops->ask(load->remote, load->login, &load->ask, &load->complaint);
+		err = ops->ask(load->remote, load->login, &load->ask, &load->error);
 		if (err > 0) {
 			load->asking = true;
 			exchange_start(&load->ask);
@@ -134,17 +140,20 @@ static void on_read(struct hand_job *job)
 	finish(load, err, load->err ? FETCH_NO_LOGIN : FETCH_DENIED);
 }
 
-static void read_files(struct hand_job *job)
+static void read_files(struct pool_job *job)
 {
 	struct login_load *load = container_of(job, struct login_load, job);
 
-	load->err = login_read(load->remote, &load->login, &load->complaint);
+	load->err = login_read(load->remote, &load->login, &load->error);
 }
 
-/* Those whose time is over go; for who is left, and who comes, the login is made all the same. */
+/*
+ * Fails waiters whose deadline has passed. The login is made anyway, for others and for later
+ * requests.
+ */
 static void check_deadlines(uv_timer_t *timer)
 {
-	const struct complaint late = { .text = "its credentials could not be had in time" };
+	const struct error late = { .text = "its credentials could not be had in time" };
 	struct login_load *load = timer->data;
 	uint64_t now_ns = clock_now_ns();
 	struct exchange *over = NULL, **link = &load->waiting;
@@ -160,10 +169,10 @@ static void check_deadlines(uv_timer_t *timer)
 		exchange->next_waiting = over;
 		over = exchange;
 	}
-	/* A request must not outlive all who want its answer: the loop may end. */
+	/* Cancel a request that nobody waits for: the loop may be ending. */
 	if (!load->waiting && load->asking)
 		exchange_cancel(&load->ask);
-	/* NB: `load` may be gone from here on. */
+	/* NB: `load` may be freed from here on. */
 	while (over) {
 		struct exchange *exchange = over;
 
@@ -191,15 +200,15 @@ static int start_load(struct remote *remote, struct fetcher *fetcher)
 	load->fetcher = fetcher;
 	load->job.work = read_files;
 	load->job.done = on_read;
-	load->on_hand = true;
+	load->on_worker = true;
 	remote->load = load;
-	fetcher_hand(fetcher, &load->job);
+	fetcher_mirror_submit(fetcher, &load->job);
 	return 0;
 }
 
 void login_wait(struct exchange *exchange)
 {
-	const struct complaint no_memory = { .text = "no memory for its credentials" };
+	const struct error no_memory = { .text = "no memory for its credentials" };
 	struct remote *remote = exchange->remote;
 	struct exchange **last;
 
@@ -226,7 +235,7 @@ void login_wait_no_more(struct exchange *exchange)
 	}
 	exchange->next_waiting = NULL;
 	exchange->waiting = false;
-	/* A request must not outlive all who want its answer: the loop may end. */
+	/* Cancel a request that nobody waits for: the loop may be ending. */
 	if (!load->waiting && load->asking)
 		exchange_cancel(&load->ask);
 }

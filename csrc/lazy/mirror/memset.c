@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Every byte is the same: `"byte": 0..255`. Computed. */
+/* A computed source whose bytes are all the same: `"byte": 0..255`. */
 #include <errno.h>
 #include <string.h>
 
@@ -10,17 +10,17 @@ struct memset_mirror {
 	uint8_t byte;
 };
 
-static int memset_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+static int memset_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct memset_mirror *memset_mirror = mirror->private;
 	uint64_t byte = 0;
-	int err = keys_take_u64(keys, "byte", true, &byte, complaint);
+	int err = keys_take_u64(keys, "byte", true, &byte, error);
 
 	if (err)
 		return err;
 	if (byte > 255)
-		return complain(complaint, -EINVAL, "\"byte\" is %llu, it must be 0 to 255",
-				(unsigned long long)byte);
+		return error_set(error, -EINVAL, "\"byte\" is %llu, it must be 0 to 255",
+				 (unsigned long long)byte);
 	memset_mirror->byte = (uint8_t)byte;
 	return 0;
 }

@@ -10,17 +10,18 @@
 #include "base/cleanup.h"
 #include "lazy/fetcher.h"
 #include "lazy/mirror/exchange.h"
+#include "lazy/mirror/hint.h"
 
-/* W/"..." promises the same meaning only, not the same bytes (RFC 9110, 8.8.1). */
-char *object_identity(const struct answer *answer)
+/* W/"..." promises equivalent content, not identical bytes (RFC 9110, 8.8.1). */
+char *object_identity(const struct response *response)
 {
 	char *text = NULL;
 	int length = 0;
 
-	if (answer->etag[0] == '"')
-		length = asprintf(&text, "etag %s", answer->etag);
-	else if (answer->last_modified[0])
-		length = asprintf(&text, "modified %s", answer->last_modified);
+	if (response->etag[0] == '"')
+		length = asprintf(&text, "etag %s", response->etag);
+	else if (response->last_modified[0])
+		length = asprintf(&text, "modified %s", response->last_modified);
 	return length < 0 ? NULL : text;
 }
 
@@ -33,7 +34,7 @@ struct object_fetch {
 	struct exchange exchange;
 	const struct object_ops *ops;
 	struct fetch *fetch;
-	char *pinned; /* what was sent as If-Range is of it */
+	char *pinned; /* the identity that was sent as If-Range */
 };
 
 static void report(const struct exchange *exchange, struct fetch *fetch)
@@ -41,33 +42,33 @@ static void report(const struct exchange *exchange, struct fetch *fetch)
 	fetch->result = exchange->result;
 	fetch->failure = exchange->failure;
 	fetch->retry_after_ms = exchange->retry_after_ms;
-	fetch->complaint = exchange->complaint;
+	fetch->error = exchange->error;
 	fetch->cut = exchange->cut;
 }
 
 /*
- * A range need not repeat the date that If-Range has said (RFC 9110, 15.3.7); it would have to repeat a
+ * A range need not repeat the date of If-Range (RFC 9110, 15.3.7), but would have to repeat a
  * strong ETag.
  */
 static bool is_confirmed(const struct object_fetch *object)
 {
 	const struct exchange *exchange = &object->exchange;
-	const struct answer *answer = &exchange->answer;
+	const struct response *response = &exchange->response;
 
 	return object->pinned && is_date(object->pinned) && !exchange->result &&
-	       answer->range_total == exchange->wish.size && answer->etag[0] != '"' &&
-	       !answer->last_modified[0];
+	       response->range_total == exchange->wanted.size && response->etag[0] != '"' &&
+	       !response->last_modified[0];
 }
 
 /*
- * With If-Range, the answer to "it is another one" is all of that (200). One that names no object at all
- * may be of somebody on the way.
+ * When If-Range does not match, the response is the whole object (200). One without any identity
+ * may come from a proxy.
  */
 static bool is_another(const struct object_fetch *object, const char *pinned, const char *identity)
 {
 	const struct exchange *exchange = &object->exchange;
 
-	if (exchange->result && (exchange->answer.status != 200 || !identity))
+	if (exchange->result && (exchange->response.status != 200 || !identity))
 		return false;
 	if (is_confirmed(object))
 		return false;
@@ -76,23 +77,23 @@ static bool is_another(const struct object_fetch *object, const char *pinned, co
 
 static void say_changed(struct fetch *fetch, const char *pinned, const char *identity)
 {
-	fetch->complaint = (struct complaint){};
+	fetch->error = (struct error){};
 	fetch->failure = FETCH_CHANGED;
-	fetch->result = complain(&fetch->complaint, -ESTALE,
-				 "the object is another one now: '%s', and was '%s'",
-				 identity ? identity : "(nothing to know it by)", pinned);
+	fetch->result = error_set(&fetch->error, -ESTALE,
+				  "the object has changed: it is '%s', and was '%s'",
+				  identity ? identity : "(without identity)", pinned);
 }
 
 static void on_done(struct exchange *exchange)
 {
 	struct object_fetch *object = container_of(exchange, struct object_fetch, exchange);
 	struct fetch *fetch = object->fetch;
-	/* NB: it may have been pinned since the request was made. */
+	/* NB: it may have been pinned after the request was made. */
 	const char *pinned = fetch->mirror->identity;
 	char *identity = NULL;
 
 	if (object->ops->identity)
-		identity = object->ops->identity(&exchange->answer);
+		identity = object->ops->identity(&exchange->response);
 	report(exchange, fetch);
 	if (is_another(object, pinned, identity)) {
 		say_changed(fetch, pinned, identity);
@@ -130,7 +131,7 @@ void object_fetch(const struct object_ops *ops, struct fetch *fetch)
 	}
 	object->exchange.remote = mirror->private;
 	object->exchange.fetcher = fetch->fetcher;
-	object->exchange.wish = (struct answer_wish){
+	object->exchange.wanted = (struct wanted_range){
 		.offset = fetch->offset,
 		.length = fetch->length,
 		.size = mirror->source->size,
@@ -151,33 +152,53 @@ void object_cancel(struct fetch *fetch)
 		exchange_cancel(&object->exchange);
 }
 
-/* A range of one byte, not HEAD: signed URLs are for GET, and only that shows that ranges work. */
+void object_add_hint(const struct exchange *exchange, const char *kind, struct error *error)
+{
+	struct failed_request failed = {
+		.kind = kind,
+		.code = exchange->code,
+		.verify = exchange->verify,
+		.status = exchange->response.status,
+		.empty = response_is_empty(&exchange->response),
+	};
+	const char *hint = hint_for_request(&failed);
+
+	if (exchange->error.hint[0])
+		error_set_hint(error, "%s", exchange->error.hint);
+	else if (hint)
+		error_set_hint(error, "%s", hint);
+}
+
+/*
+ * Asks for a range of one byte instead of HEAD: signed URLs are for GET, and only that shows that
+ * ranges work.
+ */
 int object_probe(const struct object_ops *ops, struct mirror *mirror, uint32_t timeout_ms,
-		 struct mirror_probe *probe, struct complaint *complaint)
+		 struct mirror_probe *probe, struct error *error)
 {
 	uint8_t byte;
 	struct exchange exchange = {
 		.remote = mirror->private,
 		.url = ops->url(mirror),
-		.wish = { .length = 1, .size = ANSWER_UNKNOWN },
+		.wanted = { .length = 1, .size = RESPONSE_UNKNOWN },
 		.data = &byte,
 		.deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000,
 	};
 	int err;
 
 	if (!exchange.url)
-		return complain(complaint, -ENOMEM, "no memory for a request");
+		return error_set(error, -ENOMEM, "no memory for a request");
 	exchange_start(&exchange);
 	err = exchange.result;
 	if (err) {
-		complaint_text(complaint, "%s", exchange.complaint.text);
-		if (exchange.complaint.hint[0])
-			complaint_hint(complaint, "%s", exchange.complaint.hint);
-	} else if (exchange.answer.range_total == ANSWER_UNKNOWN) {
-		err = complain(complaint, -EPROTO, "the server does not say the object's size");
+		error_set_text(error, "%s", exchange.error.text);
+		object_add_hint(&exchange, mirror->ops->name, error);
+	} else if (exchange.response.range_total == RESPONSE_UNKNOWN) {
+		error_set_hint(error, "give its \"size\"");
+		err = error_set(error, -EPROTO, "the server does not say the object's size");
 	} else {
-		probe->size = exchange.answer.range_total;
-		probe->identity = ops->identity ? ops->identity(&exchange.answer) : NULL;
+		probe->size = exchange.response.range_total;
+		probe->identity = ops->identity ? ops->identity(&exchange.response) : NULL;
 	}
 	exchange_clear(&exchange);
 	return err;

@@ -1,25 +1,35 @@
 /* SPDX-License-Identifier: MIT */
-/* Fetch and probe of a mirror that is one object behind a URL, and has a struct remote. */
+/*
+ * Fetches and probes a mirror that is one object behind a URL, and whose data begin with a struct
+ * remote.
+ */
 #ifndef LAZY_MIRROR_OBJECT_H
 #define LAZY_MIRROR_OBJECT_H
 
-#include "lazy/mirror/answer.h"
+#include "lazy/mirror/response.h"
 #include "lazy/source.h"
 
 struct object_ops {
 	char *(*url)(const struct mirror *mirror); /* malloc()ed; NULL: no memory */
-	/* What the object of this answer is known by: malloc()ed, or NULL. NULL: always that. */
-	char *(*identity)(const struct answer *answer);
-	/* For If-Range. */
+	/*
+	 * Returns the identity of the object in this response, malloc()ed, or NULL. The pointer
+	 * itself may be NULL: the object has always the same.
+	 */
+	char *(*identity)(const struct response *response);
+	/* What to send as If-Range. */
 	const char *(*validator)(const char *identity);
 };
 
-/* By its strong ETag, else by Last-Modified: malloc()ed, or NULL. */
-char *object_identity(const struct answer *answer);
+/* Returns the strong ETag, else Last-Modified: malloc()ed, or NULL. */
+char *object_identity(const struct response *response);
 
 int object_probe(const struct object_ops *ops, struct mirror *mirror, uint32_t timeout_ms,
-		 struct mirror_probe *probe, struct complaint *complaint);
+		 struct mirror_probe *probe, struct error *error);
 void object_fetch(const struct object_ops *ops, struct fetch *fetch);
 void object_cancel(struct fetch *fetch);
+
+struct exchange;
+/* Adds a hint to the error of a failed exchange; `kind` is for hint.h. */
+void object_add_hint(const struct exchange *exchange, const char *kind, struct error *error);
 
 #endif

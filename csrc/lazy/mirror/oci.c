@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A blob of a container registry: `"registry"` (a host, and perhaps a port), `"repository"`, `"digest"`
- * ("sha256:..."), `"docker_config"` (a config.json; else Docker's own), `"insecure"` (http, on
- * loopback only). Certificates and proxy are of remote.h.
+ * A blob of a container registry: `"registry"` (a host, and perhaps a port), `"repository"`,
+ * `"digest"` ("sha256:..."), `"docker_config"` (a config.json; else Docker's own), `"insecure"`
+ * (http, on loopback only). remote.h has certificates and proxy.
  *
- * The protocol: OCI distribution specification 1.1; its tokens: the "token authentication" of the
- * CNCF's distribution project.
+ * The protocol is OCI distribution specification 1.1; its tokens are the "token authentication" of
+ * the CNCF's distribution project.
  *
- * NB: the digest is the whole blob's. It names the blob, so there is no identity to pin; but it cannot
- * tell whether a part of it is right, which takes digests per unit.
+ * NB: the digest is that of the whole blob. It names the blob, so there is no identity to pin; but
+ * it cannot verify a part of it, which takes digests per unit.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "lazy/keys.h"
 #include "lazy/mirror/challenge.h"
 #include "lazy/mirror/docker.h"
@@ -23,9 +24,9 @@
 #include "lazy/mirror/object.h"
 
 enum {
-	/* Helpers take their time, so not too often. */
+	/* Helpers take long, so do not run them often. */
 	OCI_RELOAD_MS = 300000,
-	/* RFC 6749 has no default; this is what the token protocol says. */
+	/* RFC 6749 has no default; this one is the token protocol's. */
 	TOKEN_DEFAULT_S = 60,
 	TOKEN_MARGIN_S = 30,
 	TOKEN_MAX_S = 86400,
@@ -39,27 +40,33 @@ struct oci_mirror {
 	char *registry, *repository, *digest, *docker_config;
 	bool insecure;
 
-	/* Under remote.lock: what the registry wants. */
+	/* What the registry asks for; under remote.lock. */
 	char *challenge; /* parameters of Bearer */
 	bool basic;
 };
 
-static char *registry_url(const struct oci_mirror *oci)
+/* `what` is "blobs", or "manifests", which have tags as well as digests. */
+static char *url_of(const struct oci_mirror *oci, const char *what, const char *name)
 {
 	const char *host = strcmp(oci->registry, hub) ? oci->registry : hub_host;
 	char *url = NULL;
 
-	if (asprintf(&url, "http%s://%s/v2/%s/blobs/%s", oci->insecure ? "" : "s", host,
-		     oci->repository, oci->digest) < 0)
+	if (asprintf(&url, "http%s://%s/v2/%s/%s/%s", oci->insecure ? "" : "s", host,
+		     oci->repository, what, name) < 0)
 		return NULL;
 	return url;
 }
 
-static int oci_load(struct remote *remote, struct login *login, struct complaint *complaint)
+static char *registry_url(const struct oci_mirror *oci)
+{
+	return url_of(oci, "blobs", oci->digest);
+}
+
+static int oci_load(struct remote *remote, struct login *login, struct error *error)
 {
 	struct oci_mirror *oci = (struct oci_mirror *)remote;
 	struct docker_login found = {};
-	int err = docker_login_find(oci->docker_config, oci->registry, &found, complaint);
+	int err = docker_login_find(oci->docker_config, oci->registry, &found, error);
 
 	if (err)
 		return err;
@@ -85,23 +92,23 @@ static char *take_challenge(struct oci_mirror *oci)
 	return challenge;
 }
 
-static int check_realm(const struct oci_mirror *oci, const char *realm, struct complaint *complaint)
+static int check_realm(const struct oci_mirror *oci, const char *realm, struct error *error)
 {
 	char text[REMOTE_TEXT_BYTES];
-	struct complaint unused = {};
+	struct error unused = {};
 
 	if (url_check(realm, "realm", &unused))
-		return complain(complaint, -EPROTO, "%s names no URL to get a token from",
-				oci->registry);
-	/* The password goes there. */
+		return error_set(error, -EPROTO, "%s names no URL to get a token from",
+				 oci->registry);
+	/* The password is sent there. */
 	if (!url_is_https(realm) && !(oci->insecure && url_is_loopback(realm)))
-		return complain(complaint, -EPROTO, "%s wants its token got without TLS, from %s",
-				oci->registry, url_text(realm, text));
+		return error_set(error, -EPROTO, "%s wants its token got without TLS, from %s",
+				 oci->registry, url_text(realm, text));
 	return 0;
 }
 
 static int oci_ask(struct remote *remote, struct login *login, struct exchange *exchange,
-		   struct complaint *complaint)
+		   struct error *error)
 {
 	struct oci_mirror *oci = (struct oci_mirror *)remote;
 	struct challenge challenge = {};
@@ -112,17 +119,17 @@ static int oci_ask(struct remote *remote, struct login *login, struct exchange *
 		return 0;
 	text = take_challenge(oci);
 	if (!text)
-		return 0; /* It has not asked for one. */
+		return 0; /* the registry has not asked for a token */
 	err = challenge_parse(text, &challenge);
 	free(text);
 	if (err)
-		return complain(complaint, -EPROTO,
-				"%s asks for a token in a way that makes no sense", oci->registry);
-	err = check_realm(oci, challenge.realm, complaint);
+		return error_set(error, -EPROTO, "%s asks for a token in a way that is not valid",
+				 oci->registry);
+	err = check_realm(oci, challenge.realm, error);
 	if (!err &&
 	    challenge_request(&challenge, oci->repository, login->user ? NULL : login->password,
 			      &exchange->url, &exchange->form))
-		err = complain(complaint, -ENOMEM, "no memory for a request");
+		err = error_set(error, -ENOMEM, "no memory for a request");
 	challenge_clear(&challenge);
 	if (err)
 		return err;
@@ -135,47 +142,47 @@ static int oci_ask(struct remote *remote, struct login *login, struct exchange *
 }
 
 static int oci_answered(struct remote *remote, struct login *login, const char *text,
-			struct complaint *complaint)
+			struct error *error)
 {
 	const struct oci_mirror *oci = (const struct oci_mirror *)remote;
-	json_t *answer = text ? json_loads(text, 0, NULL) : NULL;
-	const char *token = json_string_value(json_object_get(answer, "token"));
-	json_int_t life_s = json_integer_value(json_object_get(answer, "expires_in"));
+	json_t *response = text ? json_text_parse(text, strlen(text), 0, NULL) : NULL;
+	const char *token = json_string_value(json_object_get(response, "token"));
+	json_int_t life_s = json_integer_value(json_object_get(response, "expires_in"));
 	int err;
 
 	if (!token)
-		token = json_string_value(json_object_get(answer, "access_token"));
+		token = json_string_value(json_object_get(response, "access_token"));
 	if (!token || !*token || strpbrk(token, "\r\n")) {
-		json_decref(answer);
-		return complain(complaint, -EPROTO,
-				"the token server of %s answers without a token", oci->registry);
+		json_decref(response);
+		return error_set(error, -EPROTO, "the token server of %s answers without a token",
+				 oci->registry);
 	}
 	if (life_s <= 0)
 		life_s = TOKEN_DEFAULT_S;
 	if (life_s > TOKEN_MAX_S)
 		life_s = TOKEN_MAX_S;
-	/* Early enough for what is on its way, and not at once again. */
+	/* Renew it before it expires on its way, but not at once again. */
 	life_s -= life_s > 4 * TOKEN_MARGIN_S ? TOKEN_MARGIN_S : life_s / 4;
 	login->until_ns = clock_now_ns() + (uint64_t)life_s * 1000000000;
 	login->send_user = false;
 	err = login_add_header(login, "Authorization: Bearer %s", token);
-	json_decref(answer);
-	return err ? complain(complaint, err, "no memory for a token") : 0;
+	json_decref(response);
+	return err ? error_set(error, err, "no memory for a token") : 0;
 }
 
-static bool oci_refused(struct remote *remote, const struct answer *answer)
+static bool oci_refused(struct remote *remote, const struct response *response)
 {
 	struct oci_mirror *oci = (struct oci_mirror *)remote;
 	bool known;
 
-	if (answer->status != 401)
+	if (response->status != 401)
 		return false;
 	pthread_mutex_lock(&remote->lock);
-	if (answer->bearer[0]) {
+	if (response->bearer[0]) {
 		free(oci->challenge);
-		oci->challenge = strdup(answer->bearer);
+		oci->challenge = strdup(response->bearer);
 	}
-	oci->basic = answer->basic && !answer->bearer[0];
+	oci->basic = response->basic && !response->bearer[0];
 	known = oci->challenge || oci->basic;
 	pthread_mutex_unlock(&remote->lock);
 	return known;
@@ -209,67 +216,82 @@ static bool consists_of(const char *text, const char *others)
 	return true;
 }
 
-static int check_names(const struct oci_mirror *oci, struct complaint *complaint)
+static bool is_digest(const char *text)
 {
-	size_t length = strlen(oci->repository);
-	const char *colon = strchr(oci->digest, ':');
+	const char *colon = strchr(text, ':');
 	size_t digits = colon ? strlen(colon + 1) : 0;
 
+	return ((!strncmp(text, "sha256:", 7) && digits == 64) ||
+		(!strncmp(text, "sha512:", 7) && digits == 128)) &&
+	       strspn(colon + 1, "0123456789abcdef") == digits;
+}
+
+static bool is_tag(const char *text)
+{
+	size_t length = strlen(text);
+
+	return length && length <= 128 && *text != '.' && *text != '-' &&
+	       strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") ==
+		       length;
+}
+
+static int check_names(const struct oci_mirror *oci, struct error *error)
+{
+	size_t length = strlen(oci->repository);
+
 	if (!consists_of(oci->registry, "ABCDEFGHIJKLMNOPQRSTUVWXYZ.-:[]"))
-		return complain(complaint, -EINVAL, "\"registry\" is '%s', no host[:port]",
-				oci->registry);
+		return error_set(error, -EINVAL, "\"registry\" is '%s', no host[:port]",
+				 oci->registry);
 	if (!consists_of(oci->repository, "._-/") || oci->repository[0] == '/' ||
 	    oci->repository[length - 1] == '/' || strstr(oci->repository, "//") ||
 	    strstr(oci->repository, ".."))
-		return complain(complaint, -EINVAL, "\"repository\" is '%s', no name of one",
-				oci->repository);
-	if (!((!strncmp(oci->digest, "sha256:", 7) && digits == 64) ||
-	      (!strncmp(oci->digest, "sha512:", 7) && digits == 128)) ||
-	    strspn(colon + 1, "0123456789abcdef") != digits)
-		return complain(complaint, -EINVAL,
-				"\"digest\" is '%s', not \"sha256:\" and 64 hexadecimal digits",
-				oci->digest);
+		return error_set(error, -EINVAL, "\"repository\" is '%s', which is no valid name",
+				 oci->repository);
+	if (!is_digest(oci->digest))
+		return error_set(error, -EINVAL,
+				 "\"digest\" is '%s', not \"sha256:\" and 64 hexadecimal digits",
+				 oci->digest);
 	return 0;
 }
 
-static int check_url(const struct oci_mirror *oci, struct complaint *complaint)
+static int check_url(const struct oci_mirror *oci, struct error *error)
 {
 	char *url = registry_url(oci);
 	int err;
 
 	if (!url)
-		return complain(complaint, -ENOMEM, "no memory for a URL");
-	err = url_check(url, "registry", complaint);
+		return error_set(error, -ENOMEM, "no memory for a URL");
+	err = url_check(url, "registry", error);
 	if (!err && oci->insecure && !url_is_loopback(url)) {
-		complaint_text(complaint, "\"insecure\" is for registries on loopback, not for %s",
+		error_set_text(error, "\"insecure\" is for registries on loopback, not for %s",
 			       oci->registry);
-		complaint_hint(complaint, "\"ca_file\" names a certificate of your own to trust");
+		error_set_hint(error, "\"ca_file\" names a certificate of your own to trust");
 		err = -EINVAL;
 	}
 	free(url);
 	return err;
 }
 
-static int oci_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+static int oci_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct oci_mirror *oci = mirror->private;
-	int err = remote_parse(&oci->remote, &oci_remote_ops, keys, complaint);
+	int err = remote_parse(&oci->remote, &oci_remote_ops, keys, error);
 
 	oci->remote.reload_ms = OCI_RELOAD_MS;
 	if (!err)
-		err = keys_take_string(keys, "registry", true, &oci->registry, complaint);
+		err = keys_take_string(keys, "registry", true, &oci->registry, error);
 	if (!err)
-		err = keys_take_string(keys, "repository", true, &oci->repository, complaint);
+		err = keys_take_string(keys, "repository", true, &oci->repository, error);
 	if (!err)
-		err = keys_take_string(keys, "digest", true, &oci->digest, complaint);
+		err = keys_take_string(keys, "digest", true, &oci->digest, error);
 	if (!err)
-		err = remote_take_path(keys, "docker_config", &oci->docker_config, complaint);
+		err = remote_take_path(keys, "docker_config", &oci->docker_config, error);
 	if (!err)
-		err = keys_take_bool(keys, "insecure", &oci->insecure, complaint);
+		err = keys_take_bool(keys, "insecure", &oci->insecure, error);
 	if (!err)
-		err = check_names(oci, complaint);
+		err = check_names(oci, error);
 	if (!err)
-		err = check_url(oci, complaint);
+		err = check_url(oci, error);
 	if (!err)
 		secret_guard_process();
 	return err;
@@ -295,9 +317,43 @@ static char *oci_url(const struct mirror *mirror)
 static const struct object_ops oci_object_ops = { .url = oci_url };
 
 static int oci_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		     struct complaint *complaint)
+		     struct error *error)
 {
-	return object_probe(&oci_object_ops, mirror, timeout_ms, probe, complaint);
+	return object_probe(&oci_object_ops, mirror, timeout_ms, probe, error);
+}
+
+/*
+ * Looks up the manifest of a tag or digest: what an image consists of, or the images for each
+ * platform.
+ */
+static int oci_look_up(struct mirror *mirror, const char *name, uint32_t timeout_ms, char **text,
+		       struct error *error)
+{
+	struct oci_mirror *oci = mirror->private;
+	struct exchange exchange = {
+		.remote = &oci->remote,
+		.accept = "application/vnd.oci.image.index.v1+json, "
+			  "application/vnd.oci.image.manifest.v1+json, "
+			  "application/vnd.docker.distribution.manifest.list.v2+json, "
+			  "application/vnd.docker.distribution.manifest.v2+json",
+		.deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000,
+	};
+
+	if (!is_tag(name) && !is_digest(name))
+		return error_set(error, -EINVAL, "'%s' is neither a tag nor a digest", name);
+	exchange.url = url_of(oci, "manifests", name);
+	if (!exchange.url)
+		return error_set(error, -ENOMEM, "no memory for a request");
+	exchange_start(&exchange);
+	if (exchange.result) {
+		error_set_text(error, "%s", exchange.error.text);
+		object_add_hint(&exchange, "oci manifest", error);
+	} else {
+		*text = exchange.text;
+		exchange.text = NULL;
+	}
+	exchange_clear(&exchange);
+	return exchange.result;
 }
 
 static void oci_fetch(struct fetch *fetch)
@@ -320,6 +376,7 @@ static const struct mirror_ops oci_ops = {
 	.parse = oci_parse,
 	.close = oci_close,
 	.probe = oci_probe,
+	.look_up = oci_look_up,
 	.fetch = oci_fetch,
 	.cancel = object_cancel,
 	.host = oci_host,

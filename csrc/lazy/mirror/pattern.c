@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Each aligned 8 bytes of the source hold their own offset in it plus `"base"`, little-endian.
- * Computed.
+ * A computed source in which each aligned 8 bytes hold their own offset plus `"base"`,
+ * little-endian.
  */
 #include <endian.h>
 #include <string.h>
@@ -13,14 +13,14 @@ struct pattern_mirror {
 	int64_t base;
 };
 
-static int pattern_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+static int pattern_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct pattern_mirror *pattern = mirror->private;
 
-	return keys_take_i64(keys, "base", false, &pattern->base, complaint);
+	return keys_take_i64(keys, "base", false, &pattern->base, error);
 }
 
-/* Reads begin on a block, and end with one or with the source, which may be in mid-word. */
+/* Reads begin on a block, and end with one or with the source, whose size may be odd. */
 static void pattern_compute(const struct mirror *mirror, uint64_t offset, uint32_t length,
 			    uint8_t *data)
 {

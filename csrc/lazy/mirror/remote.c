@@ -14,24 +14,24 @@
 
 enum {
 	RELOAD_MS = 5000,
-	/* Where there is nothing of its own to read again, but what all trust (trust.h). */
+	/* The same for a mirror without files of its own: only the system's certificates (trust.h). */
 	SHARED_RELOAD_MS = 300000,
 };
 
-int remote_take_path(json_t *keys, const char *key, char **path, struct complaint *complaint)
+int remote_take_path(json_t *keys, const char *key, char **path, struct error *error)
 {
-	int err = keys_take_string(keys, key, false, path, complaint);
+	int err = keys_take_string(keys, key, false, path, error);
 
 	if (!err && *path && **path != '/') {
-		err = complain(complaint, -EINVAL, "\"%s\" is '%s', no absolute path", key, *path);
-		complaint_hint(complaint, "the server that reads it has a directory of its own");
+		err = error_set(error, -EINVAL, "\"%s\" is '%s', no absolute path", key, *path);
+		error_set_hint(error, "the server that reads it has another working directory");
 	}
 	return err;
 }
 
-static int take_proxy(struct remote *remote, json_t *keys, struct complaint *complaint)
+static int take_proxy(struct remote *remote, json_t *keys, struct error *error)
 {
-	int err = keys_take_string(keys, "proxy", false, &remote->proxy, complaint);
+	int err = keys_take_string(keys, "proxy", false, &remote->proxy, error);
 
 	if (err || !remote->proxy)
 		return err;
@@ -39,28 +39,28 @@ static int take_proxy(struct remote *remote, json_t *keys, struct complaint *com
 		*remote->proxy = 0;
 		return 0;
 	}
-	return url_check(remote->proxy, "proxy", complaint);
+	return url_check(remote->proxy, "proxy", error);
 }
 
 int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *keys,
-		 struct complaint *complaint)
+		 struct error *error)
 {
 	int err;
 
 	pthread_mutex_init(&remote->lock, NULL);
 	remote->ops = ops;
 	remote->reload_ms = RELOAD_MS;
-	err = remote_take_path(keys, "ca_file", &remote->ca_file, complaint);
+	err = remote_take_path(keys, "ca_file", &remote->ca_file, error);
 	if (!err)
-		err = remote_take_path(keys, "client_cert", &remote->client_cert, complaint);
+		err = remote_take_path(keys, "client_cert", &remote->client_cert, error);
 	if (!err)
-		err = remote_take_path(keys, "client_key", &remote->client_key, complaint);
+		err = remote_take_path(keys, "client_key", &remote->client_key, error);
 	if (!err)
-		err = take_proxy(remote, keys, complaint);
+		err = take_proxy(remote, keys, error);
 	if (err)
 		return err;
 	if (remote->client_key && !remote->client_cert)
-		return complain(complaint, -EINVAL, "\"client_key\" without \"client_cert\"");
+		return error_set(error, -EINVAL, "\"client_key\" without \"client_cert\"");
 	if (remote->client_cert)
 		secret_guard_process();
 	return 0;
@@ -84,6 +84,7 @@ static void free_login(struct login *login)
 	free_headers(login->headers);
 	secret_free(login->user);
 	secret_free(login->password);
+	secret_free(login->url);
 	free(login);
 }
 
@@ -162,38 +163,38 @@ void login_publish(struct remote *remote, struct login *login)
 	free_login(last);
 }
 
-static int read_files(struct remote *remote, struct login *login, struct complaint *complaint)
+static int read_files(struct remote *remote, struct login *login, struct error *error)
 {
 	int err = 0;
 
 	if (remote->ca_file)
-		err = secret_read(remote->ca_file, false, &login->ca, complaint);
+		err = secret_read(remote->ca_file, false, &login->ca, error);
 	else
 		login->trusted = trust_get();
-	/* One without a key file has its key in itself. */
+	/* Without a key file, the certificate's file has the key. */
 	if (!err && remote->client_cert)
 		err = secret_read(remote->client_cert, !remote->client_key, &login->certificate,
-				  complaint);
+				  error);
 	if (!err && remote->client_key)
-		err = secret_read(remote->client_key, true, &login->key, complaint);
+		err = secret_read(remote->client_key, true, &login->key, error);
 	return err;
 }
 
-int login_read(struct remote *remote, struct login **login, struct complaint *complaint)
+int login_read(struct remote *remote, struct login **login, struct error *error)
 {
 	struct login *made = calloc(1, sizeof(*made));
 	int err;
 
 	if (!made)
-		return complain(complaint, -ENOMEM, "no memory for a login");
-	/* Reads files as well, so not later, on the fetcher's thread. */
+		return error_set(error, -ENOMEM, "no memory for a login");
+	/* This also reads files, so it must not happen later on the fetcher's thread. */
 	transfer_init();
 	made->references = 1;
 	made->until_ns =
 		clock_now_ns() + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
-	err = read_files(remote, made, complaint);
+	err = read_files(remote, made, error);
 	if (!err && remote->ops->load)
-		err = remote->ops->load(remote, made, complaint);
+		err = remote->ops->load(remote, made, error);
 	if (err)
 		free_login(made);
 	else

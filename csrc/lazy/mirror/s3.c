@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * An object of an S3 store: `"bucket"`, `"key"`, `"region"` (default us-east-1), `"endpoint"` (a URL without
- * a path; else Amazon's of that region), `"path_style"` (ENDPOINT/BUCKET/KEY; the default where
- * there is an endpoint), `"version_id"`, and `"credentials_file"` with `"profile"`, or
- * `"anonymous"`. Certificates and proxy are of remote.h.
+ * An object of an S3 store: `"bucket"`, `"key"`, `"region"` (default us-east-1), `"endpoint"` (a
+ * URL without a path; else Amazon's of that region), `"path_style"` (ENDPOINT/BUCKET/KEY; the
+ * default where there is an endpoint), `"version_id"`, and `"credentials_file"` with `"profile"`,
+ * or `"anonymous"`. remote.h has certificates and proxy.
  *
- * Requests are signed by libcurl (AWS Signature Version 4). The object is known again by its ETag,
- * which is looked at in each answer: that is no condition of the request, since not all stores
- * know If-Range.
+ * libcurl signs the requests (AWS Signature Version 4). The object's identity is its ETag, which is
+ * checked in each response. It is no condition of the request, since not all stores support
+ * If-Range.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -28,10 +28,10 @@ struct s3_mirror {
 	char *bucket, *key, *region, *endpoint, *version_id, *credentials_file, *profile;
 	bool path_style, anonymous;
 	char *url;
-	char *signature; /* what libcurl is told: provider, region, service */
+	char *signature; /* for libcurl: provider, region, service */
 };
 
-static int s3_load(struct remote *remote, struct login *login, struct complaint *complaint)
+static int s3_load(struct remote *remote, struct login *login, struct error *error)
 {
 	const struct s3_mirror *s3 = (const struct s3_mirror *)remote;
 	struct aws_login found = {};
@@ -39,7 +39,7 @@ static int s3_load(struct remote *remote, struct login *login, struct complaint 
 
 	if (s3->anonymous)
 		return 0;
-	err = aws_login_find(s3->credentials_file, s3->profile, &found, complaint);
+	err = aws_login_find(s3->credentials_file, s3->profile, &found, error);
 	if (err)
 		return err;
 	if (found.session_token)
@@ -51,13 +51,13 @@ static int s3_load(struct remote *remote, struct login *login, struct complaint 
 	return err;
 }
 
-/* 400: what Amazon says of a session that is over. */
-static bool s3_refused(struct remote *remote, const struct answer *answer)
+/* Amazon answers 400 when a session has expired. */
+static bool s3_refused(struct remote *remote, const struct response *response)
 {
 	const struct s3_mirror *s3 = (const struct s3_mirror *)remote;
 
 	return !s3->anonymous &&
-	       (answer->status == 400 || answer->status == 401 || answer->status == 403);
+	       (response->status == 400 || response->status == 401 || response->status == 403);
 }
 
 static void s3_prepare(const struct remote *remote, const struct login *login, CURL *easy)
@@ -77,7 +77,7 @@ static const struct remote_ops s3_remote_ops = {
 	.prepare = s3_prepare,
 };
 
-/* All but unreserved characters (RFC 3986, 2.3), as the signature wants it. */
+/* Escapes all but unreserved characters (RFC 3986, 2.3), as the signature requires. */
 static void escape(const char *text, bool slashes, char *escaped)
 {
 	for (; *text; text++) {
@@ -91,29 +91,28 @@ static void escape(const char *text, bool slashes, char *escaped)
 	*escaped = 0;
 }
 
-static int check_names(const struct s3_mirror *s3, struct complaint *complaint)
+static int check_names(const struct s3_mirror *s3, struct error *error)
 {
 	static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789.-";
 	size_t length = strlen(s3->bucket);
 
 	if (strspn(s3->bucket, letters) != length || length < 3 || length > 63 ||
 	    strstr(s3->bucket, "..") || strchr(".-", s3->bucket[0]))
-		return complain(complaint, -EINVAL, "\"bucket\" is '%s', no name of one",
-				s3->bucket);
+		return error_set(error, -EINVAL, "\"bucket\" is '%s', which is no valid name",
+				 s3->bucket);
 	if (strlen(s3->key) > KEY_MAX_BYTES)
-		return complain(complaint, -EINVAL, "\"key\" has %zu bytes; %d are the most",
-				strlen(s3->key), KEY_MAX_BYTES);
+		return error_set(error, -EINVAL, "\"key\" has %zu bytes; the limit is %d",
+				 strlen(s3->key), KEY_MAX_BYTES);
 	if (strspn(s3->region, letters) != strlen(s3->region))
-		return complain(complaint, -EINVAL, "\"region\" is '%s', no name of one",
-				s3->region);
+		return error_set(error, -EINVAL, "\"region\" is '%s', which is no valid name",
+				 s3->region);
 	if (s3->anonymous && (s3->credentials_file || s3->profile))
-		return complain(complaint, -EINVAL,
-				"\"anonymous\" with \"%s\": one of them is too much",
-				s3->credentials_file ? "credentials_file" : "profile");
+		return error_set(error, -EINVAL, "\"anonymous\" and \"%s\" exclude each other",
+				 s3->credentials_file ? "credentials_file" : "profile");
 	return 0;
 }
 
-static int take_endpoint(struct s3_mirror *s3, struct complaint *complaint)
+static int take_endpoint(struct s3_mirror *s3, struct error *error)
 {
 	char *host, *slash;
 	int err;
@@ -121,22 +120,22 @@ static int take_endpoint(struct s3_mirror *s3, struct complaint *complaint)
 	if (!s3->endpoint &&
 	    asprintf(&s3->endpoint, "https://s3.%s.amazonaws.com", s3->region) < 0) {
 		s3->endpoint = NULL;
-		return complain(complaint, -ENOMEM, "no memory for a URL");
+		return error_set(error, -ENOMEM, "no memory for a URL");
 	}
-	err = url_check(s3->endpoint, "endpoint", complaint);
+	err = url_check(s3->endpoint, "endpoint", error);
 	if (err)
 		return err;
 	host = strstr(s3->endpoint, "://") + 3;
 	slash = strpbrk(host, "/?");
 	if (slash && strcmp(slash, "/") != 0)
-		return complain(complaint, -EINVAL,
-				"\"endpoint\" has more than scheme and host: '%s'", s3->endpoint);
+		return error_set(error, -EINVAL, "\"endpoint\" has more than scheme and host: '%s'",
+				 s3->endpoint);
 	if (slash)
 		*slash = 0;
 	return 0;
 }
 
-static int make_url(struct s3_mirror *s3, struct complaint *complaint)
+static int make_url(struct s3_mirror *s3, struct error *error)
 {
 	_cleanup_free_ char *key = malloc(3 * strlen(s3->key) + 1);
 	_cleanup_free_ char *version = malloc(s3->version_id ? 3 * strlen(s3->version_id) + 1 : 1);
@@ -146,7 +145,7 @@ static int make_url(struct s3_mirror *s3, struct complaint *complaint)
 	int length;
 
 	if (!key || !version)
-		return complain(complaint, -ENOMEM, "no memory for a URL");
+		return error_set(error, -ENOMEM, "no memory for a URL");
 	escape(s3->key, true, key);
 	escape(s3->version_id ? s3->version_id : "", false, version);
 	if (s3->path_style)
@@ -160,51 +159,51 @@ static int make_url(struct s3_mirror *s3, struct complaint *complaint)
 	if (asprintf(&s3->signature, "aws:amz:%s:s3", s3->region) < 0)
 		s3->signature = NULL;
 	if (!s3->url || !s3->signature)
-		return complain(complaint, -ENOMEM, "no memory for a URL");
-	return url_check(s3->url, "endpoint", complaint);
+		return error_set(error, -ENOMEM, "no memory for a URL");
+	return url_check(s3->url, "endpoint", error);
 }
 
-static int take_keys(struct s3_mirror *s3, json_t *keys, struct complaint *complaint)
+static int take_keys(struct s3_mirror *s3, json_t *keys, struct error *error)
 {
-	int err = keys_take_string(keys, "bucket", true, &s3->bucket, complaint);
+	int err = keys_take_string(keys, "bucket", true, &s3->bucket, error);
 
 	if (!err)
-		err = keys_take_string(keys, "key", true, &s3->key, complaint);
+		err = keys_take_string(keys, "key", true, &s3->key, error);
 	if (!err)
-		err = keys_take_string(keys, "region", false, &s3->region, complaint);
+		err = keys_take_string(keys, "region", false, &s3->region, error);
 	if (!err)
-		err = keys_take_string(keys, "endpoint", false, &s3->endpoint, complaint);
+		err = keys_take_string(keys, "endpoint", false, &s3->endpoint, error);
 	s3->path_style = s3->endpoint != NULL;
 	if (!err)
-		err = keys_take_bool(keys, "path_style", &s3->path_style, complaint);
+		err = keys_take_bool(keys, "path_style", &s3->path_style, error);
 	if (!err)
-		err = keys_take_string(keys, "version_id", false, &s3->version_id, complaint);
+		err = keys_take_string(keys, "version_id", false, &s3->version_id, error);
 	if (!err)
-		err = remote_take_path(keys, "credentials_file", &s3->credentials_file, complaint);
+		err = remote_take_path(keys, "credentials_file", &s3->credentials_file, error);
 	if (!err)
-		err = keys_take_string(keys, "profile", false, &s3->profile, complaint);
+		err = keys_take_string(keys, "profile", false, &s3->profile, error);
 	if (!err)
-		err = keys_take_bool(keys, "anonymous", &s3->anonymous, complaint);
+		err = keys_take_bool(keys, "anonymous", &s3->anonymous, error);
 	return err;
 }
 
-static int s3_parse(struct mirror *mirror, json_t *keys, struct complaint *complaint)
+static int s3_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct s3_mirror *s3 = mirror->private;
-	int err = remote_parse(&s3->remote, &s3_remote_ops, keys, complaint);
+	int err = remote_parse(&s3->remote, &s3_remote_ops, keys, error);
 
 	if (!err)
-		err = take_keys(s3, keys, complaint);
+		err = take_keys(s3, keys, error);
 	if (!err && !s3->region) {
 		s3->region = strdup("us-east-1");
-		err = s3->region ? 0 : complain(complaint, -ENOMEM, "no memory for a region");
+		err = s3->region ? 0 : error_set(error, -ENOMEM, "no memory for a region");
 	}
 	if (!err)
-		err = check_names(s3, complaint);
+		err = check_names(s3, error);
 	if (!err)
-		err = take_endpoint(s3, complaint);
+		err = take_endpoint(s3, error);
 	if (!err)
-		err = make_url(s3, complaint);
+		err = make_url(s3, error);
 	if (!err && !s3->anonymous)
 		secret_guard_process();
 	return err;
@@ -239,9 +238,9 @@ static const struct object_ops s3_object_ops = {
 };
 
 static int s3_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		    struct complaint *complaint)
+		    struct error *error)
 {
-	return object_probe(&s3_object_ops, mirror, timeout_ms, probe, complaint);
+	return object_probe(&s3_object_ops, mirror, timeout_ms, probe, error);
 }
 
 static void s3_fetch(struct fetch *fetch)

@@ -13,67 +13,71 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "base/message.h"
+#include "lazy/mirror/hint.h"
 
 enum { SECRET_MAX_BYTES = 1 << 20 };
 
 static int check_file(int fd, const char *path, bool owner_only, struct stat *status,
-		      struct complaint *complaint)
+		      struct error *error)
 {
 	if (fstat(fd, status))
-		return complain(complaint, -errno, "cannot look at '%s': %s", path,
-				strerror(errno));
+		return error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
 	if (!S_ISREG(status->st_mode))
-		return complain(complaint, -EINVAL, "'%s' is no regular file", path);
-	/* As while it is written anew: none of those that are read may be. */
+		return error_set(error, -EINVAL, "'%s' is no regular file", path);
+	/* None of these files may be empty, but one that is being rewritten can be. */
 	if (!status->st_size)
-		return complain(complaint, -EINVAL, "'%s' is empty", path);
+		return error_set(error, -EINVAL, "'%s' is empty", path);
 	if (status->st_size > SECRET_MAX_BYTES)
-		return complain(complaint, -EFBIG, "'%s' has %lld bytes; %d are the most", path,
-				(long long)status->st_size, SECRET_MAX_BYTES);
+		return error_set(error, -EFBIG, "'%s' has %lld bytes; the limit is %d", path,
+				 (long long)status->st_size, SECRET_MAX_BYTES);
 	if (!owner_only)
 		return 0;
 	if (status->st_uid != 0 && status->st_uid != geteuid())
-		return complain(complaint, -EACCES,
-				"'%s' belongs to user %u: whoever owns it can read and change it",
-				path, status->st_uid);
+		return error_set(error, -EACCES,
+				 "'%s' belongs to user %u: whoever owns it can read and change it",
+				 path, status->st_uid);
 	if (status->st_mode & (S_IRWXG | S_IRWXO)) {
-		complaint_text(complaint, "'%s' is open to others (mode %03o)", path,
+		error_set_text(error, "'%s' is open to others (mode %03o)", path,
 			       status->st_mode & 0777);
-		complaint_hint(complaint, "chmod 600 '%s'", path);
+		error_set_hint(error, "chmod 600 '%s'", path);
 		return -EACCES;
 	}
 	return 0;
 }
 
-int secret_read(const char *path, bool owner_only, struct secret *secret,
-		struct complaint *complaint)
+int secret_read(const char *path, bool owner_only, struct secret *secret, struct error *error)
 {
 	struct secret read = {};
 	_cleanup_close_ int fd = -1;
 	struct stat status;
+	const char *hint;
 	int err;
 
-	/* O_NONBLOCK: opening a FIFO must not hang; a file takes no notice. */
+	/* O_NONBLOCK: opening a FIFO must not hang; it does not affect regular files. */
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	if (fd < 0) {
 		err = -errno;
-		return complain(complaint, err, "cannot open '%s': %s", path, strerror(-err));
+		hint = owner_only ? hint_for_secret_file(err) : hint_for_source_file(err);
+		if (hint)
+			error_set_hint(error, "%s", hint);
+		return error_set(error, err, "cannot open '%s': %s", path, strerror(-err));
 	}
-	err = check_file(fd, path, owner_only, &status, complaint);
+	err = check_file(fd, path, owner_only, &status, error);
 	if (err)
 		return err;
 	read.length = (size_t)status.st_size;
 	read.text = malloc(read.length + 1);
 	if (!read.text)
-		return complain(complaint, -ENOMEM, "no memory for '%s'", path);
+		return error_set(error, -ENOMEM, "no memory for '%s'", path);
 	err = pread_full(fd, read.text, read.length, 0);
 	if (err) {
 		secret_clear(&read);
-		return complain(complaint, err, "cannot read '%s': %s", path, strerror(-err));
+		return error_set(error, err, "cannot read '%s': %s", path, strerror(-err));
 	}
 	read.text[read.length] = 0;
 	*secret = read;
@@ -95,8 +99,7 @@ void secret_free(char *text)
 	free(text);
 }
 
-int secret_line(const char *path, const struct secret *secret, char **line,
-		struct complaint *complaint)
+int secret_line(const char *path, const struct secret *secret, char **line, struct error *error)
 {
 	const char *start = secret->text + strspn(secret->text, " \t\r\n");
 	size_t length = strcspn(start, "\r\n");
@@ -104,20 +107,24 @@ int secret_line(const char *path, const struct secret *secret, char **line,
 	while (length && (start[length - 1] == ' ' || start[length - 1] == '\t'))
 		length--;
 	if (!length)
-		return complain(complaint, -EINVAL, "'%s' is empty", path);
+		return error_set(error, -EINVAL, "'%s' is empty", path);
 	for (size_t i = 0; i < length; i++) {
 		if ((unsigned char)start[i] < 0x20 || start[i] == 0x7f)
-			return complain(complaint, -EINVAL,
-					"'%s' has a control character in its first line", path);
+			return error_set(error, -EINVAL,
+					 "'%s' has a control character in its first line", path);
 	}
 	*line = strndup(start, length);
-	return *line ? 0 : complain(complaint, -ENOMEM, "no memory for '%s'", path);
+	return *line ? 0 : error_set(error, -ENOMEM, "no memory for '%s'", path);
 }
 
-/* Whether root's privileges include other processes' memory: not so in many containers. */
+/* Whether root may read other processes' memory, which is not so in many containers. */
 static bool may_trace(void)
 {
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	/* Ask about the first thread, because the others have dropped their capabilities. */
+	struct __user_cap_header_struct header = {
+		.version = _LINUX_CAPABILITY_VERSION_3,
+		.pid = getpid(),
+	};
 	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
 
 	if (syscall(SYS_capget, &header, data))
@@ -130,16 +137,18 @@ static void guard_once(void)
 	struct rlimit limit;
 
 	/*
-	 * 0 keeps the kernel from writing a file only; where core_pattern names a program, it is 1 that
-	 * says no (do_coredump(), fs/coredump.c). No core has room in one byte either.
+	 * A limit of 0 only keeps the kernel from writing a file. Where core_pattern names a
+	 * program, a limit of 1 prevents the dump (do_coredump(), fs/coredump.c), and no core fits
+	 * into one byte either.
 	 */
 	if (!getrlimit(RLIMIT_CORE, &limit)) {
 		limit.rlim_cur = limit.rlim_max < 1 ? limit.rlim_max : 1;
 		setrlimit(RLIMIT_CORE, &limit);
 	}
 	/*
-	 * The owner of a FUSE front end opens /proc/PID/fd of this process; of one that is not dumpable,
-	 * that takes CAP_SYS_PTRACE. It has what we have: without, there are still the limits above.
+	 * The owner of a FUSE front end opens /proc/PID/fd of this process. If the process is not
+	 * dumpable, that takes CAP_SYS_PTRACE, which the owner has if we have it. Otherwise the
+	 * limits above have to do.
 	 */
 	if (may_trace())
 		prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);

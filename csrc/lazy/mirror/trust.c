@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 #include "base/cleanup.h"
-#include "lazy/mirror/remote.h"
+#include "base/clock.h"
+#include "lazy/error.h"
 #include "lazy/mirror/secret.h"
 
 #define TRUST_FOR_NS (300 * 1000000000ull)
@@ -17,7 +18,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static X509_STORE *newest;
 static uint64_t newest_until_ns;
 
-/* Returns how many there are. */
+/* Returns how many were added. */
 static unsigned add_all(X509_STORE *store, BIO *text)
 {
 	unsigned count = 0;
@@ -27,7 +28,7 @@ static unsigned add_all(X509_STORE *store, BIO *text)
 		count += X509_STORE_add_cert(store, certificate) == 1;
 		X509_free(certificate);
 	}
-	/* That there are no more is an error in this thread's list. */
+	/* The end of the file is an error in this thread's list; remove it. */
 	ERR_clear_error();
 	return count;
 }
@@ -43,16 +44,16 @@ static X509_STORE *parse(const struct secret *file)
 		X509_STORE_free(store);
 		return NULL;
 	}
-	/* As libcurl does: a certificate that is named is trusted, whoever has signed it. */
+	/* As libcurl does: a certificate that is in the file is trusted, whoever has signed it. */
 	X509_STORE_set_flags(store, X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN);
 	return store;
 }
 
-/* What was read before stays when the file cannot be read any more. */
+/* Keeps the old certificates when the file cannot be read any more. */
 static void read_newest(const char *path)
 {
 	_cleanup_(secret_clear) struct secret file = {};
-	struct complaint unused = {};
+	struct error unused = {};
 	X509_STORE *store;
 
 	if (newest && clock_now_ns() < newest_until_ns)

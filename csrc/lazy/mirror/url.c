@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* URLs, of which only some parts may be shown. */
+/* Checks URLs, and cuts out the parts that may be shown. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -107,38 +107,53 @@ bool url_is_loopback(const char *url)
 	return sscanf(host, "%3u.%3u.%3u.%3u%c", &a, &b, &c, &d, &rest) == 4 && a == 127;
 }
 
-int url_check(const char *url, const char *key, struct complaint *complaint)
+int url_check(const char *url, const char *key, struct error *error)
 {
 	_cleanup_url_ CURLU *parsed = parse(url);
 	_cleanup_part_ char *scheme = parsed ? part_of(parsed, CURLUPART_SCHEME) : NULL;
 	char text[REMOTE_TEXT_BYTES];
 	const char *rest;
 
-	/* NB: libcurl would guess a scheme, and overlook a slash. */
+	/* NB: libcurl would guess a scheme, and accept a missing slash. */
 	rest = strstr(url, "://");
+	if (rest && rest > url && !parsed) {
+		error_set_text(error, "\"%s\" is no valid URL", key);
+		error_set_hint(error, "like https://host/path, or https://host:8080/path; "
+				      "ports go up to 65535");
+		return -EINVAL;
+	}
 	if (!scheme || !rest) {
-		complaint_text(complaint, "\"%s\" is no URL with a scheme", key);
-		complaint_hint(complaint, "like https://host/path");
+		error_set_text(error, "\"%s\" is no URL with a scheme", key);
+		error_set_hint(error, "like https://host/path");
 		return -EINVAL;
 	}
 	url_text(url, text);
 	if (strcasecmp(scheme, "http") != 0 && strcasecmp(scheme, "https") != 0)
-		return complain(complaint, -EINVAL,
-				"\"%s\" is %.20s:...: the scheme must be http or https", key,
-				scheme);
+		return error_set(error, -EINVAL,
+				 "\"%s\" is %.20s:...: the scheme must be http or https", key,
+				 scheme);
 	if (rest[3] == '/' || !has_part(parsed, CURLUPART_HOST))
-		return complain(complaint, -EINVAL, "\"%s\" has no host", key);
+		return error_set(error, -EINVAL, "\"%s\" has no host", key);
 	if (has_part(parsed, CURLUPART_USER) || has_part(parsed, CURLUPART_PASSWORD)) {
-		complaint_text(complaint, "\"%s\" (%s) has a user or a password in it", key, text);
-		/* Of a proxy no key names a file; libcurl takes one with a login from there. */
-		complaint_hint(complaint, "%s",
-			       strcmp(key, "proxy") != 0 ?
-				       "put them into a file, and name that" :
-				       "leave \"proxy\" out, and give it in the environment of the "
-				       "server: http_proxy, https_proxy");
+		error_set_text(error, "\"%s\" (%s) has a user or a password in it", key, text);
+		/*
+		 * No key names a file for the proxy, so libcurl may get a login from the
+		 * environment only.
+		 */
+		error_set_hint(
+			error, "%s",
+			!strcmp(key, "proxy") ?
+				"leave \"proxy\" out, and give it in the environment of the "
+				"server: http_proxy, https_proxy" :
+			!strcmp(key, "url") ?
+				"name a file, mode 600, as \"basic_auth_file\": its first line is "
+				"user:password" :
+			!strcmp(key, "registry") ?
+				"a file with the login is named by \"docker_config\"" :
+				"name a file of keys as \"credentials_file\"");
 		return -EINVAL;
 	}
 	if (has_part(parsed, CURLUPART_FRAGMENT))
-		return complain(complaint, -EINVAL, "\"%s\" (%s) has a fragment ('#')", key, text);
+		return error_set(error, -EINVAL, "\"%s\" (%s) has a fragment ('#')", key, text);
 	return 0;
 }

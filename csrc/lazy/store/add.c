@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Adding mappings: all or none. Everything that can fail comes before the commit; after it, memory
- * follows the disk, from what was set aside.
+ * Adds mappings, all or none. Everything that can fail happens before the commit; after it, the map
+ * in memory is updated from memory that was reserved.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -21,22 +21,17 @@ struct request {
 	size_t count;
 	const struct store_room *room;
 	const bool *over;
-	struct map *batch; /* what is new in this request */
+	struct map *batch; /* the new mappings of this request */
 	uint64_t new_sources;
 	sqlite3_stmt *insert, *find;
-	struct complaint *complaint;
+	struct error *error;
 };
 
-/* Which one of several is to blame. */
+/* Says in the error which mapping is wrong. */
 static int blame(const struct request *request, const struct store_addition *addition, int err)
 {
-	char *text = request->complaint->text;
-	size_t used = strlen(text);
-
-	if (request->count > 1)
-		snprintf(text + used, sizeof(request->complaint->text) - used,
-			 " (mapping %td of %zu, counted from 0)", addition - request->additions,
-			 request->count);
+	request->error->of = "mapping";
+	request->error->number = (size_t)(addition - request->additions);
 	return err;
 }
 
@@ -45,27 +40,40 @@ static bool is_over(const struct request *request)
 	return request->over && relaxed_load(request->over);
 }
 
+/* Does the same for sources. */
+static int blame_source(const struct request *request, size_t index, int err)
+{
+	request->error->of = "source";
+	request->error->number = index;
+	return err;
+}
+
 static int parse_sources(struct request *request, const json_t *descriptions)
 {
-	size_t count = json_array_size(descriptions);
+	size_t count = json_array_size(descriptions), failed;
+	int err;
 
 	request->sources = calloc(count ?: 1, sizeof(*request->sources));
 	if (!request->sources)
-		return complain(request->complaint, -ENOMEM, "no memory for sources");
+		return error_set(request->error, -ENOMEM, "no memory for sources");
+	request->source_count = count;
 	for (size_t i = 0; i < count; i++) {
-		int err;
-
 		if (is_over(request))
 			return -ECANCELED;
 		err = new_source_init(request->store, json_array_get(descriptions, i),
-				      &request->sources[i], request->complaint);
-		request->source_count = i + 1;
-		if (err) {
-			if (count > 1)
-				complaint_hint(request->complaint,
-					       "in source %zu (counted from 0) of %zu", i, count);
-			return err;
-		}
+				      &request->sources[i], request->error);
+		if (err)
+			return blame_source(request, i, err);
+	}
+	err = new_sources_ask(request->sources, count, request->over, &failed, request->error);
+	if (err)
+		return blame_source(request, failed, err);
+	for (size_t i = 0; i < count; i++) {
+		if (!request->sources[i].size_is_wanted)
+			continue;
+		err = new_source_take_size(&request->sources[i], request->error);
+		if (err)
+			return blame_source(request, i, err);
 	}
 	return 0;
 }
@@ -83,42 +91,56 @@ static int take_rest(const struct request *request, struct store_addition *addit
 	uint64_t size = source_of(request, addition)->size;
 
 	if (addition->source_offset >= size)
-		return complain(request->complaint, -EINVAL,
-				"the source has %" PRIu64 " bytes, so nothing from %" PRIu64 " on",
-				size, addition->source_offset);
+		return error_set(request->error, -EINVAL,
+				 "the source has %" PRIu64 " bytes, so nothing from %" PRIu64 " on",
+				 size, addition->source_offset);
 	addition->length = round_up_u64(size, BLOCK_BYTES) - addition->source_offset;
 	return 0;
 }
 
+static int check_shown(const struct request *request, const struct store_addition *addition)
+{
+	const struct store_room *room = request->room;
+
+	if (!room ||
+	    (addition->offset >= room->shown_start && addition->offset <= room->shown_end &&
+	     addition->length <= room->shown_end - addition->offset))
+		return 0;
+	error_set_hint(request->error, "choose an offset within it, or let one be found (auto)");
+	return error_set(request->error, -EINVAL,
+			 "%" PRIu64 " bytes at %" PRIu64 " could never be read: the device shows "
+			 "offsets %" PRIu64 " to %" PRIu64 " of the virtual data",
+			 addition->length, addition->offset, room->shown_start, room->shown_end);
+}
+
 static int check_addition(const struct request *request, struct store_addition *addition)
 {
-	struct complaint *complaint = request->complaint;
+	struct error *error = request->error;
 	bool anywhere = addition->offset == STORE_ANYWHERE;
 	uint64_t offset = anywhere ? 0 : addition->offset, size;
 
 	if (addition->source >= request->source_count)
-		return complain(complaint, -EINVAL, "source %u is not among the %zu sources",
-				addition->source, request->source_count);
+		return error_set(error, -EINVAL, "source %u is not among the %zu sources",
+				 addition->source, request->source_count);
 	if (addition->length == STORE_REST && take_rest(request, addition))
 		return -EINVAL;
 	if (!addition->length)
-		return complain(complaint, -EINVAL, "the length is 0");
+		return error_set(error, -EINVAL, "the length is 0");
 	if ((offset | addition->length | addition->source_offset) % BLOCK_BYTES)
-		return complain(complaint, -EINVAL,
-				"offset %" PRIu64 ", length %" PRIu64 " and source offset %" PRIu64
-				" must be multiples of %u",
-				offset, addition->length, addition->source_offset, BLOCK_BYTES);
+		return error_set(error, -EINVAL,
+				 "offset %" PRIu64 ", length %" PRIu64 " and source offset %" PRIu64
+				 " must be multiples of %u",
+				 offset, addition->length, addition->source_offset, BLOCK_BYTES);
 	if (offset > INT64_MAX || addition->length > INT64_MAX - offset)
-		return complain(complaint, -EINVAL,
-				"%" PRIu64 " bytes at %" PRIu64 " end behind 2^63",
-				addition->length, offset);
+		return error_set(error, -EINVAL, "%" PRIu64 " bytes at %" PRIu64 " end behind 2^63",
+				 addition->length, offset);
 	size = source_of(request, addition)->size;
 	if (addition->source_offset > round_up_u64(size, BLOCK_BYTES) ||
 	    addition->length > round_up_u64(size, BLOCK_BYTES) - addition->source_offset)
-		return complain(complaint, -EINVAL,
-				"%" PRIu64 " bytes at %" PRIu64 " of a source that has %" PRIu64,
-				addition->length, addition->source_offset, size);
-	return 0;
+		return error_set(error, -EINVAL,
+				 "%" PRIu64 " bytes at %" PRIu64 " of a source that has %" PRIu64,
+				 addition->length, addition->source_offset, size);
+	return anywhere ? 0 : check_shown(request, addition);
 }
 
 static bool is_same(const struct mapping *mapping, const struct store_addition *addition,
@@ -131,16 +153,18 @@ static bool is_same(const struct mapping *mapping, const struct store_addition *
 static int refuse(const struct request *request, const struct store_addition *addition,
 		  const struct mapping *conflict)
 {
-	complaint_hint(request->complaint, "what is mapped stays so: choose another offset, or let "
-					   "one be found (auto)");
-	return complain(request->complaint, -EEXIST,
-			"%" PRIu64 " bytes at %" PRIu64 " are mapped already: %" PRIu64
-			" bytes at %" PRIu64 ", to source %" PRIu64 " at %" PRIu64,
-			addition->length, addition->offset, conflict->length, conflict->offset,
-			conflict->source->id, conflict->source_offset);
+	error_set_hint(request->error, "what is mapped stays so: choose another offset, or let "
+				       "one be found (auto)");
+	return error_set(request->error, -EEXIST,
+			 "%" PRIu64 " bytes at %" PRIu64 " are mapped already: %" PRIu64
+			 " bytes at %" PRIu64 ", to source %" PRIu64 " at %" PRIu64,
+			 addition->length, addition->offset, conflict->length, conflict->offset,
+			 conflict->source->id, conflict->source_offset);
 }
 
-/* It goes into the batch, unless it is there, or in the map; `made` is its source. */
+/*
+ * Puts the addition into the batch unless it is there already, or in the map; `made` is its source.
+ */
 static int place(struct request *request, struct store_addition *addition, struct source *source)
 {
 	const struct mapping *conflict =
@@ -158,10 +182,10 @@ static int place(struct request *request, struct store_addition *addition, struc
 		return 0;
 	if (conflict)
 		return refuse(request, addition, conflict);
-	return err ? complain(request->complaint, err, "no memory for mappings") : 0;
+	return err ? error_set(request->error, err, "no memory for mappings") : 0;
 }
 
-/* The lowest place that is free in the map and in the batch. */
+/* Finds the lowest range that is free in the map and in the batch. */
 static bool find_room(const struct request *request, const struct store_addition *addition,
 		      uint64_t *offset)
 {
@@ -183,8 +207,8 @@ static bool find_room(const struct request *request, const struct store_addition
 }
 
 /*
- * Where the same was put before: so a request whose answer was lost can be repeated. 1: found, in
- * addition->offset; 0; or a negative errno.
+ * Finds an identical mapping from before, so that a request whose reply was lost can be repeated.
+ * Returns 1 and sets addition->offset, 0, or a negative errno.
  */
 static int find_same(const struct request *request, struct store_addition *addition,
 		     const struct source *source)
@@ -215,23 +239,23 @@ static int choose_offset(struct request *request, struct store_addition *additio
 
 	if (!room || !room->alignment || room->alignment % BLOCK_BYTES ||
 	    room->alignment > INT64_MAX)
-		return complain(request->complaint, -EINVAL,
-				"the alignment is %" PRIu64 ", it must be a multiple of %u",
-				room ? room->alignment : 0, BLOCK_BYTES);
+		return error_set(request->error, -EINVAL,
+				 "the alignment is %" PRIu64 ", it must be a multiple of %u",
+				 room ? room->alignment : 0, BLOCK_BYTES);
 	if (room->start <= room->end && room->end - room->start >= addition->length &&
 	    room->end <= INT64_MAX) {
 		found = find_same(request, addition, source);
 		if (found < 0)
-			return sql_complain(request->store->writer, "read", request->complaint);
+			return sql_error_set(request->store->writer, "read", request->error);
 		if (found || find_room(request, addition, &addition->offset))
 			return 0;
 	}
-	complaint_hint(request->complaint, "the device is too small for more, or the room that was "
-					   "asked for is");
-	return complain(request->complaint, -ENOSPC,
-			"no %s are free from %" PRIu64 " to %" PRIu64 " on a multiple of %" PRIu64,
-			size_format(addition->length, length), room->start, room->end,
-			room->alignment);
+	error_set_hint(request->error, "the device is too small for more, or the room that was "
+				       "asked for is");
+	return error_set(request->error, -ENOSPC,
+			 "no %s are free from %" PRIu64 " to %" PRIu64 " on a multiple of %" PRIu64,
+			 size_format(addition->length, length), room->start, room->end,
+			 room->alignment);
 }
 
 static int insert(const struct request *request, const struct store_addition *addition,
@@ -246,12 +270,11 @@ static int insert(const struct request *request, const struct store_addition *ad
 	sqlite3_bind_int64(insert, 5,
 			   store_mapping_sum(addition->offset, addition->length, source,
 					     addition->source_offset));
-	return sql_do(insert) ?
-		       sql_complain(request->store->writer, "write to", request->complaint) :
-		       0;
+	return sql_do(insert) ? sql_error_set(request->store->writer, "write to", request->error) :
+				0;
 }
 
-/* Only sources that are mapped come into the map. */
+/* Stores the source of a mapping: unmapped sources do not come into the map. */
 static int store_source_of(struct request *request, const struct store_addition *addition,
 			   struct source **source)
 {
@@ -261,7 +284,7 @@ static int store_source_of(struct request *request, const struct store_addition 
 	if (!made->known && !made->id) {
 		uint64_t id = request->store->source_count + request->new_sources + 1;
 
-		err = new_source_store(request->store, made, id, request->complaint);
+		err = new_source_store(request->store, made, id, request->error);
 		if (made->id == id)
 			request->new_sources++;
 	}
@@ -270,17 +293,17 @@ static int store_source_of(struct request *request, const struct store_addition 
 	if (!made->known && made->source->id == made->id)
 		made->known = made->source;
 	*source = made->known;
-	/* Described twice in this request: the first one of them is it. */
+	/* A source that the request describes twice is the first of the two. */
 	for (size_t i = 0; !*source && i < request->source_count; i++) {
 		if (request->sources[i].source && request->sources[i].source->id == made->id)
 			*source = request->sources[i].source;
 	}
 	made->known = *source;
 	return *source ? 0 :
-			 complain(request->complaint, -EUCLEAN,
-				  "the map has source %" PRIu64 ", and this server has not put it "
-				  "there",
-				  made->id);
+			 error_set(request->error, -EUCLEAN,
+				   "the map has source %" PRIu64 ", which this server has not "
+				   "added",
+				   made->id);
 }
 
 static int add_one(struct request *request, struct store_addition *addition)
@@ -314,7 +337,7 @@ static int add_all(struct request *request)
 				  " AND offset % ?6 = 0 ORDER BY offset LIMIT 1",
 				  &request->find);
 	if (err)
-		return sql_complain(store->writer, "write to", request->complaint);
+		return sql_error_set(store->writer, "write to", request->error);
 	for (size_t i = 0; i < request->count; i++) {
 		err = add_one(request, &request->additions[i]);
 		if (err)
@@ -322,12 +345,11 @@ static int add_all(struct request *request)
 	}
 	if (store_reserve_sources(store, request->new_sources) ||
 	    map_reserve(store->map, map_count(request->batch)))
-		return complain(request->complaint, -ENOMEM, "no memory for mappings");
-	return store_commit(store) ? sql_complain(store->writer, "write to", request->complaint) :
-				     0;
+		return error_set(request->error, -ENOMEM, "no memory for mappings");
+	return store_commit(store) ? sql_error_set(store->writer, "write to", request->error) : 0;
 }
 
-/* Nothing of this can fail any more. */
+/* Nothing here can fail. */
 static void publish(struct request *request)
 {
 	struct store *store = request->store;
@@ -352,7 +374,7 @@ static int run(struct request *request)
 
 	request->batch = map_new();
 	if (!request->batch)
-		return complain(request->complaint, -ENOMEM, "no memory for mappings");
+		return error_set(request->error, -ENOMEM, "no memory for mappings");
 	pthread_mutex_lock(&request->store->write_lock);
 	err = add_all(request);
 	sqlite3_finalize(request->insert);
@@ -367,8 +389,7 @@ static int run(struct request *request)
 }
 
 int store_add(struct store *store, const json_t *sources, struct store_addition *additions,
-	      size_t count, const struct store_room *room, const bool *over,
-	      struct complaint *complaint)
+	      size_t count, const struct store_room *room, const bool *over, struct error *error)
 {
 	struct request request = {
 		.store = store,
@@ -376,7 +397,7 @@ int store_add(struct store *store, const json_t *sources, struct store_addition 
 		.count = count,
 		.room = room,
 		.over = over,
-		.complaint = complaint,
+		.error = error,
 	};
 	int err = parse_sources(&request, sources);
 

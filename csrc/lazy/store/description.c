@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The description of a source, made canonical: what was left out is filled in, "mirrors" is a list,
- * and the digests are gone but for their root. Sources whose descriptions are the same text are the
- * same source.
+ * The canonical description of a source: defaults are filled in, "mirrors" is a list, and digests
+ * are replaced by their root. Sources with the same canonical text are the same source.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -15,9 +14,7 @@
 #include "lazy/keys.h"
 #include "lazy/store/internal.h"
 
-enum { PROBE_MS = 30 * 1000 };
-
-/* Of a size that is not known yet; any that the kinds take. */
+/* Stands for a size that is not known yet; all kinds accept it. */
 static const json_int_t some_size = 4096;
 
 static const char *const of_source[] = { "size", "unit", "root", "digests" };
@@ -63,22 +60,25 @@ static int name_of(const json_t *text, uint8_t name[static NAME_BYTES])
 	return 0;
 }
 
-/* What the kinds take: neither digests nor root. */
-static int parse(const json_t *text, struct source **source, struct complaint *complaint)
+/* Parses what the kinds accept: neither digests nor root. */
+static int parse(const json_t *text, struct source **source, struct error *error)
 {
 	json_t *keys = json_copy((json_t *)text);
 	int err;
 
 	if (!keys)
-		return complain(complaint, -ENOMEM, "no memory for a source");
+		return error_set(error, -ENOMEM, "no memory for a source");
 	json_object_del(keys, "digests");
 	json_object_del(keys, "root");
-	err = source_parse(keys, source, complaint);
+	err = source_parse(keys, source, error);
 	json_decref(keys);
 	return err;
 }
 
-/* The source's number in the map; 0: it is not there; or a negative errno. For the writer. */
+/*
+ * Returns the source's number in the map, 0 when it is not there, or a negative errno. Uses the
+ * writer's connection.
+ */
 static sqlite3_int64 find(struct store *store, const char *query, const uint8_t *name)
 {
 	_cleanup_sql_ sqlite3_stmt *statement = NULL;
@@ -91,7 +91,7 @@ static sqlite3_int64 find(struct store *store, const char *query, const uint8_t 
 	return err == 1 ? sqlite3_column_int64(statement, 0) : err;
 }
 
-/* The same mirrors were added without a size before: it need not be asked for again. */
+/* If the same mirrors were added without a size before, do not ask for the size again. */
 static int find_known(struct store *store, struct new_source *made)
 {
 	sqlite3_int64 id;
@@ -108,111 +108,53 @@ static int find_known(struct store *store, struct new_source *made)
 	return 0;
 }
 
-/* Who cannot be reached, or has no such object, would not serve it by a known size either. */
-static const char *hint_for(int err)
+static int look_up(struct store *store, struct new_source *made, struct error *error)
 {
-	switch (err) {
-	case -ENOENT:
-	case -EHOSTUNREACH:
-	case -ETIMEDOUT:
-	case -EIO:
-		return "check the address; does the server run?";
-	default:
-		return "or give its \"size\"";
-	}
-}
-
-/* The first mirror that answers has the word. */
-static int ask_size(struct new_source *made, uint64_t *size, struct complaint *complaint)
-{
-	struct complaint of_first = {};
-	int err = -EINVAL, err_of_first = 0;
-
-	for (unsigned i = 0; i < made->source->mirror_count; i++) {
-		struct mirror *mirror = &made->source->mirrors[i];
-		struct mirror_probe probe = {};
-		struct complaint why = {};
-
-		if (!mirror->ops->probe)
-			return complain(complaint, -EINVAL, "\"size\" is missing");
-		err = mirror->ops->probe(mirror, PROBE_MS, &probe, &why);
-		if (!err) {
-			made->probed = i;
-			made->identity = probe.identity;
-			*size = probe.size;
-			return 0;
-		}
-		if (!i) {
-			of_first = why;
-			err_of_first = err;
-		}
-	}
-	complaint_hint(complaint, "%s", *of_first.hint ? of_first.hint : hint_for(err_of_first));
-	return complain(complaint, err, "cannot ask for the size: %s",
-			*of_first.text ? of_first.text : strerror(-err));
-}
-
-/* Parsed for the mirrors only; again, once the size is known. */
-static int find_size(struct store *store, struct new_source *made, struct complaint *complaint)
-{
-	uint64_t size;
 	int err;
 
 	pthread_mutex_lock(&store->write_lock);
 	err = find_known(store, made);
 	if (err)
-		sql_complain(store->writer, "read", complaint);
+		sql_error_set(store->writer, "read", error);
 	pthread_mutex_unlock(&store->write_lock);
-	if (err || made->known)
-		return err;
-	err = ask_size(made, &size, complaint);
-	if (err)
-		return err;
-	if (!size || size > INT64_MAX)
-		return complain(complaint, -EINVAL, "the source has %" PRIu64 " bytes", size);
-	source_free(made->source);
-	made->source = NULL;
-	if (json_object_set_new(made->text, "size", json_integer((json_int_t)size)))
-		return complain(complaint, -ENOMEM, "no memory for a source");
-	return parse(made->text, &made->source, complaint);
+	return err;
 }
 
-/* "root" is what was given, and what comes of the digests: both must be the same. */
-static int take_root(struct new_source *made, struct complaint *complaint)
+/* A given "root" must equal the root of the digests. */
+static int take_root(struct new_source *made, struct error *error)
 {
 	char hex[2 * SOURCE_DIGEST_BYTES + 1];
 	const char *given;
 	json_t *root = json_object_get(made->text, "root");
-	int err = digest_list_take(made->text, made->source, &made->list, complaint);
+	int err = digest_list_take(made->text, made->source, &made->list, error);
 
 	if (err)
 		return err;
 	given = json_string_value(root);
 	if (root && (!given || digest_from_hex(given, made->source->key)))
-		return complain(complaint, -EINVAL,
-				"\"root\" is not %d hexadecimal digits (0-9a-f)",
-				2 * SOURCE_DIGEST_BYTES);
+		return error_set(error, -EINVAL, "\"root\" is not %d hexadecimal digits (0-9a-f)",
+				 2 * SOURCE_DIGEST_BYTES);
 	if (root && made->source->computed)
-		return complain(complaint, -EINVAL, "a computed source has no digests");
+		return error_set(error, -EINVAL, "a computed source has no digests");
 	made->source->has_digests = root || made->list.count;
 	if (!made->list.count)
 		return 0;
 	digest_to_hex(made->list.root, hex);
 	if (given && memcmp(made->source->key, made->list.root, SOURCE_KEY_BYTES) != 0) {
-		complaint_hint(complaint,
+		error_set_hint(error,
 			       "the root covers the size (%" PRIu64 ") and the unit (%u), "
 			       "too",
 			       made->source->size, made->source->unit_bytes);
-		return complain(complaint, -EINVAL, "\"root\" is %s, but the digests have %s",
-				given, hex);
+		return error_set(error, -EINVAL, "\"root\" is %s, but the digests have %s", given,
+				 hex);
 	}
 	memcpy(made->source->key, made->list.root, SOURCE_KEY_BYTES);
 	return json_object_set_new(made->text, "root", json_string(hex)) ?
-		       complain(complaint, -ENOMEM, "no memory for a source") :
+		       error_set(error, -ENOMEM, "no memory for a source") :
 		       0;
 }
 
-/* Not with digests: they say what the content is, and only with them it is the same source. */
+/* Not with digests: they define the content, so only sources with the same ones are the same. */
 static int name_unsized(struct new_source *made)
 {
 	json_object_del(made->text, "size");
@@ -220,7 +162,19 @@ static int name_unsized(struct new_source *made)
 	return name_of(made->text, made->unsized);
 }
 
-static int init(struct store *store, struct new_source *made, struct complaint *complaint)
+static int finish(struct new_source *made, struct error *error)
+{
+	int err = take_root(made, error);
+
+	if (err)
+		return err;
+	if (source_units(made->source) / DIGESTS_PER_PAGE >> DIGEST_PAGE_BITS)
+		return error_set(error, -EINVAL, "%" PRIu64 " bytes are too many for units of %u",
+				 made->source->size, made->source->unit_bytes);
+	return name_of(made->text, made->name);
+}
+
+static int init(struct store *store, struct new_source *made, struct error *error)
 {
 	bool sized = json_object_get(made->text, "size");
 	int err = list_mirror(made->text);
@@ -229,39 +183,48 @@ static int init(struct store *store, struct new_source *made, struct complaint *
 		err = json_object_set_new(made->text, "size", json_integer(some_size)) ? -ENOMEM :
 											 0;
 	if (err)
-		return complain(complaint, err, "no memory for a source");
-	err = parse(made->text, &made->source, complaint);
+		return error_set(error, err, "no memory for a source");
+	err = parse(made->text, &made->source, error);
 	if (err)
 		return err;
 	if (json_object_set_new(made->text, "unit", json_integer(made->source->unit_bytes)))
-		return complain(complaint, -ENOMEM, "no memory for a source");
-	if (!sized) {
-		err = name_unsized(made);
-		if (!err)
-			err = find_size(store, made, complaint);
-		if (err || made->known)
-			return err;
-	}
-	err = take_root(made, complaint);
-	if (err)
-		return err;
-	if (source_units(made->source) / DIGESTS_PER_PAGE >> DIGEST_PAGE_BITS)
-		return complain(complaint, -EINVAL,
-				"%" PRIu64 " bytes are too many for units of %u",
-				made->source->size, made->source->unit_bytes);
-	return name_of(made->text, made->name);
+		return error_set(error, -ENOMEM, "no memory for a source");
+	if (sized)
+		return finish(made, error);
+	err = name_unsized(made);
+	if (!err)
+		err = look_up(store, made, error);
+	made->size_is_wanted = !err && !made->known;
+	return err;
+}
+
+/* It was parsed for its mirrors only; parse it again now that the size is known. */
+int new_source_take_size(struct new_source *made, struct error *error)
+{
+	uint64_t size = made->size;
+	int err;
+
+	if (!size || size > INT64_MAX)
+		return error_set(error, -EINVAL, "the source has %" PRIu64 " bytes%s", size,
+				 size ? "" : ": a file without content needs none");
+	source_free(made->source);
+	made->source = NULL;
+	if (json_object_set_new(made->text, "size", json_integer((json_int_t)size)))
+		return error_set(error, -ENOMEM, "no memory for a source");
+	err = parse(made->text, &made->source, error);
+	return err ? err : finish(made, error);
 }
 
 int new_source_init(struct store *store, const json_t *description, struct new_source *made,
-		    struct complaint *complaint)
+		    struct error *error)
 {
 	*made = (struct new_source){};
 	if (!json_is_object(description))
-		return complain(complaint, -EINVAL, "a source must be a JSON object");
+		return error_set(error, -EINVAL, "a source must be a JSON object");
 	made->text = json_copy((json_t *)description);
 	if (!made->text)
-		return complain(complaint, -ENOMEM, "no memory for a source");
-	return init(store, made, complaint);
+		return error_set(error, -ENOMEM, "no memory for a source");
+	return init(store, made, error);
 }
 
 void new_source_deinit(struct new_source *made)
@@ -279,25 +242,28 @@ static bool has_list(const struct store *store, const struct source *source, uin
 	return other && other->size == source->size && other->unit_bytes == source->unit_bytes;
 }
 
-/* The list that a source's digests are in: another one's of the same root, or its own. */
+/*
+ * Finds the source whose list of digests this one uses: another source with the same root, or
+ * itself.
+ */
 static int store_list(struct store *store, const struct new_source *made, uint64_t id,
-		      sqlite3_int64 *list, struct complaint *complaint)
+		      sqlite3_int64 *list, struct error *error)
 {
 	*list = find(store, "SELECT list FROM sources WHERE key = ?1 AND list IS NOT NULL",
 		     made->source->key);
 	if (*list < 0)
-		return sql_complain(store->writer, "read", complaint);
-	/* A root that was computed covers size and unit; of one that was given we do not know. */
+		return sql_error_set(store->writer, "read", error);
+	/* A computed root covers size and unit; a given one may not. */
 	if (*list && (made->list.count || has_list(store, made->source, (uint64_t)*list)))
 		return 0;
 	if (!made->list.count) {
-		complaint_hint(complaint, "give them: \"digests\"");
-		return complain(complaint, -EINVAL,
-				"a \"root\" without digests, and the map has none that belong to "
-				"it");
+		error_set_hint(error, "add \"digests\"");
+		return error_set(error, -EINVAL,
+				 "a \"root\" without digests, and the map has none that belong to "
+				 "it");
 	}
 	*list = (sqlite3_int64)id;
-	return digest_list_store(&made->list, made->source, store, id, complaint);
+	return digest_list_store(&made->list, made->source, store, id, error);
 }
 
 static int insert(struct store *store, const struct new_source *made, uint64_t id,
@@ -332,7 +298,7 @@ static int insert_unsized(struct store *store, const struct new_source *made, ui
 	return sql_do(statement);
 }
 
-/* What the mirror said of itself belongs to the size that it said. */
+/* Pins the identity that the mirror gave together with the size. */
 static int insert_identity(struct store *store, const struct new_source *made, uint64_t id)
 {
 	if (!made->identity)
@@ -343,23 +309,22 @@ static int insert_identity(struct store *store, const struct new_source *made, u
 	return sql_do(store->add_identity);
 }
 
-static int store_new(struct store *store, struct new_source *made, uint64_t id,
-		     struct complaint *complaint)
+static int store_new(struct store *store, struct new_source *made, uint64_t id, struct error *error)
 {
 	sqlite3_int64 list = 0;
 	int err = 0;
 
 	if (made->source->has_digests)
-		err = store_list(store, made, id, &list, complaint);
+		err = store_list(store, made, id, &list, error);
 	else if (getrandom(made->source->key, SOURCE_KEY_BYTES, 0) != SOURCE_KEY_BYTES)
-		err = complain(complaint, -EIO, "cannot get random bytes");
+		err = error_set(error, -EIO, "cannot get random bytes");
 	if (err)
 		return err;
 	err = insert(store, made, id, list);
 	if (!err)
 		err = insert_identity(store, made, id);
 	if (err)
-		return sql_complain(store->writer, "write to", complaint) ?: err;
+		return sql_error_set(store->writer, "write to", error) ?: err;
 	if (made->identity) {
 		made->source->mirrors[made->probed].identity = made->identity;
 		made->identity = NULL;
@@ -368,8 +333,7 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id,
 	return 0;
 }
 
-int new_source_store(struct store *store, struct new_source *made, uint64_t id,
-		     struct complaint *complaint)
+int new_source_store(struct store *store, struct new_source *made, uint64_t id, struct error *error)
 {
 	sqlite3_int64 found;
 	int err;
@@ -378,14 +342,14 @@ int new_source_store(struct store *store, struct new_source *made, uint64_t id,
 		return 0;
 	found = find(store, "SELECT id FROM sources WHERE name = ?1", made->name);
 	if (found < 0)
-		return sql_complain(store->writer, "read", complaint);
+		return sql_error_set(store->writer, "read", error);
 	made->id = found ? (uint64_t)found : id;
-	/* Or it is another one of the same request. */
+	/* It may also be another source of the same request. */
 	if (found && made->id <= store->source_count)
 		made->known = store->sources[found - 1];
-	err = found ? 0 : store_new(store, made, id, complaint);
+	err = found ? 0 : store_new(store, made, id, error);
 	if (err || !made->has_unsized)
 		return err;
 	err = insert_unsized(store, made, made->id);
-	return err ? sql_complain(store->writer, "write to", complaint) : 0;
+	return err ? sql_error_set(store->writer, "write to", error) : 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Lists of digests: how they come in, where they lie, and the root that covers them. */
+/* Lists of digests: how they are read and stored, and the root that covers them. */
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -67,7 +67,7 @@ static EVP_MD_CTX *root_begin(const struct source *source)
 	return NULL;
 }
 
-/* What is done with each page of a list. */
+/* Called for each page of a list. */
 struct page {
 	uint64_t number;
 	size_t bytes;
@@ -76,7 +76,7 @@ struct page {
 
 typedef int (*page_fn)(const struct page *page, void *argument);
 
-/* Goes through the list; `root` gets what it hashes to. */
+/* Goes through the list; stores its hash in `root`. */
 static int for_pages(const struct digest_list *list, const struct source *source, page_fn each,
 		     void *argument, uint8_t root[static SOURCE_DIGEST_BYTES])
 {
@@ -108,67 +108,67 @@ static int for_pages(const struct digest_list *list, const struct source *source
 	return EVP_DigestFinal_ex(context, root, NULL) ? 0 : -ENOMEM;
 }
 
-static int take_inline(const json_t *hexes, struct digest_list *list, struct complaint *complaint)
+static int take_inline(const json_t *hexes, struct digest_list *list, struct error *error)
 {
 	list->count = json_array_size(hexes);
 	list->digests = calloc(list->count ?: 1, SOURCE_DIGEST_BYTES);
 	if (!list->digests)
-		return complain(complaint, -ENOMEM, "no memory for digests");
+		return error_set(error, -ENOMEM, "no memory for digests");
 	for (uint64_t i = 0; i < list->count; i++) {
 		const char *hex = json_string_value(json_array_get(hexes, i));
 
 		if (!hex || digest_from_hex(hex, list->digests + i * SOURCE_DIGEST_BYTES))
-			return complain(complaint, -EINVAL,
-					"digest %" PRIu64 " is not %d hexadecimal digits (0-9a-f)",
-					i, 2 * SOURCE_DIGEST_BYTES);
+			return error_set(error, -EINVAL,
+					 "digest %" PRIu64 " is not %d hexadecimal digits (0-9a-f)",
+					 i, 2 * SOURCE_DIGEST_BYTES);
 	}
 	return 0;
 }
 
-static int look_at_file(struct digest_list *list, struct complaint *complaint)
+static int look_at_file(struct digest_list *list, struct error *error)
 {
-	/* Without waiting for whoever would write to a FIFO. */
+	/* Do not wait for a writer if this is a FIFO. */
 	_cleanup_close_ int fd = open(list->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
 	struct stat status;
 
 	if (*list->path != '/')
-		return complain(complaint, -EINVAL, "the path of digests '%s' is not absolute",
-				list->path);
+		return error_set(error, -EINVAL, "the path of digests '%s' is not absolute",
+				 list->path);
 	if (fd < 0 || fstat(fd, &status))
-		return complain(complaint, -errno, "cannot open digests '%s': %s", list->path,
-				strerror(errno));
+		return error_set(error, -errno, "cannot open digests '%s': %s", list->path,
+				 strerror(errno));
 	if (!S_ISREG(status.st_mode))
-		return complain(complaint, -EINVAL, "'%s' is no regular file", list->path);
+		return error_set(error, -EINVAL, "'%s' is no regular file", list->path);
 	if (status.st_size % SOURCE_DIGEST_BYTES)
-		return complain(complaint, -EINVAL,
-				"'%s' has %lld bytes, no multiple of the %d of a digest",
-				list->path, (long long)status.st_size, SOURCE_DIGEST_BYTES);
+		return error_set(error, -EINVAL,
+				 "'%s' has %lld bytes, no multiple of the %d of a digest",
+				 list->path, (long long)status.st_size, SOURCE_DIGEST_BYTES);
 	list->count = (uint64_t)status.st_size / SOURCE_DIGEST_BYTES;
 	return 0;
 }
 
-static int take_list(json_t *digests, struct digest_list *list, struct complaint *complaint)
+static int take_list(json_t *digests, struct digest_list *list, struct error *error)
 {
 	json_t *keys;
 	int err;
 
 	if (json_is_array(digests))
-		return take_inline(digests, list, complaint);
+		return take_inline(digests, list, error);
 	if (!json_is_object(digests))
-		return complain(complaint, -EINVAL,
-				"\"digests\" must be a list of digests, or {\"path\": FILE}");
+		return error_set(error, -EINVAL,
+				 "\"digests\" must be a list of digests, or {\"path\": FILE}");
 	keys = json_copy(digests);
 	if (!keys)
-		return complain(complaint, -ENOMEM, "no memory for digests");
-	err = keys_take_string(keys, "path", true, &list->path, complaint);
+		return error_set(error, -ENOMEM, "no memory for digests");
+	err = keys_take_string(keys, "path", true, &list->path, error);
 	if (!err)
-		err = keys_refuse_unknown(keys, complaint);
+		err = keys_refuse_unknown(keys, error);
 	json_decref(keys);
-	return err ? err : look_at_file(list, complaint);
+	return err ? err : look_at_file(list, error);
 }
 
 int digest_list_take(json_t *keys, const struct source *source, struct digest_list *list,
-		     struct complaint *complaint)
+		     struct error *error)
 {
 	json_t *digests = json_object_get(keys, "digests");
 	uint64_t units = source_units(source);
@@ -177,19 +177,19 @@ int digest_list_take(json_t *keys, const struct source *source, struct digest_li
 	if (!digests)
 		return 0;
 	if (source->computed)
-		return complain(complaint, -EINVAL, "a computed source has no digests");
-	err = take_list(digests, list, complaint);
+		return error_set(error, -EINVAL, "a computed source has no digests");
+	err = take_list(digests, list, error);
 	json_object_del(keys, "digests");
 	if (err)
 		return err;
 	if (list->count != units)
-		return complain(complaint, -EINVAL,
-				"%" PRIu64 " digests for %" PRIu64 " units of %u bytes (%" PRIu64
-				" bytes in all)",
-				list->count, units, source->unit_bytes, source->size);
+		return error_set(error, -EINVAL,
+				 "%" PRIu64 " digests for %" PRIu64 " units of %u bytes (%" PRIu64
+				 " bytes in all)",
+				 list->count, units, source->unit_bytes, source->size);
 	err = for_pages(list, source, NULL, NULL, list->root);
-	return err ? complain(complaint, err, "cannot read digests%s%s: %s", list->path ? " " : "",
-			      list->path ?: "", strerror(-err)) :
+	return err ? error_set(error, err, "cannot read digests%s%s: %s", list->path ? " " : "",
+			       list->path ?: "", strerror(-err)) :
 		     0;
 }
 
@@ -215,7 +215,7 @@ static int store_page(const struct page *page, void *argument)
 }
 
 int digest_list_store(const struct digest_list *list, const struct source *source,
-		      struct store *store, uint64_t number, struct complaint *complaint)
+		      struct store *store, uint64_t number, struct error *error)
 {
 	_cleanup_sql_ sqlite3_stmt *insert = NULL;
 	struct storing storing = { .number = number };
@@ -226,13 +226,13 @@ int digest_list_store(const struct digest_list *list, const struct source *sourc
 	if (!err)
 		err = for_pages(list, source, store_page, &storing, root);
 	if (err && sql_errno(store->writer))
-		return sql_complain(store->writer, "write digests to", complaint);
+		return sql_error_set(store->writer, "write digests to", error);
 	if (err)
-		return complain(complaint, err, "cannot read digests %s: %s", list->path ?: "",
-				strerror(-err));
+		return error_set(error, err, "cannot read digests %s: %s", list->path ?: "",
+				 strerror(-err));
 	if (memcmp(root, list->root, sizeof(root)) != 0)
-		return complain(complaint, -EINVAL, "the digests in '%s' have just changed",
-				list->path ?: "");
+		return error_set(error, -EINVAL, "the digests in '%s' have just changed",
+				 list->path ?: "");
 	return 0;
 }
 
@@ -308,7 +308,7 @@ int store_check_digests(struct store *store, const struct source *source)
 		uint64_t count = rest < DIGESTS_PER_PAGE ? rest : DIGESTS_PER_PAGE;
 		int err;
 
-		/* For each page: others want it too. */
+		/* Lock for each page only, because readers need the lock too. */
 		pthread_mutex_lock(&store->read_lock);
 		err = find_page(store, source, number, 0, count, page, false);
 		pthread_mutex_unlock(&store->read_lock);

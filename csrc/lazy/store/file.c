@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The map file itself. SQLite's "unix-excl" locks it against other processes for as long as it is
- * open, and keeps the index of the write-ahead log in memory, so that two connections of this
- * process share it and nothing but the file and its log lies on the disk.
+ * The map file. SQLite's "unix-excl" locks it against other processes while it is open, and keeps
+ * the index of the write-ahead log in memory: two connections of this process share it, and only
+ * the file and its log are on the disk.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,13 +17,13 @@
 #include "base/cleanup.h"
 #include "lazy/store/internal.h"
 
-/* How long another process may have the file: it may be about to end. */
+/* How long to wait for another process that has the file; it may be about to end. */
 enum { BUSY_MS = 1000, PAGE_BYTES = 4096 };
 
 /*
- * `list` is the source whose digests these are: sources of the same root share them. The number of a
- * page of digests is that source's, shifted by DIGEST_PAGE_BITS, and the page's own. `sum` tells
- * when a bit of the row has turned; all else of that sort shows in what a digest does not match.
+ * `list` is the source that has the digests: sources with the same root share them. The number of a
+ * page of digests is that source's number, shifted by DIGEST_PAGE_BITS, plus the index of the page.
+ * `sum` detects flipped bits in the row; elsewhere, a digest that does not match shows them.
  */
 static const char schema[] =
 	"CREATE TABLE sources("
@@ -44,34 +44,34 @@ static const char schema[] =
 	" source INTEGER NOT NULL, mirror INTEGER NOT NULL, identity TEXT NOT NULL,"
 	" PRIMARY KEY(source, mirror)) STRICT, WITHOUT ROWID;";
 
-static int check_file(const char *path, uint64_t *size, struct complaint *complaint)
+static int check_file(const char *path, uint64_t *size, struct error *error)
 {
 	struct stat status;
 
 	if (lstat(path, &status))
 		return errno == ENOENT ? -ENOENT :
-					 complain(complaint, -errno, "cannot look at '%s': %s",
-						  path, strerror(errno));
+					 error_set(error, -errno, "cannot examine '%s': %s", path,
+						   strerror(errno));
 	if (S_ISLNK(status.st_mode)) {
-		complaint_hint(complaint, "name the file that it leads to");
-		return complain(complaint, -ELOOP, "'%s' is a symbolic link", path);
+		error_set_hint(error, "name the file that it leads to");
+		return error_set(error, -ELOOP, "'%s' is a symbolic link", path);
 	}
 	if (!S_ISREG(status.st_mode))
-		return complain(complaint, -EUCLEAN, "'%s' is no regular file", path);
+		return error_set(error, -EUCLEAN, "'%s' is no regular file", path);
 	if (status.st_uid != geteuid())
-		return complain(complaint, -EPERM, "'%s' belongs to user %u, not to user %u", path,
-				(unsigned)status.st_uid, (unsigned)geteuid());
+		return error_set(error, -EPERM, "'%s' belongs to user %u, not to user %u", path,
+				 (unsigned)status.st_uid, (unsigned)geteuid());
 	if (status.st_mode & 077) {
-		complaint_hint(complaint, "if its content can be trusted: chmod 600");
-		return complain(complaint, -EPERM, "'%s' is open to others (mode %03o)", path,
-				(unsigned)status.st_mode & 0777);
+		error_set_hint(error, "if its content can be trusted: chmod 600");
+		return error_set(error, -EPERM, "'%s' is open to others (mode %03o)", path,
+				 (unsigned)status.st_mode & 0777);
 	}
 	*size = (uint64_t)status.st_size;
 	return 0;
 }
 
-/* The file, its log and a journal: each is as it should be, or not there. */
-static int check_files(const char *path, struct complaint *complaint)
+/* Checks that the file, its log and a journal are regular files, or missing. */
+static int check_files(const char *path, struct error *error)
 {
 	static const char *const names[] = { "", "-wal", "-journal" };
 	uint64_t sizes[3] = {};
@@ -80,77 +80,79 @@ static int check_files(const char *path, struct complaint *complaint)
 
 	for (unsigned i = 0; i < 3; i++) {
 		if (snprintf(name, sizeof(name), "%s%s", path, names[i]) >= (int)sizeof(name))
-			return complain(complaint, -ENAMETOOLONG, "'%s' is too long a name", path);
-		errors[i] = check_file(name, &sizes[i], complaint);
+			return error_set(error, -ENAMETOOLONG, "'%s' is too long a name", path);
+		errors[i] = check_file(name, &sizes[i], error);
 		if (errors[i] && errors[i] != -ENOENT)
 			return errors[i];
 	}
 	/*
-	 * NB: SQLite would take it for a new one, and throw the log away. While it is made, it may be
-	 * as short, but then there is no log yet, and a journal.
+	 * NB: SQLite would take it for a new file and discard the log. While the file is being
+	 * made, it may be as short, but then there is a journal, and no log yet.
 	 */
 	if (sizes[0] < PAGE_BYTES && (sizes[1] || (sizes[0] && !sizes[2])))
-		return complain(complaint, -EUCLEAN,
-				"'%s' has only %llu bytes: it is no map, or damaged", path,
-				(unsigned long long)sizes[0]);
+		return error_set(error, -EUCLEAN,
+				 "'%s' has only %llu bytes: it is no map, or damaged", path,
+				 (unsigned long long)sizes[0]);
 	return errors[0];
 }
 
-/* SQLite takes no symbolic link anywhere in a name (SQLITE_OPEN_NOFOLLOW); directories may be. */
-static int resolve(struct store *store, const char *path, struct complaint *complaint)
+/*
+ * SQLite follows no symbolic link anywhere in a path (SQLITE_OPEN_NOFOLLOW), so resolve those of
+ * the directory.
+ */
+static int resolve(struct store *store, const char *path, struct error *error)
 {
 	_cleanup_free_ char *copy = strdup(path), *other = strdup(path), *directory = NULL;
 	char *name = other ? basename(other) : NULL;
 
 	if (!copy || !name)
-		return complain(complaint, -ENOMEM, "no memory for a map");
+		return error_set(error, -ENOMEM, "no memory for a map");
 	directory = realpath(dirname(copy), NULL);
 	if (!directory) {
 		int err = -errno;
 
 		if (err == -ENOENT)
-			complaint_hint(complaint, "make its directory first");
-		return complain(complaint, err, "cannot open map '%s': %s", path, strerror(-err));
+			error_set_hint(error, "make its directory first");
+		return error_set(error, err, "cannot open map '%s': %s", path, strerror(-err));
 	}
 	if (asprintf(&store->path, "%s/%s", strcmp(directory, "/") ? directory : "", name) < 0) {
 		store->path = NULL;
-		return complain(complaint, -ENOMEM, "no memory for a map");
+		return error_set(error, -ENOMEM, "no memory for a map");
 	}
 	return 0;
 }
 
-static int sync_directory(const char *path, struct complaint *complaint)
+static int sync_directory(const char *path, struct error *error)
 {
 	_cleanup_free_ char *copy = strdup(path);
 	_cleanup_close_ int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) :
 					-1;
 
 	if (fd < 0 || fsync(fd))
-		return complain(complaint, -errno, "cannot sync the directory of '%s': %s", path,
-				strerror(errno));
+		return error_set(error, -errno, "cannot sync the directory of '%s': %s", path,
+				 strerror(errno));
 	return 0;
 }
 
-/* An empty file is an empty map: if we are killed here, the next one goes on. */
-static int make_file(const char *path, struct complaint *complaint)
+/* An empty file is an empty map: if we are killed here, the next server continues. */
+static int make_file(const char *path, struct error *error)
 {
 	_cleanup_close_ int fd =
 		open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
 
 	if (fd < 0 || fchmod(fd, 0600))
-		return complain(complaint, -errno, "cannot make map '%s': %s", path,
-				strerror(errno));
+		return error_set(error, -errno, "cannot make map '%s': %s", path, strerror(errno));
 	return 0;
 }
 
-int store_file_connect(const struct store *store, sqlite3 **db, struct complaint *complaint)
+int store_file_connect(const struct store *store, sqlite3 **db, struct error *error)
 {
 	int rc = sqlite3_open_v2(store->path, db,
 				 SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW,
 				 "unix-excl");
 
 	if (!*db)
-		return complain(complaint, -ENOMEM, "no memory for a map");
+		return error_set(error, -ENOMEM, "no memory for a map");
 	if (rc != SQLITE_OK)
 		return sql_errno(*db);
 	sqlite3_extended_result_codes(*db, 0);
@@ -160,7 +162,7 @@ int store_file_connect(const struct store *store, sqlite3 **db, struct complaint
 			    "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON");
 }
 
-static int make_tables(struct store *store, struct complaint *complaint)
+static int make_tables(struct store *store, struct error *error)
 {
 	char numbers[100];
 	int err;
@@ -175,13 +177,13 @@ static int make_tables(struct store *store, struct complaint *complaint)
 	if (!err)
 		err = store_commit(store);
 	if (err) {
-		err = sql_complain(store->writer, "make", complaint);
+		err = sql_error_set(store->writer, "make", error);
 		store_rollback(store);
 	}
 	return err;
 }
 
-static int check_version(struct store *store, struct complaint *complaint)
+static int check_version(struct store *store, struct error *error)
 {
 	sqlite3_int64 application, version, tables;
 	int err = sql_number(store->writer, "PRAGMA application_id", &application);
@@ -193,36 +195,35 @@ static int check_version(struct store *store, struct complaint *complaint)
 	if (err)
 		return err;
 	if (!application && !version && !tables)
-		return make_tables(store, complaint);
+		return make_tables(store, error);
 	if (application != STORE_APPLICATION_ID || version < 1)
-		return complain(complaint, -EUCLEAN, "'%s' is another program's database, no map",
-				store->path);
+		return error_set(error, -EUCLEAN, "'%s' is another program's database, no map",
+				 store->path);
 	if (version > STORE_VERSION) {
-		complaint_hint(complaint, "use the version of btrfs-ublk that made it, or a newer");
-		return complain(
-			complaint, -EPROTONOSUPPORT,
+		error_set_hint(error, "use the version of btrfs-ublk that made it, or a newer");
+		return error_set(
+			error, -EPROTONOSUPPORT,
 			"'%s' is a map of version %lld; this server knows versions up to %d",
 			store->path, (long long)version, STORE_VERSION);
 	}
 	return 0;
 }
 
-/* What SQLite's words for it would leave unclear. */
-static int say_why(struct store *store, int err, struct complaint *complaint)
+/* Explains errors for which SQLite's own text is unclear. */
+static int say_why(struct store *store, int err, struct error *error)
 {
 	switch (err) {
 	case -EBUSY:
-		complaint_hint(complaint, "one server has a map at a time: see btrfs-ublk device "
-					  "list");
-		return complain(complaint, err, "map '%s' is in use by another process",
-				store->path);
+		error_set_hint(error, "one server has a map at a time: see btrfs-ublk device "
+				      "list");
+		return error_set(error, err, "map '%s' is in use by another process", store->path);
 	case -EUCLEAN:
-		complaint_hint(complaint, "put a copy of it back; or name another file, and a new "
-					  "map is made there");
-		return complain(complaint, err, "'%s' is no map, or damaged: %s", store->path,
-				sqlite3_errmsg(store->writer));
+		error_set_hint(error, "put a copy of it back; or name another file, and a new "
+				      "map is made there");
+		return error_set(error, err, "'%s' is no map, or damaged: %s", store->path,
+				 sqlite3_errmsg(store->writer));
 	default:
-		return sql_complain(store->writer, "open", complaint) ?: err;
+		return sql_error_set(store->writer, "open", error) ?: err;
 	}
 }
 
@@ -256,36 +257,39 @@ static int prepare_all(struct store *store)
 	return 0;
 }
 
-static int open_connections(struct store *store, struct complaint *complaint)
+static int open_connections(struct store *store, struct error *error)
 {
-	int err = store_file_connect(store, &store->writer, complaint);
+	int err = store_file_connect(store, &store->writer, error);
 
 	if (err)
 		return err;
 	err = sql_run(store->writer, "PRAGMA journal_mode=WAL");
 	if (!err)
-		err = check_version(store, complaint);
+		err = check_version(store, error);
 	if (!err)
-		err = store_file_connect(store, &store->reader, complaint);
+		err = store_file_connect(store, &store->reader, error);
 	return err ? err : prepare_all(store);
 }
 
-int store_file_open(struct store *store, const char *path, struct complaint *complaint)
+int store_file_open(struct store *store, const char *path, struct error *error)
 {
-	int err = resolve(store, path, complaint);
+	int err = resolve(store, path, error);
 
 	if (err)
 		return err;
-	err = check_files(store->path, complaint);
+	err = check_files(store->path, error);
 	if (err == -ENOENT)
-		err = make_file(store->path, complaint);
+		err = make_file(store->path, error);
 	if (err)
 		return err;
-	err = open_connections(store, complaint);
+	err = open_connections(store, error);
 	if (err)
-		return say_why(store, err, complaint);
-	/* SQLite would do it at the first commit, from where the directory may not be seen. */
-	return sync_directory(store->path, complaint);
+		return say_why(store, err, error);
+	/*
+	 * Sync it now: SQLite would do that at the first commit, when the directory may be out of
+	 * sight.
+	 */
+	return sync_directory(store->path, error);
 }
 
 void store_file_close(struct store *store)
@@ -307,8 +311,8 @@ int store_commit(struct store *store)
 }
 
 /*
- * NB: a commit whose sync failed is whole in the log all the same, and would be found there after a
- * power cut. So the log is emptied, as far as the disk lets us.
+ * NB: a commit whose sync failed is nevertheless complete in the log, and could reappear after a
+ * power cut. So empty the log, as far as the disk allows.
  */
 void store_rollback(struct store *store)
 {

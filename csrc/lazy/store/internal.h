@@ -12,16 +12,16 @@
 enum {
 	STORE_VERSION = 1,
 	STORE_APPLICATION_ID = 0x62756d70,
-	/* As many as fill a page of SQLite's, so that finding one reads one page. */
+	/* as many as fit a page of SQLite's, so that a lookup reads one page */
 	DIGESTS_PER_PAGE = 126,
-	DIGEST_PAGES_KEPT = 512, /* in memory: 2 MiB, of 64512 units */
+	DIGEST_PAGES_KEPT = 512, /* in memory: 2 MiB, for 64512 units */
 	DIGEST_PAGE_BITS = 32,
 	NAME_BYTES = 32,
 };
 
 struct pin;
 
-/* Pins that wait for their commit, and who does it. */
+/* Pins that wait for a commit, and whether a thread is doing it. */
 struct pin_queue {
 	pthread_mutex_t lock;
 	pthread_cond_t done;
@@ -30,7 +30,7 @@ struct pin_queue {
 	bool has_leader;
 };
 
-/* In memory; number 0 is no source's. */
+/* A page in memory. No source has number 0. */
 struct digest_page {
 	uint64_t source, number;
 	unsigned count;
@@ -42,9 +42,9 @@ struct store {
 	struct map *map;
 
 	/*
-	 * Two connections, so that a large addition does not keep a read waiting that needs a
-	 * digest. Each lock is of the connection and its statements; `write_lock` also of the
-	 * sources, and it makes its holder the one thread that may add to the map.
+	 * There are two connections, so that a large addition does not delay a read that needs a
+	 * digest. Each lock protects a connection and its statements. `write_lock` also protects
+	 * the sources, and only its holder may add to the map.
 	 */
 	pthread_mutex_t write_lock, read_lock;
 	sqlite3 *writer, *reader;
@@ -56,28 +56,31 @@ struct store {
 	uint64_t source_count, source_room;
 	struct pin_queue pins;
 
-	pthread_mutex_t pages_lock; /* held for a copy of one page, at most */
+	pthread_mutex_t pages_lock; /* held for at most the copy of one page */
 	struct digest_page pages[DIGEST_PAGES_KEPT];
 };
 
-/* file.c: the file's connections, with the tables that they should have. */
-int store_file_open(struct store *store, const char *path, struct complaint *complaint);
+/* file.c: the file's connections and tables. */
+int store_file_open(struct store *store, const char *path, struct error *error);
 void store_file_close(struct store *store);
-/* One more connection of this process; to be closed also on failure, where it is not NULL. */
-int store_file_connect(const struct store *store, sqlite3 **db, struct complaint *complaint);
-/* Ends the writer's transaction; 0, or a negative errno and nothing of it is left. */
+/*
+ * Opens one more connection of this process. If `*db` is not NULL, it must be closed even after a
+ * failure.
+ */
+int store_file_connect(const struct store *store, sqlite3 **db, struct error *error);
+/* Ends the writer's transaction. Returns 0, or a negative errno when nothing of it was written. */
 int store_commit(struct store *store);
 void store_rollback(struct store *store);
 
 /* load.c */
-int store_load(struct store *store, struct complaint *complaint);
-/* Of a row of mappings, to notice when one of its bits has turned. */
+int store_load(struct store *store, struct error *error);
+/* The checksum of a row of mappings, to detect flipped bits. */
 uint32_t store_mapping_sum(uint64_t offset, uint64_t length, uint64_t source,
 			   uint64_t source_offset);
-/* Room for `count` more in store->sources. */
+/* Makes room for `count` more in store->sources. */
 int store_reserve_sources(struct store *store, uint64_t count);
 
-/* digests.c: the digests that came with a source: in memory, or in a file. */
+/* digests.c: the digests that came with a source, in memory or in a file. */
 struct digest_list {
 	uint64_t count; /* 0: none came */
 	uint8_t *digests;
@@ -85,38 +88,57 @@ struct digest_list {
 	uint8_t root[SOURCE_DIGEST_BYTES];
 };
 
-/* Takes "digests" out of the keys of a source, and checks their number for `source`. */
+/*
+ * Takes "digests" out of the keys of a source, and checks that they are as many as `source` has
+ * units.
+ */
 int digest_list_take(json_t *keys, const struct source *source, struct digest_list *list,
-		     struct complaint *complaint);
-/* To the pages that begin with `number`; in a transaction. They must have the root they had. */
+		     struct error *error);
+/*
+ * Writes them to the pages that begin with `number`, in a transaction. They must still have the
+ * same root.
+ */
 int digest_list_store(const struct digest_list *list, const struct source *source,
-		      struct store *store, uint64_t number, struct complaint *complaint);
+		      struct store *store, uint64_t number, struct error *error);
 void digest_list_deinit(struct digest_list *list);
 int digest_from_hex(const char *hex, uint8_t digest[static SOURCE_DIGEST_BYTES]);
 void digest_to_hex(const uint8_t digest[static SOURCE_DIGEST_BYTES],
 		   char hex[static 2 * SOURCE_DIGEST_BYTES + 1]);
 
-/* description.c: a source that is to be added, or is found to be there. */
+/* description.c: a source that is to be added, or is in the map already. */
 struct new_source {
-	struct source *source;	     /* parsed; its id is 0 as long as it is not in the map */
-	struct source *known;	     /* the one in the map, instead */
+	struct source *source;	     /* parsed; its id is 0 while it is not in the map */
+	struct source *known;	     /* the identical one in the map, or NULL */
 	uint64_t id;		     /* in the map, after new_source_store() */
 	json_t *text;		     /* canonical: mirrors, size, unit, root */
-	uint8_t name[NAME_BYTES];    /* of the text */
-	uint8_t unsized[NAME_BYTES]; /* of the text without its size, where that was not given */
+	uint8_t name[NAME_BYTES];    /* hash of the text */
+	uint8_t unsized[NAME_BYTES]; /* hash of the text without its size, if none was given */
 	bool has_unsized;
 	struct digest_list list;
-	unsigned probed; /* the mirror that said the size */
-	char *identity;	 /* what it said besides, or NULL */
+	bool size_is_wanted; /* the size must be asked for; call new_source_take_size() then */
+	uint64_t size;	     /* the answer */
+	unsigned probed;     /* the mirror that gave it */
+	char *identity;	     /* the identity that it gave, or NULL */
 };
 
-/* Parse, and ask for the size where it is not given. Takes write_lock for moments only. */
+/*
+ * Parses the description, and finds it if it was added without a size before. Holds write_lock only
+ * briefly.
+ */
 int new_source_init(struct store *store, const json_t *description, struct new_source *made,
-		    struct complaint *complaint);
-/* In a transaction: find it in the map, or put it there, as number `id`. */
+		    struct error *error);
+int new_source_take_size(struct new_source *made, struct error *error);
+/* Finds it in the map, or stores it as number `id`, in a transaction. */
 int new_source_store(struct store *store, struct new_source *made, uint64_t id,
-		     struct complaint *complaint);
+		     struct error *error);
 void new_source_deinit(struct new_source *made);
+
+/*
+ * sizes.c: asks for the missing sizes, several at a time. Returns 0, -ECANCELED (`*over`), or the
+ * error of the first source that gave none; `*failed` is its index.
+ */
+int new_sources_ask(struct new_source *sources, size_t count, const bool *over, size_t *failed,
+		    struct error *error);
 
 /* pages.c; store_digest_at_hand() is in store.h */
 void digest_page_keep(struct store *store, const struct source *source, uint64_t number,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From the file into memory. What is read is checked as if anybody could have written it. */
+/* Loads the file into memory. Everything is validated as if anybody could have written it. */
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -37,14 +37,14 @@ int store_reserve_sources(struct store *store, uint64_t count)
 }
 
 static int damaged(const struct store *store, const char *what, uint64_t number,
-		   struct complaint *complaint)
+		   struct error *error)
 {
-	return complain(complaint, -EUCLEAN, "map '%s' is damaged: %s %" PRIu64 " makes no sense",
-			store->path, what, number);
+	return error_set(error, -EUCLEAN, "map '%s' is damaged: %s %" PRIu64 " makes no sense",
+			 store->path, what, number);
 }
 
-/* The row's source, parsed, with its number and key. */
-static int load_source(struct store *store, sqlite3_stmt *row, struct complaint *complaint)
+/* Makes the source of a row, with its number and key. */
+static int load_source(struct store *store, sqlite3_stmt *row, struct error *error)
 {
 	uint64_t id = (uint64_t)sqlite3_column_int64(row, 0);
 	const char *text = (const char *)sqlite3_column_text(row, 1);
@@ -55,17 +55,16 @@ static int load_source(struct store *store, sqlite3_stmt *row, struct complaint 
 	if (id != store->source_count + 1 || !keys ||
 	    sqlite3_column_bytes(row, 2) != SOURCE_KEY_BYTES) {
 		json_decref(keys);
-		return damaged(store, "source", id, complaint);
+		return damaged(store, "source", id, error);
 	}
 	json_object_del(keys, "root");
-	err = source_parse(keys, &source, complaint);
+	err = source_parse(keys, &source, error);
 	json_decref(keys);
 	if (!err)
 		err = store_reserve_sources(store, 1);
 	if (err) {
 		source_free(source);
-		complaint_hint(complaint, "this is source %" PRIu64 " of map '%s'", id,
-			       store->path);
+		error_set_hint(error, "this is source %" PRIu64 " of map '%s'", id, store->path);
 		return err;
 	}
 	source->id = id;
@@ -75,7 +74,7 @@ static int load_source(struct store *store, sqlite3_stmt *row, struct complaint 
 	return 0;
 }
 
-static int load_identity(struct store *store, sqlite3_stmt *row, struct complaint *complaint)
+static int load_identity(struct store *store, sqlite3_stmt *row, struct error *error)
 {
 	uint64_t id = (uint64_t)sqlite3_column_int64(row, 0);
 	uint64_t mirror = (uint64_t)sqlite3_column_int64(row, 1);
@@ -83,12 +82,12 @@ static int load_identity(struct store *store, sqlite3_stmt *row, struct complain
 	struct source *source = id - 1 < store->source_count ? store->sources[id - 1] : NULL;
 
 	if (!source || mirror >= source->mirror_count || !identity)
-		return damaged(store, "the mirrors' identity of source", id, complaint);
+		return damaged(store, "the mirrors' identity of source", id, error);
 	source->mirrors[mirror].identity = strdup(identity);
 	return source->mirrors[mirror].identity ? 0 : -ENOMEM;
 }
 
-/* The same rules as when it was added. */
+/* Applies the same rules as adding does. */
 static bool makes_sense(const struct store *store, const uint64_t row[static 4])
 {
 	uint64_t end;
@@ -101,7 +100,7 @@ static bool makes_sense(const struct store *store, const uint64_t row[static 4])
 	return end <= round_up_u64(store->sources[row[2] - 1]->size, BLOCK_BYTES);
 }
 
-static int load_mapping(struct store *store, sqlite3_stmt *row, struct complaint *complaint)
+static int load_mapping(struct store *store, sqlite3_stmt *row, struct error *error)
 {
 	const struct mapping *conflict;
 	uint64_t numbers[5];
@@ -111,7 +110,7 @@ static int load_mapping(struct store *store, sqlite3_stmt *row, struct complaint
 		numbers[i] = (uint64_t)sqlite3_column_int64(row, i);
 	if (!makes_sense(store, numbers) ||
 	    numbers[4] != store_mapping_sum(numbers[0], numbers[1], numbers[2], numbers[3]))
-		return damaged(store, "the mapping at", numbers[0], complaint);
+		return damaged(store, "the mapping at", numbers[0], error);
 	err = map_add(store->map,
 		      &(struct mapping){
 			      .offset = numbers[0],
@@ -120,43 +119,43 @@ static int load_mapping(struct store *store, sqlite3_stmt *row, struct complaint
 			      .source_offset = numbers[3],
 		      },
 		      &conflict);
-	return err == -EEXIST ? damaged(store, "the mapping at", numbers[0], complaint) : err;
+	return err == -EEXIST ? damaged(store, "the mapping at", numbers[0], error) : err;
 }
 
 static int for_rows(struct store *store, const char *query,
-		    int (*load)(struct store *, sqlite3_stmt *, struct complaint *),
-		    struct complaint *complaint)
+		    int (*load)(struct store *, sqlite3_stmt *, struct error *),
+		    struct error *error)
 {
 	_cleanup_sql_ sqlite3_stmt *statement = NULL;
 	int err = sql_prepare(store->reader, query, &statement);
 
 	if (err)
-		return sql_complain(store->reader, "read", complaint);
+		return sql_error_set(store->reader, "read", error);
 	for (;;) {
 		err = sql_step(statement);
 		if (!err)
 			return 0;
 		if (err < 0)
-			return sql_complain(store->reader, "read", complaint);
-		err = load(store, statement, complaint);
+			return sql_error_set(store->reader, "read", error);
+		err = load(store, statement, error);
 		if (err)
-			return complain(complaint, err, "cannot load map '%s': %s", store->path,
-					strerror(-err));
+			return error_set(error, err, "cannot load map '%s': %s", store->path,
+					 strerror(-err));
 	}
 }
 
-int store_load(struct store *store, struct complaint *complaint)
+int store_load(struct store *store, struct error *error)
 {
 	int err = for_rows(store, "SELECT id, text, key, list FROM sources ORDER BY id",
-			   load_source, complaint);
+			   load_source, error);
 
 	if (!err)
 		err = for_rows(store, "SELECT source, mirror, identity FROM identities",
-			       load_identity, complaint);
+			       load_identity, error);
 	if (!err)
 		err = for_rows(store,
 			       "SELECT offset, length, source, source_offset, sum FROM mappings"
 			       " ORDER BY offset",
-			       load_mapping, complaint);
+			       load_mapping, error);
 	return err;
 }

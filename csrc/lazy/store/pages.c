@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Pages of digests that were used lately, in memory: where they are asked for on threads that must not wait. */
+/* Recently used pages of digests, in memory, for threads that must not wait. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Pins: what was seen first, and has to be seen for ever. Who comes while a commit is under way waits
- * for it, and then for the next one, which has all that came meanwhile; one of them does it for all.
+ * Pins: the first digest or identity that was seen is binding from then on. Threads that come
+ * during a commit wait for it, and then share the next one, which one of them makes for all.
  */
 #include <errno.h>
 #include <string.h>
@@ -9,7 +9,10 @@
 #include "lazy/store/internal.h"
 
 struct pin {
-	/* Of the writer: `add` puts it in unless there is one, `same` says whether that is the same. */
+	/*
+	 * The writer's statements: `add` inserts the pin unless there is one; `same` tells whether
+	 * that one is the same.
+	 */
 	sqlite3_stmt *add, *same;
 	uint64_t source, number;
 	const void *value;
@@ -50,7 +53,10 @@ static void bind(sqlite3_stmt *statement, const struct pin *pin)
 		sqlite3_bind_blob(statement, 3, pin->value, (int)pin->bytes, SQLITE_STATIC);
 }
 
-/* Returns a negative errno when the transaction has failed; pin->result is of this one alone. */
+/*
+ * Returns a negative errno when the transaction has failed; pin->result is the result of this pin
+ * alone.
+ */
 static int put(struct store *store, struct pin *pin)
 {
 	int err, is_same;
@@ -86,7 +92,7 @@ static void put_all(struct store *store, struct pin *first)
 		pin->result = err;
 }
 
-/* With the lock held, which it gives away meanwhile. */
+/* To be called with the lock held, which is released meanwhile. */
 static void lead(struct store *store, struct pin_queue *queue)
 {
 	struct pin *all = queue->first;
@@ -98,7 +104,7 @@ static void lead(struct store *store, struct pin_queue *queue)
 	put_all(store, all);
 	pthread_mutex_lock(&queue->lock);
 	queue->has_leader = false;
-	/* NB: a pin lives with who waits for it, and is gone as soon as that may look. */
+	/* NB: a pin belongs to a waiting thread, and may be gone as soon as that thread runs. */
 	while (all) {
 		struct pin *next = all->next;
 

@@ -37,20 +37,20 @@ int sql_errno(sqlite3 *db)
 	case SQLITE_FORMAT:
 	case SQLITE_CONSTRAINT:
 	case SQLITE_MISMATCH:
-	case SQLITE_ERROR: /* a table that is not there, say */
+	case SQLITE_ERROR: /* such as a missing table */
 		return -EUCLEAN;
 	default:
 		return io_errno(db);
 	}
 }
 
-int sql_complain(sqlite3 *db, const char *what, struct complaint *complaint)
+int sql_error_set(sqlite3 *db, const char *what, struct error *error)
 {
 	int err = sql_errno(db);
 
 	if (err == -ENOSPC)
-		complaint_hint(complaint, "its file system is full: make room and try again");
-	return complain(complaint, err, "cannot %s the map: %s", what, sqlite3_errmsg(db));
+		error_set_hint(error, "its file system is full: make room and try again");
+	return error_set(error, err, "cannot %s the map: %s", what, sqlite3_errmsg(db));
 }
 
 int sql_run(sqlite3 *db, const char *statements)

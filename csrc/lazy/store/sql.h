@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* SQLite, in the terms of this program: negative errnos, and complaints. */
+/* A thin layer over SQLite with negative errnos and struct error. */
 #ifndef LAZY_STORE_SQL_H
 #define LAZY_STORE_SQL_H
 
 #include <sqlite3.h>
 #include <stddef.h>
 
-#include "lazy/complaint.h"
+#include "lazy/error.h"
 
 static inline void cleanup_finalize(sqlite3_stmt **statement)
 {
@@ -16,20 +16,20 @@ static inline void cleanup_finalize(sqlite3_stmt **statement)
 /* `_cleanup_sql_ sqlite3_stmt *statement = NULL;` */
 #define _cleanup_sql_ __attribute__((cleanup(cleanup_finalize)))
 
-/* The negative errno of the connection's last failure. */
+/* Returns the negative errno of the connection's last failure. */
 int sql_errno(sqlite3 *db);
 
-/* "cannot DO the map: why"; returns sql_errno(). */
-int sql_complain(sqlite3 *db, const char *what, struct complaint *complaint);
+/* Sets "cannot DO the map: why"; returns sql_errno(). */
+int sql_error_set(sqlite3 *db, const char *what, struct error *error);
 
 /* Each returns 0 or a negative errno. */
 int sql_run(sqlite3 *db, const char *statements);
 int sql_prepare(sqlite3 *db, const char *text, sqlite3_stmt **statement);
-/* 1: a row; 0: no more; else a negative errno. */
+/* Returns 1 for a row, 0 at the end, or a negative errno. */
 int sql_step(sqlite3_stmt *statement);
-/* A statement without rows, made ready to be run again. */
+/* Runs a statement without rows, and resets it. */
 int sql_do(sqlite3_stmt *statement);
-/* The only number that a query gives. */
+/* Reads the single number that a query yields. */
 int sql_number(sqlite3 *db, const char *query, sqlite3_int64 *number);
 
 #endif

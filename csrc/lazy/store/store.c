@@ -19,19 +19,19 @@ static int init_locks(struct store *store)
 	return 0;
 }
 
-int store_open(const char *path, struct map *map, struct store **store, struct complaint *complaint)
+int store_open(const char *path, struct map *map, struct store **store, struct error *error)
 {
 	struct store *made = calloc(1, sizeof(*made));
 	int err;
 
 	if (!made || init_locks(made)) {
 		free(made);
-		return complain(complaint, -ENOMEM, "no memory for a map");
+		return error_set(error, -ENOMEM, "no memory for a map");
 	}
 	made->map = map;
-	err = store_file_open(made, path, complaint);
+	err = store_file_open(made, path, error);
 	if (!err)
-		err = store_load(made, complaint);
+		err = store_load(made, error);
 	if (err)
 		store_close(made);
 	else
@@ -134,7 +134,7 @@ static bool has_moved(struct store *store)
 	return moved;
 }
 
-/* Of pins by source: how many units are known. A negative errno, or their number. */
+/* Returns how many units are pinned, or a negative errno. */
 static int64_t count_pins(sqlite3 *db, const struct source *source)
 {
 	_cleanup_sql_ sqlite3_stmt *count = NULL;
@@ -147,10 +147,10 @@ static int64_t count_pins(sqlite3 *db, const struct source *source)
 	return found == 1 ? sqlite3_column_int64(count, 0) : found;
 }
 
-/* With a connection of its own: of millions it takes a while, and reads wait for the others. */
+/* Use a connection of its own: counting millions takes a while, and reads need the others. */
 int64_t store_pin_count(struct store *store, const struct source *source)
 {
-	struct complaint complaint = {};
+	struct error error = {};
 	sqlite3 *db = NULL;
 	int64_t found;
 
@@ -160,14 +160,14 @@ int64_t store_pin_count(struct store *store, const struct source *source)
 		pthread_mutex_unlock(&store->read_lock);
 		return found;
 	}
-	found = store_file_connect(store, &db, &complaint);
+	found = store_file_connect(store, &db, &error);
 	if (!found)
 		found = count_pins(db, source);
 	sqlite3_close(db);
 	return found;
 }
 
-static int check_with(sqlite3 *db, const char *path, struct complaint *complaint)
+static int check_with(sqlite3 *db, const char *path, struct error *error)
 {
 	_cleanup_sql_ sqlite3_stmt *check = NULL;
 	int found = sql_prepare(db, "PRAGMA integrity_check(1)", &check);
@@ -176,27 +176,26 @@ static int check_with(sqlite3 *db, const char *path, struct complaint *complaint
 	if (!found)
 		found = sql_step(check);
 	if (found < 1)
-		return sql_complain(db, "check", complaint) ?: -EUCLEAN;
+		return sql_error_set(db, "check", error) ?: -EUCLEAN;
 	text = (const char *)sqlite3_column_text(check, 0);
 	if (!text || strcmp(text, "ok") != 0)
-		return complain(complaint, -EUCLEAN, "map '%s' is damaged: %s", path,
-				text ?: "no memory");
+		return error_set(error, -EUCLEAN, "map '%s' is damaged: %s", path,
+				 text ?: "no memory");
 	return 0;
 }
 
-/* With a connection of its own: it may take minutes, and reads wait for the others. */
-int store_check(struct store *store, struct complaint *complaint)
+/* Use a connection of its own: it may take minutes, and reads need the others. */
+int store_check(struct store *store, struct error *error)
 {
 	sqlite3 *db = NULL;
 	int err;
 
 	if (has_moved(store))
-		return complain(complaint, -ESTALE,
-				"map '%s' was moved or removed while the server has it",
-				store->path);
-	err = store_file_connect(store, &db, complaint);
-	err = err ? sql_complain(db, "check", complaint) ?: err :
-		    check_with(db, store->path, complaint);
+		return error_set(error, -ESTALE,
+				 "map '%s' was moved or removed while the server has it",
+				 store->path);
+	err = store_file_connect(store, &db, error);
+	err = err ? sql_error_set(db, "check", error) ?: err : check_with(db, store->path, error);
 	sqlite3_close(db);
 	return err;
 }

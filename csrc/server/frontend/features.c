@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-int features_unavailable(json_t *about, const char *what, int err, const char *cure)
+int features_unavailable(json_t *about, const char *what, int err, const char *hint)
 {
 	json_t *reason = json_sprintf("%s: %s", what, strerror(-err));
 
 	if (json_object_set_new(about, "available", json_false()) ||
 	    json_object_set_new(about, "reason", reason) ||
-	    json_object_set_new(about, "cure", json_string(cure)))
+	    json_object_set_new(about, "cure", json_string(hint)))
 		return -ENOMEM;
 	return 0;
 }

@@ -8,14 +8,14 @@
 
 #include "base/message.h"
 
-/* In the order in which "auto" prefers them. */
+/* In the order of preference of "auto". */
 static const struct frontend_ops *const frontends[] = { &ublk_frontend, &fuse_frontend };
 
 enum { FRONTEND_COUNT = sizeof(frontends) / sizeof(*frontends) };
 
 static const char *const recovery_names[] = {
 	[RECOVERY_NONE] = "none",	[RECOVERY_REISSUE] = "reissue", [RECOVERY_QUEUE] = "queue",
-	[RECOVERY_FAIL_IO] = "fail-io", [RECOVERY_SWAP] = "swap",	[RECOVERY_AUTO] = "auto",
+	[RECOVERY_FAIL_IO] = "fail-io", [RECOVERY_AUTO] = "auto",
 };
 
 enum { RECOVERY_COUNT = sizeof(recovery_names) / sizeof(*recovery_names) };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A front end makes the engine's address space a block device (or a file) and feeds requests to the
- * engine's workers. One front end = one file (or prefix) behind one ops table.
+ * A front end makes a block device (or a file) of the engine's address space, and passes requests
+ * to the engine's workers. Each is one file (or prefix) behind one ops table.
  */
 #ifndef SERVER_FRONTEND_H
 #define SERVER_FRONTEND_H
@@ -15,105 +15,107 @@
 
 struct frontend_ops;
 
-/* What becomes of the device, and of its requests, when this process dies. */
+/* What happens to the device and its requests when this process dies. */
 enum recovery_mode {
-	RECOVERY_NONE,	  /* it goes */
-	RECOVERY_REISSUE, /* requests in flight are given to the next server, new ones wait for it */
-	RECOVERY_QUEUE,	  /* requests in flight fail, new ones wait */
+	RECOVERY_NONE,	  /* the device goes */
+	RECOVERY_REISSUE, /* the next server gets the requests in flight; new ones wait for it */
+	RECOVERY_QUEUE,	  /* requests in flight fail; new ones wait */
 	RECOVERY_FAIL_IO, /* requests fail until there is another server */
-	RECOVERY_SWAP,	  /* the same; the owner then moves the loop device to that one's file */
-	RECOVERY_AUTO,	  /* the first that the front end and the kernel have */
+	RECOVERY_AUTO,	  /* the first mode that front end and kernel support */
 };
 
 struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
 	struct engine *engine;
-	struct placement *placement; /* of the threads to come */
-	bool realtime;		     /* threads run before all that is not */
-	bool page_cache;	     /* of the file, where the device is one */
-	bool unprivileged;	     /* the device is of the user of this process */
-	int wanted_id;		     /* of the device, where there are numbers; -1: any */
-	uint64_t tag;		     /* by which `gc` recognises what was made */
+	struct placement *placement; /* for the threads */
+	bool realtime;		     /* threads have precedence over all that is not real-time */
+	bool page_cache;	     /* use the page cache for the file, if the device is a file */
+	bool unprivileged;	     /* the device belongs to the user of this process */
+	int wanted_id;		     /* the device's number, if there are numbers; -1: any */
+	uint64_t tag;		     /* by which `gc` recognizes our devices */
 	enum recovery_mode recovery;
-	int recover_id; /* the device to take over; -1: a new one is made */
-	bool grow;	/* what is taken over may be smaller than the engine's address space */
-	/* Features of ublk_features.h to insist on, and to do without. */
+	int recover_id; /* the device to take over; -1: make a new one */
+	bool grow; /* a device that is taken over may be smaller than the engine's address space */
+	/* Flags of ublk_features.h that must be used, or must not be used. */
 	uint64_t features_on;
 	uint64_t features_off;
 
-	/* Set by the caller, or by open() to what a device that is taken over has. */
+	/* Set by the caller; open() changes them to those of a device that is taken over. */
 	unsigned queues;       /* threads, each with a worker of the engine */
 	unsigned depth;	       /* requests in flight per queue */
-	uint32_t max_io_bytes; /* of one request */
+	uint32_t max_io_bytes; /* of a request */
 	/*
-	 * Descriptors of a FUSE connection to take over: the file (O_PATH), the connection, and one
-	 * for each queue.
+	 * Descriptors of a FUSE connection to take over, in this order: the file (O_PATH), the
+	 * connection, its clone for each queue, and the journal.
 	 */
 	const int *recover_fds;
-	unsigned recover_fd_count; /* 0: a new connection is made */
+	unsigned recover_fd_count; /* 0: make a new connection */
 
-	/* The front end's own. */
+	/* Internal to the front end. */
 	void *private;
 };
 
 /*
- * Each returns 0 or a negative errno, with a message given. -EOPNOTSUPP: the kernel lacks what was
- * asked for.
+ * Each returns 0, or a negative errno after a message. -EOPNOTSUPP: the kernel lacks what was asked
+ * for.
  */
 struct frontend_ops {
 	const char *name;
-	const char *kernel_device; /* is there where the kernel has what this front end needs */
+	const char *kernel_device; /* exists if the kernel has what this front end needs */
 	unsigned default_depth;
 	uint32_t default_max_io_bytes;
-	/* The same where requests may have to wait for other machines; 0: no other ones. */
+	/* The depth when requests may wait for other machines; 0: the same. */
 	unsigned waiting_depth;
-	unsigned waiting_depth_of_all; /* queues together, where it is less */
+	unsigned waiting_depth_of_all; /* limit for all queues together */
 	uint32_t waiting_max_io_bytes;
-	const char *takeover_option; /* of a server that comes after one that left its device */
+	const char *takeover_option; /* the option of a server that takes over a device */
 
 	/*
-	 * What the kernel has for this front end, and what is used of it; see features.h. Makes
-	 * nothing. Returns 0, or -ENOMEM.
+	 * Describes what the kernel has for this front end, and what is used of it; see features.h.
+	 * Makes nothing. Returns 0 or -ENOMEM.
 	 */
 	int (*features)(json_t *about);
 
-	/* Acquire what needs the host's view of the file system; makes and changes no device. */
+	/*
+	 * Opens what must be opened while the host's files can be seen; neither makes nor changes a
+	 * device.
+	 */
 	int (*open)(struct frontend *frontend);
 	/*
-	 * Make the device or file, or take it over; it answers reads when this returns. On failure,
-	 * what was made is undone, and what was to be taken over is left for another try.
+	 * Makes the device or file, or takes it over; it answers reads when this returns. On
+	 * failure, removes what was made, and leaves what was to be taken over for another try.
 	 */
 	int (*start)(struct frontend *frontend);
-	/* Keys for the ready line: "device" or "file", ... */
+	/* Adds keys to the ready event: "device" or "file", ... */
 	int (*describe)(const struct frontend *frontend, json_t *ready);
 	/*
-	 * The device, or with a file the file system that it is in, by its number (st_rdev, st_dev);
-	 * after open() as well, if it is taken over. 0: there is none yet, or it is not known.
+	 * The number of the device (st_rdev), or of the file's file system (st_dev). It is also
+	 * known after open() if the device is taken over. 0: there is none yet, or it is unknown.
 	 */
 	dev_t (*number)(const struct frontend *frontend);
-	/* A descriptor that becomes readable when the front end serves no more; -1: none. */
+	/* A descriptor that becomes readable when the front end has stopped serving; -1: none. */
 	int (*ended_fd)(const struct frontend *frontend);
-	/* Whether somebody has the file open. NULL: `withdraw` tells. */
+	/* Whether a process has the file open. NULL: only `withdraw` can tell. */
 	bool (*in_use)(const struct frontend *frontend);
 	/*
-	 * Make sure that nobody has the device mounted or claimed, nor will until stop(), which is
-	 * to follow. Returns 0, or -EBUSY. NULL: nobody can do so without the owner.
+	 * Makes sure that the device is not mounted or claimed, and cannot be until stop(), which
+	 * follows. Returns 0 or -EBUSY. NULL: only the owner could mount or claim it.
 	 */
 	int (*withdraw)(struct frontend *frontend);
 	/*
-	 * Remove the device or file, serving what is still in flight. Where requests come without
-	 * an end, they fail after some seconds.
+	 * Removes the device or file, after serving what is in flight. Requests that come without
+	 * end fail after some seconds.
 	 */
 	int (*stop)(struct frontend *frontend);
 	/*
-	 * Whether the device is there for another server when this process ends without stop().
+	 * Whether the device remains for another server when this process ends without stop().
 	 * NULL: never.
 	 */
 	bool (*outlives)(const struct frontend *frontend);
 	/*
-	 * Take no more requests, and answer those in flight where the kernel makes that possible.
-	 * The process then ends without close().
+	 * Takes no more requests, and answers those in flight where the kernel allows that. The
+	 * process then ends without close().
 	 */
 	void (*hand_over)(struct frontend *frontend);
 	void (*close)(struct frontend *frontend);
@@ -122,17 +124,19 @@ struct frontend_ops {
 extern const struct frontend_ops ublk_frontend;
 extern const struct frontend_ops fuse_frontend;
 
-/* As on the command line. */
+/* The name on the command line. */
 const char *recovery_name(enum recovery_mode recovery);
-/* Returns false when there is none of that name. */
+/* Returns false when there is no such name. */
 bool recovery_find(const char *name, enum recovery_mode *recovery);
 
-/* Prints what frontend_ops.features say, as one JSON line: {"ublk": {...}, "fuse": {...}}. */
+/*
+ * Prints what all frontend_ops.features describe, as one JSON line: {"ublk": {...}, "fuse": {...}}.
+ */
 int frontend_print_features(void);
 
-/* NULL: there is none of that name. */
+/* Returns NULL when there is no such name. */
 const struct frontend_ops *frontend_find(const char *name);
-/* The first one that this kernel can do. NULL, with a message given: none. */
+/* Returns the first one that this kernel supports; or NULL, after a message. */
 const struct frontend_ops *frontend_default(void);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The FUSE front end: the address space as one file, for kernels without ublk. The owner puts a loop
- * device on it. The file is in a mount that is attached to no directory (fuse_mount.h) and is opened
- * through /proc/PID/fd of this process, which only its owner may do.
+ * The FUSE front end: the address space as one file, for kernels without ublk. The owner puts a
+ * loop device on the file. Its mount is attached to no directory (fuse_mount.h), so it is opened
+ * through /proc/PID/fd of this process, which only the owner may do.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,9 @@
 #include "base/message.h"
 #include "base/size.h"
 #include "server/frontend/frontend.h"
+#include "server/frontend/fuse_allocator.h"
 #include "server/frontend/fuse_features.h"
+#include "server/frontend/fuse_journal.h"
 #include "server/frontend/fuse_mount.h"
 #include "server/frontend/fuse_queue.h"
 #include "server/frontend/fuse_session.h"
@@ -31,7 +33,7 @@ enum {
 	MAX_IO_BYTES = 1 << 20, /* 256 pages: FUSE_MAX_MAX_PAGES */
 	INTRODUCTION_WAIT_MS = 10000,
 	STOP_RETRY_MS = 10,
-	DRAIN_WAIT_MS = 5000, /* for all threads, to come to an end of the requests */
+	DRAIN_WAIT_MS = 5000, /* for all threads, until no more requests come */
 };
 
 static const char fuse_device[] = "/dev/fuse";
@@ -39,15 +41,17 @@ static const char fuse_device[] = "/dev/fuse";
 struct fuse {
 	struct fuse_export export;
 	struct fuse_session *session;
-	struct fuse_crew crew;
+	struct fuse_journal journal;
+	struct fuse_threads threads;
+	struct fuse_allocator allocator;
 	struct fuse_queue *queues;
-	enum recovery_mode recovery; /* not RECOVERY_AUTO once it serves */
-	unsigned opened;	     /* queues that have a descriptor */
-	unsigned serving;	     /* queues that were started and not yet stopped */
+	enum recovery_mode recovery; /* not RECOVERY_AUTO */
+	unsigned opened;	     /* number of queues that have a descriptor */
+	unsigned serving;	     /* number of queues that were started and not yet stopped */
 	enum fuse_phase phase;	     /* atomic */
-	int connection_fd;	     /* until the session has it */
-	bool grown;		     /* taken over, and the kernel does not know its size */
-	int place_fd; /* O_PATH, keeps the mount: its root, after a takeover the file */
+	int connection_fd;	     /* until the session owns it */
+	bool grown;   /* it was taken over, and the kernel does not know its new size */
+	int place_fd; /* O_PATH; keeps the mount: its root, or the file after a takeover */
 	int ended_fd;
 };
 
@@ -80,13 +84,8 @@ static int check_recovery(const struct frontend *frontend)
 	enum recovery_mode recovery = frontend->recovery;
 
 	if (recovery == RECOVERY_QUEUE || recovery == RECOVERY_FAIL_IO) {
-		msg_error("--recovery %s is of ublk; with fuse it is reissue or swap",
+		msg_error("--recovery %s is for ublk only; fuse has reissue",
 			  recovery_name(recovery));
-		return -EINVAL;
-	}
-	if (recovery == RECOVERY_SWAP && !frontend->engine->read_only) {
-		msg_error("--recovery swap is for read-only devices: the kernel moves no other "
-			  "loop device to another file");
 		return -EINVAL;
 	}
 	return 0;
@@ -105,16 +104,16 @@ static int check_options(const struct frontend *frontend)
 		return -EINVAL;
 	}
 	if (frontend->unprivileged) {
-		msg_error("--unprivileged is about ublk: a FUSE file needs a loop device, which "
+		msg_error("--unprivileged is for ublk only: a FUSE file needs a loop device, which "
 			  "only root makes");
 		return -EINVAL;
 	}
 	if (frontend->features_on || frontend->features_off) {
-		msg_error("--feature and --no-feature are about the ublk driver");
+		msg_error("--feature and --no-feature are for the ublk driver");
 		return -EINVAL;
 	}
 	if (frontend->recover_id >= 0) {
-		msg_error("--recover is about ublk devices; a FUSE connection is taken over by "
+		msg_error("--recover is for ublk devices; a FUSE connection is taken over by "
 			  "--recover-fds");
 		return -EINVAL;
 	}
@@ -124,7 +123,7 @@ static int check_options(const struct frontend *frontend)
 static int open_devices(struct frontend *frontend)
 {
 	struct fuse *fuse = frontend->private;
-	int fd = open_device();
+	int fd = open_device(), err;
 
 	if (fd < 0)
 		return fd;
@@ -135,17 +134,25 @@ static int open_devices(struct frontend *frontend)
 			return fd;
 		fuse->queues[fuse->opened].device_fd = fd;
 	}
-	return 0;
+	fuse->journal = (struct fuse_journal){ .queues = frontend->queues,
+					       .depth = frontend->depth,
+					       .buffer_bytes = frontend->max_io_bytes };
+	err = fuse_journal_create(&fuse->journal);
+	if (err)
+		msg_error("cannot make memory to be shared with the next server: %s",
+			  strerror(-err));
+	return err;
 }
 
 static int take_kept_devices(struct frontend *frontend)
 {
 	const int *fds = frontend->recover_fds;
+	unsigned last = frontend->recover_fd_count - 1;
 	struct fuse *fuse = frontend->private;
+	int err;
 
-	for (unsigned i = 0; i < frontend->recover_fd_count; i++) {
-		int err = fuse_take_kept_fd(fds[i], i ? FUSE_KEPT_DEVICE : FUSE_KEPT_FILE);
-
+	for (unsigned i = 0; i < last; i++) {
+		err = fuse_take_kept_fd(fds[i], i ? FUSE_KEPT_DEVICE : FUSE_KEPT_FILE);
 		if (err) {
 			msg_error("--recover-fds: %d is not %s: %s", fds[i],
 				  i ? fuse_device : "a file", strerror(-err));
@@ -156,6 +163,14 @@ static int take_kept_devices(struct frontend *frontend)
 	fuse->connection_fd = fds[1];
 	for (; fuse->opened < frontend->queues; fuse->opened++)
 		fuse->queues[fuse->opened].device_fd = fds[2 + fuse->opened];
+	err = fuse_journal_open(&fuse->journal, fds[last], frontend->queues);
+	if (err) {
+		msg_error("--recover-fds: %d is not the journal of a server with %u queues: %s",
+			  fds[last], frontend->queues, strerror(-err));
+		return err;
+	}
+	frontend->depth = fuse->journal.depth;
+	frontend->max_io_bytes = fuse->journal.buffer_bytes;
 	return 0;
 }
 
@@ -168,29 +183,46 @@ static int fuse_open(struct frontend *frontend)
 		return -ENOMEM;
 	fuse->connection_fd = -1;
 	fuse->place_fd = -1;
+	fuse->journal.fd = -1;
 	frontend->private = fuse;
-	fuse->crew.leader = FUSE_NO_LEADER;
-	sem_init(&fuse->crew.calls, 0, 0);
+	fuse->threads.leader = FUSE_NO_LEADER;
+	sem_init(&fuse->threads.calls, 0, 0);
 	fuse->export.introduced_fd = -1;
+	fuse->allocator.wake_fd = -1;
 	fuse->ended_fd = eventfd(0, EFD_CLOEXEC);
 	if (fuse->ended_fd < 0)
 		return -errno;
 	fuse->export.introduced_fd = eventfd(0, EFD_CLOEXEC);
 	if (fuse->export.introduced_fd < 0)
 		return -errno;
+	fuse->allocator.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (fuse->allocator.wake_fd < 0)
+		return -errno;
 	err = check_options(frontend);
 	if (err)
 		return err;
+	fuse->recovery = frontend->recovery;
+	if (fuse->recovery == RECOVERY_AUTO)
+		fuse->recovery = RECOVERY_REISSUE;
 	fuse->export.engine = frontend->engine;
 	fuse->export.page_cache = frontend->page_cache;
-	fuse->export.max_io_bytes = frontend->max_io_bytes;
 	clock_gettime(CLOCK_REALTIME, &fuse->export.time);
 	snprintf(fuse->export.name, sizeof(fuse->export.name), "btrfs-ublk-%016llx",
 		 (unsigned long long)frontend->tag);
 	fuse->queues = calloc(frontend->queues, sizeof(*fuse->queues));
 	if (!fuse->queues)
 		return -ENOMEM;
-	return is_takeover(frontend) ? take_kept_devices(frontend) : open_devices(frontend);
+	fuse->allocator.queues = fuse->queues;
+	for (; fuse->allocator.count < frontend->queues; fuse->allocator.count++) {
+		int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+		if (fd < 0)
+			return -errno;
+		fuse->queues[fuse->allocator.count].filled_fd = fd;
+	}
+	err = is_takeover(frontend) ? take_kept_devices(frontend) : open_devices(frontend);
+	fuse->export.max_io_bytes = frontend->max_io_bytes;
+	return err;
 }
 
 static int make_session(struct fuse *fuse)
@@ -219,7 +251,7 @@ static int mount_it(struct frontend *frontend)
 	return make_session(fuse);
 }
 
-/* From the kernel's memory (DONT_SYNC): nobody could answer a request now. */
+/* Ask the kernel's cache only (DONT_SYNC): nobody could answer a request now. */
 static int check_kept_file(const struct frontend *frontend)
 {
 	struct fuse *fuse = frontend->private;
@@ -244,13 +276,16 @@ static int check_kept_file(const struct frontend *frontend)
 		return -errno;
 	if (connection.revents & POLLERR) {
 		msg_error("the FUSE connection has ended");
-		msg_hint("start a server anew, and move the loop device to its file (swap)");
+		msg_hint("unmount the device, and make it again");
 		return -ENOTCONN;
 	}
 	return 0;
 }
 
-/* The mount is there, the kernel has been introduced, and whoever had the file open still has. */
+/*
+ * Takes the connection over: it is mounted and initialized, and processes may have the file open.
+ * The queues begin with the requests in the journal.
+ */
 static int take_over(struct frontend *frontend)
 {
 	struct fuse *fuse = frontend->private;
@@ -259,32 +294,30 @@ static int take_over(struct frontend *frontend)
 	if (err)
 		return err;
 	fuse_introduce(fuse->session);
-	fuse->export.minor = 0; /* that was not the kernel's */
+	fuse->export.minor = 0; /* it was not the kernel's */
 	fuse->export.opened = 1;
-	err = check_kept_file(frontend);
-	return err ? err : fuse_resend(fuse->queues[0].device_fd);
+	return check_kept_file(frontend);
 }
 
 static int start_queues(struct frontend *frontend)
 {
 	struct fuse *fuse = frontend->private;
+	int err;
 
 	for (unsigned i = 0; i < frontend->queues; i++) {
 		struct fuse_queue *queue = &fuse->queues[i];
-		/* What a CPU submits, any thread may receive. */
-		int err =
-			placement_choose(frontend->placement, &(cpu_set_t){}, &queue->thread.cpus);
-
+		/* Any thread may receive requests of any CPU. */
+		err = placement_choose(frontend->placement, &(cpu_set_t){}, &queue->thread.cpus);
 		if (err)
 			return err;
 		queue->index = (int)i;
-		queue->depth = frontend->depth;
-		queue->buffer_bytes = frontend->max_io_bytes;
+		queue->journal = &fuse->journal;
+		queue->allocator_fd = fuse->allocator.wake_fd;
 		queue->thread.ended_fd = fuse->ended_fd;
 		queue->thread.realtime = frontend->realtime;
 		queue->phase = &fuse->phase;
 		queue->session = fuse->session;
-		queue->crew = &fuse->crew;
+		queue->threads = &fuse->threads;
 		queue->worker = &frontend->engine->workers[i];
 		err = fuse_queue_start(queue);
 		if (err) {
@@ -293,13 +326,16 @@ static int start_queues(struct frontend *frontend)
 		}
 		fuse->serving++;
 	}
-	return 0;
+	err = fuse_allocator_start(&fuse->allocator);
+	if (err)
+		msg_error("cannot start the thread that gets memory: %s", strerror(-err));
+	return err;
 }
 
 /*
- * The kernel introduces itself as soon as the threads read. NB: looking at the file would be a better
- * proof, but a process must not wait for itself: killed in between, it would never end, and its
- * connection neither.
+ * Waits for the kernel's INIT request, which comes as soon as the threads read. NB: stat() of the
+ * file would be a better proof, but a process must not wait for itself: if it was killed then,
+ * neither it nor its connection would ever end.
  */
 static int wait_for_kernel(const struct fuse *fuse)
 {
@@ -314,32 +350,8 @@ static int wait_for_kernel(const struct fuse *fuse)
 	while (ready < 0 && errno == EINTR);
 	if (fds[0].revents)
 		return 0;
-	msg_error("the kernel does not take up the FUSE connection");
+	msg_error("the kernel does not answer on the FUSE connection");
 	return ready ? -ENOTCONN : -ETIMEDOUT;
-}
-
-/* What the owner can do when this server is killed. */
-static int settle_recovery(const struct frontend *frontend)
-{
-	struct fuse *fuse = frontend->private;
-	unsigned minor = fuse->export.minor;
-	/* After a takeover it is proven. */
-	bool resends = is_takeover(frontend) || minor >= FUSE_RESEND_MINOR;
-
-	fuse->recovery = frontend->recovery;
-	if (fuse->recovery == RECOVERY_REISSUE && !resends) {
-		msg_error("this kernel speaks FUSE 7.%u: --recovery reissue needs 7.%u (Linux 6.9)",
-			  minor, FUSE_RESEND_MINOR);
-		msg_hint("use --recovery swap, if the device is read-only");
-		return -EOPNOTSUPP;
-	}
-	if (fuse->recovery != RECOVERY_AUTO)
-		return 0;
-	if (resends)
-		fuse->recovery = RECOVERY_REISSUE;
-	else
-		fuse->recovery = frontend->engine->read_only ? RECOVERY_SWAP : RECOVERY_NONE;
-	return 0;
 }
 
 static bool stop_queues_within(struct fuse *fuse, unsigned wait_ms)
@@ -355,9 +367,10 @@ static bool stop_queues_within(struct fuse *fuse, unsigned wait_ms)
 	return !fuse->serving;
 }
 
-/* Answers what the threads have taken, and no more. */
+/* Answers the requests that the threads have received, and no more. */
 static void leave_requests(struct fuse *fuse)
 {
+	fuse_allocator_stop(&fuse->allocator);
 	__atomic_store_n(&fuse->phase, FUSE_LEAVE, __ATOMIC_RELEASE);
 	while (!stop_queues_within(fuse, DRAIN_WAIT_MS))
 		;
@@ -367,14 +380,15 @@ static int fuse_stop(struct frontend *frontend)
 {
 	struct fuse *fuse = frontend->private;
 
+	fuse_allocator_stop(&fuse->allocator);
 	__atomic_store_n(&fuse->phase, FUSE_DRAIN, __ATOMIC_RELEASE);
-	/* The mount goes now, unless somebody still has the file open. */
+	/* The mount goes now, unless a process still has the file open. */
 	if (fuse->place_fd >= 0)
 		close(fuse->place_fd);
 	fuse->place_fd = -1;
-	/* NB: with several readers there is always another request, until they get errors. */
+	/* NB: several readers can keep sending requests until these fail. */
 	if (!stop_queues_within(fuse, DRAIN_WAIT_MS)) {
-		msg_warning("the file is still in use: what is not answered yet fails");
+		msg_warning("the file is still in use: requests without an answer fail");
 		leave_requests(fuse);
 	}
 	return 0;
@@ -382,7 +396,7 @@ static int fuse_stop(struct frontend *frontend)
 
 static int fuse_start(struct frontend *frontend)
 {
-	/* Without SA_RESTART: it is to end a read(2). */
+	/* Without SA_RESTART, the signal ends a read(2). */
 	struct sigaction action = { .sa_handler = ignore_signal };
 	struct fuse *fuse = frontend->private;
 	int err = sigaction(FUSE_QUEUE_SIGNAL, &action, NULL) ? -errno : 0;
@@ -395,15 +409,16 @@ static int fuse_start(struct frontend *frontend)
 		err = wait_for_kernel(frontend->private);
 	if (!err && fuse->grown)
 		err = fuse_forget_size(fuse->queues[0].device_fd, FUSE_FILE_INODE);
-	if (!err)
-		err = settle_recovery(frontend);
 	if (err)
 		fuse_stop(frontend);
 	return err;
 }
 
-/* Their numbers, for an owner who wants to keep them too (pidfd_getfd(2)). */
-static json_t *list_devices(const struct frontend *frontend)
+/*
+ * Returns the numbers of the descriptors that the next server needs, for an owner that keeps them
+ * too (pidfd_getfd(2)).
+ */
+static json_t *list_kept_fds(const struct frontend *frontend)
 {
 	const struct fuse *fuse = frontend->private;
 	json_t *list = json_pack("[i]", fuse_session_fd(fuse->session));
@@ -413,6 +428,10 @@ static json_t *list_devices(const struct frontend *frontend)
 			json_decref(list);
 			return NULL;
 		}
+	}
+	if (list && json_array_append_new(list, json_integer(fuse->journal.fd))) {
+		json_decref(list);
+		return NULL;
 	}
 	return list;
 }
@@ -429,9 +448,9 @@ static int fuse_describe(const struct frontend *frontend, json_t *ready)
 	    json_object_set_new(ready, "depth", json_integer(frontend->depth)) ||
 	    json_object_set_new(ready, "max_io_bytes", json_integer(frontend->max_io_bytes)) ||
 	    json_object_set_new(ready, "recovery", json_string(recovery_name(fuse->recovery))) ||
-	    json_object_set_new(ready, "fuse_fds", list_devices(frontend)))
+	    json_object_set_new(ready, "fuse_fds", list_kept_fds(frontend)))
 		return -ENOMEM;
-	/* Not known after a takeover. */
+	/* unknown after a takeover */
 	if (fuse->export.minor &&
 	    json_object_set_new(ready, "fuse_minor", json_integer(fuse->export.minor)))
 		return -ENOMEM;
@@ -443,7 +462,7 @@ static dev_t fuse_number(const struct frontend *frontend)
 	const struct fuse *fuse = frontend->private;
 	struct statx status;
 
-	/* NB: without asking the file system, which is this process. */
+	/* NB: this must not ask the file system, which is this process. */
 	if (fuse->place_fd < 0 ||
 	    statx(fuse->place_fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &status))
 		return 0;
@@ -457,7 +476,7 @@ static bool fuse_in_use(const struct frontend *frontend)
 	return __atomic_load_n(&fuse->export.opened, __ATOMIC_RELAXED) != 0;
 }
 
-/* An owner who asks for it keeps the descriptors: the process itself cannot tell. */
+/* The owner keeps the descriptors if it has asked for recovery; this process cannot tell. */
 static bool fuse_outlives(const struct frontend *frontend)
 {
 	const struct fuse *fuse = frontend->private;
@@ -483,7 +502,7 @@ static void fuse_close(struct frontend *frontend)
 
 	if (!fuse)
 		return;
-	/* With the last of these descriptors, what still waits for an answer fails. */
+	/* Closing the last of these descriptors fails all requests that wait. */
 	for (unsigned i = 0; i < fuse->opened; i++)
 		close(fuse->queues[i].device_fd);
 	if (fuse->session)
@@ -492,12 +511,21 @@ static void fuse_close(struct frontend *frontend)
 		close(fuse->connection_fd);
 	if (fuse->ended_fd >= 0)
 		close(fuse->ended_fd);
+	if (fuse->journal.fd >= 0)
+		close(fuse->journal.fd);
 	if (fuse->export.introduced_fd >= 0)
 		close(fuse->export.introduced_fd);
-	sem_destroy(&fuse->crew.calls);
+	sem_destroy(&fuse->threads.calls);
+	/* The process is ending, and so does a thread that waits for memory and uses this. */
+	frontend->private = NULL;
+	if (!fuse_allocator_stop(&fuse->allocator))
+		return;
+	for (unsigned i = 0; i < fuse->allocator.count; i++)
+		close(fuse->queues[i].filled_fd);
+	if (fuse->allocator.wake_fd >= 0)
+		close(fuse->allocator.wake_fd);
 	free(fuse->queues);
 	free(fuse);
-	frontend->private = NULL;
 }
 
 const struct frontend_ops fuse_frontend = {
@@ -505,9 +533,12 @@ const struct frontend_ops fuse_frontend = {
 	.kernel_device = fuse_device,
 	.default_depth = 16,
 	.default_max_io_bytes = MAX_IO_BYTES,
-	/* No more memory for buffers, but four times as many that wait. */
+	/* Four times as many requests may wait, in no more memory for buffers. */
 	.waiting_depth = 64,
-	/* Any thread takes what comes. All buffers are locked: 24 MiB, however many threads there are. */
+	/*
+	 * Any thread takes any request. All buffers are locked: 24 MiB, however many threads there
+	 * are.
+	 */
 	.waiting_depth_of_all = 96,
 	.waiting_max_io_bytes = MAX_IO_BYTES / 4,
 	.takeover_option = "--recover-fds",

@@ -13,7 +13,7 @@
 #include "server/frontend/features.h"
 #include "server/frontend/fuse_mount.h"
 
-/* The kernel's first words on a connection; since 7.36 with a second half of the flags. */
+/* The kernel's INIT request. Since 7.36 it has a second half of the flags. */
 struct greeting {
 	struct fuse_in_header header;
 	uint32_t major;
@@ -32,11 +32,11 @@ _Static_assert(offsetof(struct greeting, flags2) == sizeof(struct fuse_in_header
 #define OVER_IO_URING (1ULL << 41)
 
 enum {
-	GREETING_BYTES = 8192, /* FUSE_MIN_READ_BUFFER: the kernel gives nothing to less */
+	GREETING_BYTES = 8192, /* FUSE_MIN_READ_BUFFER: a read(2) with a smaller buffer fails */
 	PROBE_READ_BYTES = 4096,
 };
 
-/* A mount that is attached nowhere, and is gone again when this returns. */
+/* Makes a mount that is attached to no directory, and that is gone when this returns. */
 static int ask_kernel(int device, struct greeting *greeting)
 {
 	union {
@@ -59,7 +59,7 @@ static int ask_kernel(int device, struct greeting *greeting)
 
 struct fuse_feature {
 	const char *name;
-	uint64_t flag; /* in the kernel's greeting; 0: a kernel that greets has it */
+	uint64_t flag; /* in the INIT request; 0: any kernel that sends one has it */
 	const char *since;
 	const char *used;
 	const char *reason;
@@ -71,8 +71,8 @@ static const struct fuse_feature table[] = {
 	  "the loop device reads past the page cache: nothing is cached twice" },
 	{ "detached-mount", 0, "5.4", "always",
 	  "no directory shows the file, no mount namespace copies it" },
-	{ "resend", HAS_RESEND, "6.9", "asked",
-	  "--recovery reissue: requests in flight go to the next server" },
+	{ "resend", HAS_RESEND, "6.9", "never",
+	  "the server's journal has the requests in flight, on any kernel" },
 	{ "over-io-uring", OVER_IO_URING, "6.14", "never",
 	  "libfuse of Debian 12 does not speak it, and kernels have it switched off" },
 };
@@ -101,7 +101,7 @@ int fuse_features_describe(json_t *about)
 		err = features_unavailable(about, "/dev/fuse", err, "modprobe fuse");
 	else
 		err = json_object_set_new(about, "available", json_true()) ? -ENOMEM : 0;
-	/* Only root may mount, which is what it takes to be greeted. */
+	/* Only root may mount, which is what makes the kernel send it. */
 	if (!err && device >= 0 && geteuid() == 0 && !ask_kernel(device, &greeting) &&
 	    json_object_set_new(about, "protocol",
 				json_sprintf("%u.%u", greeting.major, greeting.minor)))

@@ -4,7 +4,7 @@
 
 #include <jansson.h>
 
-/* See frontend_ops.features. Adds "protocol", "7.N", where this process may ask the kernel. */
+/* See frontend_ops.features. Adds "protocol", "7.N", if this process may ask the kernel. */
 int fuse_features_describe(json_t *about);
 
 #endif

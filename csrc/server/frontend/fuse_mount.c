@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -27,7 +28,7 @@ static int configure(int context, int fuse_fd, uint32_t max_read_bytes)
 	err = set_number(context, "fd", "%u", (unsigned)fuse_fd);
 	if (!err)
 		err = set_number(context, "rootmode", "%o", S_IFDIR);
-	/* Without allow_other, no other user gets in, whatever the modes say. */
+	/* Without allow_other, other users cannot enter, whatever the modes say. */
 	if (!err)
 		err = set_number(context, "user_id", "%u", geteuid());
 	if (!err)
@@ -43,7 +44,10 @@ static int configure(int context, int fuse_fd, uint32_t max_read_bytes)
 
 int fuse_mount_detached(int fuse_fd, uint32_t max_read_bytes)
 {
-	/* fsopen(2) and fsmount(2) are Linux 5.2; fuse takes part since 5.4 (c30da2e981a7). */
+	/*
+	 * fsopen(2) and fsmount(2) exist since Linux 5.2; fuse supports them since 5.4
+	 * (c30da2e981a7).
+	 */
 	_cleanup_close_ int context = fsopen("fuse", FSOPEN_CLOEXEC);
 	int err = context < 0 ? -errno : configure(context, fuse_fd, max_read_bytes);
 	int mount;

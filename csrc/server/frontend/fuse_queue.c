@@ -6,23 +6,26 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/relaxed.h"
 #include "base/size.h"
 
-/* As often, a thread looks whether it needs help: a look costs what a small read does. */
+/* How often a thread checks whether it needs help: a check costs as much as a small read. */
 enum { LOOK_BYTES = 64 << 10 };
 
-/* The queue of the calling thread: libfuse passes no context of a thread through. */
+/* The queue of the calling thread, because libfuse passes no context through. */
 static __thread struct fuse_queue *own_queue;
 
 static ssize_t read_request(int fd, void *data, size_t bytes, void *userdata)
 {
+	size_t room = FUSE_REQUEST_BYTES + own_queue->journal->buffer_bytes;
+
 	(void)fd;
 	(void)userdata;
-	return read(own_queue->device_fd, data, bytes);
+	return read(own_queue->device_fd, data, bytes < room ? bytes : room);
 }
 
 static ssize_t write_reply(int fd, struct iovec *parts, int count, void *userdata)
@@ -32,7 +35,7 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *userdat
 	(void)fd;
 	(void)userdata;
 	if (!own_queue) {
-		/* Of fuse_introduce(): no kernel has asked. */
+		/* fuse_introduce() has called, so there is no kernel request to answer. */
 		for (int i = 0; i < count; i++)
 			bytes += (ssize_t)parts[i].iov_len;
 		return bytes;
@@ -45,7 +48,7 @@ const struct fuse_custom_io fuse_queue_io = {
 	.writev = write_reply,
 };
 
-/* A reply that the kernel no longer wants (ENOENT) is no failure. */
+/* ENOENT is no failure: the kernel does not want the reply any more. */
 static void reply(fuse_req_t request, const struct io *io)
 {
 	if (io->result < 0)
@@ -58,57 +61,66 @@ static void reply(fuse_req_t request, const struct io *io)
 		fuse_reply_err(request, 0);
 }
 
-static void io_done(struct io *io)
+static void free_tag(struct fuse_tag *tag)
 {
-	struct fuse_tag *tag = (struct fuse_tag *)io; /* its first member */
 	struct fuse_queue *queue = tag->queue;
 
-	reply(tag->request, io);
-	queue->running--;
 	tag->next_free = queue->free_tags;
 	queue->free_tags = tag;
 }
 
-/* What FOPEN_DIRECT_IO lets through: only whole blocks, as from O_DIRECT on a disk. */
+static void io_done(struct io *io)
+{
+	struct fuse_tag *tag = (struct fuse_tag *)io; /* its first member */
+
+	if (io->op != IO_OP_READ)
+		fuse_record_execute(tag->record, io->result);
+	reply(tag->request, io);
+	fuse_record_clear(tag->record);
+	tag->queue->running--;
+	free_tag(tag);
+}
+
+/* FOPEN_DIRECT_IO lets any range through; accept only whole blocks, like a disk with O_DIRECT. */
 static int check_range(const struct fuse_queue *queue, enum io_op op, uint64_t offset,
 		       size_t length)
 {
 	if (offset % BLOCK_BYTES || length % BLOCK_BYTES || length > UINT32_MAX)
 		return -EINVAL;
-	if ((op == IO_OP_READ || op == IO_OP_WRITE) && length > queue->buffer_bytes)
+	if ((op == IO_OP_READ || op == IO_OP_WRITE) && length > queue->journal->buffer_bytes)
 		return -EIO;
 	return 0;
 }
 
-static void call_for_help(struct fuse_crew *crew)
+static void call_for_help(struct fuse_threads *threads)
 {
-	unsigned resting = __atomic_load_n(&crew->resting, __ATOMIC_SEQ_CST);
+	unsigned resting = __atomic_load_n(&threads->resting, __ATOMIC_SEQ_CST);
 
-	while (resting && !__atomic_compare_exchange_n(&crew->resting, &resting, resting - 1, false,
-						       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+	while (resting && !__atomic_compare_exchange_n(&threads->resting, &resting, resting - 1,
+						       false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 		;
 	if (resting)
-		sem_post(&crew->calls);
+		sem_post(&threads->calls);
 }
 
-/* Before a request is served: others may be waiting behind it. */
+/* Checks for waiting requests before one is served. */
 static void look_for_more(struct fuse_queue *queue, size_t bytes)
 {
 	struct pollfd connection = { .fd = queue->device_fd, .events = POLLIN };
 
 	queue->unseen += bytes;
-	if (queue->unseen < LOOK_BYTES || !__atomic_load_n(&queue->crew->resting, __ATOMIC_RELAXED))
+	if (queue->unseen < LOOK_BYTES ||
+	    !__atomic_load_n(&queue->threads->resting, __ATOMIC_RELAXED))
 		return;
 	queue->unseen = 0;
 	if (poll(&connection, 1, 0) > 0 && connection.revents & POLLIN)
-		call_for_help(queue->crew);
+		call_for_help(queue->threads);
 }
 
-void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_t length,
-		       const void *data, bool flag)
+void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_t length, bool flag)
 {
 	struct fuse_queue *queue = own_queue;
-	struct fuse_tag *tag = queue->free_tags; /* there is one, or nothing is received */
+	struct fuse_tag *tag = queue->current;
 	struct io *io = &tag->io;
 	int err = check_range(queue, op, offset, length);
 
@@ -118,7 +130,7 @@ void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_
 		return;
 	}
 	look_for_more(queue, length);
-	queue->free_tags = tag->next_free;
+	queue->current = NULL;
 	queue->running++;
 	tag->request = request;
 	*io = (struct io){
@@ -127,12 +139,15 @@ void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_
 		.no_unmap = op == IO_OP_WRITE_ZEROES && flag,
 		.length = (uint32_t)length,
 		.offset = offset,
-		.data = tag->buffer,
-		.uniform = op == IO_OP_WRITE ? (struct uniform){} : io->uniform,
+		.data = tag->record->data,
+		.uniform = io->uniform,
 	};
-	if (op == IO_OP_WRITE)
-		memcpy(tag->buffer, data, length);
-	engine_submit(queue->worker, io);
+	if (tag->record->executed) {
+		io->result = tag->record->result;
+		io_done(io);
+	} else {
+		engine_submit(queue->worker, io);
+	}
 }
 
 static int init_ring(struct fuse_queue *queue)
@@ -145,7 +160,7 @@ static int init_ring(struct fuse_queue *queue)
 	int err = -EINVAL;
 
 	for (unsigned i = 0; i < sizeof(flag_sets) / sizeof(*flag_sets) && err == -EINVAL; i++)
-		err = io_uring_queue_init(queue->depth, &queue->ring, flag_sets[i]);
+		err = io_uring_queue_init(queue->journal->depth, &queue->ring, flag_sets[i]);
 	if (err)
 		return err;
 	queue->ring_ready = true;
@@ -156,27 +171,94 @@ static int init_ring(struct fuse_queue *queue)
 	return io_uring_register_files(&queue->ring, engine->files, engine->file_count);
 }
 
-static int allocate_tags(struct fuse_queue *queue)
+/*
+ * Gives each tag a record. The first tags get those in which the previous server has left a
+ * request; the others are emptied. Returns how many had a request.
+ */
+static unsigned assign_records(struct fuse_queue *queue)
 {
-	size_t bytes = (size_t)queue->depth * queue->buffer_bytes;
-	void *buffers = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	unsigned left = 0, last = queue->journal->depth;
 
-	if (buffers == MAP_FAILED)
-		return -errno;
-	queue->buffers = buffers;
-	queue->tags = calloc(queue->depth, sizeof(*queue->tags));
-	if (!queue->tags)
-		return -ENOMEM;
-	for (unsigned i = 0; i < queue->depth; i++) {
-		struct fuse_tag *tag = &queue->tags[i];
+	for (unsigned i = 0; i < queue->journal->depth; i++) {
+		struct fuse_record *record = fuse_record_at(&queue->records, i);
+		bool has_header = fuse_record_has_header(&queue->records, record);
+		bool is_left = has_header && fuse_record_is_left(queue->journal, record);
+		struct fuse_tag *tag = &queue->tags[is_left ? left++ : --last];
 
 		tag->queue = queue;
-		tag->buffer = queue->buffers + (size_t)i * queue->buffer_bytes;
-		tag->next_free = queue->free_tags;
-		queue->free_tags = tag;
+		tag->record = record;
+		/* NB: even without a header, its data may have pages. */
+		if (!is_left)
+			fuse_record_empty(&queue->records, record);
 	}
-	return 0;
+	return left;
+}
+
+static int allocate_tags(struct fuse_queue *queue)
+{
+	const struct fuse_journal *journal = queue->journal;
+	int err;
+
+	queue->records =
+		(struct fuse_records){ .journal = journal, .queue = (unsigned)queue->index };
+	err = fuse_records_map(&queue->records);
+	if (err)
+		return err;
+	queue->tags = calloc(journal->depth, sizeof(*queue->tags));
+	if (!queue->tags)
+		return -ENOMEM;
+	queue->filled = assign_records(queue);
+	for (unsigned i = 0; i < queue->filled && !err; i++)
+		err = fuse_record_fill(&queue->records, queue->tags[i].record);
+	for (; queue->filled < FUSE_KEPT_RECORDS && !err; queue->filled++) {
+		err = fuse_record_fill(&queue->records, queue->tags[queue->filled].record);
+		free_tag(&queue->tags[queue->filled]);
+	}
+	return err;
+}
+
+/* Returns whether there is a free tag whose record has its pages. If not, asks for one. */
+static bool has_free_tag(struct fuse_queue *queue)
+{
+	enum fuse_need need = __atomic_load_n(&queue->need, __ATOMIC_ACQUIRE);
+
+	if (need == FUSE_NEED_MET) {
+		eventfd_t unused;
+
+		eventfd_read(queue->filled_fd, &unused);
+		free_tag(&queue->tags[queue->filled]);
+		relaxed_store(&queue->filled, queue->filled + 1);
+		need = FUSE_NEED_NOTHING;
+		relaxed_store(&queue->need, need);
+	}
+	if (queue->free_tags)
+		return true;
+	if (need == FUSE_NEED_NOTHING && queue->filled < queue->journal->depth) {
+		queue->wanted = queue->tags[queue->filled].record;
+		__atomic_store_n(&queue->need, FUSE_NEED_RECORD, __ATOMIC_RELEASE);
+		eventfd_write(queue->allocator_fd, 1);
+	}
+	return false;
+}
+
+/* The allocator says that the queue is idle, so all filled records belong to free tags. */
+static void give_records_back(struct fuse_queue *queue)
+{
+	if (!relaxed_load(&queue->give_back))
+		return;
+	relaxed_store(&queue->give_back, false);
+	if (queue->running || relaxed_load(&queue->need) != FUSE_NEED_NOTHING)
+		return;
+	while (queue->filled > FUSE_KEPT_RECORDS) {
+		struct fuse_tag *tag = &queue->tags[queue->filled - 1];
+
+		relaxed_store(&queue->filled, queue->filled - 1);
+		fuse_record_empty(&queue->records, tag->record);
+		tag->io.uniform = (struct uniform){};
+	}
+	queue->free_tags = NULL;
+	for (unsigned i = 0; i < queue->filled; i++)
+		free_tag(&queue->tags[i]);
 }
 
 static int set_blocking(struct fuse_queue *queue, bool blocking)
@@ -197,7 +279,7 @@ static int queue_init(void *owner)
 	own_queue = queue;
 	if (!err)
 		err = allocate_tags(queue);
-	/* A server before this one may have left it otherwise. */
+	/* The previous server may have left it in the other mode. */
 	queue->blocking = false;
 	if (!err)
 		err = set_blocking(queue, true);
@@ -211,17 +293,15 @@ static void queue_deinit(void *owner)
 	if (queue->ring_ready)
 		io_uring_queue_exit(&queue->ring);
 	queue->worker->ring = NULL;
-	if (queue->buffers)
-		munmap(queue->buffers, (size_t)queue->depth * queue->buffer_bytes);
+	fuse_records_unmap(&queue->records);
 	free(queue->tags);
-	free(queue->received.mem);
 }
 
 static void handle_completions(struct fuse_queue *queue)
 {
 	struct io_uring_cqe *cqe;
 
-	/* One at a time: an answer may need another SQE, whose completion comes here too. */
+	/* Handle one at a time: an answer may need an SQE, whose completion arrives here too. */
 	while (!io_uring_peek_cqe(&queue->ring, &cqe)) {
 		struct io *io = io_uring_cqe_get_data(cqe);
 		int result = cqe->res;
@@ -232,7 +312,7 @@ static void handle_completions(struct fuse_queue *queue)
 	worker_end_round(queue->worker);
 }
 
-/* Gives to the kernel what the engine has prepared; much of it is complete at once. */
+/* Submits what the engine has prepared, most of which completes at once. */
 static int settle(struct fuse_queue *queue)
 {
 	while (io_uring_sq_ready(&queue->ring)) {
@@ -250,100 +330,143 @@ static enum fuse_phase phase_of(const struct fuse_queue *queue)
 	return __atomic_load_n(queue->phase, __ATOMIC_ACQUIRE);
 }
 
-/* Waits until the ring or, if it may be taken, the connection has something. */
+/* Waits until the ring, or the connection if a request may be received, has something. */
 static int wait_for_either(struct fuse_queue *queue)
 {
-	bool may_take = queue->free_tags && phase_of(queue) != FUSE_LEAVE;
+	bool takes = phase_of(queue) != FUSE_LEAVE, may_take = takes && queue->free_tags;
 	struct pollfd fds[] = {
 		{ .fd = queue->ring.ring_fd, .events = POLLIN },
 		{ .fd = may_take ? queue->device_fd : -1, .events = POLLIN },
+		{ .fd = takes ? queue->filled_fd : -1, .events = POLLIN },
 	};
 
-	if (poll(fds, 2, -1) < 0)
+	if (poll(fds, 3, -1) < 0)
 		return errno == EINTR ? 0 : -errno;
 	handle_completions(queue);
 	return 0;
 }
 
 /*
- * For a thread that has nothing to do. The first time, it is only entered as resting: a request that
- * came before, and whose receiver saw nobody to call, is still to be looked for.
+ * Called when the thread has nothing to do. The first time, it only counts itself as resting: the
+ * receiver of an earlier request may have found no thread to call, so check once more.
  */
 static void rest(struct fuse_queue *queue)
 {
 	if (!queue->resting) {
 		queue->resting = true;
-		__atomic_add_fetch(&queue->crew->resting, 1, __ATOMIC_SEQ_CST);
+		__atomic_add_fetch(&queue->threads->resting, 1, __ATOMIC_SEQ_CST);
 		return;
 	}
-	while (sem_wait(&queue->crew->calls) && phase_of(queue) == FUSE_SERVE)
-		;
+	while (sem_wait(&queue->threads->calls) && phase_of(queue) == FUSE_SERVE)
+		give_records_back(queue);
 	queue->resting = false;
 }
 
-/* It has found something to do before it was asleep. */
+/* It has found something to do before it went to sleep. */
 static void end_rest(struct fuse_queue *queue)
 {
-	struct fuse_crew *crew = queue->crew;
-	unsigned resting = __atomic_load_n(&crew->resting, __ATOMIC_SEQ_CST);
+	struct fuse_threads *threads = queue->threads;
+	unsigned resting = __atomic_load_n(&threads->resting, __ATOMIC_SEQ_CST);
 
 	queue->resting = false;
-	while (resting && !__atomic_compare_exchange_n(&crew->resting, &resting, resting - 1, false,
-						       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+	while (resting && !__atomic_compare_exchange_n(&threads->resting, &resting, resting - 1,
+						       false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 		;
-	/* All have been called: one of these calls was for this thread. */
-	while (!resting && sem_wait(&crew->calls) && phase_of(queue) == FUSE_SERVE)
+	/* All threads have been called, so one of these calls was for this thread. */
+	while (!resting && sem_wait(&threads->calls) && phase_of(queue) == FUSE_SERVE)
 		;
 }
 
-/* Whether this thread is the leader, or is now. */
+/* Whether this thread is the leader, or becomes it now. */
 static bool lead(struct fuse_queue *queue)
 {
-	int leader = __atomic_load_n(&queue->crew->leader, __ATOMIC_SEQ_CST);
+	int leader = __atomic_load_n(&queue->threads->leader, __ATOMIC_SEQ_CST);
 
 	if (leader == FUSE_NO_LEADER &&
-	    __atomic_compare_exchange_n(&queue->crew->leader, &leader, queue->index, false,
+	    __atomic_compare_exchange_n(&queue->threads->leader, &leader, queue->index, false,
 					__ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 		leader = queue->index;
 	return leader == queue->index;
 }
 
-/* It can take no more, so another one has to wait for requests. */
+/*
+ * Gives up being the leader when it can take no more requests, so that another thread waits for
+ * them.
+ */
 static void step_down(struct fuse_queue *queue)
 {
 	int leader = queue->index;
 
-	if (__atomic_compare_exchange_n(&queue->crew->leader, &leader, FUSE_NO_LEADER, false,
+	if (__atomic_compare_exchange_n(&queue->threads->leader, &leader, FUSE_NO_LEADER, false,
 					__ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-		call_for_help(queue->crew);
+		call_for_help(queue->threads);
+}
+
+/* Serves a request that the kernel has just delivered, or had delivered to the previous server. */
+static void serve_request(struct fuse_queue *queue, struct fuse_tag *tag)
+{
+	struct fuse_record *record = tag->record;
+	const struct fuse_buf request = { .mem = &record->header, .size = record->header.len };
+
+	if (request.size > FUSE_REQUEST_BYTES)
+		tag->io.uniform = (struct uniform){};
+	queue->current = tag;
+	fuse_session_process_buf(queue->session, &request);
+	if (queue->current) { /* it has been answered, or needs no answer */
+		fuse_record_clear(record);
+		free_tag(tag);
+	}
+	worker_end_round(queue->worker);
+}
+
+static int serve_what_was_left(struct fuse_queue *queue)
+{
+	int err = 0;
+
+	for (unsigned i = 0; i < queue->filled && !err; i++) {
+		struct fuse_tag *tag = &queue->tags[i];
+
+		if (!fuse_record_is_left(queue->journal, tag->record))
+			continue;
+		serve_request(queue, tag);
+		err = settle(queue);
+	}
+	return err;
 }
 
 /*
- * Receive one request and serve it. The leader waits for it in read(2), which is the cheapest way, as
- * long as nothing runs; otherwise a thread must not wait, as another one may take the request that
- * poll(2) has announced. Returns false, with the end of the thread in `error`, when it is over.
+ * Receives one request and serves it. The leader waits in read(2), which is cheapest, while it has
+ * nothing in flight. Otherwise a thread must not wait there, as another one may take the request
+ * that poll(2) has announced. Returns false when the thread shall end, and sets `error`.
  */
 static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
 {
+	struct fuse_tag *tag = queue->free_tags;
+	struct fuse_buf buffer = { .mem = &tag->record->header };
 	bool leads = phase == FUSE_SERVE && lead(queue);
 	int err = set_blocking(queue, leads && !queue->running);
 
 	if (leads && queue->resting)
 		end_rest(queue);
 	if (!err)
-		err = fuse_session_receive_buf(queue->session, &queue->received);
+		err = fuse_session_receive_buf(queue->session, &buffer);
 	if (err > 0) {
 		if (queue->resting)
 			end_rest(queue);
-		fuse_session_process_buf(queue->session, &queue->received);
-		worker_end_round(queue->worker);
+		queue->free_tags = tag->next_free;
+		relaxed_store(&queue->received, queue->received + 1);
+		serve_request(queue, tag);
 		return true;
 	}
 	if (err == -EINTR)
 		return true;
-	*error = err == -EAGAIN ? 0 : (err ?: -ENOTCONN); /* 0: the kernel has ended it */
-	if (err != -EAGAIN)
+	*error = err == -EAGAIN ? 0 :
+				  (err ?: -ENOTCONN); /* 0: the kernel has ended the connection */
+	if (err != -EAGAIN) {
+		fuse_record_clear(
+			tag->record); /* from a request that the kernel failed to deliver */
 		return false;
+	}
 	if (phase == FUSE_SERVE && !leads && !queue->running)
 		rest(queue);
 	return phase == FUSE_SERVE || queue->running;
@@ -352,19 +475,23 @@ static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
 static int queue_serve(void *owner)
 {
 	struct fuse_queue *queue = owner;
+	int left = serve_what_was_left(queue);
 
+	if (left)
+		return left;
 	for (;;) {
 		enum fuse_phase phase = phase_of(queue);
 		int err = settle(queue);
 
+		give_records_back(queue);
 		if (!err && queue->running) {
-			if (!queue->free_tags)
+			if (!has_free_tag(queue))
 				step_down(queue);
 			err = wait_for_either(queue);
 		}
 		if (err || (phase == FUSE_LEAVE && !queue->running))
 			return err;
-		if (phase == FUSE_LEAVE || !queue->free_tags)
+		if (phase == FUSE_LEAVE || !has_free_tag(queue))
 			continue;
 		if (!receive(queue, phase, &err))
 			return err;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One thread of the FUSE front end: a descriptor of its own on the connection, its own ring,
- * buffers and engine worker. What it receives, it answers itself.
+ * One thread of the FUSE front end, with its own descriptor of the connection, ring, buffers and
+ * engine worker. It answers what it receives.
  */
 #ifndef FRONTEND_FUSE_QUEUE_H
 #define FRONTEND_FUSE_QUEUE_H
@@ -13,9 +13,10 @@
 #include <stdint.h>
 
 #include "server/engine.h"
+#include "server/frontend/fuse_journal.h"
 #include "server/thread.h"
 
-/* Ends what a thread waits for, as it must look at `phase`. */
+/* Interrupts a thread that waits, so that it checks `phase`. */
 #define FUSE_QUEUE_SIGNAL SIGUSR1
 
 struct fuse_queue;
@@ -25,69 +26,91 @@ struct fuse_tag {
 	struct fuse_queue *queue;
 	struct fuse_tag *next_free;
 	fuse_req_t request;
-	uint8_t *buffer;
+	struct fuse_record *record; /* of this request; its data are the buffer of `io` */
 };
 
 enum fuse_phase {
 	FUSE_SERVE,
-	FUSE_DRAIN, /* answer until nothing is left, then end */
-	FUSE_LEAVE, /* answer what has been taken, then end */
+	FUSE_DRAIN, /* answer until no request is left, then end */
+	FUSE_LEAVE, /* answer what has been received, then end */
 };
 
 /*
- * One thread, the leader, waits for requests; the others rest until there are more than those at work
- * can take. NB: were all to wait in read(2), the kernel would wake them in turn: with one request at
- * a time, each would find its thread on a CPU where something else has begun to run.
+ * The threads of a server. One of them, the leader, waits for requests. The others rest until there
+ * are more than the working ones can take. NB: if all waited in read(2), the kernel would wake them
+ * in turn: with one request at a time, each would find its thread on a CPU where something else has
+ * begun to run.
  */
-struct fuse_crew {
-	int leader;	  /* atomic: index of its queue; FUSE_NO_LEADER: none can take any more */
-	unsigned resting; /* atomic: threads that nobody has called yet */
-	sem_t calls;	  /* posted once for each that is called */
+struct fuse_threads {
+	int leader;	  /* atomic: index of its queue; FUSE_NO_LEADER: no thread can take more */
+	unsigned resting; /* atomic: number of threads that can be called */
+	sem_t calls;	  /* posted once for each call */
 };
 
 enum { FUSE_NO_LEADER = -1 };
 
+/* How many records a queue always keeps in memory: enough for one request of the largest size. */
+enum { FUSE_KEPT_RECORDS = 1 };
+
+/* Whether a queue needs one more record with pages (fuse_allocator.h). */
+enum fuse_need {
+	FUSE_NEED_NOTHING,
+	FUSE_NEED_RECORD, /* set by the queue */
+	FUSE_NEED_MET,	  /* set by the allocator */
+};
+
 struct fuse_queue {
 	/* Set by fuse.c. */
 	int index;
-	unsigned depth;
-	uint32_t buffer_bytes;	      /* per tag */
+	const struct fuse_journal *journal;
+	int allocator_fd;	      /* eventfd: written when `need` is set */
+	int filled_fd;		      /* eventfd: written by the allocator when `need` is met */
 	int device_fd;		      /* a clone of the connection */
 	struct thread thread;	      /* `ended_fd` */
 	const enum fuse_phase *phase; /* atomic */
 	struct fuse_session *session;
-	struct fuse_crew *crew;
+	struct fuse_threads *threads;
 	struct worker *worker;
 
-	/* The thread's own. */
+	/* Only for the thread itself. */
 	struct io_uring ring;
 	bool ring_ready;
-	bool blocking; /* of device_fd */
-	struct fuse_buf received;
-	struct fuse_tag *tags;
+	bool blocking;	       /* of device_fd */
+	struct fuse_tag *tags; /* one per record */
 	struct fuse_tag *free_tags;
-	uint8_t *buffers;
+	/* its request has been received and not yet submitted to the engine */
+	struct fuse_tag *current;
 	unsigned running; /* tags that are with the engine */
-	bool resting;	  /* counted in the crew, and not asleep yet */
-	size_t unseen;	  /* bytes served since it looked whether there is more to do */
+	bool resting;	  /* it counts in threads->resting, and is not asleep yet */
+	size_t unseen;	  /* bytes served since the last check for waiting requests */
+
+	/* Shared with the allocator. */
+	struct fuse_records records;
+	/* atomic: number of tags, from the first on, whose records have their pages */
+	unsigned filled;
+	unsigned received;	    /* atomic: number of requests */
+	enum fuse_need need;	    /* atomic */
+	struct fuse_record *wanted; /* the record that needs pages */
+	bool give_back; /* atomic: the queue is idle, and shall keep only FUSE_KEPT_RECORDS */
+	unsigned received_before; /* only for the allocator */
 };
 
 /* Starts the thread and waits until it serves. */
 int fuse_queue_start(struct fuse_queue *queue);
 /*
- * Ends the thread, now that `phase` says so. Returns false when it still serves after `wait_ms`: to be
- * called again, as a signal that comes just before the thread waits is lost.
+ * Ends the thread; `phase` says how. Returns false when it still serves after `wait_ms`: then call
+ * it again, because a signal that comes just before the thread waits is lost.
  */
 bool fuse_queue_stop_within(struct fuse_queue *queue, unsigned wait_ms);
 
-/* How libfuse reads from and writes to the connection: by the descriptor of the calling thread. */
+/* Makes libfuse use the calling thread's descriptor of the connection. */
 extern const struct fuse_custom_io fuse_queue_io;
 
 /*
- * For the operations of the session, on the thread that they are called on: hand a request to the
- * engine. `data` of a write is copied. The reply follows.
+ * Submits a request to the engine, with the data that came with it. For the operations of the
+ * session, on the thread that they are called on. The reply follows later.
  */
 void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_t length,
-		       const void *data, bool flag);
+		       bool flag);
 
 #endif

@@ -15,13 +15,13 @@
 #include "server/frontend/fuse_queue.h"
 
 enum {
-	/* More than a loop device ever has in flight (128): the kernel would hold the rest back. */
+	/* More than a loop device ever has in flight (128), or the kernel would hold some back. */
 	MAX_BACKGROUND = 1024,
 };
 
 /*
- * For ever: nothing changes behind the kernel's back. An owner can then look at the file, and a loop
- * device on it, without waiting for a server that is stopped.
+ * For ever, because nothing changes without the kernel. So an owner can stat the file, and a loop
+ * device on it, while the server is stopped.
  */
 static const double cache_seconds = 1e9;
 
@@ -59,7 +59,7 @@ static bool fill_attributes(const struct fuse_export *export, fuse_ino_t inode, 
 		status->st_mode = S_IFREG | (export->engine->read_only ? 0400 : 0600);
 		status->st_nlink = 1;
 		status->st_size = (off_t) export->engine->size;
-		/* As if allocated: fewer would tell copying tools that it has holes. */
+		/* Report the file as fully allocated, or copying tools would look for holes. */
 		status->st_blocks = (blkcnt_t)(export->engine->size >> 9);
 	} else {
 		return false;
@@ -104,14 +104,14 @@ static void on_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
 		fuse_reply_err(request, EROFS);
 		return;
 	}
-	/* Else no page cache: the one above, of the block device or of btrfs, is enough. */
+	/* By default, no page cache: that of the block device, or of btrfs, is enough. */
 	file->direct_io = !export->page_cache;
 	file->keep_cache = export->page_cache;
 	file->noflush = 1;
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 15)
 	file->parallel_direct_writes = 1;
 #endif
-	/* Without an opener who waits for it, the file is not open and never released. */
+	/* If the opener is gone, the file is not open and will never be released. */
 	__atomic_add_fetch(&export->opened, 1, __ATOMIC_RELAXED);
 	if (fuse_reply_open(request, file))
 		__atomic_sub_fetch(&export->opened, 1, __ATOMIC_RELAXED);
@@ -123,15 +123,16 @@ static void on_release(fuse_req_t request, fuse_ino_t inode, struct fuse_file_in
 
 	(void)inode;
 	(void)file;
-	__atomic_sub_fetch(&export->opened, 1, __ATOMIC_RELAXED);
-	fuse_reply_err(request, 0);
+	/* Nobody waits for the answer if the previous server has given it. */
+	if (!fuse_reply_err(request, 0))
+		__atomic_sub_fetch(&export->opened, 1, __ATOMIC_RELAXED);
 }
 
 static void on_statfs(fuse_req_t request, fuse_ino_t inode)
 {
 	const struct fuse_export *export = export_of(request);
 	struct statvfs status = {
-		.f_bsize = BLOCK_BYTES, /* a loop device's discard granularity */
+		.f_bsize = BLOCK_BYTES, /* the discard granularity of a loop device */
 		.f_frsize = BLOCK_BYTES,
 		.f_blocks = export->engine->size / BLOCK_BYTES,
 		.f_files = 1,
@@ -149,21 +150,21 @@ static void on_read(fuse_req_t request, fuse_ino_t inode, size_t bytes, off_t of
 
 	(void)inode;
 	(void)file;
-	/* Reads of a file end where it ends. */
+	/* Reads end where the file ends. */
 	if ((uint64_t)offset >= size)
 		fuse_reply_buf(request, NULL, 0);
 	else
 		fuse_queue_submit(request, IO_OP_READ, (uint64_t)offset,
 				  bytes < size - (uint64_t)offset ? bytes : size - (uint64_t)offset,
-				  NULL, false);
+				  false);
 }
 
 static void on_write(fuse_req_t request, fuse_ino_t inode, const char *data, size_t bytes,
 		     off_t offset, struct fuse_file_info *file)
 {
 	(void)inode;
-	fuse_queue_submit(request, IO_OP_WRITE, (uint64_t)offset, bytes, data,
-			  file->flags & O_DSYNC);
+	(void)data; /* the engine takes it from the record */
+	fuse_queue_submit(request, IO_OP_WRITE, (uint64_t)offset, bytes, file->flags & O_DSYNC);
 }
 
 static void on_fsync(fuse_req_t request, fuse_ino_t inode, int datasync,
@@ -172,10 +173,10 @@ static void on_fsync(fuse_req_t request, fuse_ino_t inode, int datasync,
 	(void)inode;
 	(void)datasync;
 	(void)file;
-	fuse_queue_submit(request, IO_OP_FLUSH, 0, 0, NULL, false);
+	fuse_queue_submit(request, IO_OP_FLUSH, 0, 0, false);
 }
 
-/* A loop device sends these for discards and for zeroes, both with KEEP_SIZE. */
+/* Loop devices send these for discards and zeroes, both with KEEP_SIZE. */
 static void on_fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t offset, off_t bytes,
 			 struct fuse_file_info *file)
 {
@@ -188,12 +189,11 @@ static void on_fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t o
 		fuse_reply_err(request, EOPNOTSUPP);
 		return;
 	}
-	/* A hole reads as zeroes, which a discard would not promise. */
-	fuse_queue_submit(request, IO_OP_WRITE_ZEROES, (uint64_t)offset, (size_t)bytes, NULL,
-			  zero_range);
+	/* A hole reads as zeroes, which a discard does not guarantee. */
+	fuse_queue_submit(request, IO_OP_WRITE_ZEROES, (uint64_t)offset, (size_t)bytes, zero_range);
 }
 
-/* What is not here, libfuse answers with ENOSYS, or success where nothing needs to be done. */
+/* libfuse answers all others with ENOSYS, or with success where nothing has to be done. */
 static const struct fuse_lowlevel_ops operations = {
 	.init = on_init,
 	.lookup = on_lookup,

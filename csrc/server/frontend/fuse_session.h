@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the FUSE connection answers: a directory with one file, which is the address space. */
+/* The file system of the FUSE connection: a directory with one file, which is the address space. */
 #ifndef FRONTEND_FUSE_SESSION_H
 #define FRONTEND_FUSE_SESSION_H
 
@@ -16,16 +16,17 @@ enum { FUSE_FILE_INODE = 2 }; /* the root's is 1 */
 struct fuse_export {
 	const struct engine *engine;
 	uint32_t max_io_bytes;
-	bool page_cache;      /* those who open it read through that */
+	bool page_cache;      /* processes that open it use the page cache */
 	struct timespec time; /* of the file */
 	char name[32];	      /* of the file */
-	unsigned opened;      /* atomic: how many have it open */
-	int introduced_fd;    /* eventfd: written once `minor` is known */
-	unsigned minor;	      /* of the protocol that the kernel speaks; 0: not known */
+	unsigned opened;      /* atomic: number of opens */
+	int introduced_fd;    /* eventfd, written once `minor` is known */
+	unsigned minor;	      /* of the kernel's protocol; 0: unknown */
 };
 
 /*
- * `export` must outlive the session, which takes ownership of `fuse_fd`. NULL when memory is short.
+ * Makes a session, which takes ownership of `fuse_fd`; `export` must outlive it. Returns NULL when
+ * memory is short.
  */
 struct fuse_session *fuse_export_session(struct fuse_export *export, int fuse_fd);
 

@@ -12,15 +12,13 @@
 #include "base/message.h"
 
 enum {
-	/* Of linux/fuse.h since 6.9 (760eac73f9f6); the header of Debian 12 is older. */
-	NOTIFY_RESEND = 7,
 	/* linux/miscdevice.h: MISC_MAJOR and FUSE_MINOR */
 	DEVICE_MAJOR = 10,
 	DEVICE_MINOR = 229,
-	READAHEAD_BYTES = 128 << 10, /* says little: the file is not cached */
+	READAHEAD_BYTES = 128 << 10, /* without effect, because the file is not cached */
 };
 
-/* NB: DONT_SYNC: of the file, nobody could answer. */
+/* NB: DONT_SYNC, because nobody could answer for the file. */
 int fuse_take_kept_fd(int fd, enum fuse_kept what)
 {
 	struct statx status;
@@ -43,7 +41,7 @@ void fuse_introduce(struct fuse_session *session)
 		struct fuse_init_in init;
 	} request = {
 		.header = { .len = sizeof(request), .opcode = FUSE_INIT, .unique = 2 },
-		/* MAX_PAGES: or libfuse takes 128 KiB for the largest request. */
+		/* Without MAX_PAGES, libfuse assumes that requests have at most 128 KiB. */
 		.init = { .major = FUSE_KERNEL_VERSION,
 			  .minor = FUSE_KERNEL_MINOR_VERSION,
 			  .max_readahead = READAHEAD_BYTES,
@@ -70,23 +68,4 @@ int fuse_forget_size(int device_fd, uint64_t inode)
 	msg_error("cannot tell the kernel of the file's new size: %s",
 		  written < 0 ? strerror(errno) : "cut off");
 	return written < 0 ? -errno : -EIO;
-}
-
-int fuse_resend(int device_fd)
-{
-	/* A reply to no request (unique 0) is a notification; its number is in the error's place. */
-	struct fuse_out_header notification = { .len = sizeof(notification),
-						.error = NOTIFY_RESEND };
-	ssize_t written = write(device_fd, &notification, sizeof(notification));
-	int err;
-
-	if (written == (ssize_t)sizeof(notification))
-		return 0;
-	err = written < 0 ? -errno : -EIO;
-	msg_error("cannot have the requests of the last server sent again: %s", strerror(-err));
-	if (err == -EINVAL)
-		msg_hint("this needs Linux 6.9");
-	else if (err == -EPERM)
-		msg_hint("the descriptors belong to no connection, as if no server had used them");
-	return err;
 }

@@ -22,12 +22,12 @@
 enum {
 	SECTOR_SHIFT = 9,
 	BLOCK_SHIFT = 12,
-	MAX_DEPTH = 1024, /* more than that goes wrong on older kernels */
+	MAX_DEPTH = 1024, /* more than that fails on older kernels */
 	QUIESCE_WAIT_MS = 5000,
 	DRAIN_WAIT_MS = 10 * 1000, /* for one queue, to answer what is in flight */
 };
 
-/* Milliseconds; the block layer looks at its clock once per second. */
+/* Milliseconds. The block layer checks time-outs once per second. */
 #define IO_TIMEOUT_MS "1000"
 
 _Static_assert(1u << BLOCK_SHIFT == BLOCK_BYTES, "the device's block is btrfs' sector");
@@ -35,16 +35,16 @@ _Static_assert(1u << BLOCK_SHIFT == BLOCK_BYTES, "the device's block is btrfs' s
 struct ublk {
 	struct ublk_control control;
 	struct ublksrv_ctrl_dev_info info;
-	uint64_t recovery_flags; /* to ask for */
-	uint64_t feature_flags;	 /* likewise */
+	uint64_t recovery_flags; /* flags to ask for */
+	uint64_t feature_flags;	 /* flags to ask for */
 	struct ublk_queue *queues;
-	unsigned serving; /* queues that were started and not yet joined */
+	unsigned serving; /* number of queues that were started and not yet joined */
 	bool added;
-	bool draining; /* atomic: queues are to end when they have answered all they have */
-	int dev_dir;   /* /dev, opened while it could be seen */
-	int block_dir; /* /sys/block, likewise; -1 if it cannot be had */
+	bool draining; /* atomic: queues shall end when they have answered all requests */
+	int dev_dir;   /* /dev, opened while it was visible */
+	int block_dir; /* /sys/block, opened while it was visible; -1: it is not available */
 	int device_fd;
-	int claim_fd; /* of ublk_withdraw() */
+	int claim_fd; /* from ublk_withdraw() */
 	int ended_fd;
 };
 
@@ -133,7 +133,7 @@ static int add_device(struct frontend *frontend)
 	ublk->added = true;
 	if (frontend->unprivileged)
 		ublk_control_set_path(&ublk->control, ublk->info.dev_id);
-	/* The kernel clears what it does not know instead of refusing it. */
+	/* The kernel clears unknown flags instead of refusing them. */
 	if ((ublk->info.flags & flags) != flags) {
 		msg_error("the kernel dropped ublk flags 0x%llx that it said it has",
 			  (unsigned long long)(flags & ~ublk->info.flags));
@@ -187,7 +187,7 @@ static int start_queues(struct frontend *frontend)
 {
 	struct ublk *ublk = frontend->private;
 
-	/* NB: the kernel gives no more queues than there are CPUs (ADD_DEV). */
+	/* NB: the kernel makes at most as many queues as there are CPUs (ADD_DEV). */
 	ublk->queues = calloc(ublk->info.nr_hw_queues, sizeof(*ublk->queues));
 	if (!ublk->queues)
 		return -ENOMEM;
@@ -231,11 +231,11 @@ static int ublk_stop(struct frontend *frontend)
 
 	if (!ublk->added)
 		return 0;
-	/* Requests in flight are still answered; then the driver aborts every tag. */
+	/* Requests in flight are still answered; then the driver aborts all tags. */
 	err = ublk_stop_device(&ublk->control, ublk->info.dev_id);
-	/* -ENODEV: somebody else deleted it, so the queues have ended. */
+	/* -ENODEV: another program has deleted it, so the queues have ended. */
 	if (err && err != -ENODEV) {
-		/* Without it the queues do not end: the device stays for `gc`. */
+		/* The queues do not end then, so the device stays for `gc`. */
 		msg_error("cannot stop ublk device %u (STOP_DEV): %s", ublk->info.dev_id,
 			  strerror(-err));
 		return err;
@@ -259,15 +259,16 @@ static int ublk_stop(struct frontend *frontend)
 }
 
 /*
- * Drivers before 6.15 may learn of a server's death only when a request times out (ublk_recovery.c):
- * after 30 s, by default. A server that lives is given time again and again, however slow it is.
+ * Shortens the time-out of requests. Drivers before 6.15 may learn of a server's death only when a
+ * request times out (ublk_recovery.c), by default after 30 s. A living server gets more time again
+ * and again, however slow it is.
  */
 static void shorten_timeout(const struct ublk *ublk)
 {
 	_cleanup_close_ int fd = -1;
 	char name[64];
 
-	/* The feature bit stands for 6.15, as in ublk_recovery_begin(). */
+	/* This feature bit stands for 6.15, as in ublk_recovery_begin(). */
 	if (ublk->control.features & UBLK_F_SUPPORT_ZERO_COPY)
 		return;
 	snprintf(name, sizeof(name), "ublkb%u/queue/io_timeout", ublk->info.dev_id);
@@ -281,7 +282,7 @@ static int make_device(struct frontend *frontend)
 	struct ublk *ublk = frontend->private;
 	int err = add_device(frontend);
 
-	/* First, as it waits for an unprivileged device to be given to us. */
+	/* First, because it waits until an unprivileged device belongs to us. */
 	if (!err)
 		err = open_device(ublk);
 	if (!err)
@@ -289,7 +290,7 @@ static int make_device(struct frontend *frontend)
 	if (!err)
 		err = start_queues(frontend);
 	if (!err) {
-		/* Reads the partition table, which the queues answer. */
+		/* This reads the partition table, which the queues answer. */
 		err = ublk_start_device(&ublk->control, ublk->info.dev_id);
 		if (err)
 			msg_error("the kernel did not start the device (START_DEV): %s",
@@ -302,7 +303,7 @@ static int make_device(struct frontend *frontend)
 	return err;
 }
 
-/* NB: whatever fails, the device is neither stopped nor deleted: it may be in use. */
+/* NB: whatever fails, do not stop or delete the device, because it may be in use. */
 static int take_over(struct frontend *frontend)
 {
 	struct ublk *ublk = frontend->private;
@@ -359,7 +360,7 @@ static void ublk_hand_over(struct frontend *frontend)
 	}
 	__atomic_store_n(&ublk->draining, true, __ATOMIC_RELEASE);
 	err = ublk_quiesce_device(&ublk->control, ublk->info.dev_id, QUIESCE_WAIT_MS);
-	/* NB: also on failure there is no way back, as no request comes any more. */
+	/* NB: there is no way back even after a failure, because no request comes any more. */
 	if (err)
 		msg_warning("cannot quiesce ublk device %u (QUIESCE_DEV): %s", ublk->info.dev_id,
 			    strerror(-err));
@@ -425,7 +426,7 @@ static void ublk_close(struct frontend *frontend)
 	if (!ublk)
 		return;
 	if (ublk->serving || ublk->control.stuck) {
-		/* Threads, or the kernel, still use this memory: only the exit may take it. */
+		/* Threads or the kernel still use this memory, so only the exit may take it. */
 		fflush(NULL);
 		_exit(EXIT_FAILED);
 	}

@@ -20,7 +20,7 @@ static void cleanup_closedir(DIR **dir)
 		closedir(*dir);
 }
 
-/* An unprivileged device answers only who names its path, whoever that is. */
+/* Commands for an unprivileged device must name its path, whoever sends them. */
 static int get_device(struct ublk_control *control, unsigned id, struct ublksrv_ctrl_dev_info *info)
 {
 	int err;
@@ -61,7 +61,7 @@ static int print_device(struct ublk_control *control, unsigned id)
 	int err = get_device(control, id, &info);
 
 	if (err == -ENODEV || err == -EINVAL)
-		return 0; /* gone since the directory was read */
+		return 0; /* it has gone since the directory was read */
 	if (err) {
 		msg_warning("ublk device %u does not answer (GET_DEV_INFO): %s", id,
 			    strerror(-err));
@@ -111,9 +111,9 @@ int ublk_withdraw_device(struct ublk_control *control, int dev_dir, unsigned id,
 		return 0;
 	}
 	/*
-	 * For the driver, all who have it open use it, udev among them. O_EXCL fails only while it is
-	 * mounted or otherwise claimed, and keeps others from claiming it. A device that was never
-	 * started has no block device.
+	 * The driver counts all that have the device open as users, even udev. O_EXCL fails only
+	 * while it is mounted or otherwise claimed, and keeps others from claiming it. A device
+	 * that was never started has no block device.
 	 */
 	snprintf(name, sizeof(name), "ublkb%u", id);
 	*claim_fd = openat(dev_dir, name, O_RDONLY | O_EXCL | O_CLOEXEC | O_NONBLOCK);

@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: MIT */
-/* Looking at, and removing, ublk devices whose server is gone. */
+/* Examines and removes ublk devices whose server is gone. */
 #ifndef FRONTEND_UBLK_ADMIN_H
 #define FRONTEND_UBLK_ADMIN_H
 
 #include <stdint.h>
 
-/* Each returns 0 or a negative errno, with a message given. */
+/* Each returns 0, or a negative errno after a message. */
 
-/* One JSON line per ublk device of this machine, on stdout. */
+/* Prints one JSON line per ublk device of this machine. */
 int ublk_list_devices(void);
 
 /*
- * Stop and delete device `id`, provided that it carries `tag` (-EPERM otherwise) and nobody has it
- * mounted or open exclusively (-EBUSY).
+ * Stops and deletes device `id`, provided that it has this `tag` (-EPERM otherwise) and is neither
+ * mounted nor opened exclusively (-EBUSY).
  */
 int ublk_remove_device(unsigned id, uint64_t tag);
 
-/* "UID GID" of who added unprivileged device `id`, on stdout; of others it is root. */
+/* Prints "UID GID" of the owner of unprivileged device `id`; root owns the others. */
 int ublk_print_owner(unsigned id);
 
 struct ublk_control;
 
 /*
- * Make sure that nobody has the device mounted or claimed, and that nobody can any more: it is
- * stopped then, or `*claim_fd`, which is -1 before, keeps others from it until it is closed. `dev_dir`
- * is /dev. Returns 0, or -EBUSY, without a message.
+ * Makes sure that the device is neither mounted nor claimed, and cannot be any more: either it is
+ * stopped, or `*claim_fd` (-1 before) keeps others from it until it is closed. `dev_dir` is /dev.
+ * Returns 0 or -EBUSY, without a message.
  */
 int ublk_withdraw_device(struct ublk_control *control, int dev_dir, unsigned id, int *claim_fd);
 

@@ -11,7 +11,7 @@
 
 static const char control_path[] = "/dev/ublk-control";
 
-/* In the ring's 128-byte SQEs the command starts where the addr3 field of a short one is. */
+/* In the ring's 128-byte SQEs, the command starts at the addr3 field of short SQEs. */
 static struct ublksrv_ctrl_cmd *sqe_command(struct io_uring_sqe *sqe)
 {
 	return (struct ublksrv_ctrl_cmd *)sqe->cmd;
@@ -37,7 +37,7 @@ static int wait_for(struct ublk_control *control, uint64_t number)
 		ours = cqe->user_data == number;
 		err = cqe->res;
 		io_uring_cqe_seen(&control->ring, cqe);
-		/* Anything else is the answer to a command that was given up on. */
+		/* All others complete commands that were given up. */
 		if (ours)
 			return err;
 	}
@@ -84,7 +84,7 @@ void ublk_control_clear_path(struct ublk_control *control)
 	control->path[0] = 0;
 }
 
-/* What drivers return for a command they do not have; -524 is the kernel's own ENOTSUPP. */
+/* What drivers return for unknown commands; -524 is the kernel's own ENOTSUPP. */
 static bool is_unknown_command(int err)
 {
 	return err == -EOPNOTSUPP || err == -EINVAL || err == -524;
@@ -137,7 +137,10 @@ int ublk_control_open(struct ublk_control *control)
 		ublk_control_close(control);
 		return err;
 	}
-	/* Before 6.5; opcodes in ioctl form came with 6.4, plain ones went on to work. */
+	/*
+	 * Kernels before 6.5 do not tell. Opcodes in ioctl form came with 6.4, and plain ones still
+	 * worked.
+	 */
 	msg_debug("the kernel does not tell its ublk features: %s", strerror(-err));
 	control->encoded = false;
 	return 0;

@@ -11,7 +11,7 @@
 
 static const char control_path[] = "/dev/ublk-control";
 
-/* In the order of their flags. The figures behind the reasons are in docs/features.md. */
+/* In the order of the flags. docs/features.md has the figures behind the reasons. */
 static const struct ublk_feature table[] = {
 	{ "support-zero-copy", UBLK_F_SUPPORT_ZERO_COPY, "6.15", UBLK_NOT_USED,
 	  "registering buffers by hand costs two commands more per request; see auto-buf-reg" },
@@ -92,7 +92,7 @@ int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64
 			*flags |= feature->flag;
 	}
 	*flags |= on;
-	/* What is no file has data of its own to bring over. */
+	/* Kinds other than files must copy data of their own. */
 	if (on & UBLK_F_AUTO_BUF_REG)
 		*flags |= UBLK_F_USER_COPY;
 	return 0;
@@ -127,7 +127,7 @@ int ublk_features_describe(json_t *about)
 		enum feature_offer offer = control.features & feature->flag ? FEATURE_OFFERED :
 									      FEATURE_MISSING;
 
-		/* Before 6.5 the driver does not tell. */
+		/* Before 6.5, the driver does not tell. */
 		if (control.fd >= 0 && !control.features)
 			offer = FEATURE_UNKNOWN;
 		err = features_add(about, feature->name, feature->since, offer, used_when(feature),

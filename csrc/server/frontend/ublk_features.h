@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the ublk driver can do, which of it the server asks for, and why (not). A feature that comes
- * or goes is one row of the table in ublk_features.c.
+ * The features of the ublk driver, whether the server asks for them, and why. To add or remove one,
+ * change one row of the table in ublk_features.c.
  */
 #ifndef FRONTEND_UBLK_FEATURES_H
 #define FRONTEND_UBLK_FEATURES_H
@@ -26,12 +26,12 @@ struct ublk_feature {
 	const char *reason; /* why, or why not */
 };
 
-/* NULL, with a message given: there is none of that name, or none that can be switched. */
+/* Returns NULL, after a message, when there is no such feature, or it cannot be switched. */
 const struct ublk_feature *ublk_feature_find(const char *name);
 
 /*
- * The flags to ask for: all that are used, without those in `off`, and those in `on`. Returns 0, or
- * -EOPNOTSUPP with a message given when the driver lacks one of `on`.
+ * Sets the flags to ask for: all that are used, without those in `off`, and those in `on`. Returns
+ * 0, or -EOPNOTSUPP after a message when the driver lacks one of `on`.
  */
 int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64_t off,
 			 uint64_t *flags);

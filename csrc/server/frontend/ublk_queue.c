@@ -14,8 +14,8 @@
 enum { SECTOR_SHIFT = 9 };
 
 /*
- * user_data of an SQE is the tag's address. Commands to the driver have bit 0 set, which tells them
- * from the I/O that segments do.
+ * user_data of an SQE is the tag's address. Bit 0 distinguishes commands to the driver from the I/O
+ * of segments.
  */
 #define DRIVER_COMMAND 1u
 
@@ -82,7 +82,7 @@ static int copy_data(struct io *io, uint32_t offset, uint32_t length)
 	return 0;
 }
 
-/* Returns false for an operation that this server never announced. */
+/* Returns false for operations that this server has never announced. */
 static bool decode(const struct ublksrv_io_desc *descriptor, struct io *io)
 {
 	/* NB: UBLK_IO_F_* are bits of op_flags itself, not of ublksrv_get_flags(). */
@@ -123,7 +123,7 @@ static void start_request(struct ublk_tag *tag)
 	queue->running++;
 	io->data = queue->buffers + (size_t)tag->tag * queue->buffer_bytes;
 	io->result = 0;
-	/* Whatever it is, the kernel may have put its data into our buffer. */
+	/* Whatever the request is, the kernel may have put its data into our buffer. */
 	if (!io->detached && ublksrv_get_op(&queue->descriptors[tag->tag]) != UBLK_IO_OP_READ)
 		io->uniform.length = 0;
 	if (!decode(&queue->descriptors[tag->tag], io))
@@ -149,7 +149,7 @@ static int handle_command(struct ublk_queue *queue, struct ublk_tag *tag, int re
 	}
 	if (result != UBLK_IO_RES_ABORT)
 		return result;
-	/* The device is being stopped, or quiesced; the tag is not offered again. */
+	/* The device is being stopped, or quiesced, so the tag is not offered again. */
 	queue->aborted = true;
 	return 0;
 }
@@ -176,12 +176,12 @@ static int handle_completions(struct ublk_queue *queue)
 		}
 	}
 	io_uring_cq_advance(&queue->ring, seen);
-	/* What was answered leaves with the next submit, which follows at once. */
+	/* Answers leave with the next submit, which follows at once. */
 	worker_end_round(queue->worker);
 	return err;
 }
 
-/* A tag that was in flight when the device was quiesced is offered again, and never aborted. */
+/* A tag that was in flight when the device was quiesced is offered again, and is never aborted. */
 static bool is_drained(const struct ublk_queue *queue)
 {
 	return queue->aborted && !queue->running &&
@@ -203,16 +203,22 @@ static int queue_serve(void *owner)
 			msg_error("queue %u: the driver refused a tag: %s", queue->index,
 				  strerror(-err));
 			failure = err;
-			/* Now: other tags may keep this thread going for as long as it likes. */
+			/*
+			 * Tell now, because other tags may keep this thread running for any length
+			 * of time.
+			 */
 			eventfd_write(queue->thread.ended_fd, 1);
 		}
 	}
-	/* The last answers, when no more is waited for. */
+	/* Send the last answers, when nothing more is waited for. */
 	io_uring_submit(&queue->ring);
 	return failure;
 }
 
-/* One ring flag set after the other, newest first: DEFER_TASKRUN is 6.1, COOP_TASKRUN 5.19. */
+/*
+ * Tries one set of ring flags after the other, newest first: DEFER_TASKRUN is 6.1, COOP_TASKRUN
+ * 5.19.
+ */
 static int init_ring(struct ublk_queue *queue)
 {
 	static const unsigned flag_sets[] = {
@@ -230,7 +236,7 @@ static int init_ring(struct ublk_queue *queue)
 	return err;
 }
 
-/* File 0 of the table is the ublk device, the segments' files follow. */
+/* File 0 of the table is the ublk device; the segments' files follow. */
 static int register_files(struct ublk_queue *queue)
 {
 	const struct engine *engine = queue->worker->engine;
@@ -255,10 +261,10 @@ static size_t descriptor_bytes(unsigned depth)
 
 static int map_descriptors(struct ublk_queue *queue)
 {
-	/* NB: queues lie UBLK_MAX_QUEUE_DEPTH descriptors apart, whatever their depth. */
+	/* NB: queues are UBLK_MAX_QUEUE_DEPTH descriptors apart, whatever their depth. */
 	off_t offset = UBLKSRV_CMD_BUF_OFFSET +
 		       (off_t)(queue->index * descriptor_bytes(UBLK_MAX_QUEUE_DEPTH));
-	void *map = mmap(NULL, descriptor_bytes(queue->depth), PROT_READ, MAP_SHARED | MAP_POPULATE,
+	void *map = mmap(NULL, descriptor_bytes(queue->depth), PROT_READ, MAP_SHARED,
 			 queue->device_fd, offset);
 
 	if (map == MAP_FAILED)
@@ -270,12 +276,18 @@ static int map_descriptors(struct ublk_queue *queue)
 static int allocate_tags(struct ublk_queue *queue)
 {
 	size_t bytes = (size_t)queue->depth * queue->buffer_bytes;
-	void *buffers = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	void *buffers =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (buffers == MAP_FAILED)
 		return -errno;
 	queue->buffers = buffers;
+	/*
+	 * NB: MAP_POPULATE has no effect in a process that locks its memory on faults
+	 * (lock_memory()).
+	 */
+	if (madvise(buffers, bytes, MADV_POPULATE_WRITE))
+		return -errno;
 	queue->tags = calloc(queue->depth, sizeof(*queue->tags));
 	if (!queue->tags)
 		return -ENOMEM;
@@ -289,8 +301,8 @@ static int allocate_tags(struct ublk_queue *queue)
 }
 
 /*
- * What the driver refuses completes at once. A device that is taken over has requests waiting, which
- * come as soon as the last tag of the last queue is there.
+ * A command that the driver refuses completes at once. Requests may be waiting for a device that is
+ * taken over; they come as soon as the last tag of the last queue is there.
  */
 static int refused_tag(struct ublk_queue *queue)
 {
@@ -306,9 +318,9 @@ static int refused_tag(struct ublk_queue *queue)
 }
 
 /*
- * NB: all tags in one system call, which a signal does not divide, and nothing that needs them done
- * before: a driver before 6.15 can take a queue back that has fetched all of its tags or none, and a
- * device that somebody has mapped only if one queue has fetched (ublk_refetch.h).
+ * NB: offer all tags in one system call, which signals do not divide, and before
+ * map_descriptors(). A driver before 6.15 can only take back a queue that has fetched all of its tags or
+ * none, and a device that is mapped only if one queue has fetched (ublk_refetch.h).
  */
 static int fetch_all(struct ublk_queue *queue)
 {
@@ -321,13 +333,13 @@ static int fetch_all(struct ublk_queue *queue)
 }
 
 /*
- * A batch thread waits for its turn instead of interrupting who woke it: a submitter with more to
- * submit goes on, and its requests are served together. On Linux 7.2, on one CPU, io_uring readers
- * get half as much again, and others lose nothing; see docs/features.md.
+ * A batch thread does not preempt the thread that wakes it: a submitter with more to submit
+ * continues, and its requests are served together. On Linux 7.2, on one CPU, io_uring readers get
+ * half as much again, and others lose nothing; see docs/features.md.
  */
 static void serve_in_batches(void)
 {
-	/* Not where somebody has chosen a policy for this process. */
+	/* Not if a policy was chosen for this process. */
 	if (sched_getscheduler(0) == SCHED_OTHER)
 		sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){});
 }
@@ -352,7 +364,7 @@ static int queue_init(void *owner)
 		err = io_uring_register_buffers_sparse(&queue->ring, queue->depth);
 	if (err)
 		return err;
-	/* Spares the kernel a look-up per call. 5.18; without it all works the same. */
+	/* Saves the kernel a look-up per call. 5.18; optional. */
 	io_uring_register_ring_fd(&queue->ring);
 	err = fetch_all(queue);
 	return err ? err : map_descriptors(queue);

@@ -26,30 +26,30 @@ struct ublk_queue {
 	uint32_t buffer_bytes; /* per tag */
 	bool encoded;	       /* opcodes in ioctl form */
 	/*
-	 * A request's memory is a buffer of the ring, by the number of its tag; what is not read or
-	 * written there is copied, by way of device_fd.
+	 * A request's memory is a buffer of the ring, whose index is the tag. What is not read or
+	 * written there is copied, by means of device_fd.
 	 */
 	bool registered;
 	int device_fd;	      /* /dev/ublkcN */
 	const bool *draining; /* atomic: end once a tag was aborted and all requests are answered */
-	struct thread thread; /* `cpus` and `ended_fd`, which tells of a failed queue too */
+	struct thread thread; /* `cpus`, and `ended_fd`, which also tells when a queue has failed */
 	struct worker *worker;
 
-	/* The thread's own. */
+	/* Only for the thread itself. */
 	struct io_uring ring;
 	const struct ublksrv_io_desc *descriptors;
 	struct ublk_tag *tags;
 	uint8_t *buffers;
 	unsigned offered; /* tags that are with the driver */
 	unsigned running; /* tags that are with the engine */
-	bool aborted;	  /* some tag, so no request comes any more */
+	bool aborted;	  /* some tag was aborted, so no request comes any more */
 };
 
 /* Starts the thread and waits until all tags are on offer. */
 int ublk_queue_start(struct ublk_queue *queue);
-/* The thread ends by itself once the driver has aborted every tag. */
+/* Waits for the thread, which ends when the driver has aborted all tags. */
 void ublk_queue_join(struct ublk_queue *queue);
-/* Returns false when it has not ended within `wait_ms`; then it is still to be joined. */
+/* Returns false when it has not ended within `wait_ms`; it must be joined later. */
 bool ublk_queue_join_within(struct ublk_queue *queue, unsigned wait_ms);
 
 #endif

@@ -20,14 +20,17 @@ enum {
 	SECTOR_SHIFT = 9,
 	POLL_MS = 2,
 	/*
-	 * Before 6.15 the driver learns of the server's end from a tag that waits for a request. If
-	 * all were in flight, it is the block layer's time-out that tells it: 30 s, unless the
-	 * server has shortened it.
+	 * Before 6.15, the driver learns of the server's end from a tag that waits for a request.
+	 * If all are in flight, it learns from the block layer's time-out: 30 s, unless the server
+	 * has shortened it.
 	 */
 	DEATH_WAIT_MS = 40 * 1000,
-	/* For a process that has been killed, to end. */
+	/* How long a killed process may take to end. */
 	EXIT_WAIT_MS = 2000,
-	/* For its descriptor of /dev/ublkcN to be closed, and for udev to be done with the node. */
+	/*
+	 * How long until its descriptor of /dev/ublkcN is closed, and udev has finished with the
+	 * node.
+	 */
 	OPEN_WAIT_MS = 5000,
 };
 
@@ -65,10 +68,6 @@ int ublk_recovery_flags(enum recovery_mode mode, const struct ublk_control *cont
 	uint64_t had = control->features;
 
 	*flags = 0;
-	if (mode == RECOVERY_SWAP) {
-		msg_error("--recovery swap is of fuse; with ublk it is reissue, queue or fail-io");
-		return -EINVAL;
-	}
 	for (unsigned i = 0; mode == RECOVERY_AUTO && i < sizeof(best) / sizeof(*best); i++) {
 		if (!had || (recovery_flags[best[i]] & ~had) == 0)
 			mode = best[i];
@@ -84,7 +83,7 @@ int ublk_recovery_flags(enum recovery_mode mode, const struct ublk_control *cont
 
 int ublk_recovery_granted(enum recovery_mode mode, uint64_t flags)
 {
-	/* The kernel clears what it does not know instead of refusing it. */
+	/* The kernel clears unknown flags instead of refusing them. */
 	if (mode == RECOVERY_AUTO || (flags & all_recovery_flags) == recovery_flags[mode])
 		return 0;
 	return refuse_mode(mode);
@@ -95,7 +94,7 @@ static void pause_ms(unsigned ms)
 	nanosleep(&(struct timespec){ .tv_nsec = (long)ms * 1000000 }, NULL);
 }
 
-/* A zombie, which its parent has not waited for yet, is not alive. */
+/* A zombie that its parent has not waited for does not count as alive. */
 static bool is_alive(int pid)
 {
 	_cleanup_close_ int fd = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
@@ -136,7 +135,7 @@ static int refuse_live(const struct ublksrv_ctrl_dev_info *info)
 	return -EBUSY;
 }
 
-/* Returns 0 once the device waits for a server. */
+/* Waits until the device waits for a server; returns 0 then. */
 static int wait_for_death(const struct frontend *frontend, struct ublk_control *control,
 			  struct ublksrv_ctrl_dev_info *info)
 {
@@ -230,7 +229,7 @@ int ublk_open_char_device(int dev_dir, uint32_t id)
 
 		if (fd >= 0)
 			return fd;
-		/* The node is there with the device, but udev may hold or chown it for a moment. */
+		/* The node exists with the device, but udev may hold or chown it for a moment. */
 		if ((err != -EBUSY && err != -ENOENT && err != -EACCES) ||
 		    waited_ms == OPEN_WAIT_MS) {
 			msg_error("cannot open /dev/%s: %s", name, strerror(-err));
@@ -261,16 +260,25 @@ static int start_recovery(struct ublk_control *control, uint32_t id)
 	return err;
 }
 
+/* NB: closes the device afterwards, because START_USER_RECOVERY fails while it is open. */
+static int refetch(const struct ublk_control *control, int dev_dir,
+		   const struct ublksrv_ctrl_dev_info *info)
+{
+	_cleanup_close_ int device_fd = ublk_open_char_device(dev_dir, info->dev_id);
+
+	return device_fd < 0 ? device_fd : ublk_refetch(device_fd, info, control->encoded);
+}
+
 int ublk_recovery_begin(struct ublk_control *control, int dev_dir,
 			const struct ublksrv_ctrl_dev_info *info)
 {
 	int err = 0;
 
 	/*
-	 * Zero copy came with 6.15, and so did the driver's habit to reset the queues as soon as a
-	 * server is gone (2d786e66c966), whatever that server had come to.
+	 * Zero copy came with 6.15. Since then, the driver resets the queues as soon as a server is
+	 * gone (2d786e66c966), whatever state that server had reached.
 	 */
 	if (!(control->features & UBLK_F_SUPPORT_ZERO_COPY))
-		err = ublk_refetch(dev_dir, info, control->encoded);
+		err = refetch(control, dev_dir, info);
 	return err ? err : start_recovery(control, info->dev_id);
 }

@@ -6,20 +6,17 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/cleanup.h"
 #include "base/message.h"
-#include "server/frontend/ublk_recovery.h"
 
-enum { STACK_BYTES = 128 << 10 /* mlock()ed as a whole */ };
+enum { STACK_BYTES = 128 << 10 };
 
 struct refetch {
 	const struct ublksrv_ctrl_dev_info *info;
 	struct io_uring ring;
 	int device_fd;
 	bool encoded;
-	unsigned lost; /* queues that had no thread */
+	unsigned lost; /* number of queues that had no thread */
 	int error;
 };
 
@@ -37,14 +34,14 @@ static int prepare_fetch(struct refetch *refetch, uint16_t queue, uint16_t tag)
 	sqe->cmd_op = refetch->encoded ? UBLK_ENCODE_IO(UBLK_IO_FETCH_REQ) : UBLK_IO_FETCH_REQ;
 	command->q_id = queue;
 	command->tag = tag;
-	/* Nothing is ever written there, but it must not be NULL. */
+	/* Nothing is written there, but it must not be NULL. */
 	command->addr = (uintptr_t)refetch;
 	return 0;
 }
 
 /*
- * NB: all tags of a queue in one system call, which a signal does not divide: the driver cannot
- * get rid of a queue of which only some were fetched.
+ * NB: offer all tags of a queue in one system call, which signals do not divide: the driver cannot
+ * take back a queue of which only some tags were fetched.
  */
 static int fetch_queue(struct refetch *refetch, uint16_t queue)
 {
@@ -62,7 +59,7 @@ static int fetch_queue(struct refetch *refetch, uint16_t queue)
 		return err;
 	for (; !io_uring_peek_cqe(&refetch->ring, &cqe); refused++)
 		io_uring_cqe_seen(&refetch->ring, cqe);
-	/* A thread is remembered, and is not this one. */
+	/* The driver remembers a thread, which is not this one. */
 	if (refused == depth)
 		return 0;
 	refetch->lost++;
@@ -75,7 +72,7 @@ static void *fetch_all(void *argument)
 
 	for (unsigned i = 0; i < refetch->info->nr_hw_queues && !refetch->error; i++)
 		refetch->error = fetch_queue(refetch, (uint16_t)i);
-	return NULL; /* and the end of this thread takes the commands back */
+	return NULL; /* when this thread ends, the kernel takes the commands back */
 }
 
 static int run_thread(struct refetch *refetch)
@@ -94,16 +91,11 @@ static int run_thread(struct refetch *refetch)
 	return refetch->error;
 }
 
-int ublk_refetch(int dev_dir, const struct ublksrv_ctrl_dev_info *info, bool encoded)
+int ublk_refetch(int device_fd, const struct ublksrv_ctrl_dev_info *info, bool encoded)
 {
-	struct refetch refetch = { .info = info, .encoded = encoded };
-	_cleanup_close_ int device_fd = ublk_open_char_device(dev_dir, info->dev_id);
-	int err;
+	struct refetch refetch = { .info = info, .device_fd = device_fd, .encoded = encoded };
+	int err = io_uring_queue_init(info->queue_depth, &refetch.ring, 0);
 
-	if (device_fd < 0)
-		return device_fd;
-	refetch.device_fd = device_fd;
-	err = io_uring_queue_init(info->queue_depth, &refetch.ring, 0);
 	if (!err) {
 		err = run_thread(&refetch);
 		io_uring_queue_exit(&refetch.ring);

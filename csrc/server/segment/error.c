@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads fail: address space that holds nothing yet. */
+/* Reads fail: this address space has no content yet. */
 #include <errno.h>
 
 #include "server/segment.h"

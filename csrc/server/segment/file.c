@@ -19,6 +19,7 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "server/engine.h"
 #include "server/segment.h"
 
 struct file_segment {
@@ -26,8 +27,8 @@ struct file_segment {
 	uint64_t file_offset;
 	bool writable;
 	bool direct;
-	unsigned file; /* index of engine_add_file() */
-	int fd;	       /* the same, which is the engine's */
+	unsigned file; /* from engine_add_file() */
+	int fd;	       /* its descriptor, which the engine owns */
 	bool in_memory;
 };
 
@@ -68,8 +69,8 @@ static int file_size(int fd, uint64_t *size)
 }
 
 /*
- * A block device that is to be written must be nobody else's. And O_NONBLOCK has done its service:
- * io_uring would take it for a promise that reads never wait.
+ * Claims a block device that is to be written. Clears O_NONBLOCK, which is not needed any more:
+ * io_uring would take it as a promise that reads never wait.
  */
 static int claim(int *fd, const struct file_segment *file, bool dry)
 {
@@ -86,16 +87,16 @@ static int claim(int *fd, const struct file_segment *file, bool dry)
 }
 
 /*
- * tmpfs and ramfs have no non-blocking reads, so that io_uring gives each to a thread of the kernel:
- * two switches, to copy what is in memory. A system call does it at once. NB: for a page that was
- * swapped out, this thread waits, and all that nobody else receives meanwhile (docs/limits.md).
+ * tmpfs and ramfs have no non-blocking reads, so io_uring passes each read to a kernel thread,
+ * which takes two switches. A system call reads from memory at once. NB: if a page was swapped out,
+ * this thread waits, and so do requests that no other thread receives (docs/limits.md).
  */
 static bool is_in_memory(int fd)
 {
 	struct statfs system;
 	struct stat status;
 
-	/* NB: a disk's node is in a tmpfs as well, /dev. */
+	/* NB: the node of a disk is in a tmpfs too: /dev. */
 	return !fstat(fd, &status) && S_ISREG(status.st_mode) && !fstatfs(fd, &system) &&
 	       (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
 }
@@ -114,7 +115,7 @@ static int file_open(struct engine *engine, struct segment *segment)
 			  segment->index, file->path);
 		return -EINVAL;
 	}
-	/* O_NONBLOCK: opening a FIFO must not hang; it has no effect on files and disks. */
+	/* O_NONBLOCK: opening a FIFO must not hang; it does not affect files and disks. */
 	fd = open(file->path, flags | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0) {
 		err = -errno;
@@ -126,7 +127,7 @@ static int file_open(struct engine *engine, struct segment *segment)
 	}
 	err = claim(&fd, file, engine->dry);
 	if (err) {
-		msg_error("segment %u: cannot have '%s' for writing: %s", segment->index,
+		msg_error("segment %u: cannot claim '%s' for writing: %s", segment->index,
 			  file->path, strerror(-err));
 		if (err == -EBUSY)
 			msg_hint("it is mounted, or another program has claimed it");
@@ -181,7 +182,7 @@ static int transfer_now(const struct file_segment *file, struct io *io)
 			continue;
 		if (moved < 0)
 			return -errno;
-		/* The file shrank under us: an error, never zeroes. */
+		/* The file has become shorter: that is an error, never zeroes. */
 		if (moved == 0)
 			return -EIO;
 		part->done += (uint32_t)moved;
@@ -189,7 +190,7 @@ static int transfer_now(const struct file_segment *file, struct io *io)
 	return 0;
 }
 
-/* Straight to or from the request's own memory, whose addresses begin with 0. */
+/* Transfers directly to or from the request's own memory, whose addresses begin with 0. */
 static void prepare_in_place(const struct file_segment *file, struct io *io,
 			     struct io_uring_sqe *sqe)
 {
@@ -218,7 +219,7 @@ static void prepare(const struct file_segment *file, struct io *io, struct io_ur
 		io_uring_prep_write(sqe, -1, data, length, file_position(file, part));
 }
 
-/* The rest of the part; short I/O brings us here again. */
+/* Transfers the rest of the part; it is called again after short I/O. */
 static int file_transfer(struct segment *segment, struct io *io)
 {
 	const struct file_segment *file = segment->private;
@@ -290,8 +291,8 @@ static int file_write_zeroes(struct segment *segment, struct io *io)
 }
 
 /*
- * A reader of our device may use memory aligned to 4 bytes only, and so has the request; disks below
- * want more, mostly 512, and files may not take such memory at all. Ours suits all.
+ * A reader of our device may use memory that is aligned to 4 bytes only. Disks below mostly require
+ * 512, and files may not accept such memory at all. Our own buffer suits all.
  */
 static bool wants_other_memory(const struct part *part, int result)
 {
@@ -314,7 +315,7 @@ static int file_complete(struct segment *segment, struct io *io, int cqe_result)
 	}
 	if (cqe_result < 0)
 		return cqe_result;
-	/* The file shrank under us: an error, never zeroes. */
+	/* The file has become shorter: that is an error, never zeroes. */
 	if (cqe_result == 0)
 		return -EIO;
 	part->done += (uint32_t)cqe_result;

@@ -14,6 +14,7 @@
 #include "lazy/fetcher.h"
 #include "lazy/prefetch.h"
 #include "lazy/space.h"
+#include "server/engine.h"
 #include "server/segment.h"
 #include "server/segment/lazy_request.h"
 
@@ -87,21 +88,21 @@ static int lazy_parse(struct segment *segment, json_t *keys)
 static int lazy_open(struct engine *engine, struct segment *segment)
 {
 	struct lazy_segment *lazy = segment->private;
-	struct complaint complaint = {};
+	struct error error = {};
 	int err;
 
-	/* Its cache is locked, perhaps by the server that is to be replaced. */
+	/* The cache is locked, perhaps by the server that is to be replaced. */
 	if (engine->dry)
 		return 0;
 	err = space_open(lazy->map_path, lazy->cache_path, lazy->map_offset,
-			 lazy->map_offset + segment->length, &lazy->space, &complaint);
+			 lazy->map_offset + segment->length, &lazy->space, &error);
 	if (err) {
-		msg_error("segment %u (lazy): %s", segment->index, complaint.text);
-		if (*complaint.hint)
-			msg_hint("%s", complaint.hint);
+		msg_error("segment %u (lazy): %s", segment->index, error.text);
+		if (*error.hint)
+			msg_hint("%s", error.hint);
 		return err;
 	}
-	engine->wants_mail = true;
+	engine->wants_messages = true;
 	return 0;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A part is walked through from mapping to mapping. Computed ones are filled in, cached ones are read
- * one after the other through the worker's ring, and all others go to the fetcher at once, which may
- * finish before the walk is over, or after it.
+ * Walks through the mappings of a part. Computed ranges are filled in, cached ranges are read one
+ * after the other through the worker's ring, and all others are given to the fetcher at once, which
+ * may finish before or after the walk.
  */
 #include "server/segment/lazy_request.h"
 
@@ -16,8 +16,9 @@
 #include "lazy/fetcher.h"
 #include "lazy/map.h"
 #include "lazy/space.h"
+#include "server/engine.h"
 
-/* What the fetcher is asked for. */
+/* A range that the fetcher is asked for. */
 struct piece {
 	struct lazy_read read;
 	struct lazy_request *request;
@@ -28,13 +29,13 @@ struct lazy_request {
 	struct io *io;
 	uint64_t deadline_ns; /* 0: not set yet */
 	struct piece *pieces;
-	unsigned
-		left; /* atomic: pieces that are with the fetcher; and the walk, until it is over */
-	int error;    /* atomic: of pieces */
+	/* atomic: pieces that the fetcher has, plus 1 for the walk until it is over */
+	unsigned left;
+	int error; /* atomic: the error of a piece */
 
-	/* A cached range that is being read, at io->part.done. */
+	/* The cached range that is being read, at io->part.done. */
 	const struct cache_object *reading; /* NULL: none is */
-	struct cache_look look;
+	struct cache_lookup look;
 	struct source *source;
 	uint64_t source_offset;
 	uint32_t length, length_done;
@@ -52,7 +53,7 @@ static void piece_done(struct lazy_read *read, int result)
 		worker_answer(io, 0);
 }
 
-/* Have the fetcher read what is at io->part.done. */
+/* Gives the range at io->part.done to the fetcher. */
 static int fetch(struct segment *segment, struct lazy_request *request, struct source *source,
 		 uint64_t offset, uint32_t length)
 {
@@ -80,7 +81,7 @@ static int fetch(struct segment *segment, struct lazy_request *request, struct s
 	return 0;
 }
 
-/* Returns 0 (read), -EAGAIN (not to be had there, so fetch it) or PART_PENDING. */
+/* Returns 0 (it was read), -EAGAIN (it must be fetched) or PART_PENDING. */
 static int read_cached_now(struct lazy_request *request)
 {
 	uint8_t *data = request->io->part.data + request->io->part.done;
@@ -105,7 +106,7 @@ static int read_cached(struct lazy_request *request)
 	struct io *io = request->io;
 	struct io_uring_sqe *sqe;
 
-	if (cache_in_memory(request->reading))
+	if (cache_is_in_memory(request->reading))
 		return read_cached_now(request);
 	sqe = worker_get_sqe(io->worker);
 	io_uring_prep_read(sqe, cache_fd(request->reading),
@@ -116,10 +117,20 @@ static int read_cached(struct lazy_request *request)
 	return PART_PENDING;
 }
 
-/* After read_cached(), and all that it has waited for. */
+/* Whether the bytes that were read from the cache are valid. */
+static bool is_good(const struct lazy_request *request)
+{
+	const struct part *part = &request->io->part;
+
+	return cache_lookup_is_valid(request->reading, &request->look) &&
+	       cache_verify(request->reading, request->source_offset, part->data + part->done,
+			    request->length);
+}
+
+/* To be called after read_cached(), and after its completions. */
 static int end_cached(struct segment *segment, struct lazy_request *request, int result)
 {
-	bool counts = !result && cache_still(request->reading, &request->look);
+	bool counts = !result && is_good(request);
 
 	request->reading = NULL;
 	if (!counts)
@@ -137,10 +148,10 @@ static bool is_cached(struct lazy_request *request, const struct source *source,
 
 	if (!object)
 		return false;
-	/* What lies behind its end, up to the next block, goes with the last unit. */
+	/* Zeroes between the end of the source and the end of the block belong to the last unit. */
 	if (last >= source_units(source))
 		last = source_units(source) - 1;
-	if (!cache_look(object, offset / source->unit_bytes, last, &request->look))
+	if (!cache_lookup(object, offset / source->unit_bytes, last, &request->look))
 		return false;
 	request->reading = object;
 	return true;
@@ -172,7 +183,7 @@ static int read_unmapped(const struct lazy_segment *lazy, struct part *part, uin
 
 	if (!lazy->unmapped_zero)
 		return -EIO;
-	/* NB: it may have been mapped since it was not found; then it is found next time. */
+	/* NB: a mapping may have been added since the search; then the next one finds it. */
 	if (next && next->offset > position)
 		length = at_most(next->offset - position, length);
 	else if (next)
@@ -182,7 +193,7 @@ static int read_unmapped(const struct lazy_segment *lazy, struct part *part, uin
 	return 0;
 }
 
-/* Most reads come where the last one came. What was published once stays as long as the map does. */
+/* Most reads are near the last one. A mapping that was published once stays as long as the map. */
 static const struct mapping *find_mapping(struct lazy_segment *lazy, uint64_t position)
 {
 	const struct mapping *mapping = __atomic_load_n(&lazy->last, __ATOMIC_ACQUIRE);
@@ -195,13 +206,13 @@ static const struct mapping *find_mapping(struct lazy_segment *lazy, uint64_t po
 	return mapping;
 }
 
-/* Of what is cached, readers need to be followed from unit to unit only. */
+/* For cached ranges, read-ahead needs to know only when a reader passes from unit to unit. */
 static bool ends_unit(const struct source *source, uint64_t offset, uint32_t length)
 {
 	return (offset + length) / source->unit_bytes != offset / source->unit_bytes;
 }
 
-/* What is at io->part.done, as far as it is alike. */
+/* Handles what is at io->part.done, up to the end of its mapping or its cached range. */
 static int step(struct segment *segment, struct lazy_request *request)
 {
 	struct lazy_segment *lazy = segment->private;
@@ -257,7 +268,7 @@ static int walk(struct segment *segment, struct lazy_request *request)
 		result = step(segment, request);
 	if (result == PART_PENDING)
 		return result;
-	/* NB: what is with the fetcher is to be waited for, as it may write to the buffer. */
+	/* NB: wait for the pieces that the fetcher has, because it may write to the buffer. */
 	if (result)
 		__atomic_store_n(&request->error, result, __ATOMIC_RELAXED);
 	if (!request->pieces)
@@ -270,8 +281,8 @@ static int walk(struct segment *segment, struct lazy_request *request)
 }
 
 /*
- * One mapping, whose content is cached in memory: there is nothing to wait for, so nothing has to be
- * kept. Returns false, with nothing done, where it is otherwise.
+ * The common case: a single mapping whose content is cached in memory, so no state is needed.
+ * Returns false without any effect in all other cases.
  */
 static bool read_at_once(struct lazy_segment *lazy, struct io *io)
 {
@@ -287,12 +298,12 @@ static bool read_at_once(struct lazy_segment *lazy, struct io *io)
 	offset = mapping->source_offset + (position - mapping->offset);
 	if (ends_unit(mapping->source, offset, part->length) ||
 	    !is_cached(&request, mapping->source, offset, part->length) ||
-	    !cache_in_memory(request.reading))
+	    !cache_is_in_memory(request.reading))
 		return false;
 	trace_note(&lazy->space->trace, mapping->source, offset, part->length);
 	request.source_offset = offset;
 	request.length = part->length;
-	return !read_cached_now(&request) && cache_still(request.reading, &request.look);
+	return !read_cached_now(&request) && is_good(&request);
 }
 
 int lazy_request_begin(struct segment *segment, struct io *io)
@@ -314,14 +325,14 @@ int lazy_request_complete(struct segment *segment, struct io *io, int result)
 {
 	struct lazy_request *request = io->part.private;
 
-	/* By worker_answer(): all pieces are there. */
+	/* worker_answer() says that all pieces are there. */
 	if (!request->reading)
 		return end(request);
 	if (result > 0)
 		request->length_done += (uint32_t)result;
 	if (result == -EINTR || (result > 0 && request->length_done < request->length))
 		return read_cached(request);
-	/* An error, or an end of file: not to be had there. */
+	/* After an error, or at the end of the file, fetch it. */
 	result = request->length_done == request->length ? 0 : -EAGAIN;
 	result = end_cached(segment, request, result);
 	if (result)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A read of a lazy segment: which mappings it spans, and where each of these is read. */
+/* A read of a lazy segment: finds its mappings, and where to read each of them. */
 #ifndef SEGMENT_LAZY_REQUEST_H
 #define SEGMENT_LAZY_REQUEST_H
 
@@ -16,7 +16,7 @@ struct lazy_segment {
 	bool unmapped_zero;
 	uint64_t deadline_ns; /* of a read; 0: none */
 	struct space *space;
-	const struct mapping *last; /* atomic: that was found; NULL: none was */
+	const struct mapping *last; /* atomic: the last mapping that was found, or NULL */
 	struct read_ahead read_ahead;
 };
 

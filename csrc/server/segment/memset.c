@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Every byte is the same: `"byte": 0..255`. The cheapest source there is, so benchmarks use it. */
+/* All bytes are the same: `"byte": 0..255`. Benchmarks use this kind because it costs least. */
 #include <errno.h>
 
 #include "base/message.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Each aligned 8 bytes hold their own device offset plus `"base"`, little-endian: a read from the
- * wrong place, or of the wrong length, cannot go unnoticed.
+ * Each aligned 8 bytes contain their own device offset plus `"base"`, little-endian, so that a read
+ * from the wrong place, or of the wrong length, is noticed.
  */
 #include <endian.h>
 #include <string.h>

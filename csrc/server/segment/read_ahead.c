@@ -6,11 +6,11 @@
 #include "lazy/fetcher.h"
 #include "lazy/map.h"
 
-/* Reads of one reader come out of order, by that much: several threads serve them. */
+/* Several threads serve one reader, so its reads arrive out of order by up to this much. */
 #define OUT_OF_ORDER_BYTES KIB(512)
 #define WINDOW_FIRST_BYTES KIB(256)
 #define WINDOW_LAST_BYTES MIB(4)
-/* Of what a reader passes by, it has to want that much at the least: a fourth. */
+/* A reader must want at least a fourth of the range that it passes. */
 #define DENSE_SHARE 4
 
 static struct read_ahead_stream *find_stream(struct read_ahead *state, const struct source *source,
@@ -27,7 +27,7 @@ static struct read_ahead_stream *find_stream(struct read_ahead *state, const str
 		if (stream->used < oldest->used)
 			oldest = stream;
 	}
-	/* A read that is the first of its kind is no stream yet. */
+	/* The first read of a range is no stream yet. */
 	*oldest = (struct read_ahead_stream){ .source = source, .start = offset };
 	return oldest;
 }
@@ -50,7 +50,7 @@ static void ask(struct read_ahead_stream *stream, struct fetcher *fetcher,
 
 	if (limit > source->size)
 		limit = source->size;
-	/* Whole units: those are what is fetched. */
+	/* Fetch whole units. */
 	end = round_up_u64(end, source->unit_bytes);
 	if (end > limit)
 		end = limit;
@@ -61,7 +61,7 @@ static void ask(struct read_ahead_stream *stream, struct fetcher *fetcher,
 		fetcher_prefetch(fetcher, source, start, end - start);
 }
 
-/* Reads that are close to each other by chance pass by much more than they want. */
+/* Random reads that are near each other pass much more than they want. */
 static bool is_in_order(const struct read_ahead_stream *stream)
 {
 	return stream->read * DENSE_SHARE >= stream->next - stream->start;
@@ -84,7 +84,7 @@ static void note(struct read_ahead *state, struct fetcher *fetcher, const struct
 		return;
 	if (!stream->window)
 		stream->window = WINDOW_FIRST_BYTES;
-	/* A second half of the window is left: enough for now. */
+	/* More than half of the window is left, which is enough for now. */
 	if (stream->ahead > stream->next + stream->window / 2)
 		return;
 	ask(stream, fetcher, mapping);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Readers that go through a source in order get what comes next fetched before they ask. */
+/* For sequential readers, fetches what comes next before they ask for it. */
 #ifndef SEGMENT_READ_AHEAD_H
 #define SEGMENT_READ_AHEAD_H
 
@@ -12,27 +12,27 @@ struct source;
 
 enum { READ_AHEAD_STREAMS = 16 };
 
-/* One reader, or several that stay close together. */
+/* One reader, or several that stay near each other. */
 struct read_ahead_stream {
 	const struct source *source; /* NULL: unused */
 	uint64_t start,
-		next;	 /* bytes, in the source: where the first read began, the furthest ended */
-	uint64_t read;	 /* bytes, in all of its reads */
-	uint64_t ahead;	 /* up to where it was asked for */
+		next;  /* bytes, in the source: the start of the first read, and the furthest end */
+	uint64_t read; /* bytes, sum of all its reads */
+	uint64_t ahead;	 /* the end of what was requested in advance */
 	uint64_t window; /* bytes */
-	uint64_t used;	 /* when; the least is replaced */
+	uint64_t used;	 /* when it was last used; the oldest one is replaced */
 };
 
-/* Zeroed at first. */
+/* Must be zeroed at first. */
 struct read_ahead {
-	bool taken; /* atomic: by one of the worker threads */
+	bool taken; /* atomic: a worker is using it */
 	uint64_t clock;
 	struct read_ahead_stream streams[READ_AHEAD_STREAMS];
 };
 
 /*
- * [offset, offset + length) of the mapping's source is being read. Any thread; never waits: when another
- * one is at it, nothing happens.
+ * To be called when [offset, offset + length) of the mapping's source is being read. Any thread may
+ * call this. It never waits: nothing happens when another thread is using `state`.
  */
 void read_ahead(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
 		uint64_t offset, uint32_t length);

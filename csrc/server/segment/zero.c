@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Zeroes, for the parts of a device that nobody should care about. */
+/* Zeroes, for parts of a device without content. */
 #include "server/segment.h"
 
 static uint8_t zero_byte(const struct segment *segment)

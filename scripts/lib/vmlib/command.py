@@ -9,8 +9,12 @@ from pathlib import Path
 _PASSED_ON = (
     *("BTRFS_UBLK_*", "CI", "TERM", "COLUMNS", "LINES", "LANG", "LC_*", "TZ"),
     *("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "PYTEST_ADDOPTS", "HYPOTHESIS_PROFILE"),
-    *("PATH", "HOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"),
+    # NB: not PYTHONDONTWRITEBYTECODE: an emulated CPU would compile the package anew
+    # for each command, which is most of the time that a command takes.
+    *("PATH", "HOME", "VIRTUAL_ENV"),
 )
+
+_WITHOUT_HOOK = Path(__file__).parent / "guest_python"
 
 
 def guest_environment(
@@ -42,8 +46,8 @@ def guest_environment(
 def _editable_install(project: Path) -> dict[str, str]:
     """The editable package as the host built it: importing it must not run ninja.
 
-    NB: MESONPY_EDITABLE_SKIP switches meson-python's import hook off altogether, so the
-    package and its helpers are named in other ways.
+    NB: meson-python's import hook is left out, and switched off should it be there
+    under another name, so the package and its helpers are named in other ways.
     """
     builds = [path.parent for path in project.glob("build/cp*/build.ninja")]
     if not builds:
@@ -51,7 +55,7 @@ def _editable_install(project: Path) -> dict[str, str]:
     newest = max(builds, key=lambda build: (build / "build.ninja").stat().st_mtime)
     return {
         "MESONPY_EDITABLE_SKIP": os.pathsep.join(map(str, builds)),
-        "PYTHONPATH": str(project),
+        "PYTHONPATH": f"{_WITHOUT_HOOK}{os.pathsep}{project}",
         "BTRFS_UBLK_HELPERS": str(newest / "csrc" / "tools"),
     }
 

@@ -1,0 +1,64 @@
+"""Find the C helpers, which are private to the package and not on PATH."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from btrfs_ublk.base.process import run
+from btrfs_ublk.errors import CapabilityError
+
+#: Names a directory to use instead: a sanitizer build, or stand-ins in tests.
+HELPERS_VARIABLE = "BTRFS_UBLK_HELPERS"
+
+_VERSION_TIMEOUT_S = 20.0
+
+MKSEED = "btrfs-ublk-mkseed"
+CHECKSEED = "btrfs-ublk-checkseed"
+SERVER = "btrfs-ublk-server"
+KEEPER = "btrfs-ublk-keeper"
+CACHE = "btrfs-ublk-cache"
+MAP_PHYSICAL = "btrfs-ublk-map-physical"
+RESHAPE = "btrfs-ublk-reshape"
+ADD_DEVICE = "btrfs-ublk-add-device"
+MAKE_FILES = "btrfs-ublk-make-files"
+VERIFY_READS = "btrfs-ublk-verify-reads"
+MEASURE_MAP = "btrfs-ublk-measure-map"
+FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
+HELPERS = (
+    *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
+    *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN),
+)
+
+
+def helper_path(name: str) -> Path:
+    """Return the path of a helper in ``$BTRFS_UBLK_HELPERS``, else in the package.
+
+    Raises CapabilityError, which says how to build it, when it is not there.
+    """
+    directory = os.environ.get(HELPERS_VARIABLE)
+    if directory:
+        path = Path(directory) / name
+        hint = f"unset {HELPERS_VARIABLE}, or build the helpers there"
+    else:
+        # In an editable install this is the file in meson's build directory.
+        hint = "build it: pip install . (or, in a checkout, pip install -e .)"
+        resource = files("btrfs_ublk") / "libexec" / name
+        if not resource.is_file():
+            raise CapabilityError(f"the helper {name} is not built", hint=hint)
+        path = Path(str(resource))
+    if not path.is_file():
+        raise CapabilityError(f"the helper {name} is not at {path}", hint=hint)
+    if not os.access(path, os.X_OK):
+        raise CapabilityError(f"{path} is not executable", hint=f"chmod +x {path}")
+    return path.absolute()
+
+
+def check_helper(name: str) -> Path:
+    """Return helper_path(), and check that the helper starts. Also raises
+    CapabilityError when a library that it needs is missing, and CommandError when it
+    does not start for another reason."""
+    path = helper_path(name)
+    run([path, "--version"], timeout_s=_VERSION_TIMEOUT_S)
+    return path

@@ -1,0 +1,127 @@
+"""Records in files: dataclasses as JSON objects with a version.
+
+A file is replaced by rename(2), so readers always see a complete one. A file that is
+not valid, or of a newer version, causes an error that names it, and is not removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from btrfs_ublk.errors import BtrfsUblkError
+
+_Record = TypeVar("_Record")
+
+_MODE = 0o600
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """What files of one kind have in common. ``error`` is raised for invalid files, and
+    ``cure`` makes its hint from the path. ``synced``: a file that was written survives
+    a power cut."""
+
+    version: int
+    error: type[BtrfsUblkError]
+    cure: Callable[[Path], str]
+    synced: bool = False
+
+    def damaged(self, path: Path, why: str) -> BtrfsUblkError:
+        """Return the error to raise for this file."""
+        return self.error(
+            f"{path} makes no sense: {why}", hint=f"left as it is: {self.cure(path)}"
+        )
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """Return the object's keys except its version; None when there is no such
+        file."""
+        try:
+            keys = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise self.damaged(path, str(error)) from error
+        if not isinstance(keys, dict):
+            raise self.damaged(path, "it is no JSON object")
+        version = keys.pop("version", None)
+        if isinstance(version, int) and version > self.version:
+            raise self.error(
+                f"{path} is of version {version}, this is btrfs-ublk for version "
+                f"{self.version}",
+                hint="use the newer btrfs-ublk that wrote it",
+            )
+        if version != self.version:
+            raise self.damaged(path, f"it is of version {version!r}")
+        return keys
+
+    def parse(self, kind: type[_Record], keys: object, path: Path) -> _Record:
+        """Make the dataclass ``kind`` from ``keys``, which are all or some of the
+        file's. NB: the caller checks what is in lists and dictionaries."""
+        if not isinstance(keys, dict):
+            raise self.damaged(path, f"{keys!r} is no JSON object")
+        known = get_type_hints(kind)
+        for key, value in keys.items():
+            if key not in known:
+                raise self.damaged(path, f"key {key!r} is unknown")
+            if not _is_a(value, known[key]):
+                raise self.damaged(path, f"{key} is {value!r}")
+        try:
+            return kind(**keys)
+        except TypeError as error:  # A key is missing.
+            raise self.damaged(path, str(error)) from error
+
+    def write(self, path: Path, keys: dict[str, Any]) -> None:
+        """Write the file. Raises BtrfsUblkError, and leaves the previous file in
+        place."""
+        keys = {"version": self.version, **keys}
+        self.replace(path, json.dumps(keys, indent=1) + "\n")
+
+    def replace(self, path: Path, text: str) -> None:
+        """Write a file that is no record, like write()."""
+        # NB: the writer holds a lock, so there is only one. It can always use the same
+        # name, and overwrites what a killed writer left.
+        new = path.with_name(f".{path.name}.new")
+        try:
+            # NB: descriptions of sources may have secrets in their URLs.
+            with open(new, "w", encoding="utf-8", opener=_open_private) as file:
+                os.fchmod(file.fileno(), _MODE)
+                file.write(text)
+            if self.synced:
+                sync(new)
+            new.replace(path)
+            if self.synced:
+                sync(path.parent)
+        except OSError as error:
+            raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, _MODE)
+
+
+def sync(path: Path) -> None:
+    """Sync a file or a directory to the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_is_a(value, each) for each in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if isinstance(value, bool):  # NB: Python's bool is a subclass of int.
+        return hint is bool
+    if hint is float:
+        return isinstance(value, float | int)
+    return isinstance(value, origin or hint)

@@ -1,1 +1,0 @@
-"""Contests of other things than reading by fio; see ``btrfs_ublk.bench.contest``."""

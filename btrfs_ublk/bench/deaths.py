@@ -1,0 +1,126 @@
+"""Tables of a campaign of kills (tests/campaigns/kills.py): which deaths of a volume's
+processes its readers and writers notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
+from btrfs_ublk.bench.stats import grouped, quantile
+
+#: The program that makes such documents.
+SCRIPT = "tests/campaigns/kills.py"
+_BOTH = ["server", "supervisor"]
+ALL = "all three"
+#: What is killed at once; and again, up to half a second after one of them is back.
+KINDS: dict[str, Sequence[Sequence[str]]] = {
+    "server": [["server"]],
+    "server + supervisor": [_BOTH],
+    "server, server": [["server"], ["server"]],
+    "server + supervisor, again": [_BOTH, _BOTH],
+    "server + keeper": [["server", "keeper"]],
+    "supervisor": [["supervisor"]],
+    "keeper": [["keeper"]],
+    "supervisor + keeper": [["supervisor", "keeper"]],
+    ALL: [[*_BOTH, "keeper"]],
+}
+#: Counts of a round that must be 0 for readers and writers.
+_COUNTED = {"read_errors": "failed reads", "wrong_bytes": "wrong bytes read"}
+
+
+def faults_of(result: Result) -> list[str]:
+    """Describe the faults of one round. A device that is "over" may fail requests, but
+    must not lose what was written.
+    """
+    where = f"round {result['number']}"
+    found = []
+    if "hang" in result:
+        found.append(f"{where} ended early: {result['hang'].splitlines()[0]}")
+    for name, what in _COUNTED.items():
+        if result.get(name) and not (result.get("over") and name == "read_errors"):
+            found.append(f"{where}: {number(result[name])} {what}")
+    for error in () if result.get("over") else result.get("write_errors", ()):
+        found.append(f"{where}: {error}")
+    for when, differences in result.get("different", {}).items():
+        if differences:
+            found.append(
+                f"{where}: {len(differences)} differ, {when}: {differences[0]}"
+            )
+    if result.get("check", "clean") != "clean":
+        found.append(f"{where}: btrfs check: {result['check'].splitlines()[-1:]}")
+    return found
+
+
+def _different(result: Result) -> int:
+    return max((len(x) for x in result.get("different", {}).values()), default=0)
+
+
+def _ms(rounds: Sequence[Result], share: float) -> str:
+    times = sorted(each["recovery_s"] for each in rounds if "recovery_s" in each)
+    return number(quantile(times, share) * 1e3 if times else math.nan)
+
+
+def _row(name: str, rounds: Sequence[Result]) -> tuple[str, ...]:
+    def total(key: str) -> str:
+        return number(sum(each.get(key, 0) for each in rounds))
+
+    return (
+        name,
+        number(len(rounds)),
+        total("kills"),
+        *(_ms(rounds, share) for share in (0.5, 0.99, 1.0)),
+        *(total(key) for key in _COUNTED),
+        number(sum(len(each.get("write_errors", ())) for each in rounds)),
+        number(sum(_different(each) for each in rounds)),
+        number(sum(each.get("check", "clean") != "clean" for each in rounds)),
+        number(sum("hang" in each for each in rounds)),
+    )
+
+
+def tables(document: Document) -> list[Table]:
+    """Make a table with a row for each kind of death."""
+    rounds = document["results"]
+    kinds = grouped(rounds, lambda each: each["kind"])
+    rows = [_row(kind, kinds[kind]) for kind in KINDS if kind in kinds]
+    rows += [_row("all", rounds)] if rounds else []
+    operations = number(sum(each.get("operations", 0) for each in rounds))
+    reads = number(sum(each.get("reads", 0) for each in rounds))
+    return [
+        Table(
+            f"A volume's processes killed: {document['parameters']['front_end']}",
+            (
+                *("killed", "rounds", "kills", "p50 ms", "p99 ms", "max ms"),
+                *("failed reads", "wrong bytes", "failed writes", "differ", "check"),
+                "hangs",
+            ),
+            rows,
+            1,
+            "From the first kill to the first answer to an uncached read that began "
+            "after the last one. After a comma: who is killed again, up to 0.5 s after "
+            f"one of them is back. {operations} operations were mirrored; what "
+            "differs was compared at once, after a sync with empty caches, and after "
+            "down and up; check counts complaints of btrfs check. Reads fail when all "
+            f"three are killed and fuse has lost its connection. {reads} reads were "
+            "verified.",
+        )
+    ]
+
+
+def highlights(document: Document) -> list[Highlight]:
+    """Summarise the faults."""
+    rounds = document["results"]
+    if not rounds:
+        return []
+    found = [fault for each in rounds for fault in faults_of(each)]
+    kills = number(sum(each.get("kills", 0) for each in rounds))
+    return [
+        Highlight(
+            f"{len(found)} faults",
+            f"{kills} kills of what serves a volume over "
+            f"{document['parameters']['front_end']}, under shadowed writes",
+            f"{number(len(rounds))} rounds; half of the time, reads went on within "
+            f"{_ms(rounds, 0.5)} ms. {'; '.join(found[:3])}",
+        )
+    ]

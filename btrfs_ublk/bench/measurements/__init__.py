@@ -1,0 +1,1 @@
+"""Measurements other than reading by fio (``bench.measurement``)."""

@@ -1,0 +1,288 @@
+"""``ls -lR`` of one tree on many file systems: right after mounting, again, and the
+most memory that it uses.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from btrfs_ublk.base.capabilities import (
+    BTRFS,
+    FUSE,
+    LOOP,
+    MKFS_BTRFS,
+    ROOT,
+    UBLK,
+    Capability,
+    FileSystem,
+    Program,
+)
+from btrfs_ublk.base.process import run
+from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
+from btrfs_ublk.bench.measurements.trees import TreePlan, write
+from btrfs_ublk.bench.peer import Setting
+from btrfs_ublk.bench.read_only import (
+    EROFS,
+    EXT4,
+    MKCOMPOSEFS,
+    MKFS_EROFS,
+    MKFS_EXT4,
+    MOUNT_COMPOSEFS,
+    OVERLAY,
+    Mounted,
+)
+from btrfs_ublk.bench.read_only import Prepare as PrepareSource
+from btrfs_ublk.bench.read_only import (
+    on_composefs,
+    on_erofs,
+    on_hosted_erofs,
+    on_overlay,
+)
+from btrfs_ublk.bench.report import Result
+from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
+from btrfs_ublk.bench.scale import Amounts
+from btrfs_ublk.errors import CommandError
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.reflink import clone_file
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment
+from btrfs_ublk.units import GIB, MIB
+from btrfs_ublk.volume.sprout import sprout
+from btrfs_ublk.volume.temporary import virtual_file_of
+
+WORKLOAD = "ls -lR"
+_TIMEOUT_S = 600.0
+_TREE = "tree"
+#: The size of sparse images for file systems that are filled by writing.
+_IMAGE_BYTES = 16 * GIB
+#: Joins the group (its first argument) before it runs what is measured.
+_LIST = 'echo 0 >"$1" && exec env LC_ALL=C ls -lR "$2" >"$3"'
+
+#: Makes the tree's image once; each turn mounts it anew.
+Prepare = Callable[[Setting, TreePlan, ExitStack], Mounted]
+
+
+@contextmanager
+def _taking_part(plan: TreePlan, prepare: Prepare, setting: Setting) -> Iterator[Turn]:
+    """Mount the image anew in each turn, so that only its backing file is in memory.
+    The time to mount does not count.
+    """
+    with ExitStack() as stack:
+        mount = prepare(setting, plan, stack)
+        target = setting.new_directory("mnt")
+        with mount(target) as tree:
+            plan.check(tree)
+        yield partial(_measure, plan, mount, target, setting.new_directory("out"))
+
+
+def _measure(
+    plan: TreePlan,
+    mount: Mounted,
+    target: Path,
+    output: Path,
+    _workload: str,
+    _chances: random.Random,
+) -> Result:
+    with mount(target) as tree, memory_group() as group:
+        outputs = output / "cold", output / "warm"
+        seconds = [_list(group.members, tree, path) for path in outputs]
+        peak = group.peak_bytes()
+    texts = [path.read_bytes() for path in outputs]
+    wanted = plan.files + plan.directories + plan.links
+    # Both listings must be equal, with a line for each member of the tree.
+    listed = sum(line[:1] in b"-dl" for line in texts[0].splitlines() if line)
+    if texts[0] != texts[1] or listed != wanted:
+        raise CommandError(f"ls -lR listed {listed} of {wanted}, or changed")
+    return {
+        "cold_ms": seconds[0] * 1e3,
+        "warm_ms": seconds[1] * 1e3,
+        "peak_mib": peak / MIB,
+    }
+
+
+def _list(members: Path, tree: Path, output: Path) -> float:
+    begin_s = time.monotonic()
+    run(["sh", "-c", _LIST, "sh", members, tree, output], timeout_s=_TIMEOUT_S)
+    return time.monotonic() - begin_s
+
+
+def _source(setting: Setting, plan: TreePlan) -> Path:
+    """Return the tree itself, on tmpfs, to make images of it."""
+    return setting.shared("tree", lambda: _new_source(setting, plan))
+
+
+@contextmanager
+def _new_source(setting: Setting, plan: TreePlan) -> Iterator[Path]:
+    source = setting.new_directory("source")
+    plan.make(source, write)
+    yield source
+
+
+def _of_source(prepare: PrepareSource) -> Prepare:
+    return lambda setting, plan, stack: prepare(setting, _source(setting, plan), stack)
+
+
+def _written(fs_type: str, mkfs: Sequence[str]) -> Prepare:
+    """Prepare a file system on a loop device, and make the tree in it."""
+
+    def prepare(setting: Setting, plan: TreePlan, stack: ExitStack) -> Mounted:
+        image = stack.enter_context(setting.new_file(_IMAGE_BYTES))
+        target = setting.new_directory("mnt")
+        with loop_device(image) as device:
+            run([*mkfs, device.path], timeout_s=_TIMEOUT_S)
+            with mounted(device.path, target, fs_type=fs_type):
+                (target / _TREE).mkdir()
+                plan.make(target / _TREE, write)
+
+        @contextmanager
+        def mount_it(target: Path) -> Iterator[Path]:
+            with loop_device(image) as device:
+                with mounted(device.path, target, fs_type=fs_type):
+                    yield target / _TREE
+
+        return mount_it
+
+    return prepare
+
+
+def _clones(front_end: FrontEndName) -> Prepare:
+    """Prepare a sprout whose files are clones of virtual data from a server."""
+
+    def prepare(setting: Setting, plan: TreePlan, stack: ExitStack) -> Mounted:
+        directory = setting.new_directory(front_end)
+        size_bytes = max(GIB, -(-plan.content_bytes // GIB) * GIB)
+        seed = make_seed(
+            directory / "seed.img", virtual_data_size=size_bytes, metadata_only=True
+        )
+        served = [PatternSegment(offset=0, length=size_bytes)]
+        server = stack.enter_context(
+            BlockServer(seed.description(served), front_end=front_end)
+        )
+        writable = stack.enter_context(setting.new_file(_IMAGE_BYTES))
+        target = setting.new_directory("mnt")
+        with (
+            sprout(server.device, target, writable_file=writable),
+            virtual_file_of(seed, target) as virtual_file,
+        ):
+            (target / _TREE).mkdir()
+            plan.make(target / _TREE, _cloned(virtual_file))
+
+        @contextmanager
+        def mount_it(target: Path) -> Iterator[Path]:
+            with loop_device(writable) as device:
+                options = [f"device={server.device}"]
+                with mounted(device.path, target, options=options):
+                    yield target / _TREE
+
+        return mount_it
+
+    return prepare
+
+
+def _cloned(virtual_file: Path) -> Callable[[Path, int, int], None]:
+    def fill(path: Path, size: int, offset: int) -> None:
+        clone_file(virtual_file, path, source_offset=offset, size_bytes=size)
+
+    return fill
+
+
+_ON_EROFS = (EROFS, MKFS_EROFS)
+#: The name, description, further needs, and preparation of each kind.
+_KINDS: Sequence[tuple[str, str, Sequence[Capability], Prepare]] = [
+    (
+        "xfs",
+        "xfs on a loop device",
+        (FileSystem("xfs"), Program("mkfs.xfs", "xfsprogs")),
+        _written("xfs", ["mkfs.xfs", "-q"]),
+    ),
+    (
+        "ext4",
+        "ext4 on a loop device",
+        (EXT4, MKFS_EXT4),
+        # Otherwise, inode tables would be written later, in the background.
+        _written("ext4", ["mkfs.ext4", "-q", "-E", "lazy_itable_init=0"]),
+    ),
+    (
+        "btrfs",
+        "btrfs on a loop device",
+        (BTRFS, MKFS_BTRFS),
+        _written("btrfs", ["mkfs.btrfs", "--quiet", "--metadata=single"]),
+    ),
+    (
+        "erofs-loop",
+        "EROFS on a loop device",
+        _ON_EROFS,
+        _of_source(on_erofs(False)),
+    ),
+    (
+        "erofs-loop-direct",
+        "EROFS on a loop device with direct I/O",
+        _ON_EROFS,
+        _of_source(on_erofs(True)),
+    ),
+    (
+        "erofs-file",
+        "EROFS on a file of ext4, no device",
+        (*_ON_EROFS, EXT4, MKFS_EXT4),
+        _of_source(on_hosted_erofs),
+    ),
+    (
+        "overlay-erofs",
+        "overlayfs on EROFS on a loop device",
+        (*_ON_EROFS, OVERLAY),
+        _of_source(on_overlay(False)),
+    ),
+    (
+        "overlay-erofs-direct",
+        "overlayfs on EROFS on a loop device with direct I/O",
+        (*_ON_EROFS, OVERLAY),
+        _of_source(on_overlay(True)),
+    ),
+    (
+        "composefs",
+        "composefs, its contents on tmpfs",
+        (EROFS, OVERLAY, MKCOMPOSEFS, MOUNT_COMPOSEFS),
+        _of_source(on_composefs),
+    ),
+    (
+        "fuse-clones",
+        "a sprout of ours, of clones, through FUSE",
+        (BTRFS, FUSE),
+        _clones("fuse"),
+    ),
+    (
+        "ublk-clones",
+        "a sprout of ours, of clones, through ublk",
+        (BTRFS, UBLK),
+        _clones("ublk"),
+    ),
+]
+_MEASURES = (
+    Measure("cold_ms", "ms"),
+    Measure("warm_ms", "ms"),
+    Measure("peak_mib", "MiB", digits=1),
+)
+
+
+def contest(amounts: Amounts) -> OwnContest:
+    """Make a contest with those numbers of files, directories and links."""
+    plan = TreePlan(**{name: int(count) for name, count in amounts.items()})
+    common = (ROOT, LOOP, MEMORY_GROUPS)
+    contestants = [
+        Contestant(
+            name,
+            "tree",
+            description,
+            (*common, *needs),
+            partial(_taking_part, plan, prepare),
+        )
+        for name, description, needs, prepare in _KINDS
+    ]
+    told = "list all, with what stat(2) says of each"
+    return OwnContest(_MEASURES, contestants, {WORKLOAD: told})

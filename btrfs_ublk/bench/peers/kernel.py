@@ -1,0 +1,244 @@
+"""The kernel's own devices: RAM disks, loop devices, null_blk, persistent memory, a
+disk of the user's, each also with a file of btrfs if possible; and files without a
+block layer: tmpfs, /dev/zero.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Capability
+from btrfs_ublk.base.process import run
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.bench.known_content import STAMPS, write_content
+from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
+from btrfs_ublk.bench.read_only import EXT4, MKFS_EXT4
+from btrfs_ublk.bench.resources.kernel_module import (
+    IN_VM_VARIABLE,
+    LoadableModule,
+    loaded_module,
+)
+from btrfs_ublk.bench.resources.zram import ZRAM, zram_device
+from btrfs_ublk.bench.sprouts import formatted_btrfs
+from btrfs_ublk.errors import CapabilityError, CommandError, UsageError
+from btrfs_ublk.kernel import blockdev
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.server import ZeroSegment
+from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, format_size
+
+_TIMEOUT_S = 60.0
+#: The room that btrfs needs for itself, with single metadata.
+_BTRFS_BYTES = 256 * MIB
+#: A disk uses memory as it is written, and keeps it until the module is unloaded.
+_BRD_DISKS, _BRD_BYTES = 4, 64 * GIB
+_NULL_BLK, _NULL_BLK_DEPTH = Path("/dev/nullb0"), 64
+_PMEM = Path("/dev/pmem0")
+_PMEM_MODULES = ("nd_e820", "nd_pmem")
+#: ext4 reserves a part for itself, and for root.
+_EXT4_ROOM = 1.2
+
+#: Makes a new, writable device of at least so many bytes.
+Disk = Callable[[Setting, int], AbstractContextManager[Path]]
+
+
+@contextmanager
+def _raw(disk: Disk, setting: Setting) -> Iterator[Subject]:
+    with disk(setting, setting.size_bytes) as device:
+        write_content(device, STAMPS, setting.size_bytes)
+        yield Subject(device, STAMPS, writable=True)
+
+
+@contextmanager
+def _btrfs_file(
+    disk: Disk, options: Sequence[str], setting: Setting
+) -> Iterator[Subject]:
+    target = setting.new_directory("btrfs")
+    with disk(setting, setting.size_bytes + _BTRFS_BYTES) as device:
+        with formatted_btrfs(device, target, options=options):
+            write_content(target / "file", STAMPS, setting.size_bytes)
+            yield Subject(target / "file", STAMPS, writable=True)
+
+
+def _disk_peers(name: str, what: str, disk: Disk, driver: Capability) -> list[Peer]:
+    """Make NAME, btrfs-NAME, and btrfs-NAME-nodatasum, which clones on sprouts are."""
+    needs = (ROOT, driver)
+    made = [Peer(name, "device", f"{what} itself", needs, partial(_raw, disk))]
+    for infix, sums, options in (
+        ("", "with", ()),
+        ("-nodatasum", "without", ("nodatasum",)),
+    ):
+        made.append(
+            Peer(
+                f"btrfs-{name}{infix}",
+                "file",
+                f"a file of btrfs, {sums} checksums, on {what}",
+                (*needs, BTRFS, MKFS_BTRFS),
+                partial(_btrfs_file, disk, options),
+            )
+        )
+    return made
+
+
+@contextmanager
+def _all_brd() -> Iterator[list[Path]]:
+    """Yield the disks that no peer has taken yet."""
+    parameters = {"rd_nr": _BRD_DISKS, "rd_size": _BRD_BYTES // KIB}
+    with loaded_module("brd", parameters):
+        disks = [Path(f"/dev/ram{number}") for number in range(_BRD_DISKS)]
+        blockdev.wait_for_node(disks[-1], timeout_s=_TIMEOUT_S)
+        yield disks
+
+
+@contextmanager
+def _brd(setting: Setting, _size_bytes: int) -> Iterator[Path]:
+    yield setting.shared("brd", _all_brd).pop()
+
+
+@contextmanager
+def _zram(setting: Setting, size_bytes: int) -> Iterator[Path]:
+    """Make a zram device; its content here cannot be compressed."""
+    if not Path(ZRAM.path).exists():
+        setting.shared("zram", lambda: loaded_module("zram", {"num_devices": 0}))
+    with zram_device(size_bytes) as path:
+        yield path
+
+
+def _loop(direct_io: bool) -> Disk:
+    @contextmanager
+    def disk(setting: Setting, size_bytes: int) -> Iterator[Path]:
+        with setting.new_file(size_bytes) as path:
+            with loop_device(path, direct_io=direct_io) as device:
+                yield device.path
+
+    return disk
+
+
+@peer(
+    "null_blk",
+    "device",
+    "null_blk: completes every request at once, reads zeroes",
+    (ROOT, LoadableModule("null_blk")),
+)
+def _null_blk(setting: Setting) -> Iterator[Subject]:
+    parameters = {
+        "nr_devices": 1,
+        "gb": -(-setting.size_bytes // GIB),
+        "bs": BLOCK_BYTES,
+        "submit_queues": setting.queues or 1,
+        "hw_queue_depth": setting.depth or _NULL_BLK_DEPTH,
+        "irqmode": 0,  # completed on the submitting CPU
+    }
+    with loaded_module("null_blk", parameters):
+        blockdev.wait_for_node(_NULL_BLK, timeout_s=_TIMEOUT_S)
+        content = ZeroSegment(offset=0, length=setting.size_bytes)
+        yield Subject(_NULL_BLK, content, writable=True)
+
+
+class _AsFound:
+    """The content of each block when it was first asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._blocks: dict[tuple[int, int], bytes] = {}
+
+    def content(self, offset: int, length: int) -> bytes:
+        key = (offset, length)
+        if key not in self._blocks:
+            self._blocks[key] = read_direct(self._path, offset, length)
+        return self._blocks[key]
+
+
+@peer("disk", "device", "the block device of --disk, which is only read", (ROOT,))
+def _disk(setting: Setting) -> Iterator[Subject]:
+    if setting.disk is None:
+        raise CapabilityError("no disk was named", hint="--disk /dev/NAME")
+    check_disk(setting.disk, setting.size_bytes)
+    yield Subject(setting.disk, _AsFound(setting.disk))
+
+
+def check_disk(path: Path, size_bytes: int) -> None:
+    """Raise UsageError if it is no block device, or smaller than that."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"--disk {path}: {error.strerror}") from error
+    try:
+        if not stat.S_ISBLK(os.fstat(fd).st_mode):
+            raise UsageError(f"--disk {path} is no block device")
+        found_bytes = os.lseek(fd, 0, os.SEEK_END)
+    finally:
+        os.close(fd)
+    if found_bytes < size_bytes:
+        raise UsageError(
+            f"--disk {path} has {format_size(found_bytes)}, and "
+            f"{format_size(size_bytes)} are to be read",
+            hint=f"--size {found_bytes >> 20}M, or another disk",
+        )
+
+
+@dataclass(frozen=True)
+class _PersistentMemory:
+    name: ClassVar[str] = "persistent memory"
+    cure: ClassVar[str] = "run this in a VM that has some: scripts/vm --pmem 512M"
+
+    def probe(self) -> str | None:
+        if os.environ.get(IN_VM_VARIABLE) != "1":
+            return "what it holds would be lost, so only that of scripts/vm is used"
+        if not _PMEM.exists():
+            try:
+                run(["modprobe", "--all", *_PMEM_MODULES], timeout_s=_TIMEOUT_S)
+            except CommandError as error:
+                return error.message.splitlines()[-1].strip()
+        return None if _PMEM.exists() else f"there is no {_PMEM}"
+
+
+@peer(
+    "dax-ext4",
+    "file",
+    "a file of ext4 with DAX, on persistent memory",
+    (ROOT, _PersistentMemory(), EXT4, MKFS_EXT4),
+)
+def _dax_ext4(setting: Setting) -> Iterator[Subject]:
+    """This bypasses the page cache, and so comes closest to doing nothing."""
+    found_bytes = blockdev.size_bytes(_PMEM)
+    if found_bytes < _EXT4_ROOM * setting.size_bytes:
+        raise CapabilityError(
+            f"{_PMEM} has {format_size(found_bytes)}, too little for a file of "
+            f"{format_size(setting.size_bytes)}",
+            hint="scripts/vm --pmem SIZE, or a smaller --size",
+        )
+    run(["mkfs.ext4", "-q", "-b", "4096", _PMEM], timeout_s=_TIMEOUT_S)
+    target = setting.new_directory("mnt")
+    with mounted(_PMEM, target, fs_type="ext4", options=["dax=always"]):
+        path = target / "file"
+        write_content(path, STAMPS, setting.size_bytes)
+        yield Subject(path, STAMPS, writable=True)
+
+
+@peer("tmpfs", "file", "a file on tmpfs: the page cache itself")
+def _tmpfs(setting: Setting) -> Iterator[Subject]:
+    with setting.content_file() as path:
+        yield Subject(path, STAMPS, direct=False, writable=setting.writable)
+
+
+@peer("dev-zero", "file", "/dev/zero: what the reader itself costs")
+def _dev_zero(setting: Setting) -> Iterator[Subject]:
+    content = ZeroSegment(offset=0, length=setting.size_bytes)
+    yield Subject(Path("/dev/zero"), content, direct=False)
+
+
+PEERS = [
+    *_disk_peers("brd", "a brd RAM disk", _brd, LoadableModule("brd")),
+    *_disk_peers("zram", "a zram device", _zram, ZRAM),
+    *_disk_peers("loop", "a loop device on tmpfs", _loop(False), LOOP),
+    *_disk_peers("loop-direct", "a loop device with direct I/O", _loop(True), LOOP),
+    *(_null_blk, _disk, _dax_ext4, _tmpfs, _dev_zero),
+]

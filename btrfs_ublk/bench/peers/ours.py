@@ -1,0 +1,202 @@
+"""Peers that our block server serves: its device, a clone on a sprout, and its file in
+FUSE without a loop device.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, Capability
+from btrfs_ublk.bench.known_content import STAMPS, Content
+from btrfs_ublk.bench.peer import Peer, Setting, Subject
+from btrfs_ublk.content import Addition
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.btrfs import DEFAULT_WRITABLE_BYTES
+from btrfs_ublk.server import (
+    BlockServer,
+    Description,
+    FileSegment,
+    FrontEndName,
+    LazySegment,
+    MemsetSegment,
+    Segment,
+)
+from btrfs_ublk.volume.temporary import volume
+
+#: What answers reads: a constant, a file on tmpfs, or the local cache (also on tmpfs),
+#: which contains all of such a file.
+Source = Literal["memset", "file", "cached"]
+_BYTE = 97
+
+
+@contextmanager
+def contents(setting: Setting, source: Source) -> Iterator[tuple[Segment, Content]]:
+    """Yield the segment to serve, and its expected content. See prepare()."""
+    size_bytes = setting.size_bytes
+    if source == "cached":
+        directory = setting.new_directory("lazy")
+        yield LazySegment(
+            offset=0,
+            length=size_bytes,
+            map=str(directory / "map"),
+            cache=str(directory / "cache"),
+        ), STAMPS
+        shutil.rmtree(directory)
+        return
+    if source == "memset":
+        memset = MemsetSegment(offset=0, length=size_bytes, byte=_BYTE)
+        yield memset, memset
+        return
+    with setting.content_file() as path:
+        writable = setting.writable
+        yield FileSegment(
+            offset=0, length=size_bytes, path=str(path), writable=writable
+        ), STAMPS
+
+
+def prepare(setting: Setting, source: Source, server: BlockServer) -> None:
+    """Prepare a server for reads: map what is to be cached, and fetch it."""
+    if source != "cached":
+        return
+    size_bytes = setting.size_bytes
+    described: dict[str, str | int] = {
+        "kind": "file",
+        "path": str(setting.source_file()),
+        "size": size_bytes,
+    }
+    server.map_add([described], [Addition(offset=0, length=size_bytes)])
+    drained = server.map().drain()
+    if drained.failed_units or drained.uncached_units:
+        raise BtrfsUblkError(
+            f"of {size_bytes} bytes, {drained.failed_units} units could not be fetched "
+            f"and {drained.uncached_units} not be cached",
+            hint="more room for the cache; a twentieth of its file system stays free",
+        )
+
+
+@contextmanager
+def served(
+    setting: Setting,
+    source: Source,
+    front_end: FrontEndName,
+    *,
+    page_cache: bool = False,
+) -> Iterator[tuple[BlockServer, Content, bool]]:
+    """Yield a server, its expected content, and whether it can be written."""
+    with ExitStack() as stack:
+        segment, content = stack.enter_context(contents(setting, source))
+        writable = setting.writable and source == "file"
+        server = BlockServer(
+            Description(setting.size_bytes, [segment], read_only=not writable),
+            front_end=front_end,
+            queues=setting.queues,
+            depth=setting.depth,
+            realtime=setting.realtime,
+            page_cache=page_cache,
+        )
+        stack.enter_context(server)
+        prepare(setting, source, server)
+        yield server, content, writable
+
+
+@contextmanager
+def _device(
+    front_end: FrontEndName, source: Source, setting: Setting
+) -> Iterator[Subject]:
+    with served(setting, source, front_end) as (server, content, may_write):
+        yield Subject(server.device, content, [server.pid], writable=may_write)
+
+
+@contextmanager
+def _clone(
+    front_end: FrontEndName, source: Source, setting: Setting
+) -> Iterator[Subject]:
+    size_bytes = setting.size_bytes
+    # Writes go to the sprout's own device, so what is served is only read.
+    read_only = replace(setting, writable=False)
+    with ExitStack() as stack:
+        segment, content = stack.enter_context(contents(read_only, source))
+        made = stack.enter_context(
+            volume(
+                setting.new_directory(f"{front_end}-clone"),
+                [segment],
+                virtual_data_size=size_bytes,
+                writable_bytes=DEFAULT_WRITABLE_BYTES + size_bytes,
+                parent=setting.directory,
+                front_end=front_end,
+                queues=setting.queues,
+                depth=setting.depth,
+                realtime=setting.realtime,
+            )
+        )
+        prepare(read_only, source, made.server)
+        path = made.clone("clone", offset=0, size_bytes=size_bytes)
+        yield Subject(path, content, [made.server.pid], writable=True)
+
+
+@contextmanager
+def _fuse_file(source: Source, cached: bool, setting: Setting) -> Iterator[Subject]:
+    """NB: unless ``cached``, nothing is cached, whatever a reader asks for."""
+    with served(setting, source, "fuse", page_cache=cached) as (
+        server,
+        content,
+        may_write,
+    ):
+        yield Subject(
+            server.file,
+            content,
+            [server.pid],
+            direct=not cached,
+            writable=may_write and not cached,
+            mappable=cached,
+        )
+
+
+def _peers() -> Iterator[Peer]:
+    sources: dict[Source, tuple[str, str]] = {
+        "memset": ("", "one repeated byte"),
+        "file": ("-file", "a file on tmpfs"),
+        "cached": ("-cached", "a full local cache on tmpfs"),
+    }
+    front_ends: dict[FrontEndName, Capability] = {"fuse": FUSE, "ublk": UBLK}
+    for front_end, driver in front_ends.items():
+        needs = (ROOT, driver, LOOP)
+        for source, (infix, what) in sources.items():
+            name = f"{front_end}{infix}"
+            yield Peer(
+                name,
+                "device",
+                f"our server's device, {front_end}, on {what}",
+                needs,
+                partial(_device, front_end, source),
+            )
+            yield Peer(
+                f"{name}-clone",
+                "file",
+                f"a clone on a sprout of ours, {front_end}, on {what}",
+                (*needs, BTRFS),
+                partial(_clone, front_end, source),
+            )
+    plain: list[tuple[str, Source, bool]] = [
+        ("fuse-plain", "memset", False),
+        ("fuse-plain-file", "file", False),
+        ("fuse-plain-file-cached", "file", True),
+    ]
+    for name, source, cached in plain:
+        how = ", through the page cache" if cached else ""
+        yield Peer(
+            name,
+            "file",
+            f"our server's file in FUSE, no loop device{how}, {sources[source][1]}",
+            # The server also makes a loop device, which nobody uses.
+            (ROOT, FUSE, LOOP),
+            partial(_fuse_file, source, cached),
+        )
+
+
+PEERS = list(_peers())

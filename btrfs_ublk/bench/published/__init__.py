@@ -1,1 +1,0 @@
-"""One published table per module, in ``PUBLISHED``; see ``bench.figures``."""

@@ -1,0 +1,1 @@
+"""Resources for benchmarks: kernel modules and disks, others' servers, cgroups."""

@@ -1,0 +1,167 @@
+"""The common parts of studies. A study is a file with a workload and its tables.
+``study()`` makes its command, with the options that all have; ``Column`` and
+``table()`` declare its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from btrfs_ublk.base.capabilities import Capability, require
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.environment import QUIET_CORES, wait_until_quiet
+from btrfs_ublk.bench.report import (
+    Document,
+    Result,
+    Table,
+    finish,
+    make_document,
+    number,
+)
+from btrfs_ublk.bench.stats import grouped, median_of, undisturbed
+
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of figures. ``of`` is the key whose median is shown, or a function of
+    all results of a row. With ``best``, the least value is added in parentheses.
+    """
+
+    head: str
+    of: str | Callable[[Sequence[Result]], float | str]
+    digits: int = 0
+    scale: float = 1.0
+    best: bool = False
+
+    def cell(self, results: Sequence[Result]) -> str:
+        if callable(self.of):
+            found = self.of(results)
+            return found if isinstance(found, str) else self._number(found)
+        if results and isinstance(results[0].get(self.of), str):
+            return str(results[0][self.of])
+        text = self._number(median_of(results, self.of))
+        if not self.best:
+            return text
+        return f"{text} ({self._number(min(each[self.of] for each in results))})"
+
+    def _number(self, value: float) -> str:
+        return number(value * self.scale, self.digits)
+
+
+class QuietColumn(Column):
+    """A column of undisturbed turns, if there are any; see QUIET_NOTE."""
+
+    def cell(self, results: Sequence[Result]) -> str:
+        return super().cell(quiet(results))
+
+
+def quiet(results: Sequence[Result]) -> Sequence[Result]:
+    return undisturbed(results, most_cores=QUIET_CORES) or results
+
+
+def _quiet_turns(results: Sequence[Result]) -> str:
+    count = len(undisturbed(results, most_cores=QUIET_CORES))
+    return f"{count} of {len(results)}"
+
+
+TURNS = Column("turns", len)
+QUIET_TURNS = Column("quiet", _quiet_turns)
+LOAD = Column("load", "load", 1)
+
+
+def table(
+    title: str,
+    results: Iterable[Result],
+    names: Mapping[str, Callable[[Result], str]],
+    columns: Sequence[Column],
+    *,
+    left: int = 1,
+    note: str = "",
+) -> Table:
+    """Make a table with one row for all results with equal ``names``."""
+    groups = grouped(results, lambda each: tuple(name(each) for name in names.values()))
+    rows = [
+        (*row, *(column.cell(its) for column in columns)) for row, its in groups.items()
+    ]
+    return Table(title, (*names, *(each.head for each in columns)), rows, left, note)
+
+
+def listing(
+    title: str,
+    results: Iterable[Result],
+    columns: Sequence[Column],
+    *,
+    left: int = 1,
+    note: str = "",
+) -> Table:
+    """Make a table with one row for each result."""
+    rows = [tuple(column.cell([each]) for column in columns) for each in results]
+    return Table(title, [column.head for column in columns], rows, left, note)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study, whose results it collects."""
+
+    document: Document
+    parent: Path
+    repeats: int
+    patience_s: float
+
+    def turns(self, *, tell: bool = False) -> Iterator[int]:
+        for turn in range(1, self.repeats + 1):
+            yield turn
+            if tell:
+                options.progress(f"turn {turn} of {self.repeats}")
+
+    def wait_until_quiet(self) -> None:
+        wait_until_quiet(timeout_s=self.patience_s)
+
+    def add(self, *results: Result) -> None:
+        self.document["results"] += results
+
+
+def study(
+    name: str,
+    *given: Option,
+    needs: Sequence[Capability] = (),
+    repeats: int | None = 1,
+    in_memory: bool = False,
+    recorded: Sequence[str] = (),
+    about: Mapping[str, Any] | None = None,
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command from a function, which gets a ``Run`` and the values of the
+    ``given`` options. The document's parameters are the values of the ``recorded``
+    options, and ``about``.
+
+    With ``in_memory``, its directory is for objects, maps and caches; otherwise, for
+    sparse images.
+    """
+
+    def make(function: Callable[..., None]) -> click.Command:
+        def run(as_json: bool, parent: Path, **values: Any) -> None:
+            require(*needs)
+            parameters = {each: values[each] for each in recorded} | dict(about or {})
+            document = make_document(
+                name, parameters=parameters, directory=parent, results=[]
+            )
+            turns = values.pop("repeats", 1)
+            patience_s = values.pop("patience_s", 0.0)
+            function(Run(document, parent, turns, patience_s), **values)
+            finish(document, as_json=as_json)
+
+        callback: Callable[..., Any] = run
+        for option in reversed([*given, options.common_options(repeats, in_memory)]):
+            callback = option(callback)
+        return click.command(help=function.__doc__, context_settings=options.SETTINGS)(
+            callback
+        )
+
+    return make

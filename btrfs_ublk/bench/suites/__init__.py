@@ -1,1 +1,0 @@
-"""One suite per module, in ``SUITE``; see ``btrfs_ublk.bench.suite``."""

@@ -1,0 +1,50 @@
+"""What is fetched when it is read: maps of running servers, and digests of files."""
+
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.base.exports import exporter
+
+if TYPE_CHECKING:
+    from btrfs_ublk.content.digests import Digests, digest_file
+    from btrfs_ublk.content.maps import (
+        Added,
+        Addition,
+        Drained,
+        MapClient,
+        Mapping,
+        Problem,
+        Refused,
+        Room,
+    )
+    from btrfs_ublk.content.prefetch import Prefetch
+    from btrfs_ublk.content.source import Source
+    from btrfs_ublk.content.trace import Trace, TraceSource, TraceWriter
+else:
+    __getattr__ = exporter(
+        __name__,
+        {
+            "digests": "Digests digest_file",
+            "maps": "Added Addition Drained MapClient Mapping Problem Refused Room",
+            "prefetch": "Prefetch",
+            "source": "Source",
+            "trace": "Trace TraceSource TraceWriter",
+        },
+    )
+
+__all__ = [
+    "Added",
+    "Addition",
+    "Digests",
+    "Drained",
+    "MapClient",
+    "Mapping",
+    "Prefetch",
+    "Problem",
+    "Refused",
+    "Room",
+    "Source",
+    "Trace",
+    "TraceSource",
+    "TraceWriter",
+    "digest_file",
+]

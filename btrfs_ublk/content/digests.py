@@ -1,0 +1,75 @@
+"""Digests of a file's units (docs/materialisation.md, "root digest")."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.kernel.new_file import write_new
+from btrfs_ublk.units import KIB, MIB
+
+DIGEST_BYTES = 32
+DEFAULT_UNIT_BYTES = 256 * KIB
+_UNIT_BYTES = range(4 * KIB, MIB + 1)
+_HEADER = b"btrfs-ublk units 1\n"
+
+
+@dataclass(frozen=True)
+class Digests:
+    """The SHA-256 of each unit of a content of ``size_bytes``, in order."""
+
+    size_bytes: int
+    unit_bytes: int
+    units: bytes
+
+    @property
+    def root(self) -> str:
+        """The root digest, of all digests and the two numbers; hexadecimal."""
+        numbers = struct.pack("<QI", self.size_bytes, self.unit_bytes)
+        return hashlib.sha256(_HEADER + numbers + self.units).hexdigest()
+
+    def hex(self) -> list[str]:
+        """The digests as a source's description has them."""
+        return [
+            self.units[at : at + DIGEST_BYTES].hex()
+            for at in range(0, len(self.units), DIGEST_BYTES)
+        ]
+
+    def write(self, path: StrPath) -> None:
+        """Write a file for ``{"path": …}`` of a description: completely, or not at
+        all."""
+        write_new(Path(path), self.units, mode=0o644, replace=True, synced=True)
+
+
+def digest_file(
+    path: StrPath,
+    *,
+    unit_bytes: int = DEFAULT_UNIT_BYTES,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> Digests:
+    """Compute the digests of a file. ``progress`` is called with the number of bytes
+    read since the last call. Raises UsageError for a size that no unit has, and
+    OSError."""
+    check_unit(unit_bytes)
+    digests = bytearray()
+    size_bytes = 0
+    with open(path, "rb") as file:
+        while unit := file.read(unit_bytes):
+            digests += hashlib.sha256(unit).digest()
+            size_bytes += len(unit)
+            progress(len(unit))
+    return Digests(size_bytes, unit_bytes, bytes(digests))
+
+
+def check_unit(unit_bytes: int) -> None:
+    """Raise UsageError unless units can have this size."""
+    if unit_bytes not in _UNIT_BYTES or unit_bytes & (unit_bytes - 1):
+        raise UsageError(
+            f"a unit cannot have {unit_bytes} bytes",
+            hint="its size is a power of two from 4K to 1M",
+        )

@@ -1,0 +1,421 @@
+"""The maps of a running server: requests over its control socket that read them and add
+to them.
+
+The requests are in csrc/server/request/; docs/materialisation.md explains the terms.
+All offsets and lengths are bytes, and multiples of 4096.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from os import fspath
+from typing import Any, Protocol
+
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.content.oci import Resolved, resolve_tags, without_tags
+from btrfs_ublk.content.prefetch import Prefetch
+from btrfs_ublk.content.source import Source
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+
+#: Longer lists are sent in a file: lines are limited (control_connection.h).
+_INLINE_MAPPINGS = 1000
+_INLINE_BYTES = 512 << 10
+_ROW = struct.Struct("<QQ")
+#: A page takes about a second, and waits for up to ten more (drain.c).
+_TIMEOUT_S = 60.0
+#: An addition may have to ask for sizes, and to write gigabytes of digests; a page of
+#: verify reads the whole file, all digests of a source, and asks up to 16 mirrors.
+LONG_TIMEOUT_S = 600.0
+
+
+class Ask(Protocol):
+    """A function that sends a request to a server and returns its reply."""
+
+    def __call__(
+        self, name: str, keys: dict[str, Any], *, fd: int | None, timeout_s: float
+    ) -> dict[str, Any]:
+        """Send a request. Raises Refused for a reply that refuses it, and
+        BtrfsUblkError without a reply."""
+
+
+class Refused(BtrfsUblkError):
+    """The server has refused a request. ``errno`` is the reason, as a name; ``of`` is
+    "source" or "mapping", followed by the index of the one that is wrong."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None,
+        errno: str,
+        of: tuple[str, int] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.errno = errno
+        self.of = of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addition:
+    """A mapping to add. ``source`` is an index into the request's sources. An
+    ``offset`` of None is the lowest free one, or that of an identical mapping from
+    before. A ``length`` of None is the rest of the source, up to a whole block."""
+
+    length: int | None = None
+    source: int = 0
+    source_offset: int = 0
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Added:
+    """A mapping that was added: its offset, whether it existed already, and its
+    length."""
+
+    offset: int
+    existed: bool
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Where to find offsets; by default, in the part of the map that the device
+    shows."""
+
+    start: int | None = None
+    end: int | None = None
+    alignment: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """``source`` is its number in the map. ``digests``: "given" (with the source),
+    "pinned" (at first fetch: nothing else vouches for the content) or "computed".
+    """
+
+    offset: int
+    length: int
+    source: int
+    source_offset: int
+    digests: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem that verify() has found. ``source`` is None if it concerns the map
+    itself."""
+
+    text: str
+    source: int | None = None
+
+
+@dataclass
+class Drained:
+    """The result of a drain, in bytes; ``failed`` has examples of the
+    ``failed_units``."""
+
+    fetched_bytes: int = 0
+    cached_bytes: int = 0
+    failed_units: int = 0
+    #: Units not fetched, because the cache has no room for them.
+    uncached_units: int = 0
+    #: The most that the cache can hold besides pinned contents.
+    holds_bytes: int = 0
+    failed: list[tuple[int, str]] | None = None
+
+
+class MapClient:
+    """One map of a server; ``path`` says which one if there are several.
+
+    Methods raise Refused, UsageError for input that is not valid, and BtrfsUblkError
+    when the server does not answer.
+    """
+
+    def __init__(self, ask: Ask, *, path: StrPath | None = None) -> None:
+        self._ask = ask
+        self._keys = {} if path is None else {"map": fspath(path)}
+
+    def add(
+        self,
+        sources: Sequence[Source],
+        additions: Sequence[Addition],
+        *,
+        room: Room | None = None,
+        timeout_s: float = LONG_TIMEOUT_S,
+        names: Sequence[str] | None = None,
+    ) -> list[Added]:
+        """Add all mappings or none. They are durable, and readers see them, when this
+        returns. Tags of images are resolved as by resolve(). ``names`` are what errors
+        call the sources."""
+
+        def blamed(what: str, number: int) -> str:
+            if names is not None:
+                return names[number if what == "source" else additions[number].source]
+            several = len(sources if what == "source" else additions) > 1
+            return f"{what} {number} (counted from 0)" if several else ""
+
+        _refuse_undecoded(list(sources))
+        # NB: the server refuses what is no object.
+        sources = [
+            without_tags(source) if isinstance(source, dict) else source
+            for source in self.resolve(sources, names=names)
+        ]
+        rows = [
+            [addition.offset, addition.length, addition.source, addition.source_offset]
+            for addition in additions
+        ]
+        where: dict[str, Any] = {}
+        if room is not None:
+            where["room"] = _without_none(vars(room))
+        if len(rows) <= _INLINE_MAPPINGS:
+            keys = where | {"sources": list(sources), "mappings": rows}
+            if len(json.dumps(keys)) < _INLINE_BYTES:
+                reply = self._request("map-add", blamed, timeout_s=timeout_s, **keys)
+                return [Added(*row) for row in reply["added"]]
+        return self._add_in_file(sources, rows, where, timeout_s, blamed)
+
+    def resolve(
+        self,
+        sources: Sequence[Source],
+        *,
+        resolved: Resolved | None = None,
+        names: Sequence[str] | None = None,
+    ) -> list[Source]:
+        """Replace ``"tag"`` of each ``oci`` mirror without a ``"digest"`` with the
+        digest of the one blob that the tag names now, and set the source's size.
+
+        Each image's name and digest are added to ``resolved``. Raises UsageError for an
+        image of several layers, which it lists, or of other platforms. ``names`` are
+        what errors call the sources.
+        """
+
+        def look_up(mirror: dict[str, Any], name: str) -> dict[str, Any]:
+            reply = self._request("map-look-up", mirror=mirror, name=name)
+            found: dict[str, Any] = reply["found"]
+            return found
+
+        made = []
+        for number, source in enumerate(sources):
+            try:
+                made.append(
+                    resolve_tags(source, look_up, resolved)
+                    if isinstance(source, dict)
+                    else source
+                )
+            except BtrfsUblkError as error:
+                if names is not None:
+                    error.prefix(names[number])
+                raise
+        return made
+
+    def _add_in_file(
+        self,
+        sources: Sequence[Source],
+        rows: list[list[int | None]],
+        where: dict[str, Any],
+        timeout_s: float,
+        blamed: Callable[[str, int], str],
+    ) -> list[Added]:
+        fd = os.memfd_create("btrfs-ublk-map-add", os.MFD_CLOEXEC)
+        with open(fd, "w+b") as file:
+            for line in (*sources, *rows):
+                file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            self._request(
+                "map-add", blamed, fd=fd, timeout_s=timeout_s, in_file=True, **where
+            )
+            answers = os.pread(fd, len(rows) * _ROW.size, 0)
+        return [
+            Added(word & ~1, bool(word & 1), length)
+            for word, length in _ROW.iter_unpack(answers)
+        ]
+
+    def list(self, *, start: int = 0, end: int | None = None) -> Iterator[Mapping]:
+        """List the mappings that overlap [start, end), in order."""
+        keys = {} if end is None else {"to": end}
+        at: int | None = start
+        while at is not None:
+            reply = self._request("map-list", **{"from": at}, **keys)
+            yield from (Mapping(**mapping) for mapping in reply["mappings"])
+            at = reply["next"]
+
+    def show(
+        self, *, offset: int | None = None, source: int | None = None
+    ) -> dict[str, Any]:
+        """Return ``"mapping"``, if there is an offset, and ``"source"``, with its
+        description and how many of its units are pinned and cached."""
+        return self._request(
+            "map-show", **_without_none({"offset": offset, "source": source})
+        )
+
+    def verify(self, *, ask_mirrors: bool = False) -> Iterator[Problem]:
+        """Check the map file and its lists of digests; and the mirrors, by the sizes
+        and identities of their objects. Returns the problems."""
+        source: int | None = 0
+        while source is not None:
+            reply = self._request(
+                "map-verify", timeout_s=LONG_TIMEOUT_S, source=source, ask=ask_mirrors
+            )
+            yield from (Problem(**problem) for problem in reply["problems"])
+            source = reply["next"]
+
+    def stats(self) -> dict[str, Any]:
+        """Return numbers of mappings, sources and bytes, and what fetcher and cache
+        have done."""
+        return self._request("map-stats")
+
+    def drain(
+        self,
+        *,
+        start: int = 0,
+        end: int | None = None,
+        progress: Callable[[int, Drained], None] | None = None,
+    ) -> Drained:
+        """Fetch what is mapped in the range into the cache. ``progress`` is called with
+        the position about once per second."""
+        keys = {} if end is None else {"to": end}
+        total = Drained(failed=[])
+        assert total.failed is not None
+        at: int | None = start
+        while at is not None:
+            reply = self._request("map-drain", **{"from": at}, **keys)
+            # A server of version 0.1.0 does not look for room before it fetches.
+            if "room_bytes" in reply:
+                keys["room_bytes"] = reply["room_bytes"]
+                keys["holds_bytes"] = total.holds_bytes = reply["holds_bytes"]
+            total.fetched_bytes += reply["fetched_bytes"]
+            total.cached_bytes += reply["cached_bytes"]
+            total.failed_units += reply["failed_units"]
+            total.uncached_units += reply["uncached_units"]
+            total.failed += [(x["offset"], x["error"]) for x in reply["failed"]]
+            at = reply["next"]
+            if progress is not None and at is not None:
+                progress(at, total)
+        return total
+
+    def sources(self) -> Iterator[dict[str, Any]]:
+        """List all sources, with "id", "size", "digests" and "description"."""
+        at: int | None = 1
+        while at is not None:
+            reply = self._request("map-sources", **{"from": at})
+            yield from reply["sources"]
+            at = reply["next"]
+
+    def prefetch(
+        self,
+        extents: Sequence[tuple[int, int, int]] | None = None,
+        *,
+        start: int = 0,
+        end: int | None = None,
+        bytes_per_s: int = 0,
+        at_once: int | None = None,
+        follow: bool = False,
+    ) -> Prefetch:
+        """Start fetching ``extents`` (number of a source, offset and length in it), or
+        what is mapped in [start, end), into the cache. The server continues by itself;
+        with ``follow``, only while prefetch_status(follow=…) is called."""
+        keys = _without_none(
+            {"bytes_per_s": bytes_per_s, "at_once": at_once, "follow": follow}
+        )
+        fd = None
+        if extents is None:
+            keys |= _without_none({"from": start, "to": end})
+        elif len(extents) <= _INLINE_MAPPINGS:
+            keys["extents"] = list(extents)
+        else:
+            fd = os.memfd_create("btrfs-ublk-prefetch", os.MFD_CLOEXEC)
+            keys["in_file"] = True
+        try:
+            if fd is not None and extents is not None:
+                with open(fd, "wb", closefd=False) as file:
+                    file.writelines(json.dumps(row).encode() + b"\n" for row in extents)
+            reply = self._request("prefetch-start", fd=fd, **keys)
+        finally:
+            if fd is not None:
+                os.close(fd)
+        begun = Prefetch.parse(reply["prefetch"])
+        assert begun is not None
+        return begun
+
+    def prefetch_status(self, *, follow: int | None = None) -> Prefetch | None:
+        """Return the state of the last prefetch. ``follow`` is its id: waits for its
+        end, but at most a second."""
+        reply = self._request("prefetch-status", **_without_none({"follow": follow}))
+        return Prefetch.parse(reply["prefetch"])
+
+    def prefetch_cancel(self) -> Prefetch | None:
+        """End the running prefetch, if there is one. Drops what has not begun."""
+        return Prefetch.parse(self._request("prefetch-cancel")["prefetch"])
+
+    def trace_start(self, *, limit: int | None = None) -> int:
+        """Record first reads of at most ``limit`` units. Returns the recording's id."""
+        reply = self._request("trace-start", **_without_none({"limit": limit}))
+        return int(reply["id"])
+
+    def trace_read(
+        self, recording: int, at: int, *, stop: bool = False
+    ) -> dict[str, Any]:
+        """Return ``"reads"``, a page of (source, unit, milliseconds) from number
+        ``at``, and ``"units"``, ``"lost"``, ``"seconds"``. ``stop`` ends the recording
+        after the last page."""
+        return self._request(
+            "trace-read",
+            id=recording,
+            **{"from": at},
+            **({"stop": True} if stop else {}),
+        )
+
+    def _request(
+        self,
+        name: str,
+        blamed: Callable[[str, int], str] | None = None,
+        /,
+        *,
+        fd: int | None = None,
+        timeout_s: float = _TIMEOUT_S,
+        **keys: Any,
+    ) -> dict[str, Any]:
+        keys = self._keys | keys
+        _refuse_undecoded(keys)
+        try:
+            return self._ask(name, keys, fd=fd, timeout_s=timeout_s)
+        except Refused as error:
+            if error.of is not None and blamed is not None:
+                if name_of_it := blamed(*error.of):
+                    error.prefix(name_of_it)
+            if error.errno == "EINVAL":
+                raise UsageError(error.message, hint=error.hint) from error
+            raise
+
+
+def _without_none(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _refuse_undecoded(value: object) -> None:
+    """Raise UsageError for bytes that Python could not decode (PEP 383)."""
+    match value:
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(
+                    f"{value!r} is not UTF-8, and servers are asked in JSON, which has"
+                    " nothing else",
+                    hint="for a file: give it, or a directory above it, another name",
+                ) from error
+        case dict():
+            for key, each in value.items():
+                _refuse_undecoded(key)
+                _refuse_undecoded(each)
+        case list() | tuple():
+            for each in value:
+                _refuse_undecoded(each)

@@ -1,0 +1,8 @@
+"""``python -m btrfs_ublk.daemon``"""
+
+import sys
+
+from btrfs_ublk.daemon.process import main
+
+if __name__ == "__main__":
+    sys.exit(main())

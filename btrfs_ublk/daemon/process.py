@@ -1,0 +1,391 @@
+"""The daemon's process: python -m btrfs_ublk.daemon [--detach] --lock=FD [--listen=FD]
+[--devices=FD] DIRECTORY
+
+It holds the lock in its directory and listens on the socket there; --lock and --listen
+are descriptors of both. It is started by a command (device/daemon.py), by a keeper when
+the last daemon has died, or by itself, as a newer program in its own place. With
+--detach, it continues in a new process. --devices is a descriptor of a file that lists
+the devices which the program before supervised.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.daemon.supervised import Supervised
+from btrfs_ublk.device.daemon import DaemonDirectory, daemon_command, own_namespaces
+from btrfs_ublk.device.endurance import stay_in_memory
+from btrfs_ublk.device.keeper import reviving
+from btrfs_ublk.device.locks import Lock, lock_file
+from btrfs_ublk.device.logbook import Logbook
+from btrfs_ublk.device.requests import Detach, Replace, Requests, requests_by_signals
+from btrfs_ublk.device.state import RUN_VARIABLE, DeviceDirectory, device_directories
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+
+#: The time for a command that has connected to send its request. Others wait meanwhile.
+_MESSAGE_TIMEOUT_S = 1.0
+_MAX_BYTES = 1 << 16
+_MOST_FDS = 2
+#: The time for all supervisors to reach a point where another program can continue.
+_PARK_TIMEOUT_S = 40.0
+_CHECK_TIMEOUT_S = 30.0
+_FOREVER_S = 1e6
+_DESCRIPTORS = ("lock", "listen", "devices")
+#: The stack of a device's thread; all of it is locked into memory.
+_STACK_BYTES = 256 << 10
+#: malloc.h: M_ARENA_MAX. NB: without it, each thread has its own arena.
+_ARENA_MAX = -8
+
+
+class Daemon:
+    """The daemon in the directory ``place``, with its ``lock`` and its ``listener``."""
+
+    def __init__(
+        self,
+        place: DaemonDirectory,
+        lock: Lock,
+        listener: socket.socket,
+        asked: Requests,
+    ) -> None:
+        self._place = place
+        self._lock = lock
+        self._listener = listener
+        self._devices: dict[str, Supervised] = {}
+        self._asked = asked
+        self._ended: list[Supervised] = []
+        self._woken = Requests()
+        self._python = sys.executable
+        self._identity = asdict(ProcessIdentity.of_self())
+
+    def run(self, before: Sequence[Mapping[str, Any]]) -> int:
+        """Work until TERM or INT, or until there is neither a device nor a request;
+        return an exit status. ``before`` are records of record_of()."""
+        for each in before:
+            self._go_on(each)
+        self._adopt()
+        while True:
+            try:
+                self._serve()
+                return 0
+            except Detach:
+                self._let_all_go()
+                return 0
+            except Replace:
+                self._replace_program()
+
+    def _serve(self) -> None:
+        while True:
+            ready = self._asked.wait(
+                [self._listener, self._woken],
+                timeout_s=_FOREVER_S if self._devices else 0.0,
+            )
+            self._forget_ended()
+            if self._listener.fileno() in ready:
+                self._answer()
+            elif not ready and not self._devices:
+                return
+
+    def _forget_ended(self) -> None:
+        with suppress(Replace):
+            self._woken.check()
+        while self._ended:
+            device = self._ended.pop()
+            device.join()
+            path = str(device.directory.path)
+            if self._devices.get(path) is device:
+                del self._devices[path]
+                if device.parked is not None:  # The other program did not start.
+                    self._go_on(record_of(device))
+
+    def _has_ended(self, device: Supervised) -> None:
+        """Note that a device's thread is about to end, which calls this."""
+        self._ended.append(device)
+        self._woken.ask(Replace)
+
+    # Devices that exist already
+
+    def _revival(self) -> list[str]:
+        """Return a keeper's arguments. It appends the lock's descriptor to them."""
+        return [
+            *("--lock", str(self._place.lock)),
+            *daemon_command(self._python),
+            *(str(self._place.path), "--lock="),
+        ]
+
+    def _adopt(self) -> None:
+        """Supervise devices whose daemon has died."""
+        for directory in device_directories():
+            with suppress(BtrfsUblkError, OSError):
+                if reviving(directory.state()) is None:
+                    continue
+                if str(directory.path) in self._devices:
+                    continue
+                lock = lock_file(directory.lock)
+                if lock is not None:
+                    self._supervise(directory, lock)
+
+    def _go_on(self, before: Mapping[str, Any]) -> None:
+        lock = Lock(before["lock"])
+        for fd in (lock.fileno(), *before["inherited"]):
+            os.set_inheritable(fd, False)
+        directory = DeviceDirectory(Path(before["directory"]))
+        try:
+            self._supervise(
+                directory,
+                lock,
+                inherited=before["inherited"],
+                environment=before["environment"],
+            )
+        except BtrfsUblkError as error:
+            log.error("%s", error)
+
+    def _supervise(
+        self,
+        directory: DeviceDirectory,
+        lock: Lock,
+        *,
+        inherited: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        try:
+            device = Supervised(
+                directory,
+                lock,
+                revival=self._revival(),
+                inherited=inherited,
+                environment=environment,
+                ended=self._has_ended,
+            )
+            device.thread.start()
+        except BaseException:
+            lock.close()
+            raise
+        self._devices[str(directory.path)] = device
+
+    # Commands
+
+    def _answer(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection, suppress(OSError):
+            connection.settimeout(_MESSAGE_TIMEOUT_S)
+            message, fds, _flags, _address = socket.recv_fds(
+                connection, _MAX_BYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC
+            )
+            try:
+                reply = self._carry_out(json.loads(message), fds)
+            except BtrfsUblkError as error:
+                reply = {"error": str(error), "exit_status": error.exit_status}
+            except Exception as error:
+                log.exception("a request that fails")
+                reply = {"error": f"the daemon: {error!r}", "exit_status": 1}
+            finally:
+                for fd in fds:
+                    with suppress(OSError):
+                        os.close(fd)
+            connection.send(json.dumps({**self._identity, **reply}).encode())
+
+    def _carry_out(self, message: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
+        path = message["directory"]
+        device = self._devices.get(path)
+        match message["request"]:
+            case "supervise":
+                self._check_namespaces(message["namespaces"])
+                with os.fdopen(fds.pop(1)) as file:
+                    file.seek(0)
+                    environment = json.load(file)
+                lock = Lock(fds.pop(0))
+                self._supervise(
+                    DeviceDirectory(Path(path)), lock, environment=environment
+                )
+                return {}
+            case "release":
+                if device is None:
+                    return {"is_last": False}
+                device.requests.ask(Detach)
+                return {"is_last": len(self._devices) == 1}
+            case "replace":
+                if message["python"] is not None:
+                    self._python = message["python"]
+                    self._asked.ask(Replace)
+                elif device is not None:
+                    device.requests.ask(Replace)
+                return {}
+            case other:
+                raise ValueError(other)
+
+    def _check_namespaces(self, others: list[str]) -> None:
+        if others != own_namespaces():
+            raise UsageError(
+                "the daemon runs in other mount or network namespaces than this "
+                "command, so its servers would see other files and hosts",
+                hint="set BTRFS_UBLK_RUN_DIR to another directory, which then has a "
+                "daemon of its own",
+            )
+
+    # The end
+
+    def _let_all_go(self) -> None:
+        for device in self._devices.values():
+            device.requests.ask(Detach)
+        deadline_s = time.monotonic() + _PARK_TIMEOUT_S
+        for device in self._devices.values():
+            device.thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _replace_program(self) -> None:
+        """Execute another program in this process, with all locks. Returns when that is
+        not possible."""
+        devices = list(self._devices.values())
+        try:
+            run([*daemon_command(self._python), "--check"], timeout_s=_CHECK_TIMEOUT_S)
+            self._park(devices)
+            self._execute([x for x in devices if x.parked is not None])
+        except (BtrfsUblkError, OSError) as error:
+            log.error("cannot be replaced by another program: %s", error)
+        self._python = sys.executable
+        for device in devices:
+            if device.parked is None:
+                device.is_to_park = False
+                device.requests.ask(Replace)
+        self._forget_ended()
+
+    def _park(self, devices: list[Supervised]) -> None:
+        """End their threads so that another program can continue. Raises BtrfsUblkError
+        when one takes too long."""
+        for device in devices:
+            device.is_to_park = True
+            device.requests.ask(Replace)
+        deadline_s = time.monotonic() + _PARK_TIMEOUT_S
+        for device in devices:
+            device.thread.join(max(0.0, deadline_s - time.monotonic()))
+        busy = [x.directory.name for x in devices if x.thread.is_alive()]
+        if busy:
+            raise BtrfsUblkError(f"busy after {_PARK_TIMEOUT_S:g} s: {', '.join(busy)}")
+
+    def _execute(self, devices: list[Supervised]) -> None:
+        """Execute the other program. Raises OSError."""
+        log.info("replaced by %s", self._python)
+        file = os.memfd_create("devices", os.MFD_CLOEXEC)
+        kept = [file, self._lock.fileno(), self._listener.fileno()]
+        for device in devices:
+            kept += [device.lock.fileno(), *(device.parked or [])]
+        try:
+            os.write(file, json.dumps([record_of(x) for x in devices]).encode())
+            for fd in kept:
+                os.set_inheritable(fd, True)
+            os.execv(
+                self._python,
+                [
+                    *daemon_command(self._python),
+                    *(f"--lock={self._lock.fileno()}", f"--devices={file}"),
+                    *(f"--listen={self._listener.fileno()}", str(self._place.path)),
+                ],
+            )
+        finally:
+            for fd in kept:
+                os.set_inheritable(fd, False)
+            os.close(file)
+
+
+def record_of(device: Supervised) -> dict[str, Any]:
+    """Return what another program needs to supervise the device."""
+    return {
+        "directory": str(device.directory.path),
+        "lock": device.lock.fileno(),
+        "inherited": device.parked,
+        "environment": device.environment,
+    }
+
+
+def _detach() -> None:
+    """Continue in a new process, which has no terminal, and whose parent has ended."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+
+
+def _talk_to(log_file: Path) -> None:
+    os.chdir("/")
+    os.environ.pop("NOTIFY_SOCKET", None)  # It is for the process that started us.
+    null = os.open(os.devnull, os.O_RDWR)
+    talk = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for target, source in ((0, null), (1, null), (2, talk)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(talk)
+    logbook = Logbook(log_file)
+    logbook.trim()
+    log.handlers[:] = [logbook.handler(thread="MainThread")]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def _be_able_to_hold_many() -> None:
+    """Allow descriptors for many devices, and little memory for each thread."""
+    threading.stack_size(_STACK_BYTES)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """Close the descriptors of the keeper that started us: they are for one device."""
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept - {0, 1, 2}:
+        with suppress(OSError):
+            os.close(fd)
+
+
+def main() -> int:
+    """Run as the module's docstring says."""
+    pairs = [word[2:].partition("=") for word in sys.argv[1:] if word[:2] == "--"]
+    options = {name: value for name, _, value in pairs}
+    if "check" in options:
+        return 0  # All imports have succeeded.
+    (path,) = (word for word in sys.argv[1:] if word[:2] != "--")
+    place = DaemonDirectory(Path(path))
+    fds = {name: int(options[name]) for name in _DESCRIPTORS if name in options}
+    before: list[dict[str, Any]] = []
+    if "devices" in fds:
+        with os.fdopen(fds.pop("devices")) as file:
+            file.seek(0)
+            before = json.load(file)
+    else:
+        _close_all_but(set(fds.values()))
+    for fd in fds.values():
+        os.set_inheritable(fd, False)
+    if "detach" in options:
+        _detach()
+    _talk_to(place.log)
+    # NB: the variable may have been relative to the directory that we were started in.
+    os.environ[RUN_VARIABLE] = str(place.path.parent)
+    _be_able_to_hold_many()
+    stay_in_memory()
+    lock = Lock(fds["lock"])
+    if "listen" in fds:
+        listener = socket.socket(fileno=fds["listen"])
+    else:
+        listener = place.listening_socket()
+    with requests_by_signals() as asked:
+        try:
+            daemon = Daemon(place, lock, listener, asked)
+            status = daemon.run(before)
+        except Exception:
+            log.exception("the daemon failed")  # A keeper starts another daemon.
+            status = 1
+    logging.shutdown()
+    # Python's own exit would wait for threads, which may hang in the kernel.
+    os._exit(status)

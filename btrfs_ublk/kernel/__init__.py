@@ -1,0 +1,45 @@
+"""Kernel resources: each has a context manager, to be used alone or with others."""
+
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.base.exports import exporter
+
+if TYPE_CHECKING:
+    from btrfs_ublk.kernel.beneath import exists_beneath, opened_directory
+    from btrfs_ublk.kernel.loop import LoopDevice, loop_device
+    from btrfs_ublk.kernel.mount import Mount, mounted
+    from btrfs_ublk.kernel.mountinfo import MountInfo
+    from btrfs_ublk.kernel.reflink import clone_file, clone_range
+    from btrfs_ublk.kernel.temporary import tempdir
+    from btrfs_ublk.kernel.ublk_devices import UblkDevice, list_ublk_devices
+    from btrfs_ublk.kernel.uevents import wait_until
+else:
+    __getattr__ = exporter(
+        __name__,
+        {
+            "mountinfo": "MountInfo",
+            "beneath": "exists_beneath opened_directory",
+            "loop": "LoopDevice loop_device",
+            "mount": "Mount mounted",
+            "reflink": "clone_file clone_range",
+            "temporary": "tempdir",
+            "ublk_devices": "UblkDevice list_ublk_devices",
+            "uevents": "wait_until",
+        },
+    )
+
+__all__ = [
+    "LoopDevice",
+    "Mount",
+    "MountInfo",
+    "UblkDevice",
+    "clone_file",
+    "clone_range",
+    "exists_beneath",
+    "list_ublk_devices",
+    "loop_device",
+    "mounted",
+    "opened_directory",
+    "tempdir",
+    "wait_until",
+]

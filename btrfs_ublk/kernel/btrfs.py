@@ -1,0 +1,237 @@
+"""Ioctls of btrfs (linux/btrfs.h) that no other module of this package uses."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from btrfs_ublk.base.helpers import ADD_DEVICE, helper_path
+from btrfs_ublk.base.ledger import Ledger, process_ledger
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.process import run
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.errors import BtrfsUblkError
+
+#: btrfs needs room for its own chunks; with less than this, `device add` fails.
+MIN_WRITABLE_BYTES = 64 << 20
+DEFAULT_WRITABLE_BYTES = 1 << 30
+
+_IOC_FORGET_DEV = 0x50009405
+_IOC_RESIZE = 0x50009403
+_IOC_DEV_INFO = 0xD000941E
+_IOC_FS_INFO = 0x8400941F
+_IOC_SUBVOL_CREATE = 0x5000940E
+_IOC_DEFAULT_SUBVOL = 0x40089413
+_IOC_TREE_SEARCH = 0xD0009411
+
+#: struct btrfs_ioctl_vol_args: fd, name.
+_VOL_ARGS = struct.Struct("=q4088s")
+#: struct btrfs_ioctl_fs_info_args begins: max_id, num_devices, fsid; 1024 bytes in all.
+_FS_INFO = struct.Struct("=QQ16s")
+_FS_INFO_BYTES = 1024
+#: struct btrfs_ioctl_dev_info_args: devid, uuid, bytes_used, total_bytes, fsid, 3016
+#: unused bytes, path.
+_DEV_INFO = struct.Struct("=Q16sQQ16s3016x1024s")
+assert _DEV_INFO.size == 4096
+
+#: struct btrfs_ioctl_search_args: tree, least and greatest object id, offset and
+#: transaction, least and greatest type, how many items, 36 unused bytes; 4096 in all.
+_SEARCH = struct.Struct("=QQQQQQQIII36x")
+_SEARCH_BYTES = 4096
+#: struct btrfs_ioctl_search_header: transaction, object id, offset, type, length.
+_FOUND = struct.Struct("=QQQII")
+#: struct btrfs_inode_item begins: generation.
+_INODE_ITEM_KEY = 1
+_GENERATION = struct.Struct("<Q")
+#: struct file_handle, and in it struct btrfs_fid without a parent: object id, tree,
+#: generation (fs/btrfs/export.h).
+_HANDLE = struct.Struct("=Ii")
+_FID = struct.Struct("=QQI")
+_FILEID_BTRFS_WITHOUT_PARENT = 0x4D
+
+#: BTRFS_FS_TREE_OBJECTID: the subvolume that all others are in.
+TOP_LEVEL = 5
+#: The helper commits about four transactions, and each waits for the disk.
+_ADD_DEVICE_TIMEOUT_S = 600.0
+_EXIT_FAILED = 1
+_EXIT_USAGE = 2
+
+
+@deferred()
+def _ioctl(path: Path, request: int, argument: bytes, *, what: str) -> bytes:
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # NB: fcntl.ioctl() takes more than 1024 bytes only in a mutable buffer.
+        answer = bytearray(argument)
+        fcntl.ioctl(fd, request, answer)
+        return bytes(answer)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"{what}: {error.strerror}",
+            hint="see the kernel log: dmesg | grep -i btrfs",
+        ) from error
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def add_device(target: Path, device: Path, *, ledger: Ledger | None = None) -> None:
+    """Add a device to the file system mounted at ``target``; what it held is lost.
+
+    On a mounted seed this makes the sprout: a new fsid, and all writes go to the
+    device. A helper does it in a process that goes on when this one is killed: the
+    kernel stops the machine otherwise. ``ledger``, which lists mount and device, stays
+    locked until the helper ends, so that ``gc`` waits. Raises BtrfsUblkError.
+    """
+    ledger = ledger or process_ledger()
+    with deferred():
+        done = run(
+            [helper_path(ADD_DEVICE), device, target],
+            timeout_s=_ADD_DEVICE_TIMEOUT_S,
+            ok_statuses=(0, _EXIT_FAILED, _EXIT_USAGE),
+            keep_open_fds=[ledger.fileno()],
+        )
+    if done.returncode != 0:
+        words = done.stderr.strip().removeprefix(f"{ADD_DEVICE}: error: ")
+        message, _, hint = words.partition("\n  hint: ")
+        raise BtrfsUblkError(message, hint=hint or None)
+
+
+def grow_filesystem(target: Path, device: Path, size_bytes: int) -> None:
+    """Make the btrfs mounted at ``target`` use at least ``size_bytes`` of one of its
+    devices, which must be that large. Raises BtrfsUblkError."""
+    number, used_bytes = _device_of(target, device)
+    if used_bytes >= size_bytes:
+        return
+    what = f"cannot grow the btrfs at {target} to {size_bytes} bytes of {device}"
+    argument = _VOL_ARGS.pack(0, f"{number}:{size_bytes}".encode())
+    _ioctl(target, _IOC_RESIZE, argument, what=what)
+    # NB: if another operation excludes this one, the ioctl returns a positive number.
+    _, used_bytes = _device_of(target, device)
+    if used_bytes < size_bytes:
+        raise BtrfsUblkError(
+            f"{what}: it uses {used_bytes}",
+            hint="is it being balanced? btrfs balance status; then try again",
+        )
+
+
+def _device_of(target: Path, device: Path) -> tuple[int, int]:
+    """Return the id that a mounted btrfs has for a device, and how many bytes it uses.
+    Raises BtrfsUblkError."""
+    what = f"{device} is no device of the btrfs at {target}"
+    answer = _ioctl(target, _IOC_FS_INFO, bytes(_FS_INFO_BYTES), what=what)
+    last = _FS_INFO.unpack_from(answer)[0]
+    for number in range(1, last + 1):
+        asked = _DEV_INFO.pack(number, b"", 0, 0, b"", b"")
+        with suppress(BtrfsUblkError):  # the device of this id was removed
+            found = _DEV_INFO.unpack(_ioctl(target, _IOC_DEV_INFO, asked, what=what))
+            if Path(os.fsdecode(found[5].rstrip(b"\0"))) == device:
+                return number, found[3]
+    raise BtrfsUblkError(what)
+
+
+def forget_device(device: Path) -> None:
+    """Make the kernel drop what it remembers of an unmounted device.
+
+    Raises BtrfsUblkError while it is mounted, or was never known (ENOENT).
+    """
+    _ioctl(
+        Path("/dev/btrfs-control"),
+        _IOC_FORGET_DEV,
+        _VOL_ARGS.pack(0, os.fsencode(device)),
+        what=f"cannot make btrfs forget {device}",
+    )
+
+
+def filesystem_uuid(target: Path) -> uuid.UUID:
+    """Return the fsid of the btrfs that holds ``target``. Raises BtrfsUblkError."""
+    answer = _ioctl(
+        target,
+        _IOC_FS_INFO,
+        bytes(_FS_INFO_BYTES),
+        what=f"{target} is on no btrfs",
+    )
+    return uuid.UUID(bytes=_FS_INFO.unpack_from(answer)[2])
+
+
+def create_subvolume(directory: Path, name: str) -> Path:
+    """Make an empty subvolume in a directory. Raises BtrfsUblkError."""
+    path = directory / name
+    argument = _VOL_ARGS.pack(0, os.fsencode(name))
+    _ioctl(directory, _IOC_SUBVOL_CREATE, argument, what=f"cannot create {path}")
+    return path
+
+
+def set_default_subvolume(subvolume: Path) -> None:
+    """Make mounts that name no subvolume show this one. Raises BtrfsUblkError."""
+    zero = struct.pack("=Q", 0)  # 0 means the subvolume of the descriptor.
+    what = f"cannot make {subvolume} the default subvolume"
+    _ioctl(subvolume, _IOC_DEFAULT_SUBVOL, zero, what=what)
+
+
+@contextmanager
+def reached_inode(
+    target: StrPath, inode: int, *, subvolume: int = TOP_LEVEL
+) -> Iterator[Path]:
+    """Yield a path to a file of the btrfs mounted at ``target``, valid in the block.
+
+    The file need not be in the subvolume that is mounted there: open_by_handle_at(2)
+    opens it by its inode number. The path is /proc/PID/fd/N of the descriptor, which
+    other processes of root can use, too. Raises BtrfsUblkError, also when this process
+    lacks CAP_DAC_READ_SEARCH.
+    """
+    target = Path(target)
+    what = (
+        f"cannot open inode {inode} of subvolume {subvolume} of the btrfs at {target}"
+    )
+    fid = _FID.pack(inode, subvolume, _generation(target, inode, subvolume, what=what))
+    handle = _HANDLE.pack(len(fid), _FILEID_BTRFS_WITHOUT_PARENT) + fid
+    try:
+        # NB: a file object is closed by its finaliser, even if a signal comes here.
+        with deferred():
+            file = open(_open_by_handle(target, handle), "rb", buffering=0)
+    except OSError as error:
+        hint = "see the kernel log: dmesg | grep -i btrfs"
+        if error.errno == errno.EPERM:
+            hint = "it takes CAP_DAC_READ_SEARCH: root outside of containers has it"
+        raise BtrfsUblkError(f"{what}: {error.strerror}", hint=hint) from error
+    with file:
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+
+def _open_by_handle(target: Path, handle: bytes) -> int:
+    library = ctypes.CDLL(None, use_errno=True)
+    directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd: int = library.open_by_handle_at(
+            directory, handle, os.O_RDONLY | os.O_CLOEXEC
+        )
+        if fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return fd
+    finally:
+        os.close(directory)
+
+
+def _generation(target: Path, inode: int, subvolume: int, *, what: str) -> int:
+    """Return what tells an inode from earlier ones of the same number."""
+    every = 2**64 - 1
+    key = _INODE_ITEM_KEY
+    search = _SEARCH.pack(subvolume, inode, inode, 0, every, 0, every, key, key, 1)
+    found = _ioctl(
+        target, _IOC_TREE_SEARCH, search.ljust(_SEARCH_BYTES, b"\0"), what=what
+    )
+    count: int = _SEARCH.unpack_from(found)[-1]
+    if not count:
+        raise BtrfsUblkError(f"{what}: there is none")
+    generation: int = _GENERATION.unpack_from(found, _SEARCH.size + _FOUND.size)[0]
+    return generation

@@ -1,0 +1,91 @@
+"""Read which mounts a process sees (/proc/PID/mountinfo, proc_pid_mountinfo(5))."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class MountInfo:
+    """One mount. ``device`` is "major:minor"; btrfs' is anonymous, not the disk's.
+    ``root`` is the directory of the file system that is mounted. ``propagation`` are
+    words like "shared:1" and "master:2" (mount_namespaces(7)).
+    """
+
+    mount_id: int
+    parent_id: int
+    device: str
+    root: Path
+    target: Path
+    propagation: tuple[str, ...]
+    fs_type: str
+    source: str
+    read_only: bool
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match.group(1), 8)), text)
+
+
+def parse_mountinfo(text: str) -> list[MountInfo]:
+    """Return the mounts in the order of the list: later ones cover earlier ones."""
+    mounts = []
+    for line in text.splitlines():
+        fields = line.split(" ")
+        # Optional fields stand between the sixth and a lone hyphen.
+        hyphen = fields.index("-", 6)
+        fs_type, source = fields[hyphen + 1 :][:2]
+        mounts.append(
+            MountInfo(
+                mount_id=int(fields[0]),
+                parent_id=int(fields[1]),
+                device=fields[2],
+                root=Path(_unescape(fields[3])),
+                target=Path(_unescape(fields[4])),
+                propagation=tuple(fields[6:hyphen]),
+                fs_type=fs_type,
+                source=_unescape(source),
+                read_only="ro" in fields[5].split(","),
+            )
+        )
+    return mounts
+
+
+def read_mountinfo(process: int | str = "self") -> list[MountInfo]:
+    """Return the mounts that this process, or one of that id, sees. Raises OSError."""
+    # NB: paths may have bytes that are not UTF-8; surrogates preserve them.
+    return parse_mountinfo(
+        Path(f"/proc/{process}/mountinfo").read_text(errors="surrogateescape")
+    )
+
+
+def mounts_elsewhere() -> Iterator[tuple[int, list[MountInfo]]]:
+    """Yield, for each other mount namespace, a process in it and the mounts it sees.
+
+    Namespaces that this process may not look into are left out.
+    """
+    seen = {os.readlink("/proc/self/ns/mnt")}
+    for link in Path("/proc").glob("[0-9]*/ns/mnt"):
+        pid = int(link.parts[2])
+        with suppress(OSError):  # it ended, or we may not look
+            namespace = os.readlink(link)
+            if namespace not in seen:
+                mounts = read_mountinfo(pid)
+                seen.add(namespace)
+                yield pid, mounts
+
+
+def mounts_at_or_below(directory: Path) -> list[MountInfo]:
+    """Return the mounts on a directory and below it. Its path must be resolved."""
+    return [
+        mount
+        for mount in read_mountinfo()
+        if mount.target == directory or directory in mount.target.parents
+    ]

@@ -1,0 +1,165 @@
+"""Make files in directories that other users may write to.
+
+Such a user can put a symbolic link, or another file, at a name between two system
+calls. So a file is made without a name (O_TMPFILE; O_EXCL with a name where the file
+system lacks that), is written and gets its mode by descriptor, and gets its name last.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.kernel.beneath import opened_directory
+
+#: Errors of open(2) where a file system has no O_TMPFILE (NFS, FUSE, vfat).
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_FLAGS = os.O_RDWR | os.O_CLOEXEC
+_NAMED = _FLAGS | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+
+@contextmanager
+def new_file(
+    path: StrPath,
+    *,
+    mode: int | None = None,
+    replace: bool = False,
+    synced: bool = False,
+    dir_fd: int | None = None,
+) -> Iterator[FileIO]:
+    """Open a new file to write. It gets its name ``path`` when the block ends without
+    an error; after an error, all is as before. ``path`` may be relative to a directory
+    ``dir_fd``. The default mode is what the umask leaves of 0666. ``synced``: file and
+    name are on disk when the block has ended.
+
+    ``replace`` replaces a regular file of that name, but nothing else. Raises OSError,
+    FileExistsError when there is something that is not replaced.
+    """
+    path = Path(path)
+    try:
+        with _new_file(path, mode, replace, synced, dir_fd) as file:
+            yield file
+    except OSError as error:
+        if error.filename in (None, "."):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _new_file(
+    path: Path, mode: int | None, replace: bool, synced: bool, dir_fd: int | None
+) -> Iterator[FileIO]:
+    with opened_directory(path.parent, dir_fd=dir_fd) as directory:
+        _check_free(path.name, directory, replace=replace)
+        try:
+            file = FileIO(
+                ".", "r+", opener=_opener(directory, _FLAGS | os.O_TMPFILE, mode)
+            )
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            yield from _named(path.name, directory, mode, replace, synced)
+            return
+        with file:
+            yield from _filled(file, mode, synced)
+            if replace:
+                new = _temporary()
+                _link(file, new, directory)
+                _replace(new, path.name, directory)
+            else:
+                _link(file, path.name, directory)
+            if synced:
+                # NB: btrfs does not log a file that has no name, so sync it again.
+                os.fsync(file.fileno())
+                os.fsync(directory)
+
+
+def _named(
+    name: str, directory: int, mode: int | None, replace: bool, synced: bool
+) -> Iterator[FileIO]:
+    """Make the file with a name. Do not use hard links, which may be missing, too."""
+    new = _temporary() if replace else name
+    file = FileIO(new, "r+", opener=_opener(directory, _NAMED, mode))
+    try:
+        with file:
+            yield from _filled(file, mode, synced)
+        if replace:
+            _replace(new, name, directory)
+        if synced:
+            os.fsync(directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new, dir_fd=directory)
+        raise
+
+
+def _filled(file: FileIO, mode: int | None, synced: bool) -> Iterator[FileIO]:
+    yield file
+    if mode is not None:
+        os.fchmod(file.fileno(), mode)
+    if synced:
+        os.fsync(file.fileno())
+
+
+def write_new(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int | None = None,
+    replace: bool = False,
+    synced: bool = False,
+) -> None:
+    """Make a new_file() that holds ``data``. Raises OSError."""
+    with (
+        new_file(path, mode=mode, replace=replace, synced=synced) as file,
+        open(file.fileno(), "wb", closefd=False) as buffered,
+    ):
+        buffered.write(data)
+
+
+def _opener(directory: int, flags: int, mode: int | None) -> Callable[[str, int], int]:
+    # NB: FileIO calls this, so that a descriptor cannot leak when a signal comes.
+    return lambda name, _flags: os.open(
+        name, flags, 0o666 if mode is None else 0o600, dir_fd=directory
+    )
+
+
+def _check_free(name: str, directory: int, *, replace: bool) -> None:
+    """Raise FileExistsError before anything is written; os.link() finds later files."""
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not replace:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+    if not stat.S_ISREG(status.st_mode):
+        # A symbolic link may be another user's, and /dev/stdout must stay one.
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        why = f"it is {kind}, which is not replaced"
+        raise FileExistsError(errno.EEXIST, why, name)
+
+
+def _temporary() -> str:
+    # It has no part of the file's own name, which may be as long as names can be.
+    return f".btrfs-ublk-{secrets.token_hex(8)}.tmp"
+
+
+def _link(file: FileIO, name: str, directory: int) -> None:
+    # NB: do not use AT_EMPTY_PATH, which needs CAP_DAC_READ_SEARCH.
+    os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory)
+
+
+def _replace(new: str, name: str, directory: int) -> None:
+    try:
+        os.replace(new, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new, dir_fd=directory)
+        raise

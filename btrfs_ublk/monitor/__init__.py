@@ -1,6 +1,0 @@
-"""Watching running devices: metrics for Prometheus, and a live table."""
-
-from btrfs_ublk.monitor.exporter import serve_metrics
-from btrfs_ublk.monitor.metrics import metrics_text
-
-__all__ = ["metrics_text", "serve_metrics"]

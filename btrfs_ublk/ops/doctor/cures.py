@@ -1,0 +1,76 @@
+"""The commands that install what is missing on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+
+from btrfs_ublk.base.capabilities import (
+    UBLK,
+    Capability,
+    Fio,
+    Helper,
+    Program,
+    PythonPackage,
+    Root,
+    checkout,
+)
+from btrfs_ublk.base.helpers import helper_path
+from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.ops.doctor.access import CERTIFICATES, VIRTIOFSD
+
+#: Packages with another name on Fedora than on Debian.
+_FEDORA = {"mount": "util-linux-core", "qemu-system-x86": "qemu-system-x86-core"}
+
+
+def command_for(capability: Capability) -> str | None:
+    """Return a command to copy; None where there is none but ``cure`` explains."""
+    match capability:
+        case Program(package=package):
+            return _install(package.split()[0])
+        case Fio():
+            return _install("fio")
+        case Helper(helper=name) if _is_built(name):
+            return None  # it lacks a library, which the cure names
+        case Helper():
+            return "scripts/setup --build" if checkout() else None
+        case PythonPackage(package=str(package)):
+            return _install(package)
+        case PythonPackage(name=name):
+            if checkout():
+                return "scripts/setup --bench"
+            return f"{sys.executable} -m pip install {name}"
+        case Root():
+            return f"sudo {_this_program()} doctor"
+    if capability is CERTIFICATES:
+        return _install("ca-certificates")
+    if capability is VIRTIOFSD:
+        # Debian 12 has it in QEMU's package, which says so; later ones have virtiofsd.
+        return "scripts/setup --vm" if checkout() else _install("virtiofsd")
+    if capability == UBLK and checkout():
+        return "scripts/vm -- .venv/bin/btrfs-ublk doctor"
+    return None
+
+
+def _this_program() -> str:
+    """Return a path, since the program may not be on PATH, nor on sudo's."""
+    name = "btrfs-ublk"
+    called = sys.argv[0] if os.path.basename(sys.argv[0]) == name else name
+    return shutil.which(called) or name
+
+
+def _is_built(helper: str) -> bool:
+    with suppress(CapabilityError):
+        return bool(helper_path(helper))
+    return False
+
+
+def _install(package: str) -> str | None:
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    if shutil.which("apt-get"):
+        return f"{sudo}apt-get install {package}"
+    if shutil.which("dnf"):
+        return f"{sudo}dnf install {_FEDORA.get(package, package)}"
+    return None

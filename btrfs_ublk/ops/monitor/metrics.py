@@ -1,0 +1,293 @@
+"""The statistics of all devices as Prometheus metrics (docs/operation.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from btrfs_ublk.ops.monitor.samples import Sample, take_samples
+from btrfs_ublk.server.stats import Latency, LazyStats
+
+PREFIX = "btrfs_ublk_"
+_NS = 1_000_000_000
+#: Upper bounds of the buckets, in seconds; they never depend on the data.
+BUCKETS_S = tuple(
+    factor * 10.0**exponent for exponent in range(-5, 2) for factor in (1, 2.5, 5)
+)
+_OPERATIONS = {
+    "read": ("reads", "read_bytes"),
+    "write": ("writes", "write_bytes"),
+    "flush": ("flushes", None),
+    "discard": ("discards", "discard_bytes"),
+    "write_zeroes": ("write_zeroes", "write_zeroes_bytes"),
+}
+#: A fetcher's: the name in the statistics, the metric's name, its description.
+_FETCHER_COUNTERS = (
+    ("reads", "lazy_reads", "Reads that the cache did not answer"),
+    ("read_errors", "lazy_read_errors", "Of those, reads that failed"),
+    ("deadlines_missed", "lazy_deadlines_missed", "Reads that took too long"),
+    ("attempts", "fetch_attempts", "Requests to mirrors"),
+    ("retries", "fetch_retries", "Requests after the first one for a unit"),
+    ("units_fetched", "fetched_units", "Units that came from mirrors"),
+    ("bytes_fetched", "fetched_bytes", "Bytes that came from mirrors"),
+    ("units_prefetched", "prefetched_units", "Units fetched before they were read"),
+    ("units_verified", "verified_units", "Units whose digest was as expected"),
+    ("units_pinned", "pinned_units", "Units whose digest was pinned at first fetch"),
+    (
+        "units_from_cache",
+        "fetcher_cached_units",
+        "Units that workers found in the cache",
+    ),
+    ("units_stored", "stored_units", "Units that were put into the cache"),
+    ("store_failures", "store_failures", "Units that could not be put into the cache"),
+)
+_FETCHER_GAUGES = (
+    ("reads_waiting", "lazy_reads_waiting", "Reads that wait for units"),
+    ("units_queued", "queued_units", "Units that wait for their turn"),
+    ("units_in_flight", "in_flight_units", "Units that are being fetched"),
+    ("buffer_bytes", "fetch_buffer_bytes", "Memory of units in flight"),
+)
+_HOST_COUNTERS = (
+    ("attempts", "host_attempts", "Requests to a host"),
+    ("failures", "host_failures", "Of those, failed ones"),
+    ("bytes", "host_bytes", "Bytes that came from it"),
+    ("openings", "host_breaker_openings", "How often it was left alone for a while"),
+)
+_HOST_GAUGES = (
+    ("in_flight", "host_in_flight", "Requests under way to a host"),
+    ("open", "host_breaker_open", "1: it is left alone at the moment"),
+)
+#: The last prefetch's, if there was one.
+_PREFETCH_GAUGES = (
+    ("is_running", "prefetch_running", "1: a prefetch is under way"),
+    ("percent", "prefetch_percent", "How much of the last prefetch is done"),
+    ("units", "prefetch_units", "Units of the last prefetch"),
+    ("failed_units", "prefetch_failed_units", "Of those, units that failed"),
+)
+_CACHE_COUNTERS = (
+    ("put_units", "cache_put_units", "Units put into the cache by this server"),
+    ("put_bytes", "cache_put_bytes", "Bytes put into the cache by this server"),
+    ("evicted_units", "cache_evicted_units", "Units that this server evicted"),
+    ("evicted_bytes", "cache_evicted_bytes", "Bytes that this server evicted"),
+    ("dropped_units", "cache_dropped_units", "Units that were wrong"),
+    ("no_room", "cache_no_room", "Units that there was no room for"),
+    ("failed", "cache_failures", "What the disk of the cache refused"),
+)
+_CACHE_GAUGES = (
+    ("bytes", "cache_bytes", "Bytes in the cache, of all servers together"),
+    ("max_bytes", "cache_max_bytes", "The cap on them; 0: none"),
+    ("free_bytes", "cache_free_bytes", "Free on the file system of the cache"),
+)
+
+
+class _Families:
+    """Metrics by name, each made with its first value."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Metric] = {}
+
+    def counter(self, name: str, about: str, value: float, **labels: str) -> None:
+        family = self._made.get(name)
+        if not isinstance(family, CounterMetricFamily):
+            family = CounterMetricFamily(PREFIX + name, about, labels=list(labels))
+            self._made[name] = family
+        family.add_metric(list(labels.values()), value)
+
+    def gauge(self, name: str, about: str, value: float, **labels: str) -> None:
+        family = self._made.get(name)
+        if not isinstance(family, GaugeMetricFamily):
+            family = GaugeMetricFamily(PREFIX + name, about, labels=list(labels))
+            self._made[name] = family
+        family.add_metric(list(labels.values()), value)
+
+    def histogram(self, name: str, about: str, latency: Latency, **labels: str) -> None:
+        family = self._made.get(name)
+        if not isinstance(family, HistogramMetricFamily):
+            family = HistogramMetricFamily(PREFIX + name, about, labels=list(labels))
+            self._made[name] = family
+        family.add_metric(
+            list(labels.values()), buckets_of(latency), latency.sum_ns / _NS
+        )
+
+    def all(self) -> Iterable[Metric]:
+        return self._made.values()
+
+
+def buckets_of(latency: Latency) -> Sequence[tuple[str, float]]:
+    """Return cumulative counts at BUCKETS_S and infinity. A server's bucket that spans
+    a bound counts above it, so that no duration looks shorter than it was.
+    """
+    counts = [
+        sum(count for bound_ns, count in latency.buckets if bound_ns <= bound_s * _NS)
+        for bound_s in BUCKETS_S
+    ]
+    made = [(f"{bound:g}", float(n)) for bound, n in zip(BUCKETS_S, counts)]
+    return [*made, ("+Inf", float(latency.count))]
+
+
+class DeviceCollector(Collector):
+    """A collector that asks all servers at each scrape."""
+
+    def collect(self) -> Iterator[Metric]:
+        families = _Families()
+        for sample in take_samples():
+            _add_sample(families, sample)
+        yield from families.all()
+
+    def describe(self) -> Iterable[Metric]:
+        """Describe nothing, as the metrics depend on the devices."""
+        return []
+
+
+def _add_sample(families: _Families, sample: Sample) -> None:
+    name = sample.device.name
+    families.gauge(
+        "device_up",
+        "1: its server has answered",
+        sample.stats is not None,
+        device=name,
+    )
+    families.gauge(
+        "device_serving",
+        "1: as `btrfs-ublk device list` says",
+        sample.device.is_well,
+        device=name,
+    )
+    families.counter(
+        "device_recoveries",
+        "How often a server was replaced",
+        sample.device.state.recoveries,
+        device=name,
+    )
+    stats = sample.stats
+    if stats is None:
+        return
+    families.counter(
+        "refused",
+        "Requests that failed before they were any segment's",
+        stats.refused,
+        device=name,
+    )
+    for kind, counts in stats.kinds.items():
+        families.counter(
+            "errors", "Requests that failed", counts.errors, device=name, kind=kind
+        )
+        for operation, (name_of_count, size) in _OPERATIONS.items():
+            labels = {"device": name, "kind": kind, "operation": operation}
+            families.counter(
+                "requests",
+                "Requests answered",
+                getattr(counts, name_of_count),
+                **labels,
+            )
+            if size is not None:
+                families.counter(
+                    "bytes", "Bytes read or written", getattr(counts, size), **labels
+                )
+        for operation in ("read", "write", "flush"):
+            latency: Latency = getattr(counts.latency, _OPERATIONS[operation][0])
+            families.histogram(
+                "request_seconds",
+                "Durations of requests, of a sample where they need no waiting",
+                latency,
+                device=name,
+                kind=kind,
+                operation=operation,
+            )
+    for number, queue in enumerate(stats.queues):
+        families.gauge(
+            "queue_in_flight",
+            "Requests that a queue holds",
+            queue.in_flight,
+            device=name,
+            queue=str(number),
+        )
+    for lazy in stats.lazy:
+        _add_lazy(families, name, lazy)
+
+
+def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
+    labels = {"device": device, "map": lazy.map}
+    fetcher = lazy.fetcher
+    families.gauge("mappings", "Mappings of a map", lazy.mappings, **labels)
+    for key, name, about in _FETCHER_COUNTERS:
+        families.counter(name, about, getattr(fetcher, key), **labels)
+    for key, name, about in _FETCHER_GAUGES:
+        families.gauge(name, about, getattr(fetcher, key), **labels)
+    for reason, count in fetcher.failures.items():
+        families.counter(
+            "fetch_failures",
+            "Requests to mirrors that failed",
+            count,
+            **labels,
+            reason=reason,
+        )
+    for disk in ("map", "cache") if lazy.cache else ("map",):
+        families.gauge(
+            "disk_refuses",
+            "1: the disk of the map, or of the cache, is full, or takes nothing",
+            disk in fetcher.disk_errors,
+            **labels,
+            disk=disk,
+        )
+    for host, counts in fetcher.hosts.items():
+        for key, name, about in _HOST_COUNTERS:
+            families.counter(name, about, counts[key], **labels, host=host)
+        for key, name, about in _HOST_GAUGES:
+            families.gauge(name, about, counts[key], **labels, host=host)
+    if lazy.prefetch is not None:
+        for key, name, about in _PREFETCH_GAUGES:
+            families.gauge(name, about, getattr(lazy.prefetch, key), **labels)
+    for one in fetcher.fetches:
+        families.histogram(
+            "fetch_seconds",
+            "Durations of requests to mirrors that gave what was asked for",
+            one.latency,
+            **labels,
+            kind=one.kind,
+            host=one.host,
+        )
+    if lazy.cache is None or lazy.cache_directory is None:
+        return
+    labels["cache"] = lazy.cache_directory
+    for key, name, about in _CACHE_COUNTERS:
+        families.counter(name, about, lazy.cache[key], **labels)
+    for key, name, about in _CACHE_GAUGES:
+        families.gauge(name, about, lazy.cache[key], **labels)
+
+
+def device_registry() -> CollectorRegistry:
+    """Make a registry of devices only, without metrics of this process."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(DeviceCollector())
+    return registry
+
+
+def metrics_text() -> str:
+    """Return all metrics of all devices in Prometheus' text format."""
+    return generate_latest(device_registry()).decode()
+
+
+def metrics_dict() -> list[dict[str, Any]]:
+    """Return all metrics of all devices for JSON."""
+    return [
+        {
+            "name": family.name,
+            "type": family.type,
+            "about": family.documentation,
+            "samples": [
+                {"name": sample.name, "labels": sample.labels, "value": sample.value}
+                for sample in family.samples
+            ],
+        }
+        for family in device_registry().collect()
+    ]

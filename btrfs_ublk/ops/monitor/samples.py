@@ -1,0 +1,50 @@
+"""All devices at one moment, with their servers' statistics."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from btrfs_ublk.device import Device, list_devices, show_device
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.server import ServerStats
+
+#: Each hanging server takes seconds, so they are asked in parallel.
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``stats`` is None if the server gave no valid ones; ``taken_s`` is the monotonic
+    time when it was asked.
+    """
+
+    device: Device
+    stats: ServerStats | None
+    taken_s: float
+
+
+def take_samples() -> list[Sample]:
+    """Sample all devices by name. Takes as long as the slowest server, about 5 s."""
+    names = [device.name for device in list_devices()]
+    if not names:
+        return []
+    with ThreadPoolExecutor(min(_THREADS, len(names))) as pool:
+        found = list(pool.map(_take_sample, names))
+    return [sample for sample in found if sample is not None]
+
+
+def _take_sample(name: str) -> Sample | None:
+    taken_s = time.monotonic()
+    try:
+        device = show_device(name)
+    except BtrfsUblkError:
+        return None  # it was removed meanwhile
+    stats = None
+    if device.stats is not None:
+        try:
+            stats = ServerStats.parse(device.stats)
+        except BtrfsUblkError:
+            pass  # a server of another version
+    return Sample(device, stats, taken_s)

@@ -1,0 +1,79 @@
+"""Kept volumes: lazy volumes with a name, whose data outlive commands and boots.
+
+``btrfs_ublk.volume.temporary`` has those that live as long as a ``with`` block.
+"""
+
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.base.exports import exporter
+
+if TYPE_CHECKING:
+    from btrfs_ublk.volume.access import Access
+    from btrfs_ublk.volume.clone import clone_in_volume, unmapped_bytes
+    from btrfs_ublk.volume.definition import (
+        VolumeDefinition,
+        parse_definition,
+        parse_read_ahead,
+        read_definition,
+    )
+    from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
+    from btrfs_ublk.volume.entry import VolumeFile
+    from btrfs_ublk.volume.find import FoundDefinition, find_definition
+    from btrfs_ublk.volume.kept import kept_volume
+    from btrfs_ublk.volume.report import (
+        KeptFile,
+        KeptVolume,
+        list_volumes,
+        show_volume,
+    )
+    from btrfs_ublk.volume.resize import resize_volume
+    from btrfs_ublk.volume.store import volume_directories, volume_directory
+    from btrfs_ublk.volume.up import up_volume
+    from btrfs_ublk.volume.volumes import NamedVolume, Volumes
+else:
+    __getattr__ = exporter(
+        __name__,
+        {
+            "access": "Access",
+            "clone": "clone_in_volume unmapped_bytes",
+            "definition": (
+                "VolumeDefinition parse_definition parse_read_ahead read_definition"
+            ),
+            "down": "down_volume may_be_up remove_volume",
+            "entry": "VolumeFile",
+            "find": "FoundDefinition find_definition",
+            "kept": "kept_volume",
+            "report": "KeptFile KeptVolume list_volumes show_volume",
+            "resize": "resize_volume",
+            "store": "volume_directories volume_directory",
+            "up": "up_volume",
+            "volumes": "NamedVolume Volumes",
+        },
+    )
+
+__all__ = [
+    "Access",
+    "FoundDefinition",
+    "KeptFile",
+    "KeptVolume",
+    "NamedVolume",
+    "VolumeDefinition",
+    "VolumeFile",
+    "Volumes",
+    "clone_in_volume",
+    "down_volume",
+    "find_definition",
+    "kept_volume",
+    "list_volumes",
+    "may_be_up",
+    "parse_definition",
+    "parse_read_ahead",
+    "read_definition",
+    "remove_volume",
+    "resize_volume",
+    "show_volume",
+    "unmapped_bytes",
+    "up_volume",
+    "volume_directories",
+    "volume_directory",
+]

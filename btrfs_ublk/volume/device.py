@@ -1,0 +1,101 @@
+"""The block device of a volume: a ``btrfs_ublk.device`` with the volume's name."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from btrfs_ublk import device as devices
+from btrfs_ublk.device.state import DeviceDirectory, device_directory
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.btrfs import forget_device
+from btrfs_ublk.server.description import Description, FileSegment
+from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.store import VolumeDirectory
+
+
+def find_device(volume: VolumeDirectory, *, ask: bool = False) -> devices.Device | None:
+    """Return the volume's device, or None. ``ask`` adds statistics from its server."""
+    directory = device_directory(volume.name)
+    if not _is_of(directory, volume):
+        return None
+    return devices.show_device(volume.name) if ask else devices.look_at(directory)
+
+
+def refuse_foreign_device(volume: VolumeDirectory) -> None:
+    """Raise UsageError when a device has the volume's name but belongs to another
+    volume or to none.
+    """
+    directory = device_directory(volume.name)
+    if os.path.lexists(directory.path) and not _is_of(directory, volume):
+        raise UsageError(
+            f"there is a device {volume.name!r} that is not of this volume",
+            hint=f"see: btrfs-ublk device status {volume.name}; or choose another name",
+        )
+
+
+def refuse_removed_directory(volume: VolumeDirectory) -> None:
+    """Raise BtrfsUblkError when the volume's directory was removed while the volume was
+    up: no other volume may take its name, and its data vanish when it is unmounted.
+    """
+    directory = device_directory(volume.name)
+    if os.path.lexists(volume.path) or not _is_of(directory, volume):
+        return
+    users = ", ".join(map(str, devices.look_at(directory).users)) or "in use by nobody"
+    raise BtrfsUblkError(
+        f"{volume.path} was removed while volume {volume.name!r} was up: its data are"
+        f" gone when its device is no longer used (now {users})",
+        hint=(
+            "copy what is still needed from where it is mounted; then unmount it, and: "
+            f"btrfs-ublk device down {volume.name}"
+        ),
+    )
+
+
+def make_device(volume: VolumeDirectory, definition: VolumeDefinition) -> Path:
+    """Make the volume's device and return its path. Raises as add_device() does."""
+    device = devices.add_device(
+        volume.name,
+        volume.description(definition),
+        devices.DeviceOptions(
+            front_end=definition.front_end,
+            realtime=definition.realtime,
+            queues=definition.queues,
+            depth=definition.depth,
+        ),
+    )
+    assert device.path is not None
+    return device.path
+
+
+def drop_device(volume: VolumeDirectory) -> None:
+    """Remove the device, if there is one. Raises LeftoverError while it is in use."""
+    device = find_device(volume)
+    if device is None:
+        return
+    if device.path is not None:
+        forget(device.path)
+    with suppress(UsageError):  # another process has removed it
+        devices.remove_device(volume.name)
+
+
+def forget(path: Path) -> None:
+    """Make btrfs forget an unmounted device. Failing is harmless: btrfs drops the stale
+    entry when it learns of another device in its place.
+    """
+    with suppress(BtrfsUblkError):
+        forget_device(path)
+
+
+def _is_of(directory: DeviceDirectory, volume: VolumeDirectory) -> bool:
+    """Whether the device serves the volume's seed."""
+    try:
+        description = Description.from_json(directory.description.read_text())
+    except (OSError, ValueError, UsageError):
+        return False
+    seed = os.path.realpath(volume.seed_image)
+    return any(
+        isinstance(segment, FileSegment) and os.path.realpath(segment.path) == seed
+        for segment in description.segments
+    )

@@ -1,0 +1,141 @@
+"""Taking down a volume, complete or not, and removing it for good."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from btrfs_ublk.base.log import step
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.errors import LeftoverError
+from btrfs_ublk.kernel.temporary import loops_below
+from btrfs_ublk.volume.device import (
+    drop_device,
+    find_device,
+    forget,
+    refuse_removed_directory,
+)
+from btrfs_ublk.volume.kept_ledger import collect_kept
+from btrfs_ublk.volume.make import LOCK_TIMEOUT_S, discard
+from btrfs_ublk.volume.mounts import (
+    is_mounted,
+    mount_points,
+    users_elsewhere,
+    wait_for_openers,
+)
+from btrfs_ublk.volume.store import (
+    DamagedVolumeError,
+    VolumeDirectory,
+    volume_directory,
+)
+
+#: Others, such as udev, may have a device open for a moment.
+_OPEN_TIMEOUT_S = 2.0
+
+
+def down_volume(name: str, *, base: StrPath | None = None) -> bool:
+    """Unmount a volume and remove its device; its data stay. False when it was down.
+
+    Also cleans up after a killed up_volume(). Raises LeftoverError while the volume is
+    in use, and names the users. The volume is still up then, unless the error says that
+    it is unmounted (a process opened its device meanwhile). Raises UsageError when
+    there is no volume of that name.
+    """
+    volume = volume_directory(name, base)
+    refuse_removed_directory(volume)
+    volume.check()
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        was_up = is_anything_up(volume)
+        take_down(volume)
+    return was_up
+
+
+def remove_volume(name: str, *, base: StrPath | None = None) -> None:
+    """Remove a volume that is down, and all data that were written to it.
+
+    Its own cache is removed too, but not a cache directory from its definition. Damaged
+    volumes can be removed as well. Raises LeftoverError while it is up, UsageError when
+    there is none of that name, or the directory is no volume.
+    """
+    volume = volume_directory(name, base)
+    volume.check()
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        if may_be_up(volume):
+            raise LeftoverError(
+                f"volume {name!r} is up and was not removed",
+                hint=f"first: btrfs-ublk volume down {name}",
+            )
+        discard(volume)
+
+
+def is_anything_up(volume: VolumeDirectory) -> bool:
+    """Whether any part of it is, or may be, up: a killed command may have left one."""
+    session = volume.session()
+    fsid = volume.fsid()
+    return (
+        (session is not None and session.is_of_this_boot)
+        or find_device(volume) is not None
+        or (fsid is not None and is_mounted(fsid))
+    )
+
+
+def may_be_up(volume: VolumeDirectory) -> bool:
+    """Like is_anything_up(), also for damaged volumes, by their devices and images."""
+    try:
+        return is_anything_up(volume)
+    except DamagedVolumeError:
+        return find_device(volume) is not None or any(loops_below(volume.path))
+
+
+def take_down(volume: VolumeDirectory) -> None:
+    """Take a locked volume down. Raises LeftoverError, which says if it is mounted."""
+    _refuse_if_used(volume)
+    with deferred(), step(f"take volume {volume.name} down"):
+        try:
+            for outcome in collect_kept(volume.ledgers):
+                if outcome.entry.kind == "loop" and "path" in outcome.entry.details:
+                    forget(Path(outcome.entry.details["path"]))
+            drop_device(volume)
+        except LeftoverError as error:
+            raise _not_down(volume, error.message) from error
+        with suppress(OSError):
+            volume.sprouting.rmdir()
+        session = volume.session()
+        if session is not None:
+            if session.made_target:
+                with suppress(OSError):  # it is not empty
+                    Path(session.target).rmdir()
+            volume.forget_session()
+
+
+def _refuse_if_used(volume: VolumeDirectory) -> None:
+    """Raise LeftoverError for a volume in use, before anything is undone."""
+    fsid, session = volume.fsid(), volume.session()
+    if fsid is None or not is_mounted(fsid):
+        return
+    ours = Path(session.target) if session is not None else None
+    points = mount_points(fsid)
+    others = [str(point) for point in points if point != ours]
+    if others:
+        raise _not_down(volume, f"it is mounted at {', '.join(others)} as well")
+    users = users_elsewhere(fsid)
+    if users or not points:
+        also = "as well" if points else "only"
+        who = "; ".join(users) or "nobody whom this process may see"
+        raise _not_down(
+            volume, f"it is mounted in another mount namespace {also}: {who}"
+        )
+    openers = wait_for_openers(fsid, timeout_s=_OPEN_TIMEOUT_S)
+    if openers:
+        raise _not_down(volume, f"its device is in use: {'; '.join(openers)}")
+
+
+def _not_down(volume: VolumeDirectory, why: str) -> LeftoverError:
+    fsid = volume.fsid()
+    is_up = fsid is not None and is_mounted(fsid)
+    state = "still up" if is_up else "unmounted, but not down"
+    return LeftoverError(
+        f"volume {volume.name!r} is {state}: {why}",
+        hint=f"end what uses it, then: btrfs-ublk volume down {volume.name}",
+    )

@@ -1,0 +1,290 @@
+"""One file of a kept volume: its path and the source of its content."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from btrfs_ublk.base.urls import shown_text
+from btrfs_ublk.content import Source
+from btrfs_ublk.content.oci import is_tag, parse_image
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import parse_size
+
+#: Keys that describe a source's content, but not its location.
+_KNOWLEDGE = ("size", "unit", "digests", "root")
+
+
+@dataclass(frozen=True)
+class VolumeFile:
+    """``path`` is relative to the volume's top directory. ``source`` is what
+    MapClient.add() takes, or ``{"size": 0}`` for an empty file, which has no source.
+    """
+
+    path: str
+    source: Source
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a path that cannot be in a volume, and for values that
+        no source can have.
+        """
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts or not path.name:
+            raise UsageError(
+                f"{self.path!r} is no path of a file in a volume",
+                hint="it is relative to the volume's top directory, without ..",
+            )
+        if "\0" in self.path or "\n" in self.path:
+            raise UsageError(
+                f"{self.path!r} is no name for a file",
+                hint="it has a newline or a NUL: choose another",
+            )
+        check_text(self.path, "path")
+        object.__setattr__(self, "path", str(path))
+        _check_value(self.source, f"source of {self.path!r}")
+        more = sorted(self.source.keys() - {"size"})
+        if self.source.get("size") == 0 and more:
+            raise UsageError(
+                f"file {self.path!r} has size 0, and {', '.join(more)}",
+                hint="an empty file has nothing but a path and size = 0; a file that "
+                "is fetched has the size of its source",
+            )
+        digests = self.source.get("digests", [])
+        if not isinstance(digests, list | tuple) and not _is_file_of_digests(digests):
+            raise UsageError(
+                f"digests of {self.path!r} are {digests!r}",
+                hint='they are a list of SHA-256, or {"path": …} of a file, absolute',
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to fetch."""
+        return _is_empty(self.source)
+
+    @property
+    def origin(self) -> str:
+        """The location of its content, for people."""
+        return describe_source(self.source)
+
+    def is_same_as(self, other: VolumeFile) -> bool:
+        """Whether both have the same path, and sources at the same place."""
+        return self.path == other.path and _is_same(
+            _place(self.source), _place(other.source)
+        )
+
+    @property
+    def has_tag(self) -> bool:
+        """Whether a mirror of its source names a tag without a digest."""
+        return any(map(is_tag, _mirrors(self.source)))
+
+    def to_keys(self) -> dict[str, Any]:
+        """Return the file's table of a definition."""
+        if self.is_empty:
+            return {"path": self.path, "size": 0}
+        url = _url_of(self.source)
+        if url is None:
+            return {"path": self.path, "source": self.source}
+        keys = {"path": self.path, "url": url}
+        for name in _KNOWLEDGE:
+            if name in self.source:
+                value = self.source[name]
+                is_file = name == "digests" and isinstance(value, dict)
+                keys[name] = value["path"] if is_file else value
+        return keys
+
+    @classmethod
+    def from_keys(cls, keys: dict[str, Any]) -> VolumeFile:
+        """Make a file from a table of a definition. Raises UsageError."""
+        path = keys.get("path")
+        if not isinstance(path, str):
+            raise UsageError(f"a file's path is {path!r}, not a text in quotes")
+        what = f"file {path!r}"
+        known = {"path", "url", "source", *_KNOWLEDGE}
+        for key in keys.keys() - known:
+            raise UsageError(
+                f"{what}: key {key!r} is unknown",
+                hint=f"there are: {', '.join(sorted(known))}",
+            )
+        knowledge = _knowledge(keys, what)
+        if ("url" in keys) == ("source" in keys):
+            if "url" not in keys and knowledge.get("size") == 0:
+                return cls(path, knowledge)
+            raise UsageError(
+                f"{what} needs either url or source", hint="or size = 0: an empty file"
+            )
+        source = keys["source"] if "source" in keys else source_of(keys["url"])
+        if not isinstance(source, dict):
+            raise UsageError(f"{what}: source is no table")
+        return cls(path, source | knowledge)
+
+    @classmethod
+    def parse(cls, text: str) -> VolumeFile:
+        """Parse "PATH=URL". Raises UsageError."""
+        path, equals, url = text.partition("=")
+        # NB: a URL alone may contain an equals sign.
+        if not (path and equals and url) or "://" in path:
+            raise UsageError(
+                f"{text!r} is not PATH=URL", hint="big.bin=https://example.org/big"
+            )
+        return cls(path, source_of(url))
+
+    @classmethod
+    def parse_url_file(cls, text: str) -> VolumeFile:
+        """Parse "PATH=FILE"; the file contains the URL. Raises UsageError."""
+        path, equals, file = text.partition("=")
+        if not (path and equals and file):
+            raise UsageError(
+                f"{text!r} is not PATH=FILE", hint="big.bin=/etc/keys/big.url"
+            )
+        # The server has another working directory.
+        return cls(path, {"kind": "http", "url_file": os.path.abspath(file)})
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise UsageError for a text that a definition cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{what} {text!r} is no text in UTF-8", hint="choose another name"
+        ) from error
+
+
+def _check_value(value: object, what: str) -> None:
+    """Raise UsageError for a value that JSON or TOML cannot hold."""
+    if isinstance(value, str):
+        check_text(value, what)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_value(each, f"{what}: {key}")
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_value(each, what)
+    elif not isinstance(value, str | int | float):
+        raise UsageError(
+            f"{what} is {value!r}",
+            hint="it consists of texts, numbers, true, false, lists and tables",
+        )
+
+
+def _is_file_of_digests(value: object) -> bool:
+    """Whether it is the absolute path of a file of digests, for the server to open."""
+    return (
+        isinstance(value, dict)
+        and list(value) == ["path"]
+        and isinstance(value["path"], str)
+        and value["path"].startswith("/")
+    )
+
+
+def source_of(url: object) -> Source:
+    """Parse a source from a URL (http, https, s3, oci or file), an absolute path, or
+    the JSON of a source. Raises UsageError.
+    """
+    if not isinstance(url, str):
+        raise UsageError(f"url is {url!r}, not a text in quotes")
+    if url.startswith("{"):
+        try:
+            source: Source = json.loads(url)
+        except ValueError as error:
+            raise UsageError(f"{url!r} is not valid JSON: {error}") from error
+        return source
+    if url.startswith("/"):
+        return {"kind": "file", "path": url}
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no URL: {error}") from error
+    match parts.scheme:
+        case "http" | "https":
+            return {"kind": "http", "url": url}
+        case "file" if parts.netloc in ("", "localhost") and parts.path != "":
+            return {"kind": "file", "path": unquote(parts.path)}
+        case "s3" if parts.netloc and parts.path.strip("/"):
+            # NB: the key is literal, unlike in an http URL: it may have ? and #.
+            bucket, _, key = url.removeprefix("s3://").partition("/")
+            return {"kind": "s3", "bucket": bucket, "key": key}
+        case "oci" if image := parse_image(url.removeprefix("oci://").strip("/")):
+            return image
+    raise UsageError(
+        f"{url!r} is no source",
+        hint="http://…, https://…, s3://BUCKET/KEY, oci://REGISTRY/REPOSITORY:TAG or"
+        " @DIGEST, /PATH, or the JSON of a source (docs/materialisation.md)",
+    )
+
+
+def describe_source(source: Source) -> str:
+    """Describe a source for people: by its URL without query, else as JSON."""
+    if _is_empty(source):
+        return "nothing: it is empty"
+    return shown_text(_url_of(source) or json.dumps(_place(source)))
+
+
+def _is_empty(source: Source) -> bool:
+    return source == {"size": 0}
+
+
+def _url_of(source: Source) -> str | None:
+    place = _place(source)
+    for form in ("{url}", "{path}", "s3://{bucket}/{key}", *_OCI_FORMS):
+        try:
+            url = form.format(**place)
+            if source_of(url) == place:
+                return url
+        except (KeyError, UsageError):
+            pass
+    return None
+
+
+_OCI_FORMS = [
+    f"oci://{{registry}}/{{repository}}{which}"
+    for which in (":{tag}@{digest}", ":{tag}", "@{digest}")
+]
+
+
+def _mirrors(source: Source) -> list[Source]:
+    mirrors = source.get("mirrors")
+    every = mirrors if isinstance(mirrors, list) else [source]
+    return [mirror for mirror in every if isinstance(mirror, dict)]
+
+
+def _is_same(one: Source, other: Source) -> bool:
+    """Compare places. A tag equals the digest to which it was resolved."""
+    ours, theirs = one.get("mirrors"), other.get("mirrors")
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(
+            isinstance(x, dict) and isinstance(y, dict) and _is_same(x, y)
+            for x, y in zip(ours, theirs, strict=True)
+        )
+    if one.get("kind") != "oci":
+        return one == other
+    less = "tag" if "digest" in one and "digest" in other else "digest"
+    return {key: value for key, value in one.items() if key != less} == {
+        key: value for key, value in other.items() if key != less
+    }
+
+
+def _place(source: Source) -> Source:
+    return {key: value for key, value in source.items() if key not in _KNOWLEDGE}
+
+
+def _knowledge(keys: dict[str, Any], what: str) -> Source:
+    """Return what a table says about its source besides the location."""
+    found: Source = {}
+    for key in ("size", "unit"):
+        if key in keys:
+            found[key] = parse_size(str(keys[key]), what=f"{what}: {key}")
+    digests = keys.get("digests")
+    if isinstance(digests, str):
+        if not digests.startswith("/"):
+            raise UsageError(f"{what}: digests {digests} is not an absolute path")
+        found["digests"] = {"path": digests}
+    elif digests is not None:
+        found["digests"] = digests
+    if "root" in keys:
+        found["root"] = keys["root"]
+    return found

@@ -1,0 +1,38 @@
+"""Finding the definition of a volume: in /etc, or kept with its data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
+from btrfs_ublk.volume.store import volume_directory
+
+#: This variable names a directory to use instead of /etc/btrfs-ublk.
+CONFIG_VARIABLE = "BTRFS_UBLK_CONFIG_DIR"
+CONFIG_DIRECTORY = "/etc/btrfs-ublk"
+
+
+@dataclass(frozen=True)
+class FoundDefinition:
+    """``file`` is the administrator's; None for the volume's own, or the defaults."""
+
+    definition: VolumeDefinition
+    file: Path | None
+
+
+def find_definition(name: str, *, base: StrPath | None = None) -> FoundDefinition:
+    """Find the definition of a volume: /etc/btrfs-ublk/volumes/NAME.toml, else the one
+    it was last brought up with, else the defaults. Raises UsageError.
+    """
+    volume = volume_directory(name, base)
+    config = Path(os.environ.get(CONFIG_VARIABLE) or CONFIG_DIRECTORY)
+    file = config / "volumes" / f"{name}.toml"
+    if file.exists():
+        return FoundDefinition(read_definition(file), file)
+    if os.path.lexists(volume.path):
+        volume.check()
+        return FoundDefinition(volume.definition(), None)
+    return FoundDefinition(VolumeDefinition(), None)

@@ -1,0 +1,35 @@
+"""Ledgers of resources that outlive the command that made them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.ledger import Ledger, Outcome
+from btrfs_ublk.errors import LeftoverError
+
+
+class KeptLedger(Ledger):
+    """A ledger whose resources can be kept: they stay until collect_kept() or the next
+    boot. They also stay when the process dies before it calls leave().
+    """
+
+    def leave(self) -> None:
+        """End the ledger; then the ``with`` blocks of its resources do nothing."""
+        with self._lock:
+            self._forget()
+
+
+def collect_kept(directory: Path) -> list[Outcome]:
+    """Remove what the ledgers in a directory list, youngest first; return the outcomes.
+    Raises LeftoverError for what could not be removed.
+    """
+    outcomes = [
+        outcome for report in collect(directory).ledgers for outcome in report.outcomes
+    ]
+    left = [outcome for outcome in outcomes if outcome.result == "left"]
+    if left:
+        # The others could not be removed because of the first.
+        reason, _, hint = (left[0].reason or str(left[0].entry)).partition("\n  hint: ")
+        raise LeftoverError(reason, hint=hint or None)
+    return outcomes

@@ -1,0 +1,126 @@
+"""A volume's directory: made completely or not at all, and removed completely."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from btrfs_ublk.base.jsonfile import sync
+from btrfs_ublk.base.log import step
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.device.locks import Lock, is_locked, lock_file, registry_locked
+from btrfs_ublk.device.state import half_made, half_path
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.kernel.temporary import loops_below
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.sprout import make_writable_file
+from btrfs_ublk.volume.store import Made, VolumeDirectory
+
+#: Another command may hold the lock: it fetches nothing, but may wait for a server.
+LOCK_TIMEOUT_S = 60.0
+
+
+def open_or_make(
+    volume: VolumeDirectory, definition: VolumeDefinition
+) -> tuple[Lock, bool]:
+    """Lock a volume. Returns the lock, and if it was made. Raises BtrfsUblkError."""
+    with registry_locked(volume.path.parent):
+        if not os.path.lexists(volume.path):
+            return _make(volume, definition), True
+    volume.check()
+    return volume.locked(timeout_s=LOCK_TIMEOUT_S), False
+
+
+def _make(volume: VolumeDirectory, definition: VolumeDefinition) -> Lock:
+    """Make the volume; the caller holds the registry's lock."""
+    tag = secrets.token_hex(8)
+    half = VolumeDirectory(half_path(volume.path, tag))
+    with step(f"make volume {volume.name}"), ExitStack() as on_failure:
+        on_failure.callback(shutil.rmtree, half.path, ignore_errors=True)
+        try:
+            half.path.mkdir(mode=0o700)
+            lock = lock_file(half.lock)
+            assert lock is not None
+            on_failure.callback(lock.close)
+            half.ledgers.mkdir(mode=0o700)
+            seed = make_seed(
+                half.seed_image,
+                virtual_data_size=definition.size_bytes,
+                label=volume.name,
+                metadata_only=True,
+            )
+            half.write_made(
+                Made(
+                    tag=tag,
+                    size_bytes=definition.size_bytes,
+                    writable_bytes=definition.writable_bytes,
+                    seed=seed.to_dict(),
+                )
+            )
+            half.write_definition(definition)
+            sync(half.seed_image)
+            half.path.rename(volume.path)
+            sync(volume.path.parent)
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot make volume {volume.path}: {error.strerror}",
+                hint="is its disk full, or read-only?",
+            ) from error
+        on_failure.pop_all()
+    return lock
+
+
+def remove_halves(volumes: Path) -> None:
+    """Remove what dead commands left half-made, but not what is being removed now."""
+    with registry_locked(volumes):  # makers hold it meanwhile
+        halves = [
+            path
+            for path in half_made(volumes)
+            if not is_locked(VolumeDirectory(path).lock)
+        ]
+    for path in halves:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prepare_sprout(volume: VolumeDirectory, size_bytes: int) -> None:
+    """Make the image for written data, and the directory where the seed is mounted
+    while it sprouts. What a killed command left there is lost. Raises BtrfsUblkError.
+    """
+    try:
+        volume.sprout_image.unlink(missing_ok=True)
+        make_writable_file(volume.sprout_image, size_bytes)
+        sync(volume.sprout_image)
+        volume.sprouting.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot sprout in {volume.path}: {error.strerror}",
+            hint="is its disk full, or read-only?",
+        ) from error
+
+
+def discard(volume: VolumeDirectory) -> None:
+    """Remove a volume's directory with all its data; the caller holds its lock. Raises
+    LeftoverError, also when a loop device uses its image.
+    """
+    for device, image in loops_below(volume.path):
+        raise LeftoverError(
+            f"volume {volume.name!r} is not removed: {device} stands on {image}",
+            hint=f"first: btrfs-ublk volume down {volume.name}",
+        )
+    # The rename frees the name at once, even if the removal is interrupted.
+    gone = half_path(volume.path, secrets.token_hex(8))
+    try:
+        with deferred(), registry_locked(volume.path.parent):
+            volume.path.rename(gone)
+        # NB: a large cache takes long, so the registry is unlocked. The cache goes
+        # first, as remove_halves() leaves a directory alone while its lock is held.
+        for path in (VolumeDirectory(gone).cache, gone):
+            while path.is_dir() and not path.is_symlink():
+                with suppress(FileNotFoundError):  # another process removes it
+                    shutil.rmtree(path)
+    except OSError as error:
+        raise LeftoverError(f"cannot remove {volume.path}: {error}") from error

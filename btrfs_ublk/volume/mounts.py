@@ -1,0 +1,141 @@
+"""Where a volume is mounted, according to the kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import UUID
+
+from btrfs_ublk import kernel as resources
+from btrfs_ublk.kernel.mountinfo import (
+    MountInfo,
+    mounts_elsewhere,
+    read_mountinfo,
+)
+from btrfs_ublk.kernel.users import pids_using
+
+_BTRFS = Path("/sys/fs/btrfs")
+
+
+def is_mounted(fsid: UUID) -> bool:
+    """Whether it is mounted in any mount namespace."""
+    return (_BTRFS / str(fsid)).exists()
+
+
+def mount_points(fsid: UUID) -> list[Path]:
+    """List its mount points in this namespace in the order of mounting, including those
+    of its subvolumes and directories (mount --bind).
+
+    NB: btrfs shows one of its devices as a mount's source.
+    """
+    names = _device_names(fsid)
+    return [mount.target for mount in read_mountinfo() if _is_of(mount, names)]
+
+
+def users_elsewhere(fsid: UUID) -> list[str]:
+    """Describe, for people, the mounts in other namespaces that stay when it is
+    unmounted here; one process for each namespace.
+
+    NB: unmounting below a shared mount also unmounts below all mounts of its peer group
+    and their slaves, and nowhere else (mount_namespaces(7)).
+    """
+    names, elsewhere = _device_names(fsid), dict(mounts_elsewhere())
+    groups: set[str] = set()
+    places = set()
+    for mount, parent in _with_parents(read_mountinfo(), names):
+        if parent is not None:
+            groups |= _groups(parent, "shared")
+            places.add(_place(mount, parent))
+    found = True
+    while found:
+        slaves = (
+            _groups(mount, "shared")
+            for mounts in elsewhere.values()
+            for mount in mounts
+            if groups & _groups(mount, "master", "propagate_from")
+        )
+        more = set().union(*slaves)
+        found = not more <= groups
+        groups |= more
+    users = []
+    for pid, mounts in elsewhere.items():
+        for mount, parent in _with_parents(mounts, names):
+            follows = (
+                parent is not None
+                and groups & _groups(parent, "shared", "master", "propagate_from")
+                and _place(mount, parent) in places
+            )
+            if not follows:
+                users.append(f"pid {pid} ({_command(pid)}) at {mount.target}")
+                break
+    return users
+
+
+def wait_for_openers(fsid: UUID, *, timeout_s: float) -> list[str]:
+    """Wait until no other process has the volume's loop devices open. Returns [], or
+    the users, for people: the kernel does not detach open ones, unlike ublk devices.
+
+    NB: our own descriptor (attach(), ``lifeline``) is closed when a loop is detached.
+    """
+    found: list[str] = []
+    loops = [name for name in _device_names(fsid) if name.startswith("loop")]
+
+    def are_free() -> bool:
+        users = [user for x in loops for user in pids_using(Path("/dev", x)).items()]
+        found[:] = (who for pid, who in users if pid != os.getpid())
+        return not found
+
+    with suppress(TimeoutError):
+        resources.wait_until(are_free, timeout_s=timeout_s, what="devices are open")
+    return found
+
+
+def _device_names(fsid: UUID) -> set[str]:
+    try:
+        return set(os.listdir(_BTRFS / str(fsid) / "devices"))
+    except OSError:
+        return set()
+
+
+def _is_of(mount: MountInfo, names: set[str]) -> bool:
+    return (
+        mount.fs_type == "btrfs"
+        and mount.source.startswith("/dev/")
+        and Path(mount.source).name in names
+    )
+
+
+def _with_parents(
+    mounts: list[MountInfo], names: set[str]
+) -> Iterator[tuple[MountInfo, MountInfo | None]]:
+    """Yield the volume's mounts with their parents; None for a parent out of sight."""
+    by_id = {mount.mount_id: mount for mount in mounts}
+    for mount in mounts:
+        if _is_of(mount, names):
+            yield mount, by_id.get(mount.parent_id)
+
+
+def _groups(mount: MountInfo, *kinds: str) -> set[str]:
+    """Return the numbers of a mount's peer groups."""
+    words = (word.partition(":") for word in mount.propagation)
+    return {number for kind, _, number in words if kind in kinds}
+
+
+def _place(mount: MountInfo, parent: MountInfo) -> tuple[str, Path]:
+    """Return where it is mounted: a file system, and a directory in it."""
+    below = os.path.relpath(mount.target, parent.target)
+    return parent.device, parent.root / below
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "has ended"
+
+
+def is_read_only(target: Path) -> bool:
+    """Whether the mount is read-only, as btrfs makes it after an error."""
+    return bool(os.statvfs(target).f_flag & os.ST_RDONLY)

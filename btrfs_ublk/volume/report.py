@@ -1,0 +1,221 @@
+"""The state of volumes, for people and programs. Nothing here changes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from btrfs_ublk import device as devices
+from btrfs_ublk import kernel as resources
+from btrfs_ublk import server as servers
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.device.locks import is_locked
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.volume.device import find_device
+from btrfs_ublk.volume.entry import describe_source
+from btrfs_ublk.volume.mounts import is_mounted, is_read_only, mount_points
+from btrfs_ublk.volume.store import (
+    VolumeDirectory,
+    volume_directories,
+    volume_directory,
+)
+
+#: "changing": a command works on it. "broken": partly up, or not whole. "damaged": its
+#: files are not valid.
+VolumeState = Literal["up", "down", "changing", "broken", "damaged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptFile:
+    """A file that was made in the volume. ``present``: whether there is a file at its
+    path, changed or not; None while the volume is not mounted.
+    """
+
+    path: str
+    origin: str
+    offset: int
+    size_bytes: int
+    present: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptVolume:
+    """A volume's state at one moment; sizes are bytes.
+
+    ``reason`` says why it is neither up nor down. ``mount`` is its mount point, also
+    when it is down. ``used_bytes`` is disk space used by written data, ``mapped_bytes``
+    the size of all mappings. ``failing`` describes reads that failed since the server
+    started, ``disk_problems`` maps and caches that cannot be written; both if asked.
+    """
+
+    name: str
+    state: VolumeState
+    reason: str | None = None
+    directory: Path
+    mount: Path | None = None
+    device: Path | None = None
+    front_end: str | None = None
+    fsid: str | None = None
+    size_bytes: int | None = None
+    writable_bytes: int | None = None
+    used_bytes: int | None = None
+    mapped_bytes: int | None = None
+    failing: str | None = None
+    disk_problems: list[str] = field(default_factory=list)
+    cache: Path | None = None
+    files: list[KeptFile] = field(default_factory=list)
+
+    @property
+    def is_up(self) -> bool:
+        return self.state == "up"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        keys = asdict(self)
+        return {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in keys.items()
+        }
+
+
+def list_volumes(*, base: StrPath | None = None) -> list[KeptVolume]:
+    """List all volumes by name. No server is asked, so none can delay this."""
+    volumes = [look_at_volume(directory) for directory in volume_directories(base)]
+    # One may have been removed meanwhile.
+    return [volume for volume in volumes if volume.directory.exists()]
+
+
+def show_volume(name: str, *, base: StrPath | None = None) -> KeptVolume:
+    """Return the state of one volume. Takes up to 5 s when its server hangs. Raises
+    UsageError when there is none of that name.
+    """
+    directory = volume_directory(name, base)
+    directory.check()
+    return look_at_volume(directory, ask=True)
+
+
+def look_at_volume(
+    volume: VolumeDirectory, *, ask: bool = False, is_ours: bool = False
+) -> KeptVolume:
+    """Return its state; ``ask`` its server. ``is_ours``: the caller has the lock."""
+    try:
+        volume.check()
+        return _look(volume, ask=ask, is_ours=is_ours)
+    except (BtrfsUblkError, OSError) as error:
+        return KeptVolume(
+            name=volume.name, state="damaged", reason=str(error), directory=volume.path
+        )
+
+
+def _look(volume: VolumeDirectory, *, ask: bool, is_ours: bool) -> KeptVolume:
+    made, definition, session = volume.made(), volume.definition(), volume.session()
+    device = find_device(volume, ask=ask)
+    mount = volume.target_of(definition)
+    if session is not None and session.is_of_this_boot:
+        mount = Path(session.target)
+    state, reason = _state_of(volume, device, mount)
+    if not is_ours and is_locked(volume.lock):
+        state, reason = "changing", "a command works on it"
+    mapped_bytes = failing = None
+    disk_problems: list[str] = []
+    if ask and device is not None and device.stats is not None:
+        with suppress(BtrfsUblkError):
+            stats = servers.ServerStats.parse(device.stats)
+            failing = _failing(device, stats)
+            disk_problems = [each for x in stats.lazy for each in x.disk_problems()]
+        with suppress(BtrfsUblkError):
+            mapped_bytes = sum(
+                devices.device_map(volume.name).stats()["bytes"].values()
+            )
+    used_bytes = 0
+    with suppress(FileNotFoundError):
+        used_bytes = volume.sprout_image.stat().st_blocks * 512
+    return KeptVolume(
+        name=volume.name,
+        state=state,
+        reason=reason,
+        directory=volume.path,
+        mount=mount,
+        device=device.path if device else None,
+        front_end=device.spec.front_end if device and device.spec else None,
+        fsid=made.fsid,
+        size_bytes=made.size_bytes,
+        writable_bytes=made.writable_bytes,
+        used_bytes=used_bytes,
+        mapped_bytes=mapped_bytes,
+        failing=failing,
+        disk_problems=disk_problems,
+        cache=volume.cache_of(definition),
+        files=[
+            KeptFile(
+                path=one.path,
+                origin=describe_source(one.source),
+                offset=one.offset,
+                size_bytes=one.size_bytes,
+                present=_is_present(mount, one.path) if state == "up" else None,
+            )
+            for one in volume.files().values()
+            if one.is_whole
+        ],
+    )
+
+
+def _is_present(mount: Path, path: str) -> bool:
+    try:
+        with resources.opened_directory(mount) as top:
+            return resources.exists_beneath(top, path)
+    except (OSError, UsageError):
+        return False
+
+
+def _failing(device: devices.Device, stats: servers.ServerStats) -> str | None:
+    """Describe failed reads; None when there are none."""
+    count = stats.kinds["lazy"].errors if "lazy" in stats.kinds else 0
+    if not count:
+        return None
+    fetchers = [lazy.fetcher for lazy in stats.lazy]
+    reasons = Counter[str]()
+    for fetcher in fetchers:
+        reasons.update(fetcher.failures)
+    hosts = {
+        host or "local files"
+        for fetcher in fetchers
+        for host, about in fetcher.hosts.items()
+        if about["failures"]
+    }
+    told = [f"{reason} {times}" for reason, times in reasons.most_common() if times]
+    why = f" (requests: {', '.join(told)}" if told else ""
+    if why:
+        why += f"; to {', '.join(sorted(hosts))})" if hosts else ")"
+    return f"{count} reads failed{why}; see {device.log}"
+
+
+def _state_of(
+    volume: VolumeDirectory, device: devices.Device | None, mount: Path
+) -> tuple[VolumeState, str | None]:
+    fsid, session = volume.fsid(), volume.session()
+    was_to_be_up = session is not None and session.is_of_this_boot
+    if fsid is None or not is_mounted(fsid):
+        if device is None and not was_to_be_up:
+            return "down", None
+        again = f"btrfs-ublk volume up {volume.name}, or down, puts it in order"
+        return (
+            "broken",
+            f"it is not mounted, as a command was killed, or umount: {again}",
+        )
+    points = mount_points(fsid)
+    if not points:
+        return "broken", "it is mounted in another mount namespace only"
+    if mount not in points:
+        return "broken", f"it is mounted at {points[0]}, and not at {mount}"
+    if device is None:
+        return "broken", "its device is gone, and was not unmounted"
+    if not device.is_well:
+        why = f": {device.reason}" if device.reason else ""
+        return "broken", f"its device is {device.health}{why}"
+    if is_read_only(mount):
+        return "broken", "it is read-only: see the kernel log (dmesg | grep -i btrfs)"
+    return "up", None

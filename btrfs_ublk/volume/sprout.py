@@ -1,0 +1,177 @@
+"""A sprout: a mounted seed with a writable device added, which takes all writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
+from btrfs_ublk.base.ledger import Ledger, process_ledger
+from btrfs_ublk.base.log import log, step
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+from btrfs_ublk.kernel import blockdev
+from btrfs_ublk.kernel.btrfs import (
+    DEFAULT_WRITABLE_BYTES,
+    MIN_WRITABLE_BYTES,
+    add_device,
+    filesystem_uuid,
+    forget_device,
+)
+from btrfs_ublk.kernel.loop import LoopDevice, loop_device
+from btrfs_ublk.kernel.mount import Mount, mounted
+from btrfs_ublk.kernel.read_ahead import (
+    DEFAULT_READ_AHEAD_BYTES,
+    check_read_ahead,
+    set_read_ahead,
+)
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.units import exact_size
+
+
+@dataclass(frozen=True)
+class Sprout:
+    """A mounted sprout."""
+
+    mount: Mount
+    seed_device: Path
+    writable: LoopDevice
+    seed_fsid: UUID
+    fsid: UUID
+
+    @property
+    def target(self) -> Path:
+        return self.mount.target
+
+
+@contextmanager
+def sprout(
+    seed_device: StrPath,
+    target: StrPath,
+    *,
+    writable_file: StrPath | None = None,
+    writable_bytes: int = DEFAULT_WRITABLE_BYTES,
+    parent: StrPath | None = None,
+    options: Sequence[str] = (),
+    validate: Callable[[Path], object] | None = None,
+    direct_io: bool = False,
+    read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
+    ledger: Ledger | None = None,
+) -> Iterator[Sprout]:
+    """Mount a seed, add a writable loop device, make the mount writable.
+
+    ``writable_file`` backs that device; its content is lost. Without it, a sparse file
+    of ``writable_bytes`` is made in a temporary directory below ``parent``, and removed
+    at the end. ``options`` are further mount options. ``validate`` is called with the
+    mount point of the untouched, read-only seed; when it raises, nothing is added.
+    ``read_ahead_bytes`` is what one page fault fetches (see docs/limits.md); None
+    leaves it at btrfs' own 4 MiB, and so does the default where /sys is read-only.
+    Unmounts and detaches in order at the end; after an error at any step, everything
+    made until then is undone.
+    """
+    require(ROOT, BTRFS, LOOP)
+    ledger = ledger or process_ledger()
+    if read_ahead_bytes is not None:
+        check_read_ahead(read_ahead_bytes)
+    seed_device = Path(seed_device)
+    blockdev.device_number(seed_device)
+    with ExitStack() as stack:
+        if writable_file is None:
+            directory = stack.enter_context(tempdir(parent=parent, ledger=ledger))
+            writable_file = directory / "writable.img"
+            make_writable_file(writable_file, writable_bytes)
+        writable_file = Path(writable_file)
+        _check_size(writable_file)
+        writable = stack.enter_context(
+            loop_device(writable_file, direct_io=direct_io, ledger=ledger)
+        )
+        stack.callback(_forget, writable.path)
+        with step(f"mount seed {seed_device}"):
+            mount = stack.enter_context(
+                mounted(
+                    seed_device,
+                    target,
+                    # Only this option finds a seed that was never scanned.
+                    options=[f"device={seed_device}", *options],
+                    read_only=True,
+                    ledger=ledger,
+                )
+            )
+        seed_fsid = filesystem_uuid(mount.target)
+        if validate is not None:
+            with step("validate the seed"):
+                validate(mount.target)
+        with step(f"add {writable.path}"):
+            mount.allow_source(writable.path)
+            add_device(mount.target, writable.path, ledger=ledger)
+        fsid = filesystem_uuid(mount.target)
+        if fsid == seed_fsid:
+            raise UsageError(
+                f"the btrfs on {seed_device} is no seed: it took the device and kept "
+                f"its fsid {fsid}",
+                hint="make it a seed while unmounted: btrfstune -S 1",
+            )
+        with step("remount rw"):
+            mount.remount(options=["rw"])
+        apply_read_ahead(mount.target, read_ahead_bytes)
+        yield Sprout(mount, seed_device, writable, seed_fsid, fsid)
+
+
+def apply_read_ahead(target: Path, read_ahead_bytes: int | None) -> None:
+    """Set the read-ahead of a mounted sprout; None leaves it as it is.
+
+    If this process may not write to /sys, as in containers, the default value only
+    causes a warning. Raises as set_read_ahead() does.
+    """
+    if read_ahead_bytes is None:
+        return
+    try:
+        set_read_ahead(target, read_ahead_bytes)
+    except CapabilityError as error:
+        if read_ahead_bytes != DEFAULT_READ_AHEAD_BYTES:
+            raise
+        log.warning("read-ahead stays the kernel's: %s", error.message)
+
+
+def make_writable_file(path: Path, size_bytes: int) -> None:
+    """Make a sparse file for written data. Raises BtrfsUblkError."""
+    try:
+        path.touch(mode=0o600, exist_ok=False)
+        os.truncate(path, size_bytes)
+    except OSError as error:
+        hint = "is its disk full, or read-only?"
+        if error.errno == errno.EFBIG:
+            hint = (
+                "its file system, or ulimit -f, ends files before that (ext4: at 16T); "
+                "take less, or a directory (--base, parent=) on XFS or btrfs"
+            )
+        raise BtrfsUblkError(
+            f"cannot make {path} of {exact_size(size_bytes)}: {error.strerror}",
+            hint=hint,
+        ) from error
+
+
+def _check_size(path: Path) -> None:
+    try:
+        size_bytes = path.stat().st_size
+    except OSError as error:
+        raise UsageError(f"writable file {path}: {error.strerror}") from error
+    if size_bytes < MIN_WRITABLE_BYTES:
+        raise UsageError(
+            f"writable file {path} has {size_bytes} bytes, btrfs needs "
+            f"{MIN_WRITABLE_BYTES} at least"
+        )
+
+
+def _forget(device: Path) -> None:
+    # Every sprout has a new fsid, so without this the kernel's list of known file
+    # systems grows with each. Failing is harmless.
+    try:
+        forget_device(device)
+    except BtrfsUblkError as error:
+        log.debug("%s", error)

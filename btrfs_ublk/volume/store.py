@@ -1,0 +1,263 @@
+"""A volume's data on disk: one directory for each volume (docs/volumes.md).
+
+They survive a reboot, so what is written here is synced. Root trusts their content:
+directories have mode 0700 and are ours. Files are replaced by rename(2).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from btrfs_ublk import seed as seeds
+from btrfs_ublk.base.jsonfile import RecordFormat
+from btrfs_ublk.base.ledger import boot_id
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.private_dirs import (
+    VOLUMES_DIRECTORY,
+    VOLUMES_VARIABLE,
+    check_private,
+    make_private,
+)
+from btrfs_ublk.content import Source
+from btrfs_ublk.device.locks import Lock, lock_file
+from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE, check_name
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.server.description import Description, LazySegment
+from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
+
+FORMAT_VERSION = 1
+
+_HINT = f"run as root, or name a directory of yours in {VOLUMES_VARIABLE}"
+
+
+class DamagedVolumeError(BtrfsUblkError):
+    """A volume's files are not valid; they were left unchanged."""
+
+
+_FILES = RecordFormat(
+    FORMAT_VERSION,
+    DamagedVolumeError,
+    lambda _path: "correct it, or bring it back from a backup",
+    synced=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What was made once (volume.json). ``seed`` is the report on the Seed, with
+    another path. ``fsid`` is the sprout's, None before it is made.
+    """
+
+    tag: str
+    size_bytes: int
+    writable_bytes: int
+    seed: dict[str, Any]
+    fsid: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Where a volume is up, or was to be (session.json). ``made_target`` says that the
+    mount point was made for it.
+    """
+
+    boot_id: str
+    target: str
+    made_target: bool
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        return self.boot_id == boot_id()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeFile:
+    """A file that was cloned into the volume (files.json): ``size_bytes`` of the
+    virtual data from ``offset`` on. While ``is_whole`` is false, it may be missing.
+    """
+
+    path: str
+    source: Source
+    offset: int
+    size_bytes: int
+    is_whole: bool
+
+
+class VolumeDirectory:
+    """The files of one volume, at ``path``. The constructor touches none of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.lock = path / "lock"
+        self.seed_image = path / "seed.img"
+        self.sprout_image = path / "sprout.img"
+        self.map = path / "map"
+        #: The default; the definition may name another directory.
+        self.cache = path / "cache"
+        #: Where the seed is mounted while it sprouts, out of sight of others.
+        self.sprouting = path / "sprouting"
+        #: Ledgers of resources that outlive the command that made them.
+        self.ledgers = path / "ledgers"
+        self._definition = path / "definition.toml"
+        self._made = path / "volume.json"
+        self._session = path / "session.json"
+        self._files = path / "files.json"
+
+    def is_volume(self) -> bool:
+        """Whether it has files that only volumes have, even if damaged.
+
+        NB: images of that name may lie in anybody's directory.
+        """
+        records = (self._made, self._definition)
+        return any(map(os.path.isfile, records)) or (
+            os.path.isfile(self.seed_image) and os.path.isdir(self.ledgers)
+        )
+
+    def check(self) -> None:
+        """Raise UsageError when there is no such volume, BtrfsUblkError when the
+        directory is not this user's alone.
+        """
+        if not os.path.lexists(self.path):
+            raise UsageError(
+                f"there is no volume {self.name!r} in {self.path.parent}",
+                hint="see: btrfs-ublk volume list",
+            )
+        check_private(self.path, what="volume directory", hint=_HINT)
+        if not self.is_volume():
+            raise UsageError(
+                f"{self.path} is no volume: it has no {self._made.name}",
+                hint=f"see: btrfs-ublk volume list --base {self.path.parent}",
+            )
+
+    def definition(self) -> VolumeDefinition:
+        return read_definition(self._definition)
+
+    def made(self) -> Made:
+        keys = _FILES.read(self._made)
+        if keys is None:
+            raise _FILES.damaged(self._made, "it is missing")
+        return _FILES.parse(Made, keys, self._made)
+
+    def seed(self) -> seeds.Seed:
+        """Return the seed with its current path."""
+        seed = seeds.parse_report(json.dumps(self.made().seed))
+        return replace(seed, path=self.seed_image)
+
+    def fsid(self) -> UUID | None:
+        """Return the sprout's fsid; None before it is made."""
+        text = self.made().fsid
+        try:
+            return None if text is None else UUID(text)
+        except ValueError as error:
+            raise _FILES.damaged(self._made, f"fsid {text!r} is no UUID") from error
+
+    def session(self) -> Session | None:
+        """Return the session; None when the volume was not to be up."""
+        keys = _FILES.read(self._session)
+        return None if keys is None else _FILES.parse(Session, keys, self._session)
+
+    def files(self) -> dict[str, MadeFile]:
+        """Return the files by path."""
+        keys = _FILES.read(self._files) or {"files": []}
+        try:
+            return {
+                one["path"]: _FILES.parse(MadeFile, one, self._files)
+                for one in keys["files"]
+            }
+        except (KeyError, TypeError) as error:
+            raise _FILES.damaged(self._files, repr(error)) from error
+
+    def write_definition(self, definition: VolumeDefinition) -> None:
+        _FILES.replace(self._definition, definition.to_toml())
+
+    def write_made(self, made: Made) -> None:
+        _FILES.write(self._made, asdict(made))
+
+    def write_session(self, session: Session) -> None:
+        _FILES.write(self._session, asdict(session))
+
+    def forget_session(self) -> None:
+        self._session.unlink(missing_ok=True)
+
+    def write_files(self, files: dict[str, MadeFile]) -> None:
+        _FILES.write(self._files, {"files": [asdict(one) for one in files.values()]})
+
+    def cache_of(self, definition: VolumeDefinition) -> Path:
+        return definition.cache or self.cache
+
+    def target_of(self, definition: VolumeDefinition) -> Path:
+        """Return the mount point, with symbolic links resolved."""
+        run = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY)
+        # NB: Path.resolve() raises RuntimeError for links in a circle.
+        return Path(os.path.realpath(definition.mount or run / "volumes" / self.name))
+
+    def description(self, definition: VolumeDefinition) -> Description:
+        """Return the description of its device."""
+        seed = self.seed()
+        lazy = LazySegment(
+            offset=0,
+            length=seed.virtual_data.size,
+            map=str(self.map),
+            cache=str(self.cache_of(definition)),
+            deadline_s=definition.deadline_s,
+        )
+        return seed.description([lazy])
+
+    def locked(self, *, timeout_s: float) -> Lock:
+        """Lock the volume against other commands. Raises BtrfsUblkError."""
+        lock = lock_file(self.lock, timeout_s=timeout_s)
+        if lock is None:
+            raise BtrfsUblkError(
+                f"another command works on volume {self.name!r} for {timeout_s:g} s",
+                hint=f"see which: fuser {self.lock}",
+            )
+        return lock
+
+
+def volumes_directory(base: StrPath | None = None, *, make: bool = False) -> Path:
+    """Return the directory of all volumes: ``base``, else the environment's, else the
+    default; absolute, and without symbolic links.
+
+    Raises BtrfsUblkError when it is not this user's alone, UsageError if not UTF-8.
+    """
+    if base is None:
+        base = os.environ.get(VOLUMES_VARIABLE) or VOLUMES_DIRECTORY
+    path = Path(base)
+    if not _is_text(path):
+        raise UsageError(
+            f"the directory of volumes, {str(path)!r}, is not UTF-8",
+            hint="descriptions of devices name it: choose another one",
+        )
+    if make:
+        make_private(path, what="directory of volumes", hint=_HINT)
+    else:
+        check_private(path, what="directory of volumes", hint=_HINT, missing_ok=True)
+    return Path(os.path.realpath(path))
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        os.path.realpath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def volume_directory(name: str, base: StrPath | None = None) -> VolumeDirectory:
+    """Return a volume's directory. Raises UsageError for an invalid name."""
+    return VolumeDirectory(volumes_directory(base) / check_name(name))
+
+
+def volume_directories(base: StrPath | None = None) -> Iterator[VolumeDirectory]:
+    """Yield the directories of all volumes, by name."""
+    for path in sorted(volumes_directory(base).glob("[!.]*")):
+        volume = VolumeDirectory(path)
+        if volume.is_volume():
+            yield volume

@@ -1,0 +1,303 @@
+"""Bringing a volume up: directory, device, sprout, mount, files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
+from btrfs_ublk.base.jsonfile import sync
+from btrfs_ublk.base.ledger import boot_id
+from btrfs_ublk.base.log import step
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.private_dirs import make_private
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.base.undo import undoing
+from btrfs_ublk.content.oci import Resolved
+from btrfs_ublk.device import recover_device
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.kernel.btrfs import filesystem_uuid
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
+from btrfs_ublk.units import exact_size
+from btrfs_ublk.volume.cache import limit_cache, prepare_cache, undoing_cache
+from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.device import (
+    find_device,
+    make_device,
+    refuse_foreign_device,
+    refuse_removed_directory,
+)
+from btrfs_ublk.volume.down import take_down
+from btrfs_ublk.volume.files import add_files, as_made, check_files
+from btrfs_ublk.volume.kept_ledger import KeptLedger
+from btrfs_ublk.volume.make import (
+    discard,
+    open_or_make,
+    prepare_sprout,
+    remove_halves,
+)
+from btrfs_ublk.volume.mounts import is_read_only, mount_points
+from btrfs_ublk.volume.report import KeptVolume, look_at_volume
+from btrfs_ublk.volume.resize import check_writable, grow_writable
+from btrfs_ublk.volume.sprout import apply_read_ahead, sprout
+from btrfs_ublk.volume.store import (
+    Session,
+    VolumeDirectory,
+    volume_directory,
+    volumes_directory,
+)
+from btrfs_ublk.volume.temporary import assert_mapping
+
+
+def up_volume(
+    name: str,
+    definition: VolumeDefinition,
+    *,
+    base: StrPath | None = None,
+    made: Callable[[], object] | None = None,
+    resolved: Resolved | None = None,
+) -> KeptVolume:
+    """Mount a volume with all files of its definition; it outlives this process. A
+    volume that is already up gets what is new in the definition.
+
+    Its data are in a directory in ``base`` (None: what BTRFS_UBLK_VOLUMES_DIR names, or
+    /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
+    called when all is done, with signals deferred; ``resolved`` with each image whose
+    tag was resolved to a digest, which is kept from then on.
+
+    Raises UsageError for a definition that does not fit the existing volume,
+    CapabilityError, BtrfsUblkError. What was made for this is undone then.
+    """
+    require(ROOT, BTRFS, LOOP)
+    volumes_directory(base, make=True)
+    volume = volume_directory(name, base)
+    refuse_removed_directory(volume)
+    remove_halves(volume.path.parent)
+    with ExitStack() as held, ExitStack() as on_failure:
+        with deferred():
+            lock, is_new = open_or_make(volume, definition)
+            held.enter_context(lock)
+            if is_new:
+                on_failure.push(undoing(lambda: _unmake(volume)))
+        if _check(volume, definition):
+            _change_read_ahead(volume, definition, on_failure)
+        else:
+            take_down(volume)  # what a killed command left
+            on_failure.push(undoing(undoing_cache(volume, definition)))
+            on_failure.push(undoing(lambda: take_down(volume)))
+            _bring_up(volume, definition)
+        target = volume.target_of(definition)
+        add_files(volume, target, definition.files, resolved=resolved)
+        limit_cache(volume, definition)
+        # This cannot be undone, so it comes after all else that may fail.
+        grow_writable(volume, definition.writable_bytes)
+        volume.write_definition(
+            replace(definition, files=as_made(volume, definition.files))
+        )
+        with deferred():
+            if made is not None:
+                made()
+            on_failure.pop_all()
+    return look_at_volume(volume)
+
+
+def _unmake(volume: VolumeDirectory) -> None:
+    """Remove a half-made volume. When it cannot be taken down, its directory stays, as
+    it is still needed.
+    """
+    take_down(volume)
+    discard(volume)
+
+
+def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
+    """Whether the volume is up and works. Raises UsageError for a definition that
+    cannot be met, before anything is done.
+    """
+    made = volume.made()
+    if made.size_bytes != definition.size_bytes:
+        raise UsageError(
+            f"volume {volume.name!r} was made with virtual data of "
+            f"{exact_size(made.size_bytes)}, not {exact_size(definition.size_bytes)}",
+            hint="that stays: leave it so, or make another volume",
+        )
+    check_writable(volume, definition.writable_bytes)
+    check_files(volume, definition.files)
+    refuse_foreign_device(volume)
+    fsid, session = volume.fsid(), volume.session()
+    if fsid is None or session is None or not session.is_of_this_boot:
+        return False
+    if Path(session.target) not in mount_points(fsid):
+        return False
+    try:
+        kept = volume.definition()
+    except UsageError as error:
+        raise UsageError(
+            f"volume {volume.name!r} is up, and what it was to be makes no sense: "
+            f"{error.message}",
+            hint=f"first: btrfs-ublk volume down {volume.name}",
+        ) from error
+    for what, is_so, is_to_be in (
+        ("at", session.target, str(volume.target_of(definition))),
+        ("with front end", kept.front_end, definition.front_end),
+        ("with realtime", kept.realtime, definition.realtime),
+        ("with queues", kept.queues, definition.queues),
+        ("with depth", kept.depth, definition.depth),
+        ("with cache", kept.cache, definition.cache),
+        ("with a deadline of", _seconds(kept), _seconds(definition)),
+    ):
+        if is_so != is_to_be:
+            raise UsageError(
+                f"volume {volume.name!r} is up {what} {_shown(is_so)}, "
+                f"not {_shown(is_to_be)}",
+                hint=f"first: btrfs-ublk volume down {volume.name}",
+            )
+    _heal(volume)
+    return True
+
+
+def _seconds(definition: VolumeDefinition) -> str | None:
+    deadline_s = definition.deadline_s
+    return None if deadline_s is None else f"{deadline_s:.12g} s"
+
+
+def _shown(value: object) -> object:
+    return "the default" if value is None else value
+
+
+def _heal(volume: VolumeDirectory) -> None:
+    """Recover the device of a mounted volume. Raises LeftoverError when that fails."""
+    device = find_device(volume)
+    if device is not None and device.is_well:
+        return
+    try:
+        if device is not None:
+            recover_device(volume.name)
+            return
+        why = "its device is gone"
+    except BtrfsUblkError as error:
+        why = error.message
+    raise LeftoverError(
+        f"volume {volume.name!r} is mounted, and broken: {why}",
+        hint=f"btrfs-ublk volume down {volume.name}, then up again",
+    )
+
+
+def _change_read_ahead(
+    volume: VolumeDirectory, definition: VolumeDefinition, on_failure: ExitStack
+) -> None:
+    """Change the read-ahead of a mounted volume."""
+    target = volume.target_of(definition)
+    before = get_read_ahead(target)
+    with deferred():
+        apply_read_ahead(target, definition.read_ahead_bytes)
+        if get_read_ahead(target) != before:
+            on_failure.push(undoing(lambda: set_read_ahead(target, before)))
+
+
+def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
+    """Bring up a volume that is completely down."""
+    target = volume.target_of(definition)
+    volume.write_session(
+        Session(boot_id=boot_id(), target=str(target), made_target=not target.exists())
+    )
+    _make_target(target, is_given=definition.mount is not None)
+    prepare_cache(volume, definition)
+    with step("make its device"):
+        device = make_device(volume, definition)
+    if volume.fsid() is None:
+        with step("sprout"):
+            _sprout(volume, device)
+    with step(f"mount it on {target}"):
+        _mount(volume, device, target, definition)
+
+
+def _make_target(target: Path, *, is_given: bool) -> None:
+    if not is_given:
+        for directory in (target.parent.parent, target.parent):
+            make_private(directory, what="run directory", hint="name a mount point")
+    try:
+        # NB: exists() is false for dangling and circular links, lexists() is not.
+        if os.path.lexists(target) and not target.is_dir():
+            raise UsageError(
+                f"mount point {target} is not a directory", hint="name a directory"
+            )
+        target.mkdir(exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError(
+                f"mount point {target} is not empty: what is there would be hidden",
+                hint="choose an empty directory, or one that is not there",
+            )
+    except OSError as error:
+        missing = not target.parent.exists()
+        raise UsageError(
+            f"mount point {target}: {error.strerror}",
+            hint=(
+                f"its directory must be there: mkdir -p {target.parent}"
+                if missing
+                else None
+            ),
+        ) from error
+
+
+def _sprout(volume: VolumeDirectory, device: Path) -> None:
+    """Make the sprout, once, at a private mount point: its fsid is then on record
+    before its user sees it, and is the same each time.
+    """
+    made = volume.made()
+    prepare_sprout(volume, made.writable_bytes)
+    ledger = KeptLedger(volume.ledgers)
+    try:
+        with sprout(
+            device,
+            volume.sprouting,
+            writable_file=volume.sprout_image,
+            validate=lambda at: assert_mapping(volume.seed(), at),
+            read_ahead_bytes=None,
+            ledger=ledger,
+        ) as grown:
+            fsid = grown.fsid
+    finally:
+        ledger.close()
+    sync(volume.sprout_image)
+    volume.sprouting.rmdir()
+    volume.write_made(replace(made, fsid=str(fsid)))
+
+
+def _mount(
+    volume: VolumeDirectory, device: Path, target: Path, definition: VolumeDefinition
+) -> None:
+    ledger = KeptLedger(volume.ledgers)
+    try:
+        with ExitStack() as stack:
+            # The loop device ends with its mount, even when a mount namespace does.
+            loop = stack.enter_context(
+                loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
+            )
+            mount = stack.enter_context(
+                mounted(
+                    loop.path,
+                    target,
+                    # Btrfs finds both devices by these options only.
+                    options=[f"device={device}", f"device={loop.path}"],
+                    ledger=ledger,
+                )
+            )
+            fsid = filesystem_uuid(target)
+            if fsid != volume.fsid():
+                raise BtrfsUblkError(
+                    f"{volume.sprout_image} holds btrfs {fsid}, not {volume.fsid()}",
+                    hint="somebody has changed it: bring it back from a backup",
+                )
+            if is_read_only(target):
+                # Linux 6.12 mounts a sprout read-only, even with "rw".
+                mount.remount(options=["rw"])
+            apply_read_ahead(target, definition.read_ahead_bytes)
+            with deferred():
+                ledger.leave()
+    finally:
+        ledger.close()

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Makes a thread give up privileges that it does not need, and system calls that it never makes. A
+ * server that parses input from strangers runs as root, so whoever finds a flaw there gets only
+ * what is left.
+ *
+ * NB: no filter sees what io_uring does for a thread.
+ */
+#ifndef BASE_CONFINE_H
+#define BASE_CONFINE_H
+
+enum confine_role {
+	/* starts and ends devices and all other threads; it has no filter */
+	CONFINE_MAIN,
+	/* answers reads and writes; all that it uses is open already */
+	CONFINE_IO,
+	/* reads sources and keeps what it has read: files and the network */
+	CONFINE_FETCH,
+	/* like CONFINE_FETCH, and runs credential helpers */
+	CONFINE_HELPERS,
+};
+
+/*
+ * Confines the calling thread, and all that it starts from now on. This cannot be undone. A refused
+ * call fails with EPERM, and the kernel logs it (audit type 1326); the server goes on, because
+ * ending it would take the device from under a file system. Warns where the kernel has no filters.
+ */
+void confine_thread(enum confine_role role);
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Hints for sources that cannot be read, in one table by what has happened. A doubtful hint is left
+ * out. Keys are named as in descriptions and volume definitions.
+ */
+#ifndef LAZY_MIRROR_HINT_H
+#define LAZY_MIRROR_HINT_H
+
+#include <curl/curl.h>
+#include <stdbool.h>
+
+/* How a request has failed. */
+struct failed_request {
+	const char *kind; /* of mirror */
+	CURLcode code;	  /* CURLE_OK: there was a response */
+	long verify;	  /* CURLINFO_SSL_VERIFYRESULT */
+	unsigned status;  /* HTTP; 0: there was no response */
+	bool empty;	  /* the object has no bytes */
+};
+
+/* Returns NULL when no hint fits. */
+const char *hint_for_request(const struct failed_request *failed);
+/* Return a hint for a file that is a source, or has credentials; `err` is a negative errno. */
+const char *hint_for_source_file(int err);
+const char *hint_for_secret_file(int err);
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT */
+/* The head of a response, and whether the body is the range that was asked for. */
+#ifndef LAZY_MIRROR_RESPONSE_H
+#define LAZY_MIRROR_RESPONSE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lazy/error.h"
+#include "lazy/source.h"
+
+#define RESPONSE_UNKNOWN UINT64_MAX
+
+struct response {
+	unsigned status;
+	bool complete; /* the empty line has been seen */
+	bool has_range;
+	bool wrong_range; /* a Content-Range is malformed, or several differ */
+	uint64_t range_first, range_last;
+	uint64_t range_total;	 /* RESPONSE_UNKNOWN: none was sent */
+	uint64_t content_length; /* RESPONSE_UNKNOWN: none was sent */
+	bool multipart;
+	char encoding[32];	/* empty: none */
+	char etag[200];		/* as sent, with its quotes; empty: none, or too long */
+	char last_modified[64]; /* as sent */
+	char bearer[1000];	/* the Bearer challenge of WWW-Authenticate */
+	bool basic;		/* there is a Basic challenge */
+};
+
+/* To be called before the first line. */
+void response_reset(struct response *response);
+/* Parses a line of the head, with its end. Lines after the empty one (trailers) are ignored. */
+void response_line(struct response *response, const char *line, size_t length);
+
+/* The range that was asked for. */
+struct wanted_range {
+	uint64_t offset; /* bytes */
+	uint32_t length; /* bytes */
+	uint64_t size;	 /* of the whole object; RESPONSE_UNKNOWN: any */
+};
+
+/* Why a response is refused. The text of `error` follows "HOST: ". */
+struct response_verdict {
+	int err; /* 0: it is accepted */
+	enum fetch_failure failure;
+};
+
+/* Whether it says that the object is empty, or has no first byte. */
+bool response_is_empty(const struct response *response);
+
+struct response_verdict response_judge(const struct response *response,
+				       const struct wanted_range *wanted, struct error *error);
+/* Judges a status that is no success. */
+struct response_verdict response_judge_status(unsigned status, struct error *error);
+
+#endif

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+#include "server/frontend/fuse_allocator.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "base/confine.h"
+#include "base/relaxed.h"
+
+enum {
+	STACK_BYTES = 128 << 10,
+	RETRY_MS = 500, /* retry after memory was short */
+	IDLE_MS = 2000, /* records are given back after that long without a request */
+	STOP_WAIT_S = 1,
+};
+
+/* Returns false when memory is short. */
+static bool meet_need(struct fuse_queue *queue)
+{
+	if (__atomic_load_n(&queue->need, __ATOMIC_ACQUIRE) != FUSE_NEED_RECORD)
+		return true;
+	/* Run on the queue's CPUs, so that the pages come from its NUMA node. */
+	pthread_setaffinity_np(pthread_self(), sizeof(queue->thread.cpus), &queue->thread.cpus);
+	if (fuse_record_fill(&queue->records, queue->wanted))
+		return false;
+	__atomic_store_n(&queue->need, FUSE_NEED_MET, __ATOMIC_RELEASE);
+	eventfd_write(queue->filled_fd, 1);
+	return true;
+}
+
+/* Returns whether the queue has more records than it keeps. */
+static bool look_at(struct fuse_queue *queue, bool time_is_up)
+{
+	unsigned received = relaxed_load(&queue->received);
+
+	if (relaxed_load(&queue->filled) <= FUSE_KEPT_RECORDS)
+		return false;
+	if (time_is_up && received == queue->received_before) {
+		relaxed_store(&queue->give_back, true);
+		/*
+		 * A signal that comes just before the thread waits is lost; the next one follows
+		 * soon.
+		 */
+		pthread_kill(queue->thread.id, FUSE_QUEUE_SIGNAL);
+	}
+	if (time_is_up)
+		queue->received_before = received;
+	return true;
+}
+
+static void *allocator_main(void *argument)
+{
+	struct fuse_allocator *allocator = argument;
+	struct pollfd wake = { .fd = allocator->wake_fd, .events = POLLIN };
+	bool time_is_up = false;
+
+	pthread_setname_np(pthread_self(), "allocator");
+	confine_thread(CONFINE_IO);
+	while (!__atomic_load_n(&allocator->ending, __ATOMIC_ACQUIRE)) {
+		bool met = true, more = false;
+		eventfd_t unused;
+
+		for (unsigned i = 0; i < allocator->count; i++) {
+			met &= meet_need(&allocator->queues[i]);
+			more |= look_at(&allocator->queues[i], time_is_up);
+		}
+		time_is_up = !poll(&wake, 1, !met ? RETRY_MS : more ? IDLE_MS : -1);
+		if (!time_is_up)
+			eventfd_read(allocator->wake_fd, &unused);
+	}
+	return NULL;
+}
+
+int fuse_allocator_start(struct fuse_allocator *allocator)
+{
+	pthread_attr_t attributes;
+	int err;
+
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	pthread_attr_setaffinity_np(&attributes, sizeof(cpu_set_t),
+				    &allocator->queues->thread.cpus);
+	err = -pthread_create(&allocator->thread, &attributes, allocator_main, allocator);
+	pthread_attr_destroy(&attributes);
+	allocator->running = !err;
+	return err;
+}
+
+bool fuse_allocator_stop(struct fuse_allocator *allocator)
+{
+	struct timespec deadline;
+
+	if (!allocator->running)
+		return true;
+	__atomic_store_n(&allocator->ending, true, __ATOMIC_RELEASE);
+	eventfd_write(allocator->wake_fd, 1);
+	clock_gettime(CLOCK_REALTIME, &deadline);
+	deadline.tv_sec += STOP_WAIT_S;
+	allocator->running = pthread_timedjoin_np(allocator->thread, NULL, &deadline) != 0;
+	return !allocator->running;
+}

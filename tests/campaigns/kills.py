@@ -1,0 +1,498 @@
+"""Checks that nothing gets lost when servers, supervisors and keepers are killed.
+
+``python tests/campaigns/kills.py --help``. In each round, a process writes to a kept
+volume (shadowed_writer.py), while others read and verify what is served. Some of the
+volume's processes are killed at a random moment. Its content is compared with what has
+been written: as soon as reads are answered again; after all was flushed and dropped
+from memory; and after the volume was taken down and up. All random choices follow from
+--seed. Nothing is left, whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import campaign
+import click
+from killable import kernel_log, soon, where_it_waits
+from verified_reads import NoAnswerError, VerifiedReads, verified_reads
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.process import Child, ProcessIdentity, readable, run, spawn
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.deaths import ALL, KINDS, faults_of
+from btrfs_ublk.bench.report import Result, make_document, show
+from btrfs_ublk.device import recover_device, remove_device, show_device
+from btrfs_ublk.device.state import RUN_VARIABLE, DeviceState, device_directory
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment, ZeroSegment
+from btrfs_ublk.units import GIB, KIB, MIB, TIB
+from btrfs_ublk.volume import VolumeDefinition, VolumeFile, down_volume, up_volume
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE, volume_directory
+
+NAME = "campaign"
+_WRITER = Path(__file__).with_name("shadowed_writer.py")
+_PATTERN_BYTES = 256 * GIB
+_LAZY_BYTES = 8 * MIB
+#: The cache holds a part of the lazy file, so that it is fetched again and again.
+_CACHE_BYTES = 2 * MIB
+_LONGEST_WORK_S = 1.5
+_LONGEST_GAP_S = 0.5
+#: Every third round begins with a burst of small files.
+_MANY_EVERY = 3
+_MANY = {"fuse": 4000, "ublk": 1000}  # ublk is in an emulated machine, as a rule
+#: The share of a CPU that a verifying thread may use, as others need some, too.
+_VERIFYING_SHARE = 0.2
+_COMMAND_TIMEOUT_S = 300.0
+
+
+class Writer:
+    """A running shadowed_writer.py."""
+
+    def __init__(self, child: Child, commands: int, timeout_s: float) -> None:
+        self._child, self._commands, self._timeout_s = child, commands, timeout_s
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """Send a command, and return the answer. Raises NoAnswerError."""
+        with suppress(BrokenPipeError):  # it has ended, and there is no answer
+            os.write(self._commands, f"{command}\n".encode())
+        assert self._child.stdout is not None
+        if not readable([self._child.stdout], timeout_s=self._timeout_s):
+            raise NoAnswerError(f"writer: {command!r} takes over {self._timeout_s} s")
+        line = self._child.stdout.readline()
+        if not line:
+            raise BtrfsUblkError(self._child.failure("the writer has ended"))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+class BufferedReads:
+    """A thread that reads through the page cache, and counts errors and wrong reads."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._pattern = PatternSegment(offset=0, length=_PATTERN_BYTES)
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._chances = random.Random(seed)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.reads = self.wrong_bytes = self.errors = 0
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop reading. Raises NoAnswerError."""
+        self._end.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise NoAnswerError(f"a buffered read takes over {timeout_s:g} s")
+        os.close(self._fd)
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._end.wait(pause_s):
+            before_s = time.thread_time()
+            offset = self._chances.randrange(_PATTERN_BYTES // MIB) * MIB
+            must_be = self._pattern.content(offset, 64 * KIB)
+            try:
+                found = os.pread(self._fd, len(must_be), offset)
+                if found != must_be:
+                    self.wrong_bytes += len(must_be)
+            except OSError:
+                self.errors += 1
+            self.reads += 1
+            took_s = time.thread_time() - before_s
+            pause_s = max(0.001, took_s * (1 / _VERIFYING_SHARE - 1))
+
+
+class Campaign:
+    """A kept volume in ``directory``, and the processes that use it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        front_end: FrontEndName,
+        seed: int,
+        deadline_s: int,
+        drop_caches: bool,
+        small_files: int,
+    ) -> None:
+        self._small_files = small_files
+        self._front_end = front_end
+        self._target = directory / "mnt"
+        self._chances = random.Random(seed)
+        self._deadline_s = deadline_s
+        self._drop_caches = drop_caches
+        self._content = directory / "content"
+        self._content.write_bytes(self._chances.randbytes(_LAZY_BYTES))
+        pattern = {"kind": "pattern", "size": _PATTERN_BYTES}
+        names = ("direct", "mmap", "buffered")
+        self._definition = VolumeDefinition(
+            size_bytes=TIB,
+            writable_bytes=2 * GIB,
+            mount=self._target,
+            front_end=front_end,
+            cache_max_bytes=_CACHE_BYTES,
+            files=(
+                # Each reader has a file, as what another one has read is in memory.
+                *(VolumeFile(each, pattern | {"base": 0}) for each in names),
+                VolumeFile("lazy", {"kind": "file", "path": str(self._content)}),
+            ),
+        )
+        self._writer: Writer | None = None
+        self._reads: list[VerifiedReads] = []
+
+    def run(self, kinds: Sequence[str], *, limit_s: float) -> Iterator[Result]:
+        """Yield the result of each round. After a hang, start with a new volume."""
+        end_s = time.monotonic() + limit_s
+        numbered = list(enumerate(kinds, 1))
+        while numbered and time.monotonic() < end_s:
+            with self._volume(), self._writing():
+                while numbered and time.monotonic() < end_s:
+                    number, kind = numbered.pop(0)
+                    seed = self._chances.randrange(1 << 32)
+                    result: Result = {"what": "round", "number": number, "kind": kind}
+                    try:
+                        self._round(kind, random.Random(seed), result)
+                    except BtrfsUblkError as error:
+                        result["hang"] = str(error)
+                    yield result
+                    if "hang" in result:
+                        break
+
+    @contextmanager
+    def _volume(self) -> Iterator[None]:
+        try:
+            up_volume(NAME, self._definition)
+            yield
+        finally:
+            self._take_down()
+
+    def _take_down(self) -> None:
+        """Take the volume down, even if nothing in it answers any more."""
+        with suppress(BtrfsUblkError):
+            recover_device(NAME)
+        try:
+            self._down()
+        except BtrfsUblkError:
+            # Make waiting requests fail.
+            self._kill(("keeper", "supervisor", "server"))
+            with suppress(BtrfsUblkError):
+                remove_device(NAME, timeout_s=10)
+            self._down()
+
+    def _down(self) -> None:
+        """Take the volume down. Retry, as another process, of other tests perhaps,
+        may have copied the mount to its own mount namespace.
+        """
+        end_s = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                down_volume(NAME)
+                return
+            except LeftoverError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.1)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            theirs, ours = map(os.fdopen, os.pipe(), ("rb", "wb"))
+            stack.enter_context(ours)
+            with theirs:
+                argv: list[str | Path] = [sys.executable, _WRITER]
+                argv += [self._target / "written", self._target / "lazy"]
+                argv += [self._content, str(self._chances.randrange(1 << 32))]
+                child = stack.enter_context(spawn(argv, stdin=theirs, pipe_stdout=True))
+            self._writer = Writer(child, ours.fileno(), self._deadline_s)
+            yield
+
+    def _round(self, kind: str, chances: random.Random, result: Result) -> None:
+        writer = self._writer
+        assert writer is not None
+        many = self._small_files if result["number"] % _MANY_EVERY == 0 else 0
+        result["small_files"] = chances.randint(many * 3 // 8, many)
+        with self._reading(chances, result):
+            for each in self._reads:
+                each.mark()
+            for each in self._reads:
+                each.wait_served(timeout_s=self._deadline_s)
+            writer.ask(f"go {result['small_files']}")
+            time.sleep(chances.uniform(0, _LONGEST_WORK_S))
+            self._kill_and_recover(kind, chances, result)
+            time.sleep(chances.uniform(0, _LONGEST_GAP_S))
+            paused = writer.ask("pause")
+            result["operations"] = paused["operations"]
+            result["write_errors"] = paused["errors"]
+            different = result["different"] = {}
+            if "over" not in result:
+                different["recovered"] = writer.ask("compare")["differences"]
+                self._flush()
+                different["flushed"] = writer.ask("compare")["differences"]
+        writer.ask("release")
+        self._down()
+        result["check"] = self._check()
+        up_volume(NAME, self._definition)
+        different["up again"] = writer.ask("compare")["differences"]
+
+    def _kill_and_recover(
+        self, kind: str, chances: random.Random, result: Result
+    ) -> None:
+        with ExitStack() as stack:
+            begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            result["kills"] = 0
+            for position, roles in enumerate(KINDS[kind]):
+                if position:
+                    if self._is_by_hand():
+                        stack.enter_context(self._recovering())
+                    soon(lambda: self._alive(roles) or None, f"no {roles} has come")
+                    time.sleep(chances.uniform(0, _LONGEST_GAP_S))
+                shuffled = chances.sample(roles, len(roles))
+                result["kills"] += self._kill(shuffled)
+            for each in self._reads:
+                each.mark()
+        if kind == ALL and self._front_end == "fuse":
+            # The FUSE connection has ended. Data in memory must still reach the disk.
+            result["over"] = True
+            return
+        if self._is_by_hand():
+            with self._recovering() as child:
+                if child.wait(_COMMAND_TIMEOUT_S) != 0:
+                    raise BtrfsUblkError(child.failure("failed"))
+        events = [each.wait_served(timeout_s=self._deadline_s) for each in self._reads]
+        first_ns = min(event["at_ns"] for event in events)
+        result["recovery_s"] = (first_ns - begin_ns) / 1e9
+        soon(lambda: show_device(NAME).is_well or None, "the device is not well")
+        settled_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        result["settled_s"] = (settled_ns - begin_ns) / 1e9
+
+    def _alive(self, roles: Sequence[str]) -> list[ProcessIdentity]:
+        state = device_directory(NAME).state()
+        found = [each for role in roles for each in _processes(state, role)]
+        return [each for each in found if each.is_alive()]
+
+    def _kill(self, roles: Sequence[str]) -> int:
+        """Kill the processes of these roles, and return how many there were."""
+        alive = self._alive(roles)
+        for each in alive:
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        for each in alive:
+            each.wait(timeout_s=self._deadline_s)
+        return len(alive)
+
+    def _is_by_hand(self) -> bool:
+        """Return whether the device has neither keeper nor supervisor."""
+        return not self._alive(("keeper", "supervisor"))
+
+    @contextmanager
+    def _recovering(self) -> Iterator[Child]:
+        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "recover", NAME]
+        with spawn(argv, death_signal=None) as child:
+            yield child
+
+    @contextmanager
+    def _reading(self, chances: random.Random, result: Result) -> Iterator[None]:
+        with ExitStack() as stack:
+            self._reads = [
+                stack.enter_context(
+                    verified_reads(
+                        self._target / name,
+                        name=name,
+                        threads=threads,
+                        depth=16,
+                        seed=chances.randrange(1 << 30),
+                        deadline_s=self._deadline_s,
+                    )
+                )
+                for name, threads in (("direct", None), ("mmap", 2))
+            ]
+            stack.callback(self._reads.clear)
+            buffered = BufferedReads(self._target / "buffered", chances.getrandbits(30))
+            try:
+                yield
+            except BtrfsUblkError:
+                result["state"] = self._describe()
+                raise
+            finally:
+                buffered.stop(self._deadline_s)
+            reports: list[Any] = [each.finish() for each in self._reads]
+            result["reads"] = buffered.reads + sum(each["reads"] for each in reports)
+            for to, what in (("read_errors", "errors"), ("wrong_bytes", "wrong_bytes")):
+                theirs = sum(each[what] for each in reports)
+                result[to] = getattr(buffered, what) + theirs
+
+    def _flush(self) -> None:
+        """Write data in memory to disk, and drop them, so that reads use the disk."""
+        run(["btrfs", "filesystem", "sync", self._target], timeout_s=_COMMAND_TIMEOUT_S)
+        if self._drop_caches:
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+            return
+        for path in (self._target / "written").rglob("*"):
+            if path.is_file():
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
+
+    def _check(self) -> str:
+        """Return "clean", or the last messages of ``btrfs check`` for seed and sprout.
+
+        It finds the seed among all block devices, if that can be read to the end.
+        """
+        volume = volume_directory(NAME)
+        seed = volume.seed()
+        zeroes = ZeroSegment(offset=0, length=seed.virtual_data.size)
+        with BlockServer(seed.description([zeroes]), front_end=self._front_end):
+            done = run(
+                ["btrfs", "check", "--readonly", volume.sprout_image],
+                timeout_s=_COMMAND_TIMEOUT_S,
+                ok_statuses=range(256),
+            )
+        words = done.stdout + done.stderr
+        return words[-2000:] if done.returncode else "clean"
+
+    def _describe(self) -> str:
+        """Describe where each process hangs."""
+        directory = device_directory(NAME)
+        pids = [each.pid for each in self._reads]
+        pids += [self._writer.pid] if self._writer else []
+        log = directory.log.read_text() if directory.log.exists() else ""
+        return "\n".join(
+            [*map(where_it_waits, pids), log[-4000:], kernel_log()[-4000:]]
+        )
+
+
+def _processes(state: DeviceState, role: str) -> list[ProcessIdentity]:
+    """Return a role's processes. There are two keepers while one replaces the other."""
+    if role == "keeper":
+        return [each.process for each in state.keepers]
+    process = state.server if role == "server" else state.supervisor
+    return [] if process is None else [process]
+
+
+@contextmanager
+def _apart(directory: Path) -> Iterator[None]:
+    """Use our own run and volume directories, to keep off others' devices."""
+    places = {
+        RUN_VARIABLE: directory / "run",
+        VOLUMES_VARIABLE: directory / "volumes",
+    }
+    before = {name: os.environ.get(name) for name in places}
+    for name, path in places.items():
+        path.mkdir(mode=0o700)
+        os.environ[name] = str(path)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@click.command(context_settings=campaign.SETTINGS)
+@click.option("--front-end", type=click.Choice(["fuse", "ublk"]), required=True)
+@click.option("--rounds", type=campaign.COUNT, default=300)
+@campaign.seed_option
+@click.option(
+    "--kind",
+    "only",
+    type=click.Choice(list(KINDS)),
+    multiple=True,
+    help="Only such rounds.  [default: all kinds in turn]",
+)
+@campaign.deadline_option
+@campaign.limit_option
+@click.option(
+    "--small-files",
+    type=click.IntRange(min=0),
+    help="Written first in each third round, at most.  [default: "
+    + ", ".join(f"{number} with {name}" for name, number in _MANY.items())
+    + "]",
+)
+@click.option(
+    "--drop-caches", is_flag=True, help="Of the whole machine, not of what was written."
+)
+@options.parent_option
+@campaign.output_option
+def command(
+    front_end: FrontEndName,
+    rounds: int,
+    seed: int,
+    only: Sequence[str],
+    deadline_s: int,
+    limit_s: float,
+    small_files: int | None,
+    drop_caches: bool,
+    parent: Path,
+    output: Path | None,
+) -> None:
+    """Kill what serves a volume, and compare the volume with what was written to it.
+
+    Fails when a byte is wrong or lost, a read or write fails, or something hangs.
+    """
+    require(ROOT, BTRFS, LOOP, UBLK if front_end == "ublk" else FUSE)
+    chosen = list(only or KINDS)
+    kinds = [chosen[number % len(chosen)] for number in range(rounds)]
+    if small_files is None:
+        small_files = _MANY[front_end]
+    parameters: dict[str, Any] = {
+        "front_end": front_end,
+        "rounds": rounds,
+        "seed": seed,
+        "small_files": small_files,
+    }
+    if drop_caches:
+        parameters["drop_caches"] = True
+    if only:
+        parameters["kind"] = list(only)
+    with tempdir(parent=parent) as directory, _apart(directory):
+        document = make_document(
+            "deaths", parameters=parameters, directory=directory, results=[]
+        )
+        made = Campaign(
+            directory,
+            front_end=front_end,
+            seed=seed,
+            deadline_s=deadline_s,
+            drop_caches=drop_caches,
+            small_files=small_files,
+        )
+        try:
+            for result in made.run(kinds, limit_s=limit_s):
+                document["results"].append(result)
+                _tell(result)
+                campaign.store(document, output)
+        finally:
+            show(document)
+    seen = [fault for each in document["results"] for fault in faults_of(each)]
+    if seen:
+        raise BtrfsUblkError(f"{len(seen)} faults: " + "; ".join(seen[:20]))
+
+
+def _tell(result: Result) -> None:
+    fine = f"{result['recovery_s'] * 1e3:.0f} ms" if "recovery_s" in result else "over"
+    words = "; ".join(faults_of(result)) or fine
+    options.progress(f"round {result['number']}: {result['kind']}: {words}")
+    if "hang" in result:
+        options.progress(result.get("state", ""))
+
+
+if __name__ == "__main__":
+    run_command(command, name="kills.py")

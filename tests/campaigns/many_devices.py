@@ -1,0 +1,100 @@
+"""Measures what many idle devices cost, and how soon they recover from kills.
+
+``python tests/campaigns/many_devices.py --help``
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+import campaign
+import click
+
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.device import Device, DeviceOptions, show_device, supervised_device
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.server import Description, FrontEndName, PatternSegment
+from btrfs_ublk.units import MIB
+
+_DESCRIPTION = Description(64 * MIB, [PatternSegment(offset=0, length=64 * MIB)])
+_TIMEOUT_S = 120.0
+
+
+def _processes(devices: list[Device]) -> dict[int, str]:
+    found = {}
+    for device in devices:
+        state = show_device(device.name).state
+        assert state.supervisor and state.server
+        found[state.supervisor.pid] = "daemon"
+        found[state.server.pid] = "servers"
+        found |= {keeper.process.pid: "keepers" for keeper in state.keepers}
+    return found
+
+
+def _pss_bytes(pid: int) -> int:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    (line,) = [line for line in rollup.splitlines() if line.startswith("Pss:")]
+    return int(line.split()[1]) << 10
+
+
+def _kill_all_and_read(devices: list[Device]) -> float:
+    """Kill daemon and servers; return seconds until each device answers a read."""
+    processes = _processes(devices)
+    (daemon,) = [pid for pid, what in processes.items() if what == "daemon"]
+    os.kill(daemon, signal.SIGSTOP)
+    for pid, what in processes.items():
+        if what == "servers":
+            os.kill(pid, signal.SIGKILL)
+    started_s = time.monotonic()
+    os.kill(daemon, signal.SIGKILL)
+    for device in devices:
+        assert device.path is not None
+        read_direct(device.path, 0, 4096)
+    elapsed_s = time.monotonic() - started_s
+    while any(show_device(device.name).health != "serving" for device in devices):
+        if time.monotonic() > started_s + _TIMEOUT_S:
+            raise BtrfsUblkError(f"not all serve again after {_TIMEOUT_S:g} s")
+        time.sleep(0.1)
+    return elapsed_s
+
+
+@click.command()
+@click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
+@click.option("--devices", "count", type=campaign.COUNT, default=64)
+@click.option(
+    "--rounds", type=campaign.COUNT, default=3, help="In which all is killed."
+)
+def command(front_end: FrontEndName, count: int, rounds: int) -> None:
+    """Add devices, one after the other; weigh all processes; kill daemon and servers.
+
+    Memory is Pss: what several processes share counts once in all.
+    """
+    made = DeviceOptions(front_end=front_end)
+    with ExitStack() as stack:
+        started_s = time.monotonic()
+        devices = [
+            stack.enter_context(supervised_device(_DESCRIPTION, made))
+            for _ in range(count)
+        ]
+        print(f"{count} devices of {front_end} in {time.monotonic() - started_s:.1f} s")
+        sums: defaultdict[str, list[int]] = defaultdict(list)
+        for pid, what in _processes(devices).items():
+            sums[what].append(_pss_bytes(pid))
+        for what, sizes in sums.items():
+            print(f"{what:8} {len(sizes):4}  {sum(sizes) / MIB:7.1f} MiB")
+        total = sum(sum(sizes) for sizes in sums.values())
+        each = total / count / MIB
+        print(f"all           {total / MIB:7.1f} MiB, {each:.1f} MiB for each device")
+        for _ in range(rounds):
+            took_s = _kill_all_and_read(devices)
+            print(f"daemon and all servers killed: all read again after {took_s:.1f} s")
+
+
+if __name__ == "__main__":
+    run_command(command, name="many_devices.py")

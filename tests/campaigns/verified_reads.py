@@ -1,0 +1,194 @@
+"""Load that notices a dead server: a process that reads all the time and verifies that
+(btrfs-ublk-verify-reads), and a thread that writes small files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from btrfs_ublk.base.helpers import VERIFY_READS, helper_path
+from btrfs_ublk.base.process import Child, readable, spawn
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.units import KIB
+
+#: Extra time for what the reader does besides waiting for its reads.
+_MARGIN_S = 30.0
+
+Event = dict[str, Any]
+
+
+class NoAnswerError(BtrfsUblkError):
+    """A read, write or process takes longer than it may."""
+
+
+class VerifiedReads:
+    """A running btrfs-ublk-verify-reads; made by verified_reads()."""
+
+    def __init__(
+        self, name: str, child: Child, commands: IO[bytes], deadline_s: int
+    ) -> None:
+        self.name = name
+        self._child = child
+        self._commands = commands
+        self._deadline_s = deadline_s
+        self._received = b""
+        self._marks = 0
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def mark(self) -> None:
+        """Ask to be told when a read that begins from now on is answered."""
+        self._marks += 1
+        self._commands.write(b"mark\n")
+
+    def wait_served(self, *, timeout_s: float) -> Event:
+        """Return the answer to mark(): "at_ns" (CLOCK_MONOTONIC) is when the read was
+        answered; the other values are counts so far.
+
+        Raises NoAnswerError when none is answered in time, or some read hangs.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            event = self._event(deadline_s, f"no read was answered for {timeout_s:g} s")
+            if event["event"] == "hung":
+                raise NoAnswerError(
+                    f"{self.name}: a read of {event['length']} bytes at "
+                    f"{event['offset']} has no answer after {self._deadline_s} s"
+                )
+            if event["event"] == "served" and event["mark"] == self._marks:
+                return event
+
+    def finish(self) -> Event:
+        """End it, and return the report that the helper's --help describes. Waits for
+        reads that are under way; those without an answer are counted as hung.
+        """
+        self._commands.close()
+        deadline_s = time.monotonic() + self._deadline_s + _MARGIN_S
+        while True:
+            event = self._event(deadline_s, "it does not end")
+            if event["event"] == "report":
+                return event
+
+    def _event(self, deadline_s: float, what: str) -> Event:
+        assert self._child.stdout is not None
+        fd = self._child.stdout.fileno()
+        while b"\n" not in self._received:
+            ready = readable([fd], timeout_s=deadline_s - time.monotonic())
+            if not ready:
+                raise NoAnswerError(f"{self.name}: {what}")
+            data = os.read(fd, 65536)
+            if not data:
+                raise BtrfsUblkError(self._child.failure("ended without a report"))
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        event: Event = json.loads(line)
+        return event
+
+
+@contextmanager
+def verified_reads(
+    path: Path,
+    *,
+    name: str = "reads",
+    threads: int | None = None,
+    depth: int = 64,
+    base: int = 0,
+    seed: int = 1,
+    deadline_s: int = 30,
+) -> Iterator[VerifiedReads]:
+    """Read ``path`` until finish(): ``depth`` direct reads at once, or, with
+    ``threads``, through mmap(2). Each 8 bytes hold their offset plus ``base``. A read
+    hangs when it takes longer than ``deadline_s`` seconds. ``name`` is for messages.
+    """
+    how = f"--mmap={threads}" if threads else f"--depth={depth}"
+    argv: Sequence[str | Path] = [
+        # Verifying takes all the CPU that it gets, so others must go first.
+        *("nice", "-n", "19"),
+        *(helper_path(VERIFY_READS), how, f"--base={base}", f"--seed={seed}"),
+        *(f"--deadline={deadline_s}", path),
+    ]
+    with ExitStack() as stack:
+        with deferred():
+            theirs, ours = (
+                stack.enter_context(os.fdopen(fd, mode, buffering=0))
+                for fd, mode in zip(os.pipe(), ("rb", "wb"))
+            )
+        child = stack.enter_context(spawn(argv, stdin=theirs, pipe_stdout=True))
+        # NB: with our copy open, write() would not fail after its death.
+        theirs.close()
+        yield VerifiedReads(name, child, ours, deadline_s)
+
+
+_MAX_BYTES = 64 * KIB
+#: How many files stay. Each new one replaces the oldest.
+_KEPT_FILES = 64
+#: Pause between two files, so that the disk is not kept busy.
+_PAUSE_S = 0.02
+
+
+class WrittenFiles:
+    """``with WrittenFiles(directory, …) as files:`` writes in it during the block."""
+
+    def __init__(self, directory: Path, *, seed: int, deadline_s: float) -> None:
+        self._directory = directory
+        self._chances = random.Random(seed)
+        self._deadline_s = deadline_s
+        self._end = threading.Event()
+        # A daemon thread: if it waits in the kernel, we must still be able to end.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._begin_s: float | None = None
+        self._files = 0
+        self._max_s = 0.0
+        self._errors: list[str] = []
+
+    def __enter__(self) -> WrittenFiles:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(self._deadline_s)
+
+    def check(self) -> None:
+        """Raise NoAnswerError when a file takes longer than ``deadline_s``."""
+        begin_s = self._begin_s
+        if begin_s is not None and time.monotonic() - begin_s > self._deadline_s:
+            raise NoAnswerError(f"writing a file takes over {self._deadline_s:g} s")
+
+    def report(self) -> dict[str, Any]:
+        """ "errors" are messages; "max_s" is the time of the slowest file."""
+        return {"files": self._files, "errors": self._errors, "max_s": self._max_s}
+
+    def _run(self) -> None:
+        while not self._end.wait(_PAUSE_S):
+            self._begin_s = begin_s = time.monotonic()
+            path = self._directory / str(self._files % _KEPT_FILES)
+            try:
+                self._write(path)
+            except (OSError, EOFError) as error:
+                self._errors.append(str(error))
+            self._begin_s = None
+            self._max_s = max(self._max_s, time.monotonic() - begin_s)
+            self._files += 1
+
+    def _write(self, path: Path) -> None:
+        data = self._chances.randbytes(self._chances.randint(1, _MAX_BYTES))
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if read_direct(path, 0, len(data)) != data:
+            self._errors.append(f"{path} is not what was written")

@@ -1,0 +1,31 @@
+"""A few cases of the campaign of bad inputs (campaigns/bad_inputs.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Need
+
+from btrfs_ublk.base.capabilities import FUSE
+
+_PROJECT = Path(__file__).parents[1]
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_some_of_them(need: Need) -> None:
+    need(FUSE)
+    campaign = _PROJECT / "tests/campaigns/bad_inputs.py"
+    words = [
+        "remove d",
+        "--cache text",
+        "map digest big -o small",
+        "b device add x dir",
+    ]
+    argv = [_PROJECT / "scripts/isolate", sys.executable, campaign, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and ", 0 of them wrong" in done.stdout, done

@@ -1,0 +1,91 @@
+"""What a server's threads have given up: privileges, and system calls."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Serve
+
+from btrfs_ublk.server import Description, LazySegment
+from btrfs_ublk.units import MIB
+
+#: linux/capability.h
+DAC_READ_SEARCH, IPC_LOCK = 1 << 2, 1 << 14
+#: And DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE.
+MAIN = DAC_READ_SEARCH | IPC_LOCK | 1 << 1 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24
+#: What each role is refused, besides what all but "main" are.
+ALWAYS = {
+    "namespace",
+    "unshare",
+    "mount",
+    "ptrace",
+    "chown",
+    "mknod",
+    "chroot",
+    "setuid",
+    "bpf",
+    "module",
+}
+REFUSED = {
+    "io": ALWAYS | {"open", "socket", "thread", "program"},
+    "fetch": ALWAYS | {"program"},
+    "helpers": ALWAYS,
+}
+
+
+@pytest.mark.parametrize("role", REFUSED)
+def test_calls_that_are_refused(sanitized_build: Path, role: str) -> None:
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/confine-shell", role],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        # It would trace the process, and start a thread for that.
+        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = {
+        name: int(number) for name, number in map(str.split, done.stdout.splitlines())
+    }
+    refused = {name for name, number in found.items() if number == errno.EPERM}
+    assert refused == REFUSED[role]
+    assert {number for name, number in found.items() if name not in refused} == {0}
+
+
+def status_of(thread: Path) -> dict[str, str]:
+    lines = (thread / "status").read_text().splitlines()
+    return {
+        name: value.strip()
+        for name, _, value in (line.partition(":") for line in lines)
+    }
+
+
+def test_threads_of_a_server(serve: Serve, tmp_path: Path) -> None:
+    """With each front end, all that strangers' bytes get to."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    segment = LazySegment(
+        offset=0, length=MIB, map=str(tmp_path / "map"), cache=str(cache)
+    )
+    with serve(Description(MIB, [segment])) as server:
+        names = set()
+        for thread in Path(f"/proc/{server.pid}/task").iterdir():
+            status = status_of(thread)
+            if status["Name"].startswith("iou-wrk-"):
+                # The kernel's, for what the first thread has asked of io_uring: it runs
+                # no code of ours, and system calls are none of its ways.
+                continue
+            names.add(status["Name"])
+            assert status["NoNewPrivs"] == "1", status["Name"]
+            held = int(status["CapEff"], 16)
+            assert held == int(status["CapPrm"], 16)
+            if thread.name == str(server.pid):
+                assert not held & ~MAIN, f"{held:x}"
+            else:
+                assert status["Seccomp"] == "2", status["Name"]
+                assert not held & ~(DAC_READ_SEARCH | IPC_LOCK), f"{held:x}"
+        assert {"fetcher", "fetch-worker", "mirror-worker", "cache"} <= names

@@ -1,0 +1,32 @@
+"""What commands import: no more than they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from btrfs_ublk.bench.imports import Starter
+
+#: What takes long to import, and is wanted by few.
+HEAVY = {
+    *("asyncio", "http.server", "jinja2", "matplotlib", "prometheus_client"),
+    *("psutil", "pytest", "rich", "sqlite3", "urllib.request"),
+}
+#: How many of our own modules, at most; it is for whoever adds one to say why.
+MOST = {"--version": 15, "--help": 15, "volume list": 40, "volume up --help": 22}
+
+
+@pytest.mark.parametrize("command", MOST)
+def test_commands_import_what_they_need(command: str, tmp_path: Path) -> None:
+    modules = Starter(tmp_path).imported(command).keys()
+    ours = [name for name in modules if name.startswith("btrfs_ublk")]
+    assert len(ours) <= MOST[command], ours
+    assert not modules & HEAVY
+    assert len(modules) <= 200
+    assert not [name for name in ours if name.startswith("btrfs_ublk.bench")]
+
+
+def test_the_package_alone_is_light(tmp_path: Path) -> None:
+    alone = Starter(tmp_path).imported(None)
+    assert len(alone) < 40 and "btrfs_ublk" not in alone

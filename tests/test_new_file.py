@@ -1,0 +1,117 @@
+"""New files in directories of other users: whole, and nobody else's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from attacker import UID, attacking, link_whatever_appears
+
+from btrfs_ublk.content.digests import digest_file
+from btrfs_ublk.kernel.new_file import new_file, write_new
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+
+@pytest.fixture(params=["nameless", "named"])
+def any_file_system(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With O_TMPFILE, and where a file system has none."""
+    if request.param == "named":
+        opened = os.open
+
+        def without(
+            path: str, flags: int, *rest: int, dir_fd: int | None = None
+        ) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "no nameless files")
+            return opened(path, flags, *rest, dir_fd=dir_fd)
+
+        monkeypatch.setattr(os, "open", without)
+
+
+@pytest.mark.usefixtures("any_file_system")
+class TestNewFile:
+    def test_it_appears_whole(self, tmp_path: Path) -> None:
+        path = tmp_path / "new"
+        for replace in (False, True):
+            write_new(path, b"text", mode=0o640, replace=replace, synced=True)
+            assert path.read_bytes() == b"text"
+            assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert os.listdir(tmp_path) == ["new"]
+
+    def test_errors_name_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "new"
+        with pytest.raises(OSError, match="full") as failed:
+            with new_file(path):
+                raise OSError(errno.ENOSPC, "full")
+        assert failed.value.filename == str(path)
+        with pytest.raises(NotADirectoryError) as failed:
+            (tmp_path / "file").touch()
+            write_new(tmp_path / "file" / "new", b"")
+        assert str(failed.value.filename).startswith(str(tmp_path / "file"))
+
+    def test_what_is_there_stays(self, tmp_path: Path) -> None:
+        path = tmp_path / "there"
+        path.write_bytes(b"before")
+        with pytest.raises(FileExistsError):
+            write_new(path, b"after")
+        for target, kind in (("there", "symbolic link"), ("none", "symbolic link")):
+            (tmp_path / "link").unlink(missing_ok=True)
+            (tmp_path / "link").symlink_to(target)
+            with pytest.raises(FileExistsError, match=kind):
+                write_new(tmp_path / "link", b"after", replace=True)
+        os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(FileExistsError, match="no regular file"):
+            write_new(tmp_path / "fifo", b"after", replace=True)
+        assert path.read_bytes() == b"before"
+        assert sorted(os.listdir(tmp_path)) == ["fifo", "link", "there"]
+
+    @pytest.mark.parametrize("replace", [False, True])
+    def test_after_an_error_all_is_as_before(
+        self, tmp_path: Path, replace: bool
+    ) -> None:
+        path = tmp_path / "file"
+        if replace:
+            path.write_bytes(b"before")
+        with pytest.raises(KeyboardInterrupt), new_file(path, replace=replace) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+        assert os.listdir(tmp_path) == (["file"] if replace else [])
+        assert not replace or path.read_bytes() == b"before"
+
+    def test_the_umask_is_kept(self, tmp_path: Path) -> None:
+        before = os.umask(0o027)
+        try:
+            write_new(tmp_path / "new", b"")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+    @as_root
+    def test_a_link_that_comes_in_between(self, tmp_path: Path) -> None:
+        """The mode is not given to what another user's link leads to."""
+        victim = tmp_path / "victim"
+        victim.write_bytes(b"root's")
+        victim.chmod(0o600)
+        home = tmp_path / "home"
+        home.mkdir(mode=0o755)
+        os.chown(home, UID, UID)
+        source = tmp_path / "source"
+        source.write_bytes(bytes(4096))
+        digests = digest_file(source)
+        step = link_whatever_appears(victim, frozenset(["link"]))
+        with attacking(home, step):
+            for _ in range(300):
+                try:
+                    digests.write(home / "digests")
+                except FileExistsError:  # his link, seen in time
+                    (home / "digests").unlink(missing_ok=True)
+                except FileNotFoundError:  # he took it away in the midst
+                    pass
+        assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+        assert victim.read_bytes() == b"root's"

@@ -1,0 +1,198 @@
+"""A signed URL's query is told to its server, and to nobody else."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Need
+from device_support import kill_server
+from volume_support import NAME, TIMEOUT_S, Place
+from web_server import NGINX, web_server
+
+from btrfs_ublk.base.capabilities import FUSE
+from btrfs_ublk.base.jsonfile import RecordFormat
+from btrfs_ublk.base.urls import shown_text, shown_value
+from btrfs_ublk.device import show_device
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.volume import VolumeFile
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE
+
+SECRET = "sentinel-5f1d02"
+QUERY = f"?Expires=2&Signature={SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"at https://h/p{QUERY}, twice", "at https://h/p?[redacted] twice"),
+        (f"'http://u:{SECRET}@h/p' of it", "'http://[redacted]@h/p' of it"),
+        (f'{{"url": "s3:\\/\\/h\\/p{QUERY}"}}', '{"url": "s3:\\/\\/h\\/p?[redacted]"}'),
+        ("https://h/p and what? that", "https://h/p and what? that"),
+    ],
+)
+def test_what_is_shown_of_urls(text: str, shown: str) -> None:
+    assert shown_text(text) == shown
+    assert shown_text(shown) == shown
+    assert shown_value({"a": [text, 1]}) == {"a": [shown, 1]}
+    assert str(BtrfsUblkError(text, hint=text)) == f"{shown}\n  hint: {shown}"
+
+
+def test_records_are_private(tmp_path: Path) -> None:
+    form = RecordFormat(1, BtrfsUblkError, str)
+    path = tmp_path / "record.json"
+    # Of an older version, or what a killed writer has left.
+    path.write_text("before")
+    (tmp_path / ".record.json.new").write_text("half of it, and more than is written")
+    form.write(path, {"url": "x"})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert form.read(path) == {"url": "x"}
+    (tmp_path / ".record.json.new").symlink_to(path)
+    with pytest.raises(BtrfsUblkError, match="cannot write"):
+        form.write(path, {})
+
+
+@pytest.fixture
+def place(need: Need, sparse_path: Path) -> Iterator[Place]:
+    need(NGINX, FUSE)
+    found = Place(sparse_path, "fuse")
+    yield found
+    found.take_all_down()
+
+
+def told(*arguments: str | Path, place: Place) -> str:
+    """Whatever a command prints, with all that it logs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "-vv"]
+        + [str(argument) for argument in arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, VOLUMES_VARIABLE: str(place.base)},
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.native
+def test_nothing_tells_it(place: Place) -> None:
+    definition, report = place.root / "definition.toml", place.root / "report.tar.gz"
+    with web_server(place.root / "web") as server:
+        (server.files / "one").write_bytes(bytes(5000))
+        url = server.url("files/one") + QUERY
+        other = server.url("files/two") + QUERY
+        definition.write_text(f"""
+            size = "1G"
+            writable = "256M"
+            mount = "{place.target}"
+            front_end = "fuse"
+            deadline = 2
+            [[file]]
+            path = "one"
+            url = "{url}"
+            """)
+        heard = [told("volume", "up", NAME, "--file", definition, place=place)]
+        assert place.state() == "up", heard
+        heard.append(
+            told("trace", "record", NAME, "--for=1", "-o/dev/fd/1", place=place)
+        )
+        assert (place.target / "one").read_bytes() == bytes(5000)
+        heard += [
+            told(*words, place=place)
+            for words in (
+                # Refused, as the first has another source, and the second is none.
+                ("volume", "up", NAME, f"--add-file=one={other}"),
+                ("volume", "up", NAME, f"--add-file=three=ftp://h/{QUERY}"),
+                ("volume", "up", NAME, f"--add-file={url}"),
+                # Added; it answers with 404.
+                ("volume", "up", NAME, f"--add-file=two={other}"),
+                ("map", "add", NAME, "--url", url),
+                ("map", "add", NAME, "--url", other),
+            )
+        ]
+    # Nobody answers now.
+    (place.target / "one").write_bytes(b"")
+    heard += [
+        told(*words, place=place)
+        for words in (
+            ("volume", "status", NAME),
+            ("volume", "status", NAME, "--json"),
+            ("volume", "list", "--json"),
+            ("device", "status", NAME),
+            ("device", "status", NAME, "--json"),
+            ("device", "list", "--json"),
+            ("map", "list", NAME),
+            ("map", "show", NAME, "0"),
+            ("map", "show", NAME, "0", "--json"),
+            ("map", "stats", NAME, "--json"),
+            ("map", "verify", NAME, "--ask"),
+            ("metrics",),
+            ("bugreport", "-o", report),
+        )
+    ]
+    kill_server(NAME)
+    heard.append(told("device", "status", NAME, place=place))
+    device = show_device(NAME)
+    assert device.state.server is not None and device.state.supervisor is not None
+    for pid in (device.state.server.pid, device.state.supervisor.pid):
+        for name in ("cmdline", "environ"):
+            heard.append(Path(f"/proc/{pid}/{name}").read_text(errors="replace"))
+    heard.append(device.log.read_text())
+    heard.append(gzip.decompress(report.read_bytes()).decode(errors="replace"))
+    for text in heard:
+        assert SECRET not in text
+    assert "files/one?[redacted]" in "".join(heard)
+    kept = [path for path in place.base.rglob("*") if path.is_file()]
+    holding = [
+        path
+        for path in kept
+        if path.stat().st_size < 1 << 20 and SECRET.encode() in path.read_bytes()
+    ]
+    assert {"definition.toml", "files.json"} <= {path.name for path in holding}
+    for path in holding:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_origin_is_shown_without_its_query() -> None:
+    file = VolumeFile.parse(f"one=https://h/one{QUERY}")
+    assert file.origin == "https://h/one?[redacted]"
+    assert file.to_keys()["url"].endswith(QUERY)
+
+
+@pytest.mark.native
+def test_a_file_has_it(place: Place) -> None:
+    """Then nothing else does."""
+    definition, signed = place.root / "definition.toml", place.root / "signed"
+    definition.write_text(f"""
+        size = "1G"
+        mount = "{place.target}"
+        front_end = "fuse"
+        [[file]]
+        path = "one"
+        source = {{ kind = "http", url_file = "{signed}" }}
+        """)
+    with web_server(place.root / "web") as server:
+        (server.files / "one").write_bytes(bytes(5000))
+        signed.touch(mode=0o600)
+        signed.write_text(server.url("files/one") + QUERY)
+        heard = told("volume", "up", NAME, "--file", definition, place=place)
+        assert place.state() == "up", heard
+        assert (place.target / "one").read_bytes() == bytes(5000)
+        more = f"--url-file=two={signed}"
+        heard += told("volume", "up", NAME, more, place=place)
+        assert (place.target / "two").read_bytes() == bytes(5000)
+        heard += told("map", "add", NAME, "--url-file", signed, place=place)
+        assert "already mapped" in heard
+        for words in (["volume", "status", NAME], ["map", "show", NAME, "0"]):
+            shown = told(*words, place=place)
+            assert str(signed) in shown
+            heard += shown
+    assert SECRET not in heard + show_device(NAME).log.read_text()
+    for path in place.base.rglob("*"):
+        if path.is_file() and path.stat().st_size < 1 << 20:
+            assert SECRET.encode() not in path.read_bytes(), path
