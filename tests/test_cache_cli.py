@@ -380,7 +380,7 @@ def test_verifies_by_checksums(sanitized_build: Path, tmp_path: Path) -> None:
     ("words", "match"),
     [
         (["prune"], "nothing to do"),
-        (["prune", "--older-than", "3 weeks"], "no age"),
+        (["prune", "--older-than", "3 weeks"], "is not an age"),
         (["prune", "--to", "much"], "--to"),
         (["prune", "--content", "ab"], "64 hexadecimal digits"),
         (["prune", "--content", "a" * 64], "has no content"),

@@ -101,7 +101,7 @@ def test_a_run_directory_without_room(options: DeviceOptions) -> None:
 def test_a_name_is_taken_once(options: DeviceOptions) -> None:
     with supervised_device(DESCRIPTION, options, name="one"):
         for other in ("fuse", options.front_end):
-            with pytest.raises(UsageError, match="there is a device 'one' already"):
+            with pytest.raises(UsageError, match="a device 'one' exists already"):
                 add_device("one", DESCRIPTION, DeviceOptions(front_end=other))
         assert show_device("one").is_well
 
@@ -141,7 +141,7 @@ def test_two_that_want_one_name_at_once(
         )
     assert sorted(done.returncode for done in both) == [0, 2]
     (loser,) = [done for done in both if done.returncode]
-    assert "there is a device 'one' already" in loser.stderr
+    assert "a device 'one' exists already" in loser.stderr
     assert show_device("one").is_well
 
 
@@ -152,7 +152,7 @@ def test_two_that_want_one_name_at_once(
         (["--queues", "1000"], "queues 1000 is not from 1"),
         (["--max-io", "1M", "--max-io", "63K"], "63K"),
         (["--hang-timeout", "-3"], "the hang timeout cannot be -3.0 s"),
-        (["--server", "/bin/true"], "no btrfs-ublk-server"),
+        (["--server", "/bin/true"], "/bin/true is not a btrfs-ublk-server"),
         (["--server", "/no/such"], "no program"),
         (["--recovery", "wishful"], "wishful"),
     ],
@@ -366,7 +366,7 @@ def test_files_of_a_newer_version(options: DeviceOptions) -> None:
     file = device_directory("one").path / "state.json"
     whole = file.read_text()
     file.write_text(json.dumps(json.loads(whole) | {"version": 2, "new": 1}))
-    with pytest.raises(BtrfsUblkError, match="of version 2"):
+    with pytest.raises(BtrfsUblkError, match="has version 2 of its format"):
         remove_device("one")
     file.write_text(whole)
     remove_device("one")

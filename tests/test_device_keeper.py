@@ -224,7 +224,7 @@ class TestFormerRecovery:
         done = device_command(
             *("add", "one", description, "--front-end", "fuse", "--recovery", "swap")
         )
-        assert done.returncode == 0 and "swap is no more" in done.stderr
+        assert done.returncode == 0 and "recovery swap was removed" in done.stderr
         assert device_directory("one").spec().recovery == "auto"
 
     def test_what_an_earlier_version_wrote(self, device: Device) -> None:

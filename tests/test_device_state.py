@@ -73,7 +73,7 @@ def test_names(name: str) -> None:
     "name", ["", ".", "..", ".a", "-a", "_a", "a/b", "a b", "a\n", "x" * 65, "ä", "a\0"]
 )
 def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(UsageError, match="no name for a device"):
+    with pytest.raises(UsageError, match="cannot be the name of a device"):
         check_name(name)
 
 
@@ -97,14 +97,14 @@ def test_what_is_written_is_read_back(one: DeviceDirectory) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "makes no sense"),
-        ("{", "makes no sense"),
-        ("[]", "no JSON object"),
-        ("{}", "of version None"),
-        ('{"version": 99}', "of version 99"),
-        ('{"version": "1"}', "of version '1'"),
+        ("", "cannot be used"),
+        ("{", "cannot be used"),
+        ("[]", "not a JSON object"),
+        ("{}", "has version None of its format, not 1"),
+        ('{"version": 99}', "has version 99 of its format"),
+        ('{"version": "1"}', "has version '1' of its format"),
         ('{"version": 1, "colour": 7}', "colour"),
-        ("\xff\xfe", "makes no sense"),
+        ("\xff\xfe", "cannot be used"),
     ],
 )
 def test_damage_is_named_and_left(
@@ -277,7 +277,7 @@ def test_a_supervisor_that_hangs_in_the_kernel(
             return False
 
     monkeypatch.setattr(supervision, "RunningServer", Hanging)
-    with pytest.raises(LeftoverError, match="hangs in the kernel, even killed"):
+    with pytest.raises(LeftoverError, match="was killed, but hangs in the kernel"):
         supervision.detach_supervisor(supervised, timeout_s=60)
 
 

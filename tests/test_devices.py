@@ -74,7 +74,10 @@ def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:
     text = device_command("status", "one").stdout
     assert "serving" in text and str(path) in text
     assert "one" in device_command("list").stdout
-    assert device_command("recover", "one").stdout == "device one is well\n"
+    assert (
+        device_command("recover", "one").stdout
+        == "device one is healthy: nothing was done\n"
+    )
     gone = device_command("down", "one")
     assert (gone.returncode, gone.stdout, gone.stderr) == (0, "", "")
     assert device_command("status", "one").returncode == 2
@@ -199,7 +202,7 @@ def test_the_dead_are_collected(options: DeviceOptions) -> None:
     kill_supervisor("one")
     assert show_device("one").health == "unsupervised"
     (left,) = collect_devices()
-    assert left.result == "left" and "serves on" in str(left.reason)
+    assert left.result == "left" and "runs without a supervisor" in str(left.reason)
     kill(show_device("one").state.server, signal.SIGKILL)
     wait_until_dead("one")
     (wanted,) = collect_devices(dry_run=True)
@@ -330,7 +333,7 @@ def test_in_the_foreground(front_end: FrontEndName, sparse_path: Path) -> None:
     other = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
     argv[-3] = description_file(sparse_path, other)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "serves something else" in done.stderr
+    assert done.returncode == 2 and "serves another description" in done.stderr
 
 
 def test_foreground_takes_over_supervision(options: DeviceOptions) -> None:

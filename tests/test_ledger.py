@@ -206,7 +206,7 @@ def test_unwinding_keeps_what_a_stuck_thing_stands_on(
                 with ledger.holding("thing", name="stuck", on="/a"):
                     pass
     assert things == ["a"]
-    assert "something stands on it: thing name=stuck" in caught.value.__notes__[0]
+    assert "something else still uses it: thing name=stuck" in caught.value.__notes__[0]
 
 
 def only_sweep(directory: Path) -> list[tuple[str, str]]:

@@ -193,7 +193,9 @@ def test_a_mounted_device_is_not_detached(
     run(["mkfs.btrfs", "-q", image], timeout_s=60)
     with loop_device(image) as device, mounted(device.path, target):
         entry = process_ledger().entries()[0]
-        with pytest.raises(LeftoverError, match=f"stands on it: mount target={target}"):
+        with pytest.raises(
+            LeftoverError, match=f"still uses it: mount target={target}"
+        ):
             process_ledger().undo(entry)
         # Nor when the mount is in nobody's ledger.
         monkeypatch.setattr(process_ledger(), "_entries", {entry.sequence: entry})

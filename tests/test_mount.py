@@ -193,7 +193,7 @@ class TestTempdir:
         process_ledger().undo(process_ledger().entries()[0])
 
     def test_a_link_in_its_place_is_left(self, sparse_path: Path) -> None:
-        with pytest.raises(LeftoverError, match="no directory of ours"):
+        with pytest.raises(LeftoverError, match="was not made by this program"):
             with tempdir(parent=sparse_path) as directory:
                 os.rmdir(directory)
                 directory.symlink_to("/etc")

@@ -42,7 +42,9 @@ def test_expected_statuses_are_no_failure() -> None:
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(CommandError, match="no program 'no-such-program'"):
         run(["no-such-program", "--now"], timeout_s=10)
-    with pytest.raises(CommandError, match="^/etc/passwd is no program, wanted for"):
+    with pytest.raises(
+        CommandError, match="^/etc/passwd cannot be run as a program, wanted for"
+    ):
         run(["/etc/passwd"], timeout_s=10)
 
 

@@ -236,7 +236,7 @@ def test_what_makes_no_sense(need: Need) -> None:
     zero = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
     with pytest.raises(UsageError, match="cannot be switched"):
         BlockServer(zero, front_end="ublk", features=["zoned"]).__enter__()
-    with pytest.raises(UsageError, match="the front end is fuse"):
+    with pytest.raises(UsageError, match="needs the front end ublk, not fuse"):
         add_device("one", zero, DeviceOptions(front_end="fuse", features=[FEATURE]))
     if not is_offered():
         with pytest.raises(CapabilityError, match="does not offer it"):

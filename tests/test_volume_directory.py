@@ -100,7 +100,7 @@ def test_volumes_of_a_directory_are_objects(base: Path) -> None:
         assert "a" in volumes and volumes.get("a") in volumes and "c" not in volumes
         assert volumes.get("a").exists() and not volumes.get("c").exists()
         assert volumes.get("a").status().state == "damaged"
-        with pytest.raises(UsageError, match="'../a' is no name"):
+        with pytest.raises(UsageError, match="'../a' cannot be the name"):
             volumes.get("../a")
     missing = Volumes(base).get("c")
     for use in (missing.down, missing.remove, missing.status):

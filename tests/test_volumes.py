@@ -350,7 +350,7 @@ def test_a_device_of_its_name_is_left_alone(place: Place) -> None:
     pattern = Description(MIB, [PatternSegment(offset=0, length=MIB)])
     add_device(NAME, pattern)
     try:
-        with pytest.raises(UsageError, match="not of this volume"):
+        with pytest.raises(UsageError, match="does not belong to this volume"):
             up_volume(NAME, place.definition(), base=place.base)
         assert show_device(NAME).is_well
         assert list_volumes(base=place.base) == []

@@ -118,11 +118,11 @@ def _read(path: Path, fd: int, *, is_locked: bool) -> AbandonedLedger:
     if (entries or damaged or header) and not _is_understood(header):
         damaged += 1
         refusal = (
-            f"its ledger has no whole header of version {FORMAT_VERSION}: "
-            "made by a newer version?"
+            f"its ledger does not begin with a header of version {FORMAT_VERSION}: "
+            "a newer version may have made it"
         )
     elif not is_locked:
-        refusal = f"another gc, or a command of the dead process {pid}, has it"
+        refusal = f"another gc, or a command of the dead process {pid}, has locked it"
     return AbandonedLedger(
         path=path,
         pid=pid,

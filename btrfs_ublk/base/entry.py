@@ -97,7 +97,7 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
         error.show()
         status = error.exit_code
     except (OSError, UnicodeEncodeError) as error:
-        log.info("what ends this command:", exc_info=True)
+        log.info("the error that ends this command:", exc_info=True)
         _discard_output()
         click.echo(f"{name}: error: {_describe(error)}", err=True)
         _tell_notes(error)

@@ -35,7 +35,8 @@ class RecordFormat:
     def damaged(self, path: Path, why: str) -> BtrfsUblkError:
         """Return the error to raise for this file."""
         return self.error(
-            f"{path} makes no sense: {why}", hint=f"left as it is: {self.cure(path)}"
+            f"{path} cannot be used: {why}",
+            hint=f"the file was left as it is: {self.cure(path)}",
         )
 
     def read(self, path: Path) -> dict[str, Any] | None:
@@ -48,16 +49,18 @@ class RecordFormat:
         except (OSError, ValueError) as error:
             raise self.damaged(path, str(error)) from error
         if not isinstance(keys, dict):
-            raise self.damaged(path, "it is no JSON object")
+            raise self.damaged(path, "it is not a JSON object")
         version = keys.pop("version", None)
         if isinstance(version, int) and version > self.version:
             raise self.error(
-                f"{path} is of version {version}, this is btrfs-ublk for version "
-                f"{self.version}",
+                f"{path} has version {version} of its format, and this btrfs-ublk "
+                f"reads version {self.version}",
                 hint="use the newer btrfs-ublk that wrote it",
             )
         if version != self.version:
-            raise self.damaged(path, f"it is of version {version!r}")
+            raise self.damaged(
+                path, f"it has version {version!r} of its format, not {self.version}"
+            )
         return keys
 
     def parse(self, kind: type[_Record], keys: object, path: Path) -> _Record:
@@ -68,9 +71,9 @@ class RecordFormat:
         known = get_type_hints(kind)
         for key, value in keys.items():
             if key not in known:
-                raise self.damaged(path, f"key {key!r} is unknown")
+                raise self.damaged(path, f"it has the unknown key {key!r}")
             if not _is_a(value, known[key]):
-                raise self.damaged(path, f"{key} is {value!r}")
+                raise self.damaged(path, f"the value of {key} cannot be {value!r}")
         try:
             return kind(**keys)
         except TypeError as error:  # A key is missing.

@@ -134,8 +134,8 @@ def _refuse_if_stood_on(elder: Entry, others: Iterable[Entry]) -> None:
     for entry in others:
         if stands_on(entry, elder):
             raise LeftoverError(
-                f"it is kept, as something stands on it: {entry}",
-                hint="that must go first",
+                f"it is kept, because something else still uses it: {entry}",
+                hint="remove that first",
             )
 
 
@@ -327,11 +327,11 @@ class Ledger:
             try:
                 self.undo(entry, undo)
             except Exception as failure:
-                log.info("once more: %s", failure)
+                log.info("%s could not be removed, trying again: %s", entry, failure)
                 release_frames(error)
                 self.undo(entry, undo)
         except Exception as failure:
-            log.warning("%s is left: %s", entry, failure)
+            log.warning("%s could not be removed: %s", entry, failure)
             error.add_note(f"while cleaning up after this: {failure}")
 
     def sweep(self) -> list[Outcome]:
@@ -484,7 +484,8 @@ def sweep_entries(
         try:
             if kind is None:
                 raise LeftoverError(
-                    f"unknown kind {entry.kind!r}: made by a newer version?"
+                    f"its kind {entry.kind!r} is unknown: a newer version may have "
+                    "made it"
                 )
             left = [outcome.entry for outcome in outcomes if outcome.result == "left"]
             _refuse_if_stood_on(entry, left)

@@ -243,7 +243,9 @@ def _start(
     if program is None:
         wanted = f"wanted for: {shlex.join(words)}"
         if "/" in words[0] and os.path.exists(words[0]):
-            raise CommandError(f"{words[0]} is no program, {wanted}", hint=hint)
+            raise CommandError(
+                f"{words[0]} cannot be run as a program, {wanted}", hint=hint
+            )
         raise CommandError(
             f"there is no program {words[0]!r}, {wanted}",
             hint=hint or "install the package that has it, or correct PATH",
@@ -281,7 +283,9 @@ def _kill(child: subprocess.Popen[str]) -> str:
     except subprocess.TimeoutExpired as expired:
         text = expired.stderr or b""
         # It outlives SIGKILL, so it waits in the kernel, for a device that is stuck.
-        return f"{text.decode(errors='replace')}\n(killed, but it hangs in the kernel)"
+        return (
+            f"{text.decode(errors='replace')}\n(it was killed, but hangs in the kernel)"
+        )
 
 
 class Child:
@@ -342,13 +346,17 @@ class Child:
             self.send_signal(signum)
             self.send_signal(signal.SIGCONT)  # A stopped child must continue to end.
         if self.wait(timeout_s) is None:
-            log.warning("%s: pid %d ignores us, killing it", self.argv[0], self.pid)
+            log.warning(
+                "%s: process %d did not end when asked: killing it",
+                self.argv[0],
+                self.pid,
+            )
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         status = self.wait(KILL_TIMEOUT_S)
         if status is None:
             raise CommandError(
-                self.failure(f"(pid {self.pid}) hangs in the kernel, even killed")
+                self.failure(f"(pid {self.pid}) was killed, but hangs in the kernel")
             )
         return status
 

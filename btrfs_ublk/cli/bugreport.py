@@ -50,5 +50,5 @@ def command(output: Path | None, as_json: bool) -> None:
 
 def _about(entry: Entry) -> str:
     if entry.error is not None:
-        return f"not to be had: {entry.error}"
+        return f"missing: {entry.error}"
     return format_size(entry.size_bytes)

@@ -246,7 +246,8 @@ def parse_age(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
     if match is None:
         raise UsageError(
-            f"'{text}' is no age", hint="it is a number with s, m, h, d or w: 90m, 30d"
+            f"'{text}' is not an age",
+            hint="give a number with s, m, h, d or w, such as 90m or 30d",
         )
     return float(match[1]) * _SECONDS[match[2]]
 

@@ -229,7 +229,7 @@ def recover(name: str, timeout_s: float, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"name": name, "done": done}))
     else:
-        click.echo("\n".join(done) or f"device {name} is well")
+        click.echo("\n".join(done) or f"device {name} is healthy: nothing was done")
 
 
 @command.command()
@@ -359,7 +359,7 @@ def _stats_lines(raw: dict[str, Any] | None) -> list[tuple[str, str]]:
     try:
         stats = ServerStats.parse(raw)
     except BtrfsUblkError:
-        return [("statistics", "of another version: see --json")]
+        return [("statistics", "from a server of another version: see --json")]
     lines = []
     for kind, counts in stats.kinds.items():
         text = f"{counts.reads} reads, {format_size(counts.read_bytes)}"

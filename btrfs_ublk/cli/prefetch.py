@@ -124,7 +124,9 @@ def _extents(path: Path, client: MapClient) -> tuple[list[tuple[int, int, int]],
             err=True,
         )
     if trace.lost is None:
-        click.echo(f"warning: {path} has no end: it was cut off", err=True)
+        click.echo(
+            f"warning: the trace {path} is incomplete: its end is missing", err=True
+        )
     if missing and not extents:
         raise BtrfsUblkError(
             f"the device has none of the sources of {path}",
@@ -147,7 +149,7 @@ def _follow(client: MapClient, begun: Prefetch) -> Prefetch:
         client.prefetch_cancel()
         raise
     if now is None or now.id != begun.id:
-        raise BtrfsUblkError("the prefetch is gone: its server was started anew")
+        raise BtrfsUblkError("the prefetch has ended, because its server was restarted")
     return now
 
 

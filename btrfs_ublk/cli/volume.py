@@ -338,7 +338,7 @@ def list_command(base: Path | None, as_json: bool) -> None:
     """List all volumes, and how they are.
 
     up, down, changing (a command works on it), broken (neither up nor down, or not
-    whole), damaged (its files make no sense): `volume status` says why.
+    whole), damaged (its files are invalid): `volume status` says why.
     """
     found = volumes.list_volumes(base=base)
     if as_json:

@@ -83,11 +83,11 @@ def _why_not(directory: DeviceDirectory) -> str | None:
     recover = f"btrfs-ublk device recover {directory.name}"
     users = users_of(spec, state)
     if users and look_at(directory).health == "lost":
-        return f"it is lost, and in use ({'; '.join(users)}): unmount it"
+        return f"it cannot be recovered, and is in use ({'; '.join(users)}): unmount it"
     if users:
         return f"it is in use ({'; '.join(users)}): {recover}, or unmount it"
     if is_alive(state.server) or _has_holder(directory.server_lock):
-        return f"its server serves on, unsupervised: {recover}, or device down"
+        return f"its server runs without a supervisor: {recover}, or device down"
     return None
 
 

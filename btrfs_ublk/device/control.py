@@ -124,7 +124,9 @@ def _connected(directory: Path) -> Iterator[socket.socket]:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise ControlError(f"no server listens: {error.strerror}") from error
+            raise ControlError(
+                f"its server cannot be reached: {error.strerror}"
+            ) from error
         yield connection
 
 
@@ -143,7 +145,9 @@ def _ask_on(
     received = b""
     while b"\n" not in received:
         if len(received) > _MAX_REPLY_BYTES:
-            raise ControlError("the server's reply has no end")
+            raise ControlError(
+                f"the server's reply is longer than {_MAX_REPLY_BYTES} bytes"
+            )
         ready = readable([connection, *unless], timeout_s=deadline_s - time.monotonic())
         if ready - {connection.fileno()}:
             raise Interrupted

@@ -81,9 +81,11 @@ class FuseDeviceFrontEnd:
                     *self._request_options(),
                     *(["--grow"] if self._is_to_grow(device) else []),
                 ]
-            log.warning("somebody has detached the loop device")
+            log.warning("the loop device was detached by another program")
         elif self._connection is not None:
-            log.warning("the FUSE connection has ended: what waited for it has failed")
+            log.warning(
+                "the FUSE connection has ended: requests that waited for it have failed"
+            )
         self.let_go()
         device = self.find()
         if device is not None:
@@ -103,7 +105,7 @@ class FuseDeviceFrontEnd:
             # dies, we would wait for the next server, which only we can start.
             device = self._find_unasked()
             if device is None:
-                raise BtrfsUblkError("its loop device is gone: somebody detached it")
+                raise BtrfsUblkError("its loop device was detached by another program")
             if self._is_to_grow(device):
                 grow = partial(loop.grow, device, self._spec.tag, served_file(ready))
                 _ask(server, grow)
@@ -119,7 +121,7 @@ class FuseDeviceFrontEnd:
         elif loop.is_on(device, served_file(ready)):
             loop.grow(device, self._spec.tag, served_file(ready))
         else:
-            raise BtrfsUblkError(f"{device} is on the file of another server")
+            raise BtrfsUblkError(f"{device} belongs to the file of another server")
         self._known = device
         self._keep(ready, server)
         return device
@@ -148,7 +150,9 @@ class FuseDeviceFrontEnd:
         except BtrfsUblkError as error:
             if self._spec.recovery == "reissue":
                 raise
-            log.warning("no recovery, as %s", error)
+            log.warning(
+                "the device will not survive the death of its server: %s", error
+            )
 
     def _give_up(self, device: Path) -> None:
         """Detach a lost device, so that a new one can replace it. Raises LostError when

@@ -107,7 +107,9 @@ def end_keepers(records: Iterable[KeeperRecord]) -> None:
         with suppress(ProcessLookupError):
             process = RunningServer(record.process)
             if not process.kill():
-                log.warning("keeper %d hangs in the kernel, even killed", process.pid)
+                log.warning(
+                    "keeper %d was killed, but hangs in the kernel", process.pid
+                )
             process.how_it_ended()
             process.close()
 

@@ -164,8 +164,8 @@ def _recovery_of(options: DeviceOptions, front_end: str) -> RecoveryName:
     recovery = options.recovery
     if (recovery, front_end) == (FORMER_RECOVERY, "fuse"):
         log.warning(
-            "recovery swap is no more: it lost what was written and not yet synced; "
-            "auto is used instead"
+            "recovery swap was removed, because it lost what was written and not yet "
+            "synced: auto is used instead"
         )
         recovery = "auto"
     return "none" if options.unprivileged and recovery == "auto" else recovery
@@ -173,7 +173,7 @@ def _recovery_of(options: DeviceOptions, front_end: str) -> RecoveryName:
 
 def _exists(name: str) -> UsageError:
     return UsageError(
-        f"there is a device {name!r} already",
+        f"a device {name!r} exists already",
         hint=f"see: btrfs-ublk device status {name}; or choose another name",
     )
 
@@ -184,7 +184,10 @@ def checked_server(program: Path) -> Path:
     program = Path(os.path.abspath(program))
     said = run([program, "--version"], timeout_s=_VERSION_TIMEOUT_S).stdout
     if not said.startswith("btrfs-ublk-server "):
-        raise UsageError(f"{program} is no btrfs-ublk-server: it says {said[:80]!r}")
+        raise UsageError(
+            f"{program} is not a btrfs-ublk-server: with --version it prints "
+            f"{said[:80]!r}"
+        )
     return program
 
 
@@ -345,8 +348,8 @@ def _stop(
         pass
     if not server.kill():
         raise LeftoverError(
-            f"server {server.pid} of device {directory.name} hangs in the kernel, even "
-            "killed",
+            f"server {server.pid} of device {directory.name} was killed, but "
+            "hangs in the kernel",
             hint="see the kernel log: dmesg",
         )
 
@@ -365,7 +368,7 @@ def recover_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[s
     if supervisor is not None and is_stopped(supervisor):
         # Reads in flight need what it holds, so it is only killed if it cannot go on.
         continue_process(supervisor)
-        done.append(f"woke supervisor {supervisor.pid}, which was stopped")
+        done.append(f"continued supervisor {supervisor.pid}, which was stopped")
     lock = _lock_or_supervisor(directory, timeout_s=timeout_s)
     if isinstance(lock, Lock):
         with lock:
@@ -379,7 +382,7 @@ def recover_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[s
     if after.server and after.server != before.server:
         done.append(f"server {after.server.pid} took over")
     elif done and after.server:
-        done.append(f"server {after.server.pid} served all the while")
+        done.append(f"server {after.server.pid} was not interrupted")
     return done
 
 
@@ -456,7 +459,7 @@ def _check_same(directory: DeviceDirectory, description: Description | None) -> 
         hint = f"to have it grow: btrfs-ublk device update {name} …"
     else:
         hint = f"btrfs-ublk device down {name}, or leave the description out"
-    raise UsageError(f"device {name} exists, and serves something else", hint=hint)
+    raise UsageError(f"device {name} exists, and serves another description", hint=hint)
 
 
 def _is_growth(before: Description, after: Description) -> bool:

@@ -112,7 +112,7 @@ def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
             if is_alive(state.server) and health in ("serving", "unsupervised"):
                 health, reason = "hanging", str(error)
         except ControlError as error:
-            reason = reason or f"no statistics: {error}"
+            reason = reason or f"its server does not give its statistics: {error}"
     return Device(
         name=directory.name,
         health=health,
@@ -156,16 +156,22 @@ def _health(
         what = "its supervisor has" if server else "its supervisor and server have"
         return "recovering", f"{what} ended; keeper {pid} starts another supervisor"
     if server:
-        return "unsupervised", "no supervisor: if its server dies, nobody replaces it"
+        return (
+            "unsupervised",
+            "it has no supervisor, so its server is not replaced when it dies",
+        )
     if state.status in ("failed", "lost"):
         return state.status, state.reason
     if state.status == "new" and is_locked(directory.lock):
         return "starting", None
     if any(is_alive(record.process) for record in state.keepers):
-        return "dead", f"reads wait for: btrfs-ublk device recover {directory.name}"
+        return (
+            "dead",
+            f"reads wait until you run: btrfs-ublk device recover {directory.name}",
+        )
     if spec.front_end == "fuse" and users:
         return "lost", (
             "supervisor, server and keeper have ended, and its FUSE connection with "
             f"them; it is {'; '.join(users)}: unmount it, which keeps what was written"
         )
-    return "dead", state.reason or "neither supervisor nor server run"
+    return "dead", state.reason or "neither its supervisor nor its server runs"

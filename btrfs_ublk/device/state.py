@@ -60,8 +60,9 @@ def check_name(name: str) -> str:
     """Return the name. Raises UsageError when no device can have it."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a device, or a volume",
-            hint="it has 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit",
+            f"{name!r} cannot be the name of a device or a volume",
+            hint="a name has 1 to 64 of A-Z a-z 0-9 . _ -, and begins with a letter "
+            "or digit",
         )
     return name
 
@@ -115,17 +116,17 @@ class DeviceSpec:
             )
         if self.unprivileged and (self.front_end, self.recovery) != ("ublk", "none"):
             raise UsageError(
-                "an unprivileged device is of ublk, and has no recovery: the kernel "
-                "does not trust its server"
+                "an unprivileged device needs the front end ublk and recovery none: "
+                "the kernel does not let its server be replaced"
             )
         check_limits(queues=self.queues, depth=self.depth, device_id=self.device_id)
         if self.front_end == "fuse" and self.features:
             raise UsageError(
-                f"feature {self.features[0]} is of ublk, the front end is fuse"
+                f"feature {self.features[0]} needs the front end ublk, not fuse"
             )
         if self.front_end == "fuse" and self.device_id is not None:
             raise UsageError(
-                f"device id {self.device_id} is of ublk, the front end is fuse",
+                f"device id {self.device_id} needs the front end ublk, not fuse",
                 hint="leave it out: the first free loop device is taken",
             )
         largest = _MAX_IO_BYTES[self.front_end]
@@ -236,7 +237,7 @@ class DeviceDirectory:
         keys = _FILES.read(self._spec)
         if keys is None:
             raise StateError(
-                f"{self._spec} is missing: it is not known what the device was to be",
+                f"{self._spec} is missing, which says how the device was made",
                 hint=f"when nothing uses it any more, remove {self.path}",
             )
         if (keys.get("front_end"), keys.get("recovery")) == ("fuse", FORMER_RECOVERY):
@@ -315,7 +316,7 @@ def _cure(path: Path) -> str:
             f"move it away (mv {path} …); btrfs-ublk device recover {path.parent.name} "
             "then finds the device by its tag"
         )
-    return "correct it; what it said cannot be found out"
+    return "correct it by hand: its contents are stored nowhere else"
 
 
 _FILES = RecordFormat(FORMAT_VERSION, StateError, _cure)

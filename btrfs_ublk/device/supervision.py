@@ -170,13 +170,13 @@ def _daemon_lets_go(directory: DeviceDirectory, supervisor: ProcessIdentity) -> 
 
 
 def _kill_daemon(daemon: ProcessIdentity) -> None:
-    log.warning("daemon %d does not let go of a device: killed", daemon.pid)
+    log.warning("daemon %d does not release a device: it is killed", daemon.pid)
     with suppress(ProcessLookupError):
         process = RunningServer(daemon)
         try:
             if not process.kill():
                 raise LeftoverError(
-                    f"daemon {daemon.pid} hangs in the kernel, even killed",
+                    f"daemon {daemon.pid} was killed, but hangs in the kernel",
                     hint="see the kernel log: dmesg",
                 )
         finally:
@@ -209,10 +209,14 @@ def end_supervisor(supervisor: ProcessIdentity) -> None:
         try:
             process.signal(signal.SIGTERM)
             if not process.wait(_DETACH_TIMEOUT_S):
-                log.warning("supervisor %d does not end: killed", supervisor.pid)
+                log.warning(
+                    "supervisor %d does not end when asked: it is killed",
+                    supervisor.pid,
+                )
                 if not process.kill():
                     raise LeftoverError(
-                        f"supervisor {supervisor.pid} hangs in the kernel, even killed",
+                        f"supervisor {supervisor.pid} was killed, but hangs in the "
+                        "kernel",
                         hint="see the kernel log: dmesg",
                     )
         finally:

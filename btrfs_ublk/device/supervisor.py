@@ -181,7 +181,7 @@ class Supervisor:
         try:
             self._serving(server, adopted=True)
         except BtrfsUblkError as error:
-            self._dismiss(server, f"server {server.pid} is of no use: {error}")
+            self._dismiss(server, f"server {server.pid} cannot be used: {error}")
             return None
         except BaseException:
             server.close()
@@ -339,7 +339,7 @@ class Supervisor:
         long. Its death ends the wait, because nobody else has its connection yet."""
 
         def give_up() -> None:
-            log.error("server %d does not answer the kernel: killed", server.pid)
+            log.error("server %d does not answer the kernel: it is killed", server.pid)
             server.kill()
 
         threading.stack_size(_STACK_BYTES)
@@ -350,7 +350,7 @@ class Supervisor:
         try:
             yield
         except OSError as error:
-            raise BtrfsUblkError(f"no device: {error}") from error
+            raise BtrfsUblkError(f"the device could not be made: {error}") from error
         finally:
             timer.cancel()
 
@@ -376,9 +376,11 @@ class Supervisor:
             if limit_s and not self._answers(server, timeout_s=limit_s * 3 / 4):
                 if server.wait(0.0):
                     continue
-                log.warning("server %d does not answer: killed", server.pid)
+                log.warning("server %d does not answer: it is killed", server.pid)
                 if not server.kill():
-                    return "does not answer, and hangs in the kernel, even killed"
+                    return (
+                        "did not answer, and hangs in the kernel though it was killed"
+                    )
                 return f"did not answer for {limit_s:g} s, and was killed"
 
     def _answers(self, server: RunningServer, *, timeout_s: float) -> bool:
@@ -417,7 +419,7 @@ class Supervisor:
         # A server that ended in order has removed its device; another makes a new one.
         if status == 0 or self._front_end.outlives_servers(self._state.ready):
             return True
-        self._say("lost", f"{reason}, and there is no recovery")
+        self._say("lost", f"{reason}, and the device has no recovery mode")
         return False
 
     def _dismiss(
@@ -461,7 +463,7 @@ class Supervisor:
         """After a failed upgrade, return to the program that served before it."""
         if self._state.generation == self._spec.generation:
             return
-        log.error("no upgrade: %s", error)
+        log.error("the upgrade failed: %s", error)
         self._program = self._state.program or self._program
         self._note(generation=self._spec.generation, upgrade_error=str(error))
 
@@ -489,14 +491,14 @@ class Supervisor:
                 raise BtrfsUblkError(
                     f"server {old.pid} cannot hand over: {error}",
                     hint=(
-                        "try again when there are fewer"
+                        "try again when fewer clients are connected"
                         if isinstance(error, control.Busy)
                         else "reads would fail: unmount the device, and make it again"
                     ),
                 ) from error
             # Killing it loses nothing: we have what the next one needs.
             old.kill()
-        why = f"server {old.pid} does not hand over: killed"
+        why = f"server {old.pid} did not hand over, and was killed"
         self._dismiss(old, why, patience_s=_HANDOVER_TIMEOUT_S)
 
     def _wait(self, delay_s: float) -> None:

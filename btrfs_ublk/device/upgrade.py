@@ -54,7 +54,7 @@ def upgrade_device(
     if error is not None:
         raise BtrfsUblkError(
             f"device {name} was not upgraded: {error}",
-            hint=f"the program before serves on; see {directory.log}",
+            hint=f"the previous program goes on serving; see {directory.log}",
         )
     return show_device(name)
 
@@ -153,8 +153,12 @@ def _grow(
     spec = _next_generation(directory, size_bytes=before.size)
     again = _replace_server(directory, spec, timeout_s=timeout_s)
     raise BtrfsUblkError(
-        f"device {directory.name} is as large as it was: {error}"
-        + (f"; and then: {again}" if again is not None else ""),
+        f"device {directory.name} was not made larger: {error}"
+        + (
+            f"; after that, another server failed, too: {again}"
+            if again is not None
+            else ""
+        ),
         hint=f"see {directory.log}",
     )
 
@@ -189,7 +193,8 @@ def _replace_server(
         state = wait_for_state(directory, is_tried, timeout_s=timeout_s)
     if state is None:
         raise BtrfsUblkError(
-            f"device {directory.name}: no other server within {timeout_s:g} s",
+            f"the server of device {directory.name} was not replaced within "
+            f"{timeout_s:g} s",
             hint=f"see {directory.log}",
         )
     return state.upgrade_error

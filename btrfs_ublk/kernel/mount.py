@@ -119,7 +119,10 @@ def mounted(
             )
         mount = _find(entry)
         if mount is None:
-            raise LeftoverError(f"{target} is mounted, but not as asked")
+            raise LeftoverError(
+                f"the mount at {target} is not the one that was asked for: another "
+                "program may have mounted there"
+            )
         ledger.amend(entry, mount_id=mount.mount_id, unique_id=unique_mount_id(target))
         yield Mount(ledger, entry)
 
@@ -217,8 +220,9 @@ def _unmount(entry: Entry) -> bool:
             return False
         raise LeftoverError(
             f"the mount on {entry.details['target']} is in another mount namespace, "
-            f"which exists: {holder}",
-            hint="end who is in it, or go there: nsenter --mount=/proc/PID/ns/mnt",
+            f"which is in use: {holder}",
+            hint="end the processes in it, or enter it and unmount there: "
+            "nsenter --mount=/proc/PID/ns/mnt",
         )
     if _find(entry) is None:
         return False
@@ -242,7 +246,7 @@ def _unmount(entry: Entry) -> bool:
     users = "; ".join(pids_using(target).values())
     raise LeftoverError(
         f"{target} is still mounted and busy: "
-        f"{users or 'nobody whom this process may see uses it'}",
+        f"{users or 'by a process that this one cannot see'}",
         hint=f"end what uses it, then: btrfs-ublk gc (or: umount {target})",
     )
 

@@ -57,10 +57,12 @@ def _remove(entry: Entry) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise LeftoverError(f"{path} is no directory of ours: someone else made it")
+        raise LeftoverError(
+            f"{path} was not made by this program: another one put it there"
+        )
     # NB: compare only the inode: a file system's device number may change at a boot.
     if entry.details.get("inode", status.st_ino) != status.st_ino:
-        raise LeftoverError(f"{path} is another directory than the one made here")
+        raise LeftoverError(f"{path} was replaced by another directory")
     mounts = mounts_at_or_below(path)
     if mounts:
         raise LeftoverError(

@@ -103,5 +103,5 @@ def wait_until(
                 return value
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
-                raise TimeoutError(f"waited {timeout_s:g} s in vain: {what}")
+                raise TimeoutError(f"{what}: it did not happen within {timeout_s:g} s")
             monitor.wait(timeout_s=min(remaining_s, _RECHECK_S), subsystem=subsystem)

@@ -102,5 +102,8 @@ def make_seed(
         # The helper's message suffices; it may end with a hint.
         message = done.stderr.strip().removeprefix(f"{MKSEED}: error: ")
         kind = UsageError if done.returncode == _EXIT_USAGE else CommandError
-        raise kind(message or f"{MKSEED} failed without a word")
+        raise kind(
+            message
+            or f"{MKSEED} exited with status {done.returncode}, and gave no reason"
+        )
     return parse_report(done.stdout)

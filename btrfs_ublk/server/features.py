@@ -63,4 +63,7 @@ def parse_features(document: dict[str, Any]) -> list[FrontEndFeatures]:
             for name, about in document.items()
         ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise BtrfsUblkError(f"{SERVER} --features made no sense: {error!r}") from error
+        raise BtrfsUblkError(
+            f"the output of {SERVER} --features is not understood: {error!r}",
+            hint="build package and helpers from one version",
+        ) from error

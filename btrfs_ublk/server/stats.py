@@ -165,8 +165,8 @@ class FetcherStats:
 
 #: The consequences of a disk that cannot be written, by what is on it.
 _WITHOUT_ROOM = {
-    "map": "reads of what has no digests and was not read before fail",
-    "cache": "what is fetched is not cached",
+    "map": "reads of data that have no digests, and were not read before, fail",
+    "cache": "fetched data are not cached",
 }
 
 

@@ -30,7 +30,7 @@ def refuse_foreign_device(volume: VolumeDirectory) -> None:
     directory = device_directory(volume.name)
     if os.path.lexists(directory.path) and not _is_of(directory, volume):
         raise UsageError(
-            f"there is a device {volume.name!r} that is not of this volume",
+            f"a device {volume.name!r} exists that does not belong to this volume",
             hint=f"see: btrfs-ublk device status {volume.name}; or choose another name",
         )
 
@@ -42,10 +42,10 @@ def refuse_removed_directory(volume: VolumeDirectory) -> None:
     directory = device_directory(volume.name)
     if os.path.lexists(volume.path) or not _is_of(directory, volume):
         return
-    users = ", ".join(map(str, devices.look_at(directory).users)) or "in use by nobody"
+    users = ", ".join(map(str, devices.look_at(directory).users)) or "not in use"
     raise BtrfsUblkError(
         f"{volume.path} was removed while volume {volume.name!r} was up: its data are"
-        f" gone when its device is no longer used (now {users})",
+        f" lost as soon as its device is no longer used (now it is {users})",
         hint=(
             "copy what is still needed from where it is mounted; then unmount it, and: "
             f"btrfs-ublk device down {volume.name}"

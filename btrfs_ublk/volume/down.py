@@ -122,7 +122,7 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     users = users_elsewhere(fsid)
     if users or not points:
         also = "as well" if points else "only"
-        who = "; ".join(users) or "nobody whom this process may see"
+        who = "; ".join(users) or "by a process that this one cannot see"
         raise _not_down(
             volume, f"it is mounted in another mount namespace {also}: {who}"
         )

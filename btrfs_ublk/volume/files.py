@@ -179,7 +179,7 @@ def opened_top(volume: VolumeDirectory, top: Path) -> Iterator[int]:
         if filesystem_uuid(Path(f"/proc/self/fd/{fd}")) != volume.fsid():
             raise BtrfsUblkError(
                 f"{top} is not volume {volume.name!r} any more",
-                hint="somebody has moved its mount point; see: findmnt -t btrfs",
+                hint="its mount point was moved; see: findmnt -t btrfs",
             )
         yield fd
 
@@ -220,7 +220,7 @@ def _clone(virtual: Path, top: int, one: MadeFile, on_failure: ExitStack) -> Non
         )
     except FileExistsError as error:
         is_ours = False
-        raise UsageError(f"somebody has just made {one.path!r}") from error
+        raise UsageError(f"another program has just made {one.path!r}") from error
     except OSError as error:
         raise BtrfsUblkError(f"cannot make {one.path!r}: {error.strerror}") from error
 

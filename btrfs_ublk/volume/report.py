@@ -201,10 +201,10 @@ def _state_of(
     if fsid is None or not is_mounted(fsid):
         if device is None and not was_to_be_up:
             return "down", None
-        again = f"btrfs-ublk volume up {volume.name}, or down, puts it in order"
         return (
             "broken",
-            f"it is not mounted, as a command was killed, or umount: {again}",
+            "it is not mounted: a command was killed, or it was unmounted by hand; to "
+            f"repair it: btrfs-ublk volume up {volume.name} (or volume down)",
         )
     points = mount_points(fsid)
     if not points:
@@ -212,7 +212,10 @@ def _state_of(
     if mount not in points:
         return "broken", f"it is mounted at {points[0]}, and not at {mount}"
     if device is None:
-        return "broken", "its device is gone, and was not unmounted"
+        return (
+            "broken",
+            "its device does not exist any more, though the volume is still mounted",
+        )
     if not device.is_well:
         why = f": {device.reason}" if device.reason else ""
         return "broken", f"its device is {device.health}{why}"

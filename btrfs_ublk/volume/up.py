@@ -137,7 +137,7 @@ def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
         kept = volume.definition()
     except UsageError as error:
         raise UsageError(
-            f"volume {volume.name!r} is up, and what it was to be makes no sense: "
+            f"volume {volume.name!r} is up, but its stored definition is invalid: "
             f"{error.message}",
             hint=f"first: btrfs-ublk volume down {volume.name}",
         ) from error
@@ -178,11 +178,11 @@ def _heal(volume: VolumeDirectory) -> None:
         if device is not None:
             recover_device(volume.name)
             return
-        why = "its device is gone"
+        why = "its device does not exist any more"
     except BtrfsUblkError as error:
         why = error.message
     raise LeftoverError(
-        f"volume {volume.name!r} is mounted, and broken: {why}",
+        f"volume {volume.name!r} is mounted, but does not work: {why}",
         hint=f"btrfs-ublk volume down {volume.name}, then up again",
     )
 
@@ -291,7 +291,7 @@ def _mount(
             if fsid != volume.fsid():
                 raise BtrfsUblkError(
                     f"{volume.sprout_image} holds btrfs {fsid}, not {volume.fsid()}",
-                    hint="somebody has changed it: bring it back from a backup",
+                    hint="another program has changed it: restore it from a backup",
                 )
             if is_read_only(target):
                 # Linux 6.12 mounts a sprout read-only, even with "rw".

@@ -77,7 +77,7 @@ def _sys_admin() -> str | None:
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff" and not int(value, 16) >> _CAP_SYS_ADMIN & 1:
-            return "this root may not mount (CAP_SYS_ADMIN)"
+            return "root lacks the capability CAP_SYS_ADMIN here, and cannot mount"
     return None
 
 
@@ -90,7 +90,7 @@ def _directories() -> str | None:
             check_private(path, what="state directory", hint="")
     except (BtrfsUblkError, OSError) as error:
         if os.geteuid() != 0:
-            raise Unseen("the directories are root's") from None
+            raise Unseen("only root may look into the directories") from None
         return str(getattr(error, "message", error))
     return None
 
@@ -110,7 +110,7 @@ def _vm_script() -> str | None:
 
 def _virtiofsd() -> str | None:
     found = shutil.which("virtiofsd") or any(map(os.path.exists, _VIRTIOFSD))
-    return None if found else "it is not there"
+    return None if found else "the program was not found"
 
 
 SYS_ADMIN = Condition(

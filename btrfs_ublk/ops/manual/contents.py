@@ -14,10 +14,10 @@ from btrfs_ublk.cli.main import command as root
 NAME = "btrfs-ublk"
 EXIT_STATUS = (
     ("0", "Success."),
-    ("1", "Failure, or what the command looks for is wrong."),
-    ("2", "Wrong usage, or input that makes no sense; nothing was touched."),
-    ("3", "This machine lacks what is needed: the message says what, and the cure."),
-    ("128 + N", "Signal N came."),
+    ("1", "The command failed, or what it checks is not in order."),
+    ("2", "The usage is wrong, or the input is invalid; nothing was changed."),
+    ("3", "This machine lacks something: the message says what, and how to get it."),
+    ("128 + N", "The command was ended by signal N."),
 )
 
 

@@ -134,10 +134,10 @@ def _bound_unix(path: Path) -> socket.socket:
     """Bind a socket that only its owner may connect to, replacing an unused one."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise UsageError(f"'{path}' exists and is no socket")
+            raise UsageError(f"'{path}' exists, and is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
-                raise BtrfsUblkError(f"somebody listens on '{path}' already")
+                raise BtrfsUblkError(f"another program listens on '{path}' already")
         path.unlink()
     listener = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
