@@ -24,7 +24,7 @@ def test_some_of_them(need: Need) -> None:
         "remove d",
         "--cache text",
         "map digest big -o small",
-        "b device add x dir",
+        "b device up x dir",
     ]
     argv = [_PROJECT / "scripts/isolate", sys.executable, campaign, *words]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240)

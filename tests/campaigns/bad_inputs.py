@@ -67,13 +67,13 @@ b seed create seed.img --virtual-data-size 1G --metadata-only
 head -c 1M seed.img > cut.img
 b volume up v --front-end fuse --mount mnt --cache cache --add-file "big=$PWD/big"
 b volume up d --front-end fuse && b volume down d
-b device add p p.8192 --front-end fuse
+b device up p p.8192 --front-end fuse
 cd "$BTRFS_UBLK_VOLUMES_DIR"; cp -a d damaged; echo nonsense > damaged/volume.json
 """
 WEB_SERVER = 'exec "$PYTHON" -m btrfs_ublk.testing.range_server . --port 0 > url'
 #: Removes what a case may have made that should have been refused.
-UNDO = "{ b volume down x && b volume remove x --yes; b device del x; } 2> /dev/null"
-TEARDOWN = "b device del p; umount small ro; b volume down v"
+UNDO = "{ b volume down x && b volume remove x --yes; b device down x; } 2> /dev/null"
+TEARDOWN = "b device down p; umount small ro; b volume down v"
 
 
 def _environment() -> dict[str, str]:
