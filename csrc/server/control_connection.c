@@ -347,13 +347,16 @@ enum control_action control_finish(struct control_connection *connection,
 {
 	struct control_job *job = connection->job;
 	enum control_action action = CONTROL_GO_ON;
+	json_t *reply;
 
 	connection->job = NULL;
 	connection->wait_left_ms = connection->wait_ms;
 	/* The long line was an ordinary request, such as "stop" with many spaces. */
 	if (!job->reply && job->kind && !job->kind->work && job->kind->answer)
 		action = job->kind->answer(subject, &job->reply);
-	control_send(connection, json_incref(job->reply));
+	/* Whoever gets the reply may count on its descriptor being closed here. */
+	reply = json_incref(job->reply);
 	control_job_free(job);
+	control_send(connection, reply);
 	return action == CONTROL_GO_ON ? handle_lines(connection, subject) : action;
 }
