@@ -227,7 +227,7 @@ def test_a_server_tells_of_every_read(serve: Serve, source: Path) -> None:
                 read_direct(server.device, start + block * BLOCK, BLOCK)
         with pytest.raises(OSError):
             read_direct(server.device, 2 * MIB, BLOCK)
-        stats = server.stats()
+        stats = settled_stats(server)
         after = stats.kinds
         assert after["file"].reads == before["file"].reads + 40
         assert after["file"].read_bytes == before["file"].read_bytes + 40 * BLOCK
@@ -272,11 +272,17 @@ def test_requests_in_flight_are_seen_and_their_time_is_counted(
                 os.kill(slow.pid, signal.SIGCONT)
             for read in reads:
                 read.result(timeout=TIMEOUT_S)
-            stats = server.stats()
+            stats = settled_stats(server)
         latency = stats.kinds["file"].latency.reads.since(before)
         assert latency.count == 3 and latency.max_ns >= 300e6
         assert latency.percentile_ns(1) >= 300e6
         assert stats.queues[0].in_flight == 0 and stats.queues[0].max_in_flight >= 3
+
+
+def settled_stats(server: BlockServer) -> ServerStats:
+    """Statistics with the last answers, which a server counts once they are given."""
+    wait_until(lambda: all(x.in_flight == 0 for x in server.stats().queues))
+    return server.stats()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
