@@ -250,16 +250,13 @@ class TestDevice:
             os.kill(server.pid, signal.SIGSTOP)
             try:
                 argv = [helper, *HOW[how], "--deadline=1", str(server.device)]
+                expected = {"direct": 64, "mmap": 3}[how]
                 with driven(*argv) as reader:
-                    time.sleep(0.2)
+                    assert {hear(reader)["event"] for _ in range(expected)} == {"hung"}
                     tell(reader, "stop\n")
-                    events = []
-                    while not events or events[-1]["event"] != "report":
-                        events.append(hear(reader))
-                    report = events[-1]
+                    report = hear(reader)
+                    assert report["event"] == "report" and report["hung"] == expected
                     assert report["reads"] == 0 and report["errors"] == 0
-                    expected = {"direct": 64, "mmap": 3}[how]
-                    assert report["hung"] == len(events) - 1 == expected
                     os.kill(server.pid, signal.SIGCONT)
                     assert reader.wait(10) == 1
             finally:
