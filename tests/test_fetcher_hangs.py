@@ -42,9 +42,11 @@ class Origin:
     errors: int = 0
     hangs: threading.Event = field(default_factory=threading.Event)
     end: threading.Event = field(default_factory=threading.Event)
+    hanging: list[str] = field(default_factory=list)  #: without an answer until then
 
     def __call__(self, request: str) -> bytes:
         if self.hangs.is_set():
+            self.hanging.append(request)
             self.end.wait()
         elif self.errors:
             self.errors -= 1
@@ -91,11 +93,15 @@ def listening(talk: Callable[[socket.socket], None]) -> Iterator[int]:
                 thread.join()
 
 
-def wait_for_requests(server: ScriptedServer, count: int) -> None:
-    end = time.monotonic() + 10
-    while len(server.requests) < count:
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def wait_for_requests(server: ScriptedServer, count: int) -> None:
+    wait_until(lambda: len(server.requests) >= count)
 
 
 def heal_after_prefetch(
@@ -106,12 +112,12 @@ def heal_after_prefetch(
     assert shell.read(number, len(DATA) - UNIT, UNIT).data == DATA[-UNIT:]
     origin.hangs.set()
     shell.prefetch(number, 0, units * UNIT)
-    wait_for_requests(server, 1 + units)
+    wait_until(lambda: len(origin.hanging) == units)
     origin.hangs.clear()
     return number
 
 
-@pytest.mark.parametrize("deadline_s", [1.5, 4, None])
+@pytest.mark.parametrize("deadline_s", [3, 6, None])
 def test_a_reader_does_not_inherit_a_hung_prefetch(
     sanitized_build: Path, tmp_path: Path, deadline_s: float | None
 ) -> None:
@@ -137,10 +143,10 @@ def test_hung_prefetches_are_in_nobodys_way(
         number = heal_after_prefetch(shell, origin, server, 4)
         origin.errors = 3
         for at in range(64, 72):
-            shell.begin(number, at * UNIT, UNIT, deadline_s=2)
+            shell.begin(number, at * UNIT, UNIT, deadline_s=4)
         reads = shell.finish().values()
         assert {read.result for read in reads} == {0}
-        assert max(read.ms for read in reads) < 1900
+        assert max(read.ms for read in reads) < 3800
 
 
 def test_a_prefetch_that_hangs_ends_by_itself(
@@ -152,8 +158,7 @@ def test_a_prefetch_that_hangs_ends_by_itself(
     ):
         heal_after_prefetch(shell, origin, server, 2)
         assert shell.stats()["units_in_flight"] == 2
-        time.sleep(6)
-        assert shell.stats()["units_in_flight"] == 0
+        wait_until(lambda: shell.stats()["units_in_flight"] == 0)
 
 
 def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) -> None:
@@ -231,12 +236,12 @@ def test_one_attempt_does_not_take_all_the_time(
         ]
         number = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
         origin.hangs.set()
-        read = shell.begin(number, 0, UNIT, deadline_s=4)
-        wait_for_requests(server, 1)
+        read = shell.begin(number, 0, UNIT, deadline_s=8)
+        wait_until(lambda: len(origin.hanging) == 1)
         origin.hangs.clear()
         answer = shell.finish()[read]
         assert answer.data == DATA[:UNIT]
-        assert answer.ms < (2800 if others else 3800)
+        assert answer.ms < (5600 if others else 7600)
 
 
 def test_a_retry_trusts_no_kept_connection(
@@ -282,8 +287,8 @@ def test_a_slow_prefetch_is_not_given_up(sanitized_build: Path, tmp_path: Path) 
 
     def slowly(_: str) -> Iterator[bytes]:
         whole = answer(0, UNIT - 1)
-        for at in range(0, len(whole), 1000):
-            yield whole[at : at + 1000]
+        for at in range(0, len(whole), 700):
+            yield whole[at : at + 700]
             time.sleep(0.6)
 
     with (
@@ -293,7 +298,7 @@ def test_a_slow_prefetch_is_not_given_up(sanitized_build: Path, tmp_path: Path) 
         number = shell.add(source(server))
         shell.prefetch(number, 0, UNIT)
         time.sleep(0.3)
-        assert shell.read(number, 0, UNIT, deadline_s=3.5).data == DATA[:UNIT]
+        assert shell.read(number, 0, UNIT, deadline_s=5.5).data == DATA[:UNIT]
         assert len(server.requests) == 1
 
 
