@@ -11,12 +11,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -54,10 +54,14 @@ fuse = pytest.mark.fuse
 
 
 class Origin:
-    """DATA by ranges, after ``delay_s``; ``bad`` units are not to be had."""
+    """DATA by ranges, after ``delay_s``; ``bad`` units are not to be had, and those
+    below ``held_units`` come only once ``go_on`` is set.
+    """
 
     def __init__(self) -> None:
         self.delay_s = 0.0
+        self.held_units = 0
+        self.go_on = threading.Event()
         self.bad: set[int] = set()
         self.asked: list[int] = []
 
@@ -66,6 +70,8 @@ class Origin:
         assert found, request
         first, last = int(found[1]), int(found[2])
         self.asked.append(first // UNIT)
+        if first // UNIT < self.held_units:
+            self.go_on.wait()
         time.sleep(self.delay_s)
         if first // UNIT in self.bad:
             return response("404 Not Found")
@@ -85,6 +91,7 @@ def origin() -> Origin:
 def web(origin: Origin) -> Iterator[ScriptedServer]:
     with scripted_server(origin) as server:
         yield server
+        origin.go_on.set()
 
 
 def describe(directory: Path, *, cached: bool = True) -> Description:
@@ -187,30 +194,22 @@ def server(
         yield made
 
 
-def latency_s(server: BlockServer, units: list[int]) -> float:
-    taken = []
-    for unit in units:
-        started = time.monotonic()
-        wanted = DATA[unit * UNIT :][:4096]
-        assert read_direct(server.device, unit * UNIT, 4096) == wanted
-        taken.append(time.monotonic() - started)
-    return median(taken)
-
-
 @native
 @fuse
 def test_readers_come_first(server: BlockServer, origin: Origin) -> None:
-    """A source with half a second per answer; as many at a time as may be."""
+    """Sixteen units are fetched ahead at a time; none of them is answered before."""
     client = server.map()
-    origin.delay_s = 0.5
-    alone = latency_s(server, [63, 61, 59])
+    origin.held_units = 48
     begun = client.prefetch(start=0, end=48 * UNIT, at_once=16)
-    time.sleep(0.1)
-    beside = latency_s(server, [57, 55, 53])
+    wait_until(lambda: len(origin.asked) == 16)
+    for unit in (57, 55, 53):
+        wanted = DATA[unit * UNIT :][:4096]
+        assert read_direct(server.device, unit * UNIT, 4096) == wanted
     now = client.prefetch_status()
     assert now is not None and now.id == begun.id and now.is_running, now
-    assert beside < alone * 1.3 + 0.1, (alone, beside)
-    origin.delay_s = 0
+    # Nor did a reader wait until one of them was given up.
+    assert len(origin.asked) == len(set(origin.asked)), origin.asked
+    origin.go_on.set()
     assert until_over(client, begun).is_complete
 
 
@@ -245,12 +244,13 @@ def test_goes_on_after_failures(server: BlockServer, origin: Origin) -> None:
 def test_drops_what_is_not_begun(server: BlockServer, origin: Origin) -> None:
     client = server.map()
     assert client.prefetch_status() is None and client.prefetch_cancel() is None
-    origin.delay_s = 0.3
+    origin.held_units = UNITS
     begun = client.prefetch(at_once=4)
-    time.sleep(0.1)
+    wait_until(lambda: len(origin.asked) >= 4)
     ended = client.prefetch_cancel()
     assert ended is not None and ended.id == begun.id
     assert ended.state == "cancelled" and ended.percent < 100
+    origin.go_on.set()
     time.sleep(1)
     assert len(origin.asked) <= 8
     for keys in ({"at_once": 0}, {"at_once": 65}, {"extents": [(1, -1, 5)]}):
@@ -258,7 +258,6 @@ def test_drops_what_is_not_begun(server: BlockServer, origin: Origin) -> None:
             client.prefetch(**keys)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="no source 9"):
         client.prefetch([(9, 0, UNIT)])
-    origin.delay_s = 0
     assert until_over(client, client.prefetch()).is_complete
 
 
