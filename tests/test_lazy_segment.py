@@ -204,9 +204,9 @@ def test_rot_in_the_cache(
 ) -> None:
     """It is fetched again, or EIO where that cannot be; never delivered."""
     draw = random.Random(11)
-    description = describe(lazy(tmp_path, cache=str(cache_path), deadline_s=0.5))
+    segment = lazy(tmp_path, cache=str(cache_path))
     blocks = [at * BLOCK for at, block in enumerate(filled.blocks) if block]
-    with engine_shell(sanitized_build, description) as shell:
+    with engine_shell(sanitized_build, describe(segment)) as shell:
         for _ in range(8):
             spoil(cache_path, draw)
             for offset in draw.sample(blocks, len(blocks)):
@@ -219,9 +219,12 @@ def test_rot_in_the_cache(
             shell.request(f"read {offset} {BLOCK}")
         again = shell.stats()["lazy"][0]["cache"]["dropped_units"]
         assert again == stats["cache"]["dropped_units"]
-        # And without its sources.
-        for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
-            (tmp_path / name).unlink()
+    # And without its sources.
+    for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
+        (tmp_path / name).unlink()
+    with engine_shell(
+        sanitized_build, describe(segment | {"deadline_s": 0.5})
+    ) as shell:
         spoil(cache_path, draw)
         failed = 0
         for offset in draw.sample(blocks, len(blocks)):
@@ -243,14 +246,14 @@ def test_ends_while_prefetched_units_rest(
     )
     with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
         shell.map_request("prefetch-start")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not shell.stats()["lazy"][0]["fetcher"]["failures"]["transient"]:
             assert time.monotonic() < end
             time.sleep(0.01)
 
 
 def wait_until_stored(shell: EngineShell) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while True:
         fetcher = shell.stats()["lazy"][0]["fetcher"]
         under_way = fetcher["units_queued"] + fetcher["units_in_flight"]
@@ -263,9 +266,9 @@ def wait_until_stored(shell: EngineShell) -> None:
 def test_deadline(sanitized_build: Path, virtual: VirtualData, tmp_path: Path) -> None:
     virtual.add_file("file", 0, 4 * UNIT)
     path = tmp_path / "file"
-    with engine_shell(
-        sanitized_build, describe(lazy(tmp_path, deadline_s=0.5))
-    ) as shell:
+    # NB: a busy machine needs some of it for a read that succeeds, too.
+    description = describe(lazy(tmp_path, deadline_s=3))
+    with engine_shell(sanitized_build, description) as shell:
         path.rename(tmp_path / "away")
         assert shell.request(f"read 0 {BLOCK}") == errno.EIO
         (tmp_path / "away").rename(path)
