@@ -293,8 +293,8 @@ def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> No
             description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
         ) as server:
             server.wait_ready()
+            killing = threading.Timer(0.15, server.process.kill)
             with server.connect() as client:
-                threading.Timer(0.15, server.process.kill).start()
                 try:
                     for number in range(30_000):
                         at = (turn * 30_000 + number) * 8192
@@ -304,6 +304,8 @@ def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> No
                         client.socket.sendall(line + b"\n")
                         assert "reply" in client.line()
                         acknowledged.append(at)
+                        if number == 0:
+                            killing.start()
                 except (OSError, EOFError, ValueError):
                     pass
             server.process.wait(20)
