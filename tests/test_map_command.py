@@ -107,6 +107,7 @@ def test_other_sources_and_a_restart(device: Path, data: Path, tmp_path: Path) -
     server = show_device(NAME).state.server
     assert server is not None
     os.kill(server.pid, 9)
+    assert server.wait(timeout_s=60)  # else it may be taken for one that serves
     done = device_command("recover", NAME)
     assert done.returncode == 0, done.stderr
     assert good("list", NAME) == before
