@@ -59,7 +59,7 @@ class MirrorShell:
         data = None if line["result"] else self._process.stdout.read(length)
         return Answer(data=data, **line)
 
-    def probe(self, *, timeout_ms: int = 5000) -> dict[str, Any]:
+    def probe(self, *, timeout_ms: int = 30_000) -> dict[str, Any]:
         """Return {"result": 0, "size": …, "identity": …}, or result, text and hint."""
         self._ask(f"probe {timeout_ms}")
         return self._line()
@@ -68,11 +68,11 @@ class MirrorShell:
         self._ask(f"pin {identity}")
         self._line()
 
-    def fetch(self, offset: int, length: int, *, timeout_ms: int = 5000) -> Answer:
+    def fetch(self, offset: int, length: int, *, timeout_ms: int = 30_000) -> Answer:
         return self.fetch_many(offset, length, 1, timeout_ms=timeout_ms)[0]
 
     def fetch_many(
-        self, offset: int, length: int, count: int, *, timeout_ms: int = 5000
+        self, offset: int, length: int, count: int, *, timeout_ms: int = 30_000
     ) -> list[Answer]:
         """Fetch ``count`` adjacent ranges at the same time."""
         self._ask(f"fetch {offset} {length} {timeout_ms} {count}")

@@ -33,7 +33,7 @@ USER, PASSWORD = "puller", "p4ssw0rd"
 IDENTITY_TOKEN = "1dent1ty"
 #: How long the registry accepts expired tokens, as clocks may differ.
 LEEWAY_S = 60
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 

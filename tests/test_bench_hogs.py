@@ -29,11 +29,11 @@ def test_hogs_are_there_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
     for kind, policy in (("idle", os.SCHED_IDLE), ("normal", os.SCHED_OTHER)):
         with hogs(kind):
-            deadline_s = time.monotonic() + 10
+            deadline_s = time.monotonic() + 60
             while policies() != [policy] * 2:
                 assert time.monotonic() < deadline_s
                 time.sleep(0.02)
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while policies():
             assert time.monotonic() < deadline_s
             time.sleep(0.02)

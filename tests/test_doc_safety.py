@@ -98,16 +98,16 @@ def test_detaching_keeps_the_only_copy(
             shell.run(step, timeout_s=60)
             if step.command.startswith("export PATH"):
                 shell.run(
-                    Step(step.line, f"export PATH={programs}:$PATH", ""), timeout_s=5
+                    Step(step.line, f"export PATH={programs}:$PATH", ""), timeout_s=60
                 )
         kept = shell.run(
-            Step(0, 'ls "$work"/kept.img "$sprout" 2>/dev/null; true', ""), timeout_s=5
+            Step(0, 'ls "$work"/kept.img "$sprout" 2>/dev/null; true', ""), timeout_s=60
         )
         files = [Path(line) for line in kept.splitlines() if line.startswith("/")]
         assert files, f"with a {failing} that fails, nothing was kept"
         # The copy lies in the session's own /tmp, which nobody else sees.
         sizes = shell.run(
-            Step(0, f"stat --format=%s {' '.join(map(str, files))}", ""), timeout_s=5
+            Step(0, f"stat --format=%s {' '.join(map(str, files))}", ""), timeout_s=60
         )
     assert str(1 << 30) in sizes.split()
 

@@ -95,7 +95,7 @@ def test_no_mirror_is_left(sanitized_build: Path, tmp_path: Path) -> None:
     with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
         source = shell.add(file_source(tmp_path / "missing", 1 << 20))
         answer = shell.read(source, 0, BLOCK)
-        assert answer.result == EIO and answer.ms < 1000
+        assert answer.result == EIO and answer.ms < 10_000  # of 30
         # Nothing is remembered: it is there now.
         (tmp_path / "missing").write_bytes(bytes(1 << 20))
         assert shell.read(source, 0, BLOCK).data == bytes(BLOCK)
@@ -196,7 +196,7 @@ def test_prefetch(sanitized_build: Path, content: tuple[Path, bytes]) -> None:
     with fetch_shell(sanitized_build) as shell:
         source = shell.add(file_source(path, len(data)))
         shell.prefetch(source, 0, 1 << 19)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while shell.stats()["units_prefetched"] < 8:
             assert time.monotonic() < end
             time.sleep(0.01)

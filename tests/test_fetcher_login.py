@@ -53,7 +53,7 @@ def write_secret(path: Path, text: str) -> None:
 def read_meanwhile(shell: FetchShell, source: int, unit: int) -> Iterator[None]:
     """A read that has no credentials, and comes to a good end once there are some."""
     number = shell.begin(source, unit * UNIT, UNIT, deadline_s=20)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not shell.stats()["failures"]["no_login"]:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -111,7 +111,7 @@ def test_a_read_does_not_wait_for_ever(sanitized_build: Path, tmp_path: Path) ->
         source = shell.add(with_token(server, tmp_path / "missing"))
         answer = shell.read(source, 0, UNIT, deadline_s=1)
         assert answer.result == -errno.EIO
-        assert 900 < answer.ms < 2000
+        assert 900 < answer.ms < 10_000
         # What is wrong from the start is said at once to whoever adds it.
         probe = shell.ask({"probe": 1, "source": source})
         assert f"cannot open '{tmp_path / 'missing'}'" in probe["error"]

@@ -191,7 +191,7 @@ def test_a_file_that_hangs(
             offsets = [SLOW_AT + unit * UNIT for unit in range(16)]
             reads = [pool.submit(read, server.device, at, BLOCK) for at in offsets]
             assert all(done.result() == errno.EIO for done in reads)
-            assert DEADLINE_S <= time.monotonic() - started <= DEADLINE_S + 1
+            assert DEADLINE_S <= time.monotonic() - started <= DEADLINE_S + 10
         end = time.monotonic() + 30
         for at in range(SLOW_AT, SLOW_AT + 32 * UNIT, UNIT):
             while (found := read(server.device, at, BLOCK)) == errno.EIO:
@@ -216,7 +216,7 @@ def test_a_file_system_that_hangs(
         virtual.add(source, data, SLOW_AT + number * 8 * UNIT)
     others = range(SLOW_AT + 32 * UNIT, SLOW_AT + 48 * UNIT, UNIT)
     virtual.add_file("other", others.start, 16 * UNIT)
-    with serve(describe(virtual, deadline_s=4), depth=64) as server:
+    with serve(describe(virtual, deadline_s=8), depth=64) as server:
         for number in range(1, 4):  # now it is known where they are
             assert read(server.device, SLOW_AT + number * 8 * UNIT, BLOCK) != errno.EIO
         with stopped(slow_file.pid), ThreadPoolExecutor(40) as pool:
@@ -227,7 +227,7 @@ def test_a_file_system_that_hangs(
             for at in others:
                 started = time.monotonic()
                 assert read(server.device, at, BLOCK) == virtual.content(at, BLOCK)
-                assert time.monotonic() - started < 3  # the deadline is 4 s
+                assert time.monotonic() - started < 6  # the deadline is 8 s
             found = read(server.device, SLOW_AT, BLOCK)
             assert found == virtual.content(SLOW_AT, BLOCK)
 

@@ -210,7 +210,7 @@ def test_a_host_that_hangs_does_not_stop_others(
             assert answers[number].ms < 5000
         failed = [answers[number] for number in answers.keys() - set(reads)]
         assert len(failed) == 4 * 64
-        assert all(x.result == -errno.EIO and x.ms < 9000 for x in failed)
+        assert all(x.result == -errno.EIO and x.ms < 20_000 for x in failed)
 
 
 def test_two_objects_under_one_name(sanitized_build: Path, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def faults(build: Path, tmp_path: Path, data: bytes, kind: str, percent: int) ->
             for unit in range(0, 64, 32 if percent == 100 else 1):
                 started = time.monotonic()
                 answer = shell.request(f"read {unit * UNIT} {BLOCK}")
-                assert time.monotonic() - started < DEADLINE_S + 1
+                assert time.monotonic() - started < DEADLINE_S + 10
                 failed += answer == errno.EIO
                 assert answer in (errno.EIO, virtual.content(unit * UNIT, BLOCK))
             assert failed == (2 if percent == 100 else 0)

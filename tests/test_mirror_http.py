@@ -411,7 +411,7 @@ def test_nobody_there_and_no_such_host(shell: Shell) -> None:
         answer = mirror.fetch(0, 100)
         assert (answer.failure, answer.result) == ("transient", -113)
     with shell("http://nowhere.invalid/object") as mirror:
-        assert mirror.fetch(0, 100).failure == "transient"
+        assert mirror.fetch(0, 100, timeout_ms=5000).failure == "transient"
 
 
 @pytest.mark.parametrize(
@@ -419,10 +419,10 @@ def test_nobody_there_and_no_such_host(shell: Shell) -> None:
 )
 def test_survives_a_bad_network(shell: Shell, web: WebServer, kind: str) -> None:
     upstream = ("127.0.0.1", web.port)
-    faults = Faults(kind=kind, share=0.5, hang_s=3)  # type: ignore[arg-type]
+    faults = Faults(kind=kind, share=0.5, hang_s=8)  # type: ignore[arg-type]
     with FaultProxy(upstream, faults=faults) as proxy:
         with shell(proxy.url("/files/object")) as mirror:
-            answers = mirror.fetch_many(0, UNIT, 16, timeout_ms=2000)
+            answers = mirror.fetch_many(0, UNIT, 16, timeout_ms=6000)
             for i, answer in enumerate(answers):
                 assert answer.data in (None, DATA[i * UNIT :][:UNIT])
             assert proxy.counts.injected[kind] == sum(x.data is None for x in answers)

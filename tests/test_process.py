@@ -56,9 +56,9 @@ def test_a_signal_is_named() -> None:
 def test_a_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     start_s = time.monotonic()
-    with pytest.raises(CommandError, match="did not end within 0.5 s"):
-        run(["sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout_s=0.5)
-    assert time.monotonic() - start_s < 5
+    with pytest.raises(CommandError, match="did not end within 2 s"):
+        run(["sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout_s=2.0)
+    assert time.monotonic() - start_s < 30
     grandchild = int(pid_file.read_text())
     with suppress(ProcessLookupError):
         assert ProcessIdentity.of(grandchild).wait(timeout_s=10)

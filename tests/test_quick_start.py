@@ -15,7 +15,7 @@ from transcript import PROJECT, replay_steps, session, steps
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 
 _DOCUMENT = PROJECT / "docs" / "quick-start.md"
-_SETUP_TIMEOUT_S = 280
+_SETUP_TIMEOUT_S = 900
 
 
 def test_five_commands_are_enough() -> None:
@@ -33,7 +33,7 @@ def test_the_readme_has_the_same() -> None:
 
 @pytest.mark.native
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_fresh_clone(sparse_path: Path, need: Need) -> None:
     need(ROOT, BTRFS, LOOP, FUSE, Program("git", package="git"))
     if not (PROJECT / ".git").exists():

@@ -41,7 +41,7 @@ def look(build: Path, image: Path) -> list[int]:
         done = subprocess.run(
             [build / "csrc/tools/btrfs-ublk-checkseed", command, "--json", image],
             capture_output=True,
-            timeout=10,
+            timeout=60,
             env=os.environ | ENVIRONMENT,
         )
         assert done.returncode in (0, 1), (done.returncode, done.stderr.decode())

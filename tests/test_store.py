@@ -400,7 +400,7 @@ def test_sizes_are_asked_for_sixteen_at_a_time(shell: StoreShell) -> None:
     together = threading.Barrier(16)
 
     def answer(request: str) -> bytes:
-        together.wait(10)
+        together.wait(60)
         size = int(request.split()[1].removeprefix("/"))
         return response(f"206 Partial Content\nContent-Range: bytes 0-0/{size}", b"x")
 

@@ -31,7 +31,7 @@ def test_the_deadline_is_kept_and_says_what_was_awaited() -> None:
     start_s = time.monotonic()
     with pytest.raises(TimeoutError, match="the thing: it did not happen within 0.3 s"):
         wait_until(lambda: None, timeout_s=0.3, what="the thing")
-    assert 0.25 < time.monotonic() - start_s < 2
+    assert 0.25 < time.monotonic() - start_s < 30
 
 
 def test_a_missed_event_only_delays() -> None:

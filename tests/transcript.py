@@ -24,7 +24,7 @@ PROJECT = Path(__file__).parent.parent
 _PROMPT = "$ "
 _ANYTHING = "…"
 #: How long a background program may take until it has printed what is documented.
-_READY_S = 20.0
+_READY_S = 60.0
 
 # Commands come through descriptor 3, each ended by a NUL; they get no input.
 _LOOP = """
@@ -183,7 +183,7 @@ def session(
 
 
 def replay_steps(
-    document: Path, wanted: Iterable[Step], shell: Session, *, timeout_s: float = 60.0
+    document: Path, wanted: Iterable[Step], shell: Session, *, timeout_s: float = 120.0
 ) -> None:
     """Run commands of a document, and compare what they print."""
     for step in wanted:
