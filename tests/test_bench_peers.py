@@ -27,10 +27,9 @@ from btrfs_ublk.bench.peer import (
     setting,
     why_not,
 )
-from btrfs_ublk.bench.peers.others import NBDKIT, RUBLK, UBDSRV_VARIABLE, Ubdsrv
+from btrfs_ublk.bench.peers.others import RUBLK, RUBLK_VARIABLE
 from btrfs_ublk.bench.reading import READING
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule
-from btrfs_ublk.bench.resources.nbd import NBD_CLIENT
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES, MIB
 
@@ -114,8 +113,6 @@ def test_all_at_once_with_ublk(need: Need, sparse_path: Path) -> None:
         assert {"brd", "btrfs-brd", "null_blk"} <= ran
         if Path("/sys/module/fuse/parameters/enable_uring").exists():
             assert "fuse-least-io-uring" in ran
-        if NBDKIT.probe() is None and NBD_CLIENT.probe() is None:
-            assert {"nbd-memory", "nbd-file"} <= ran
 
 
 def test_unknown_peers_are_refused() -> None:
@@ -152,20 +149,13 @@ def test_what_is_cached_can_be_mapped(need: Need, sparse_path: Path) -> None:
                     assert expected
 
 
-def test_ubdsrv_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where it is not, or is too old to have a program for each target."""
-    program = Ubdsrv("null")
-    monkeypatch.setenv(UBDSRV_VARIABLE, str(tmp_path / "ublk"))
-    assert f"not at {tmp_path}/ublk, as {UBDSRV_VARIABLE} says" in str(program.probe())
-    for name in ("ublk", "ublk.null"):
-        reason = program.probe()
-        assert reason is not None and str(tmp_path / "ublk") in reason
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    assert program.probe() is None
-    (tmp_path / "link").symlink_to("ublk")
-    monkeypatch.setenv(UBDSRV_VARIABLE, str(tmp_path / "link"))
-    assert program.probe() is None and program.path() == tmp_path / "ublk.null"
+def test_rublk_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "rublk"
+    monkeypatch.setenv(RUBLK_VARIABLE, str(path))
+    assert f"not at {path}, as {RUBLK_VARIABLE} says" in str(RUBLK.probe())
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    assert RUBLK.probe() is None and RUBLK.path() == str(path)
 
 
 class TestStamps:

@@ -11,8 +11,8 @@ packages_of_part() { # build|demo|bench|test|package|vm
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     bench)
-        # fio, and what only comparisons need: EROFS, NBD, xfs, ext4.
-        echo fio erofs-utils nbdkit nbd-client xfsprogs e2fsprogs
+        # fio, and what only comparisons need: EROFS, xfs, ext4.
+        echo fio erofs-utils xfsprogs e2fsprogs
         ;;
     test)
         # nginx, docker-registry: real servers that data are fetched from; chromium, with
@@ -52,7 +52,6 @@ fedora_name() {
     libsqlite3-dev) echo sqlite-devel ;;
     docker-registry) echo docker-distribution ;;
     mount) echo util-linux-core ;;
-    nbd-client) echo nbd ;;
     clang-format | clang-tidy) echo clang-tools-extra ;;
     fonts-dejavu-core) echo dejavu-sans-fonts ;;
     shellcheck) echo ShellCheck ;;

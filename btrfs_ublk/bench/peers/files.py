@@ -1,6 +1,5 @@
-"""Files of others' file systems: uncompressed EROFS on tmpfs, with overlayfs or
-composefs on it; virtiofs; and a minimal FUSE server, reached in each possible way,
-which shows the best that any file system in FUSE could do.
+"""Files of others' file systems: virtiofs, and a minimal FUSE server, reached in each
+possible way, which shows the best that any file system in FUSE could do.
 """
 
 from __future__ import annotations
@@ -8,32 +7,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, Capability
+from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.helpers import FUSE_STAND_IN, helper_path
 from btrfs_ublk.base.process import readable, run, spawn
 from btrfs_ublk.bench.known_content import STAMPS, write_content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
-from btrfs_ublk.bench.read_only import (
-    EROFS,
-    EXT4,
-    MKCOMPOSEFS,
-    MKFS_EROFS,
-    MKFS_EXT4,
-    MOUNT_COMPOSEFS,
-    OVERLAY,
-    Prepare,
-    on_composefs,
-    on_erofs,
-    on_hosted_erofs,
-    on_overlay,
-)
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.temporary import tempdir
@@ -41,27 +26,6 @@ from btrfs_ublk.units import BLOCK_BYTES
 
 _NAME = "file"
 _TIMEOUT_S = 20.0
-
-
-@contextmanager
-def _tree(setting: Setting) -> Iterator[Path]:
-    """Make a directory with the source file, and nothing else."""
-    tree = setting.new_directory("tree")
-    os.link(setting.source_file(), tree / _NAME)
-    yield tree
-
-
-@contextmanager
-def _mounted(
-    prepare: Prepare, direct: bool, writable: bool, setting: Setting
-) -> Iterator[Subject]:
-    source = setting.shared("tree", lambda: _tree(setting))
-    with ExitStack() as stack:
-        mount = prepare(setting, source, stack)
-        with mount(setting.new_directory("mnt")) as root:
-            # Written data are on tmpfs.
-            direct = direct and not (writable and setting.writable)
-            yield Subject(root / _NAME, STAMPS, direct=direct, writable=writable)
 
 
 @dataclass(frozen=True)
@@ -164,46 +128,10 @@ def _stand_in(how: How, setting: Setting) -> Iterator[Subject]:
         )
 
 
-def _peers() -> Iterator[Peer]:
-    erofs: Sequence[Capability] = (ROOT, LOOP, EROFS, MKFS_EROFS)
-    composed = (ROOT, EROFS, OVERLAY, MKCOMPOSEFS, MOUNT_COMPOSEFS)
-    # NB: two of them read through the page cache even with O_DIRECT.
-    for name, what, needs, prepare, direct in (
-        ("erofs-loop", "EROFS on a loop device", erofs, on_erofs(False), True),
-        (
-            "erofs-loop-direct",
-            "EROFS on a loop device with direct I/O",
-            erofs,
-            on_erofs(True),
-            True,
-        ),
-        (
-            "erofs-file",
-            "EROFS on a file of ext4, no device",
-            (*erofs, EXT4, MKFS_EXT4),
-            on_hosted_erofs,
-            False,
-        ),
-        (
-            "overlay-erofs",
-            "overlayfs, on EROFS on a loop device",
-            (*erofs, OVERLAY),
-            on_overlay(False),
-            True,
-        ),
-        (
-            "composefs",
-            "composefs; its contents on tmpfs",
-            composed,
-            on_composefs,
-            False,
-        ),
-    ):
-        serving = partial(_mounted, prepare, direct, name == "overlay-erofs")
-        yield Peer(name, "file", f"a file of {what}", needs, serving)
-    for name, (how, description) in _STAND_INS.items():
-        needs = (ROOT, FUSE, _FuseBy(how))
-        yield Peer(name, "file", description, needs, partial(_stand_in, how))
-
-
-PEERS = [*_peers(), _virtiofs]
+PEERS = [
+    *(
+        Peer(name, "file", what, (ROOT, FUSE, _FuseBy(how)), partial(_stand_in, how))
+        for name, (how, what) in _STAND_INS.items()
+    ),
+    _virtiofs,
+]

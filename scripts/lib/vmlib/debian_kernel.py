@@ -27,7 +27,7 @@ _OWN_PACKAGE = re.compile(r"linux-(image|binary|modules|base)-\d\S*")
 # Modules that tests load at every boot.  They are stored unpacked: unpacking
 # btrfs.ko.xz takes longer than all the rest of a boot under emulation.
 UNPACKED_MODULES = (
-    *("ublk_drv", "btrfs", "loop", "brd", "null_blk", "nbd", "overlay", "erofs"),
+    *("ublk_drv", "btrfs", "loop", "brd", "null_blk", "overlay", "erofs"),
     *("virtiofs", "virtio_console"),
 )
 
