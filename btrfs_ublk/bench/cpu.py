@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -42,10 +42,7 @@ class Snapshot:
     time_s: float
     cpu_count: int
     cpus: Mapping[str, float]
-    context_switches: int
     processes: Mapping[int, Process]
-    #: Voluntary and involuntary switches of the processes that were asked for.
-    switches_of: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,38 +56,27 @@ class RawSnapshot:
     times_s: tuple[float, float]
     cpus: tuple[bytes, bytes]
     processes: Mapping[int, bytes]
-    statuses: Mapping[int, Sequence[bytes]]
 
     @classmethod
-    def take(cls, pids: Iterable[int] = ()) -> RawSnapshot:
-        """Read all processes; of ``pids``, also context switches of threads."""
+    def take(cls) -> RawSnapshot:
         begin_s, before = time.monotonic(), _read("/proc/stat", _STAT_BYTES)
         processes = {
             int(name): stat
             for name in os.listdir("/proc")
             if name.isdigit() and (stat := _read(f"/proc/{name}/stat"))
         }
-        statuses = {pid: _thread_statuses(pid) for pid in pids}
         end_s, after = time.monotonic(), _read("/proc/stat", _STAT_BYTES)
-        return cls((begin_s, end_s), (before, after), processes, statuses)
+        return cls((begin_s, end_s), (before, after), processes)
 
     def parse(self) -> Snapshot:
         # On a busy machine, looking at the processes takes a while. The CPUs' times are
         # taken for the middle of it.
         before, after = map(_cpu_times, self.cpus)
-        switches = next(
-            line for line in self.cpus[1].splitlines() if line.startswith(b"ctxt ")
-        )
         return Snapshot(
             time_s=sum(self.times_s) / 2,
             cpu_count=os.sysconf("SC_NPROCESSORS_ONLN"),
             cpus={name: (before[name] + after[name]) / 2 for name in before},
-            context_switches=int(switches.split()[1]),
             processes={pid: _process(stat) for pid, stat in self.processes.items()},
-            switches_of={
-                pid: sum(map(_context_switches, statuses))
-                for pid, statuses in self.statuses.items()
-            },
         )
 
 
@@ -106,13 +92,6 @@ def _read(path: str, most_bytes: int = _PROCESS_BYTES) -> bytes:
         return b""
     finally:
         os.close(fd)
-
-
-def _thread_statuses(pid: int) -> list[bytes]:
-    with suppress(OSError):
-        threads = os.listdir(f"/proc/{pid}/task")
-        return [_read(f"/proc/{pid}/task/{thread}/status") for thread in threads]
-    return []
 
 
 def children_of(pid: int) -> set[int]:
@@ -143,15 +122,6 @@ def _process(stat: bytes) -> Process:
         is_kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
         own_s=(utime + stime) / _TICKS_PER_S,
         children_s=(cutime + cstime) / _TICKS_PER_S,
-    )
-
-
-def _context_switches(status: bytes) -> int:
-    """Return a thread's switches, voluntary or not, from its status."""
-    return sum(
-        int(line.partition(b":")[2])
-        for line in status.splitlines()
-        if b"voluntary_ctxt_switches" in line
     )
 
 
@@ -226,37 +196,3 @@ class Usage:
                 else 1.0
             ),
         }
-
-    def context_switches(self) -> float:
-        """Return context switches per second of all CPUs."""
-        count = self.after.context_switches - self.before.context_switches
-        return count / self.window_s
-
-    def context_switches_of(self, pid: int) -> float:
-        """Return those of a process that both snapshots were asked for, per second. NB:
-        switches of threads that have ended in between are missing.
-        """
-        count = self.after.switches_of[pid] - self.before.switches_of[pid]
-        return count / self.window_s
-
-
-def cpu_mhz() -> float | None:
-    """Return the CPUs' mean clock rate now; None if the kernel does not tell."""
-    rates = [
-        float(line.partition(":")[2])
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("cpu MHz")
-    ]
-    return sum(rates) / len(rates) if rates else None
-
-
-def pressure_us() -> dict[str, int]:
-    """Return the microseconds since boot in which some task waited for "cpu", "io" or
-    "memory" (PSI); empty if the kernel does not count them.
-    """
-    found = {}
-    for resource in ("cpu", "io", "memory"):
-        with suppress(OSError):
-            some = Path(f"/proc/pressure/{resource}").read_text().splitlines()[0]
-            found[resource] = int(some.rpartition("total=")[2])
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +47,6 @@ class Outcome:
 
     job_iops: tuple[float, ...]
     latency_us: Mapping[str, float]
-    context_switches_per_io: float
 
     @property
     def total_iops(self) -> float:
@@ -66,7 +64,6 @@ def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> 
         reads = [job[direction] for job in jobs]
         errors = {job["error"] for job in jobs} - {0}
         bins = [read["clat_ns"].get("bins", {}) for read in reads]
-        switches = sum(job["ctx"] for job in jobs)
         count = sum(read["total_ios"] for read in reads)
         iops = tuple(float(read["iops"]) for read in reads)
     except (ValueError, LookupError, TypeError) as error:
@@ -86,7 +83,6 @@ def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> 
                 merged(bins), _QUANTILES
             ).items()
         },
-        context_switches_per_io=switches / count,
     )
 
 
@@ -149,32 +145,24 @@ def run_watched(
     ramp_s: float,
     runtime_s: float,
     server_pids: Iterable[int],
-    with_switches: bool = False,
-    meanwhile: AbstractContextManager[object] | None = None,
 ) -> Usage | None:
     """Run fio (Workload.argv()) to its end. Returns None when it ended too soon to
-    measure its CPU use, as after a slow start.
-
-    ``with_switches``: also count the servers' context switches. ``meanwhile`` is
-    entered for the time that is measured. Raises CommandError when fio fails.
+    measure its CPU use, as after a slow start. Raises CommandError when fio fails.
     """
-    servers = set(server_pids)
-    counted = servers if with_switches else set()
     with spawn(argv) as fio:
         readers = _wait_for_jobs(fio, jobs)
         began_s = time.monotonic()
         fio.wait(ramp_s)
-        with meanwhile or nullcontext():
-            before = RawSnapshot.take(counted)
-            tail_s = max(_LEAST_TAIL_S, _TAIL_SHARE * runtime_s)
-            end_s = began_s + ramp_s + runtime_s - tail_s
-            fio.wait(max(0.0, end_s - time.monotonic()))
-            after = RawSnapshot.take(counted)
+        before = RawSnapshot.take()
+        tail_s = max(_LEAST_TAIL_S, _TAIL_SHARE * runtime_s)
+        end_s = began_s + ramp_s + runtime_s - tail_s
+        fio.wait(max(0.0, end_s - time.monotonic()))
+        after = RawSnapshot.take()
         was_reading = fio.wait(0) is None and bool(readers)
         _finish(fio, timeout_s=_END_TIMEOUT_S + runtime_s)
     if not was_reading:
         return None
-    parts = {"fio": {fio.pid, *readers}, "server": servers}
+    parts = {"fio": {fio.pid, *readers}, "server": server_pids}
     return Usage(before.parse(), after.parse(), parts)
 
 

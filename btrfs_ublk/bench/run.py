@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import Reader, read_buffered, read_direct
 from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import Configuration
-from btrfs_ublk.bench.cpu import Usage, cpu_mhz, pressure_us
+from btrfs_ublk.bench.cpu import Usage
 from btrfs_ublk.bench.environment import environment_id, versions
 from btrfs_ublk.bench.fio import Outcome, parse_output, run_watched
 from btrfs_ublk.bench.workloads import Workload
@@ -59,7 +58,6 @@ class _Measured:
     outcome: Outcome
     #: None when it ran too briefly to be watched.
     usage: Usage | None
-    pressure: Mapping[str, float]
     served: Mapping[str, Mapping[str, float]]
 
 
@@ -186,27 +184,21 @@ def _measure_volume(
         )
     outcome, usage = measured.outcome, measured.usage
     iops = outcome.total_iops
-    switches = {"fio": outcome.context_switches_per_io}
     row: Row = dict.fromkeys(("cpu", "cpu_window_s", "cpu_us_per_io"))
     if usage is not None:
         cores = usage.record()
         row["cpu"] = cores
         row["cpu_window_s"] = usage.window_s
         row["cpu_us_per_io"] = {name: cores[name] * 1e6 / iops for name in _PARTS}
-        server = usage.context_switches_of(made.server.pid)
-        switches |= {"total": usage.context_switches() / iops, "server": server / iops}
     return row | {
         "front_end": made.server.front_end,
         "total_iops": iops,
         "job_iops": list(outcome.job_iops),
         "latency_us": dict(outcome.latency_us),
-        "context_switches_per_io": switches,
         "served": measured.served,
         "checked_reads": checked,
         "written_bytes": written_bytes,
         "load": os.getloadavg()[0],
-        "cpu_mhz": cpu_mhz(),
-        "pressure": measured.pressure,
     }
 
 
@@ -246,29 +238,16 @@ def _run_fio(
         runtime_s=runtime_s,
         output=output,
     )
-    pressure: dict[str, float] = {}
     usage = run_watched(
         argv,
         jobs=configuration.jobs,
         ramp_s=ramp_s,
         runtime_s=runtime_s,
         server_pids=[server.pid],
-        with_switches=True,
-        meanwhile=_noting_pressure(pressure),
     )
     outcome = parse_output(output.read_text())
     since = _served(served, server.stats())
-    return _Measured(outcome, usage, pressure, since)
-
-
-@contextmanager
-def _noting_pressure(record: dict[str, float]) -> Iterator[None]:
-    """Record the share of the block's time in which some task waited for a resource."""
-    begin_s, before_us = time.monotonic(), pressure_us()
-    yield
-    elapsed_us = (time.monotonic() - begin_s) * 1e6
-    for name, value_us in pressure_us().items():
-        record[name] = (value_us - before_us.get(name, value_us)) / elapsed_us
+    return _Measured(outcome, usage, since)
 
 
 def _served(before: ServerStats, after: ServerStats) -> dict[str, dict[str, float]]:
