@@ -10,10 +10,10 @@ import device_cycles
 import pytest
 from click.testing import CliRunner
 from conftest import Need
+from cycle_tables import COUNTED
 from device_cycles import command, counts, grown_caches, growth
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, UBLK
-from btrfs_ublk.bench.device_cycles import COUNTED
 from btrfs_ublk.bench.report import tables_of
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import BlockServer, Description, FrontEndName, ZeroSegment

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from conftest import Need
 from fault_proxy import FAULTS, Fault, FaultProxy, Faults
+from fault_tables import is_good, tables
 from faults import Case, bed, measure
 from scripted_server import ScriptedServer, response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
-from btrfs_ublk.bench.faults import is_good, tables
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.units import MIB

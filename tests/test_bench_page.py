@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +165,7 @@ class TestComparisons:
 
 class TestSummary:
     def test_what_counts_comes_first(self, tmp_path: Path) -> None:
-        """Ours against others; then ours alone; then others; then what was emulated, or
+        """Ours against others; then others; then what was emulated, or
         disturbed.
         """
         named: list[tuple[str, Record]] = [
@@ -177,9 +175,9 @@ class TestSummary:
             ("ours", comparison()),
         ]
         paths = [write_document(tmp_path / f"{x}.json", made) for x, made in named]
-        page = page_of([*paths, RESULTS / "native-2cpu" / "seed.json"])
+        page = page_of(paths)
         anchors = [chapter.anchor for _, chapter in page.findings]
-        assert list(dict.fromkeys(anchors))[:3] == ["ours", "seed", "others"]
+        assert list(dict.fromkeys(anchors))[:2] == ["ours", "others"]
         assert set(anchors[anchors.index("others") + 1 :]) <= {
             "others",
             "busy",
@@ -209,26 +207,6 @@ class TestSummary:
         blocks = build([data]).chapters[0].blocks
         assert not [table for table in blocks[0].tables if len(table.rows) > 15]
         assert blocks[0].plots
-
-    def test_the_other_benchmarks_have_highlights(self) -> None:
-        names = ("seed", "small-files", "clone-1M", "clone-contention", "clone-100k-1T")
-        paths = [RESULTS / "native-2cpu" / f"{name}.json" for name in names]
-        page = page_of([*paths, RESULTS / "busy-2cpu" / "recovery-fuse.json"])
-        told = {each.headline: each.figure for each, _ in page.findings}
-        assert told == {
-            "To make the seed of 4 EiB": "13.5 ms",
-            "New small files: a sprout of 4 EiB against plain btrfs": "0.97×",
-            # The same of three files is told once.
-            "Files made as clones of 4 EiB of virtual data": "28,648/s",
-            "360 kills of the fuse server under verified reads": "0 faults",
-        }
-
-    def test_no_result_no_highlight(self, tmp_path: Path) -> None:
-        for name in ("seed", "small-files", "clone-1M"):
-            path = RESULTS / "native-2cpu" / f"{name}.json"
-            document = json.loads(path.read_text()) | {"results": []}
-            module = import_module(f"btrfs_ublk.bench.{document['benchmark']}")
-            assert module.highlights(document) == []
 
 
 class TestMatrices:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from recovery import awkward_kinds, plan
-from verified_reads import WrittenFiles
-
-from btrfs_ublk.bench.recovery import (
+from recovery_tables import (
     ADOPTED,
     BOTH,
     KINDS,
@@ -19,6 +17,8 @@ from btrfs_ublk.bench.recovery import (
     faults,
     tables,
 )
+from verified_reads import WrittenFiles
+
 from btrfs_ublk.server import FrontEndName
 
 READER = {

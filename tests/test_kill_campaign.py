@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kill_tables import KINDS, faults_of
 
-from btrfs_ublk.bench.deaths import KINDS, faults_of, tables
+from btrfs_ublk.bench.report import tables_of
 from btrfs_ublk.server import FrontEndName
 
 CAMPAIGN = Path(__file__).parent / "campaigns" / "kills.py"
@@ -55,7 +56,7 @@ def test_nothing_is_lost(sparse_path: Path) -> None:
     assert all(each["reads"] for each in rounds)
     # A FUSE connection has ended then, and nothing can be read: but nothing is lost.
     assert "over" in rounds[3]
-    (table,) = tables(document)
+    (table,) = tables_of(document)
     assert [row[0] for row in table.rows] == [*kinds, "all"]
 
 

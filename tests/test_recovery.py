@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import may_be_killed
 from recovery import awkward_kinds, run_rounds, trial
+from recovery_tables import RANDOM, faults
 from verified_reads import VerifiedReads, verified_reads
 
 from btrfs_ublk.base.process import ProcessIdentity
-from btrfs_ublk.bench.recovery import RANDOM, faults
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.server import (
     BlockServer,

@@ -25,7 +25,7 @@ from btrfs_ublk.bench.files import (
     make_files,
     sync_file_system,
 )
-from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
+from btrfs_ublk.bench.report import Document, Result, Table, number
 from btrfs_ublk.bench.sprouts import (
     WRITABLE_BYTES,
     Bed,
@@ -34,7 +34,6 @@ from btrfs_ublk.bench.sprouts import (
     check_file_system,
     metadata_used_bytes,
 )
-from btrfs_ublk.bench.stats import median_of
 from btrfs_ublk.bench.study import (
     QUIET_TURNS,
     Column,
@@ -248,23 +247,6 @@ def tables(document: Document) -> list[Table]:
             "no fault. Verified: clones of all turns whose size, content and extents "
             "were compared.",
         ),
-    ]
-
-
-def highlights(document: Document) -> list[Highlight]:
-    """Summarise one process with the largest virtual data."""
-    single = [x for x in document["results"] if x["processes"] == 1]
-    if not single:
-        return []
-    size = max(result["virtual_data_size"] for result in single)
-    its = [result for result in single if result["virtual_data_size"] == size]
-    return [
-        Highlight(
-            f"{number(median_of(its, 'rate'))}/s",
-            f"Files made as clones of {options.seed_name(size)} of virtual data",
-            f"By one process, up to {number(max(x['clones'] for x in its))} of them; "
-            f"each takes {number(median_of(its, 'metadata_bytes'))} bytes of metadata.",
-        )
     ]
 
 

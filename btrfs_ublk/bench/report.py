@@ -51,17 +51,6 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Highlight:
-    """A result of a benchmark's optional ``highlights(document)``: a figure, in a few
-    words what it is, and a sentence that explains it.
-    """
-
-    figure: str
-    headline: str
-    sentence: str
-
-
 def make_document(
     benchmark: str,
     *,
@@ -85,6 +74,8 @@ def merged(documents: Sequence[Document]) -> Document:
     """
     first = documents[0]
     for other in documents[1:]:
+        if "tables" in first or "tables" in other:
+            raise UsageError("results of campaigns do not mix: they have their tables")
         if other["benchmark"] != first["benchmark"]:
             raise UsageError(
                 f"results of {first['benchmark']} and {other['benchmark']} do not mix"
@@ -101,7 +92,11 @@ def merged(documents: Sequence[Document]) -> Document:
 
 
 def tables_of(document: Document) -> list[Table]:
-    """Make the tables of a document of any benchmark. Raises UsageError."""
+    """Make the tables of a document of any benchmark, or return those that it has, as
+    those of campaigns do. Raises UsageError.
+    """
+    if "tables" in document:
+        return [Table(**each) for each in document["tables"]]
     name = document.get("benchmark")
     try:
         if not str(name).isidentifier():

@@ -15,9 +15,8 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.helpers import MKSEED
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
+from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.sprouts import WRITABLE_BYTES, Stopwatch
-from btrfs_ublk.bench.stats import grouped, median_of
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import add_device, forget_device
@@ -131,26 +130,6 @@ def tables(document: Document) -> list[Table]:
             left=2,
             note="MiB: what the image takes of its file system. Start: what running "
             "mount(8) takes in any case, part of both mounts and the remount.",
-        )
-    ]
-
-
-def highlights(document: Document) -> list[Highlight]:
-    """Summarise the largest seed."""
-    groups = grouped(document["results"], lambda each: each["virtual_data_size"])
-    if not groups:
-        return []
-    size = max(groups)
-    # If there are several chunk lengths, the first counts.
-    chunks = _NAMES["chunks"](groups[size][0])
-    its = [result for result in groups[size] if _NAMES["chunks"](result) == chunks]
-    mount_ms = median_of(its, "mount_sprout_s") * 1e3
-    return [
-        Highlight(
-            f"{number(median_of(its, 'make_s') * 1e3, 1)} ms",
-            f"To make the seed of {options.seed_name(size)}",
-            f"It takes {number(median_of(its, 'allocated_bytes') / MIB, 1)} MiB; its "
-            f"sprout is mounted in {number(mount_ms, 1)} ms.",
         )
     ]
 

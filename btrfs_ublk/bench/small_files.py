@@ -29,9 +29,9 @@ from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.environment import QUIET_NOTE
 from btrfs_ublk.bench.files import Plan, make_files, sync_file_system
-from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
+from btrfs_ublk.bench.report import Document, Result, Table, number
 from btrfs_ublk.bench.sprouts import bed, plain_btrfs
-from btrfs_ublk.bench.stats import grouped, median_of
+from btrfs_ublk.bench.stats import median_of
 from btrfs_ublk.bench.study import (
     QUIET_TURNS,
     Column,
@@ -231,32 +231,6 @@ def tables(document: Document) -> list[Table]:
             )
         )
     return made
-
-
-def highlights(document: Document) -> list[Highlight]:
-    """Summarise the largest sprout with one process, on the largest device."""
-    results = [x for x in document["results"] if x["processes"] == 1]
-    sprouts = [x for x in results if x["file_system"].startswith("sprout")]
-    if not sprouts:
-        return []
-    device = max(x["writable_bytes"] for x in sprouts)
-    most = max(x["chunks"] for x in sprouts if x["writable_bytes"] == device)
-    groups = grouped(
-        (x for x in results if x["writable_bytes"] == device),
-        lambda x: (x["file_system"], x["chunks"]),
-    )
-    name = next(file_system for file_system, chunks in groups if chunks == most)
-    its = quiet(groups[name, most])
-    reference = quiet(groups.get((_REFERENCE, 0), []))
-    rates = [median_of(each, "rate_with_sync") for each in (its, reference)]
-    return [
-        Highlight(
-            f"{number(rates[0] / rates[1], 2)}×",
-            f"New small files: a {name} against plain btrfs",
-            f"{number(rates[0])}/s against {number(rates[1])}/s with nodatacow, of "
-            f"{format_size(its[0]['file_bytes'])}, flushed, one process.",
-        )
-    ]
 
 
 @study(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document
+from btrfs_ublk.bench.report import Document, Table
 
 SETTINGS = options.SETTINGS
 COUNT = options.COUNT
@@ -44,7 +46,10 @@ output_option = click.option(
 )
 
 
-def store(document: Document, output: Path | None) -> None:
-    """Write the file. Call this after each round, as the next one may be the last."""
+def store(document: Document, tables: Sequence[Table], output: Path | None) -> None:
+    """Put the tables into the document, as no module of the package makes them, and
+    write the file. Call this after each round, as the next one may be the last.
+    """
+    document["tables"] = [asdict(table) for table in tables]
     if output is not None:
         output.write_text(json.dumps(document, indent=1) + "\n")

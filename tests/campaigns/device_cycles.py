@@ -16,6 +16,7 @@ from pathlib import Path
 
 import campaign
 import click
+from cycle_tables import COUNTED, tables
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK, Helper, require
 from btrfs_ublk.base.entry import run_command
@@ -23,7 +24,6 @@ from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.device_cycles import COUNTED
 from btrfs_ublk.bench.environment import wait_until_quiet
 from btrfs_ublk.bench.report import Result, make_document, show
 from btrfs_ublk.bench.stats import latency_record
@@ -283,6 +283,7 @@ def command(
         directory=parent,
         results=[],
     )
+    document["script"] = "tests/campaigns/device_cycles.py"
     for result in run_cycles(front_end, depth, cycles=cycles, stretches=_STRETCHES):
         document["results"].append(result)
         options.progress(f"{result['cycles']} cycles")
@@ -290,7 +291,7 @@ def command(
         for result in run_rounds(front_end, depth, devices=at_once, rounds=rounds):
             document["results"].append(result)
             options.progress(f"round {result['round']} of {rounds}")
-    campaign.store(document, output)
+    campaign.store(document, tables(document), output)
     show(document)
     return int(any(result.get("growth") for result in document["results"]))
 

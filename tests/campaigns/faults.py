@@ -17,12 +17,12 @@ from typing import Any, cast
 import campaign
 import click
 from fault_proxy import FAULTS, Fault, FaultProxy, Faults
+from fault_tables import LATE_S, is_good, tables
 from verified_reads import verified_reads
 
 from btrfs_ublk.base.capabilities import LOOP, ROOT, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.faults import LATE_S, is_good
 from btrfs_ublk.bench.origin import NGINX, origin
 from btrfs_ublk.bench.report import Result, make_document, show
 from btrfs_ublk.content import Addition, digest_file
@@ -230,6 +230,7 @@ def command(
     document = make_document(
         "faults", parameters=parameters, directory=parent, results=[]
     )
+    document["script"] = "tests/campaigns/faults.py"
     with bed(
         parent,
         size_bytes=size_bytes,
@@ -247,7 +248,7 @@ def command(
                             deadline_s=deadline_s,
                         )
                     )
-    campaign.store(document, output)
+    campaign.store(document, tables(document), output)
     show(document)
     bad = [result for result in document["results"] if not is_good(result)]
     if bad:

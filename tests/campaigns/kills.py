@@ -24,6 +24,7 @@ from typing import Any
 
 import campaign
 import click
+from kill_tables import ALL, KINDS, faults_of, tables
 from killable import kernel_log, soon, where_it_waits
 from verified_reads import NoAnswerError, VerifiedReads, verified_reads
 
@@ -31,7 +32,6 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import Child, ProcessIdentity, readable, run, spawn
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.deaths import ALL, KINDS, faults_of
 from btrfs_ublk.bench.report import Result, make_document, show
 from btrfs_ublk.device import recover_device, remove_device, show_device
 from btrfs_ublk.device.state import RUN_VARIABLE, DeviceState, device_directory
@@ -466,6 +466,7 @@ def command(
         document = make_document(
             "deaths", parameters=parameters, directory=directory, results=[]
         )
+        document["script"] = "tests/campaigns/kills.py"
         made = Campaign(
             directory,
             front_end=front_end,
@@ -478,8 +479,9 @@ def command(
             for result in made.run(kinds, limit_s=limit_s):
                 document["results"].append(result)
                 _tell(result)
-                campaign.store(document, output)
+                campaign.store(document, tables(document), output)
         finally:
+            campaign.store(document, tables(document), output)
             show(document)
     seen = [fault for each in document["results"] for fault in faults_of(each)]
     if seen:

@@ -27,14 +27,7 @@ from killable import (
     kill,
     where_it_waits,
 )
-from verified_reads import NoAnswerError, VerifiedReads, WrittenFiles, verified_reads
-
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, Helper, require
-from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.base.helpers import MKSEED, SERVER, VERIFY_READS
-from btrfs_ublk.base.process import ProcessIdentity
-from btrfs_ublk.bench import options
-from btrfs_ublk.bench.recovery import (
+from recovery_tables import (
     ADOPTED,
     AT_ONCE,
     BOTH,
@@ -44,7 +37,15 @@ from btrfs_ublk.bench.recovery import (
     STOPPED,
     TWICE,
     faults,
+    tables,
 )
+from verified_reads import NoAnswerError, VerifiedReads, WrittenFiles, verified_reads
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, Helper, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.helpers import MKSEED, SERVER, VERIFY_READS
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Result, make_document, show
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.reflink import clone_file
@@ -349,6 +350,7 @@ def command(
     document = make_document(
         "recovery", parameters=parameters, directory=parent, results=[]
     )
+    document["script"] = "tests/campaigns/recovery.py"
     with trial(
         front_end=front_end,
         supervisor=supervisor,
@@ -361,10 +363,11 @@ def command(
         try:
             for result in run_rounds(made, kinds, limit_s=limit_s):
                 document["results"].append(result)
-                campaign.store(document, output)
+                campaign.store(document, tables(document), output)
                 _tell(result, len(document["results"]))
         finally:
             # Show this even after a failure, and before taking all down may fail.
+            campaign.store(document, tables(document), output)
             show(document)
     found = faults(document)
     if found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
@@ -83,12 +82,14 @@ def _made_by(data: Data) -> tuple[str, str]:
     """Return the program that made a file, and its parameters."""
     guest = (data.record or {}).get("guest")
     where = f"scripts/vm {'--icount ' * (guest == 'icount')}-- " if guest else ""
-    asked = (data.header or {}) if isinstance(data, MatrixData) else data.document
-    asked = asked.get("parameters", asked)
     program = f"btrfs-ublk bench {data.benchmark}"
-    if data.benchmark not in ("matrix", "compare"):
-        module = import_module(f"btrfs_ublk.bench.{data.benchmark}")
-        program = getattr(module, "SCRIPT", f"python -m {module.__name__}")
+    if isinstance(data, MatrixData):
+        asked = data.header or {}
+    else:
+        asked = data.document["parameters"]
+        if data.benchmark != "compare":
+            module = f"python -m btrfs_ublk.bench.{data.benchmark}"
+            program = str(data.document.get("script", module))
     told = []
     for key, value in asked.items():
         values = [x for x in (value if isinstance(value, list) else [value]) if x]
@@ -179,15 +180,9 @@ def _content(data: Data) -> tuple[str, str, list[Block], list[Finding]]:
         suite = parameters.get("suite")
         title = f"Suite {suite}" if suite else "Comparison"
         return title, told, *comparison_blocks(data)
-    module = import_module(f"btrfs_ublk.bench.{data.benchmark}")
-    tell = getattr(module, "highlights", lambda document: ())
-    findings = [
-        Finding(x.figure, "", x.headline, x.sentence, -10.0)
-        for x in tell(data.document)
-    ]
     title = data.benchmark.replace("_", " ").capitalize()
     told = f"{data.name}, {len(data.document['results'])} results"
-    return title, told, [Block("", tables=data.tables)], findings
+    return title, told, [Block("", tables=data.tables)], []
 
 
 def _chosen(chapters: Sequence[Chapter]) -> list[tuple[Finding, Chapter]]:

@@ -1,5 +1,5 @@
-"""Tables of a campaign of kills (tests/campaigns/kills.py): which deaths of a volume's
-processes its readers and writers notice.
+"""Tables of kills.py: which deaths of its processes a volume's readers and writers
+notice.
 """
 
 from __future__ import annotations
@@ -7,11 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
+from btrfs_ublk.bench.report import Document, Result, Table, number
 from btrfs_ublk.bench.stats import grouped, quantile
 
-#: The program that makes such documents.
-SCRIPT = "tests/campaigns/kills.py"
 _BOTH = ["server", "supervisor"]
 ALL = "all three"
 #: What is killed at once; and again, up to half a second after one of them is back.
@@ -104,23 +102,5 @@ def tables(document: Document) -> list[Table]:
             "down and up; check counts complaints of btrfs check. Reads fail when all "
             f"three are killed and fuse has lost its connection. {reads} reads were "
             "verified.",
-        )
-    ]
-
-
-def highlights(document: Document) -> list[Highlight]:
-    """Summarise the faults."""
-    rounds = document["results"]
-    if not rounds:
-        return []
-    found = [fault for each in rounds for fault in faults_of(each)]
-    kills = number(sum(each.get("kills", 0) for each in rounds))
-    return [
-        Highlight(
-            f"{len(found)} faults",
-            f"{kills} kills of what serves a volume over "
-            f"{document['parameters']['front_end']}, under shadowed writes",
-            f"{number(len(rounds))} rounds; half of the time, reads went on within "
-            f"{_ms(rounds, 0.5)} ms. {'; '.join(found[:3])}",
         )
     ]

@@ -1,18 +1,13 @@
-"""Tables of tests/campaigns/recovery.py: what readers and writers noticed of the deaths
-of their server.
-"""
+"""Tables of recovery.py: what readers and writers noticed of their server's deaths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from btrfs_ublk.bench.report import Document, Highlight, Result, Table, number
+from btrfs_ublk.bench.report import Document, Result, Table, number
 from btrfs_ublk.bench.stats import grouped, quantile
 from btrfs_ublk.bench.study import Column, listing
 from btrfs_ublk.units import GIB
-
-#: The program that makes such documents.
-SCRIPT = "tests/campaigns/recovery.py"
 
 RANDOM = "random"
 AT_ONCE = "at once"
@@ -126,27 +121,3 @@ def tables(document: Document) -> list[Table]:
         title = "Small files written, flushed and read back meanwhile"
         made.append(listing(title, writers, _WRITERS, left=0))
     return made
-
-
-def highlights(document: Document) -> list[Highlight]:
-    """Summarise the faults that readers saw."""
-    rounds = _of(document, "round")
-    if not rounds:
-        return []
-    found = faults(document)
-    kills = number(sum(each["kills"] for each in rounds))
-    reads = sum(reader["reads"] for reader in _of(document, "reader"))
-    median = _ms([each["recovery_s"] for each in rounds], 0.5)
-    return [
-        Highlight(
-            f"{len(found)} faults",
-            f"{kills} kills of the {document['parameters']['front_end']} server under "
-            "verified reads",
-            f"{number(reads)} reads; half of the time, reads went on within {median} "
-            f"ms. {'; '.join(found)}",
-        )
-    ]
-
-
-if __name__ == "__main__":
-    raise SystemExit(f"this is now {SCRIPT}")

@@ -1,5 +1,5 @@
-"""Tables of tests/campaigns/device_cycles.py: how long devices took that were added and
-removed many times, and whether anything grew.
+"""Tables of device_cycles.py: how long devices took that were added and removed
+many times, and whether anything grew.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.study import Column, listing
 from btrfs_ublk.units import KIB
 
-#: The program that makes such documents.
-SCRIPT = "tests/campaigns/device_cycles.py"
 #: The names of what is counted, as in results.
 COUNTED = ("slab_bytes", "open_files", "servers", "devices")
 
@@ -76,7 +74,3 @@ def _rounds_table(results: list[Result]) -> Table:
         (Column("round", "round"), *seconds, *_COUNTS),
         note="Until all are there, and until all are gone; counted after that.",
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(f"this is now {SCRIPT}")

@@ -1,5 +1,5 @@
-"""Tables of tests/campaigns/faults.py: what readers of a lazy device saw while its data
-server failed, and when they were well again.
+"""Tables of faults.py: what readers of a lazy device saw while its data server
+failed, and when they were well again.
 """
 
 from __future__ import annotations
@@ -7,8 +7,6 @@ from __future__ import annotations
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.study import Column, listing
 
-#: The program that makes such documents.
-SCRIPT = "tests/campaigns/faults.py"
 #: The longest time after its deadline at which a read may fail.
 LATE_S = 1
 
@@ -57,7 +55,3 @@ def tables(document: Document) -> list[Table]:
             note=_NOTE.format(deadline_s=document["parameters"]["deadline_s"]),
         )
     ]
-
-
-if __name__ == "__main__":
-    raise SystemExit(f"this is now {SCRIPT}")
