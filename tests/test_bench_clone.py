@@ -19,7 +19,7 @@ from btrfs_ublk.bench.files import PlannedFile
 from btrfs_ublk.bench.options import SeedSize
 from btrfs_ublk.bench.report import Result, tables_of
 from btrfs_ublk.bench.sprouts import bed
-from btrfs_ublk.bench.verify import pieces, stamp, verify, verify_physical
+from btrfs_ublk.bench.verify import stamp, verify, verify_physical
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.reflink import clone_file
 from btrfs_ublk.units import EIB, GIB, TIB
@@ -103,27 +103,24 @@ class TestClone:
             path = made.target / "clone"
             start = place.seed.virtual_data.device_offset
             clone_file(source, path, source_offset=good.offset, size_bytes=good.size)
-            assert verify(source, [(path, good)]) == {
+            assert verify([(path, good)]) == {
                 "verified_clones": 1,
                 "verified_stamps": 2,
             }
             assert verify_physical(start, [(path, good)]) == {"verified_maps": 1}
             elsewhere = PlannedFile(0, good.offset + BLOCK, good.size)
-            with pytest.raises(BtrfsUblkError, match="extents"):
-                verify(source, [(path, elsewhere)])
+            with pytest.raises(BtrfsUblkError, match="not virtual data from"):
+                verify([(path, elsewhere)])
             with pytest.raises(BtrfsUblkError, match="mapped to"):
                 verify_physical(start, [(path, elsewhere)])
             shorter = PlannedFile(0, good.offset, good.size - 1)
             with pytest.raises(BtrfsUblkError, match="bytes, not"):
-                verify(source, [(path, shorter)])
+                verify([(path, shorter)])
             # The right extents with other content: there is no stamp.
             unstamped, path = PlannedFile(0, BLOCK, BLOCK), made.target / "unstamped"
             clone_file(source, path, source_offset=BLOCK, size_bytes=BLOCK)
             with pytest.raises(BtrfsUblkError, match="not virtual data from"):
-                verify(source, [(path, unstamped)])
-            with source.open("rb") as file:
-                found = pieces(file.fileno(), 3 * BLOCK, 2 * BLOCK)
-            assert found == [(0, start + 3 * BLOCK, 2 * BLOCK)]
+                verify([(path, unstamped)])
 
 
 @pytest.mark.native

@@ -17,7 +17,6 @@ from btrfs_ublk.bench import files
 from btrfs_ublk.bench.clone import MAX_BYTES, MIN_BYTES, Case, make_plan
 from btrfs_ublk.bench.files import Plan, PlannedFile, make_files
 from btrfs_ublk.bench.small_files import content
-from btrfs_ublk.bench.verify import joined
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.units import GIB, MIB, TIB
 
@@ -65,12 +64,6 @@ class TestPlan:
             follow = sum(a == file.offset for a, file in zip(ends, planned[1:]))
             # All but where it starts again from the beginning.
             assert 1980 < follow < 1999
-
-    def test_pieces_that_follow_each_other_are_one(self) -> None:
-        assert joined([(0, 100, 8), (8, 108, 8), (16, 116, 4)]) == [(0, 100, 20)]
-        apart = [(0, 100, 8), (8, 109, 8), (17, 117, 4)]
-        assert joined(apart) == apart
-        assert joined([]) == []
 
 
 class TestMakeFiles:
