@@ -71,7 +71,6 @@ class TestCommand:
         assert done.exit_code != 0
         assert message in done.output + str(done.exception)
 
-    @pytest.mark.parametrize("terminal", [False, True])
     @pytest.mark.parametrize(
         ("status", "exit_code"),
         [("ok", 0), ("rejected", 1), ("void", 1), ("skipped", 3)],
@@ -80,7 +79,6 @@ class TestCommand:
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        terminal: bool,
         status: str,
         exit_code: int,
     ) -> None:
@@ -98,9 +96,6 @@ class TestCommand:
         monkeypatch.setattr(f"{module}.collect", lambda: None)
         monkeypatch.setattr(f"{module}.run_configuration", run)
         monkeypatch.setattr(Fio, "probe", lambda self: None)
-        monkeypatch.setenv("TERM", "xterm")
-        if terminal:
-            monkeypatch.setenv("FORCE_COLOR", "1")
         words = ["--matrix=quick", "--max-repeats=3", "--filter=fio.jobs=1"]
         path = tmp_path / "r"
         words += ["-o", str(path)]

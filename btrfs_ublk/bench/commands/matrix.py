@@ -7,11 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn
-from rich.progress import Progress as Bar
-from rich.progress import TextColumn
 
 from btrfs_ublk.base.capabilities import Fio, require
 from btrfs_ublk.base.entry import PathType
@@ -200,25 +195,9 @@ def _line(progress: Progress) -> str:
 
 
 def _show(matrix: Matrix, steps: Iterable[Progress]) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        for step in steps:
-            if step.row is None:
-                text = f"matrix {matrix.name}: {step.done} of {step.planned} runs done"
-                options.progress(text)
-            else:
-                options.progress(_line(step))
-        return
-    with Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        console=console,
-    ) as bar:
-        task = bar.add_task(f"matrix {matrix.name}", total=None, left="")
-        for step in steps:
-            left = "" if step.left_s is None else f"{duration(step.left_s)} left"
-            bar.update(task, completed=step.done, total=step.planned, left=left)
-            if step.row is not None:
-                bar.console.print(escape(_line(step)))
+    for step in steps:
+        if step.row is None:
+            text = f"matrix {matrix.name}: {step.done} of {step.planned} runs done"
+            options.progress(text)
+        else:
+            options.progress(_line(step))
