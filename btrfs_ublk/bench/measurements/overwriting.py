@@ -54,14 +54,11 @@ _SECTORS_WRITTEN = 6
 
 @dataclass(frozen=True)
 class Fresh:
-    """A file before any write, and functions for the bytes that were written since it
-    was made, and the bytes that were fetched if it is lazy.
-    """
+    """A file before any write, and a function for the bytes that were written since."""
 
     path: Path
     content: Callable[[int, int], bytes]
     written_bytes: Callable[[], int]
-    fetched_bytes: Callable[[], int] = lambda: 0
 
 
 #: Makes a new file.
@@ -84,7 +81,7 @@ def _taking_part(prepare: Prepare, setting: Setting) -> Iterator[Turn]:
 
 def _measure(file: Fresh, size_bytes: int, chances: random.Random) -> Result:
     offset = chances.randrange(1, size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-    before, fetched = file.written_bytes(), file.fetched_bytes()
+    before = file.written_bytes()
     begin_s = time.monotonic()
     fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -92,18 +89,13 @@ def _measure(file: Fresh, size_bytes: int, chances: random.Random) -> Result:
         os.fsync(fd)
         elapsed_s = time.monotonic() - begin_s
         written = file.written_bytes() - before
-        fetched = file.fetched_bytes() - fetched
         start = offset - BLOCK_BYTES
         found = os.pread(fd, 2 * BLOCK_BYTES, start)
     finally:
         os.close(fd)
     if found != file.content(start, BLOCK_BYTES) + _WRITTEN:
         raise BtrfsUblkError(f"{file.path} does not hold what was written at {offset}")
-    return {
-        "ms": elapsed_s * 1e3,
-        "written_kib": written / KIB,
-        "fetched_kib": fetched / KIB,
-    }
+    return {"ms": elapsed_s * 1e3, "written_kib": written / KIB}
 
 
 def _device_written(device: Path) -> Callable[[], int]:
@@ -125,17 +117,13 @@ def _clone(front_end: FrontEndName) -> Prepare:
             )
         )
 
-        def fetched() -> int:
-            kinds = made.server.stats().kinds
-            return kinds[served.kind].read_bytes
-
         @contextmanager
         def fresh() -> Iterator[Fresh]:
             path = made.clone("clone", offset=0, size_bytes=size_bytes)
             written = _device_written(made.sprout.writable.path)
             sync_file_system(made.target)
             try:
-                yield Fresh(path, served.content, written, fetched)
+                yield Fresh(path, served.content, written)
             finally:
                 path.unlink()
 
@@ -208,7 +196,7 @@ def _overlay_on_erofs(setting: Setting, stack: ExitStack) -> Freshly:
             return copy.stat().st_blocks * _SECTOR_BYTES if copy.exists() else 0
 
         with overlay(lower, upper, target):
-            yield Fresh(target / "file", STAMPS.content, written, written)
+            yield Fresh(target / "file", STAMPS.content, written)
         copy.unlink()  # frees its memory for the next one
 
     return fresh
