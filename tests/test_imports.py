@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from btrfs_ublk.bench.imports import Starter
+from imports import Starter
 
 #: What takes long to import, and is wanted by few.
 HEAVY = {

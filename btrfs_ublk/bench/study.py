@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +136,11 @@ def study(
     in_memory: bool = False,
     recorded: Sequence[str] = (),
     about: Mapping[str, Any] | None = None,
+    tables: Callable[[Document], list[Table]] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command from a function, which gets a ``Run`` and the values of the
     ``given`` options. The document's parameters are the values of the ``recorded``
-    options, and ``about``.
+    options, and ``about``. A study outside of this package gives its ``tables``.
 
     With ``in_memory``, its directory is for objects, maps and caches; otherwise, for
     sparse images.
@@ -155,6 +156,8 @@ def study(
             turns = values.pop("repeats", 1)
             patience_s = values.pop("patience_s", 0.0)
             function(Run(document, parent, turns, patience_s), **values)
+            if tables is not None:
+                document["tables"] = [asdict(each) for each in tables(document)]
             finish(document, as_json=as_json)
 
         callback: Callable[..., Any] = run

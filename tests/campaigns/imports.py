@@ -4,7 +4,7 @@ Each runs as in an installed package: without the loader of an editable install,
 imports more than the command itself. Instructions are those of the process in user
 space, counted by the CPU (perf), or else by valgrind.
 
-``python -m btrfs_ublk.bench.imports --help``
+``python tests/campaigns/imports.py --help``
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def tables(document: Document) -> list[Table]:
     return [table("Starting", document["results"], names, columns, left=0)]
 
 
-@study("imports", click.argument("commands", nargs=-1), repeats=11)
+@study("imports", click.argument("commands", nargs=-1), repeats=11, tables=tables)
 def command(run: Run, commands: Sequence[str]) -> None:
     """Start COMMANDS, such as "volume list", and count what they import."""
     with tempfile.TemporaryDirectory(dir=run.parent) as directory:
@@ -133,4 +133,4 @@ def command(run: Run, commands: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(command, name="python -m btrfs_ublk.bench.imports")
+    run_command(command, name="imports.py")
