@@ -89,9 +89,6 @@ def check_measured(row: Row, wanted: dict[str, Any]) -> None:
     assert sorted(latency.values()) == [latency[name] for name in names]
     assert row["checked_reads"] == 60 and row["written_bytes"] < 10 * MIB
     assert row["versions"]["fio"].startswith("fio-") and len(row["environment"]) == 12
-    served = row["served"][row["source"]]
-    assert served["reads"] > 0 and served["read_bytes"] >= 4096 * served["reads"]
-    assert served["errors"] == 0 and 0 < served["p50_us"] <= served["p99_us"]
     assert_accounted(row)
 
 

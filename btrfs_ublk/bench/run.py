@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from btrfs_ublk.bench.workloads import Workload
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer
-from btrfs_ublk.server.stats import ServerStats
 from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size
 from btrfs_ublk.volume.temporary import Volume, volume
 
@@ -51,14 +49,6 @@ _PARTS = ("total", "fio", "server", "rest")
 
 class VoidError(BtrfsUblkError):
     """The measurement is void."""
-
-
-@dataclass(frozen=True)
-class _Measured:
-    outcome: Outcome
-    #: None when it ran too briefly to be watched.
-    usage: Usage | None
-    served: Mapping[str, Mapping[str, float]]
 
 
 def run_configuration(
@@ -173,7 +163,7 @@ def _measure_volume(
     direct = configuration.direct and configuration.engine != "mmap"
     reader = read_direct if direct else read_buffered
     checked = _check(path, contents, pieces, reader, "before")
-    measured = _run_fio(configuration, made.server, path, directory)
+    outcome, usage = _run_fio(configuration, made.server, path, directory)
     checked += _check(path, contents, pieces, reader, "after")
     # NB: st_blocks counts 512-byte units (stat(2)). The file was empty at first.
     written_bytes = made.sprout.writable.backing_file.stat().st_blocks * 512
@@ -182,7 +172,6 @@ def _measure_volume(
             f"{format_size(written_bytes)} were written, more than "
             f"{format_size(_MAX_WRITTEN_BYTES)}: the reads did more than read"
         )
-    outcome, usage = measured.outcome, measured.usage
     iops = outcome.total_iops
     row: Row = dict.fromkeys(("cpu", "cpu_window_s", "cpu_us_per_io"))
     if usage is not None:
@@ -195,7 +184,6 @@ def _measure_volume(
         "total_iops": iops,
         "job_iops": list(outcome.job_iops),
         "latency_us": dict(outcome.latency_us),
-        "served": measured.served,
         "checked_reads": checked,
         "written_bytes": written_bytes,
         "load": os.getloadavg()[0],
@@ -217,10 +205,10 @@ def _check(
 
 def _run_fio(
     configuration: Configuration, server: BlockServer, path: Path, directory: Path
-) -> _Measured:
+) -> tuple[Outcome, Usage | None]:
+    """Return no usage if it ran too briefly to be watched."""
     runtime_s = configuration.runtime_s
     ramp_s = min(1.0, max(0.2, runtime_s / 10))
-    served = server.stats()
     output = directory / "fio.json"
     workload = Workload(
         "randread",
@@ -246,25 +234,4 @@ def _run_fio(
         server_pids=[server.pid],
     )
     outcome = parse_output(output.read_text())
-    since = _served(served, server.stats())
-    return _Measured(outcome, usage, since)
-
-
-def _served(before: ServerStats, after: ServerStats) -> dict[str, dict[str, float]]:
-    """Return reads in between and their latency in the server, by kind of segment."""
-    found = {}
-    for name, kind in after.kinds.items():
-        earlier = before.kinds[name]
-        if kind.reads == earlier.reads:
-            continue
-        latency = kind.latency.reads.since(earlier.latency.reads)
-        counts: dict[str, float] = {
-            "reads": kind.reads - earlier.reads,
-            "read_bytes": kind.read_bytes - earlier.read_bytes,
-            "errors": kind.errors - earlier.errors,
-        }
-        if latency.count:
-            for percent in (50, 99):
-                counts[f"p{percent}_us"] = latency.percentile_ns(percent) / 1e3
-        found[name] = counts
-    return found
+    return outcome, usage
