@@ -132,7 +132,7 @@ def _age(seconds: float) -> str:
     "maps",
     type=PathType(exists=True, dir_okay=False),
     multiple=True,
-    help="A map whose digests to compare with.",
+    help="Compare with the digests of this map.",
 )
 @click.option(
     "--digests",
@@ -255,12 +255,12 @@ def parse_age(text: str) -> float:
 @command.command("limit")
 @_directory
 @click.option(
-    "--max", "most", metavar="SIZE", help="Most of all contents together.  [no cap]"
+    "--max", "most", metavar="SIZE", help="Cap on all contents together.  [no cap]"
 )
 @click.option(
     "--reserve",
     metavar="SIZE",
-    help="To be left free on its file system.  [a twentieth of it]",
+    help="Room to leave free on its file system.  [a twentieth of it]",
 )
 def limit(directory: Path, most: str | None, reserve: str | None) -> None:
     """Set how large the cache may get.

@@ -43,7 +43,9 @@ _start = click.option(
     show_default=True,
     help="Where in the virtual data to begin.",
 )
-_end = click.option("--end", metavar="SIZE", help="And where to end.  [at its end]")
+_end = click.option(
+    "--end", metavar="SIZE", help="Where in the virtual data to end.  [at their end]"
+)
 
 
 @click.group("map")
@@ -64,9 +66,11 @@ def command() -> None:
     default="auto",
     show_default=True,
     metavar="SIZE|auto",
-    help="Where, in the virtual data; auto: the lowest place that is free.",
+    help="Offset in the virtual data; auto: the lowest place that is free.",
 )
-@click.option("--length", metavar="SIZE", help="How much.  [the rest of the source]")
+@click.option(
+    "--length", metavar="SIZE", help="How much to map.  [the rest of the source]"
+)
 @click.option(
     "--source-offset",
     default="0",
@@ -90,7 +94,7 @@ def command() -> None:
     type=PathType(),
     help="A file of `map digest`, which the server reads.",
 )
-@click.option("--root", metavar="HEX", help="What the digests must come to.")
+@click.option("--root", metavar="HEX", help="The root digest that they must have.")
 @click.option(
     "--bulk",
     type=PathType(),
@@ -99,8 +103,8 @@ def command() -> None:
     " counts the sources of the file from 0. All are added, or none.",
 )
 @click.option("--start", metavar="SIZE", help="The lowest place auto may choose.")
-@click.option("--end", metavar="SIZE", help="Where what auto may choose ends.")
-@click.option("--alignment", metavar="SIZE", help="Of the place that auto chooses.")
+@click.option("--end", metavar="SIZE", help="The end of what auto may choose.")
+@click.option("--alignment", metavar="SIZE", help="Alignment of what auto chooses.")
 @_which
 @json_option
 @click.pass_context
@@ -275,7 +279,7 @@ def show(
 @command.command()
 @_device
 @click.option(
-    "--ask", is_flag=True, help="And ask all mirrors whether they have what is mapped."
+    "--ask", is_flag=True, help="Also ask all mirrors whether they have what is mapped."
 )
 @_which
 @json_option

@@ -151,8 +151,10 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         expose_value=False,
         help="Each aligned 8 bytes hold their offset.",
     ),
-    click.option("--endpoint", metavar="URL", help="Of the S3 store.  [Amazon's]"),
-    click.option("--region", metavar="NAME", help="Of the S3 store.  [us-east-1]"),
+    click.option("--endpoint", metavar="URL", help="URL of the S3 store.  [Amazon's]"),
+    click.option(
+        "--region", metavar="NAME", help="Region of the S3 store.  [us-east-1]"
+    ),
     click.option(
         "--path-style/--virtual-host-style",
         default=None,
@@ -161,7 +163,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--credentials-file",
         type=PathType(),
-        help="Like ~/.aws/credentials, closed to all others; the server reads it.",
+        help="Keys, as in ~/.aws/credentials, mode 600; the server reads it.",
     ),
     click.option("--profile", metavar="NAME", help="The section of that file."),
     click.option(

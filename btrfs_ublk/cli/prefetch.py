@@ -27,9 +27,9 @@ from btrfs_ublk.units import format_size, parse_size
     type=PathType(),
     help="What `btrfs-ublk trace record` has recorded, in that order.",
 )
-@click.option("--all", "everything", is_flag=True, help="All that is mapped.")
-@click.option("--offset", metavar="SIZE", help="What is mapped from there on.")
-@click.option("--length", metavar="SIZE", help="And not more than that.")
+@click.option("--all", "everything", is_flag=True, help="Prefetch all that is mapped.")
+@click.option("--offset", metavar="SIZE", help="Prefetch what is mapped from there on.")
+@click.option("--length", metavar="SIZE", help="Prefetch no more than that.")
 @click.option(
     "--rate", metavar="SIZE", help="Bytes that it may fetch per second.  [no limit]"
 )
@@ -42,10 +42,10 @@ from btrfs_ublk.units import format_size, parse_size
 @click.option(
     "--wait/--no-wait",
     default=True,
-    help="Until it is over (a signal cancels it), or begin it and leave.  [wait]",
+    help="Wait until it is over (a signal cancels it), or only begin it.  [wait]",
 )
-@click.option("--status", is_flag=True, help="Instead: how far the last one is.")
-@click.option("--cancel", is_flag=True, help="Instead: end the one that runs.")
+@click.option("--status", is_flag=True, help="Instead, say how far the last one is.")
+@click.option("--cancel", is_flag=True, help="Instead, end the one that runs.")
 @click.option(
     "--map", "path", metavar="FILE", help="Which map, where the device has several."
 )

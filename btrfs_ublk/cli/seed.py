@@ -57,14 +57,14 @@ def command() -> None:
     default="4E",
     show_default=True,
     metavar="SIZE",
-    help="How much can be served; it costs next to nothing.",
+    help="Size of the virtual data; a larger one costs next to nothing.",
 )
 @click.option(
     "--virtual-data-filename",
     default=DEFAULT_FILENAME,
     show_default=True,
     metavar="NAME",
-    help="Of the file that stands for all of it.",
+    help="Name of the file of virtual data.",
 )
 @click.option("--chunk-size", metavar="SIZE", help="Length of a chunk.  [255T]")
 @click.option(

@@ -25,7 +25,7 @@ _WIDTH = 140  # if the output is no terminal
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks.",
+    help="Time between two looks.",
 )
 @click.option(
     "--count",

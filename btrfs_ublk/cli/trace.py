@@ -60,7 +60,7 @@ def command() -> None:
     "--limit",
     type=click.IntRange(1, 1 << 20),
     metavar="UNITS",
-    help="Of what the server keeps; 40 bytes each.  [131072]",
+    help="Most units that the server notes; 40 bytes each.  [131072]",
 )
 @click.option(
     "--map", "path", metavar="FILE", help="Which map, where the device has several."

@@ -386,9 +386,9 @@ def status(name: str, base: Path | None, as_json: bool) -> int:
     default=100,
     show_default=True,
     metavar="N",
-    help="The last ones.",
+    help="Only that many of the last lines.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines as they come.")
 @_base
 def logs(name: str, lines: int, follow: bool, base: Path | None) -> None:
     """Print what supervisor and server of a volume have said.
