@@ -32,11 +32,11 @@ from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
 from btrfs_ublk.server.description import (
     FileSegment,
-    FrontEndName,
     PatternSegment,
     Segment,
     fill,
 )
+from btrfs_ublk.server.names import FrontEndName
 from btrfs_ublk.units import BLOCK_BYTES, EIB, MIB, format_size, parse_block_size
 from btrfs_ublk.volume.sprout import Sprout
 from btrfs_ublk.volume.temporary import Volume, volume

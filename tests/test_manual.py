@@ -14,9 +14,17 @@ from conftest import Need
 
 from btrfs_ublk import api
 from btrfs_ublk.base.capabilities import Program
-from btrfs_ublk.ops.manual import man_pages, markdown, python_reference, read_manual
+from btrfs_ublk.ops.manual import (
+    man_pages,
+    markdown,
+    python_reference,
+    read_manual,
+    with_settings,
+)
 from btrfs_ublk.ops.manual.markdown import COMMAND
 from btrfs_ublk.ops.manual.python import COMMAND as PYTHON_COMMAND
+from btrfs_ublk.ops.manual.settings import COMMAND as SETTINGS_COMMAND
+from btrfs_ublk.volume import SETTINGS
 
 _REFERENCES = Path(__file__).parent.parent / "docs" / "reference"
 _MANUAL = read_manual()
@@ -32,6 +40,14 @@ def test_the_reference_is_current() -> None:
 def test_the_reference_of_python_is_current() -> None:
     written = (_REFERENCES / "python.md").read_text()
     assert written == python_reference(), f"run {PYTHON_COMMAND}, and commit it"
+
+
+def test_the_table_of_settings_is_current() -> None:
+    written = (_REFERENCES.parent / "volumes.md").read_text()
+    assert written == with_settings(written), f"run {SETTINGS_COMMAND}, and commit it"
+    found = re.findall(r"^\| `(\w+)` \| `--([a-z-]+)` \|", written, re.M)
+    assert [key for key, _ in found] == [key for key in SETTINGS if key != "file"]
+    assert all(option == key.replace("_", "-") for key, option in found)
 
 
 def test_the_reference_of_python_reads_well() -> None:

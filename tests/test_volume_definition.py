@@ -8,7 +8,12 @@ import pytest
 
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import GIB, MIB, TIB
-from btrfs_ublk.volume import VolumeDefinition, VolumeFile, parse_definition
+from btrfs_ublk.volume import (
+    SETTINGS,
+    VolumeDefinition,
+    VolumeFile,
+    parse_definition,
+)
 from btrfs_ublk.volume.definition import read_definition
 from btrfs_ublk.volume.entry import source_of
 
@@ -191,6 +196,48 @@ def test_an_empty_file_has_a_size_and_nothing_else() -> None:
     assert parse(made.to_toml()) == made
     assert parse("[[file]]\npath = 'x'\nsource = { size = 0 }") == made
     assert VolumeFile.parse('x={"size": 0}') == made.files[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "value"),
+    [
+        ("size", "2T", 2 * TIB),
+        ("mount", Path("/a/../b"), Path("/b")),
+        ("queues", 0, None),
+        ("queues", 3, 3),
+        ("cache_max", "0", None),
+        ("read_ahead", "kernel", None),
+        ("read_ahead", "0", 0),
+        ("deadline", 0.0, None),
+        ("realtime", False, False),
+    ],
+)
+def test_values_of_options(key: str, given: object, value: object) -> None:
+    assert SETTINGS[key].parse(given) == value
+
+
+def test_an_option_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(UsageError, match=r"--size '5000' \(5000 bytes\) is not a"):
+        SETTINGS["size"].parse("5000")
+    with pytest.raises(UsageError, match="--cache-max 'much' is not a size"):
+        SETTINGS["cache_max"].parse("much")
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "words"),
+    [
+        ("mount", ("/a", "/b"), "is up at /a, not /b"),
+        ("front_end", ("ublk", "fuse"), "is up with front end ublk, not fuse"),
+        ("queues", (2, None), "is up with queues 2, not the default"),
+        ("deadline", (30.0, None), "is up with a deadline of 30 s, not 0"),
+        ("deadline", (3, 3.0), None),
+        ("read_ahead", (0, MIB), None),
+    ],
+)
+def test_what_is_refused_while_a_volume_is_up(
+    key: str, values: tuple[object, object], words: str | None
+) -> None:
+    assert SETTINGS[key].refusal(*values) == words
 
 
 def test_options_say_path_and_url() -> None:

@@ -27,4 +27,11 @@ class OptionalPath:
         return None if instance is None else instance.__dict__[self._name]
 
     def __set__(self, instance: object, value: StrPath | None) -> None:
-        instance.__dict__[self._name] = None if value is None else Path(value)
+        # NB: the default of a field() is the descriptor itself.
+        if value is None or isinstance(value, OptionalPath):
+            instance.__dict__[self._name] = None
+        else:
+            instance.__dict__[self._name] = Path(value)
+
+    def __repr__(self) -> str:
+        return "None"  # As a default in a signature.

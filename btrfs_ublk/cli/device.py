@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -25,7 +25,7 @@ from btrfs_ublk.device.state import (
     device_directories,
 )
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
-from btrfs_ublk.server import Description, ServerStats
+from btrfs_ublk.server import Description, FrontEndName, ServerStats
 from btrfs_ublk.units import format_size, parse_block_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ def _making_options(function: _Function) -> _Function:
         [
             click.option(
                 "--front-end",
-                type=click.Choice(["auto", "ublk", "fuse"]),
+                type=click.Choice(get_args(FrontEndName)),
                 default="auto",
                 show_default=True,
                 help="auto: ublk where the kernel has it, and survives the death "

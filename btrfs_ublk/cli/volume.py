@@ -55,66 +55,25 @@ def command() -> None:
     """
 
 
+def _option(setting: volumes.Setting) -> Callable[[_Function], _Function]:
+    kind, name = setting.kind, setting.option
+    if kind.type is bool:
+        both = f"{name}/--no-{name.removeprefix('--')}"
+        return click.option(both, default=None, help=setting.help)
+    type_: Any = PathType() if kind.type is Path else kind.type
+    return click.option(
+        name,
+        type=click.Choice(kind.choices) if kind.choices else type_,
+        metavar=kind.metavar,
+        help=f"{setting.help}  [{setting.default_text}]",
+    )
+
+
 def _defining_options(function: _Function) -> _Function:
     """Add the options of a volume's definition; each is None unless given."""
     for option in reversed(
         [
-            click.option(
-                "--size",
-                metavar="SIZE",
-                help="Of the virtual data: as much can be added.  [64T]",
-            ),
-            click.option(
-                "--writable",
-                metavar="SIZE",
-                help="Of the sparse image that takes what is written.  [1G]",
-            ),
-            click.option(
-                "--mount",
-                type=PathType(),
-                help="The mount point.  [/run/btrfs-ublk/volumes/NAME]",
-            ),
-            click.option(
-                "--front-end",
-                type=click.Choice(["auto", "ublk", "fuse"]),
-                help="How its blocks are served.  [auto]",
-            ),
-            click.option(
-                "--realtime/--no-realtime",
-                default=None,
-                help="The server's threads run before all that is not real-time.",
-            ),
-            click.option(
-                "--queues",
-                type=int,
-                help="Queues of the device, and so threads of the server; 0: its own"
-                " choice.  [0]",
-            ),
-            click.option(
-                "--depth",
-                type=int,
-                help="Requests in flight per queue; 0: the server's own choice.  [0]",
-            ),
-            click.option(
-                "--cache",
-                type=PathType(),
-                help="A directory for what was fetched.  [one of its own]",
-            ),
-            click.option(
-                "--cache-max", metavar="SIZE", help="Of the cache; 0: none.  [no cap]"
-            ),
-            click.option(
-                "--read-ahead",
-                metavar="SIZE",
-                help="What one page fault fetches; or kernel: as btrfs has it."
-                "  [128K]",
-            ),
-            click.option(
-                "--deadline",
-                type=float,
-                metavar="SECONDS",
-                help="Until a read that no source answers fails; 0: never.  [30]",
-            ),
+            *map(_option, (x for x in volumes.SETTINGS.values() if x.kind.type)),
             click.option(
                 "--add-file",
                 "files",
@@ -228,28 +187,8 @@ def up(
 def _changed(
     definition: volumes.VolumeDefinition, options: dict[str, Any]
 ) -> volumes.VolumeDefinition:
-    changes: dict[str, Any] = {}
-    for option, value in options.items():
-        match option:
-            case "size" | "writable":
-                changes[f"{option}_bytes"] = parse_block_size(value, what=f"--{option}")
-            case "cache_max":
-                changes["cache_max_bytes"] = (
-                    parse_size(value, what="--cache-max") or None
-                )
-            case "read_ahead":
-                changes["read_ahead_bytes"] = volumes.parse_read_ahead(
-                    value, what="--read-ahead"
-                )
-            case "queues" | "depth":
-                changes[option] = value or None
-            case "mount" | "cache":
-                changes[option] = Path(os.path.abspath(value))
-            case "deadline":
-                changes["deadline_s"] = value or None
-            case _:
-                changes[option] = value
-    return replace(definition, **changes)
+    given = ((volumes.SETTINGS[key], value) for key, value in options.items())
+    return replace(definition, **{each.name: each.parse(x) for each, x in given})
 
 
 @command.command()

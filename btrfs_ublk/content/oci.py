@@ -7,7 +7,6 @@ specification 1.1, image-index.md and manifest.md, and Docker's older formats).
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +134,8 @@ def _layer_text(layer: object) -> str:
 
 def _choose(manifests: object, name: str) -> str:
     """Return the digest of the manifest for this machine's platform."""
+    import platform
+
     machine = platform.machine()
     wanted = ("linux", _ARCHITECTURES.get(machine, machine))
     there = []

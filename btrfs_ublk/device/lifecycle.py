@@ -55,11 +55,11 @@ from btrfs_ublk.server.control import ControlError, InUseError
 from btrfs_ublk.server.description import (
     Description,
     FileSegment,
-    FrontEndName,
     LazySegment,
     Segment,
 )
 from btrfs_ublk.server.front_ends import choose_front_end
+from btrfs_ublk.server.names import FrontEndName
 
 _VERSION_TIMEOUT_S = 10.0
 

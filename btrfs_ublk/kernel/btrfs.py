@@ -21,7 +21,6 @@ from btrfs_ublk.errors import BtrfsUblkError
 
 #: btrfs needs room for its own chunks; with less than this, `device add` fails.
 MIN_WRITABLE_BYTES = 64 << 20
-DEFAULT_WRITABLE_BYTES = 1 << 30
 
 _IOC_FORGET_DEV = 0x50009405
 _IOC_RESIZE = 0x50009403

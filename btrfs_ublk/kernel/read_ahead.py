@@ -14,9 +14,6 @@ from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.units import BLOCK_BYTES, GIB, format_size
 
-#: Page faults fetch a thirty-second of what they do by default in btrfs. Reading in
-#: order from a source that is near is no slower: docs/limits.md has the figures.
-DEFAULT_READ_AHEAD_BYTES = 128 << 10
 _MAX_BYTES = GIB
 
 

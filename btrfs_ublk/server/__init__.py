@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         Description,
         ErrorSegment,
         FileSegment,
-        FrontEndName,
         LazySegment,
         MemsetSegment,
         PatternSegment,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.server.devices import DeviceRecord, device_records
     from btrfs_ublk.server.front_ends import choose_front_end
+    from btrfs_ublk.server.names import FrontEndName
     from btrfs_ublk.server.stats import (
         Counts,
         FetcherStats,
@@ -38,11 +38,12 @@ else:
             "control": "ControlError",
             "block_server": "BlockServer",
             "description": (
-                "Description ErrorSegment FileSegment FrontEndName LazySegment "
-                "MemsetSegment PatternSegment Segment ZeroSegment"
+                "Description ErrorSegment FileSegment LazySegment MemsetSegment "
+                "PatternSegment Segment ZeroSegment"
             ),
             "devices": "DeviceRecord device_records",
             "front_ends": "choose_front_end",
+            "names": "FrontEndName",
             "stats": (
                 "Counts FetchLatency FetcherStats KindStats Latencies Latency "
                 "LazyStats QueueStats ServerStats"

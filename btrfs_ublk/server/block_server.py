@@ -19,16 +19,12 @@ from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content import Added, Addition, MapClient, Room, Source
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, error_of_status
 from btrfs_ublk.server.control import ControlConnection, ControlError, InUseError
-from btrfs_ublk.server.description import (
-    Description,
-    FileSegment,
-    FrontEndName,
-    LazySegment,
-)
+from btrfs_ublk.server.description import Description, FileSegment, LazySegment
 from btrfs_ublk.server.devices import STOP_TIMEOUT_S
 from btrfs_ublk.server.front_end import FrontEnd
 from btrfs_ublk.server.front_ends import choose_front_end
 from btrfs_ublk.server.fuse import served_file
+from btrfs_ublk.server.names import FrontEndName
 from btrfs_ublk.server.stats import ServerStats
 
 _PROTOCOL = 1

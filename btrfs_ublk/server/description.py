@@ -21,10 +21,6 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import BLOCK_BYTES
 
-#: What makes a block device of it. "auto" is ublk if the kernel has that and survives
-#: the death of its server, else fuse.
-FrontEndName = Literal["auto", "ublk", "fuse"]
-
 FORMAT_VERSION = 1
 #: loff_t is signed: the kernel addresses no byte at or above 8 EiB.
 MAX_DEVICE_BYTES = (1 << 63) - BLOCK_BYTES

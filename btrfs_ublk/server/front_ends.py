@@ -9,9 +9,9 @@ import re
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import CapabilityError, UsageError
-from btrfs_ublk.server.description import FrontEndName
 from btrfs_ublk.server.front_end import FrontEnd
 from btrfs_ublk.server.fuse import FuseFrontEnd
+from btrfs_ublk.server.names import FrontEndName
 from btrfs_ublk.server.ublk import UblkFrontEnd
 
 #: From the first version to before the second, the driver may crash the kernel when a

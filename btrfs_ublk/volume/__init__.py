@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.access import Access
     from btrfs_ublk.volume.clone import clone_in_volume, unmapped_bytes
     from btrfs_ublk.volume.definition import (
+        SETTINGS,
         VolumeDefinition,
         parse_definition,
-        parse_read_ahead,
         read_definition,
     )
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         show_volume,
     )
     from btrfs_ublk.volume.resize import resize_volume
+    from btrfs_ublk.volume.settings import Setting
     from btrfs_ublk.volume.store import volume_directories, volume_directory
     from btrfs_ublk.volume.up import up_volume
     from btrfs_ublk.volume.volumes import NamedVolume, Volumes
@@ -37,7 +38,7 @@ else:
             "access": "Access",
             "clone": "clone_in_volume unmapped_bytes",
             "definition": (
-                "VolumeDefinition parse_definition parse_read_ahead read_definition"
+                "SETTINGS VolumeDefinition parse_definition read_definition"
             ),
             "down": "down_volume may_be_up remove_volume",
             "entry": "VolumeFile",
@@ -45,6 +46,7 @@ else:
             "kept": "kept_volume",
             "report": "KeptFile KeptVolume list_volumes show_volume",
             "resize": "resize_volume",
+            "settings": "Setting",
             "store": "volume_directories volume_directory",
             "up": "up_volume",
             "volumes": "NamedVolume Volumes",
@@ -57,6 +59,8 @@ __all__ = [
     "KeptFile",
     "KeptVolume",
     "NamedVolume",
+    "SETTINGS",
+    "Setting",
     "VolumeDefinition",
     "VolumeFile",
     "Volumes",
@@ -67,7 +71,6 @@ __all__ = [
     "list_volumes",
     "may_be_up",
     "parse_definition",
-    "parse_read_ahead",
     "read_definition",
     "remove_volume",
     "resize_volume",

@@ -1,91 +1,234 @@
 """The definition of a kept volume: a small TOML document, read, checked and written.
 
-docs/volumes.md explains its keys. A definition is the wanted state, not the actual one.
+Each key is declared once, as a field of VolumeDefinition. Made from the declarations:
+reading and writing TOML, the options of ``btrfs-ublk volume up``, the refusal to change
+a volume that is up, and the table in docs/volumes.md.
+
+NB: the help of commands imports this module. What takes long to import is therefore
+imported where it is used.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, get_args
-
-import tomli_w
+from typing import Any, TypeVar, get_args
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
-from btrfs_ublk.device.state import check_limits
 from btrfs_ublk.errors import UsageError, why_unread
-from btrfs_ublk.kernel.btrfs import DEFAULT_WRITABLE_BYTES, MIN_WRITABLE_BYTES
-from btrfs_ublk.kernel.read_ahead import DEFAULT_READ_AHEAD_BYTES, check_read_ahead
-from btrfs_ublk.server.description import MAX_DEADLINE_S, FrontEndName, LazySegment
-from btrfs_ublk.units import TIB, exact_size, parse_block_size, parse_size
-from btrfs_ublk.volume.entry import VolumeFile, check_text
+from btrfs_ublk.server.names import FrontEndName
+from btrfs_ublk.units import GIB, KIB, TIB, exact_size
+from btrfs_ublk.volume.entry import VolumeFile
+from btrfs_ublk.volume.settings import (
+    AbsolutePath,
+    BlockSize,
+    Choice,
+    Count,
+    Flag,
+    Kind,
+    Seconds,
+    Setting,
+    Size,
+)
 
 #: One chunk of the seed holds this; more would cost metadata, less would save none.
 DEFAULT_SIZE_BYTES = 64 * TIB
+DEFAULT_WRITABLE_BYTES = GIB
+#: Page faults fetch a thirty-second of what they do by default in btrfs. Reading in
+#: order from a source that is near is no slower: docs/limits.md has the figures.
+DEFAULT_READ_AHEAD_BYTES = 128 * KIB
 DEFAULT_DEADLINE_S = 30.0
-#: The value that leaves the kernel's read-ahead unchanged.
-_KERNEL = "kernel"
+
+_Default = TypeVar("_Default")
+
+
+class Files(Kind):
+    type = None
+
+    def read(self, value: object, key: str) -> tuple[VolumeFile, ...]:
+        if not isinstance(value, list) or not all(isinstance(x, dict) for x in value):
+            raise UsageError(f"{key} is no list of tables", hint="write [[file]]")
+        return tuple(VolumeFile.from_keys(table) for table in value)
+
+    def write(self, value: Any) -> Any:
+        return [entry.to_keys() for entry in value] or None
+
+    def check(self, value: Any, noun: str) -> None:
+        merge_files(value, ())
+
+
+def _setting(
+    default: _Default, key: str, kind: Kind, help: str, **about: Any
+) -> _Default:
+    """Declare a key: the field of a dataclass, with the arguments of a Setting."""
+    return field(
+        default=default, metadata={"key": key, "kind": kind, "help": help, **about}
+    )
+
+
+def _check_writable(size_bytes: int) -> None:
+    from btrfs_ublk.kernel.btrfs import MIN_WRITABLE_BYTES
+
+    if size_bytes < MIN_WRITABLE_BYTES:
+        raise UsageError(
+            f"writable size {size_bytes}: btrfs needs "
+            f"{exact_size(MIN_WRITABLE_BYTES)} at least"
+        )
+
+
+def _check_limits(**numbers: int) -> None:
+    from btrfs_ublk.device.state import check_limits
+
+    check_limits(**numbers)
+
+
+def _check_cache_max(size_bytes: int) -> None:
+    if size_bytes <= 0:
+        raise UsageError(f"a cache of {size_bytes} bytes holds nothing")
+
+
+def _check_read_ahead(size_bytes: int) -> None:
+    from btrfs_ublk.kernel.read_ahead import check_read_ahead
+
+    check_read_ahead(size_bytes)
+
+
+def _check_deadline(deadline_s: float) -> None:
+    from btrfs_ublk.server.description import MAX_DEADLINE_S, LazySegment
+
+    try:  # it checks deadlines
+        LazySegment(offset=0, length=4096, map="-", deadline_s=deadline_s)
+    except UsageError as error:
+        raise UsageError(
+            f"the deadline cannot be {deadline_s} s",
+            hint=f"it is at most {MAX_DEADLINE_S} s; with 0, reads wait for ever",
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeDefinition:
     """The wanted state of a kept volume. Sizes are bytes.
 
-    ``size_bytes`` is the size of its virtual data, which never changes once the volume
-    is made. ``writable_bytes`` is that of the (sparse) image for written data; it only
-    grows. ``mount`` is an absolute path; None means below the run directory. ``cache``
-    is a directory that several volumes may share; None means one of its own.
-    ``cache_max_bytes`` limits its size. ``realtime``, ``queues`` and ``depth`` are as
-    for DeviceOptions, ``read_ahead_bytes`` as for sprout(). A read that no source
-    answers fails after ``deadline_s`` seconds; with None it waits for ever.
+    Each attribute is a key of a definition, which docs/volumes.md explains. None is
+    what the option calls 0 or ``kernel``, or the default of a path.
     """
 
-    size_bytes: int = DEFAULT_SIZE_BYTES
-    writable_bytes: int = DEFAULT_WRITABLE_BYTES
-    mount: OptionalPath = OptionalPath()
-    front_end: FrontEndName = "auto"
-    realtime: bool = False
-    queues: int | None = None
-    depth: int | None = None
-    cache: OptionalPath = OptionalPath()
-    cache_max_bytes: int | None = None
-    read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES
-    deadline_s: float | None = DEFAULT_DEADLINE_S
-    files: tuple[VolumeFile, ...] = ()
+    size_bytes: int = _setting(
+        DEFAULT_SIZE_BYTES,
+        "size",
+        BlockSize(),
+        "Size of the virtual data: as much can be added.",
+        change="never",
+    )
+    writable_bytes: int = _setting(
+        DEFAULT_WRITABLE_BYTES,
+        "writable",
+        BlockSize(),
+        "Size of the sparse image that takes what is written.",
+        noun="writable size",
+        change="grows",
+        check=_check_writable,
+    )
+    mount: OptionalPath = _setting(
+        OptionalPath(),
+        "mount",
+        AbsolutePath(),
+        "The mount point.",
+        more="An absolute path, made where only it itself is missing; what is there "
+        "must be an empty directory. Only root gets to the default.",
+        unset="/run/btrfs-ublk/volumes/NAME",
+        noun="mount point",
+        up="at",
+    )
+    front_end: FrontEndName = _setting(
+        "auto",
+        "front_end",
+        Choice(*get_args(FrontEndName)),
+        "How its blocks are served.",
+        more='`"auto"`: ublk where the kernel has it, and '
+        "[survives](limits.md#devices-and-mounts) the death of its server.",
+        noun="front end",
+        of_device=True,
+    )
+    realtime: bool = _setting(
+        False,
+        "realtime",
+        Flag(),
+        "The server's threads run before all that is not real-time.",
+        more="`--no-realtime` takes it back. [When it helps](limits.md#busy-machines).",
+        of_device=True,
+    )
+    queues: int | None = _setting(
+        None,
+        "queues",
+        Count(),
+        "Queues of the device, and so threads of the server; 0: the default.",
+        more="From 1 to 256.",
+        none=0,
+        unset="the server's choice",
+        of_device=True,
+        check=lambda value: _check_limits(queues=value),
+    )
+    depth: int | None = _setting(
+        None,
+        "depth",
+        Count(),
+        "Requests in flight per queue; 0: the default.",
+        more="From 1 to 1024.",
+        none=0,
+        unset="the server's choice",
+        of_device=True,
+        check=lambda value: _check_limits(depth=value),
+    )
+    cache: OptionalPath = _setting(
+        OptionalPath(),
+        "cache",
+        AbsolutePath(),
+        "A directory for what was fetched.",
+        more="Several volumes may share one.",
+        unset="one of its own",
+    )
+    cache_max_bytes: int | None = _setting(
+        None,
+        "cache_max",
+        Size(),
+        "A cap on the size of the cache; 0: none.",
+        more="See [cache.md](cache.md).",
+        none=0,
+        unset="no cap",
+        change="at once",
+        check=_check_cache_max,
+    )
+    read_ahead_bytes: int | None = _setting(
+        DEFAULT_READ_AHEAD_BYTES,
+        "read_ahead",
+        Size(),
+        "What one page fault fetches; or kernel: as btrfs has it.",
+        more='`"kernel"` is 4 MiB, and takes effect with the next mount. Where /sys is '
+        "read-only, as in containers, a warning says that it stays the kernel's, and "
+        "any other size than the default is an error.",
+        none="kernel",
+        change="at once",
+        check=_check_read_ahead,
+    )
+    deadline_s: float | None = _setting(
+        DEFAULT_DEADLINE_S,
+        "deadline",
+        Seconds(),
+        "Time until a read that no source answers fails; 0: it waits for ever.",
+        none=0,
+        up="with a deadline of",
+        check=_check_deadline,
+    )
+    files: tuple[VolumeFile, ...] = _setting(
+        (), "file", Files(), "The files in it.", change="at once"
+    )
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no volume can have."""
-        parse_block_size(str(self.size_bytes), what="size of a volume")
-        parse_block_size(str(self.writable_bytes), what="writable size of a volume")
-        if self.writable_bytes < MIN_WRITABLE_BYTES:
-            raise UsageError(
-                f"writable size {self.writable_bytes}: btrfs needs "
-                f"{exact_size(MIN_WRITABLE_BYTES)} at least"
-            )
-        for what, path in (("mount point", self.mount), ("cache", self.cache)):
-            if path is not None and not path.is_absolute():
-                raise UsageError(f"{what} {path} is not an absolute path")
-            check_text(str(path), what)
-        if self.front_end not in get_args(FrontEndName):
-            raise UsageError(
-                f"there is no front end {self.front_end!r}",
-                hint=f"choose {', '.join(get_args(FrontEndName))}",
-            )
-        check_limits(queues=self.queues, depth=self.depth)
-        if self.cache_max_bytes is not None and self.cache_max_bytes <= 0:
-            raise UsageError(f"a cache of {self.cache_max_bytes} bytes holds nothing")
-        if self.read_ahead_bytes is not None:
-            check_read_ahead(self.read_ahead_bytes)
-        try:  # it checks deadlines
-            LazySegment(offset=0, length=4096, map="-", deadline_s=self.deadline_s)
-        except UsageError as error:
-            raise UsageError(
-                f"the deadline cannot be {self.deadline_s} s",
-                hint=f"it is at most {MAX_DEADLINE_S} s; with 0, reads wait for ever",
-            ) from error
-        merge_files(self.files, ())
+        for setting in SETTINGS.values():
+            setting.check_value(self)
 
     def with_files(self, more: Sequence[VolumeFile]) -> VolumeDefinition:
         """Return the definition with further files, without duplicates.
@@ -96,31 +239,24 @@ class VolumeDefinition:
 
     def to_toml(self) -> str:
         """Return the text that parse_definition() reads."""
-        keys: dict[str, Any] = {
-            "size": exact_size(self.size_bytes),
-            "writable": exact_size(self.writable_bytes),
-            "front_end": self.front_end,
-            "realtime": self.realtime,
-            "read_ahead": (
-                _KERNEL
-                if self.read_ahead_bytes is None
-                else exact_size(self.read_ahead_bytes)
-            ),
-            "deadline": self.deadline_s or 0,
-        }
-        if self.mount is not None:
-            keys["mount"] = str(self.mount)
-        if self.queues is not None:
-            keys["queues"] = self.queues
-        if self.depth is not None:
-            keys["depth"] = self.depth
-        if self.cache is not None:
-            keys["cache"] = str(self.cache)
-        if self.cache_max_bytes is not None:
-            keys["cache_max"] = exact_size(self.cache_max_bytes)
-        if self.files:
-            keys["file"] = [entry.to_keys() for entry in self.files]
-        return tomli_w.dumps(keys)
+        import tomli_w
+
+        keys = {key: setting.write(self) for key, setting in SETTINGS.items()}
+        return tomli_w.dumps(
+            {k: value for k, value in keys.items() if value is not None}
+        )
+
+
+#: All keys of a definition, in the order of help.
+SETTINGS = {
+    each.metadata["key"]: Setting(
+        # NB: an OptionalPath is None as an attribute of the class.
+        name=each.name,
+        default=getattr(VolumeDefinition, each.name),
+        **each.metadata,
+    )
+    for each in fields(VolumeDefinition)
+}
 
 
 def merge_files(
@@ -146,6 +282,8 @@ def merge_files(
 
 def parse_definition(text: str, *, where: str) -> VolumeDefinition:
     """Parse a definition from TOML; ``where`` names it in errors. Raises UsageError."""
+    import tomllib
+
     try:
         keys = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -165,82 +303,13 @@ def read_definition(path: StrPath) -> VolumeDefinition:
     return parse_definition(text, where=str(path))
 
 
-def parse_read_ahead(text: str, *, what: str) -> int | None:
-    """Return a size in bytes, or None for "kernel". Raises UsageError."""
-    return None if text == _KERNEL else parse_size(text, what=what)
-
-
 def _from_keys(keys: dict[str, Any]) -> VolumeDefinition:
     given: dict[str, Any] = {}
     for key, value in keys.items():
-        if key not in _KEYS:
+        setting = SETTINGS.get(key)
+        if setting is None:
             raise UsageError(
-                f"key {key!r} is unknown", hint=f"there are: {', '.join(_KEYS)}"
+                f"key {key!r} is unknown", hint=f"there are: {', '.join(SETTINGS)}"
             )
-        field, parse = _KEYS[key]
-        given[field] = parse(value, key)
+        given[setting.name] = setting.read(value)
     return VolumeDefinition(**given)
-
-
-def _text(value: object, key: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{key} is {value!r}, not a text in quotes")
-    return value
-
-
-def _size(value: object, key: str) -> int:
-    # NB: a bare number is bytes, and bool is a subclass of int.
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    return parse_size(_text(value, key), what=key)
-
-
-def _read_ahead(value: object, key: str) -> int | None:
-    if isinstance(value, str):
-        return parse_read_ahead(value, what=key)
-    return _size(value, key)
-
-
-def _flag(value: object, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{key} is {value!r}, not true or false")
-    return value
-
-
-def _count(value: object, key: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{key} is {value!r}, not a whole number")
-    return value
-
-
-def _path(value: object, key: str) -> Path:
-    return Path(_text(value, key))
-
-
-def _deadline(value: object, key: str) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"{key} is {value!r}, not a number of seconds")
-    return value or None
-
-
-def _files(value: object, key: str) -> tuple[VolumeFile, ...]:
-    if not isinstance(value, list) or not all(isinstance(x, dict) for x in value):
-        raise UsageError(f"{key} is no list of tables", hint="write [[file]]")
-    return tuple(VolumeFile.from_keys(table) for table in value)
-
-
-#: The field that each key sets, and the function that parses its value.
-_KEYS: dict[str, tuple[str, Callable[[object, str], object]]] = {
-    "size": ("size_bytes", _size),
-    "writable": ("writable_bytes", _size),
-    "mount": ("mount", _path),
-    "front_end": ("front_end", _text),
-    "realtime": ("realtime", _flag),
-    "queues": ("queues", _count),
-    "depth": ("depth", _count),
-    "cache": ("cache", _path),
-    "cache_max": ("cache_max_bytes", _size),
-    "read_ahead": ("read_ahead_bytes", _read_ahead),
-    "deadline": ("deadline_s", _deadline),
-    "file": ("files", _files),
-}

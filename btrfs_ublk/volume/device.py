@@ -11,7 +11,7 @@ from btrfs_ublk.device.state import DeviceDirectory, device_directory
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import forget_device
 from btrfs_ublk.server.description import Description, FileSegment
-from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
 from btrfs_ublk.volume.store import VolumeDirectory
 
 
@@ -59,10 +59,11 @@ def make_device(volume: VolumeDirectory, definition: VolumeDefinition) -> Path:
         volume.name,
         volume.description(definition),
         devices.DeviceOptions(
-            front_end=definition.front_end,
-            realtime=definition.realtime,
-            queues=definition.queues,
-            depth=definition.depth,
+            **{
+                setting.name: getattr(definition, setting.name)
+                for setting in SETTINGS.values()
+                if setting.of_device
+            }
         ),
     )
     assert device.path is not None

@@ -17,7 +17,6 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.btrfs import (
-    DEFAULT_WRITABLE_BYTES,
     MIN_WRITABLE_BYTES,
     add_device,
     filesystem_uuid,
@@ -25,13 +24,13 @@ from btrfs_ublk.kernel.btrfs import (
 )
 from btrfs_ublk.kernel.loop import LoopDevice, loop_device
 from btrfs_ublk.kernel.mount import Mount, mounted
-from btrfs_ublk.kernel.read_ahead import (
-    DEFAULT_READ_AHEAD_BYTES,
-    check_read_ahead,
-    set_read_ahead,
-)
+from btrfs_ublk.kernel.read_ahead import check_read_ahead, set_read_ahead
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import exact_size
+from btrfs_ublk.volume.definition import (
+    DEFAULT_READ_AHEAD_BYTES,
+    DEFAULT_WRITABLE_BYTES,
+)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,18 @@ from btrfs_ublk.base.log import step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.beneath import opened_directory
-from btrfs_ublk.kernel.btrfs import DEFAULT_WRITABLE_BYTES, reached_inode
-from btrfs_ublk.kernel.read_ahead import DEFAULT_READ_AHEAD_BYTES
+from btrfs_ublk.kernel.btrfs import reached_inode
 from btrfs_ublk.kernel.reflink import clone_beneath
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, Seed, make_seed_by
 from btrfs_ublk.server.block_server import READY_TIMEOUT_S, BlockServer
-from btrfs_ublk.server.description import FrontEndName, Segment
+from btrfs_ublk.server.description import Segment
+from btrfs_ublk.server.names import FrontEndName
+from btrfs_ublk.volume.definition import (
+    DEFAULT_READ_AHEAD_BYTES,
+    DEFAULT_WRITABLE_BYTES,
+)
 from btrfs_ublk.volume.sprout import Sprout, sprout
 
 

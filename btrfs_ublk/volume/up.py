@@ -25,7 +25,7 @@ from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
 from btrfs_ublk.units import exact_size
 from btrfs_ublk.volume.cache import limit_cache, prepare_cache, undoing_cache
-from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
 from btrfs_ublk.volume.device import (
     find_device,
     make_device,
@@ -141,32 +141,16 @@ def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
             f"{error.message}",
             hint=f"first: btrfs-ublk volume down {volume.name}",
         ) from error
-    for what, is_so, is_to_be in (
-        ("at", session.target, str(volume.target_of(definition))),
-        ("with front end", kept.front_end, definition.front_end),
-        ("with realtime", kept.realtime, definition.realtime),
-        ("with queues", kept.queues, definition.queues),
-        ("with depth", kept.depth, definition.depth),
-        ("with cache", kept.cache, definition.cache),
-        ("with a deadline of", _seconds(kept), _seconds(definition)),
-    ):
-        if is_so != is_to_be:
+    targets = {"mount": (session.target, str(volume.target_of(definition)))}
+    for key, setting in SETTINGS.items():
+        values = (getattr(each, setting.name) for each in (kept, definition))
+        if refusal := setting.refusal(*targets.get(key, values)):
             raise UsageError(
-                f"volume {volume.name!r} is up {what} {_shown(is_so)}, "
-                f"not {_shown(is_to_be)}",
+                f"volume {volume.name!r} {refusal}",
                 hint=f"first: btrfs-ublk volume down {volume.name}",
             )
     _heal(volume)
     return True
-
-
-def _seconds(definition: VolumeDefinition) -> str | None:
-    deadline_s = definition.deadline_s
-    return None if deadline_s is None else f"{deadline_s:.12g} s"
-
-
-def _shown(value: object) -> object:
-    return "the default" if value is None else value
 
 
 def _heal(volume: VolumeDirectory) -> None:

@@ -16,7 +16,6 @@ from btrfs_ublk.bench.known_content import STAMPS, Content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
 from btrfs_ublk.content import Addition
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.btrfs import DEFAULT_WRITABLE_BYTES
 from btrfs_ublk.server import (
     BlockServer,
     Description,
@@ -26,6 +25,7 @@ from btrfs_ublk.server import (
     MemsetSegment,
     Segment,
 )
+from btrfs_ublk.volume.definition import DEFAULT_WRITABLE_BYTES
 from btrfs_ublk.volume.temporary import volume
 
 #: What answers reads: a constant, a file on tmpfs, or the local cache (also on tmpfs),

@@ -1,5 +1,5 @@
 """The command line's help as man pages and as one document, from the same text, and the
-document of the Python API.
+document of the Python API. Also the table of a volume's settings.
 """
 
 from btrfs_ublk.ops.manual.contents import (
@@ -12,6 +12,7 @@ from btrfs_ublk.ops.manual.contents import (
 from btrfs_ublk.ops.manual.man import man_pages
 from btrfs_ublk.ops.manual.markdown import markdown
 from btrfs_ublk.ops.manual.python import python_reference
+from btrfs_ublk.ops.manual.settings import with_settings
 
 __all__ = [
     "Command",
@@ -22,4 +23,5 @@ __all__ = [
     "markdown",
     "python_reference",
     "read_manual",
+    "with_settings",
 ]

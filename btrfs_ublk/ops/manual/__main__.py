@@ -10,7 +10,13 @@ import click
 
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.ops.manual import man_pages, markdown, python_reference, read_manual
+from btrfs_ublk.ops.manual import (
+    man_pages,
+    markdown,
+    python_reference,
+    read_manual,
+    with_settings,
+)
 
 
 @click.group()
@@ -48,6 +54,16 @@ def reference(path: Path) -> None:
 def python(path: Path) -> None:
     """Write the reference of the Python API to PATH."""
     _write(path, python_reference())
+
+
+@command.command("settings")
+@click.argument("path", type=PathType(dir_okay=False))
+def settings(path: Path) -> None:
+    """Write the table of a volume's settings into the document PATH, which has one."""
+    try:
+        _write(path, with_settings(path.read_text()))
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -107,7 +107,10 @@ def _members(name: str, class_: type) -> Iterator[str]:
     """Yield methods, properties and constants, also those of bases outside the API, but
     not what a base in the API already documents.
     """
-    attributes = {x.name for x in fields(class_)} if is_dataclass(class_) else set()
+    attributes = {x.name: x for x in fields(class_)} if is_dataclass(class_) else {}
+    for key, attribute in attributes.items():
+        if help_ := attribute.metadata.get("help"):
+            yield f"- `{key}`: {help_}"
     found: dict[str, Any] = {}
     told: set[str] = set()
     for part in reversed(class_.__mro__):
