@@ -11,9 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from stopping import freeze
 
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.base.readers import read_direct
@@ -98,25 +100,12 @@ def wait_for(
 
 
 def kill(process: ProcessIdentity | None, signum: signal.Signals) -> None:
-    """Send the signal; with SIGSTOP, wait until all threads have stopped.
-
-    A system call that a thread is in, like writing a record, ends before it stops.
-    """
+    """Send the signal; with SIGSTOP, wait until all threads have stopped."""
     assert process is not None and process.is_alive()
-    os.kill(process.pid, signum)
-    deadline_s = time.monotonic() + 10
-    while signum == signal.SIGSTOP and not _has_stopped(process.pid):
-        if time.monotonic() > deadline_s:
-            break  # one of them waits in the kernel, and does nothing else
-        time.sleep(0.001)
-
-
-def _has_stopped(pid: int) -> bool:
-    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):  # the thread has ended
-            if task.read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                return False
-    return True
+    if signum == signal.SIGSTOP:
+        freeze(process.pid)
+    else:
+        os.kill(process.pid, signum)
 
 
 def kill_server(name: str, signum: signal.Signals = signal.SIGKILL) -> DeviceState:

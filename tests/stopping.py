@@ -1,14 +1,20 @@
-"""How servers of others, which tests start, end."""
+"""How servers that tests start are stopped: for good, or for a while."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from os import PathLike
+from pathlib import Path
+from signal import SIGSTOP
 
 #: They have nothing to lose, and SeaweedFS takes its time.
 STOP_TIMEOUT_S = 2
+FREEZE_TIMEOUT_S = 10
 
 
 def ending_with_us(
@@ -29,3 +35,24 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
+
+
+def freeze(pid: int) -> None:
+    """Send SIGSTOP, and wait until all threads have stopped: until then, one of them
+    may still answer. A system call that a thread is in, like writing a record, ends
+    before it stops.
+    """
+    os.kill(pid, SIGSTOP)
+    deadline_s = time.monotonic() + FREEZE_TIMEOUT_S
+    while not _has_stopped(pid):
+        if time.monotonic() > deadline_s:
+            break  # one of them waits in the kernel, and does nothing else
+        time.sleep(0.001)
+
+
+def _has_stopped(pid: int) -> bool:
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            if task.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True

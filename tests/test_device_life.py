@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Serve, may_be_killed
+from stopping import freeze
 
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import SERVER, helper_path
@@ -165,7 +166,7 @@ def test_a_server_that_takes_no_more_requests(front_end: FrontEndName) -> None:
                 )
             return failed.value.message
 
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         while "does not take" not in ask(100):
             pass
         assert "does not take" in ask(1)
@@ -178,7 +179,7 @@ def test_a_server_that_took_half_of_a_request(front_end: FrontEndName) -> None:
     with BlockServer(ZEROES, front_end=front_end) as server:
         child, connection = server._child, server._control
         assert child is not None and connection is not None
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         keys = {"pad": "x" * 10 * MIB}
         with pytest.raises(ControlError, match="does not take"):
             connection.request("info", keys, child=child, timeout_s=0.1)
@@ -192,7 +193,7 @@ def test_a_server_that_took_half_of_a_request(front_end: FrontEndName) -> None:
 def test_gc_removes_the_device_of_a_killed_pair(front_end: FrontEndName) -> None:
     with owner_in_its_own_process(front_end) as (owner, server, _):
         # Stopped, so that it does not notice the other's death.
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         owner.kill()
         os.kill(server.pid, signal.SIGKILL)
     kinds = {"ublk": ["ublk-device"], "fuse": ["loop", "fuse-server"]}
@@ -201,7 +202,7 @@ def test_gc_removes_the_device_of_a_killed_pair(front_end: FrontEndName) -> None
 
 def test_gc_ends_a_server_that_is_stopped(front_end: FrontEndName) -> None:
     with owner_in_its_own_process(front_end) as (owner, server, _):
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         owner.kill()
     collected()
     assert not server.is_alive()

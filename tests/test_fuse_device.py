@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from conftest import Need
 from sanitized_build import SANITIZER_ENVIRONMENT
+from stopping import freeze
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.gc import collect
@@ -309,7 +310,7 @@ def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
                 file = Path(ready["file"])
                 # The kernel polls a FUSE file, once, when io_uring reads it: in line.
                 assert read_direct(file, 0, 4096) == bytes(4096)
-                slow.send_signal(signal.SIGSTOP)
+                freeze(slow.pid)
                 try:
                     waiting = pool.submit(read_direct, file, 0, 4096)
                     time.sleep(0.1)

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from device_support import answer, description_file, device_command
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
+from stopping import freeze
 from virtual_data import UNIT, VirtualData
 
 from btrfs_ublk.base.process import ProcessIdentity, readable
@@ -255,7 +256,7 @@ def test_a_server_that_hangs_is_shown(
 ) -> None:
     name = lazy_device[0]
     server = answer("status", name)["state"]["server"]["pid"]
-    os.kill(server, signal.SIGSTOP)
+    freeze(server)
     try:
         assert value(metrics_text(), "device_up", device=name) == 0
     finally:
