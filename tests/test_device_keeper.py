@@ -42,6 +42,7 @@ from btrfs_ublk.device import (
     show_device,
 )
 from btrfs_ublk.device.state import device_directory
+from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server import FrontEndName
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_devices")]
@@ -265,11 +266,15 @@ class TestHelper:
         with self.keeper(tmp_path, "/bin/sh", "-c", script) as (child, fd):
             os.write(fd, b"g")
             os.close(fd)
-            started_s = time.monotonic()
-            while time.monotonic() < started_s + 2:
-                assert child.poll() is None
-                time.sleep(0.05)
-            assert (tmp_path / "runs").read_text() == "\n" * 3
+            runs = tmp_path / "runs"
+            wait_until(
+                lambda: runs.exists() and runs.read_text() == "\n" * 3,
+                timeout_s=TIMEOUT_S,
+                what="three runs",
+            )
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(1)
+            assert runs.read_text() == "\n" * 3
 
     def test_after_a_farewell_it_only_stays(self, tmp_path: Path) -> None:
         mark = tmp_path / "mark"
