@@ -19,6 +19,7 @@ from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import show_device
 from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.ops.doctor import diagnose
 from btrfs_ublk.ops.monitor.metrics import metrics_dict
 from btrfs_ublk.server import BlockServer, Description, LazySegment
@@ -134,7 +135,10 @@ def test_the_disk_of_the_cache_is_full(
         for first in (0, 32 * UNIT):
             for at in range(first, first + 16 * UNIT, UNIT):
                 assert read_direct(server.device, at, UNIT) == virtual.content(at, UNIT)
-        (said,) = problems(server)
+        # The cache is written after the answer.
+        (said,) = wait_until(
+            lambda: problems(server), timeout_s=DEADLINE_S, what="a full disk"
+        )
         assert f"disk full: make room in {cache};" in said and "not cached" in said
         fetcher = server.stats().lazy[0].fetcher
         assert fetcher.read_errors == 0
