@@ -64,6 +64,24 @@ def test_a_deadline_kills_the_whole_group(tmp_path: Path) -> None:
         assert ProcessIdentity.of(grandchild).wait(timeout_s=10)
 
 
+def test_the_end_of_a_process_is_that_of_its_last_thread() -> None:
+    """Until then, it holds its files and locks."""
+    script = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "print('ready', flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with spawn([sys.executable, "-c", script], pipe_stdout=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        wait_until(
+            lambda: not child.identity.is_alive(), timeout_s=30, what="a first thread"
+        )
+        assert not child.identity.wait(timeout_s=0.3)
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.identity.wait(timeout_s=30)
+
+
 def test_a_child_is_terminated_at_the_end() -> None:
     with spawn(["sleep", "60"]) as child:
         assert child.identity.is_alive()

@@ -88,9 +88,14 @@ class ProcessIdentity:
             return True
         try:
             # The pidfd is open, so this can be no other process from here on.
-            if self.is_alive():
-                readable([pidfd], timeout_s=timeout_s)
-            return not self.is_alive()
+            try:
+                if _start_ticks_and_state(self.pid)[0] != self.start_ticks:
+                    return True
+            except ProcessLookupError:
+                return True
+            # NB: its first thread may have ended, and is_alive() be False, while others
+            # still hold its files and locks. The pidfd is readable after the last one.
+            return bool(readable([pidfd], timeout_s=timeout_s))
         finally:
             os.close(pidfd)
 
