@@ -457,6 +457,9 @@ class Supervisor:
             self._start(upgrading=True)
             self._note(generation=self._spec.generation, upgrade_error=None)
         except BtrfsUblkError as error:
+            if self._server is None:
+                # NB: before commands learn that it failed, and take it for serving.
+                self._note(status="recovering", server=None)
             self._fall_back(error)
 
     def _fall_back(self, error: BtrfsUblkError) -> None:
