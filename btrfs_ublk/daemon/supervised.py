@@ -81,8 +81,10 @@ class Supervised:
             handler.close()
             if self.parked is None:
                 self._write_end()
-                self.lock.close()
+            # NB: before others can have the lock, and ask whether a device is the last.
             self._ended(self)
+            if self.parked is None:
+                self.lock.close()
 
     def join(self) -> None:
         """Join the thread. NB: the descriptors of ``requests`` stay open until then:
