@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import SystemState
+from loops import detach
 
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.ledger import boot_id, state_directory
@@ -97,13 +98,13 @@ def test_what_someone_else_made_meanwhile_is_left(leftovers: tuple[Path, Path]) 
     """Same mount point, same loop device, same file: but not the ones we made."""
     target, device = leftovers
     run(["umount", target], timeout_s=30)
-    run(["losetup", "-d", device], timeout_s=30)
+    detach(device)
     run(["losetup", device, target.parent / "image"], timeout_s=30)
     run(["mount", device, target], timeout_s=30)
     assert results() == [("mount", "gone"), ("loop", "gone"), ("tempdir", "left")]
     assert any(mount.target == target for mount in read_mountinfo())
     run(["umount", target], timeout_s=30)
-    run(["losetup", "-d", device], timeout_s=30)
+    detach(device)
 
 
 def test_a_living_process_keeps_its_things(sparse_path: Path) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from loops import backing_of, detach
 
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.process import run
@@ -24,11 +25,6 @@ def image(sparse_path: Path) -> Path:
     path = sparse_path / "image"
     path.write_bytes(os.urandom(MIB))
     return path
-
-
-def backing_of(path: Path) -> str | None:
-    file = Path("/sys/block") / path.name / "loop/backing_file"
-    return file.read_text().strip() if file.exists() else None
 
 
 def test_the_device_shows_the_file_and_goes_away(image: Path) -> None:
@@ -117,12 +113,12 @@ def test_two_devices_on_one_file_are_told_apart(image: Path) -> None:
 def test_someone_elses_device_on_our_file_is_left_alone(image: Path) -> None:
     """Even when it has taken the very device number that was ours."""
     with loop_device(image, read_only=True) as device:
-        run(["losetup", "-d", device.path], timeout_s=10)
+        detach(device.path)
         run(["losetup", "-r", device.path, image], timeout_s=10)
     try:
         assert backing_of(device.path) == str(image)
     finally:
-        run(["losetup", "-d", device.path], timeout_s=10)
+        detach(device.path)
 
 
 def test_a_device_whose_number_was_never_noted_is_found(image: Path) -> None:
