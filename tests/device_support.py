@@ -123,7 +123,7 @@ def kill_keepers(name: str) -> None:
     for keeper in keepers:
         kill(keeper, signal.SIGKILL)
     for keeper in keepers:
-        assert keeper.wait(timeout_s=10)
+        assert keeper.wait(timeout_s=TIMEOUT_S)
 
 
 def kill_supervisor(name: str) -> ProcessIdentity:
@@ -133,7 +133,7 @@ def kill_supervisor(name: str) -> ProcessIdentity:
     kill(supervisor, signal.SIGSTOP)  # otherwise it would start another keeper
     kill_keepers(name)
     kill(supervisor, signal.SIGKILL)
-    assert supervisor.wait(timeout_s=10)
+    assert supervisor.wait(timeout_s=TIMEOUT_S)
     return supervisor
 
 
@@ -165,7 +165,7 @@ def kill_those(who: tuple[str, ...], *, name: str = "one") -> None:
     for process in killed:
         os.kill(process.pid, signal.SIGKILL)
     for process in killed:
-        assert process.wait(timeout_s=10)
+        assert process.wait(timeout_s=TIMEOUT_S)
 
 
 def check_content(path: Path, segment: Segment = PATTERN, *, parts: int = 8) -> None:
@@ -236,7 +236,7 @@ class Readers:
 def remove_all() -> None:
     """Remove all devices. One that a failed test has left would make others fail."""
     for device in list_devices():
-        remove_device(device.name, timeout_s=10)
+        remove_device(device.name, timeout_s=60)
     collect_devices()
 
 

@@ -11,7 +11,13 @@ from contextlib import ExitStack
 
 import pytest
 from conftest import Need
-from server_process import PROMPT_S, ServerProcess, assert_prompt
+from server_process import (
+    END_TIMEOUT_S,
+    PROMPT_S,
+    READY_TIMEOUT_S,
+    ServerProcess,
+    assert_prompt,
+)
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
@@ -142,10 +148,10 @@ def test_an_owner_that_never_reads_is_lost(need: Need) -> None:
     need(ROOT, FUSE)
     owner, end = socket.socketpair()
     with owner, end, ServerProcess(ZEROES, front_end="fuse", owner=end) as server:
-        owner.settimeout(PROMPT_S)
+        owner.settimeout(READY_TIMEOUT_S)
         assert b'"ready"' in owner.recv(4096)
         owner.sendall(b'{"request": "info"}\n' * 800)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(END_TIMEOUT_S) == 0
 
 
 @pytest.mark.native

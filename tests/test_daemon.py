@@ -16,6 +16,7 @@ import pytest
 from conftest import may_be_killed
 from device_support import (
     DESCRIPTION,
+    TIMEOUT_S,
     check_content,
     description_file,
     device_command,
@@ -132,7 +133,7 @@ def test_a_command_adopts_what_a_dead_one_had(devices: list[Device]) -> None:
     for name in NAMES:
         kill_keepers(name)
     kill(before, signal.SIGKILL)
-    assert before.wait(timeout_s=10)
+    assert before.wait(timeout_s=TIMEOUT_S)
     assert show_device("two").health == "unsupervised"
     for name in NAMES:
         assert recover_device(name)
@@ -157,7 +158,7 @@ def test_one_that_is_stopped_is_woken(devices: list[Device], tmp_path: Path) -> 
 def test_asked_to_end_it_leaves_all_servers(devices: list[Device]) -> None:
     daemon = daemon_of(*NAMES)
     kill(daemon, signal.SIGTERM)
-    assert daemon.wait(timeout_s=60)
+    assert daemon.wait(timeout_s=TIMEOUT_S)
     for device in devices:
         shown = show_device(device.name)
         assert shown.health == "unsupervised"

@@ -304,7 +304,7 @@ def test_no_recovery(front_end: FrontEndName) -> None:
     state = wait_for("one", lambda state: state.status == "lost")
     assert "no recovery" in str(state.reason)
     supervisor = device.state.supervisor
-    assert supervisor is not None and supervisor.wait(timeout_s=10)
+    assert supervisor is not None and supervisor.wait(timeout_s=TIMEOUT_S)
     started_s = time.monotonic()
     with pytest.raises(OSError):
         read_direct(device.path, 0, 4096)

@@ -113,13 +113,13 @@ def test_killed_again_while_it_recovers(device: Device, seed: int) -> None:
 def test_what_ends_on_purpose_stays_ended(device: Device) -> None:
     supervisor, server = device.state.supervisor, device.state.server
     kill(supervisor, signal.SIGTERM)
-    assert supervisor and supervisor.wait(timeout_s=10)
+    assert supervisor and supervisor.wait(timeout_s=TIMEOUT_S)
     time.sleep(2)
     shown = show_device("one")
     assert shown.health == "unsupervised" and shown.state.supervisor is None
     assert shown.state.server == server
     kill(server, signal.SIGKILL)
-    assert server and server.wait(timeout_s=10)
+    assert server and server.wait(timeout_s=TIMEOUT_S)
     time.sleep(1)
     assert show_device("one").health == "dead"
     assert recover_device("one")
@@ -134,7 +134,7 @@ def test_reads_wait_after_a_stop_on_purpose(device: Device) -> None:
     with reading(device.path) as readers:
         supervisor, server = device.state.supervisor, device.state.server
         kill(supervisor, signal.SIGTERM)
-        assert supervisor and supervisor.wait(timeout_s=10)
+        assert supervisor and supervisor.wait(timeout_s=TIMEOUT_S)
         kill(server, signal.SIGKILL)
         assert recover_device("one")
         readers.wait_for_reads(20)

@@ -19,6 +19,7 @@ from device_support import (
     DESCRIPTION,
     PATTERN,
     SIZE,
+    TIMEOUT_S,
     answer,
     check_content,
     description_file,
@@ -190,7 +191,7 @@ def test_del_of_a_mounted_device(options: DeviceOptions, sparse_path: Path) -> N
 
 
 def wait_until_dead(name: str, *, health: str = "dead") -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + TIMEOUT_S
     while show_device(name).health != health:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
