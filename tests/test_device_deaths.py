@@ -28,6 +28,7 @@ from device_support import (
     device_command,
     is_lossless,
     kill,
+    kill_if_alive,
     kill_server,
     kill_supervisor,
     reading,
@@ -155,8 +156,7 @@ def test_killed_again_while_it_recovers(grown: Grown) -> None:
         kill(before.server, signal.SIGKILL)
         # The next one, as soon as it exists.
         state = wait_for("one", lambda state: state.server not in (None, before.server))
-        if state.server is not None and state.server.is_alive():
-            os.kill(state.server.pid, signal.SIGKILL)
+        kill_if_alive(state.server)
         wait_for(
             "one",
             lambda now: now.status == "serving"

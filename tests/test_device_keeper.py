@@ -24,6 +24,7 @@ from device_support import (
     device_command,
     is_whole,
     kill,
+    kill_if_alive,
     kill_those,
     processes,
     reading,
@@ -103,8 +104,8 @@ def test_killed_again_while_it_recovers(device: Device, seed: int) -> None:
             # Never what is the last one to hold the connection.
             second = chances.choice(["server", "supervisor"])
             next_one = state.server if second == "server" else state.supervisor
-            if next_one and next_one != before[second] and next_one.is_alive():
-                kill(next_one, signal.SIGKILL)
+            if next_one != before[second]:
+                kill_if_alive(next_one)
             wait_for("one", is_whole)
             readers.wait_for_reads(10)
         assert (readers.wrong, readers.errors) == (0, [])
