@@ -204,8 +204,10 @@ def test_the_dead_are_collected(options: DeviceOptions) -> None:
     assert show_device("one").health == "unsupervised"
     (left,) = collect_devices()
     assert left.result == "left" and "runs without a supervisor" in str(left.reason)
-    kill(show_device("one").state.server, signal.SIGKILL)
-    wait_until_dead("one")
+    server = show_device("one").state.server
+    kill(server, signal.SIGKILL)
+    assert server and server.wait(timeout_s=TIMEOUT_S)
+    assert show_device("one").health == "dead"
     (wanted,) = collect_devices(dry_run=True)
     assert (wanted.name, wanted.result) == ("one", "would-remove")
     done = device_command("gc")
