@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,10 @@ class EngineShell:
     def request(self, line: str) -> bytes | int:
         """Return what was read (b"" for other requests), or an errno."""
         self.send(line)
+        return self.answer(line)
+
+    def answer(self, line: str) -> bytes | int:
+        """Return the answer to a request that was sent."""
         assert self._process.stdout is not None
         word, number = self._process.stdout.readline().split()
         if word == b"error":
@@ -74,25 +78,32 @@ class EngineShell:
         return self._process.stdout.readline()
 
 
-def start_engine(build: Path, description: Path) -> EngineShell:
+def start_engine(
+    build: Path, description: Path, environment: Mapping[str, str] | None = None
+) -> EngineShell:
     """Start a shell, which the caller has to kill or close."""
     return EngineShell(
         subprocess.Popen(
             [build / "csrc/tests/engine-shell", description],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | SANITIZER_ENVIRONMENT,
+            env=os.environ | SANITIZER_ENVIRONMENT | dict(environment or {}),
         )
     )
 
 
 @contextmanager
-def engine_shell(build: Path, description: dict[str, Any]) -> Iterator[EngineShell]:
+def engine_shell(
+    build: Path,
+    description: dict[str, Any],
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[EngineShell]:
     """Run a shell. At the end, close it, or kill it if the test fails."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(description, file)
         file.flush()
-        shell = start_engine(build, Path(file.name))
+        shell = start_engine(build, Path(file.name), environment)
         try:
             yield shell
         except BaseException:
