@@ -138,7 +138,9 @@ class FetcherStats:
     "attempts", "failures", "bytes", "in_flight", "openings" and "open" (of its circuit
     breaker). ``disk_errors`` has the last error of the disk of the "map" or the
     "cache", until a write succeeds: "errno", a name, and "age_s". ``reads_waiting`` to
-    ``buffer_bytes`` are the present numbers."""
+    ``buffer_bytes`` are the present numbers, and so is ``unstored_bytes``: units that
+    were delivered, and wait for the cache. ``store_drops`` counts those that it took
+    too long to take."""
 
     reads: int
     read_errors: int
@@ -161,6 +163,8 @@ class FetcherStats:
     hosts: Mapping[str, Mapping[str, Any]]
     fetches: tuple[FetchLatency, ...]
     disk_errors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    store_drops: int = 0
+    unstored_bytes: int = 0
 
 
 #: The consequences of a disk that cannot be written, by what is on it.
@@ -270,7 +274,7 @@ def _lazy(about: Mapping[str, Any]) -> LazyStats:
         fetcher=FetcherStats(
             failures={str(why): int(n) for why, n in fetcher["failures"].items()},
             hosts=dict(fetcher["hosts"]),
-            disk_errors=dict(fetcher.get("disk_errors", {})),  # older servers lack it
+            disk_errors=dict(fetcher.get("disk_errors", {})),  # older servers lack some
             fetches=tuple(
                 FetchLatency(str(one["kind"]), str(one["host"]), _latency(one))
                 for one in fetcher["latencies"]
@@ -278,7 +282,7 @@ def _lazy(about: Mapping[str, Any]) -> LazyStats:
             **{
                 item.name: int(fetcher[item.name])
                 for item in fields(FetcherStats)
-                if item.name not in parsed
+                if item.name not in parsed and item.name in fetcher
             },
         ),
         cache=about.get("cache"),

@@ -39,6 +39,7 @@ enum {
 	 * response is checked by identity and digest anyway.
 	 */
 	CHANGED_MS = 60000,
+	CACHE_PAUSE_MS = 100,
 };
 
 /*
@@ -207,6 +208,9 @@ void unit_fetch(struct unit *unit)
 		unit_queue(unit);
 	else if (mirror)
 		begin(unit, mirror, now_ns);
+	/* The cache may have it: its look-ups go on. */
+	else if (at_ns == UINT64_MAX && unit->fetcher->cache_is_late)
+		rest_for_mirrors(unit, now_ns, now_ns + CACHE_PAUSE_MS * NS_PER_MS);
 	else if (at_ns == UINT64_MAX)
 		give_up(unit, now_ns, "no mirror is left to ask");
 	else

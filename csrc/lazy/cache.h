@@ -31,12 +31,15 @@ struct cache_options {
 
 /*
  * Opens the directory, and makes it (mode 0700) where there is none. It must belong to this user
- * and not be a symbolic link. The caller must see the host's files. Returns 0, or a negative errno
- * with the error filled in.
+ * and not be a symbolic link. The caller must see the host's files. While another process has it
+ * locked, opening contents waits. Returns 0, or a negative errno with the error filled in.
  */
 int cache_open(const char *directory, const struct cache_options *options, struct cache **cache,
 	       struct error *error);
-/* Syncs what is not durable yet, and closes the cache. */
+/*
+ * Syncs what is not durable yet, and closes the cache. If its disk takes seconds for that, the
+ * cache is left open, because the process is about to end.
+ */
 void cache_close(struct cache *cache);
 
 /*

@@ -73,7 +73,7 @@ static void try_to_end(uv_prepare_t *before_wait)
 {
 	struct fetcher *fetcher = before_wait->data;
 
-	if (fetcher->busy || fetcher->storing || fetcher->mirror_jobs)
+	if (fetcher->busy || fetcher->storing || fetcher->look_ups || fetcher->mirror_jobs)
 		return;
 	uv_close((uv_handle_t *)&fetcher->before_wait, NULL);
 	uv_close((uv_handle_t *)&fetcher->wake, NULL);
@@ -101,7 +101,8 @@ static void on_wake(uv_poll_t *wake, int status, int events)
 	if (relaxed_load(&fetcher->abandoned))
 		reads_fail_all(fetcher, -EIO);
 	if (stopping && !fetcher->ending) {
-		fetcher->ending = true;
+		/* All readers have been answered, and none is any more; see fetcher_stop(). */
+		__atomic_store_n(&fetcher->ending, true, __ATOMIC_RELEASE);
 		units_stop(fetcher);
 		uv_prepare_start(&fetcher->before_wait, try_to_end);
 	}
@@ -133,6 +134,17 @@ static void own_finished(struct worker_pool *pool, struct pool_job *job)
 static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
 {
 	fetcher_send(container_of(pool, struct fetcher, mirror_workers), &job->message);
+}
+
+static void cache_finished(struct worker_pool *pool, struct pool_job *job)
+{
+	fetcher_send(container_of(pool, struct fetcher, cache_workers), &job->message);
+}
+
+void fetcher_cache_submit(struct fetcher *fetcher, struct pool_job *job)
+{
+	job->message.arrive = job_arrived;
+	worker_pool_submit(&fetcher->cache_workers, job);
 }
 
 void fetcher_submit(struct fetcher *fetcher, struct pool_job *job)
@@ -211,6 +223,7 @@ static void init_lists(struct fetcher *fetcher)
 		list_init(&fetcher->buckets[i]);
 	list_init(&fetcher->demand);
 	list_init(&fetcher->prefetch);
+	list_init(&fetcher->unstored);
 	list_init(&fetcher->kept);
 	list_init(&fetcher->reads);
 }
@@ -229,11 +242,17 @@ static int start_threads(struct fetcher *fetcher)
 	fetcher->mirror_workers.role = CONFINE_HELPERS;
 	fetcher->mirror_workers.max_per_place = MIRROR_WORKERS_PER_PLACE;
 	fetcher->mirror_workers.spare = MIRROR_WORKERS_SPARE;
+	fetcher->cache_workers.finished = cache_finished;
+	fetcher->cache_workers.name = "cache-worker";
+	fetcher->cache_workers.role = CONFINE_FETCH;
+	fetcher->cache_workers.max_per_place = 1;
 	if (!err)
 		err = worker_pool_start(&fetcher->workers,
 					fetcher->options.workers + WORKERS_SPARE);
 	if (!err)
 		err = worker_pool_start(&fetcher->mirror_workers, MIRROR_WORKERS);
+	if (!err && fetcher->cache)
+		err = worker_pool_start(&fetcher->cache_workers, CACHE_WORKERS);
 	if (!err)
 		err = -pthread_create(&fetcher->thread, NULL, fetcher_main, fetcher);
 	return err;
@@ -243,6 +262,7 @@ static void free_all(struct fetcher *fetcher)
 {
 	worker_pool_stop(&fetcher->workers);
 	worker_pool_stop(&fetcher->mirror_workers);
+	worker_pool_stop(&fetcher->cache_workers);
 	receive_messages(fetcher); /* the workers' last messages */
 	if (uv_loop_close(&fetcher->loop))
 		msg_debug("a kind of mirror has not closed its handles in the fetcher's loop");
@@ -301,8 +321,11 @@ int fetcher_stop(struct fetcher *fetcher)
 	wake_up(fetcher);
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += STOP_WAIT_S;
-	if (pthread_timedjoin_np(fetcher->thread, NULL, &until))
+	if (pthread_timedjoin_np(fetcher->thread, NULL, &until)) {
+		/* Whoever has answered to readers may be closed. */
+		(void)__atomic_load_n(&fetcher->ending, __ATOMIC_ACQUIRE);
 		return -ETIMEDOUT;
+	}
 	free_all(fetcher);
 	return 0;
 }

@@ -90,6 +90,13 @@ void fetcher_abandon(struct fetcher *fetcher);
 void fetcher_prefetch(struct fetcher *fetcher, struct source *source, uint64_t offset,
 		      uint64_t length);
 
+/*
+ * The bytes of units that were delivered and are still to be put in the cache. Those who want units
+ * there keep this small, because units are dropped where readers need the memory. Any thread may
+ * call this.
+ */
+uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher);
+
 /* The loop that transfers of mirrors run on. Only for kinds of mirrors, on the fetcher's thread. */
 struct uv_loop_s *fetcher_loop(struct fetcher *fetcher);
 

@@ -85,6 +85,11 @@ static int add_hosts(json_t *stats, struct fetcher *fetcher)
 	return err;
 }
 
+uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher)
+{
+	return relaxed_load(&fetcher->counts.unstored_bytes);
+}
+
 void disk_note(struct fetcher *fetcher, unsigned disk, int err)
 {
 	struct disk_error *error = &fetcher->disks[disk];
@@ -134,10 +139,12 @@ json_t *fetcher_stats_json(struct fetcher *fetcher)
 		{ "units_from_cache", &counts->units_from_cache },
 		{ "units_stored", &counts->units_stored },
 		{ "store_failures", &counts->store_failures },
+		{ "store_drops", &counts->store_drops },
 		{ "reads_waiting", &counts->reads_waiting },
 		{ "units_queued", &counts->units_queued },
 		{ "units_in_flight", &counts->units_in_flight },
 		{ "buffer_bytes", &counts->buffer_bytes },
+		{ "unstored_bytes", &counts->unstored_bytes },
 	};
 	json_t *stats = json_object();
 	int err = stats ? 0 : -1;

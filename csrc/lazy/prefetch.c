@@ -196,7 +196,7 @@ void prefetch_unit_over(struct unit *unit)
 		relaxed_add(&run->fetched_units, 1);
 		relaxed_add(&run->fetched_bytes, unit->length);
 		run->uncached_in_a_row = 0;
-	} else if (unit->state == UNIT_KEPT) {
+	} else if (unit->state == UNIT_KEPT || unit->state == UNIT_UNSTORED) {
 		relaxed_add(&run->uncached_units, 1);
 		run->uncached_in_a_row++;
 	} else {

@@ -17,6 +17,8 @@
 
 /* Only the thread that opens and closes segments changes this, while there is no other thread. */
 static struct space *spaces;
+/* Spaces that could not be freed, because a thread of theirs hangs. */
+static struct space *left;
 
 struct space *space_first(void)
 {
@@ -90,9 +92,21 @@ static int check_names(const char *map_path, struct error *error)
 			 map_path, other->map_path);
 }
 
+/* A device must come back after a crash although the disk of its cache is full or broken. */
+static int open_cache(struct space *space, struct error *error)
+{
+	const struct cache_options options = {};
+	int err = cache_open(space->cache_path, &options, &space->cache, error);
+
+	if (err != -EIO && err != -ENOSPC && err != -EDQUOT && err != -EROFS)
+		return err;
+	msg_warning("%s; what is fetched is not cached", error->text);
+	*error = (struct error){};
+	return 0;
+}
+
 static int open_parts(struct space *space, struct error *error)
 {
-	const struct cache_options cache_options = {};
 	const struct fetcher_options fetcher_options = {};
 	int err;
 
@@ -108,7 +122,7 @@ static int open_parts(struct space *space, struct error *error)
 		return error_set(error, -ENOMEM, "no memory for a map");
 	err = store_open(space->map_path, space->map, &space->store, error);
 	if (!err && space->cache_path)
-		err = cache_open(space->cache_path, &cache_options, &space->cache, error);
+		err = open_cache(space, error);
 	if (err)
 		return err;
 	err = fetcher_start(&fetcher_options, space->store, space->cache, &space->fetcher);
@@ -121,6 +135,8 @@ static void free_space(struct space *space)
 	if (space->fetcher && fetcher_stop(space->fetcher)) {
 		msg_warning("the fetcher of map '%s' does not end: some file does not answer",
 			    space->map_path);
+		space->next = left;
+		left = space;
 		return;
 	}
 	if (space->cache)

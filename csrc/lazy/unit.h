@@ -21,6 +21,7 @@ enum {
 	MIRROR_WORKERS_PER_PLACE =
 		3,		  /* so that a file system that hangs does not get all of them */
 	MIRROR_WORKERS_SPARE = 2, /* left for credentials, whatever hangs */
+	CACHE_WORKERS = 3,	  /* one of them puts units in */
 	/* of one mirror for one unit, after which the unit does not ask it again */
 	WRONG_ANSWERS_MAX = 3,
 };
@@ -29,12 +30,16 @@ enum unit_state {
 	UNIT_NEW,      /* in no queue yet */
 	UNIT_QUEUED,   /* waits for a slot */
 	UNIT_RESTING,  /* waits until it is queued again (timer), without a slot */
-	UNIT_LOOKING,  /* a worker looks it up in the cache */
+	UNIT_LOOKING,  /* a worker looks it up in the cache; waits for that, until its timer */
 	UNIT_FETCHING, /* a mirror is being asked */
 	UNIT_CHECKING, /* a worker verifies it */
-	UNIT_STORING,  /* it is right and has been delivered; a worker puts it in the cache */
-	UNIT_KEPT,     /* delivered, but not in the cache; stays in memory until that is needed */
+	/* All of these are right and have been delivered. */
+	UNIT_UNSTORED, /* is to be put in the cache; may be dropped from memory before that */
+	UNIT_STORING,  /* a worker puts it in the cache */
+	UNIT_KEPT,     /* not in the cache; stays in memory until that is needed */
 };
+
+struct look_up;
 
 /* What a worker found out about a unit. */
 struct unit_check {
@@ -56,14 +61,18 @@ struct unit {
 	uint8_t *data;	      /* NULL while NEW, QUEUED or RESTING */
 	struct link waiters;
 	struct link in_bucket;
-	struct link in_queue; /* QUEUED; KEPT: the oldest first */
+	struct link in_queue;	 /* QUEUED; UNSTORED, KEPT: the oldest first */
+	struct look_up *look_up; /* LOOKING: what it waits for */
 
 	struct pool_job job;
 	struct unit_check check;
 
 	/* Attempts. */
 	struct fetch fetch;
-	/* RESTING: when it ends. FETCHING: when to check for progress; see unit_joined() */
+	/*
+	 * RESTING: when it ends. LOOKING: when it goes on without. FETCHING: when to check for
+	 * progress; see unit_joined()
+	 */
 	struct timer timer;
 	unsigned progress; /* of the fetch, when the timer was set */
 	uint64_t began_ns; /* the last attempt */
@@ -88,12 +97,15 @@ struct fetch_counts {
 	uint64_t reads, read_errors, deadlines_missed;
 	uint64_t units_fetched, bytes_fetched, units_prefetched, units_from_cache;
 	uint64_t units_verified, units_pinned; /* checked against a known digest; against none */
-	uint64_t units_stored, store_failures; /* put in the cache */
+	/* Put in the cache; not put in, because of an error; because the cache was too slow. */
+	uint64_t units_stored, store_failures, store_drops;
 	uint64_t attempts, retries, wrong_digests;
 	uint64_t failures[FETCH_WRONG + 1]; /* by enum fetch_failure */
 	uint64_t local_failures; /* failures that are no mirror's: of the map's file, or memory */
 	/* The current state. */
 	uint64_t reads_waiting, units_queued, units_in_flight, buffer_bytes;
+	uint64_t
+		unstored_bytes; /* of units that are to be put in the cache; part of `buffer_bytes` */
 };
 
 /*
@@ -123,19 +135,24 @@ struct fetcher {
 	struct worker_pool workers; /* for the fetcher's own jobs */
 	/* for mirrors; they may hang with a file system that does not answer */
 	struct worker_pool mirror_workers;
-	bool stopping;	/* atomic */
-	bool abandoned; /* atomic */
-	bool ending;	/* the thread has seen `stopping` */
+	struct worker_pool cache_workers; /* they may hang with the cache's disk, or its lock */
+	bool stopping;			  /* atomic */
+	bool abandoned;			  /* atomic */
+	bool ending;			  /* atomic: the thread has seen `stopping` */
 	struct fetcher_attachment *attachments;
 
 	struct link buckets[UNIT_BUCKETS];
 	struct link demand, prefetch; /* units that wait for a slot */
-	struct link kept;	      /* units that may be evicted from memory */
+	struct link unstored, kept;   /* units that may be evicted from memory */
 	struct link reads;	      /* all reads that wait */
 	struct prefetch_run run;
 	unsigned busy;	      /* units with something in progress */
 	unsigned prefetching; /* how many of them no reader has asked for */
 	unsigned storing;
+	uint64_t storing_bytes;
+	unsigned look_ups;	 /* jobs; some are of units that have gone on without */
+	bool cache_is_late;	 /* units do not wait for it, until a look-up has ended */
+	uint64_t flush_until_ns; /* when `ending`: no unit is put in the cache after that */
 	/* jobs of mirror_workers; some belong to fetches that were given up */
 	unsigned mirror_jobs;
 	bool admitting;		   /* units_admit() is running */
@@ -150,6 +167,7 @@ struct fetcher {
 void fetcher_send(struct fetcher *fetcher, struct fetcher_message *message);
 /* Submits a job to the fetcher's own workers. */
 void fetcher_submit(struct fetcher *fetcher, struct pool_job *job);
+void fetcher_cache_submit(struct fetcher *fetcher, struct pool_job *job);
 /* The name that statistics and the log use. */
 const char *fetch_failure_name(enum fetch_failure failure);
 
@@ -176,7 +194,7 @@ void units_admit(struct fetcher *fetcher);
 void unit_set_state(struct unit *unit, enum unit_state state);
 static inline bool unit_is_right(const struct unit *unit)
 {
-	return unit->state == UNIT_STORING || unit->state == UNIT_KEPT;
+	return unit->state >= UNIT_UNSTORED;
 }
 /* Gives its slot to others until `at_ns`. Then it is queued again, before units that came later. */
 void unit_rest(struct unit *unit, uint64_t at_ns);
@@ -234,12 +252,27 @@ void disk_note(struct fetcher *fetcher, unsigned disk, int err);
 
 /* verify.c: each has a worker do the job, and continues when that is done. */
 
-/* Looks the unit up in the cache. Returns false at once when the cache cannot have it. */
-bool unit_look_up(struct unit *unit);
 void unit_verify(struct unit *unit);
 /* To be called while the unit is being fetched: loads the digest to verify it against. */
 void unit_expect(const struct unit *unit);
-/* Puts the unit in the cache. Returns false at once when there is no cache for it. */
+
+/* caching.c */
+
+/*
+ * Looks the unit up in the cache, and continues when that is done, or takes too long. Returns false
+ * at once when the cache cannot have the unit, or is known to be slow.
+ */
+bool unit_look_up(struct unit *unit);
+/* Queues the unit for the cache. Returns false when there is no cache for it. */
 bool unit_store(struct unit *unit);
+/* Has workers put queued units in the cache, as many as may be at a time. */
+void units_put_some(struct fetcher *fetcher);
+/*
+ * The unit to be dropped from the queue when its memory is needed, or NULL. `prefetched`: if there
+ * is no other, one that a prefetch wants.
+ */
+struct unit *unit_to_drop(struct fetcher *fetcher, bool prefetched);
+/* To be called when the fetcher ends: what is queued then is put in for a short time. */
+void units_flush(struct fetcher *fetcher);
 
 #endif

@@ -21,19 +21,30 @@ static bool is_busy(enum unit_state state)
 	return state >= UNIT_LOOKING && state <= UNIT_CHECKING;
 }
 
+static bool waits_for_cache(enum unit_state state)
+{
+	return state == UNIT_UNSTORED || state == UNIT_STORING;
+}
+
 void unit_set_state(struct unit *unit, enum unit_state state)
 {
 	struct fetcher *fetcher = unit->fetcher;
 	int busy = (int)is_busy(state) - (int)is_busy(unit->state);
 	int queued = (int)(state == UNIT_QUEUED) - (int)(unit->state == UNIT_QUEUED);
+	int unstored = (int)waits_for_cache(state) - (int)waits_for_cache(unit->state);
 
 	fetcher->busy += busy;
 	if (!unit->demanded)
 		fetcher->prefetching += busy;
-	if (unit->state == UNIT_STORING)
+	if (unit->state == UNIT_STORING) {
 		fetcher->storing--;
-	if (state == UNIT_STORING)
+		fetcher->storing_bytes -= unit->length;
+	}
+	if (state == UNIT_STORING) {
 		fetcher->storing++;
+		fetcher->storing_bytes += unit->length;
+	}
+	relaxed_add(&fetcher->counts.unstored_bytes, (uint64_t)unstored * unit->length);
 	unit->state = state;
 	relaxed_store(&fetcher->counts.units_in_flight, fetcher->busy);
 	relaxed_add(&fetcher->counts.units_queued, queued);
@@ -117,18 +128,40 @@ static void unit_free(struct unit *unit)
 	free(unit);
 }
 
-/* Prefetched units may take half of the memory. One unit always fits. */
+/*
+ * Frees a unit that nobody waits for. A prefetch drops no unit that is to be put in the cache, or
+ * there would be no end to it. Read-ahead drops as readers do, but none of a prefetch.
+ */
+static bool free_one(struct fetcher *fetcher, const struct unit *unit)
+{
+	struct link *oldest = list_first(&fetcher->kept);
+	struct unit *victim = NULL;
+
+	if (oldest)
+		victim = container_of(oldest, struct unit, in_queue);
+	else if (unit->demanded || !unit->prefetch_id)
+		victim = unit_to_drop(fetcher, unit->demanded);
+	if (!victim)
+		return false;
+	if (victim->state == UNIT_UNSTORED)
+		relaxed_add(&fetcher->counts.store_drops, 1);
+	unit_free(victim);
+	return true;
+}
+
+/*
+ * Prefetched units may take half of the memory. One unit always fits. What a worker is putting in
+ * the cache, perhaps for minutes, takes nothing of that away.
+ */
 static bool make_room(struct fetcher *fetcher, const struct unit *unit)
 {
 	const uint64_t *used = &fetcher->counts.buffer_bytes;
-	uint64_t most = fetcher->options.max_buffer_bytes;
-	struct link *oldest;
+	uint64_t most = fetcher->options.max_buffer_bytes / (unit->demanded ? 1 : 2);
+	uint64_t aside = fetcher->storing_bytes;
 
-	if (!unit->demanded)
-		most /= 2;
-	while (*used + unit->length > most && (oldest = list_first(&fetcher->kept)))
-		unit_free(container_of(oldest, struct unit, in_queue));
-	return !*used || *used + unit->length <= most;
+	while (*used - aside + unit->length > most && free_one(fetcher, unit))
+		;
+	return *used == aside || *used - aside + unit->length <= most;
 }
 
 /* Returns the first unit in a queue whose host can take one more fetch. */
@@ -279,6 +312,7 @@ void units_stop(struct fetcher *fetcher)
 	free_all(&fetcher->demand);
 	free_all(&fetcher->prefetch);
 	free_all(&fetcher->kept);
+	units_flush(fetcher);
 	for (unsigned i = 0; i < UNIT_BUCKETS; i++) {
 		struct link *bucket = &fetcher->buckets[i], *link, *next;
 

@@ -1,22 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * Jobs of workers for units: look them up in the cache, verify them against known digests or pin
- * new ones, and put them in the cache.
- */
+/* Verifies units against known digests, or pins new ones; mostly on workers. */
 #include <errno.h>
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/fileio.h"
-#include "base/relaxed.h"
-#include "lazy/cache.h"
 #include "lazy/store.h"
 #include "lazy/unit.h"
 
 enum {
-	CACHE_RETRY_S = 10,
 	/* the place of jobs that may pin, and so wait for whoever writes to the map */
 	MAP_PLACE = 1,
 	/*
@@ -40,69 +32,6 @@ static void have_done(struct unit *unit, uint64_t place, void (*work)(struct poo
 	unit->job.done = done;
 	unit->job.place = place;
 	fetcher_submit(unit->fetcher, &unit->job);
-}
-
-static void look_up(struct pool_job *job)
-{
-	struct unit *unit = unit_of(job);
-	struct cache_object *object = cache_object_of(unit->source);
-	struct cache_lookup lookup;
-	int err = 0;
-
-	if (!object)
-		err = cache_object_open(unit->fetcher->cache, unit->source, &object);
-	unit->check.err = err;
-	if (err || !cache_lookup(object, unit->number, unit->number, &lookup))
-		return;
-	err = pread_full(cache_fd(object), unit->data, unit->length,
-			 unit->number * unit->source->unit_bytes);
-	if (!err && !cache_lookup_is_valid(object, &lookup))
-		return;
-	unit->check.found = !err && cache_verify(object, unit->number * unit->source->unit_bytes,
-						 unit->data, unit->length);
-	/* It is fetched, and put into the cache again. */
-	if (!unit->check.found)
-		cache_drop(object, unit->number);
-}
-
-static void looked_up(struct pool_job *job)
-{
-	struct unit *unit = unit_of(job);
-	struct fetcher *fetcher = unit->fetcher;
-
-	if (unit->check.err) {
-		relaxed_add(&fetcher->counts.store_failures, 1);
-		disk_note(fetcher, DISK_OF_CACHE, unit->check.err);
-		unit->source->cache_retry_ns = clock_now_ns() + CACHE_RETRY_S * NS_PER_S;
-		event_log(fetcher, &(struct event){ .name = "not_cached", .source = unit->source },
-			  "%s", strerror(-unit->check.err));
-	}
-	if (unit->check.found) {
-		relaxed_add(&fetcher->counts.units_from_cache, 1);
-		unit_ready(unit, false);
-	} else if (fetcher->ending) {
-		unit_end(unit);
-	} else {
-		unit_fetch(unit);
-	}
-}
-
-bool unit_look_up(struct unit *unit)
-{
-	struct cache *cache = unit->fetcher->cache;
-	const struct cache_object *object;
-
-	if (!cache)
-		return false;
-	object = cache_object_of(unit->source);
-	if (!object && clock_now_ns() < unit->source->cache_retry_ns)
-		return false;
-	if (object && !cache_has(object, unit->number, unit->number))
-		return false;
-	unit->check = (struct unit_check){};
-	unit_set_state(unit, UNIT_LOOKING);
-	have_done(unit, 0, look_up, looked_up);
-	return true;
 }
 
 static int pin_identity(const struct unit *unit)
@@ -251,38 +180,4 @@ void unit_verify(struct unit *unit)
 		return;
 	may_pin = !unit->source->has_digests || unit->fetch.identity;
 	have_done(unit, may_pin ? MAP_PLACE : 0, verify, verified);
-}
-
-static void store(struct pool_job *job)
-{
-	struct unit *unit = unit_of(job);
-
-	unit->check.err =
-		cache_put(cache_object_of(unit->source), unit->number, unit->data, unit->length);
-}
-
-static void stored(struct pool_job *job)
-{
-	struct unit *unit = unit_of(job);
-	struct fetcher *fetcher = unit->fetcher;
-
-	disk_note(fetcher, DISK_OF_CACHE, unit->check.err);
-	if (!unit->check.err) {
-		relaxed_add(&fetcher->counts.units_stored, 1);
-		unit_end(unit);
-		return;
-	}
-	relaxed_add(&fetcher->counts.store_failures, 1);
-	event_log(fetcher, &(struct event){ .name = "not_cached", .unit = unit }, "%s",
-		  strerror(-unit->check.err));
-	unit_keep(unit);
-}
-
-bool unit_store(struct unit *unit)
-{
-	if (!unit->fetcher->cache || !cache_object_of(unit->source))
-		return false;
-	unit->check = (struct unit_check){};
-	have_done(unit, 0, store, stored);
-	return true;
 }

@@ -49,12 +49,14 @@ _FETCHER_COUNTERS = (
     ),
     ("units_stored", "stored_units", "Units that were put into the cache"),
     ("store_failures", "store_failures", "Units that could not be put into the cache"),
+    ("store_drops", "store_drops", "Units that the cache was too slow to take"),
 )
 _FETCHER_GAUGES = (
     ("reads_waiting", "lazy_reads_waiting", "Reads that wait for units"),
     ("units_queued", "queued_units", "Units that wait for their turn"),
     ("units_in_flight", "in_flight_units", "Units that are being fetched"),
     ("buffer_bytes", "fetch_buffer_bytes", "Memory of units in flight"),
+    ("unstored_bytes", "unstored_bytes", "Of that, units that wait for the cache"),
 )
 _HOST_COUNTERS = (
     ("attempts", "host_attempts", "Requests to a host"),

@@ -15,8 +15,14 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/message.h"
 #include "base/utf8.h"
 #include "lazy/cache/internal.h"
+
+enum {
+	/* A server that starts may be the recovery of a mounted device. */
+	LOCK_WAIT_MS = 100,
+};
 
 uint64_t cache_now_ns(void)
 {
@@ -105,14 +111,13 @@ static int cache_init(struct cache *cache, const char *directory, struct error *
 	if (err)
 		return err;
 	raise_file_limit();
-	err = cache_lock(cache);
-	if (err)
-		return error_set(error, err, "cannot lock the cache '%s': %s", directory,
-				 strerror(-err));
-	err = state_open(cache, error);
-	cache_unlock(cache);
-	if (err)
+	/* If another process has locked it, the first content that is opened waits for that. */
+	err = cache_lock_soon(cache, LOCK_WAIT_MS, error);
+	if (!err)
+		cache_unlock(cache);
+	else if (err != -EAGAIN)
 		return err;
+	*error = (struct error){};
 	err = pending_start(cache);
 	return err ? error_set(error, err, "cannot start the cache's thread: %s", strerror(-err)) :
 		     0;
@@ -161,7 +166,10 @@ void cache_close(struct cache *cache)
 
 	if (!cache)
 		return;
-	pending_stop(cache);
+	if (pending_stop(cache)) {
+		msg_warning("the cache '%s' is left: its disk does not answer", cache->path);
+		return;
+	}
 	for (struct cache_object *object = cache->objects; object; object = next) {
 		next = object->next;
 		object_close(object);

@@ -89,6 +89,7 @@ struct cache {
 	pthread_mutex_t frequency_lock;
 	uint8_t *frequency;   /* CACHE_FREQUENCY_COUNTERS, as last read */
 	pthread_mutex_t lock; /* together with lock_fd */
+	bool has_state;	      /* under that lock: state_open() is done */
 
 	pthread_mutex_t objects_lock;
 	struct cache_object *objects;
@@ -141,8 +142,13 @@ int limits_read(struct cache *cache, struct error *error);
 /* Only for the cache's thread. */
 void limits_refresh(struct cache *cache);
 
-/* lock.c: processes, and the threads of each, exclude each other. */
+/*
+ * lock.c: processes, and the threads of each, exclude each other. Whoever locks the directory first
+ * opens its state.
+ */
 int cache_lock(struct cache *cache);
+/* Waits no longer than that: -EAGAIN. `error` is about the state. */
+int cache_lock_soon(struct cache *cache, unsigned ms, struct error *error);
 void cache_unlock(struct cache *cache);
 int object_lock(struct cache_object *object);
 void object_unlock(struct cache_object *object);
@@ -252,7 +258,8 @@ void pending_follow(struct cache_object *object, uint64_t group, uint64_t before
 uint64_t cache_pending_bytes(struct cache *cache);
 int pending_add(struct cache_object *object, uint64_t unit, uint64_t evictions);
 int pending_start(struct cache *cache);
-void pending_stop(struct cache *cache);
+/* Makes durable what is pending. Returns -ETIMEDOUT when that takes too long: its thread goes on. */
+int pending_stop(struct cache *cache);
 
 /* frequency.c: how often units are wanted. */
 static inline uint64_t unit_hash(const struct cache_object *object, uint64_t unit)

@@ -16,6 +16,7 @@
 
 enum {
 	STACK_BYTES = 256 << 10,
+	STOP_WAIT_S = 5,
 	GATHER_MS = 50, /* how long others may join after the first unit */
 	SWEEP_MS = 1000,
 	SWEEP_IDLE_MS = 16000,
@@ -389,15 +390,21 @@ int pending_start(struct cache *cache)
 	return err;
 }
 
-void pending_stop(struct cache *cache)
+int pending_stop(struct cache *cache)
 {
+	struct timespec until;
+
 	if (!cache->running)
-		return;
+		return 0;
 	pthread_mutex_lock(&cache->pending_lock);
 	cache->stop = true;
 	pthread_cond_signal(&cache->wake);
 	pthread_mutex_unlock(&cache->pending_lock);
-	pthread_join(cache->thread, NULL);
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += STOP_WAIT_S;
+	if (pthread_timedjoin_np(cache->thread, NULL, &until))
+		return -ETIMEDOUT;
 	free(cache->batch);
 	cache->running = false;
+	return 0;
 }

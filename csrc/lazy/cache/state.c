@@ -143,7 +143,8 @@ int state_open(struct cache *cache, struct error *error)
 	if (!alone && flock(cache->state_fd, LOCK_SH | LOCK_NB))
 		return error_set(error, -errno, "cannot lock '%s/state': %s", cache->path,
 				 strerror(errno));
-	cache->frequency = calloc(1, CACHE_FREQUENCY_COUNTERS);
+	if (!cache->frequency)
+		cache->frequency = calloc(1, CACHE_FREQUENCY_COUNTERS);
 	if (!cache->frequency)
 		return error_set(error, -ENOMEM, "no memory for a cache");
 	err = make_room(cache, error);
@@ -153,5 +154,7 @@ int state_open(struct cache *cache, struct error *error)
 	if (!err && alone && flock(cache->state_fd, LOCK_SH))
 		err = error_set(error, -errno, "cannot lock '%s/state': %s", cache->path,
 				strerror(errno));
+	if (err)
+		flock(cache->state_fd, LOCK_UN);
 	return err;
 }

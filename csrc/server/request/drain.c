@@ -22,6 +22,7 @@
 enum {
 	READS = 32,
 	BUFFER_BYTES = 4 << 20, /* of all reads in flight */
+	QUEUE_BYTES = 8 << 20,	/* of units that the cache has not taken yet */
 	DEADLINE_S = 10,
 	/* A unit is cached a moment after it is delivered. */
 	SETTLE_MS = 1000,
@@ -90,8 +91,20 @@ static void wait_for_one(struct drain *drain)
 	}
 }
 
+/* Waits for a while until the cache has taken what was fetched before. */
+static void wait_for_cache(const struct drain *drain)
+{
+	const struct timespec step = { .tv_nsec = SETTLE_STEP_MS * 1000000L };
+	uint64_t end_ns = clock_now_ns() + SETTLE_MS * 1000000ULL;
+
+	while (fetcher_unstored_bytes(drain->request->space->fetcher) > QUEUE_BYTES &&
+	       clock_now_ns() < end_ns)
+		nanosleep(&step, NULL);
+}
+
 static struct drain_read *free_read(struct drain *drain, uint32_t length)
 {
+	wait_for_cache(drain);
 	for (;;) {
 		bool fits = !drain->busy_bytes || drain->busy_bytes + length <= BUFFER_BYTES;
 
