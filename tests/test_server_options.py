@@ -33,7 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--recover", "0", "--tag", "1", "--id", "1", "a"], "as it is"),
         (["--recover", "0", "--tag", "1", "--recovery", "queue", "a"], "as it is"),
         (["--recover", "x", "--tag", "1", "a"], "--recover 'x' is not a number"),
-        (["--list-devices", "a"], "stands alone"),
+        (["--list-devices", "a"], "--list-devices takes no description"),
         (["--delete-device", "0"], "needs --tag"),
     ],
 )

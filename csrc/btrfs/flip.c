@@ -83,7 +83,7 @@ static const char *check_inode(struct flip_walk *walk, const uint8_t *data, size
 	struct disk_inode inode;
 
 	if (size != sizeof(inode))
-		return "an inode item has another size";
+		return "an inode item has an unexpected size";
 	memcpy(&inode, data, sizeof(inode));
 	if (!S_ISREG(le32toh(inode.mode)))
 		return "it is not a regular file";

@@ -178,7 +178,7 @@ static int take_recover_fds(const char *text, struct server_options *options)
 	if (options->recover_fd_count >= 4)
 		return 0;
 	msg_error(
-		"--recover-fds '%s' has not the descriptors of file, connection, queues and journal",
+		"--recover-fds '%s' does not have the descriptors of file, connection, queues and journal",
 		text);
 	return -EINVAL;
 }

@@ -37,8 +37,10 @@ int server_options_check(const struct server_options *options, int words)
 		return check_alone("--features", words);
 	if (options->list_devices || options->delete_device >= 0) {
 		if (words || (options->delete_device >= 0 && !options->tag_given)) {
-			msg_error("%s", options->list_devices ? "--list-devices stands alone" :
-								"--delete-device needs --tag only");
+			msg_error("%s",
+				  options->list_devices ?
+					  "--list-devices takes no description" :
+					  "--delete-device needs --tag, and takes no description");
 			return -EINVAL;
 		}
 		return 0;
@@ -50,12 +52,12 @@ int server_options_check(const struct server_options *options, int words)
 		return -EINVAL;
 	}
 	if (options->grow && options->recover_id < 0 && !options->recover_fd_count) {
-		msg_error("--grow is about what is taken over: it needs --recover or "
+		msg_error("--grow enlarges a device that is taken over: it needs --recover or "
 			  "--recover-fds");
 		return -EINVAL;
 	}
 	if (options->recover_fd_count && options->queues) {
-		msg_error("--recover-fds says how many queues there are: --queues makes no sense");
+		msg_error("--queues does not go with --recover-fds, which says how many there are");
 		return -EINVAL;
 	}
 	if (options->unprivileged &&

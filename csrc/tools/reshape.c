@@ -140,7 +140,7 @@ static int stretch(const struct options *options, struct reader *reader, int fd)
 	msg_error("%s: %s", options->path, reader->error);
 	if (ret == -EINVAL || ret == -EUCLEAN || ret == -ENOENT || ret == -ENOTSUP)
 		return EXIT_USAGE;
-	msg_hint("format it anew: what is on it now may be of no use");
+	msg_hint("run mkfs.btrfs on it again: the file system on it may be damaged");
 	return EXIT_FAILED;
 }
 

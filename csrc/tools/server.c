@@ -122,7 +122,7 @@ static int serve_requests(struct frontend *frontend, struct lifetime *lifetime)
 	err = serve(frontend, lifetime);
 	status = err ? failure_status(err) : EXIT_OK;
 	if (lifetime_stop_pool(lifetime)) {
-		msg_warning("a request is still under way: it ends here");
+		msg_warning("a request is still running, and is abandoned");
 		leave(status);
 	}
 	return status;

@@ -55,19 +55,19 @@ static const char *header_fault(const struct cache_header *header, const uint8_t
 	uint32_t unit_bytes = le32toh(header->unit_bytes);
 
 	if (memcmp(header->magic, CACHE_MAGIC, sizeof(CACHE_MAGIC)))
-		return "it does not begin as such a file does";
+		return "it does not begin with the magic number of such files";
 	*newer = le32toh(header->version) > CACHE_VERSION;
 	if (*newer)
-		return "it is of a newer version";
+		return "a newer version of btrfs-ublk has written it";
 	if (header_checksum(header) != le64toh(header->checksum))
 		return "its header is damaged";
 	if (le32toh(header->version) != CACHE_VERSION)
-		return "it is of another version";
+		return "it has another version of the format";
 	if (memcmp(header->key, key, sizeof(header->key)))
-		return "it is of another content";
+		return "it belongs to another content";
 	if (unit_bytes < SOURCE_UNIT_MIN_BYTES || unit_bytes > SOURCE_UNIT_MAX_BYTES ||
 	    unit_bytes & (unit_bytes - 1) || !header->size || le64toh(header->size) > INT64_MAX / 2)
-		return "its size or unit makes no sense";
+		return "its header has an invalid size or unit";
 	if (shape && (shape->unit_bytes != unit_bytes || shape->size != le64toh(header->size)))
 		return "its size or unit is not the content's";
 	return NULL;
@@ -133,7 +133,7 @@ static int check_files(struct content_files *files, const uint8_t *key,
 				 cache_data_bytes(le64toh(files->header.size)));
 	if (err)
 		return err;
-	*fault = "its data are not those that its bits are of";
+	*fault = "its data and its bits do not belong together";
 	return memcmp(&twin, &files->header, sizeof(twin)) ? -EUCLEAN : 0;
 }
 

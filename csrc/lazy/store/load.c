@@ -39,7 +39,7 @@ int store_reserve_sources(struct store *store, uint64_t count)
 static int damaged(const struct store *store, const char *what, uint64_t number,
 		   struct error *error)
 {
-	return error_set(error, -EUCLEAN, "map '%s' is damaged: %s %" PRIu64 " makes no sense",
+	return error_set(error, -EUCLEAN, "map '%s' is damaged: %s %" PRIu64 " is invalid",
 			 store->path, what, number);
 }
 

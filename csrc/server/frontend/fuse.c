@@ -99,7 +99,7 @@ static int check_options(const struct frontend *frontend)
 		return -EINVAL;
 	}
 	if (frontend->wanted_id >= 0) {
-		msg_error("a FUSE file has no device number: --id %d makes no sense",
+		msg_error("--id %d is for ublk only: a FUSE file has no device number",
 			  frontend->wanted_id);
 		return -EINVAL;
 	}

@@ -317,7 +317,7 @@ static int take_over(struct frontend *frontend)
 	if (!err) {
 		err = ublk_end_recovery(&ublk->control, id);
 		if (err)
-			msg_error("the kernel did not give us the device (END_USER_RECOVERY): %s",
+			msg_error("the kernel did not hand over the device (END_USER_RECOVERY): %s",
 				  strerror(-err));
 	}
 	if (!err && frontend->grow)
