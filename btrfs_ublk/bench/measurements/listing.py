@@ -4,10 +4,12 @@ most memory that it uses.
 
 from __future__ import annotations
 
+import errno
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -29,24 +31,17 @@ from btrfs_ublk.bench.peer import Setting
 from btrfs_ublk.bench.read_only import (
     EROFS,
     EXT4,
-    MKCOMPOSEFS,
     MKFS_EROFS,
     MKFS_EXT4,
-    MOUNT_COMPOSEFS,
     OVERLAY,
-    Mounted,
-)
-from btrfs_ublk.bench.read_only import Prepare as PrepareSource
-from btrfs_ublk.bench.read_only import (
-    on_composefs,
-    on_erofs,
-    on_hosted_erofs,
-    on_overlay,
+    erofs_on_loop,
+    make_erofs,
+    overlay,
 )
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
 from btrfs_ublk.bench.scale import Amounts
-from btrfs_ublk.errors import CommandError
+from btrfs_ublk.errors import CapabilityError, CommandError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.reflink import clone_file
@@ -61,10 +56,14 @@ _TIMEOUT_S = 600.0
 _TREE = "tree"
 #: The size of sparse images for file systems that are filled by writing.
 _IMAGE_BYTES = 16 * GIB
+#: The room that ext4 takes for itself.
+_EXT4_BYTES = 64 * MIB
 #: Joins the group (its first argument) before it runs what is measured.
 _LIST = 'echo 0 >"$1" && exec env LC_ALL=C ls -lR "$2" >"$3"'
 
-#: Makes the tree's image once; each turn mounts it anew.
+#: Mounts the image anew on a directory; yields where the tree is.
+Mounted = Callable[[Path], AbstractContextManager[Path]]
+#: Makes the tree's image once; its resources are put on the stack.
 Prepare = Callable[[Setting, TreePlan, ExitStack], Mounted]
 
 
@@ -124,8 +123,116 @@ def _new_source(setting: Setting, plan: TreePlan) -> Iterator[Path]:
     yield source
 
 
-def _of_source(prepare: PrepareSource) -> Prepare:
-    return lambda setting, plan, stack: prepare(setting, _source(setting, plan), stack)
+def _image(setting: Setting, plan: TreePlan) -> Path:
+    """Return an EROFS image of the tree, shared by all."""
+
+    @contextmanager
+    def new() -> Iterator[Path]:
+        image = setting.new_directory("image") / "erofs.img"
+        make_erofs(_source(setting, plan), image)
+        yield image
+
+    return setting.shared("erofs image", new)
+
+
+def _erofs(direct_io: bool) -> Prepare:
+    def prepare(setting: Setting, plan: TreePlan, _: ExitStack) -> Mounted:
+        image = _image(setting, plan)
+
+        @contextmanager
+        def mount(target: Path) -> Iterator[Path]:
+            with erofs_on_loop(image, target, direct_io=direct_io):
+                yield target
+
+        return mount
+
+    return prepare
+
+
+def _erofs_on_file(setting: Setting, plan: TreePlan, stack: ExitStack) -> Mounted:
+    """EROFS reads the image itself, without a block device (since Linux 6.12).
+
+    NB: the kernel mounts no file on tmpfs, which cannot read a page by itself.
+    """
+    image, at = _image(setting, plan), setting.new_directory("host")
+    hosted = at / "erofs.img"
+    # ext4 also reserves a part for root.
+    disk_bytes = 2 * image.stat().st_size + _EXT4_BYTES
+    disk = stack.enter_context(setting.new_file(disk_bytes))
+    with loop_device(disk) as device:
+        run(["mkfs.ext4", "-q", device.path], timeout_s=_TIMEOUT_S)
+        with mounted(device.path, at, fs_type="ext4"):
+            shutil.copyfile(image, hosted)
+
+    @contextmanager
+    def mount(target: Path) -> Iterator[Path]:
+        with (
+            loop_device(disk, read_only=True) as device,
+            mounted(
+                device.path, at, fs_type="ext4", options=["noload"], read_only=True
+            ),
+            ExitStack() as inner,
+        ):
+            try:
+                inner.enter_context(
+                    mounted(
+                        *(hosted, target),
+                        fs_type="erofs",
+                        read_only=True,
+                        by_kernel=True,
+                    )
+                )
+            except OSError as error:
+                if error.errno != errno.ENOTBLK:
+                    raise
+                raise CapabilityError(
+                    "this kernel mounts EROFS from block devices only",
+                    hint="use Linux >= 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE",
+                ) from error
+            yield target
+
+    return mount
+
+
+def _overlay(direct_io: bool) -> Prepare:
+    """Written data are on tmpfs."""
+
+    def prepare(setting: Setting, plan: TreePlan, _: ExitStack) -> Mounted:
+        image, lower = _image(setting, plan), setting.new_directory("lower")
+
+        @contextmanager
+        def mount(target: Path) -> Iterator[Path]:
+            upper = setting.new_directory("upper")
+            with erofs_on_loop(image, lower, direct_io=direct_io):
+                with overlay(lower, upper, target):
+                    yield target
+
+        return mount
+
+    return prepare
+
+
+def _composefs(setting: Setting, plan: TreePlan, _: ExitStack) -> Mounted:
+    """Make an image of the tree's metadata; contents of files go to a store."""
+    store = setting.new_directory("store")
+    image = setting.new_directory("image") / "composefs.img"
+    words = ("mkcomposefs", f"--digest-store={store}")
+    run([*words, _source(setting, plan), image], timeout_s=_TIMEOUT_S)
+
+    @contextmanager
+    def mount(target: Path) -> Iterator[Path]:
+        with mounted(
+            image,
+            target,
+            fs_type="composefs",
+            options=[f"basedir={store}"],
+            read_only=True,
+            # Its mount helper lists it with these names.
+            shown=("overlay", "composefs"),
+        ):
+            yield target
+
+    return mount
 
 
 def _written(fs_type: str, mkfs: Sequence[str]) -> Prepare:
@@ -218,37 +325,40 @@ _KINDS: Sequence[tuple[str, str, Sequence[Capability], Prepare]] = [
         "erofs-loop",
         "EROFS on a loop device",
         _ON_EROFS,
-        _of_source(on_erofs(False)),
+        _erofs(False),
     ),
     (
         "erofs-loop-direct",
         "EROFS on a loop device with direct I/O",
         _ON_EROFS,
-        _of_source(on_erofs(True)),
+        _erofs(True),
     ),
     (
         "erofs-file",
         "EROFS on a file of ext4, no device",
         (*_ON_EROFS, EXT4, MKFS_EXT4),
-        _of_source(on_hosted_erofs),
+        _erofs_on_file,
     ),
     (
         "overlay-erofs",
         "overlayfs on EROFS on a loop device",
         (*_ON_EROFS, OVERLAY),
-        _of_source(on_overlay(False)),
+        _overlay(False),
     ),
     (
         "overlay-erofs-direct",
         "overlayfs on EROFS on a loop device with direct I/O",
         (*_ON_EROFS, OVERLAY),
-        _of_source(on_overlay(True)),
+        _overlay(True),
     ),
     (
         "composefs",
         "composefs, its contents on tmpfs",
-        (EROFS, OVERLAY, MKCOMPOSEFS, MOUNT_COMPOSEFS),
-        _of_source(on_composefs),
+        (
+            *(EROFS, OVERLAY, Program("mkcomposefs", "composefs")),
+            Program("mount.composefs", "composefs"),
+        ),
+        _composefs,
     ),
     (
         "fuse-clones",
