@@ -16,7 +16,7 @@ from scripted_server import scripted_server
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Addition
-from btrfs_ublk.content.maps import Refused
+from btrfs_ublk.content.refused import Refused
 from btrfs_ublk.server import BlockServer
 from btrfs_ublk.units import MIB
 

@@ -200,7 +200,7 @@ sys.meta_path.insert(0, Finder())
     [
         # What the command imports first, last before it can do better, and then.
         ("btrfs-ublk", "btrfs_ublk.cli"),
-        ("btrfs-ublk", "btrfs_ublk.ops.versions"),
+        ("btrfs-ublk", "btrfs_ublk.base.log"),
         ("btrfs-ublk", "btrfs_ublk.cli.volume"),
         ("btrfs-ublk", "btrfs_ublk.volume.report"),
         ("btrfs_ublk.cli.main", "btrfs_ublk.cli"),

@@ -17,7 +17,7 @@ from store_shell import root_of, units_of
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Added, Addition, Mapping, Room, Source, digest_file
-from btrfs_ublk.content.maps import Refused
+from btrfs_ublk.content.refused import Refused
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.server import BlockServer
 from btrfs_ublk.units import GIB, KIB, MIB, TIB

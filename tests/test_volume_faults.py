@@ -38,7 +38,7 @@ pytestmark = pytest.mark.native
 
 #: What is called when so much has been done, in this order: module and function.
 STEPS = [
-    ("volume.make", "make_seed"),
+    ("seed", "make_seed"),
     ("volume.make", "sync"),
     ("volume.cache", "make_private"),
     ("device", "add_device"),
@@ -49,7 +49,7 @@ STEPS = [
     ("volume.up", "mounted"),
     ("volume.up", "filesystem_uuid"),
     ("volume.up", "apply_read_ahead"),
-    ("volume.files", "device_map"),
+    ("device", "device_map"),
     ("volume.files", "opened_top"),
     ("volume.files", "clone_beneath"),
 ]

@@ -26,7 +26,7 @@ from btrfs_ublk.kernel.reflink import clone_file
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed import Seed, make_seed
 from btrfs_ublk.units import BLOCK_BYTES, MIB
-from btrfs_ublk.volume.temporary import assert_mapping, virtual_file_of
+from btrfs_ublk.volume.virtual_file import assert_mapping, virtual_file_of
 
 #: The timed steps in order: name in a result, and in the table.
 STEPS = {

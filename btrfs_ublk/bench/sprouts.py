@@ -20,7 +20,7 @@ from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed import Seed, make_seed
 from btrfs_ublk.units import GIB
 from btrfs_ublk.volume.sprout import Sprout, sprout
-from btrfs_ublk.volume.temporary import assert_mapping
+from btrfs_ublk.volume.virtual_file import assert_mapping
 
 #: Its file is sparse: only written data take memory.
 WRITABLE_BYTES = 16 * GIB

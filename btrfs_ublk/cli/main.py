@@ -8,8 +8,8 @@ import click
 
 from btrfs_ublk.base.entry import ModuleGroup, run_command
 from btrfs_ublk.base.log import setup_logging
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.ops.versions import Versions, find_versions
 
 
 @click.command(
@@ -44,7 +44,7 @@ def command(
     """
     setup_logging(verbosity=-1 if quiet else verbose)
     if version:
-        _print_versions(find_versions(), as_json)
+        _print_versions(as_json)
         context.exit()
     if as_json:
         raise UsageError(
@@ -54,7 +54,11 @@ def command(
         context.fail("Missing command.")
 
 
-def _print_versions(versions: Versions, as_json: bool) -> None:
+def _print_versions(as_json: bool) -> None:
+    with deferred():
+        # Other commands need none of it.
+        from btrfs_ublk.ops.versions import find_versions
+    versions = find_versions()
     if as_json:
         click.echo(json.dumps(versions.to_dict(), indent=2))
         return

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
+    from btrfs_ublk.content.cache import Cache
     from btrfs_ublk.content.digests import Digests, digest_file
     from btrfs_ublk.content.maps import (
         Added,
@@ -13,19 +14,21 @@ if TYPE_CHECKING:
         MapClient,
         Mapping,
         Problem,
-        Refused,
         Room,
     )
     from btrfs_ublk.content.prefetch import Prefetch
+    from btrfs_ublk.content.refused import Refused
     from btrfs_ublk.content.source import Source
     from btrfs_ublk.content.trace import Trace, TraceSource, TraceWriter
 else:
     __getattr__ = exporter(
         __name__,
         {
+            "cache": "Cache",
             "digests": "Digests digest_file",
-            "maps": "Added Addition Drained MapClient Mapping Problem Refused Room",
+            "maps": "Added Addition Drained MapClient Mapping Problem Room",
             "prefetch": "Prefetch",
+            "refused": "Refused",
             "source": "Source",
             "trace": "Trace TraceSource TraceWriter",
         },
@@ -34,6 +37,7 @@ else:
 __all__ = [
     "Added",
     "Addition",
+    "Cache",
     "Digests",
     "Drained",
     "MapClient",

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.content.oci import Resolved, resolve_tags, without_tags
 from btrfs_ublk.content.prefetch import Prefetch
+from btrfs_ublk.content.refused import Refused
 from btrfs_ublk.content.source import Source
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
@@ -40,23 +41,6 @@ class Ask(Protocol):
     ) -> dict[str, Any]:
         """Send a request. Raises Refused for a reply that refuses it, and
         BtrfsUblkError without a reply."""
-
-
-class Refused(BtrfsUblkError):
-    """The server has refused a request. ``errno`` is the reason, as a name; ``of`` is
-    "source" or "mapping", followed by the index of the one that is wrong."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None,
-        errno: str,
-        of: tuple[str, int] | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.errno = errno
-        self.of = of
 
 
 @dataclass(frozen=True, kw_only=True)

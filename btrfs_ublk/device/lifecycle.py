@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -42,7 +41,6 @@ from btrfs_ublk.device.state import (
     devices_directory,
     half_path,
 )
-from btrfs_ublk.device.supervise import supervise
 from btrfs_ublk.device.supervision import (
     detach_supervisor,
     start_supervisor,
@@ -141,7 +139,7 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
     )
     spec = DeviceSpec(
         name=name,
-        tag=secrets.token_hex(8),
+        tag=os.urandom(8).hex(),
         front_end="ublk" if front_end.name == "ublk" else "fuse",
         size_bytes=description.size,
         read_only=description.read_only,
@@ -289,7 +287,7 @@ def forget(path: Path) -> None:
     """Remove a device's directory, whose lock the caller holds."""
     with registry_locked(path.parent):
         # After the rename the name is free, even if we are killed in between.
-        gone = half_path(path, secrets.token_hex(8))
+        gone = half_path(path, os.urandom(8).hex())
         try:
             path.rename(gone)
             shutil.rmtree(gone)
@@ -438,6 +436,9 @@ def serve_device(
 
 
 def _supervise_here(directory: DeviceDirectory, lock: Lock) -> int:
+    with deferred():
+        # Other commands have the daemon supervise.
+        from btrfs_ublk.device.supervise import supervise
     with lock:
         return supervise(directory, lock)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,7 +29,7 @@ def supervised_device(
     ``device.path`` is what sprout() takes. ``name`` is random by default. NB: unlike
     BlockServer, it stays when this process is killed: see ``btrfs-ublk device list``.
     """
-    name = name or f"anonymous-{secrets.token_hex(4)}"
+    name = name or f"anonymous-{os.urandom(4).hex()}"
     is_there: list[bool] = []
     try:
         yield add_device(name, description, options, made=lambda: is_there.append(True))

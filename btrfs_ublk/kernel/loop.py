@@ -19,7 +19,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from btrfs_ublk.base.capabilities import LOOP, ROOT, require
 from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
@@ -87,6 +86,9 @@ def loop_device(
     page cache of the file below. ``lifeline`` is as for attach(). Raises LeftoverError
     when the device is still mounted at the end; it is not detached then.
     """
+    with deferred():
+        # The daemon, which calls only attach(), needs none of this.
+        from btrfs_ublk.base.capabilities import LOOP, ROOT, require
     require(ROOT, LOOP)
     ledger = ledger or process_ledger()
     backing_file = Path(backing_file).resolve()

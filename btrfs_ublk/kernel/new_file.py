@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -148,7 +147,7 @@ def _check_free(name: str, directory: int, *, replace: bool) -> None:
 
 def _temporary() -> str:
     # It has no part of the file's own name, which may be as long as names can be.
-    return f".btrfs-ublk-{secrets.token_hex(8)}.tmp"
+    return f".btrfs-ublk-{os.urandom(8).hex()}.tmp"
 
 
 def _link(file: FileIO, name: str, directory: int) -> None:

@@ -13,7 +13,7 @@ import weakref
 from typing import Any
 
 from btrfs_ublk.base.process import Child, readable
-from btrfs_ublk.content.maps import Refused
+from btrfs_ublk.content.refused import Refused
 from btrfs_ublk.errors import BtrfsUblkError
 
 #: A line of a server (a ready message, or statistics) is much shorter than this.

@@ -46,7 +46,7 @@ class VolumeFactory(Factory["Volume"]):
         volume() for errors, and for the rest.
         """
         from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
-        from btrfs_ublk.content.maps import Refused
+        from btrfs_ublk.content.refused import Refused
         from btrfs_ublk.errors import UsageError
         from btrfs_ublk.server import LazySegment
         from btrfs_ublk.volume.temporary import volume

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
+from btrfs_ublk import content
 from btrfs_ublk.base.private_dirs import make_private, missing_directories
-from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.volume.definition import VolumeDefinition
@@ -65,4 +65,4 @@ def limit_cache(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
             return
         if kept.cache_max_bytes is None or volume.cache_of(kept) != path:
             return
-    Cache(path).limit(max_bytes=max_bytes or 0, reserve_bytes=None)
+    content.Cache(path).limit(max_bytes=max_bytes or 0, reserve_bytes=None)

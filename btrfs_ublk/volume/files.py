@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from btrfs_ublk import content
+from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.content import Addition, MapClient
-from btrfs_ublk.content.oci import Resolved
-from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.beneath import (
     exists_beneath,
@@ -27,7 +27,10 @@ from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.kernel.reflink import clone_beneath
 from btrfs_ublk.volume.entry import VolumeFile
 from btrfs_ublk.volume.store import MadeFile, VolumeDirectory
-from btrfs_ublk.volume.temporary import virtual_file_of
+from btrfs_ublk.volume.virtual_file import virtual_file_of
+
+if TYPE_CHECKING:
+    from btrfs_ublk.content.oci import Resolved
 
 
 def check_files(volume: VolumeDirectory, entries: Sequence[VolumeFile]) -> None:
@@ -103,7 +106,7 @@ def _add_new(
                     "is not of its definition",
                     hint="move it away, or choose another path",
                 )
-        begun = _map(device_map(volume.name), as_made(volume, new), resolved)
+        begun = _map(devices.device_map(volume.name), as_made(volume, new), resolved)
     with (
         step(f"clone {len(new)} files"),
         ExitStack() as work,
@@ -132,7 +135,7 @@ def _undo(undo: Callable[[], object]) -> None:
 
 
 def _map(
-    client: MapClient, entries: Sequence[VolumeFile], resolved: Resolved | None
+    client: content.MapClient, entries: Sequence[VolumeFile], resolved: Resolved | None
 ) -> list[MadeFile]:
     fetched = [entry for entry in entries if not entry.is_empty]
     names = [f"file {entry.path!r}" for entry in fetched]
@@ -141,7 +144,7 @@ def _map(
     )
     added = client.add(
         sources,
-        [Addition(source=number) for number in range(len(fetched))],
+        [content.Addition(source=number) for number in range(len(fetched))],
         names=names,
     )
     places = {

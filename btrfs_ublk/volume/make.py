@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from btrfs_ublk import seed as seeds
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.log import step
 from btrfs_ublk.base.signals import deferred
@@ -15,7 +15,6 @@ from btrfs_ublk.device.locks import Lock, is_locked, lock_file, registry_locked
 from btrfs_ublk.device.state import half_made, half_path
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.kernel.temporary import loops_below
-from btrfs_ublk.seed import make_seed
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.sprout import make_writable_file
 from btrfs_ublk.volume.store import Made, VolumeDirectory
@@ -37,7 +36,7 @@ def open_or_make(
 
 def _make(volume: VolumeDirectory, definition: VolumeDefinition) -> Lock:
     """Make the volume; the caller holds the registry's lock."""
-    tag = secrets.token_hex(8)
+    tag = os.urandom(8).hex()
     half = VolumeDirectory(half_path(volume.path, tag))
     with step(f"make volume {volume.name}"), ExitStack() as on_failure:
         on_failure.callback(shutil.rmtree, half.path, ignore_errors=True)
@@ -47,7 +46,7 @@ def _make(volume: VolumeDirectory, definition: VolumeDefinition) -> Lock:
             assert lock is not None
             on_failure.callback(lock.close)
             half.ledgers.mkdir(mode=0o700)
-            seed = make_seed(
+            seed = seeds.make_seed(
                 half.seed_image,
                 virtual_data_size=definition.size_bytes,
                 label=volume.name,
@@ -112,7 +111,7 @@ def discard(volume: VolumeDirectory) -> None:
             hint=f"first: btrfs-ublk volume down {volume.name}",
         )
     # The rename frees the name at once, even if the removal is interrupted.
-    gone = half_path(volume.path, secrets.token_hex(8))
+    gone = half_path(volume.path, os.urandom(8).hex())
     try:
         with deferred(), registry_locked(volume.path.parent):
             volume.path.rename(gone)

@@ -13,10 +13,8 @@ from btrfs_ublk.base.log import step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.beneath import opened_directory
-from btrfs_ublk.kernel.btrfs import reached_inode
 from btrfs_ublk.kernel.reflink import clone_beneath
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, Seed, make_seed_by
 from btrfs_ublk.server.block_server import READY_TIMEOUT_S, BlockServer
 from btrfs_ublk.server.description import Segment
@@ -26,6 +24,8 @@ from btrfs_ublk.volume.definition import (
     DEFAULT_WRITABLE_BYTES,
 )
 from btrfs_ublk.volume.sprout import Sprout, sprout
+from btrfs_ublk.volume.virtual_file import assert_mapping
+from btrfs_ublk.volume.virtual_file import virtual_file_of as virtual_file_of
 
 
 @dataclass(frozen=True)
@@ -70,30 +70,6 @@ class Volume:
         except OSError as error:
             raise UsageError(f"new file {path}: {error.strerror}") from error
         return path
-
-
-def virtual_file_of(seed: Seed, target: StrPath) -> AbstractContextManager[Path]:
-    """Yield a path of a seed's virtual file, valid within the block, to clone from.
-
-    ``target`` is where the seed, or a sprout of it, is mounted. The file is in no
-    directory, as programs that walk a tree would read all of it. Raises BtrfsUblkError;
-    needs root.
-    """
-    return reached_inode(target, seed.virtual_data.inode)
-
-
-def assert_mapping(seed: Seed, target: Path) -> PhysicalMap:
-    """Prove that the kernel maps the virtual file to where the server answers it.
-
-    ``target`` is where the seed is mounted. Raises MappingError, which names the row
-    and the rule, when any byte of the file would be read from elsewhere, which would be
-    silent corruption.
-    """
-    virtual = seed.virtual_data
-    with virtual_file_of(seed, target) as path:
-        mapping = PhysicalMap.read(path)
-    virtual.assert_matches(mapping)
-    return mapping
 
 
 @contextmanager

@@ -51,7 +51,7 @@ from btrfs_ublk.volume.store import (
     volume_directory,
     volumes_directory,
 )
-from btrfs_ublk.volume.temporary import assert_mapping
+from btrfs_ublk.volume.virtual_file import assert_mapping
 
 
 def up_volume(
