@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from imports import Starter
 
+from btrfs_ublk.base.process import run
+
 #: What takes long to import, and is wanted by few.
 HEAVY = {
     *("asyncio", "http.server", "jinja2", "matplotlib", "prometheus_client"),
@@ -29,3 +31,26 @@ def test_commands_import_what_they_need(command: str, tmp_path: Path) -> None:
 def test_the_package_alone_is_light(tmp_path: Path) -> None:
     alone = Starter(tmp_path).imported(None)
     assert len(alone) < 40 and "btrfs_ublk" not in alone
+
+
+#: What takes long to import, and is for volumes with files or caches, if at all.
+UNUSED = {
+    *("_hashlib", "sqlite3", "btrfs_ublk.server.block_server"),
+    *("btrfs_ublk.content.cache", "btrfs_ublk.content.maps", "btrfs_ublk.server.stats"),
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "unused"),
+    [
+        ("btrfs_ublk.volume.up", UNUSED | {"btrfs_ublk.device.supervisor"}),
+        ("btrfs_ublk.volume.down", UNUSED | {"btrfs_ublk.device.supervisor"}),
+        ("btrfs_ublk.daemon.process", UNUSED | {"btrfs_ublk.base.capabilities"}),
+    ],
+)
+def test_volumes_import_what_they_need(
+    module: str, unused: set[str], tmp_path: Path
+) -> None:
+    argv = Starter(tmp_path).argv(None)
+    argv[-1] = f"import sys, {module}; print(*sys.modules)"
+    assert not unused & set(run(argv, timeout_s=60.0).stdout.split())
