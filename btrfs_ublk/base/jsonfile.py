@@ -6,19 +6,34 @@ not valid, or of a newer version, causes an error that names it, and is not remo
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from btrfs_ublk.errors import BtrfsUblkError
 
 _Record = TypeVar("_Record")
 
 _MODE = 0o600
+
+
+#: Evaluates annotations only once: each change of a device's state is parsed by those
+#: who wait for it.
+_types_of = functools.lru_cache(get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ class RecordFormat:
         file's. NB: the caller checks what is in lists and dictionaries."""
         if not isinstance(keys, dict):
             raise self.damaged(path, f"{keys!r} is no JSON object")
-        known = get_type_hints(kind)
+        known = _types_of(cast(Hashable, kind))
         for key, value in keys.items():
             if key not in known:
                 raise self.damaged(path, f"it has the unknown key {key!r}")

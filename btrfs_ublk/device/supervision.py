@@ -120,8 +120,10 @@ def detach_supervisor(directory: DeviceDirectory, *, timeout_s: float) -> Lock:
     """
     deadline_s = time.monotonic() + timeout_s
     is_late = False
+    wait_s = 0.0  # Nearly always, a supervisor has it, and has to be asked for it.
     while True:
-        lock = take_lock(directory)
+        lock = take_lock(directory, timeout_s=wait_s)
+        wait_s = _LOOK_S
         if lock is not None:
             return lock
         directory.check()  # it may be gone
