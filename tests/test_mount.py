@@ -15,6 +15,8 @@ from btrfs_ublk.kernel import loop_device
 from btrfs_ublk.kernel import mount as module
 from btrfs_ublk.kernel import mounted, tempdir
 from btrfs_ublk.kernel.mountinfo import parse_mountinfo, read_mountinfo
+from btrfs_ublk.kernel.temporary import loops_below
+from btrfs_ublk.kernel.uevents import wait_until
 
 OPTIONS = ["size=1m"]
 
@@ -172,6 +174,10 @@ class TestTempdir:
                 find = run(["losetup", "--find", "--show", image], timeout_s=10)
         assert image.exists()
         run(["losetup", "-d", find.stdout.strip()], timeout_s=10)
+        # Whoever looks at each new device, as udev does, keeps it until that is done.
+        wait_until(
+            lambda: not loops_below(sparse_path), timeout_s=60, what="no loop device"
+        )
         process_ledger().undo(process_ledger().entries()[0])
 
     def test_it_is_private_and_goes_away(self, sparse_path: Path) -> None:
