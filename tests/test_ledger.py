@@ -242,6 +242,7 @@ def test_a_damaged_ledger_is_kept(tmp_path: Path, things: list[str]) -> None:
     assert path.exists()
 
 
+@pytest.mark.native  # it looks into the loop devices that there are
 def test_gc_knows_all_kinds(tmp_path: Path) -> None:
     """Also those of benchmarks, which nobody else imports."""
     kinds = ["loop", "ublk-device", "zram"]
