@@ -17,6 +17,7 @@ static void clear_tail(const struct lazy_read *read)
 		memset(read->data + (size - read->offset), 0, end - size);
 }
 
+/* Ends no other read, and begins no unit. */
 static void read_end(struct fetcher *fetcher, struct lazy_read *read, int result)
 {
 	struct waiter *waiter = read->waiters;
@@ -146,8 +147,8 @@ bool unit_fail_waiters(struct unit *unit, int err)
 		struct link *next = link->next;
 
 		/*
-		 * A read waits for a unit only once, so ending it removes no other waiter from this
-		 * list.
+		 * A read waits for a unit only once, and ends no other read, so ending it removes no
+		 * other waiter from this list.
 		 */
 		if (waiter->read->deadline_ns != FETCHER_NO_DEADLINE) {
 			list_remove(link);

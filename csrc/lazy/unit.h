@@ -200,7 +200,10 @@ static inline bool unit_is_right(const struct unit *unit)
 void unit_rest(struct unit *unit, uint64_t at_ns);
 /* Gives its slot to others until there is one for it, and its host can take one more. */
 void unit_queue(struct unit *unit);
-/* To be called when nobody waits for it any more: frees it if nothing is in progress. */
+/*
+ * To be called when nobody waits for it any more: frees it if nothing is in progress. This admits no
+ * other unit, because its caller is ending a read, and a unit that is admitted may end reads too.
+ */
 void unit_left_alone(struct unit *unit);
 /* Its data are verified. `from_mirror`: they are not in the cache yet. */
 void unit_ready(struct unit *unit, bool from_mirror);

@@ -256,10 +256,8 @@ void units_admit(struct fetcher *fetcher)
 
 void unit_left_alone(struct unit *unit)
 {
-	if (unit->state == UNIT_QUEUED)
+	if (unit->state == UNIT_QUEUED || unit->state == UNIT_RESTING)
 		unit_free(unit);
-	else if (unit->state == UNIT_RESTING)
-		unit_end(unit);
 }
 
 void unit_ready(struct unit *unit, bool from_mirror)
