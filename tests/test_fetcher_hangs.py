@@ -376,3 +376,30 @@ def test_a_read_that_ends_begins_no_other_unit(
         wait_for_stats(shell, lambda stats: stats["failures"]["changed"] == 1)
         wait_for_stats(shell, lambda stats: stats["units_queued"] == 2)
     # At the end of input, all reads were failed in the order in which they had begun.
+
+
+def test_a_late_read_leaves_its_turn_to_the_next(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """It waited for more memory than there is. The next one needs less."""
+    large = 16 * UNIT
+    absent = {"kind": "file", "path": str(tmp_path / "absent")}
+    (tmp_path / "small").write_bytes(DATA)
+    small = {"kind": "file", "path": str(tmp_path / "small")}
+    with (
+        hanging_origin() as (hanging, hanging_server),
+        fetch_shell(
+            sanitized_build, f"buffer={large + UNIT}", log=tmp_path / "log"
+        ) as shell,
+    ):
+        hanging.hangs.set()
+        hung = shell.add(source(hanging_server) | {"unit": large})
+        late = shell.add({"size": large, "unit": large, **absent})
+        next_one = shell.add({"size": len(DATA), "unit": UNIT, **small})
+        shell.begin(hung, 0, UNIT)
+        shell.begin(late, 0, UNIT, deadline_s=1)
+        number = shell.begin(next_one, 0, UNIT, deadline_s=10)
+        wait_for_stats(shell, lambda stats: stats["deadlines_missed"] == 1)
+        wait_for_stats(shell, lambda stats: stats["reads_waiting"] == 1)
+        hanging.end.set()
+        assert shell.finish()[number].data == DATA[:UNIT]

@@ -84,6 +84,7 @@ static void deadline_passed(struct timer *timer)
 		  "%u bytes at %llu did not come in time", read->length,
 		  (unsigned long long)read->offset);
 	read_end(fetcher, read, -EIO);
+	units_admit(fetcher); /* those that waited for memory behind its units */
 }
 
 void read_begin(struct fetcher *fetcher, struct lazy_read *read)
