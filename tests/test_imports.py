@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from imports import Starter
 
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.base.process import run
 
 #: What takes long to import, and is wanted by few.
@@ -54,3 +55,13 @@ def test_volumes_import_what_they_need(
     argv = Starter(tmp_path).argv(None)
     argv[-1] = f"import sys, {module}; print(*sys.modules)"
     assert not unused & set(run(argv, timeout_s=60.0).stdout.split())
+
+
+def test_commands_run_from_a_package_of_their_own(tmp_path: Path) -> None:
+    argv = Starter(tmp_path).argv(None)
+    argv[-1] = (
+        "from btrfs_ublk.base.helpers import SERVER, helper_path;"
+        "print(helper_path(SERVER))"
+    )
+    helper = Path(run(["env", "-u", HELPERS_VARIABLE, *argv], timeout_s=60.0).stdout)
+    assert helper.is_relative_to(tmp_path)

@@ -82,7 +82,9 @@ class Starter:
         code = "pass" if command is None else f"{_START} main.main()"
         variables = [f"{name}={value}" for name, value in self._variables.items()]
         words = [] if command is None else command.split()
-        return ["env", *variables, str(self._python), *options, "-c", code, *words]
+        # NB: without -P, Python would import the package from the current directory.
+        python = [str(self._python), "-P", *options, "-c"]
+        return ["env", *variables, *python, code, *words]
 
     def took_s(self, *commands: str | None) -> float:
         """Run commands, all at once, and return seconds until the last has ended."""
@@ -148,12 +150,17 @@ def measure_volumes(
     up = [f"volume up {name} --front-end {front_end}" for name in names]
     down = [f"volume down {name}" for name in names]
     times: dict[str, list[float]] = {"up": [], "down": []}
-    for turn in range(repeats + 1):
-        up_s, down_s = starter.took_s(*up), starter.took_s(*down)
-        if turn:  # The first one has made the volumes.
-            times["up"].append(up_s)
-            times["down"].append(down_s)
-    starter.took_s(*(f"volume remove --yes {name}" for name in names))
+    try:
+        for turn in range(repeats + 1):
+            up_s, down_s = starter.took_s(*up), starter.took_s(*down)
+            if turn:  # The first one has made the volumes.
+                times["up"].append(up_s)
+                times["down"].append(down_s)
+    finally:
+        for name in names:
+            for remove in (f"volume down {name}", f"volume remove --yes {name}"):
+                with suppress(CommandError):  # It was not made, after an error.
+                    starter.took_s(remove)
     return [
         {"command": f"volume {verb}", "volumes": count, "clock_s": taken}
         for verb, taken in times.items()
