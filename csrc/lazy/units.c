@@ -270,7 +270,9 @@ void unit_ready(struct unit *unit, bool from_mirror)
 		unit_end(unit); /* the cache has it */
 		return;
 	}
-	if (!unit_store(unit))
+	if (unit_store(unit))
+		units_admit(fetcher); /* its place, and its memory if needed, are free */
+	else
 		unit_keep(unit);
 }
 
