@@ -41,6 +41,10 @@ def things(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def remove_file(entry: Entry) -> bool:
         return remove(entry)
 
+    @remover("device", reuses_places=True)
+    def remove_device(entry: Entry) -> bool:
+        return remove(entry)
+
     return present
 
 
@@ -207,6 +211,18 @@ def test_unwinding_keeps_what_a_stuck_thing_stands_on(
                     pass
     assert things == ["a"]
     assert "something else still uses it: thing name=stuck" in caught.value.__notes__[0]
+
+
+def test_a_device_number_is_used_again(ledger: Ledger, things: list[str]) -> None:
+    """The next one may have the number before the one that had it is struck out."""
+    things += ["before", "next", "on it"]
+    with ledger.holding("device", name="next", path="/dev/loop0"):
+        ledger.enter("device", name="before", path="/dev/loop0")
+    assert things == ["before", "on it"]
+    with pytest.raises(LeftoverError, match="uses it: device name=on it"):
+        with ledger.holding("device", name="x", path="/dev/loop1"):
+            details = {"path": "/dev/loop2", "backing_file": "/dev/loop1"}
+            ledger.enter("device", name="on it", **details)
 
 
 def only_sweep(directory: Path) -> list[tuple[str, str]]:

@@ -86,6 +86,7 @@ class _Kind:
     remove: Remover
     survives_reboot: bool
     place: Place
+    reuses_places: bool
 
 
 _kinds: dict[str, _Kind] = {}
@@ -94,15 +95,21 @@ knows = _kinds.__contains__
 
 
 def remover(
-    kind: str, *, survives_reboot: bool = False, place: Place = _path_in_details
+    kind: str,
+    *,
+    survives_reboot: bool = False,
+    place: Place = _path_in_details,
+    reuses_places: bool = False,
 ) -> Callable[[Remover], Remover]:
     """Register the function that removes things of this kind.
 
     ``place`` returns the path that is in the entries of things that stand on this one.
+    ``reuses_places``: as soon as a thing is gone, the kernel may give its place to the
+    next one, before either is struck out.
     """
 
     def register(function: Remover) -> Remover:
-        _kinds[kind] = _Kind(function, survives_reboot, place)
+        _kinds[kind] = _Kind(function, survives_reboot, place, reuses_places)
         return function
 
     return register
@@ -120,8 +127,11 @@ def stands_on(younger: Entry, elder: Entry) -> bool:
     """Return whether the younger entry names the elder's place, or a path below it."""
     kind = _kinds.get(elder.kind)
     place = kind and kind.place(elder)
-    if not place or younger.sequence <= elder.sequence:
+    if not kind or not place or younger.sequence <= elder.sequence:
         return False
+    if kind.reuses_places and younger.kind == elder.kind:
+        if kind.place(younger) == place:
+            return False  # One of the two has gone, and had the place before.
     return any(
         path == place or path.startswith(f"{place}/")
         for value in younger.details.values()

@@ -363,7 +363,7 @@ def _fields_of(fd: int) -> tuple[Any, ...] | None:
         raise
 
 
-@remover(KIND)
+@remover(KIND, reuses_places=True)
 def _detach_entered(entry: Entry) -> bool:
     known = entry.details.get("path")
     devices = (

@@ -90,7 +90,7 @@ def refuse_if_used(path: Path) -> None:
         )
 
 
-@remover(KIND, place=lambda entry: entry.details.get("device"))
+@remover(KIND, place=lambda entry: entry.details.get("device"), reuses_places=True)
 def remove_device(entry: Entry) -> bool:
     """Remove the device that has the entry's tag, and its server with it.
 

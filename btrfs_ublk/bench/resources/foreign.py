@@ -97,7 +97,7 @@ def _inode(number: int) -> int | None:
         return None
 
 
-@remover(KIND, place=lambda entry: entry.details.get("device"))
+@remover(KIND, place=lambda entry: entry.details.get("device"), reuses_places=True)
 def _remove(entry: Entry) -> bool:
     server = entry.details.get("server")
     if server is None:

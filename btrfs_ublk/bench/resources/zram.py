@@ -67,7 +67,7 @@ def _disk_sequence(path: Path) -> str | None:
         return None
 
 
-@remover(_KIND)
+@remover(_KIND, reuses_places=True)
 def _remove(entry: Entry) -> bool:
     known = entry.details.get("path")
     if known is None or not _sysfs(Path(known)).exists():
