@@ -42,6 +42,16 @@ enum {
 	CACHE_PAUSE_MS = 100,
 };
 
+/* Has all mirrors be asked again. */
+static void forget_attempts(struct unit *unit)
+{
+	unit->out = 0;
+	memset(unit->tries, 0, sizeof(unit->tries));
+	memset(unit->wrong, 0, sizeof(unit->wrong));
+	unit->rounds = 0;
+	unit->waited = false;
+}
+
 /*
  * Fails readers that have a deadline. Those without one go on waiting, as if the unit had not been
  * tried.
@@ -49,11 +59,7 @@ enum {
 static void give_up(struct unit *unit, uint64_t now_ns, const char *why)
 {
 	event_log(unit->fetcher, &(struct event){ .name = "given_up", .unit = unit }, "%s", why);
-	unit->out = 0;
-	memset(unit->tries, 0, sizeof(unit->tries));
-	memset(unit->wrong, 0, sizeof(unit->wrong));
-	unit->rounds = 0;
-	unit->waited = false;
+	forget_attempts(unit);
 	if (unit_fail_waiters(unit, -EIO))
 		unit_rest(unit, now_ns + BACK_OFF_LAST_MS * NS_PER_MS);
 	else
@@ -199,6 +205,14 @@ static void rest_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 	unit_rest(unit, at_ns);
 }
 
+/* The cache may have a unit that no mirror has: one of its look-ups goes on. */
+static void rest_for_cache(struct unit *unit, uint64_t now_ns)
+{
+	if (now_ns - unit->began_ns > BACK_OFF_LAST_MS * NS_PER_MS)
+		forget_attempts(unit);
+	rest_for_mirrors(unit, now_ns, now_ns + CACHE_PAUSE_MS * NS_PER_MS);
+}
+
 void unit_fetch(struct unit *unit)
 {
 	uint64_t now_ns = clock_now_ns(), at_ns;
@@ -208,9 +222,8 @@ void unit_fetch(struct unit *unit)
 		unit_queue(unit);
 	else if (mirror)
 		begin(unit, mirror, now_ns);
-	/* The cache may have it: its look-ups go on. */
 	else if (at_ns == UINT64_MAX && unit->fetcher->cache_is_late)
-		rest_for_mirrors(unit, now_ns, now_ns + CACHE_PAUSE_MS * NS_PER_MS);
+		rest_for_cache(unit, now_ns);
 	else if (at_ns == UINT64_MAX)
 		give_up(unit, now_ns, "no mirror is left to ask");
 	else

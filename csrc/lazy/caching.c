@@ -106,15 +106,22 @@ static void looked_up(struct pool_job *job)
 	free(look_up);
 }
 
-/* The look-up goes on, and what comes after it is found when it is asked for again. */
+/* If the look-up has begun, it goes on, and others are begun once it has ended. */
 static void look_up_is_late(struct timer *timer)
 {
 	struct unit *unit = container_of(timer, struct unit, timer);
 	struct fetcher *fetcher = unit->fetcher;
+	struct look_up *look_up = unit->look_up;
 
-	fetcher->cache_is_late = true;
-	unit->look_up->unit = NULL;
 	unit->look_up = NULL;
+	if (worker_pool_cancel(&fetcher->cache_workers, &look_up->job)) {
+		fetcher->look_ups--;
+		free(look_up);
+	} else {
+		look_up->unit = NULL;
+	}
+	/* The end of one that has begun is what changes this back. */
+	fetcher->cache_is_late = fetcher->look_ups;
 	if (fetcher->ending)
 		unit_end(unit);
 	else
@@ -174,6 +181,7 @@ static void has_been_put(struct pool_job *job)
 		unit_keep(unit);
 	}
 	units_put_some(fetcher);
+	units_admit(fetcher); /* the next one's memory may have been set aside only now */
 }
 
 static void drop(struct unit *unit)
@@ -194,6 +202,10 @@ void units_put_some(struct fetcher *fetcher)
 			continue;
 		}
 		list_remove(link);
+		if (!may_open(unit->source)) {
+			unit_keep(unit);
+			continue;
+		}
 		unit_set_state(unit, UNIT_STORING);
 		unit->check = (struct unit_check){};
 		unit->job.work = put;
@@ -222,7 +234,7 @@ struct unit *unit_to_drop(struct fetcher *fetcher, bool prefetched)
 	for (struct link *link = first; link && link != &fetcher->unstored; link = link->next) {
 		struct unit *unit = container_of(link, struct unit, in_queue);
 
-		if (!unit->prefetch_id)
+		if (!prefetch_wants(unit))
 			return unit;
 	}
 	return first && prefetched ? container_of(first, struct unit, in_queue) : NULL;

@@ -176,12 +176,18 @@ static void run_timer_expired(struct timer *timer)
 	step(container_of(timer, struct fetcher, run.timer));
 }
 
+bool prefetch_wants(const struct unit *unit)
+{
+	const struct prefetch_run *run = &unit->fetcher->run;
+
+	return state_of(run) == PREFETCH_RUNNING && unit->prefetch_id == relaxed_load(&run->id);
+}
+
 void prefetch_unit_over(struct unit *unit)
 {
 	struct fetcher *fetcher = unit->fetcher;
 	struct prefetch_run *run = &fetcher->run;
-	bool ours = state_of(run) == PREFETCH_RUNNING &&
-		    unit->prefetch_id == relaxed_load(&run->id);
+	bool ours = prefetch_wants(unit);
 
 	unit->prefetch_id = 0;
 	if (!ours)
@@ -209,10 +215,7 @@ void prefetch_unit_over(struct unit *unit)
 
 bool prefetch_tries_again(const struct unit *unit)
 {
-	const struct prefetch_run *run = &unit->fetcher->run;
-
-	return state_of(run) == PREFETCH_RUNNING && unit->prefetch_id == relaxed_load(&run->id) &&
-	       unit->rounds < ROUNDS_MAX;
+	return prefetch_wants(unit) && unit->rounds < ROUNDS_MAX;
 }
 
 static void woken(struct fetcher *fetcher, struct fetcher_message *message)

@@ -89,6 +89,8 @@ json_t *prefetch_json(struct fetcher *fetcher);
 
 void prefetch_run_init(struct fetcher *fetcher);
 void prefetch_run_deinit(struct fetcher *fetcher);
+/* Whether the prefetch that runs waits for the unit. */
+bool prefetch_wants(const struct unit *unit);
 /*
  * To be called when a unit that the prefetch wants is in the cache, or has failed; its state says
  * which.

@@ -139,7 +139,7 @@ static bool free_one(struct fetcher *fetcher, const struct unit *unit)
 
 	if (oldest)
 		victim = container_of(oldest, struct unit, in_queue);
-	else if (unit->demanded || !unit->prefetch_id)
+	else if (unit->demanded || !prefetch_wants(unit))
 		victim = unit_to_drop(fetcher, unit->demanded);
 	if (!victim)
 		return false;
