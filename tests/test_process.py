@@ -9,15 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.base.process import ProcessIdentity, launch, run, spawn
+from btrfs_ublk.base.ledger import Entry
+from btrfs_ublk.base.process import Child, ProcessIdentity, launch, run, spawn
+from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.errors import CommandError
 from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.kernel.users import pids_using
+from btrfs_ublk.server.front_end import end_server
 
 
 def test_output_is_returned() -> None:
@@ -64,8 +69,9 @@ def test_a_deadline_kills_the_whole_group(tmp_path: Path) -> None:
         assert ProcessIdentity.of(grandchild).wait(timeout_s=10)
 
 
-def test_the_end_of_a_process_is_that_of_its_last_thread() -> None:
-    """Until then, it holds its files and locks."""
+@contextmanager
+def without_first_thread() -> Iterator[Child]:
+    """A process whose first thread has ended, while another one sleeps."""
     script = (
         "import ctypes, threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,)).start()\n"
@@ -77,9 +83,37 @@ def test_the_end_of_a_process_is_that_of_its_last_thread() -> None:
         wait_until(
             lambda: not child.identity.is_alive(), timeout_s=30, what="a first thread"
         )
+        yield child
+
+
+def test_the_end_of_a_process_is_that_of_its_last_thread() -> None:
+    """Until then, it holds its files and locks."""
+    with without_first_thread() as child:
         assert not child.identity.wait(timeout_s=0.3)
         os.kill(child.pid, signal.SIGKILL)
         assert child.identity.wait(timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    ("end", "signum"),
+    [
+        (lambda identity: identity.stop(timeout_s=30), signal.SIGTERM),
+        (lambda identity: RunningServer(identity).kill(), signal.SIGKILL),
+        (
+            lambda identity: end_server(
+                Entry(1, "server", "tag", {"server": asdict(identity)}), timeout_s=30
+            ),
+            signal.SIGTERM,
+        ),
+    ],
+    ids=["identity", "running", "ledger"],
+)
+def test_the_last_thread_is_ended(
+    end: Callable[[ProcessIdentity], bool], signum: signal.Signals
+) -> None:
+    with without_first_thread() as child:
+        assert end(child.identity)
+        assert child.wait(30) == -signum
 
 
 def test_a_child_is_terminated_at_the_end() -> None:

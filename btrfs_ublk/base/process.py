@@ -80,21 +80,30 @@ class ProcessIdentity:
             return False
         return start_ticks == self.start_ticks and state not in ("Z", "X")
 
+    def open_pidfd(self) -> int:
+        """Return a descriptor that is readable once it ends (pidfd_open(2)). Raises
+        ProcessLookupError when it has ended.
+
+        NB: its first thread may have ended, and is_alive() be False, while others still
+        hold its files and locks. The descriptor is readable after the last one.
+        """
+        pidfd = os.pidfd_open(self.pid)
+        try:
+            # The pidfd is open, so this can be no other process from here on.
+            if self.of(self.pid) != self or readable([pidfd], timeout_s=0.0):
+                raise ProcessLookupError(f"process {self.pid} has ended")
+        except BaseException:
+            os.close(pidfd)
+            raise
+        return pidfd
+
     def wait(self, *, timeout_s: float) -> bool:
         """Wait for its end; return whether it came within ``timeout_s`` seconds."""
         try:
-            pidfd = os.pidfd_open(self.pid)
+            pidfd = self.open_pidfd()
         except ProcessLookupError:
             return True
         try:
-            # The pidfd is open, so this can be no other process from here on.
-            try:
-                if _start_ticks_and_state(self.pid)[0] != self.start_ticks:
-                    return True
-            except ProcessLookupError:
-                return True
-            # NB: its first thread may have ended, and is_alive() be False, while others
-            # still hold its files and locks. The pidfd is readable after the last one.
             return bool(readable([pidfd], timeout_s=timeout_s))
         finally:
             os.close(pidfd)
@@ -104,27 +113,24 @@ class ProcessIdentity:
 
         Return whether the process is gone. It may have ended for another reason.
         """
-        for signum, wait_s in (
-            (signal.SIGTERM, timeout_s),
-            (signal.SIGKILL, KILL_TIMEOUT_S),
-        ):
-            try:
-                pidfd = os.pidfd_open(self.pid)
-            except ProcessLookupError:
-                return True
-            try:
-                # The pidfd is open, so this can be no other process from here on.
-                if not self.is_alive():
-                    return True
+        try:
+            pidfd = self.open_pidfd()
+        except ProcessLookupError:
+            return True
+        try:
+            for signum, wait_s in (
+                (signal.SIGTERM, timeout_s),
+                (signal.SIGKILL, KILL_TIMEOUT_S),
+            ):
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signum)
                     # A stopped process handles SIGTERM only once it continues.
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
                 if readable([pidfd], timeout_s=wait_s):
                     return True
-            finally:
-                os.close(pidfd)
-        return not self.is_alive()
+            return False
+        finally:
+            os.close(pidfd)
 
 
 def _start_ticks_and_state(pid: int) -> tuple[int, str]:

@@ -23,14 +23,13 @@ class RunningServer:
     """A process that is known by its pidfd, so no later one is mistaken for it."""
 
     def __init__(self, identity: ProcessIdentity, child: Child | None = None) -> None:
-        """Raise ProcessLookupError when it has ended."""
+        """Raise ProcessLookupError when it has ended, unless it is our ``child``."""
         self.identity = identity
         self._child = child
-        self._pidfd = os.pidfd_open(identity.pid)
-        # The pidfd is open, so this can be no other process from here on.
-        if child is None and not identity.is_alive():
-            os.close(self._pidfd)
-            raise ProcessLookupError(f"there is no process {identity.pid}")
+        # A child stays the same process, and is reaped here, even if it has ended.
+        self._pidfd = (
+            os.pidfd_open(identity.pid) if child is not None else identity.open_pidfd()
+        )
 
     @property
     def pid(self) -> int:

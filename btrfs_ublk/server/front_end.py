@@ -53,7 +53,7 @@ def end_server(entry: Entry, *, timeout_s: float) -> bool:
     if server is None:
         return False
     identity = ProcessIdentity(**server)
-    was_there = identity.is_alive()
+    was_there = not identity.wait(timeout_s=0.0)
     # NB: after TERM, it does the same as after the death of its owner.
     if not identity.wait(timeout_s=_LIFELINE_TIMEOUT_S) and not identity.stop(
         timeout_s=timeout_s

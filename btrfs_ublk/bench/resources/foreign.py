@@ -108,7 +108,7 @@ def _remove(entry: Entry) -> bool:
         refuse_if_used(Path(f"/dev/ublkb{number}"))
         delete = [*entry.details["delete"], str(number)]
         run(delete, timeout_s=_DELETE_TIMEOUT_S)
-    was_alive = identity.is_alive()
+    was_alive = not identity.wait(timeout_s=0.0)
     # The server ends once its device is gone.
     if not identity.wait(timeout_s=_END_TIMEOUT_S) and not identity.stop(
         timeout_s=_END_TIMEOUT_S
