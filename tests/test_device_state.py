@@ -14,17 +14,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from btrfs_ublk.base.process import ProcessIdentity
-from btrfs_ublk.device import control, supervision
+from btrfs_ublk.base.signals import Interrupted, interruptible
+from btrfs_ublk.device import control, lifecycle, supervision
 from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.inotify import wait_for_change
 from btrfs_ublk.device.lifecycle import from_anywhere
 from btrfs_ublk.device.locks import (
+    Lock,
     holder_of,
     is_locked,
     lock_file,
@@ -45,7 +48,12 @@ from btrfs_ublk.device.state import (
     devices_directory,
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.server.description import Description, FileSegment, LazySegment
+from btrfs_ublk.server.description import (
+    Description,
+    FileSegment,
+    LazySegment,
+    ZeroSegment,
+)
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 SPEC = DeviceSpec(name="one", tag="0123456789abcdef", front_end="fuse", size_bytes=4096)
@@ -279,6 +287,27 @@ def test_a_supervisor_that_hangs_in_the_kernel(
     monkeypatch.setattr(supervision, "RunningServer", Hanging)
     with pytest.raises(LeftoverError, match="was killed, but hangs in the kernel"):
         supervision.detach_supervisor(supervised, timeout_s=60)
+
+
+def test_a_signal_as_a_device_is_made(
+    devices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody serves the device yet, so nothing of it is left."""
+    make = lifecycle._make
+
+    def make_and_signal(*arguments: Any) -> tuple[DeviceDirectory, Lock]:
+        made = make(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return made
+
+    monkeypatch.setattr(lifecycle, "_spec", lambda *_: SPEC)  # It needs no front end.
+    monkeypatch.setattr(lifecycle, "_make", make_and_signal)
+    with pytest.raises(Interrupted) as raised, interruptible():
+        lifecycle.serve_device(
+            "one", Description(4096, [ZeroSegment(offset=0, length=4096)])
+        )
+    assert not hasattr(raised.value, "__notes__")
+    assert list(device_directories()) == []
 
 
 def test_one_supervisor_after_the_other(

@@ -416,31 +416,36 @@ def serve_device(
     be its description, or one from which it has grown, and the present supervisor is
     asked to end. The server still runs when this returns.
     """
+    with deferred():
+        # Other commands have the daemon supervise. NB: nothing is made yet.
+        from btrfs_ublk.device.supervise import supervise
     directory = device_directory(name)
     if os.path.lexists(directory.path):
         directory.check()
         _check_same(directory, description)
-        lock = detach_supervisor(directory, timeout_s=timeout_s)
-        return _supervise_here(directory, lock)
+        with detach_supervisor(directory, timeout_s=timeout_s) as lock:
+            return supervise(directory, lock)
     if description is None:
         raise UsageError(
             f"there is no device {name!r}", hint="give a description to make it"
         )
     spec = _spec(name, description, options)
-    with deferred():
-        directory, lock = _make(spec, description)
-    status = _supervise_here(directory, lock)
-    if status and directory.state().device is None:
-        _undo(directory)
+    with ExitStack() as on_failure:
+        with deferred():
+            directory, lock = _make(spec, description)
+            on_failure.push(undoing(lambda: _undo_unless_served(directory)))
+            on_failure.enter_context(lock)  # NB: it is let go before that.
+        status = supervise(directory, lock)
+        on_failure.pop_all()
+    lock.close()
+    if status:
+        _undo_unless_served(directory)
     return status
 
 
-def _supervise_here(directory: DeviceDirectory, lock: Lock) -> int:
-    with deferred():
-        # Other commands have the daemon supervise.
-        from btrfs_ublk.device.supervise import supervise
-    with lock:
-        return supervise(directory, lock)
+def _undo_unless_served(directory: DeviceDirectory) -> None:
+    if directory.state().device is None:
+        _undo(directory)
 
 
 def _check_same(directory: DeviceDirectory, description: Description | None) -> None:
