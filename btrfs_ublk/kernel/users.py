@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 
 
@@ -17,7 +18,8 @@ def pids_using(directory: Path, *, limit: int = 20) -> dict[int, str]:
     opened by its inode number. Processes that this one may not look into are not found
     (proc_pid_fd(5)). Mapped files are only found while they are open, too.
     """
-    import psutil  # Few commands need it, and importing it takes time.
+    with deferred():
+        import psutil  # Few commands need it, and importing it takes time.
 
     found: dict[int, str] = {}
     mounted = {

@@ -5,7 +5,8 @@ reading and writing TOML, the options of ``btrfs-ublk volume up``, the refusal t
 a volume that is up, and the table in docs/volumes.md.
 
 NB: the help of commands imports this module. What takes long to import is therefore
-imported where it is used.
+imported where it is used, with signals deferred: when one raises within an import,
+Python turns that into other errors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, get_args
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError, why_unread
 from btrfs_ublk.server.names import FrontEndName
 from btrfs_ublk.units import GIB, KIB, TIB, exact_size
@@ -227,8 +229,9 @@ class VolumeDefinition:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no volume can have."""
-        for setting in SETTINGS.values():
-            setting.check_value(self)
+        with deferred():
+            for setting in SETTINGS.values():
+                setting.check_value(self)
 
     def with_files(self, more: Sequence[VolumeFile]) -> VolumeDefinition:
         """Return the definition with further files, without duplicates.
@@ -239,7 +242,8 @@ class VolumeDefinition:
 
     def to_toml(self) -> str:
         """Return the text that parse_definition() reads."""
-        import tomli_w
+        with deferred():
+            import tomli_w
 
         keys = {key: setting.write(self) for key, setting in SETTINGS.items()}
         return tomli_w.dumps(
@@ -282,7 +286,8 @@ def merge_files(
 
 def parse_definition(text: str, *, where: str) -> VolumeDefinition:
     """Parse a definition from TOML; ``where`` names it in errors. Raises UsageError."""
-    import tomllib
+    with deferred():
+        import tomllib
 
     try:
         keys = tomllib.loads(text)
