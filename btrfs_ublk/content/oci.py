@@ -7,6 +7,7 @@ specification 1.1, image-index.md and manifest.md, and Docker's older formats).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -134,17 +135,18 @@ def _layer_text(layer: object) -> str:
 
 def _choose(manifests: object, name: str) -> str:
     """Return the digest of the manifest for this machine's platform."""
-    import platform
-
-    machine = platform.machine()
+    machine = os.uname().machine
     wanted = ("linux", _ARCHITECTURES.get(machine, machine))
     there = []
     for one in manifests if isinstance(manifests, list) else []:
         match one:
-            case {"digest": str(digest), "platform": {"os": os, "architecture": arch}}:
-                if (os, arch) == wanted:
+            case {
+                "digest": str(digest),
+                "platform": {"os": system, "architecture": arch},
+            }:
+                if (system, arch) == wanted:
                     return digest
-                there.append(f"{os}/{arch}")
+                there.append(f"{system}/{arch}")
     listed = ", ".join(x for x in there if x != "unknown/unknown") or "none"
     raise UsageError(
         f"{name} has no image for {'/'.join(wanted)}, this machine's platform",
