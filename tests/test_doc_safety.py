@@ -1,4 +1,4 @@
-"""The how-tos do no harm to who pastes them, also where one of their commands fails."""
+"""Documents do no harm to who pastes them, also where one of their commands fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from transcript import PROJECT, Step, session, steps
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 
 _HOW_TO = PROJECT / "docs" / "how-to"
-_DOCUMENTS = [*sorted(_HOW_TO.glob("*.md")), PROJECT / "docs" / "quick-start.md"]
+_ALL = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+_DOCUMENTS = [document for document in _ALL if steps(document)]
 _ASSIGNED = re.compile(
     r"(?:^|[\s;(&|])(?:export |local |read |for )?(\w+)(?:=|\s+in\b)"
 )
@@ -54,6 +55,20 @@ def test_the_shell_of_who_pastes_it_stays_as_it_was(document: Path) -> None:
         for harm in (r"kill %", r"\bwait$", r"rm -r /", r"^umask", "/var/cache"):
             where = f"{document}:{step.line}"
             assert not re.search(harm, step.command), f"{where}: {step.command}"
+
+
+@pytest.mark.parametrize("document", _ALL, ids=lambda path: path.stem)
+def test_no_volume_is_removed_through_its_mount(document: Path) -> None:
+    """Mount points are below /run/btrfs-ublk, and of volumes that are just made, below
+    /var/lib/btrfs-ublk.
+    """
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        if re.search(r"/run/btrfs-ublk|/var/lib/btrfs-ublk", line):
+            where = f"{document}:{number}"
+            for command in re.findall(r"\brm -r[^`&|;]*", line):
+                assert (
+                    "--one-file-system" in command
+                ), f"{where}: it deletes what is mounted there: {command}"
 
 
 def test_no_unit_without_a_command(tmp_path: Path) -> None:
@@ -120,3 +135,6 @@ def test_such_a_document_is_noticed(tmp_path: Path) -> None:
     document.write_text("```console\n$ until false; do sleep 1; done\n```\n")
     with pytest.raises(AssertionError, match="use `for"):
         test_no_loop_waits_for_ever(document)
+    document.write_text("$ rm -r /run/btrfs-ublk\n")
+    with pytest.raises(AssertionError, match="deletes what is mounted"):
+        test_no_volume_is_removed_through_its_mount(document)
