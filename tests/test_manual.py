@@ -60,6 +60,10 @@ def test_the_reference_of_python_reads_well() -> None:
     assert "\nSource = dict[str, Any]\n" in text
     assert '    front_end: Literal["auto", "ublk", "fuse"] = "auto",\n' in text
     assert "- `VolumeFile.parse(text: str) -> VolumeFile`: " in text
+    assert "\n- `deadline_s`: " in text and "; `None`: it waits for ever." in text
+    assert "; 0: " not in text and "kernel: as" not in text
+    assert "\n- `mount`: The mount point. An absolute path, " in text
+    assert re.search(r"^- `writable_bytes`: .* It can only grow\.$", text, re.M)
     assert not re.search(r"<(function|object|factory)|(?<!`)``(?!`)", text)
 
 

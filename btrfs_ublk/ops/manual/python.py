@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -23,6 +23,11 @@ from btrfs_ublk.ops.manual.signatures import (
 #: The command that makes it, run in the project's directory.
 COMMAND = "python -m btrfs_ublk.ops.manual python docs/reference/python.md"
 _PACKAGE = "btrfs_ublk"
+#: What is to be said of a setting that cannot be changed as others are.
+_CHANGES = {
+    "never": "It cannot be changed once there is such a volume.",
+    "grows": "It can only grow.",
+}
 
 
 def python_reference() -> str:
@@ -109,8 +114,8 @@ def _members(name: str, class_: type) -> Iterator[str]:
     """
     attributes = {x.name: x for x in fields(class_)} if is_dataclass(class_) else {}
     for key, attribute in attributes.items():
-        if help_ := attribute.metadata.get("help"):
-            yield f"- `{key}`: {help_}"
+        if "help" in attribute.metadata:
+            yield f"- `{key}`: {_of_setting(attribute.metadata)}"
     found: dict[str, Any] = {}
     told: set[str] = set()
     for part in reversed(class_.__mro__):
@@ -128,6 +133,17 @@ def _members(name: str, class_: type) -> Iterator[str]:
         elif member.__doc__ or key not in told:
             said = " ".join(["", *_paragraphs(member.__doc__)])
             yield f"- `{_member(name, class_, key)}`" + f":{said}" * bool(said)
+
+
+def _of_setting(about: Mapping[str, Any]) -> str:
+    """Return what docs/volumes.md says of a setting, in the words of Python."""
+    said = " ".join(x for x in (about["help"], about.get("more")) if x)
+    said = said.replace("](", "](../")
+    if (none := about.get("none")) is not None:
+        # Options and files say 0, or a word, where Python has None.
+        said = sub(rf"""`"{none}"`|\b{none}(?=:)""", "`None`", said)
+    change = _CHANGES.get(about.get("change", ""))
+    return f"{said} {change}" if change else said
 
 
 def _member(name: str, class_: type, key: str) -> str:
