@@ -246,7 +246,7 @@ def _unmount(entry: Entry) -> bool:
     users = "; ".join(pids_using(target).values())
     raise LeftoverError(
         f"{target} is still mounted and busy: "
-        f"{users or 'by a process that this one cannot see'}",
+        f"{users or 'no process that this one can see uses it'}",
         hint=f"end what uses it, then: btrfs-ublk gc (or: umount {target})",
     )
 

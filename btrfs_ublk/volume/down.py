@@ -120,11 +120,14 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     if others:
         raise _not_down(volume, f"it is mounted at {', '.join(others)} as well")
     users = users_elsewhere(fsid)
-    if users or not points:
-        also = "as well" if points else "only"
-        who = "; ".join(users) or "by a process that this one cannot see"
+    if users:
+        where = f"in another mount namespace {'as well' if points else 'only'}"
+        raise _not_down(volume, f"it is mounted {where}: {'; '.join(users)}")
+    if not points:
         raise _not_down(
-            volume, f"it is mounted in another mount namespace {also}: {who}"
+            volume,
+            "it is mounted out of sight, as in another mount namespace, and no process "
+            "that this one can see uses it",
         )
     openers = wait_for_openers(fsid, timeout_s=_OPEN_TIMEOUT_S)
     if openers:
