@@ -350,7 +350,9 @@ class Supervisor:
         try:
             yield
         except OSError as error:
-            raise BtrfsUblkError(f"the device could not be made: {error}") from error
+            raise BtrfsUblkError(
+                f"the device could not be attached: {error}"
+            ) from error
         finally:
             timer.cancel()
 
