@@ -29,6 +29,7 @@ import pytest
 from conftest import Need
 from fuse_servers import HOW, TIMEOUT_S, Readers, Servers, attached
 from sanitized_build import SANITIZER_ENVIRONMENT
+from stopping import freeze
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE
@@ -145,7 +146,7 @@ class TestReissue:
         with stage.reading(how) as readers:
             for _ in range(5):
                 readers.go_on()
-                os.kill(stage.servers.pid, signal.SIGSTOP)
+                freeze(stage.servers.pid)
                 time.sleep(0.05)
                 stage.servers.kill()
                 stage.servers.take_over(kept)
@@ -222,7 +223,7 @@ class TestReissue:
             assert reader.stdout is not None
             content = os.read(reader.stdout.fileno(), 1 << 16)
             for _ in range(10):
-                os.kill(servers.pid, signal.SIGSTOP)
+                freeze(servers.pid)
                 time.sleep(0.03)
                 servers.kill()
                 servers.take_over(kept)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import Serve
+from stopping import freeze
 from virtual_data import BLOCK, UNIT, VirtualData
 
 from btrfs_ublk.base.readers import read_direct
@@ -69,7 +70,7 @@ def wait_for_readers(server: BlockServer, count: int) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from engine_shell import BLOCK, describe, engine_shell
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sanitized_build import SANITIZER_ENVIRONMENT
+from stopping import freeze
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.errors import BtrfsUblkError
@@ -259,7 +260,7 @@ def test_requests_in_flight_are_seen_and_their_time_is_counted(
             ThreadPoolExecutor(3) as pool,
         ):
             before = server.stats().kinds["file"].latency.reads
-            os.kill(slow.pid, signal.SIGSTOP)
+            freeze(slow.pid)
             try:
                 reads = [
                     pool.submit(read_direct, server.device, at * BLOCK, BLOCK)

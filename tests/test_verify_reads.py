@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from conftest import Need, inapplicable
 from sanitized_build import SANITIZER_ENVIRONMENT
+from stopping import freeze
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import VERIFY_READS
-from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server import BlockServer, Description, PatternSegment
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
 
@@ -219,16 +219,8 @@ class TestDevice:
         ):
             tell(reader, "mark\n")
             assert hear(reader)["event"] == "served"
-            os.kill(server.pid, signal.SIGSTOP)
+            freeze(server.pid)
             try:
-                wait_until(
-                    lambda: all(
-                        (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
-                        for task in Path(f"/proc/{server.pid}/task").iterdir()
-                    ),
-                    timeout_s=10,
-                    what="the server runs on",
-                )
                 tell(reader, "mark\n")
                 hung = hear(reader)
                 assert hung["event"] == "hung" and hung["length"] >= BLOCK_BYTES
@@ -247,7 +239,7 @@ class TestDevice:
     def test_it_ends_also_when_its_reads_do_not(self, helper: str, how: str) -> None:
         pattern = PatternSegment(offset=0, length=TIB)
         with BlockServer(Description(TIB, [pattern]), front_end="fuse") as server:
-            os.kill(server.pid, signal.SIGSTOP)
+            freeze(server.pid)
             try:
                 argv = [helper, *HOW[how], "--deadline=1", str(server.device)]
                 expected = {"direct": 64, "mmap": 3}[how]
