@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,12 @@ def ours(tasks: Path) -> list[Path]:
     """All threads but the kernel's, for what the first thread has asked of io_uring:
     these run no code of ours, and system calls are none of their ways.
     """
-    return [
-        thread
-        for thread in tasks.iterdir()
-        if not (thread / "comm").read_text().startswith("iou-wrk-")
-    ]
+    found = []
+    for thread in tasks.iterdir():
+        with suppress(OSError):  # it has ended
+            if not (thread / "comm").read_text().startswith("iou-wrk-"):
+                found.append(thread)
+    return found
 
 
 def test_threads_of_a_server(serve: Serve, tmp_path: Path) -> None:
@@ -88,7 +90,10 @@ def test_threads_of_a_server(serve: Serve, tmp_path: Path) -> None:
 
         def all_have_begun() -> list[tuple[Path, dict[str, str]]]:
             """Each thread confines itself, before it does anything else."""
-            found = [(thread, status_of(thread)) for thread in ours(tasks)]
+            found = []
+            for thread in ours(tasks):
+                with suppress(OSError):  # it has ended
+                    found.append((thread, status_of(thread)))
             others = [
                 status for thread, status in found if thread.name != tasks.parent.name
             ]
