@@ -228,7 +228,8 @@ def test_a_helper_that_hangs_keeps_nobody_beyond_its_deadline(
     with shell(registry.host, digest, **keys) as mirror:
         start = time.monotonic()
         answer = mirror.fetch(0, UNIT, timeout_ms=500)
-        assert time.monotonic() - start < 30
+        # Less than what a helper may take without a deadline, HELPER_TIMEOUT_MS.
+        assert time.monotonic() - start < 9
         assert answer.result == -110
         assert "in time" in answer.text
         assert mirror.cancel(0, UNIT, after_ms=100).result == -125
