@@ -260,7 +260,10 @@ def test_vm_runs_a_command(shared_dir: Path) -> None:
         env={**os.environ, "BTRFS_UBLK_TEST_WORD": "a 'word'"},
     )
     hidden.unlink()
-    assert done.stderr == b"talk\n"
+    *tries, said = done.stderr.splitlines()
+    # An emulated kernel panics now and then while it boots, and is booted again.
+    assert all(line.endswith(b"while it booted; trying again") for line in tries)
+    assert said == b"talk"
     assert done.returncode == 7
     lines, binary = done.stdout[:-1000000], done.stdout[-1000000:]
     assert binary == b"\377" * 1000000
