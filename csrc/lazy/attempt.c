@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "lazy/breaker.h"
 #include "lazy/latency.h"
+#include "lazy/layout.h"
 #include "lazy/unit.h"
 
 enum {
@@ -171,7 +172,7 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	unit->fetch = (struct fetch){
 		.fetcher = unit->fetcher,
 		.mirror = mirror,
-		.offset = unit->number * unit->source->unit_bytes,
+		.offset = unit_extent(unit->source, unit->number).offset,
 		.length = unit->length,
 		.data = unit->data,
 		.deadline_ns = attempt_deadline_ns(unit, mirror, now_ns),

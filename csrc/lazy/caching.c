@@ -11,6 +11,7 @@
 #include "base/fileio.h"
 #include "base/relaxed.h"
 #include "lazy/cache.h"
+#include "lazy/layout.h"
 #include "lazy/unit.h"
 
 enum {
@@ -52,7 +53,7 @@ static void note_error(struct fetcher *fetcher, const struct event *event, struc
 static void work_look_up(struct pool_job *job)
 {
 	struct look_up *look_up = container_of(job, struct look_up, job);
-	uint64_t offset = look_up->number * look_up->source->unit_bytes;
+	uint64_t offset = unit_place(look_up->source, look_up->number);
 	struct cache_object *object;
 	struct cache_lookup seen;
 	int err;

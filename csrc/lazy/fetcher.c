@@ -16,6 +16,7 @@
 #include "base/relaxed.h"
 #include "lazy/breaker.h"
 #include "lazy/latency.h"
+#include "lazy/layout.h"
 #include "lazy/unit.h"
 
 enum {
@@ -366,8 +367,8 @@ void fetcher_prefetch(struct fetcher *fetcher, struct source *source, uint64_t o
 	if (!prefetch)
 		return;
 	prefetch->source = source;
-	prefetch->first = offset / source->unit_bytes;
-	prefetch->last = (offset + length - 1) / source->unit_bytes;
+	prefetch->first = unit_of(source, offset);
+	prefetch->last = unit_of(source, offset + length - 1);
 	prefetch->message.arrive = prefetch_arrived;
 	fetcher_send(fetcher, &prefetch->message);
 }

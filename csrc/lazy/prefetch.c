@@ -6,6 +6,7 @@
 
 #include "base/relaxed.h"
 #include "lazy/cache.h"
+#include "lazy/layout.h"
 #include "lazy/unit.h"
 
 enum {
@@ -86,7 +87,7 @@ static unsigned most_under_way(const struct fetcher *fetcher)
 static void want(struct fetcher *fetcher, struct source *source, uint64_t number, uint64_t now_ns)
 {
 	struct prefetch_run *run = &fetcher->run;
-	uint64_t takes = cache_room_of(source_unit_length(source, number));
+	uint64_t takes = cache_room_of(unit_extent(source, number).length);
 	struct unit *unit = unit_find(fetcher, source, number);
 
 	if (run->plan.room.bytes < takes && (!unit || unit->prefetch_id != run->id)) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/relaxed.h"
+#include "lazy/layout.h"
 #include "lazy/unit.h"
 
 /* Zeroes the bytes between the end of the source and the end of its last block. */
@@ -48,7 +49,7 @@ static void read_end(struct fetcher *fetcher, struct lazy_read *read, int result
 /* Copies what the unit and the read have in common. */
 static void copy(const struct lazy_read *read, const struct unit *unit)
 {
-	uint64_t unit_start = unit->number * unit->source->unit_bytes;
+	uint64_t unit_start = unit_extent(unit->source, unit->number).offset;
 	uint64_t start = unit_start > read->offset ? unit_start : read->offset;
 	uint64_t unit_end = unit_start + unit->length;
 	uint64_t end = read->offset + read->length;
@@ -90,8 +91,8 @@ static void deadline_passed(struct timer *timer)
 void read_begin(struct fetcher *fetcher, struct lazy_read *read)
 {
 	const struct source *source = read->source;
-	uint64_t number = read->offset / source->unit_bytes;
-	uint64_t last = (read->offset + read->length - 1) / source->unit_bytes;
+	uint64_t number = unit_of(source, read->offset);
+	uint64_t last = unit_of(source, read->offset + read->length - 1);
 	int err = relaxed_load(&fetcher->abandoned) ? -EIO : 0;
 
 	read->fetcher = fetcher;
@@ -101,12 +102,6 @@ void read_begin(struct fetcher *fetcher, struct lazy_read *read)
 	list_append(&fetcher->reads, &read->link);
 	relaxed_add(&fetcher->counts.reads, 1);
 	relaxed_add(&fetcher->counts.reads_waiting, 1);
-	/*
-	 * The zeroes behind the end of the source may lie in a unit of their own, which does not
-	 * exist.
-	 */
-	if (last >= source_units(source))
-		last = source_units(source) - 1;
 	for (; number <= last && !err; number++) {
 		struct unit *unit = unit_get(fetcher, read->source, number, true);
 

@@ -69,19 +69,6 @@ struct source {
 	uint64_t cache_retry_ns; /* only for the fetcher: when to try cache_object_open() again */
 };
 
-static inline uint64_t source_units(const struct source *source)
-{
-	return (source->size + source->unit_bytes - 1) / source->unit_bytes;
-}
-
-/* The length of unit `unit`. Only the last one may be shorter than unit_bytes. */
-static inline uint32_t source_unit_length(const struct source *source, uint64_t unit)
-{
-	uint64_t rest = source->size - unit * source->unit_bytes;
-
-	return rest < source->unit_bytes ? (uint32_t)rest : source->unit_bytes;
-}
-
 /* How a fetch failed. This decides what is tried next. */
 enum fetch_failure {
 	FETCH_TRANSIENT, /* no response, a reset, 5xx, too short: may work again at once, or elsewhere */

@@ -121,9 +121,6 @@ void trace_note_units(struct trace *trace, const struct source *source, uint64_t
 	log = __atomic_load_n(&trace->log, __ATOMIC_SEQ_CST);
 	over = log && is_over(log);
 	if (log && !over) {
-		/* Blocks behind the end of the source belong to no unit. */
-		if (last >= source_units(source))
-			last = source_units(source) - 1;
 		for (uint64_t unit = first; unit <= last; unit++)
 			note(log, source->id, unit);
 	}

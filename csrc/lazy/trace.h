@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/relaxed.h"
+#include "lazy/layout.h"
 #include "lazy/source.h"
 
 enum {
@@ -71,8 +72,8 @@ static inline void trace_note(struct trace *trace, const struct source *source, 
 			      uint64_t length)
 {
 	if (__builtin_expect(relaxed_load(&trace->log) != NULL, 0))
-		trace_note_units(trace, source, offset / source->unit_bytes,
-				 (offset + length - 1) / source->unit_bytes);
+		trace_note_units(trace, source, unit_of(source, offset),
+				 unit_of(source, offset + length - 1));
 }
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/relaxed.h"
+#include "lazy/layout.h"
 #include "lazy/unit.h"
 
 static struct link *bucket_of(struct fetcher *fetcher, const struct source *source, uint64_t number)
@@ -99,7 +100,7 @@ struct unit *unit_get(struct fetcher *fetcher, struct source *source, uint64_t n
 	unit->fetcher = fetcher;
 	unit->source = source;
 	unit->number = number;
-	unit->length = source_unit_length(source, number);
+	unit->length = unit_extent(source, number).length;
 	unit->demanded = demanded;
 	list_init(&unit->waiters);
 	list_append(bucket_of(fetcher, source, number), &unit->in_bucket);

@@ -35,6 +35,7 @@
 #include "base/message.h"
 #include "lazy/cache/admin.h"
 #include "lazy/cache/internal.h"
+#include "lazy/layout.h"
 
 enum { SOURCES = 16, THREADS_MAX = 16 };
 
@@ -78,11 +79,11 @@ static int put(const struct source *source, uint64_t unit)
 
 	if (!object || unit >= source_units(source))
 		return -EINVAL;
-	length = source_unit_length(source, unit);
+	length = unit_extent(source, unit).length;
 	data = malloc(length);
 	if (!data)
 		return -ENOMEM;
-	fill(source, unit * source->unit_bytes, length, data);
+	fill(source, unit_extent(source, unit).offset, length, data);
 	err = cache_put(object, unit, data, length);
 	free(data);
 	return err;
@@ -91,7 +92,7 @@ static int put(const struct source *source, uint64_t unit)
 static const char *read_units(const struct source *source, uint64_t first, uint64_t last)
 {
 	struct cache_object *object = cache_object_of(source);
-	uint64_t offset = first * source->unit_bytes;
+	uint64_t offset = unit_extent(source, first).offset;
 	uint64_t end = round_up_u64(source->size, BLOCK_BYTES);
 	const char *answer = "ok";
 	struct cache_lookup look;
@@ -100,8 +101,8 @@ static const char *read_units(const struct source *source, uint64_t first, uint6
 
 	if (!object || !cache_lookup(object, first, last, &look))
 		return "miss";
-	if ((last + 1) * source->unit_bytes < end)
-		end = (last + 1) * source->unit_bytes;
+	if (unit_end_offset(source, last) < end)
+		end = unit_end_offset(source, last);
 	data = malloc(2 * (end - offset));
 	if (!data)
 		return "error 12";

@@ -103,12 +103,12 @@ static int punch(struct cache_object *object, const uint64_t *units, size_t coun
 	bool known = !fstat(object->data_fd, &before);
 
 	for (size_t i = 0; i < count;) {
-		uint64_t at = units[i] * object->unit_bytes;
+		uint64_t at = object_place(object, units[i]);
 		uint64_t end = at + object_unit_bytes(object, units[i]);
 
 		/* Punch neighbouring units in one call. */
 		while (++i < count && units[i] == units[i - 1] + 1)
-			end = units[i] * object->unit_bytes + object_unit_bytes(object, units[i]);
+			end = object_place(object, units[i]) + object_unit_bytes(object, units[i]);
 		if (fallocate(object->data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 			      (off_t)at, (off_t)(end - at)))
 			return -errno;
@@ -218,10 +218,7 @@ uint64_t object_count_units(const struct cache_object *object)
 
 uint64_t object_count_bytes(const struct cache_object *object)
 {
-	uint64_t units = object_count_units(object), bytes = units * object->unit_bytes;
+	uint64_t units = object_count_units(object);
 
-	/* The last unit may be short. */
-	if (units && object_has(object, object->units - 1))
-		bytes -= object->unit_bytes - object_unit_bytes(object, object->units - 1);
-	return bytes;
+	return object_units_bytes(object, units, units && object_has(object, object->units - 1));
 }

@@ -222,12 +222,42 @@ static inline bool object_has(const struct cache_object *object, uint64_t unit)
 	return word >> bit % 64 & 1;
 }
 
+/* Where unit `unit` begins in the file, and the unit that contains byte `at` of it. */
+static inline uint64_t object_place(const struct cache_object *object, uint64_t unit)
+{
+	return unit * object->unit_bytes;
+}
+
+static inline uint64_t object_unit_at(const struct cache_object *object, uint64_t at)
+{
+	return at / object->unit_bytes;
+}
+
 /* How many bytes unit `unit` takes in the file. */
 static inline uint64_t object_unit_bytes(const struct cache_object *object, uint64_t unit)
 {
-	uint64_t rest = cache_data_bytes(object->size) - unit * object->unit_bytes;
+	uint64_t rest = cache_data_bytes(object->size) - object_place(object, unit);
 
 	return rest < object->unit_bytes ? rest : object->unit_bytes;
+}
+
+/* How many bytes of the source it has. */
+static inline uint64_t object_unit_length(const struct cache_object *object, uint64_t unit)
+{
+	uint64_t rest = object->size - object_place(object, unit);
+
+	return rest < object->unit_bytes ? rest : object->unit_bytes;
+}
+
+/* How many bytes `count` units take in the file, of which the last one of all is one, or is not. */
+static inline uint64_t object_units_bytes(const struct cache_object *object, uint64_t count,
+					  bool with_last)
+{
+	uint64_t bytes = count * object->unit_bytes;
+
+	if (with_last)
+		bytes -= object->unit_bytes - object_unit_bytes(object, object->units - 1);
+	return bytes;
 }
 
 /*

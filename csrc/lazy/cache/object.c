@@ -311,7 +311,7 @@ static int begin_put(struct cache_object *object, uint64_t unit, uint64_t *evict
 static int write_with_sums(const struct cache_object *object, uint64_t unit, const uint8_t *data,
 			   uint32_t length)
 {
-	int err = pwrite_full(object->data_fd, data, length, unit * object->unit_bytes);
+	int err = pwrite_full(object->data_fd, data, length, object_place(object, unit));
 
 	return err ? err : sums_write(object, unit, data, length);
 }
@@ -337,13 +337,12 @@ static int write_unit(struct cache_object *object, uint64_t unit, const uint8_t 
 int cache_put(struct cache_object *object, uint64_t unit, const uint8_t *data, uint32_t length)
 {
 	struct cache *cache = object->cache;
-	uint64_t evictions = 0, rest;
+	uint64_t evictions = 0;
 	int err;
 
 	if (unit >= object->units)
 		return -EINVAL;
-	rest = object->size - unit * object->unit_bytes;
-	if (length != (rest < object->unit_bytes ? rest : object->unit_bytes))
+	if (length != object_unit_length(object, unit))
 		return -EINVAL;
 	if (__atomic_load_n(&object->failed, __ATOMIC_RELAXED) || object_is_damaged(object))
 		return -EIO;

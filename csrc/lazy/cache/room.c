@@ -76,17 +76,12 @@ static void add_up(const struct cache_range *range, uint64_t *there, uint64_t *m
 {
 	const struct cache_object *object = range->object;
 	uint64_t count = count_there(object, range->first, range->end);
-	uint64_t last = object->units - 1;
-	uint64_t short_by = object->unit_bytes - object_unit_bytes(object, last);
+	bool with_last = range->end == object->units;
+	bool has_last = with_last && object_has(object, object->units - 1);
 
-	*there += count * object->unit_bytes;
-	*missing += (range->end - range->first - count) * object->unit_bytes;
-	if (range->end <= last)
-		return;
-	if (object_has(object, last))
-		*there -= short_by;
-	else
-		*missing -= short_by;
+	*there += object_units_bytes(object, count, has_last);
+	*missing += object_units_bytes(object, range->end - range->first - count,
+				       with_last && !has_last);
 }
 
 /* The bytes of all pinned contents. The caller holds the directory's lock. */

@@ -63,7 +63,7 @@ int sums_write(const struct cache_object *object, uint64_t unit, const uint8_t *
 	       uint32_t length)
 {
 	le_sum sums[SOURCE_UNIT_MAX_BYTES / BLOCK_BYTES];
-	uint64_t first = unit * object->unit_bytes / BLOCK_BYTES;
+	uint64_t first = object_place(object, unit) / BLOCK_BYTES;
 	unsigned count = 0;
 
 	for (uint32_t at = 0; at < length; at += BLOCK_BYTES) {
@@ -101,7 +101,7 @@ bool cache_verify(const struct cache_object *object, uint64_t offset, const uint
 
 bool sums_match_file(const struct cache_object *object, uint64_t unit)
 {
-	uint64_t at = unit * object->unit_bytes, end = at + object_unit_bytes(object, unit);
+	uint64_t at = object_place(object, unit), end = at + object_unit_bytes(object, unit);
 	uint8_t buffer[CHECK_BYTES];
 
 	while (at < end) {

@@ -78,8 +78,8 @@ static int64_t drop_holes(struct cache_object *object)
 			return -errno;
 		if (at < 0 || at > end)
 			at = end;
-		result = drop_units(object, (uint64_t)hole / object->unit_bytes,
-				    (uint64_t)(at - 1) / object->unit_bytes);
+		result = drop_units(object, object_unit_at(object, (uint64_t)hole),
+				    object_unit_at(object, (uint64_t)(at - 1)));
 		dropped += result;
 	}
 	return result < 0 ? result : dropped;

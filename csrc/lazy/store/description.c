@@ -12,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "lazy/keys.h"
+#include "lazy/layout.h"
 #include "lazy/store/internal.h"
 
 /* Stands for a size that is not known yet; all kinds accept it. */

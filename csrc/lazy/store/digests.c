@@ -13,6 +13,7 @@
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "lazy/keys.h"
+#include "lazy/layout.h"
 #include "lazy/store/internal.h"
 
 static const char root_header[] = "btrfs-ublk units 1\n";

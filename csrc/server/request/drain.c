@@ -17,6 +17,7 @@
 #include "lazy/cache.h"
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
+#include "lazy/layout.h"
 #include "server/request/request.h"
 
 enum {
@@ -135,7 +136,8 @@ static bool is_cached(const struct drain *drain, struct source *source, uint64_t
 
 static int drain_unit(struct drain *drain, struct source *source, uint64_t unit, uint64_t offset)
 {
-	uint32_t length = source_unit_length(source, unit);
+	struct unit_extent extent = unit_extent(source, unit);
+	uint32_t length = extent.length;
 	struct drain_read *read;
 
 	if (is_cached(drain, source, unit)) {
@@ -150,7 +152,7 @@ static int drain_unit(struct drain *drain, struct source *source, uint64_t unit,
 	*read = (struct drain_read){
 		.read = {
 			.source = source,
-			.offset = unit * source->unit_bytes,
+			.offset = extent.offset,
 			.length = length,
 			.data = malloc(length),
 			.deadline_ns = clock_now_ns() + DEADLINE_S * 1000000000ULL,
@@ -182,13 +184,13 @@ static uint64_t drain_mapping(struct drain *drain, const struct mapping *mapping
 		return end;
 	while (at < end && clock_now_ns() < end_ns && !control_call_is_over(drain->request->call)) {
 		uint64_t in_source = at - mapping->offset + mapping->source_offset;
-		uint64_t unit = in_source / source->unit_bytes;
+		uint64_t unit = unit_of(source, in_source);
 
 		if (in_source >= source->size)
 			return end;
 		if (drain_unit(drain, source, unit, at))
 			break;
-		at += (unit + 1) * source->unit_bytes - in_source;
+		at += unit_end_offset(source, unit) - in_source;
 	}
 	return at < end ? at : end;
 }
@@ -222,8 +224,10 @@ static uint64_t count_uncached_of(const struct drain *drain, const struct mappin
 
 	if (end > source->size)
 		end = source->size;
-	for (uint64_t unit = (mapping->source_offset + start) / source->unit_bytes;
-	     unit * source->unit_bytes < end; unit++)
+	if (mapping->source_offset + start >= end)
+		return 0;
+	for (uint64_t unit = unit_of(source, mapping->source_offset + start);
+	     unit <= unit_of(source, end - 1); unit++)
 		count += !is_cached(drain, source, unit);
 	return count;
 }
@@ -281,8 +285,8 @@ static int add_ranges_of(const struct map_request *request, struct cache_ranges 
 		end = mapping->length;
 	start += mapping->source_offset;
 	end += mapping->source_offset;
-	return map_request_add_range(request, ranges, source, start / source->unit_bytes,
-				     (end - 1) / source->unit_bytes + 1);
+	return map_request_add_range(request, ranges, source, unit_of(source, start),
+				     unit_of(source, end - 1) + 1);
 }
 
 static int find_room(struct drain *drain, uint64_t from, uint64_t to)

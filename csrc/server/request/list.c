@@ -8,6 +8,7 @@
 
 #include "lazy/cache.h"
 #include "lazy/keys.h"
+#include "lazy/layout.h"
 #include "server/request/request.h"
 
 enum { PAGE_MAPPINGS = 500, PAGE_SOURCES = 200 };

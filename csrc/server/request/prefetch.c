@@ -23,6 +23,7 @@
 #include "base/size.h"
 #include "lazy/cache.h"
 #include "lazy/keys.h"
+#include "lazy/layout.h"
 #include "lazy/prefetch.h"
 #include "server/request/request.h"
 
@@ -70,8 +71,8 @@ static int append(struct extents *extents, struct source *source, uint64_t offse
 		return 0;
 	if (length > source->size - offset)
 		length = source->size - offset;
-	first = offset / source->unit_bytes;
-	end = (offset + length - 1) / source->unit_bytes + 1;
+	first = unit_of(source, offset);
+	end = unit_of(source, offset + length - 1) + 1;
 	if (last && last->source == source && first >= last->first &&
 	    first <= last->first + last->count) {
 		if (end > last->first + last->count)

@@ -14,6 +14,7 @@
 
 #include "lazy/cache.h"
 #include "lazy/fetcher.h"
+#include "lazy/layout.h"
 #include "lazy/map.h"
 #include "lazy/space.h"
 #include "server/engine.h"
@@ -144,14 +145,9 @@ static bool is_cached(struct lazy_request *request, const struct source *source,
 		      uint32_t length)
 {
 	const struct cache_object *object = cache_object_of(source);
-	uint64_t last = (offset + length - 1) / source->unit_bytes;
 
-	if (!object)
-		return false;
-	/* Zeroes between the end of the source and the end of the block belong to the last unit. */
-	if (last >= source_units(source))
-		last = source_units(source) - 1;
-	if (!cache_lookup(object, offset / source->unit_bytes, last, &request->look))
+	if (!object || !cache_lookup(object, unit_of(source, offset),
+				     unit_of(source, offset + length - 1), &request->look))
 		return false;
 	request->reading = object;
 	return true;
@@ -209,7 +205,7 @@ static const struct mapping *find_mapping(struct lazy_segment *lazy, uint64_t po
 /* For cached ranges, read-ahead needs to know only when a reader passes from unit to unit. */
 static bool ends_unit(const struct source *source, uint64_t offset, uint32_t length)
 {
-	return (offset + length) / source->unit_bytes != offset / source->unit_bytes;
+	return unit_of(source, offset + length) != unit_of(source, offset);
 }
 
 /* Handles what is at io->part.done, up to the end of its mapping or its cached range. */

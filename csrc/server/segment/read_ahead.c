@@ -4,6 +4,7 @@
 #include "base/size.h"
 #include "lazy/cache.h"
 #include "lazy/fetcher.h"
+#include "lazy/layout.h"
 #include "lazy/map.h"
 
 /* Several threads serve one reader, so its reads arrive out of order by up to this much. */
@@ -36,8 +37,7 @@ static bool is_all_cached(const struct source *source, uint64_t start, uint64_t 
 {
 	const struct cache_object *object = cache_object_of(source);
 
-	return object &&
-	       cache_has(object, start / source->unit_bytes, (end - 1) / source->unit_bytes);
+	return object && cache_has(object, unit_of(source, start), unit_of(source, end - 1));
 }
 
 static void ask(struct read_ahead_stream *stream, struct fetcher *fetcher,
@@ -51,7 +51,7 @@ static void ask(struct read_ahead_stream *stream, struct fetcher *fetcher,
 	if (limit > source->size)
 		limit = source->size;
 	/* Fetch whole units. */
-	end = round_up_u64(end, source->unit_bytes);
+	end = unit_end_offset(source, unit_of(source, end - 1));
 	if (end > limit)
 		end = limit;
 	if (start >= end)
