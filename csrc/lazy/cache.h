@@ -13,8 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/error.h"
 #include "base/size.h"
-#include "lazy/error.h"
 #include "lazy/source.h"
 
 struct cache;

@@ -8,7 +8,7 @@
 
 #include <sys/types.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 
 /*
  * Sets the device that this process serves: st_rdev of a block device, or st_dev of a file system

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 
 int keys_take_i64(json_t *keys, const char *key, bool required, int64_t *value,
 		  struct error *error);

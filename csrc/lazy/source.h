@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 
 struct breaker;
 struct fetcher;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 #include "lazy/store.h"
 #include "lazy/trace.h"
 

@@ -11,7 +11,7 @@
 #include <jansson.h>
 #include <stdint.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 #include "lazy/map.h"
 #include "lazy/source.h"
 

@@ -3,7 +3,7 @@
 #ifndef LAZY_MIRROR_AWSCONFIG_H
 #define LAZY_MIRROR_AWSCONFIG_H
 
-#include "lazy/error.h"
+#include "base/error.h"
 
 struct aws_login {
 	char *access_key, *secret_key;

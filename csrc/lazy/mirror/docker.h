@@ -3,7 +3,7 @@
 #ifndef LAZY_MIRROR_DOCKER_H
 #define LAZY_MIRROR_DOCKER_H
 
-#include "lazy/error.h"
+#include "base/error.h"
 
 struct docker_login {
 	char *user, *password; /* NULL: none is known */

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 #include "lazy/mirror/secret.h"
 
 /*

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "base/clock.h"
-#include "lazy/error.h"
+#include "base/error.h"
 #include "lazy/mirror/response.h"
 #include "lazy/mirror/secret.h"
 #include "lazy/source.h"

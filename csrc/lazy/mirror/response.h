@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 #include "lazy/source.h"
 
 #define RESPONSE_UNKNOWN UINT64_MAX

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 
 struct secret {
 	char *text; /* ends in a NUL that `length` does not count; NULL: nothing was read */

@@ -9,7 +9,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
-#include "lazy/error.h"
+#include "base/error.h"
 #include "lazy/mirror/secret.h"
 
 #define TRUST_FOR_NS (300 * 1000000000ull)

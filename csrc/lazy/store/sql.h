@@ -6,7 +6,7 @@
 #include <sqlite3.h>
 #include <stddef.h>
 
-#include "lazy/error.h"
+#include "base/error.h"
 
 static inline void cleanup_finalize(sqlite3_stmt **statement)
 {

@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "lazy/error.h"
+#include "base/error.h"
 #include "lazy/map.h"
 #include "lazy/source.h"
 #include "lazy/space.h"

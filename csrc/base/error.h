@@ -3,8 +3,8 @@
  * An error that is passed to the caller, for a reply or a log: msg_error() would write it to
  * stderr.
  */
-#ifndef LAZY_ERROR_H
-#define LAZY_ERROR_H
+#ifndef BASE_ERROR_H
+#define BASE_ERROR_H
 
 #include <stddef.h>
 

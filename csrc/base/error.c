@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "lazy/error.h"
+#include "base/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>
