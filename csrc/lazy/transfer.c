@@ -2,6 +2,7 @@
 #include "lazy/transfer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -12,16 +13,10 @@
 #include "lazy/fetcher.h"
 
 enum {
-	/* HTTP/1.1 handles one request per connection at a time, and a distant host needs many. */
-	HOST_CONNECTIONS = 64,
 	ALL_CONNECTIONS = 256,
-	IDLE_CONNECTIONS = 64,
 	CONNECT_TIMEOUT_MS = 10000,
-	/* A connection that is slower for LOW_SPEED_S is taken for dead. */
-	LOW_SPEED_BYTES_PER_S = 1 << 10,
-	LOW_SPEED_S = 15,
 	/* A connection on which nothing is acknowledged any more must not be reused. */
-	UNACKNOWLEDGED_MS = LOW_SPEED_S * 1000,
+	UNACKNOWLEDGED_MS = TRANSFER_LOW_SPEED_S * 1000,
 	/*
 	 * Stacks of libcurl's resolver threads, which wait in getaddrinfo(3). The default of 8 MiB
 	 * would be locked for each.
@@ -102,13 +97,24 @@ CURL *transfer_easy(void)
 	curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
 	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
 	curl_easy_setopt(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
-	curl_easy_setopt(easy, CURLOPT_USERAGENT, "btrfs-ublk/" BTRFS_UBLK_VERSION);
+	curl_easy_setopt(easy, CURLOPT_USERAGENT, TRANSFER_USER_AGENT);
 	curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_TIMEOUT_MS);
-	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, (long)LOW_SPEED_BYTES_PER_S);
-	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)LOW_SPEED_S);
+	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, (long)TRANSFER_LOW_SPEED_BYTES_PER_S);
+	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)TRANSFER_LOW_SPEED_S);
 	curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
 	curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, open_socket);
 	return easy;
+}
+
+/* To be called before the handle is removed, which closes its connection. */
+static CURLcode keep_connection(struct transfer *transfer)
+{
+	curl_socket_t fd = CURL_SOCKET_BAD;
+
+	curl_easy_getinfo(transfer->easy, CURLINFO_ACTIVESOCKET, &fd);
+	if (fd != CURL_SOCKET_BAD)
+		transfer->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	return transfer->fd < 0 ? CURLE_COULDNT_CONNECT : CURLE_OK;
 }
 
 static void finish_transfers(struct transfers *transfers)
@@ -124,6 +130,8 @@ static void finish_transfers(struct transfers *transfers)
 			continue;
 		code = message->data.result;
 		curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
+		if (transfer->connects && code == CURLE_OK)
+			code = keep_connection(transfer);
 		/* NB: this frees `message`. */
 		curl_multi_remove_handle(transfers->multi, message->easy_handle);
 		transfer->multi = NULL;
@@ -243,9 +251,9 @@ static void configure(struct transfers *transfers)
 	curl_multi_setopt(multi, CURLMOPT_TIMERFUNCTION, on_timeout_change);
 	curl_multi_setopt(multi, CURLMOPT_TIMERDATA, transfers);
 	curl_multi_setopt(multi, CURLMOPT_PIPELINING, (long)CURLPIPE_MULTIPLEX);
-	curl_multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, (long)HOST_CONNECTIONS);
+	curl_multi_setopt(multi, CURLMOPT_MAX_HOST_CONNECTIONS, (long)TRANSFER_HOST_CONNECTIONS);
 	curl_multi_setopt(multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)ALL_CONNECTIONS);
-	curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, (long)IDLE_CONNECTIONS);
+	curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, (long)TRANSFER_IDLE_CONNECTIONS);
 }
 
 static struct transfers *make_transfers(struct fetcher *fetcher)
@@ -284,6 +292,8 @@ int transfer_start(struct transfer *transfer, struct fetcher *fetcher)
 
 	if (!transfers)
 		return -ENOMEM;
+	transfer->fd = -1;
+	curl_easy_setopt(transfer->easy, CURLOPT_CONNECT_ONLY, transfer->connects ? 1L : 0L);
 	curl_easy_setopt(transfer->easy, CURLOPT_PRIVATE, transfer);
 	if (curl_multi_add_handle(transfers->multi, transfer->easy))
 		return -ENOMEM;

@@ -10,6 +10,17 @@
 #include <curl/curl.h>
 #include <stdbool.h>
 
+#define TRANSFER_USER_AGENT "btrfs-ublk/" BTRFS_UBLK_VERSION
+
+enum {
+	/* HTTP/1.1 handles one request per connection at a time, and a distant host needs many. */
+	TRANSFER_HOST_CONNECTIONS = 64,
+	TRANSFER_IDLE_CONNECTIONS = 64,
+	/* A connection that is slower for TRANSFER_LOW_SPEED_S is taken for dead. */
+	TRANSFER_LOW_SPEED_BYTES_PER_S = 1 << 10,
+	TRANSFER_LOW_SPEED_S = 15,
+};
+
 struct fetcher;
 
 struct transfer {
@@ -20,6 +31,9 @@ struct transfer {
 	 * transfer_start().
 	 */
 	void (*done)(struct transfer *transfer, CURLcode code);
+	/* Only connects (CURLOPT_CONNECT_ONLY), and leaves the connection in `fd`. */
+	bool connects;
+	int fd; /* of the connection, the caller's own; -1: there is none */
 
 	/* Its own. */
 	CURLM *multi; /* NULL: it does not run */

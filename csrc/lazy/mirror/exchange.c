@@ -7,17 +7,32 @@
 #include <string.h>
 
 #include "lazy/fetcher.h"
+#include "lazy/mirror/carrier_curl.h"
 
 enum {
 	REDIRECTS_MAX = 8,
+	TEXT_FIRST_BYTES = 4 << 10,
 	TEXT_MAX_BYTES = 256 << 10,
-	/* How much of an unwanted body is read, which is cheaper than a new connection. */
-	THROW_AWAY_BYTES = 64 << 10,
-	/* NB: the deadline may be UINT64_MAX, which means never. */
-	TIMEOUT_MAX_MS = 3600000,
 };
 
 enum next { NEXT_DONE, NEXT_AGAIN, NEXT_LOGIN };
+
+static const char *first_url(const struct exchange *exchange)
+{
+	return exchange->login && exchange->login->url ? exchange->login->url : exchange->url;
+}
+
+/* The current URL, after redirects. */
+static const char *current_url(const struct exchange *exchange)
+{
+	return exchange->location ? exchange->location : first_url(exchange);
+}
+
+/* Whether that has the origin of the first URL: credentials go nowhere else. */
+static bool is_at_home(const struct exchange *exchange)
+{
+	return !exchange->location || url_same_origin(first_url(exchange), exchange->location);
+}
 
 static void fail(struct exchange *exchange, int err, enum fetch_failure failure, const char *why)
 {
@@ -25,7 +40,7 @@ static void fail(struct exchange *exchange, int err, enum fetch_failure failure,
 
 	exchange->result = err;
 	exchange->failure = failure;
-	error_set_text(&exchange->error, "%s: %s", url_text(exchange_url(exchange), where), why);
+	error_set_text(&exchange->error, "%s: %s", url_text(current_url(exchange), where), why);
 }
 
 static struct response_verdict judge(struct exchange *exchange)
@@ -43,115 +58,118 @@ static void note_progress(struct exchange *exchange)
 		++*exchange->progress;
 }
 
-static size_t on_header(char *line, size_t size, size_t count, void *owner)
+static struct exchange *exchange_of(struct carriage *carriage)
 {
-	struct exchange *exchange = owner;
-
-	note_progress(exchange);
-	response_line(&exchange->response, line, size * count);
-	return size * count;
+	return container_of(carriage, struct exchange, carriage);
 }
 
-static size_t take_text(struct exchange *exchange, const char *data, size_t bytes)
+static void on_line(struct carriage *carriage, const char *line, size_t length)
 {
-	size_t length = exchange->text_length + bytes;
+	struct exchange *exchange = exchange_of(carriage);
+
+	note_progress(exchange);
+	response_line(&exchange->response, line, length);
+}
+
+/* Returns whether there is room for more text, and a NUL. */
+static bool make_text_room(struct exchange *exchange)
+{
+	size_t room = exchange->text_room ? 2 * exchange->text_room : TEXT_FIRST_BYTES;
 	char *longer;
 
-	if (length > TEXT_MAX_BYTES) {
+	if (exchange->text_length < exchange->text_room)
+		return true;
+	if (room > TEXT_MAX_BYTES) {
 		exchange->too_long = true;
-		return 0;
+		return false;
 	}
 	/* Not realloc(), which would leave secrets in freed memory. */
-	longer = malloc(length + 1);
+	longer = calloc(1, room + 1);
 	if (!longer)
-		return 0;
+		return false;
 	if (exchange->text) {
 		memcpy(longer, exchange->text, exchange->text_length);
 		explicit_bzero(exchange->text, exchange->text_length);
 	}
-	memcpy(longer + exchange->text_length, data, bytes);
-	longer[length] = 0;
 	free(exchange->text);
 	exchange->text = longer;
-	exchange->text_length = length;
-	return bytes;
+	exchange->text_room = room;
+	return true;
 }
 
-static size_t on_body(char *data, size_t size, size_t count, void *owner)
+static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 {
-	struct exchange *exchange = owner;
-	size_t bytes = size * count;
+	struct exchange *exchange = exchange_of(carriage);
 
+	(void)room;
 	note_progress(exchange);
 	if (!exchange->judged) {
 		exchange->verdict = judge(exchange);
 		exchange->judged = true;
 	}
-	if (exchange->verdict.err) {
-		exchange->thrown_away += bytes;
-		return exchange->thrown_away > THROW_AWAY_BYTES ? 0 : bytes;
+	if (exchange->verdict.err)
+		return CARRIER_UNWANTED;
+	if (!exchange->wanted.length) {
+		if (!make_text_room(exchange))
+			return 0;
+		parts->iov_base = exchange->text + exchange->text_length;
+		parts->iov_len = exchange->text_room - exchange->text_length;
+		return 1;
 	}
-	if (!exchange->wanted.length)
-		return take_text(exchange, data, bytes);
-	if (bytes > exchange->wanted.length - exchange->received) {
-		exchange->too_long = true;
-		return 0;
-	}
-	memcpy(exchange->data + exchange->received, data, bytes);
-	exchange->received += (uint32_t)bytes;
-	return bytes;
+	exchange->too_long = exchange->received == exchange->wanted.length;
+	parts->iov_base = exchange->data + exchange->received;
+	parts->iov_len = exchange->wanted.length - exchange->received;
+	return !exchange->too_long;
 }
 
-/* Returns 0 or a negative errno, with the response filled in. */
-static int make_easy(struct exchange *exchange)
+static void on_take(struct carriage *carriage, size_t bytes)
 {
-	uint64_t now_ns = clock_now_ns();
-	uint64_t left_ms;
-	CURL *easy;
+	struct exchange *exchange = exchange_of(carriage);
 
-	if (now_ns >= exchange->deadline_ns) {
+	if (exchange->wanted.length)
+		exchange->received += (uint32_t)bytes;
+	else
+		exchange->text_length += bytes;
+}
+
+static void on_over(struct carriage *carriage, CURLcode code);
+
+static const struct carriage_ops carriage_ops = {
+	.line = on_line,
+	.space = on_space,
+	.take = on_take,
+	.over = on_over,
+};
+
+/* Prepares for a response. Returns 0 or a negative errno, with the response filled in. */
+static int set_request(struct exchange *exchange)
+{
+	if (clock_now_ns() >= exchange->deadline_ns) {
 		fail(exchange, -ETIMEDOUT, FETCH_TRANSIENT, "not done in time");
 		return -ETIMEDOUT;
-	}
-	left_ms = (exchange->deadline_ns - now_ns) / 1000000 + 1;
-	easy = transfer_easy();
-	exchange->transfer.easy = easy;
-	if (!easy) {
-		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a transfer");
-		return -ENOMEM;
 	}
 	response_reset(&exchange->response);
 	exchange->verdict = (struct response_verdict){};
 	exchange->reason = (struct error){};
 	exchange->judged = exchange->too_long = false;
 	exchange->received = 0;
-	exchange->thrown_away = 0;
-	exchange->curl_text[0] = 0;
 	exchange_clear(exchange);
-	curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, exchange->curl_text);
-	curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header);
-	curl_easy_setopt(easy, CURLOPT_HEADERDATA, exchange);
-	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_body);
-	curl_easy_setopt(easy, CURLOPT_WRITEDATA, exchange);
-	curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS,
-			 (long)(left_ms < TIMEOUT_MAX_MS ? left_ms : TIMEOUT_MAX_MS));
-	if (exchange_set_request(exchange, easy)) {
-		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
-		return -ENOMEM;
-	}
+	free(exchange->carriage.redirect);
+	exchange->carriage = (struct carriage){
+		.ops = &carriage_ops,
+		.remote = exchange->remote,
+		.login = exchange->login,
+		.url = current_url(exchange),
+		.if_range = exchange->if_range,
+		.accept = exchange->accept,
+		.form = exchange->form,
+		.offset = exchange->wanted.offset,
+		.length = exchange->wanted.length,
+		.deadline_ns = exchange->deadline_ns,
+		.home = is_at_home(exchange),
+		.fresh = exchange->fresh,
+	};
 	return 0;
-}
-
-static void free_easy(struct exchange *exchange)
-{
-	struct curl_slist *header = exchange->headers;
-
-	curl_easy_cleanup(exchange->transfer.easy);
-	exchange->transfer.easy = NULL;
-	for (; header; header = header->next)
-		explicit_bzero(header->data, strlen(header->data));
-	curl_slist_free_all(exchange->headers);
-	exchange->headers = NULL;
 }
 
 static bool is_redirect(unsigned status)
@@ -167,10 +185,9 @@ static enum next wrong_redirect(struct exchange *exchange, int err, const char *
 
 static enum next follow(struct exchange *exchange)
 {
+	const char *to = exchange->carriage.redirect;
 	struct error unused = {};
-	char *to = NULL;
 
-	curl_easy_getinfo(exchange->transfer.easy, CURLINFO_REDIRECT_URL, &to);
 	if (!to)
 		return wrong_redirect(exchange, -EPROTO, "redirects without saying where to");
 	if (++exchange->redirects > REDIRECTS_MAX)
@@ -180,15 +197,11 @@ static enum next follow(struct exchange *exchange)
 	if (url_check(to, "Location", &unused))
 		return wrong_redirect(exchange, -EPROTO,
 				      "redirects to what is no http or https URL, or has a user");
-	if (url_is_https(exchange_url(exchange)) && !url_is_https(to))
+	if (url_is_https(current_url(exchange)) && !url_is_https(to))
 		return wrong_redirect(exchange, -EPROTO, "redirects from https to http");
-	to = strdup(to);
-	if (!to) {
-		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a redirect");
-		return NEXT_DONE;
-	}
 	free(exchange->location);
-	exchange->location = to;
+	exchange->location = exchange->carriage.redirect;
+	exchange->carriage.redirect = NULL;
 	return NEXT_AGAIN;
 }
 
@@ -237,24 +250,19 @@ static void fail_transfer(struct exchange *exchange, CURLcode code)
 	}
 	exchange->cut = true;
 	exchange->code = code;
-	curl_easy_getinfo(exchange->transfer.easy, CURLINFO_SSL_VERIFYRESULT, &exchange->verify);
+	exchange->verify = exchange->carriage.verify;
 	failure = failure_of(code, &err);
 	fail(exchange, err, failure,
-	     exchange->curl_text[0] ? exchange->curl_text : curl_easy_strerror(code));
+	     exchange->carriage.text[0] ? exchange->carriage.text : curl_easy_strerror(code));
 }
 
 static void fail_verdict(struct exchange *exchange)
 {
-	curl_off_t retry_after_s = 0;
+	uint32_t retry_after_s = exchange->response.retry_after_s;
 
-	curl_easy_getinfo(exchange->transfer.easy, CURLINFO_RETRY_AFTER, &retry_after_s);
-	if (retry_after_s > 0) {
-		if (exchange->response.status == 503)
-			exchange->verdict.failure = FETCH_BUSY;
-		/* Believe at most a day, in ms. */
-		exchange->retry_after_ms =
-			(uint32_t)(retry_after_s < 86400 ? retry_after_s : 86400) * 1000;
-	}
+	if (retry_after_s && exchange->response.status == 503)
+		exchange->verdict.failure = FETCH_BUSY;
+	exchange->retry_after_ms = retry_after_s * 1000;
 	fail(exchange, exchange->verdict.err, exchange->verdict.failure, exchange->reason.text);
 }
 
@@ -262,7 +270,7 @@ static bool wants_new_login(struct exchange *exchange)
 {
 	struct remote *remote = exchange->remote;
 
-	if (exchange->own_login || exchange->renewed || !exchange_at_home(exchange) ||
+	if (exchange->own_login || exchange->renewed || !is_at_home(exchange) ||
 	    !remote->ops->refused || !remote->ops->refused(remote, &exchange->response))
 		return false;
 	exchange->renewed = true;
@@ -272,7 +280,7 @@ static bool wants_new_login(struct exchange *exchange)
 /* To be called when a transfer is over. */
 static enum next conclude(struct exchange *exchange, CURLcode code)
 {
-	/* on_body() has stopped it, for a reason that is more precise than libcurl's. */
+	/* on_space() has stopped it, for a reason that is more precise than libcurl's. */
 	bool refused = exchange->judged && exchange->verdict.err;
 
 	if (code != CURLE_OK && !(code == CURLE_WRITE_ERROR && refused)) {
@@ -306,25 +314,25 @@ static void give_login_back(struct exchange *exchange)
 
 static void finish(struct exchange *exchange)
 {
-	free_easy(exchange);
 	give_login_back(exchange);
+	free(exchange->carriage.redirect);
 	free(exchange->url);
 	secret_free(exchange->form);
 	free(exchange->location);
+	exchange->carriage.redirect = NULL;
 	exchange->url = exchange->form = exchange->location = NULL;
 	if (exchange->done)
 		exchange->done(exchange);
 }
 
-static void on_transfer(struct transfer *transfer, CURLcode code);
-
 static void begin(struct exchange *exchange)
 {
-	exchange->transfer.done = on_transfer;
-	if (!make_easy(exchange)) {
-		if (!transfer_start(&exchange->transfer, exchange->fetcher))
+	if (!set_request(exchange)) {
+		exchange->carrier = &carrier_curl;
+		if (!exchange->carrier->start(&exchange->carriage, exchange->fetcher))
 			return;
-		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a transfer");
+		exchange->carrier = NULL;
+		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
 	}
 	finish(exchange);
 }
@@ -348,17 +356,16 @@ static void find_login(struct exchange *exchange)
 		login_wait(exchange);
 }
 
-static void on_transfer(struct transfer *transfer, CURLcode code)
+static void on_over(struct carriage *carriage, CURLcode code)
 {
-	struct exchange *exchange = container_of(transfer, struct exchange, transfer);
-	enum next next = conclude(exchange, code);
+	struct exchange *exchange = exchange_of(carriage);
+	enum next next;
 
+	exchange->carrier = NULL;
+	next = conclude(exchange, code);
 	if (next == NEXT_DONE) {
 		finish(exchange);
-		return;
-	}
-	free_easy(exchange);
-	if (next == NEXT_LOGIN) {
+	} else if (next == NEXT_LOGIN) {
 		forget_login(exchange);
 		find_login(exchange);
 	} else {
@@ -420,12 +427,9 @@ static void run(struct exchange *exchange)
 	while (next != NEXT_DONE) {
 		if (next == NEXT_LOGIN && !exchange->login)
 			exchange->login = login_current(exchange->remote);
-		if ((!exchange->login && make_login(exchange)) || make_easy(exchange))
+		if ((!exchange->login && make_login(exchange)) || set_request(exchange))
 			break;
-		next = conclude(exchange, curl_easy_perform(exchange->transfer.easy));
-		if (next == NEXT_DONE)
-			break;
-		free_easy(exchange);
+		next = conclude(exchange, carrier_curl_perform(&exchange->carriage));
 		if (next == NEXT_LOGIN)
 			forget_login(exchange);
 	}
@@ -446,7 +450,8 @@ void exchange_cancel(struct exchange *exchange)
 	if (exchange->waiting)
 		login_wait_no_more(exchange);
 	else
-		transfer_stop(&exchange->transfer);
+		exchange->carrier->stop(&exchange->carriage);
+	exchange->carrier = NULL;
 	exchange->cut = true;
 	fail(exchange, -ECANCELED, FETCH_TRANSIENT,
 	     "given up, because nothing has arrived for a while");
@@ -459,5 +464,5 @@ void exchange_clear(struct exchange *exchange)
 		explicit_bzero(exchange->text, exchange->text_length);
 	free(exchange->text);
 	exchange->text = NULL;
-	exchange->text_length = 0;
+	exchange->text_length = exchange->text_room = 0;
 }

@@ -10,10 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lazy/mirror/carrier.h"
 #include "lazy/mirror/remote.h"
 #include "lazy/mirror/response.h"
 #include "lazy/source.h"
-#include "lazy/transfer.h"
 
 struct exchange {
 	/* Set by the caller, zeroed otherwise. What these point to must stay until done(). */
@@ -44,15 +44,14 @@ struct exchange {
 	size_t text_length;
 
 	/* Internal. */
-	struct transfer transfer;
+	struct carriage carriage;
+	const struct carrier *carrier; /* NULL: none has the request */
 	struct exchange *next_waiting;
 	char *location; /* the target of a redirect */
-	struct curl_slist *headers;
 	struct response_verdict verdict;
 	struct error reason;
-	char curl_text[CURL_ERROR_SIZE];
-	size_t thrown_away; /* bytes of an unwanted body */
-	uint32_t received;  /* bytes of the range */
+	size_t text_room;
+	uint32_t received; /* bytes of the range */
 	unsigned redirects;
 	bool own_login, judged, waiting, renewed, too_long;
 };
@@ -63,13 +62,6 @@ void exchange_start(struct exchange *exchange);
 void exchange_cancel(struct exchange *exchange);
 /* Frees the response. */
 void exchange_clear(struct exchange *exchange);
-
-/* exchange_request.c: the current URL, after redirects. */
-const char *exchange_url(const struct exchange *exchange);
-/* Whether that has the origin of the first URL: credentials go nowhere else. */
-bool exchange_at_home(const struct exchange *exchange);
-/* Sets the address, range, form, headers and credentials. Returns 0 or -ENOMEM. */
-int exchange_set_request(struct exchange *exchange, CURL *easy);
 
 /* login.c calls one of these when the login is ready, or has failed. */
 void exchange_login_ready(struct exchange *exchange, struct login *login);

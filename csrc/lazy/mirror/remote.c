@@ -182,6 +182,7 @@ static int read_files(struct remote *remote, struct login *login, struct error *
 
 int login_read(struct remote *remote, struct login **login, struct error *error)
 {
+	static uint64_t logins;
 	struct login *made = calloc(1, sizeof(*made));
 	int err;
 
@@ -189,6 +190,7 @@ int login_read(struct remote *remote, struct login **login, struct error *error)
 		return error_set(error, -ENOMEM, "no memory for a login");
 	/* This also reads files, so it must not happen later on the fetcher's thread. */
 	transfer_init();
+	made->number = __atomic_add_fetch(&logins, 1, __ATOMIC_RELAXED);
 	made->references = 1;
 	made->until_ns =
 		clock_now_ns() + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;

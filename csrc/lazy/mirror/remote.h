@@ -28,6 +28,7 @@ enum { REMOTE_TEXT_BYTES = 512 /* fits the scheme, host, port and path of a URL,
 
 /* What is sent with a request. Once it is complete, only the fields under the lock change. */
 struct login {
+	uint64_t number;		    /* no other login of this process has the same */
 	struct secret ca, certificate, key; /* PEM */
 	struct x509_store_st
 		*trusted;	    /* the system's certificates if there is no `ca`; see trust.h */

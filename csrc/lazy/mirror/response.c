@@ -2,12 +2,17 @@
 #include "lazy/mirror/response.h"
 
 #include <ctype.h>
+#include <curl/curl.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
-enum { LINE_BYTES = 4096 /* longer lines are ignored */ };
+enum {
+	LINE_BYTES = 4096, /* longer lines are ignored */
+	RETRY_AFTER_MAX_S = 86400,
+};
 
 void response_reset(struct response *response)
 {
@@ -97,6 +102,21 @@ static void take_challenge(struct response *response, const char *value)
 		response->basic = true;
 }
 
+/* Takes seconds, or a date. */
+static void take_retry_after(struct response *response, const char *value)
+{
+	const char *end;
+	uint64_t wait_s = 0;
+	time_t at_s;
+
+	end = parse_number(value, &wait_s);
+	if (!end || *end) {
+		at_s = curl_getdate(value, NULL);
+		wait_s = at_s > time(NULL) ? (uint64_t)(at_s - time(NULL)) : 0;
+	}
+	response->retry_after_s = wait_s < RETRY_AFTER_MAX_S ? (uint32_t)wait_s : RETRY_AFTER_MAX_S;
+}
+
 static void take_header(struct response *response, const char *name, const char *value)
 {
 	uint64_t number;
@@ -118,6 +138,8 @@ static void take_header(struct response *response, const char *name, const char 
 		take_text(response->last_modified, sizeof(response->last_modified), value);
 	} else if (!strcasecmp(name, "www-authenticate")) {
 		take_challenge(response, value);
+	} else if (!strcasecmp(name, "retry-after")) {
+		take_retry_after(response, value);
 	}
 }
 

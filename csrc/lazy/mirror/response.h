@@ -26,6 +26,7 @@ struct response {
 	char last_modified[64]; /* as sent */
 	char bearer[1000];	/* the Bearer challenge of WWW-Authenticate */
 	bool basic;		/* there is a Basic challenge */
+	uint32_t retry_after_s; /* 0: the server did not say; at most a day */
 };
 
 /* To be called before the first line. */

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * All requests by libcurl. Its handles are kept for a while, set up for the requests of a login to
+ * a URL, so that the next such request sets only its range and its deadline.
+ */
+#ifndef LAZY_MIRROR_CARRIER_CURL_H
+#define LAZY_MIRROR_CARRIER_CURL_H
+
+#include "lazy/mirror/carrier.h"
+
+extern const struct carrier carrier_curl;
+
+/*
+ * Carries a request on a worker, and returns when it is over, without calling ops->over(). NB: the
+ * response is filled in as for that.
+ */
+CURLcode carrier_curl_perform(struct carriage *carriage);
+
+#endif
