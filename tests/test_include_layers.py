@@ -11,7 +11,7 @@ CSRC = Path(__file__).parent.parent / "csrc"
 LAYERS = [
     {"base"},
     {"btrfs", "lazy", "physmap"},
-    {"server"},
+    {"image", "server"},
     {"tools", "bench", "tests"},
 ]
 

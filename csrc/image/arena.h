@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Bytes that are added and stay where they are, up to 4 GiB of them. Places are 32 bits; no place
+ * is 0.
+ */
+#ifndef IMAGE_ARENA_H
+#define IMAGE_ARENA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+	ARENA_SHIFT = 20,
+	ARENA_PIECE_BYTES_MAX = 1 << ARENA_SHIFT, /* that one call can add */
+};
+
+struct arena {
+	char **chunks;
+	uint32_t chunk_count;
+	uint32_t used_bytes; /* of the last chunk */
+};
+
+static inline void *arena_at(const struct arena *arena, uint32_t place)
+{
+	return arena->chunks[place >> ARENA_SHIFT] + (place & (ARENA_PIECE_BYTES_MAX - 1));
+}
+
+/* Returns the place of `bytes` that are to be filled, or 0: no memory, or none of the 4 GiB. */
+uint32_t arena_add(struct arena *arena, size_t bytes);
+void arena_deinit(struct arena *arena);
+
+#endif
