@@ -29,9 +29,25 @@ _IOC_FS_INFO = 0x8400941F
 _IOC_SUBVOL_CREATE = 0x5000940E
 _IOC_DEFAULT_SUBVOL = 0x40089413
 _IOC_TREE_SEARCH = 0xD0009411
+_IOC_SYNC = 0x9408
+_IOC_INO_LOOKUP = 0xD0009412
+_IOC_QUOTA_CTL = 0xC0109428
+_IOC_SNAP_CREATE = 0x50009417
+_IOC_SNAP_DESTROY = 0x5000940F
+_IOC_SUBVOL_GETFLAGS = 0x80089419
+_IOC_SUBVOL_SETFLAGS = 0x4008941A
 
 #: struct btrfs_ioctl_vol_args: fd, name.
 _VOL_ARGS = struct.Struct("=q4088s")
+#: struct btrfs_ioctl_vol_args_v2: fd, transaction, flags, 32 unused bytes, name.
+_VOL_ARGS_V2 = struct.Struct("=qQQ32x4040s")
+#: BTRFS_SUBVOL_RDONLY
+_READ_ONLY = 1 << 1
+#: struct btrfs_ioctl_ino_lookup_args: tree, object id, name.
+_INO_LOOKUP = struct.Struct("=QQ4080x")
+#: struct btrfs_ioctl_quota_ctl_args: command, status.
+_QUOTA_CTL = struct.Struct("=QQ")
+_ENABLE_SIMPLE_QUOTA = 4
 #: struct btrfs_ioctl_fs_info_args begins: max_id, num_devices, fsid; 1024 bytes in all.
 _FS_INFO = struct.Struct("=QQ16s")
 _FS_INFO_BYTES = 1024
@@ -49,6 +65,10 @@ _FOUND = struct.Struct("=QQQII")
 #: struct btrfs_inode_item begins: generation.
 _INODE_ITEM_KEY = 1
 _GENERATION = struct.Struct("<Q")
+_QUOTA_TREE = 8
+_QGROUP_INFO_KEY = 242
+#: struct btrfs_qgroup_info_item begins: generation, bytes that are charged.
+_QGROUP_INFO = struct.Struct("<QQ")
 #: struct file_handle, and in it struct btrfs_fid without a parent: object id, tree,
 #: generation (fs/btrfs/export.h).
 _HANDLE = struct.Struct("=Ii")
@@ -57,6 +77,8 @@ _FILEID_BTRFS_WITHOUT_PARENT = 0x4D
 
 #: BTRFS_FS_TREE_OBJECTID: the subvolume that all others are in.
 TOP_LEVEL = 5
+#: BTRFS_FIRST_FREE_OBJECTID: the inode number of each subvolume's top directory.
+_TOP_INODE = 256
 #: The helper commits about four transactions, and each waits for the disk.
 _ADD_DEVICE_TIMEOUT_S = 600.0
 _EXIT_FAILED = 1
@@ -169,6 +191,73 @@ def create_subvolume(directory: Path, name: str) -> Path:
     return path
 
 
+def create_snapshot(
+    subvolume: Path, directory: Path, name: str, *, read_only: bool = False
+) -> Path:
+    """Make a snapshot of a subvolume in a directory of the same file system; it is
+    writable unless ``read_only``. Raises BtrfsUblkError."""
+    path = directory / name
+    what = f"cannot make {path}, a snapshot of {subvolume}"
+    try:
+        with deferred():
+            source = os.open(subvolume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                flags = _READ_ONLY if read_only else 0
+                argument = _VOL_ARGS_V2.pack(source, 0, flags, os.fsencode(name))
+                _ioctl(directory, _IOC_SNAP_CREATE, argument, what=what)
+            finally:
+                os.close(source)
+    except OSError as error:
+        raise BtrfsUblkError(f"{what}: {error.strerror}") from error
+    return path
+
+
+def delete_subvolume(path: Path) -> None:
+    """Delete a subvolume with all that is in it, but no other subvolume. The kernel
+    frees the space later. Raises BtrfsUblkError, also while it is mounted here."""
+    argument = _VOL_ARGS.pack(0, os.fsencode(path.name))
+    _ioctl(path.parent, _IOC_SNAP_DESTROY, argument, what=f"cannot delete {path}")
+
+
+def set_read_only(subvolume: Path, read_only: bool = True) -> None:
+    """Let nobody write to a subvolume, or let all again. Raises BtrfsUblkError."""
+    what = f"cannot change {subvolume}"
+    answer = _ioctl(subvolume, _IOC_SUBVOL_GETFLAGS, bytes(8), what=what)
+    flags = struct.unpack("=Q", answer)[0] & ~_READ_ONLY
+    argument = struct.pack("=Q", flags | (_READ_ONLY if read_only else 0))
+    _ioctl(subvolume, _IOC_SUBVOL_SETFLAGS, argument, what=what)
+
+
+def subvolume_id(path: Path) -> int:
+    """Return the id of the subvolume that holds ``path``. Raises BtrfsUblkError."""
+    asked = _INO_LOOKUP.pack(0, _TOP_INODE)
+    what = f"{path} is in no subvolume"
+    number: int = _INO_LOOKUP.unpack(_ioctl(path, _IOC_INO_LOOKUP, asked, what=what))[0]
+    return number
+
+
+def commit_transaction(target: Path) -> None:
+    """Wait until all that was done to a file system lies on its disk. Raises
+    BtrfsUblkError."""
+    _ioctl(target, _IOC_SYNC, b"", what=f"cannot sync the btrfs at {target}")
+
+
+def enable_simple_quota(target: Path) -> None:
+    """Charge each subvolume of a file system for what is written in it, from now on.
+    It takes Linux 6.7. Raises BtrfsUblkError, not if that is so already."""
+    what = f"cannot enable simple quotas of the btrfs at {target}"
+    _ioctl(target, _IOC_QUOTA_CTL, _QUOTA_CTL.pack(_ENABLE_SIMPLE_QUOTA, 0), what=what)
+
+
+def charged_bytes(target: Path, subvolume: int) -> int:
+    """Return what a subvolume is charged for, as of the last transaction; it takes the
+    same time for all sizes. Raises BtrfsUblkError, also without quotas."""
+    what = f"subvolume {subvolume} of the btrfs at {target} has no quota"
+    item = _find_item(target, _QUOTA_TREE, 0, _QGROUP_INFO_KEY, subvolume, what=what)
+    number: int = _QGROUP_INFO.unpack_from(item)[1]
+    return number
+
+
 def set_default_subvolume(subvolume: Path) -> None:
     """Make mounts that name no subvolume show this one. Raises BtrfsUblkError."""
     zero = struct.pack("=Q", 0)  # 0 means the subvolume of the descriptor.
@@ -223,14 +312,23 @@ def _open_by_handle(target: Path, handle: bytes) -> int:
 
 def _generation(target: Path, inode: int, subvolume: int, *, what: str) -> int:
     """Return what tells an inode from earlier ones of the same number."""
+    item = _find_item(target, subvolume, inode, _INODE_ITEM_KEY, 0, what=what)
+    generation: int = _GENERATION.unpack_from(item)[0]
+    return generation
+
+
+def _find_item(
+    target: Path, tree: int, objectid: int, kind: int, offset: int, *, what: str
+) -> bytes:
+    """Return the item of a key, and more bytes behind it."""
     every = 2**64 - 1
-    key = _INODE_ITEM_KEY
-    search = _SEARCH.pack(subvolume, inode, inode, 0, every, 0, every, key, key, 1)
+    search = _SEARCH.pack(
+        tree, objectid, objectid, offset, offset, 0, every, kind, kind, 1
+    )
     found = _ioctl(
         target, _IOC_TREE_SEARCH, search.ljust(_SEARCH_BYTES, b"\0"), what=what
     )
     count: int = _SEARCH.unpack_from(found)[-1]
     if not count:
         raise BtrfsUblkError(f"{what}: there is none")
-    generation: int = _GENERATION.unpack_from(found, _SEARCH.size + _FOUND.size)[0]
-    return generation
+    return found[_SEARCH.size + _FOUND.size :]
