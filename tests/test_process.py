@@ -249,6 +249,44 @@ def test_who_uses_a_directory_is_found(tmp_path: Path) -> None:
     assert "working directory" in users[process.pid] and "sleep" in users[process.pid]
 
 
+_COUNTING = """
+import os, sys
+from collections import Counter
+from pathlib import Path
+
+from btrfs_ublk.kernel.users import pids_using
+
+read = Counter()
+
+def count(event, details):
+    if event in ("open", "os.listdir") and str(details[0]).startswith("/proc/"):
+        read[str(details[0])] += 1
+
+sys.addaudithook(count)
+print(*pids_using(*map(Path, sys.argv[1:])))
+print(*(each for each in read if not each.endswith("/fd")))
+print(max(read.values()))
+"""
+
+
+def test_looking_for_users_reads_little_of_other_processes(tmp_path: Path) -> None:
+    """With many volumes, there are thousands of processes, and all are looked at."""
+    places = [tmp_path / "one", tmp_path / "other"]
+    for place in places:
+        place.mkdir()
+    with subprocess.Popen(["sleep", "60"], cwd=places[1]) as process:
+        words = [sys.executable, "-c", _COUNTING, *places]
+        lines = run(words, timeout_s=60).stdout.splitlines()
+        process.kill()
+    assert lines[0] == str(process.pid)
+    # Of all others, only the names of their open files are listed, once.
+    assert set(lines[1].split()) == {
+        "/proc/self/mountinfo",
+        f"/proc/{process.pid}/comm",
+    }
+    assert lines[2] == "1"
+
+
 @pytest.mark.native
 def test_who_has_open_what_no_path_leads_to(sparse_path: Path) -> None:
     """As the virtual file of a volume: it keeps the mount busy all the same."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.users import links_of, pids
 
 _RETRY_S = 0.02
 #: Commands hold the lock only while they make or remove directories, which is short.
@@ -100,12 +101,10 @@ def holder_of(path: Path) -> ProcessIdentity:
     NB: /proc/locks shows who took the lock, not who inherited it.
     """
     if is_locked(path):
-        for directory in Path("/proc").glob("[0-9]*"):
-            pid = int(directory.name)
-            with suppress(OSError):  # it may end while we look
-                for link in (directory / "fd").iterdir():
-                    if pid != os.getpid() and os.readlink(link) == str(path):
-                        return ProcessIdentity.of(pid)
+        for pid in pids():
+            if pid != os.getpid() and any(x == str(path) for _, x in links_of(pid)):
+                with suppress(ProcessLookupError):  # It has ended meanwhile.
+                    return ProcessIdentity.of(pid)
     raise ProcessLookupError(f"nobody holds {path}")
 
 

@@ -15,6 +15,7 @@ from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import LeftoverError, UsageError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.users import command_of, links_of, pids
 
 # linux/fs.h
 _BLKROGET = 0x125E
@@ -171,17 +172,12 @@ def wait_until_unused(path: Path, *, timeout_s: float) -> list[str]:
 
 def openers(path: Path) -> list[str]:
     """Return texts on the processes that have the device's node open, as far as we may
-    look. Those that opened it by another name are not found. NB: this reads only the
-    names of open files, because stat(2) may wait for a file system."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it may end while we look
-            for link in (directory / "fd").iterdir():
-                if os.readlink(link) == str(path):
-                    name = (directory / "comm").read_text().strip()
-                    found.append(f"opened by process {directory.name} ({name})")
-                    break
-    return found
+    look. Those that opened it by another name are not found."""
+    return [
+        f"opened by process {pid} ({command_of(pid)})"
+        for pid in pids()
+        if any(what == str(path) for _, what in links_of(pid))
+    ]
 
 
 def _device_text(path: Path) -> str:

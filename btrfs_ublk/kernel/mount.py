@@ -17,7 +17,7 @@ from btrfs_ublk.base.process import readable, run
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
 from btrfs_ublk.kernel.mountinfo import MountInfo, read_mountinfo
-from btrfs_ublk.kernel.users import pids_using
+from btrfs_ublk.kernel.users import pids, pids_using
 
 _KIND = "mount"
 #: linux/mount.h
@@ -163,10 +163,10 @@ def _holder_of(namespace: str) -> str | None:
 
     NB: another namespace may have its number now: then the entry is kept for longer.
     """
-    for link in Path("/proc").glob("[0-9]*/ns/mnt"):
+    for pid in pids():
         with suppress(OSError):  # it ended, or we may not look
-            if os.readlink(link) == namespace:
-                return f"pid {link.parent.parent.name} is in it"
+            if os.readlink(f"/proc/{pid}/ns/mnt") == namespace:
+                return f"pid {pid} is in it"
     # unshare --mount=FILE binds it to a file; nsfs shows its number as the root.
     text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     return f"{namespace} is bound to a file" if f" {namespace} " in text else None

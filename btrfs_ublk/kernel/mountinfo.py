@@ -60,26 +60,28 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
 
 def read_mountinfo(process: int | str = "self") -> list[MountInfo]:
     """Return the mounts that this process, or one of that id, sees. Raises OSError."""
+    return parse_mountinfo(_read_text(process))
+
+
+def _read_text(process: int | str) -> str:
     # NB: paths may have bytes that are not UTF-8; surrogates preserve them.
-    return parse_mountinfo(
-        Path(f"/proc/{process}/mountinfo").read_text(errors="surrogateescape")
-    )
+    return Path(f"/proc/{process}/mountinfo").read_text(errors="surrogateescape")
 
 
-def mounts_elsewhere() -> Iterator[tuple[int, list[MountInfo]]]:
-    """Yield, for each other mount namespace, a process in it and the mounts it sees.
+def texts_elsewhere() -> Iterator[tuple[int, str]]:
+    """Yield, for each other mount namespace, a process in it and the mounts it sees,
+    for parse_mountinfo().
 
     Namespaces that this process may not look into are left out.
     """
     seen = {os.readlink("/proc/self/ns/mnt")}
-    for link in Path("/proc").glob("[0-9]*/ns/mnt"):
-        pid = int(link.parts[2])
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it ended, or we may not look
-            namespace = os.readlink(link)
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
             if namespace not in seen:
-                mounts = read_mountinfo(pid)
+                text = _read_text(pid)
                 seen.add(namespace)
-                yield pid, mounts
+                yield int(pid), text
 
 
 def mounts_at_or_below(directory: Path) -> list[MountInfo]:

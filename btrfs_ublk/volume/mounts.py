@@ -11,10 +11,11 @@ from uuid import UUID
 from btrfs_ublk import kernel as resources
 from btrfs_ublk.kernel.mountinfo import (
     MountInfo,
-    mounts_elsewhere,
+    parse_mountinfo,
     read_mountinfo,
+    texts_elsewhere,
 )
-from btrfs_ublk.kernel.users import pids_using
+from btrfs_ublk.kernel.users import command_of, pids_using
 
 _BTRFS = Path("/sys/fs/btrfs")
 
@@ -41,7 +42,10 @@ def users_elsewhere(fsid: UUID) -> list[str]:
     NB: unmounting below a shared mount also unmounts below all mounts of its peer group
     and their slaves, and nowhere else (mount_namespaces(7)).
     """
-    names, elsewhere = _device_names(fsid), dict(mounts_elsewhere())
+    names, texts = _device_names(fsid), dict(texts_elsewhere())
+    if not any(f" /dev/{name} " in text for name in names for text in texts.values()):
+        return []  # With many namespaces, parsing all of their mounts takes long.
+    elsewhere = {pid: parse_mountinfo(text) for pid, text in texts.items()}
     groups: set[str] = set()
     places = set()
     for mount, parent in _with_parents(read_mountinfo(), names):
@@ -68,7 +72,7 @@ def users_elsewhere(fsid: UUID) -> list[str]:
                 and _place(mount, parent) in places
             )
             if not follows:
-                users.append(f"pid {pid} ({_command(pid)}) at {mount.target}")
+                users.append(f"pid {pid} ({command_of(pid)}) at {mount.target}")
                 break
     return users
 
@@ -83,8 +87,8 @@ def wait_for_openers(fsid: UUID, *, timeout_s: float) -> list[str]:
     loops = [name for name in _device_names(fsid) if name.startswith("loop")]
 
     def are_free() -> bool:
-        users = [user for x in loops for user in pids_using(Path("/dev", x)).items()]
-        found[:] = (who for pid, who in users if pid != os.getpid())
+        users = pids_using(*(Path("/dev", name) for name in loops))
+        found[:] = (who for pid, who in users.items() if pid != os.getpid())
         return not found
 
     with suppress(TimeoutError):
@@ -127,13 +131,6 @@ def _place(mount: MountInfo, parent: MountInfo) -> tuple[str, Path]:
     """Return where it is mounted: a file system, and a directory in it."""
     below = os.path.relpath(mount.target, parent.target)
     return parent.device, parent.root / below
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return "has ended"
 
 
 def is_read_only(target: Path) -> bool:
