@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 from conftest import Need
 
-from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
+from btrfs_ublk.base.capabilities import BTRFS_PROGS, Helper
 from btrfs_ublk.base.helpers import MAKE_FILES, MAP_PHYSICAL, MKSEED
-from btrfs_ublk.bench import clone, seed, small_files
+from btrfs_ublk.bench import clone, seed
 from btrfs_ublk.bench.clone import Case
 from btrfs_ublk.bench.files import PlannedFile
 from btrfs_ublk.bench.options import SeedSize
@@ -74,21 +74,6 @@ class TestClone:
         for name in ("sync_s", "unmount_s", "mount_s", "check_s"):
             assert 0 < result[name] < 60
 
-    def test_its_command(self, sparse_path: Path) -> None:
-        document = invoke(
-            clone.command,
-            *("--clones", "100", "--virtual-data-size", "1G", "--no-check"),
-            *("--processes", "1", "--processes", "2", "--pattern", "random"),
-            *("--sources=own", "--sources=shared", "--verify", "0", "--repeats", "2"),
-            *("--parent", sparse_path),
-        )
-        cases = [(each["processes"], each["sources"]) for each in document["results"]]
-        # One process has nobody to share with.
-        assert cases == [(1, "shared"), (2, "own"), (2, "shared")] * 2
-        rates, parts, costs = tables_of(document)
-        assert all(row[7].endswith(" of 2") for row in rates.rows)
-        assert len(parts.rows) == len(costs.rows) == 3
-
     def test_wrong_clones_are_found(self, sparse_path: Path) -> None:
         good = PlannedFile(0, GIB // 2, 5 * BLOCK - 7)
         with (
@@ -124,38 +109,6 @@ class TestClone:
 
 
 @pytest.mark.native
-class TestSmallFiles:
-    def test_its_command(self, need: Need, sparse_path: Path) -> None:
-        need(MKFS_BTRFS)
-        document = invoke(
-            small_files.command,
-            *("--files", "300", "--fsync-files", "20", "--repeats", "1"),
-            *("--seed", "1G", "--seed", "4T:4G", "--writable-size", "8G"),
-            *("--processes", "2", "--parent", sparse_path),
-        )
-        results = document["results"]
-        assert [(each["chunks"], each["stub_chunk"]) for each in results] == [
-            *((0, False), (0, False), (1, False), (1024, True))
-        ]
-        for result in results:
-            assert_plausible(result, files=300, processes=2)
-            assert_plausible(result["fsync"], files=20, processes=2)
-            assert result["rate_with_sync"] < result["rate"]
-        ratios = {row[0]: float(row[7]) for row in tables_of(document)[0].rows}
-        assert ratios["plain, nodatacow"] == 1
-        assert all(0.01 < ratio < 100 for ratio in ratios.values())
-
-    def test_without_fsync_and_plain(self, sparse_path: Path) -> None:
-        document = invoke(
-            small_files.command,
-            *("--files=50", "--fsync-files=0", "--repeats=1", "--file-size=4K"),
-            *("--seed=1G", "--no-plain", "--writable-size=1G", "--parent", sparse_path),
-        )
-        (table,) = tables_of(document)
-        assert len(table.rows) == 1 and table.rows[0][7] == "-"
-
-
-@pytest.mark.native
 class TestSeed:
     def test_each_step_takes_its_time(self, sparse_path: Path) -> None:
         result = seed.measure(SeedSize(4 * EIB), parent=sparse_path)
@@ -180,19 +133,9 @@ class TestSeed:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (clone.command, ["--clones", "0"]),
-        (clone.command, ["--pattern", "zigzag"]),
-        (clone.command, ["--virtual-data-size", "4X"]),
-        (clone.command, ["--virtual-data-size", "4M"]),
-        (clone.command, ["--processes", "0"]),
-        (clone.command, ["--processes", "2", "--clones", "1"]),
-        (clone.command, ["--parent", "/nowhere"]),
-        (small_files.command, ["--file-size", "2M"]),
-        (small_files.command, ["--file-size", "1000"]),
-        (small_files.command, ["--writable-size", "512M"]),
-        (small_files.command, ["--processes", "3", "--files", "2"]),
-        (small_files.command, ["--seed", "4E:x"]),
         (seed.command, ["--repeats", "none"]),
+        (seed.command, ["--seed", "4E:x"]),
+        (seed.command, ["--parent", "/nowhere"]),
         (seed.command, ["argument"]),
     ],
 )

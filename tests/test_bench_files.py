@@ -16,9 +16,14 @@ from btrfs_ublk.base.helpers import MAKE_FILES, helper_path
 from btrfs_ublk.bench import files
 from btrfs_ublk.bench.clone import MAX_BYTES, MIN_BYTES, Case, make_plan
 from btrfs_ublk.bench.files import Plan, PlannedFile, make_files
-from btrfs_ublk.bench.small_files import content
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.units import GIB, MIB, TIB
+
+
+def content(file_bytes: int) -> bytes:
+    """Return what the helper writes, see set_up() in csrc/bench/make-files.c."""
+    mask = (1 << 64) - 1
+    return bytes((i * 2654435761 & mask) >> 13 & 0xFF for i in range(file_bytes))
 
 
 class TestPlan:

@@ -26,9 +26,10 @@ MAKE_FILES = "btrfs-ublk-make-files"
 VERIFY_READS = "btrfs-ublk-verify-reads"
 MEASURE_MAP = "btrfs-ublk-measure-map"
 FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
+GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
-    *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN),
+    *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES),
 )
 
 

@@ -28,10 +28,6 @@ VM_VARIABLE = "BTRFS_UBLK_VM"
 
 #: The most cores that others may use in a turn that counts as undisturbed.
 QUIET_CORES = 0.3
-QUIET_NOTE = (
-    f"Quiet: turns during which all else on the machine, kernel threads included, used "
-    f"at most {QUIET_CORES} cores; if there are any, medians are of those only."
-)
 _QUIET_S = 1.0
 
 _VERSIONS = ("kernel", "btrfs_ublk", "revision", "server", "btrfs_progs", "fio")

@@ -1,342 +1,569 @@
-"""How fast data arrive that are read for the first time, over HTTP on loopback.
+"""How data arrive that are read for the first time, over HTTP on loopback: beside bare
+requests, beside peers, far away, and with a cache whose disk is bad.
 
 ``python -m btrfs_ublk.bench.fetching --help``
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import json
+import mmap
+import os
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import click
 
 from btrfs_ublk.base.capabilities import LOOP, ROOT, Fio, Program, require
-from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.process import run as run_program
-from btrfs_ublk.base.process import spawn
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.fio import random_reads
-from btrfs_ublk.bench.origin import NGINX, origin
-from btrfs_ublk.bench.report import Document, Result, Table, number
-from btrfs_ublk.bench.stats import grouped
-from btrfs_ublk.bench.study import TURNS, Column, Run, study, table
-from btrfs_ublk.content import Addition, Digests, digest_file
-from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.server import (
-    BlockServer,
-    Description,
-    FrontEndName,
-    LazySegment,
-    MemsetSegment,
+from btrfs_ublk.bench.bed import (
+    CURL,
+    OPENSSL,
+    PEERS,
+    TIMEOUT_S,
+    UNVERIFIED,
+    Bed,
+    Opened,
+    bed,
 )
-from btrfs_ublk.units import KIB, MIB, format_size
+from btrfs_ublk.bench.fio import parse_output, random_reads
+from btrfs_ublk.bench.origin import NGINX
+from btrfs_ublk.bench.report import Document, Result, Table, number
+from btrfs_ublk.bench.stats import bootstrap_interval, grouped
+from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
+from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
+from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, format_size
 
-CURL = Program("curl", package="curl")
-TC = Program("tc", package="iproute2")
-_UNITS = (4 * KIB, 16 * KIB, 64 * KIB)
-_SEQUENTIAL_UNIT = 256 * KIB
-_DEPTHS = (1, 64)
-_RAMP_S = 0.5
-_TIMEOUT_S = 600.0
-_BARE_REQUESTS = 300
+TC, CC = Program("tc", package="iproute2"), Program("cc", package="gcc")
+_START = Path(__file__).with_name("start.json")
+_FAILING = Path(__file__).parents[2] / "csrc/tests/fail-writes.c"
+_READS = 400
+_SMALL = 4 * KIB
+_UNITS = (_SMALL, 16 * KIB, 64 * KIB, DEFAULT_UNIT_BYTES)
+GET, FRONT_END, OURS, DEFAULT = (
+    "bare GET",
+    "front end alone",
+    "ours",
+    "ours, as by default",
+)
+_DIGEST = "curl | openssl dgst"
+
+Open = Callable[[Bed], AbstractContextManager[Opened]]
+Work = Callable[[Bed], Result]
 
 
 @dataclass(frozen=True)
-class Bed:
-    """An object of random bytes, its server, and a directory for other files."""
+class Case:
+    """One row of a kind: its name, and a turn of it."""
 
-    root: Path
-    path: Path
-    origin: tuple[str, int]
-    size_bytes: int
-    front_end: FrontEndName
-    digests: dict[int, Digests] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        """The URL of the object."""
-        return "http://{}:{}/object".format(*self.origin)
-
-    def digests_of(self, unit_bytes: int) -> Digests:
-        """Compute the digests once, as the object may be large."""
-        if unit_bytes not in self.digests:
-            found = digest_file(self.path, unit_bytes=unit_bytes)
-            self.digests[unit_bytes] = found
-        return self.digests[unit_bytes]
-
-    @contextmanager
-    def front_end_alone(self) -> Iterator[Path]:
-        """Serve a device of the same size that fetches nothing: one repeated byte."""
-        segment = MemsetSegment(offset=0, length=self.size_bytes, byte=97)
-        description = Description(self.size_bytes, [segment])
-        with BlockServer(description, front_end=self.front_end) as server:
-            yield server.device
-
-    @contextmanager
-    def device(self, unit_bytes: int) -> Iterator[Path]:
-        """Serve the whole object, verified with digests and not cached."""
-        name = f"map-{unit_bytes}-{time.monotonic_ns()}"
-        segment = LazySegment(
-            offset=0, length=self.size_bytes, map=str(self.root / name)
-        )
-        digests = self.digests_of(unit_bytes)
-        digests.write(self.root / "digests")
-        source = {
-            "kind": "http",
-            "url": self.url,
-            "proxy": "none",
-            "size": self.size_bytes,
-            "unit": unit_bytes,
-            "digests": {"path": str(self.root / "digests")},
-            "root": digests.root,
-        }
-        description = Description(self.size_bytes, [segment])
-        with BlockServer(description, front_end=self.front_end) as server:
-            server.map_add([source], [Addition(offset=0, length=self.size_bytes)])
-            yield server.device
+    subject: str
+    work: Work
+    unit: int = DEFAULT_UNIT_BYTES
+    readers: int = 1
 
 
-@contextmanager
-def bed(parent: Path, *, size_bytes: int, front_end: FrontEndName) -> Iterator[Bed]:
-    """Make what is measured, in a directory in memory."""
-    with ExitStack() as stack:
-        root = stack.enter_context(tempdir(parent=parent))
-        served = root / "served"
-        served.mkdir()
-        chance = random.Random(1)
-        with (served / "object").open("wb") as file:
-            for _ in range(size_bytes // MIB):
-                file.write(chance.randbytes(MIB))
-        server = stack.enter_context(origin(root, served))
-        yield Bed(root, served / "object", server, size_bytes, front_end)
+@dataclass(frozen=True)
+class Kind:
+    """A workload, and the measures that are shown. Ratios are to the case whose subject
+    is ``against``, of the same unit if there is one, and turn, in ``measure``.
+    """
+
+    title: str
+    cases: Sequence[Case]
+    columns: Sequence[Column]
+    note: str
+    measure: str
+    against: str
+    far: bool = False
 
 
-def _random_reads(place: Bed, device: Path, *, depth: int, runtime_s: float) -> Result:
-    outcome = random_reads(
-        device,
-        size_bytes=place.size_bytes,
-        depth=depth,
-        runtime_s=runtime_s,
-        ramp_s=_RAMP_S,
-        output=place.root / "fio.json",
-    )
-    return {"iops": outcome.total_iops, "p50_us": outcome.latency_us["p50"]}
+def _first_reads(size_bytes: int, unit_bytes: int, seed: int) -> list[int]:
+    """Return offsets of 4 KiB, at random and each in a unit of its own."""
+    units = range(size_bytes // unit_bytes)
+    chances = random.Random(seed)
+    chosen = chances.sample(units, min(_READS, len(units)))
+    inside = unit_bytes // BLOCK_BYTES
+    return [x * unit_bytes + chances.randrange(inside) * BLOCK_BYTES for x in chosen]
 
 
-def _bare_requests(place: Bed, unit_bytes: int) -> float:
-    """Return the median of one curl's range requests on one connection, in us."""
-    chance = random.Random(2)
-    lines = []
-    for _ in range(_BARE_REQUESTS):
-        start = chance.randrange(place.size_bytes // unit_bytes) * unit_bytes
-        lines += [f'url = "{place.url}"', f"range = {start}-{start + unit_bytes - 1}"]
-        lines += ["output = /dev/null", 'write-out = "%{time_total}\\n"', "silent"]
-        lines += ['noproxy = "*"', "next"]
-    done = run_program(
-        ["curl", "--config", "-"],
-        input="\n".join(lines[:-1]),
-        timeout_s=_TIMEOUT_S,
-    )
-    return median(float(line) for line in done.stdout.split()) * 1e6
+def _read_at(place: Bed, path: Path, offsets: Sequence[int]) -> Result:
+    """Read 4 KiB at each offset, one after the other, past the page cache."""
+    log, output = place.root / "reads", place.root / "fio.json"
+    lines = [f"{path} read {offset} {BLOCK_BYTES}" for offset in offsets]
+    ends = [f"{path} {action}" for action in ("add", "open", "close")]
+    text = "\n".join(["fio version 2 iolog", *ends[:2], *lines, ends[2], ""])
+    log.write_text(text)
+    words = ["fio", "--name=reads", "--ioengine=psync", "--direct=1", "--thread"]
+    words += [f"--read_iolog={log}", "--replay_no_stall=1"]
+    words += ["--output-format=json+", f"--output={output}"]
+    run_program(words, timeout_s=TIMEOUT_S)
+    outcome = parse_output(output.read_text())
+    return {"p50_us": outcome.latency_us["p50"], "iops": outcome.total_iops}
 
 
-def _hash_us(unit_bytes: int) -> float:
-    """Return the median time to hash a unit, as each first read does, in us."""
+def _one_by_one(opened: Open, unit_bytes: int, warm: bool, place: Bed) -> Result:
+    """Read where nothing was read before; if ``warm``, once more."""
+    offsets = _first_reads(place.size_bytes, unit_bytes, time.monotonic_ns())
+    with opened(place) as device:
+        result = _read_at(place, device.path, offsets)
+        if warm:
+            _drop_caches()
+            result = _read_at(place, device.path, offsets)
+    return result
+
+
+def _bare(unit_bytes: int, place: Bed) -> Result:
+    took_us = place.get_us(unit_bytes, _READS)
+    return {"p50_us": median(took_us), "iops": 1e6 * len(took_us) / sum(took_us)}
+
+
+def _hash(unit_bytes: int, _: Bed) -> Result:
     unit = random.Random(3).randbytes(unit_bytes)
     took_ns = []
-    for _ in range(_BARE_REQUESTS):
+    for _turn in range(_READS):
         start_ns = time.perf_counter_ns()
         hashlib.sha256(unit).digest()
         took_ns.append(time.perf_counter_ns() - start_ns)
-    return median(took_ns) / 1e3
+    return {"p50_us": median(took_ns) / 1e3}
 
 
-def measure_random(
-    place: Bed, unit_bytes: int, *, runtime_s: float, turns: int
-) -> list[Result]:
-    """Read 4 KiB at a time, each from a unit that has to be fetched, in turn with reads
-    that the same front end answers at once, and bare requests.
-    """
-    found = []
-    with place.device(unit_bytes) as device, place.front_end_alone() as alone:
-        for _ in range(turns):
-            result = _random_reads(place, device, depth=1, runtime_s=runtime_s)
-            front_end = _random_reads(place, alone, depth=1, runtime_s=runtime_s / 2)
-            result["bare_us"] = _bare_requests(place, unit_bytes)
-            result["front_end_us"] = front_end["p50_us"]
-            result["sha256_us"] = _hash_us(unit_bytes)
-            found.append({"what": "random", "unit": unit_bytes} | result)
-    return found
+def _drop_caches() -> None:
+    """NB: caches are written before, as what is dirty stays in memory."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
 
 
-def measure_far(place: Bed, *, runtime_s: float) -> Result:
-    """Measure one reader and many: over a distant network, N readers should be N times
-    as fast as one.
-    """
-    iops = {}
-    with place.device(_UNITS[0]) as device:
-        for depth in _DEPTHS:
-            read = _random_reads(place, device, depth=depth, runtime_s=runtime_s)
-            iops[depth] = read["iops"]
-    one, many = (iops[depth] for depth in _DEPTHS)
-    return {"what": "far", "one_iops": one, "many_iops": many}
+def _at_once(readers: int, runtime_s: float, place: Bed) -> Result:
+    with place.ours(_SMALL) as device:
+        outcome = random_reads(
+            device.path,
+            size_bytes=place.size_bytes,
+            depth=readers,
+            runtime_s=runtime_s,
+            ramp_s=0.2,
+            output=place.root / "fio.json",
+        )
+    return {"iops": outcome.total_iops, "p50_us": outcome.latency_us["p50"]}
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.monotonic()
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _timed(place: Bed, work: Callable[[], object], device: Opened | None) -> Result:
+    """Return the time, CPU time of programs and servers, and requests that it took."""
+
+    def cpu_s() -> float:
+        return _children_cpu_s() + (device.cpu_s() if device else 0.0)
+
+    before, used_s, start_s = place.requests(), cpu_s(), time.monotonic()
     work()
-    return time.monotonic() - start
+    seconds = time.monotonic() - start_s
+    used_s = cpu_s() - used_s
+    return {
+        "seconds": seconds,
+        "cpu_s": used_s,
+        "requests": place.requests() - before,
+    }
 
 
-def measure_sequential(place: Bed) -> Result:
-    """Read everything with dd, and with curl beside sha256sum."""
-    with place.device(_SEQUENTIAL_UNIT) as device:
-        dd = [f"if={device}", "of=/dev/null", "bs=1M", "status=none"]
-        ours_s = _seconds(lambda: run_program(["dd", *dd], timeout_s=_TIMEOUT_S))
-
-    def curl() -> None:
-        with spawn(["sha256sum", place.path]) as sha256sum:
-            run_program(
-                ["curl", "-s", "--noproxy", "*", "-o", "/dev/null", place.url],
-                timeout_s=_TIMEOUT_S,
-            )
-            sha256sum.wait(_TIMEOUT_S)
-
-    return {"what": "sequential", "ours_s": ours_s, "curl_s": _seconds(curl)}
+def _read_all(place: Bed, device: Opened) -> Result:
+    words = [f"if={device.path}", "of=/dev/null", "bs=1M", "status=none"]
+    count = f"count={place.size_bytes // MIB}"
+    return _timed(
+        place,
+        lambda: run_program(["dd", *words, count], timeout_s=TIMEOUT_S),
+        device,
+    )
 
 
-def _median(value: Callable[[Result], float]) -> Callable[[Sequence[Result]], float]:
-    return lambda turns: float(median(value(turn) for turn in turns))
+def _sequential(opened: Open, place: Bed) -> Result:
+    with opened(place) as device:
+        return _read_all(place, device)
 
 
-def _without_shares(turn: Result) -> float:
-    own_us = turn["p50_us"] - turn["front_end_us"] - turn["sha256_us"]
-    return float(own_us / turn["bare_us"])
+def _curl(then: str, place: Bed) -> Result:
+    return _timed(place, lambda: place.fetch(then), None)
 
 
-_RANDOM = [
-    TURNS,
-    Column("device", "p50_us", 1),
-    Column("front end", "front_end_us", 1),
-    Column("SHA-256", "sha256_us", 1),
-    Column("curl", "bare_us", 1),
-    Column("ratio", _median(lambda turn: turn["p50_us"] / turn["bare_us"]), 2),
-    Column("fetching", _median(_without_shares), 2),
-]
+def _start(unit_bytes: int, place: Bed) -> Result:
+    """Read what a root file system's start reads first: 4 KiB at a time by read(2) and
+    through mmap(2) by turns, with the kernel's usual read-ahead.
+    """
+    runs = json.loads(_START.read_text())["runs"]
+    blocks = place.size_bytes // BLOCK_BYTES
+
+    def read(path: Path) -> None:
+        with path.open("rb", buffering=0) as file:
+            with mmap.mmap(file.fileno(), place.size_bytes, prot=mmap.PROT_READ) as at:
+                for index, (first, count) in enumerate(runs):
+                    for block in range(first, first + count):
+                        offset = block % blocks * BLOCK_BYTES
+                        if index % 2:
+                            assert at[offset] is not None
+                        else:
+                            os.pread(file.fileno(), BLOCK_BYTES, offset)
+
+    with place.with_cache(unit_bytes) as device:
+        return _timed(place, lambda: read(device.path), device)
+
+
+@contextmanager
+def _failing(place: Bed, cache: Path, **how: str) -> Iterator[None]:
+    """Let writes and syncs of the cache's files fail, by a preloaded library."""
+    require(CC)
+    library = place.root / "fail-writes.so"
+    words = ["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-ldl"]
+    run_program([*words, "-o", library, _FAILING], timeout_s=TIMEOUT_S)
+    given = {"LD_PRELOAD": str(library), "FAIL_UNDER": str(cache)} | how
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            del os.environ[name]
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    with (cache / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _bad(how: str, place: Bed) -> Result:
+    """Read all with a cache that is so; errors are those that readers met."""
+    with ExitStack() as stack:
+        cache = None
+        with ExitStack() as started:
+            if how != _NO_CACHE:
+                cache = stack.enter_context(place.new_cache())
+            if cache and how == _LOCKED:
+                stack.enter_context(_locked(cache))
+            elif cache and _BAD[how]:
+                started.enter_context(_failing(place, cache, **_BAD[how]))
+            device = stack.enter_context(place.ours(cache=cache))
+        result = _read_all(place, device)
+        assert device.server is not None
+        (lazy,) = device.server.stats().lazy
+        stored = lazy.fetcher.units_stored / (place.size_bytes // DEFAULT_UNIT_BYTES)
+        return result | {"errors": lazy.fetcher.read_errors, "stored": stored}
+
+
+def _always(number: int) -> dict[str, str]:
+    every = {"FAIL_FROM": "1", "FAIL_COUNT": "1000000000"}
+    return {**every, "FAIL_ERRNO": str(number)}
+
+
+_NO_CACHE, _LOCKED = "no cache", "locked by another"
+#: What is wrong with the cache's disk, as csrc/tests/fail-writes.c takes it.
+_BAD: dict[str, dict[str, str]] = {
+    _NO_CACHE: {},
+    "healthy": {},
+    "60 s per sync": {"SYNC_MS": "60000"},
+    "full": _always(errno.ENOSPC),
+    "read-only": _always(errno.EROFS),
+    "EIO": _always(errno.EIO),
+    _LOCKED: {},
+}
+
+
+def _mib_per_s(size_bytes: int) -> Column:
+    return Column(
+        "MiB/s", lambda turns: size_bytes / MIB / median(x["seconds"] for x in turns)
+    )
+
+
+_P50, _IOPS = Column("p50, us", "p50_us", 1), Column("reads/s", "iops")
+_SECONDS, _CPU = Column("s", "seconds", 2), Column("CPU, s", "cpu_s", 2)
+_REQUESTS, _ERRORS = Column("requests", "requests"), Column("errors", "errors")
+_STORED = Column("stored", "stored", 2)
+
+
+def _peers(work: Callable[[Open], Work]) -> list[Case]:
+    opens: dict[str, Open] = {"nbdkit": Bed.nbdkit, "rclone": Bed.rclone}
+    return [
+        Case(name + UNVERIFIED, work(opens[name]), DEFAULT_UNIT_BYTES) for name in PEERS
+    ]
+
+
+def kinds(size_bytes: int, runtime_s: float) -> dict[str, Kind]:
+    """Return all workloads; sizes and times are those that the caller chose."""
+
+    def random_read(opened: Open, unit: int, warm: bool = False) -> Work:
+        return partial(_one_by_one, opened, unit, warm)
+
+    def ours(unit: int) -> Open:
+        return lambda place: place.ours(unit)
+
+    def cached(pins: bool = False) -> Open:
+        return lambda place: place.with_cache(pins=pins)
+
+    at_random = [
+        *(Case(GET, partial(_bare, unit), unit) for unit in _UNITS),
+        *(Case("SHA-256", partial(_hash, unit), unit) for unit in _UNITS),
+        Case(FRONT_END, random_read(Bed.alone, _SMALL), _SMALL),
+        *(Case(OURS, random_read(ours(unit), unit), unit) for unit in _UNITS),
+        Case(DEFAULT, random_read(cached(), DEFAULT_UNIT_BYTES)),
+        Case(
+            f"{DEFAULT}, pins",
+            random_read(cached(pins=True), DEFAULT_UNIT_BYTES),
+        ),
+        *_peers(lambda opened: random_read(opened, DEFAULT_UNIT_BYTES)),
+    ]
+    warm = [
+        Case(DEFAULT, random_read(cached(), DEFAULT_UNIT_BYTES, True)),
+        Case(FRONT_END, random_read(Bed.alone, DEFAULT_UNIT_BYTES, True)),
+        *_peers(lambda opened: random_read(opened, DEFAULT_UNIT_BYTES, True)),
+    ]
+    in_order = [
+        Case(_DIGEST, partial(_curl, "| openssl dgst -sha256")),
+        Case("curl", partial(_curl, "-o /dev/null")),
+        Case(OURS, partial(_sequential, Bed.ours)),
+        *_peers(lambda opened: partial(_sequential, opened)),
+    ]
+
+    def readers(*numbers: int) -> list[Case]:
+        return [
+            Case(f"{each} at once", partial(_at_once, each, runtime_s), _SMALL, each)
+            for each in numbers
+        ]
+
+    return {
+        "random": Kind(
+            "Cold random reads of 4 KiB, one at a time",
+            at_random,
+            [_P50],
+            "Each read is the first one of its unit, or of 256 KiB. The bare GET "
+            "fetches that unit over a kept connection, with a client that does nothing "
+            "else. By default: a new cache on disk, digests (pins: what comes is "
+            "pinned). nbdkit: curl plugin, cache filter, nbdfuse. rclone: mount, which "
+            "goes on reading, so many reads find what has come meanwhile. Both without "
+            "a loop device.",
+            "p50_us",
+            GET,
+        ),
+        "warm": Kind(
+            "Random reads of 4 KiB that the cache has, page cache dropped",
+            warm,
+            [_P50],
+            "One reader; the same 4 KiB as were read cold just before.",
+            "p50_us",
+            DEFAULT,
+        ),
+        "sequential": Kind(
+            "Cold sequential read",
+            in_order,
+            [_mib_per_s(size_bytes), _CPU, _REQUESTS],
+            f"Of {format_size(size_bytes)}, no cache of ours. CPU: of these programs, "
+            "readers and servers, without the kernel's threads and the web server. "
+            "Ratios are of speed.",
+            "seconds",
+            _DIGEST,
+        ),
+        "readers": Kind(
+            "Cold random reads of 4 KiB, many at once, units of 4 KiB",
+            readers(1, 8, 64, 96),
+            [_IOPS, _P50],
+            "One fio with so many reads in flight. No cache.",
+            "iops",
+            "8 at once",
+        ),
+        "far": Kind(
+            "Far away: cold random reads of 4 KiB, units of 4 KiB",
+            readers(1, 64),
+            [_IOPS, _P50],
+            "With netem's delay.",
+            "iops",
+            "1 at once",
+            far=True,
+        ),
+        "start": Kind(
+            "The start of a root file system",
+            [
+                Case(f"units of {format_size(unit)}", partial(_start, unit), unit)
+                for unit in (64 * KIB, DEFAULT_UNIT_BYTES, MIB)
+            ],
+            [_SECONDS, _REQUESTS],
+            "The first reads of a Debian 12 that starts bash, Python, perl, dpkg and "
+            "apt: 20.7 MB in 4 KiB, by read(2) and mmap(2) by turns, as recorded. New "
+            "cache; ratios are of speed.",
+            "seconds",
+            f"units of {format_size(DEFAULT_UNIT_BYTES)}",
+            far=True,
+        ),
+        "bad-cache": Kind(
+            "Cold sequential read while the cache's disk is bad",
+            [Case(each, partial(_bad, each)) for each in _BAD],
+            [_mib_per_s(size_bytes), _ERRORS, _STORED],
+            f"Of {format_size(size_bytes)}. Errors: of readers. Stored: the share of "
+            "units that the cache has when all is read. Writes and syncs of its files "
+            "fail, or take longer, by a preloaded library. Ratios are of speed.",
+            "seconds",
+            _NO_CACHE,
+        ),
+    }
+
+
+def _values(turns: Sequence[Result], kind: Kind) -> dict[int, float]:
+    """Return speeds by turn: the more the better, except for latencies."""
+    values = {x["turn"]: x[kind.measure] for x in turns}
+    if kind.measure == "seconds":
+        return {turn: 1 / value for turn, value in values.items()}
+    return values
+
+
+def _ratio(kind: Kind, results: Sequence[Result]) -> Column:
+    """Make the column of ratios, with their 95 % intervals; of pairs within a turn."""
+
+    def of(turns: Sequence[Result]) -> str:
+        its = turns[0]
+        found = [x for x in results if x["subject"] == kind.against]
+        same = [x for x in found if x["unit"] == its["unit"]]
+        mine, base = _values(turns, kind), _values(same or found, kind)
+        both = sorted(mine.keys() & base.keys())
+        if not both:
+            return "-"
+        text = number(median(mine[turn] / base[turn] for turn in both), 2)
+        low, high = bootstrap_interval(
+            [mine[turn] for turn in both], [base[turn] for turn in both], paired=True
+        )
+        return text if low != low else f"{text} ({low:.2f}-{high:.2f})"
+
+    return Column(f"to {kind.against}", of)
 
 
 def tables(document: Document) -> list[Table]:
     """Make a table for each kind of measurement that was made."""
-    kinds = grouped(document["results"], lambda turn: turn["what"])
     given = document["parameters"]
-    size_bytes = given["size_bytes"]
+    known = kinds(given["size_bytes"], given["runtime_s"])
     found = []
-    if "sequential" in kinds:
-
-        def rate(key: str) -> Callable[[Sequence[Result]], float]:
-            return _median(lambda turn: size_bytes / turn[key] / MIB)
-
-        rates = [Column("device", rate("ours_s")), Column("curl", rate("curl_s"))]
-        ratio = _median(lambda turn: turn["curl_s"] / turn["ours_s"])
+    for name, results in grouped(document["results"], lambda x: x["what"]).items():
+        kind = known[name]
+        order = [(each.subject, each.unit) for each in kind.cases]
+        results.sort(key=lambda x: order.index((x["subject"], x["unit"])))
+        note = kind.note
+        if kind.far:
+            rate = f", {given['mbit']} Mbit/s" if given["mbit"] else ""
+            note = f"{given['round_trip_ms']} ms of round trip{rate}. {note}"
         found.append(
             table(
-                "Cold sequential read",
-                kinds["sequential"],
-                {"object": lambda _: format_size(size_bytes)},
-                [TURNS, *rates, Column("ratio", ratio, 2)],
-                note="MiB/s, medians; curl has sha256sum at its side. No cache.",
+                kind.title,
+                results,
+                {
+                    "": lambda x: str(x["subject"]),
+                    "unit": lambda x: format_size(x["unit"]),
+                },
+                [TURNS, *kind.columns, _ratio(kind, results), LOAD],
+                note=note,
             )
         )
-    if "random" in kinds:
-        found.append(
-            table(
-                "Cold random reads, one at a time",
-                kinds["random"],
-                {"unit": lambda turn: format_size(turn["unit"])},
-                _RANDOM,
-                note="Median us: a 4 KiB read; one that the same front end answers at "
-                "once; to hash a unit; a range request of it, connection kept. Ratio: "
-                "of device and curl; fetching: the same without what front end and "
-                "hashing take.",
-            )
-        )
-    if "far" in kinds:
-        rows = [
-            [number(value, 1) for value in (one, many, many / one)]
-            for turn in kinds["far"]
-            for one, many in [(turn["one_iops"], turn["many_iops"])]
-        ]
-        note = f"Reads of 4 KiB per second; {given['round_trip_ms']} ms of round trip."
-        heads = ("1 reader", f"{_DEPTHS[1]} readers", "ratio")
-        found.append(Table("Far away", heads, rows, 0, note))
     return found
 
 
 @contextmanager
-def _delayed(round_trip_ms: int) -> Iterator[None]:
-    """Delay all of loopback, by half of the round trip each way."""
+def _distant(round_trip_ms: int, mbit: int) -> Iterator[None]:
+    """Delay all of loopback, by half of the round trip each way, and limit its rate."""
     netem = ["dev", "lo", "root", "netem"]
-    delay = [*netem, "limit", "100000", "delay", f"{round_trip_ms / 2:g}ms"]
+    limits = [*netem, "limit", "100000", "delay", f"{round_trip_ms / 2:g}ms"]
+    limits += ["rate", f"{mbit}mbit"] if mbit else []
     require(TC)
-    run_program(["tc", "qdisc", "add", *delay], timeout_s=_TIMEOUT_S)
+    run_program(["tc", "qdisc", "add", *limits], timeout_s=TIMEOUT_S)
     try:
         yield
     finally:
-        run_program(["tc", "qdisc", "del", *netem], timeout_s=_TIMEOUT_S)
+        run_program(["tc", "qdisc", "del", *netem], timeout_s=TIMEOUT_S)
+
+
+def _can_run(case: Case) -> bool:
+    name = case.subject.removesuffix(UNVERIFIED)
+    for capability in PEERS.get(name, ()):
+        reason = capability.probe()
+        if reason:
+            options.progress(f"{name} is left out: {capability.name}: {reason}")
+            return False
+    return True
 
 
 @study(
     "fetching",
     click.option(
-        *("--what", "kinds"),
-        type=click.Choice(["sequential", "random", "far"]),
+        *("--what", "chosen"),
+        type=click.Choice(sorted(kinds(MIB, 1))),
         multiple=True,
         default=("sequential", "random"),
     ),
-    options.size_option("256M"),
-    options.runtime_option(3.0),
+    options.size_option("256M", "Of the object."),
+    options.runtime_option(2.0),
     click.option(
         *("--round-trip", "round_trip_ms"),
         type=click.IntRange(1, 1000),
         default=20,
-        help="Of far, in ms, by netem(8): in a VM, or a network namespace of its own "
-        "(unshare --net; ip link set lo up).",
+        help="Of far and start, in ms, by netem(8): in a VM, or a network namespace of "
+        "its own (unshare --net; ip link set lo up).",
+    ),
+    click.option(
+        "--mbit",
+        type=click.IntRange(0),
+        default=0,
+        help="The rate then; 0: not limited.",
+    ),
+    click.option(
+        "--disk",
+        type=PathType(file_okay=False, exists=True),
+        default="/var/tmp",
+        help="Where caches are.",
     ),
     options.front_end_option,
-    needs=(ROOT, LOOP, NGINX, CURL, Fio("io_uring")),
+    needs=(ROOT, LOOP, NGINX, CURL, OPENSSL, Fio("psync"), Fio("io_uring")),
+    repeats=5,
     in_memory=True,
-    recorded=("size_bytes", "round_trip_ms"),
+    recorded=("size_bytes", "runtime_s", "round_trip_ms", "mbit"),
 )
 def command(
     run: Run,
-    kinds: Sequence[str],
+    chosen: Sequence[str],
     size_bytes: int,
     runtime_s: float,
     round_trip_ms: int,
+    mbit: int,
+    disk: Path,
     front_end: FrontEndName,
 ) -> None:
-    """Cold reads of a lazy device, held against curl: all data are fetched over HTTP,
-    and verified, each time.
+    """Read a lazy device whose data are fetched over HTTP and verified each time, and
+    what else a user could have, by turns, in an order that is drawn anew for each.
     """
-    with bed(run.parent, size_bytes=size_bytes, front_end=front_end) as place:
-        for unit_bytes in _UNITS if "random" in kinds else ():
-            run.add(
-                *measure_random(
-                    place, unit_bytes, runtime_s=runtime_s, turns=run.repeats
-                )
-            )
-        for _ in run.turns():
-            if "sequential" in kinds:
-                run.add(measure_sequential(place))
-            if "far" in kinds:
-                with _delayed(round_trip_ms):
-                    run.add(measure_far(place, runtime_s=runtime_s))
+    chances = random.Random(1)
+    known = kinds(size_bytes, runtime_s)
+    with bed(run.parent, disk, size_bytes=size_bytes, front_end=front_end) as place:
+        plan = [
+            (name, case)
+            for name in chosen
+            for case in known[name].cases
+            if _can_run(case)
+        ]
+        for turn in run.turns(tell=True):
+            for name, case in chances.sample(plan, len(plan)):
+                about = {"what": name, "subject": case.subject, "unit": case.unit}
+                about |= {"turn": turn, "load": os.getloadavg()[0]}
+                with ExitStack() as stack:
+                    if known[name].far:
+                        stack.enter_context(_distant(round_trip_ms, mbit))
+                    run.add(about | case.work(place))
 
 
 if __name__ == "__main__":

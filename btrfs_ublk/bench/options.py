@@ -91,15 +91,6 @@ front_end_option = click.option(
     "--front-end", type=click.Choice(["auto", "ublk", "fuse"]), default="auto"
 )
 
-#: The option --processes, which may be given several times.
-processes_option = click.option(
-    "--processes",
-    type=click.IntRange(1, 64),
-    multiple=True,
-    default=(1,),
-    help="Each makes its part of the files, in a directory of its own.",
-)
-
 
 def sizes_option(
     *names: str, default: str | Sequence[str], help: str | None = None

@@ -33,7 +33,12 @@ http {{
     scgi_temp_path {root};
     keepalive_requests 100000000;
     default_type application/octet-stream;
-    server {{ listen 127.0.0.1:{port} backlog=256; root {directory}; }}
+    server {{
+        listen 127.0.0.1:{port} backlog=256;
+        root {directory};
+        autoindex on;
+        location = /status {{ stub_status; }}
+    }}
 }}
 """
 

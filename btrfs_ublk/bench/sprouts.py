@@ -103,22 +103,6 @@ def bed(
 
 
 @contextmanager
-def plain_btrfs(
-    parent: Path, *, nodatacow: bool, writable_bytes: int = WRITABLE_BYTES
-) -> Iterator[Mount]:
-    """Mount a new btrfs with the profiles of a sprout, on a device of equal size."""
-    with tempdir(parent=parent) as directory:
-        image, target = directory / "plain.img", directory / "mount"
-        with image.open("xb") as file:
-            file.truncate(writable_bytes)
-        target.mkdir()
-        with loop_device(image) as device:
-            options = ["nodatacow"] if nodatacow else []
-            with formatted_btrfs(device.path, target, options=options) as mount:
-                yield mount
-
-
-@contextmanager
 def formatted_btrfs(
     device: Path, target: Path, *, options: Sequence[str] = ()
 ) -> Iterator[Mount]:

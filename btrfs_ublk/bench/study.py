@@ -14,7 +14,7 @@ import click
 
 from btrfs_ublk.base.capabilities import Capability, require
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.environment import QUIET_CORES, wait_until_quiet
+from btrfs_ublk.bench.environment import wait_until_quiet
 from btrfs_ublk.bench.report import (
     Document,
     Result,
@@ -23,7 +23,7 @@ from btrfs_ublk.bench.report import (
     make_document,
     number,
 )
-from btrfs_ublk.bench.stats import grouped, median_of, undisturbed
+from btrfs_ublk.bench.stats import grouped, median_of
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -55,24 +55,7 @@ class Column:
         return number(value * self.scale, self.digits)
 
 
-class QuietColumn(Column):
-    """A column of undisturbed turns, if there are any; see QUIET_NOTE."""
-
-    def cell(self, results: Sequence[Result]) -> str:
-        return super().cell(quiet(results))
-
-
-def quiet(results: Sequence[Result]) -> Sequence[Result]:
-    return undisturbed(results, most_cores=QUIET_CORES) or results
-
-
-def _quiet_turns(results: Sequence[Result]) -> str:
-    count = len(undisturbed(results, most_cores=QUIET_CORES))
-    return f"{count} of {len(results)}"
-
-
 TURNS = Column("turns", len)
-QUIET_TURNS = Column("quiet", _quiet_turns)
 LOAD = Column("load", "load", 1)
 
 

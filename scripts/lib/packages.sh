@@ -11,8 +11,8 @@ packages_of_part() { # build|demo|bench|test|package|vm
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     bench)
-        # fio, and what only comparisons need: EROFS, xfs, ext4.
-        echo fio erofs-utils xfsprogs e2fsprogs
+        # fio, and what only comparisons need: EROFS, xfs, ext4, other lazy mounts.
+        echo fio erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3
         ;;
     test)
         # nginx, docker-registry: real servers that data are fetched from; chromium, with

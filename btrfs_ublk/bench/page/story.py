@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
+from btrfs_ublk.bench.fetching import DEFAULT, GET, OURS
 from btrfs_ublk.bench.page.comparisons import (
     contests,
     is_ours,
@@ -46,20 +47,19 @@ def _cold_reads(data: DocumentData) -> Iterator[Plot]:
     found = [x for x in data.document["results"] if x.get("what") == "random"]
     lines = []
     for unit, its in sorted(grouped(found, lambda x: int(x["unit"])).items()):
-        for name, key in _COLD.items():
-            values = [float(each[key]) * 1e-6 for each in its]
-            name = f"{name}, {format_size(unit)}"
-            ours = key == "p50_us"
-            lines.append(measured_line(name, values, measure_named("seconds"), ours))
+        for subject, turns in grouped(its, lambda x: str(x["subject"])).items():
+            if subject in _COLD:
+                values = [float(each["p50_us"]) * 1e-6 for each in turns]
+                name, seconds = f"{subject}, {format_size(unit)}", measure_named(
+                    "seconds"
+                )
+                lines.append(measured_line(name, values, seconds, subject != GET))
     if lines:
         title = "Cold 4 KiB reads, by size of unit"
         yield Rows(title, "Median time (less is better)", "s", lines=lines)
 
 
-_COLD = {
-    "verified and delivered": "p50_us",
-    "bare request of the unit (curl)": "bare_us",
-}
+_COLD = (GET, OURS, DEFAULT)
 
 
 def _first_write(data: DocumentData) -> Iterator[Plot]:
