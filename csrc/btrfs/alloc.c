@@ -27,6 +27,14 @@ int block_alloc_add_range(struct block_alloc *alloc, uint64_t start, uint64_t le
 	return 0;
 }
 
+void block_alloc_trim(struct block_alloc *alloc, uint64_t start, uint64_t length)
+{
+	for (size_t i = 0; i < alloc->range_count; i++) {
+		if (alloc->ranges[i].start == start)
+			alloc->ranges[i].length = length;
+	}
+}
+
 int block_alloc_take(struct block_alloc *alloc, uint64_t *bytenr)
 {
 	for (; alloc->range < alloc->range_count; alloc->range++, alloc->offset = 0) {

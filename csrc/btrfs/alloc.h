@@ -38,6 +38,9 @@ void block_alloc_deinit(struct block_alloc *alloc);
 /* Ranges are used in the order in which they are added. Returns 0 or -ENOMEM. */
 int block_alloc_add_range(struct block_alloc *alloc, uint64_t start, uint64_t length);
 
+/* Shortens the range at `start`, if there is one. Nothing behind `length` may be in use. */
+void block_alloc_trim(struct block_alloc *alloc, uint64_t start, uint64_t length);
+
 /* Sets the next block's logical address. Returns 0, or -ENOSPC when all ranges are full. */
 int block_alloc_take(struct block_alloc *alloc, uint64_t *bytenr);
 

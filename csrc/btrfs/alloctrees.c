@@ -14,6 +14,17 @@ static size_t append(uint8_t *item, size_t used, const void *data, size_t size)
 	return used + size;
 }
 
+static struct disk_data_ref data_ref_make(const struct extent *ref)
+{
+	return (struct disk_data_ref){
+		.type = KEY_EXTENT_DATA_REF,
+		.root = htole64(ref->root),
+		.objectid = htole64(ref->objectid),
+		.offset = htole64(ref->offset),
+		.count = htole32(ref->count),
+	};
+}
+
 static int emit_tree_block(struct tree_builder *tree, const struct extent *block)
 {
 	struct key key = { block->start, KEY_METADATA_ITEM, block->level };
@@ -33,6 +44,41 @@ static int emit_tree_block(struct tree_builder *tree, const struct extent *block
 	return tree_add(tree, &key, item, size);
 }
 
+/* Returns how many references have room in an extent item. */
+static size_t inline_refs_max(const struct tree_builder *tree)
+{
+	size_t leaf_bytes = tree->format->node_bytes - sizeof(struct disk_header);
+	size_t item_bytes = leaf_bytes / EXTENT_ITEM_FRACTION - sizeof(struct disk_item);
+
+	return (item_bytes - sizeof(struct disk_extent)) / sizeof(struct disk_data_ref);
+}
+
+/*
+ * Adds items for references that have no room in the extent item. `refs` are ordered by falling
+ * hash, the items have rising ones; of those with equal hashes, each has the next free one, as the
+ * kernel's insert_extent_data_ref() and lookup_extent_data_ref() do it.
+ */
+static int emit_keyed_refs(struct tree_builder *tree, const struct extent *refs, size_t count)
+{
+	uint64_t free_hash = 0;
+
+	for (size_t i = count; i > 0; i--) {
+		const struct extent *ref = &refs[i - 1];
+		struct disk_data_ref disk = data_ref_make(ref);
+		uint64_t hash = extent_data_ref_hash(ref);
+		struct key key = { ref->start, KEY_EXTENT_DATA_REF,
+				   hash < free_hash ? free_hash : hash };
+		int ret;
+
+		/* The type is in the key here. */
+		ret = tree_add(tree, &key, &disk.root, sizeof(disk) - sizeof(disk.type));
+		if (ret)
+			return ret;
+		free_hash = key.offset + 1;
+	}
+	return 0;
+}
+
 static int emit_data_extent(struct tree_builder *tree, const struct extent *refs, size_t count)
 {
 	struct key key = { refs->start, KEY_EXTENT_ITEM, refs->length };
@@ -41,29 +87,26 @@ static int emit_data_extent(struct tree_builder *tree, const struct extent *refs
 		.generation = htole64(tree->format->generation),
 		.flags = htole64(EXTENT_DATA_FLAG),
 	};
-	size_t size = sizeof(extent);
+	size_t size = sizeof(extent), inline_count = inline_refs_max(tree);
 	uint64_t total = 0;
+	int ret;
 
-	if (size + count * sizeof(struct disk_data_ref) >
-	    tree->format->node_bytes / EXTENT_ITEM_FRACTION - sizeof(struct disk_item))
-		return -E2BIG;
+	if (count < inline_count)
+		inline_count = count;
 	for (size_t i = 0; i < count; i++) {
-		struct disk_data_ref ref = {
-			.type = KEY_EXTENT_DATA_REF,
-			.root = htole64(refs[i].root),
-			.objectid = htole64(refs[i].objectid),
-			.offset = htole64(refs[i].offset),
-			.count = htole32(refs[i].count),
-		};
-
 		if (refs[i].length != refs->length)
 			return -EINVAL;
-		size = append(item, size, &ref, sizeof(ref));
 		total += refs[i].count;
+	}
+	for (size_t i = 0; i < inline_count; i++) {
+		struct disk_data_ref ref = data_ref_make(&refs[i]);
+
+		size = append(item, size, &ref, sizeof(ref));
 	}
 	extent.refs = htole64(total);
 	append(item, 0, &extent, sizeof(extent));
-	return tree_add(tree, &key, item, size);
+	ret = tree_add(tree, &key, item, size);
+	return ret ? ret : emit_keyed_refs(tree, refs + inline_count, count - inline_count);
 }
 
 int emit_extent_tree(struct image *image, struct tree_builder *tree, void *context)

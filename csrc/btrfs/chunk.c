@@ -47,6 +47,21 @@ int chunk_list_add(struct chunk_list *list, const struct chunk *chunk)
 	return 0;
 }
 
+int chunk_list_trim(struct chunk_list *list, uint64_t logical, uint64_t length)
+{
+	for (size_t i = 0; i < list->count; i++) {
+		struct chunk *chunk = &list->chunks[i];
+
+		if (chunk->logical != logical)
+			continue;
+		if (!length || length > chunk->length || length % STRIPE_LEN)
+			return -EINVAL;
+		chunk->length = length;
+		return 0;
+	}
+	return -EINVAL;
+}
+
 const struct chunk *chunk_find(const struct chunk_list *list, uint64_t logical, uint64_t length)
 {
 	size_t low = 0, high = list->count;

@@ -44,6 +44,9 @@ void chunk_list_deinit(struct chunk_list *list);
  */
 int chunk_list_add(struct chunk_list *list, const struct chunk *chunk);
 
+/* Shortens the chunk at `logical`. Returns -EINVAL if there is none, or if it were longer. */
+int chunk_list_trim(struct chunk_list *list, uint64_t logical, uint64_t length);
+
 /* Returns the chunk that holds all of [logical, logical + length), or NULL. */
 const struct chunk *chunk_find(const struct chunk_list *list, uint64_t logical, uint64_t length);
 

@@ -238,6 +238,8 @@ static int write_supers(struct image *image)
 	};
 	int array_bytes;
 
+	if (params->has_zstd)
+		super.incompat_flags |= htole64(INCOMPAT_COMPRESS_ZSTD);
 	if (params->default_subvolume)
 		super.incompat_flags |= htole64(INCOMPAT_DEFAULT_SUBVOL);
 	array_bytes =

@@ -55,11 +55,13 @@ enum {
 	OBJECT_FIRST_FREE = 256, /* also the inode number of every subvolume's top directory */
 };
 #define TREE_DATA_RELOC ((uint64_t)-9)
+#define OBJECT_EXTENT_CSUM ((uint64_t)-10) /* of all items of the checksum tree */
 
 /* Item types, as in keys (BTRFS_*_KEY). */
 enum {
 	KEY_INODE_ITEM = 1,
 	KEY_INODE_REF = 12,
+	KEY_INODE_EXTREF = 13,
 	KEY_XATTR_ITEM = 24,
 	KEY_DIR_ITEM = 84,
 	KEY_DIR_INDEX = 96,
@@ -99,7 +101,8 @@ enum {
 /* BTRFS_FEATURE_INCOMPAT_* */
 #define INCOMPAT_MIXED_BACKREF (1ULL << 0)
 #define INCOMPAT_DEFAULT_SUBVOL (1ULL << 1) /* not the top-level one */
-#define INCOMPAT_BIG_METADATA (1ULL << 5)   /* nodes larger than a page */
+#define INCOMPAT_COMPRESS_ZSTD (1ULL << 4)
+#define INCOMPAT_BIG_METADATA (1ULL << 5) /* nodes larger than a page */
 #define INCOMPAT_EXTENDED_IREF (1ULL << 6)
 #define INCOMPAT_SKINNY_METADATA (1ULL << 8)
 #define INCOMPAT_NO_HOLES (1ULL << 9)
@@ -121,7 +124,19 @@ enum {
 #define BLOCK_WRITTEN (1ULL << 0)
 #define BLOCK_MIXED_BACKREF (1ULL << 56) /* BTRFS_MIXED_BACKREF_REV in the topmost byte */
 enum { FILE_EXTENT_INLINE = 0, FILE_EXTENT_REGULAR = 1, FILE_EXTENT_PREALLOC = 2 };
-enum { ENTRY_FILE = 1, ENTRY_DIR = 2, ENTRY_SYMLINK = 7, ENTRY_XATTR = 8 }; /* BTRFS_FT_* */
+enum { COMPRESSION_NONE = 0, COMPRESSION_ZSTD = 3 }; /* BTRFS_COMPRESS_* */
+enum {						     /* BTRFS_FT_* */
+       ENTRY_FILE = 1,
+       ENTRY_DIR = 2,
+       ENTRY_CHARACTER_DEVICE = 3,
+       ENTRY_BLOCK_DEVICE = 4,
+       ENTRY_FIFO = 5,
+       ENTRY_SOCKET = 6,
+       ENTRY_SYMLINK = 7,
+       ENTRY_XATTR = 8,
+};
+
+#define ROOT_READ_ONLY (1ULL << 0) /* BTRFS_ROOT_SUBVOL_RDONLY */
 
 /* struct btrfs_disk_key */
 struct DISK_STRUCT disk_key {
@@ -196,6 +211,14 @@ struct DISK_STRUCT disk_inode_ref {
 	le16 name_length;
 };
 static_assert(sizeof(struct disk_inode_ref) == 10, "disk_inode_ref");
+
+/* struct btrfs_inode_extref; the name follows. */
+struct DISK_STRUCT disk_inode_extref {
+	le64 parent;
+	le64 index;
+	le16 name_length;
+};
+static_assert(sizeof(struct disk_inode_extref) == 18, "disk_inode_extref");
 
 /* struct btrfs_dir_item; the name follows, then the value of an extended attribute. */
 struct DISK_STRUCT disk_dir_item {

@@ -2,6 +2,7 @@
 #include "btrfs/image.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/fileio.h"
@@ -40,6 +41,8 @@ void image_deinit(struct image *image)
 	block_alloc_deinit(&image->metadata_alloc);
 	extent_list_deinit(&image->extents);
 	extent_list_deinit(&image->late_extents);
+	free(image->roots);
+	image->roots = NULL;
 }
 
 int image_add_chunk(struct image *image, const struct chunk *chunk)
@@ -85,11 +88,14 @@ struct image_root *image_root_find(struct image *image, uint64_t objectid)
 int image_root_add(struct image *image, const struct image_tree *tree, struct image_root **root)
 {
 	size_t slot = image->root_count;
+	struct image_root *roots;
 
 	if (image_root_find(image, tree->objectid))
 		return -EEXIST;
-	if (slot == IMAGE_ROOTS_MAX)
-		return -E2BIG;
+	roots = reallocarray(image->roots, image->root_count + 1, sizeof(*roots));
+	if (!roots)
+		return -ENOMEM;
+	image->roots = roots;
 	for (; slot && image->roots[slot - 1].objectid > tree->objectid; slot--)
 		image->roots[slot] = image->roots[slot - 1];
 	image->root_count++;
@@ -97,6 +103,7 @@ int image_root_add(struct image *image, const struct image_tree *tree, struct im
 	**root = (struct image_root){
 		.objectid = tree->objectid,
 		.top_inode = tree->top_inode,
+		.read_only = tree->read_only,
 		.place = tree->place,
 	};
 	if (tree->uuid) {

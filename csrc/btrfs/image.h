@@ -17,8 +17,6 @@
 #include "btrfs/extents.h"
 #include "btrfs/tree.h"
 
-enum { IMAGE_ROOTS_MAX = 64 };
-
 struct image_params {
 	int fd; /* -1: write nothing, only find out how many blocks are needed */
 	uint32_t node_bytes;
@@ -31,6 +29,7 @@ struct image_params {
 	uint8_t device_uuid[UUID_BYTES];
 	uint8_t chunk_tree_uuid[UUID_BYTES];
 	uint16_t csum_type;	    /* CSUM_TYPE_* */
+	bool has_zstd;		    /* there may be extents compressed with zstd */
 	uint64_t default_subvolume; /* what a plain mount shows; 0: TREE_FS */
 };
 
@@ -52,6 +51,7 @@ struct image_tree {
 	uint64_t objectid;   /* TREE_FS, TREE_CSUM or a subvolume's */
 	uint64_t top_inode;  /* inode number of its top directory; 0: it holds no files */
 	const uint8_t *uuid; /* subvolumes: UUID_BYTES; NULL: none */
+	bool read_only;	     /* subvolumes */
 	struct image_place place;
 	image_emit *emit;
 	void *context;
@@ -63,6 +63,7 @@ struct image_root {
 	uint64_t top_inode;
 	uint8_t uuid[UUID_BYTES];
 	bool has_uuid;
+	bool read_only;
 	struct image_place place;
 	struct tree_root tree;
 };
@@ -78,7 +79,7 @@ struct image {
 	struct extent_list extents;
 	/* ...which are listed here; see commit.c. */
 	struct extent_list late_extents;
-	struct image_root roots[IMAGE_ROOTS_MAX]; /* ordered by object id */
+	struct image_root *roots; /* ordered by object id */
 	size_t root_count;
 	/* Set by image_commit. */
 	uint64_t used_bytes;	  /* of logical addresses, data included */
@@ -99,13 +100,38 @@ int image_add_chunk(struct image *image, const struct chunk *chunk);
 /* Adds a reference to a data extent in a DATA chunk. The caller writes the data itself. */
 int image_add_data(struct image *image, const struct extent *reference);
 
-/* Returns -ENOSPC if the METADATA chunks are full, -E2BIG for too many trees, or emit's error. */
+/* Returns -ENOSPC if the METADATA chunks are full, -EEXIST for a second tree, or emit's error. */
 int image_build_tree(struct image *image, const struct image_tree *tree);
 
 /*
+ * Shortens the chunk at `logical` to `length`, which has to hold all that is in it. So a chunk may
+ * be added with ample room before it is known how much goes there.
+ */
+int image_trim_chunk(struct image *image, uint64_t logical, uint64_t length);
+
+/* Shortens the only METADATA chunk to what is in it and what image_commit adds, in whole MiB. */
+int image_trim_metadata(struct image *image);
+
+/* Shortens the device; it still has to hold all chunks. */
+int image_trim_device(struct image *image, uint64_t device_bytes);
+
+/* Visits all tree blocks written so far, in the order of their addresses. `fd` may not be -1. */
+int image_visit_blocks(struct image *image, int (*visit)(void *context, const void *block),
+		       void *context);
+
+/*
+ * Replaces all UUIDs of the file system, in the tree blocks written so far as well. Thus they can
+ * be derived from the content of these blocks. Each is of UUID_BYTES.
+ */
+int image_set_identity(struct image *image, const uint8_t *fsid, const uint8_t *device_uuid,
+		       const uint8_t *chunk_tree_uuid);
+
+/* Sets the UUID of a subvolume that has been built. */
+int image_set_uuid(struct image *image, uint64_t objectid, const uint8_t *uuid);
+
+/*
  * Finishes the file system and writes its superblocks. -EINVAL: extents overlap, or one lies in no
- * chunk; -ENOSPC: the SYSTEM or METADATA chunks are full; -E2BIG: an extent has more references
- * than an extent item holds.
+ * chunk; -ENOSPC: the SYSTEM or METADATA chunks are full.
  */
 int image_commit(struct image *image);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The items that files and directories consist of. In a tree that holds files, the items of one
- * inode come in this order: inode, back references, directory entries by hash, directory entries
- * by index, file extents.
+ * inode come in this order: inode, back references (names), extended attributes, directory entries
+ * by hash, directory entries by index, file extents. So the functions here are called in this
+ * order, once for each inode, but file_extent_add() for each extent.
  */
 #ifndef BTRFS_INODE_H
 #define BTRFS_INODE_H
@@ -17,31 +18,72 @@ enum { DIR_INDEX_FIRST = 2 };
 
 /* An inode with one link, owned by root, all of whose times are `time` (seconds since 1970). */
 struct disk_inode inode_make(uint64_t generation, int64_t time, uint32_t mode);
-struct disk_time time_make(int64_t seconds);
+struct disk_time time_make(int64_t seconds, uint32_t nanoseconds);
 
 int inode_add(struct tree_builder *tree, uint64_t inode_number, const struct disk_inode *inode);
 
-/* Adds the inode's name in `parent`. A subvolume's top directory is its own parent, as "..". */
-int inode_ref_add(struct tree_builder *tree, uint64_t inode_number, uint64_t parent, uint64_t index,
-		  const char *name);
+/* One of an inode's names. */
+struct inode_name {
+	uint64_t parent; /* inode number of the directory */
+	uint64_t index;	 /* of the entry there */
+	const char *name;
+	size_t length; /* up to NAME_MAX_BYTES */
+};
 
 /*
- * Adds an entry of directory `parent` that leads to `target`, found by the name's hash or by index.
- * Returns -ENAMETOOLONG for names of more than NAME_MAX_BYTES.
- *
- * NB: two names of one directory with the same hash belong into one item. This library cannot
- * write such items yet, so tree_add refuses the second name with -EINVAL.
+ * Adds all names of an inode, and sorts `names` meanwhile. Names of one directory share an item;
+ * those for which that has no room get items of their own (extended references).
  */
-int dir_item_add(struct tree_builder *tree, uint64_t parent, const char *name,
-		 const struct key *target, uint8_t entry_type);
-int dir_index_add(struct tree_builder *tree, uint64_t parent, uint64_t index, const char *name,
-		  const struct key *target, uint8_t entry_type);
+int inode_names_add(struct tree_builder *tree, uint64_t inode_number, struct inode_name *names,
+		    size_t count);
+
+/* Adds ".." of a subvolume's top directory, which is its own parent. */
+int inode_top_add(struct tree_builder *tree, uint64_t inode_number);
+
+/* An entry of a directory, or an extended attribute. */
+struct dir_entry {
+	const char *name;
+	size_t length;	   /* up to NAME_MAX_BYTES */
+	struct key target; /* entries: where it leads to */
+	uint64_t index;	   /* entries: from DIR_INDEX_FIRST on */
+	const void *value; /* attributes */
+	size_t value_bytes;
+	uint8_t type;  /* ENTRY_* */
+	uint64_t hash; /* set by the functions below */
+};
+
+/*
+ * Add all entries of a directory, or all attributes of an inode, and sort `entries` meanwhile.
+ * Names with the same hash share an item. -E2BIG: that is larger than a leaf; -ENAMETOOLONG.
+ */
+int dir_entries_add(struct tree_builder *tree, uint64_t directory, struct dir_entry *entries,
+		    size_t count);
+int xattrs_add(struct tree_builder *tree, uint64_t inode_number, struct dir_entry *entries,
+	       size_t count);
+/* Adds entries by hash only, as the root tree's directory has them. */
+int dir_hashes_add(struct tree_builder *tree, uint64_t directory, struct dir_entry *entries,
+		   size_t count);
 
 /* btrfs_name_hash */
 uint64_t dir_name_hash(const char *name, size_t length);
 
-/* Adds an uncompressed regular file extent: [file_offset, +bytes) is all of `disk_bytenr`'s. */
-int file_extent_add(struct tree_builder *tree, uint64_t inode_number, uint64_t file_offset,
-		    uint64_t disk_bytenr, uint64_t bytes);
+/* A regular file extent that begins where its extent on the device does. */
+struct file_extent {
+	uint64_t offset;      /* in the file */
+	uint64_t bytes;	      /* of the file; whole sectors */
+	uint64_t disk_bytenr; /* logical address */
+	uint64_t disk_bytes;  /* on the device */
+	uint8_t compression;  /* COMPRESSION_* */
+};
+
+int file_extent_add(struct tree_builder *tree, uint64_t inode_number,
+		    const struct file_extent *extent);
+
+/*
+ * Adds all content of a small file, or the target of a symbolic link. `bytes` are stored, which
+ * unpack to `ram_bytes`.
+ */
+int file_inline_add(struct tree_builder *tree, uint64_t inode_number, const void *data,
+		    size_t bytes, size_t ram_bytes, uint8_t compression);
 
 #endif

@@ -12,7 +12,6 @@
 enum {
 	INCOMPAT_MIXED_GROUPS = 1u << 2,
 	INCOMPAT_COMPRESS_LZO = 1u << 3,
-	INCOMPAT_COMPRESS_ZSTD = 1u << 4,
 	INCOMPAT_SIMPLE_QUOTA = 1u << 16,
 	/* This one says that tree blocks have another fsid than the superblock. */
 	INCOMPAT_METADATA_UUID = 1u << 10,

@@ -77,13 +77,17 @@ static int add_virtual_extents(const struct seed *seed, struct image *image,
 			.count = 1,
 			.is_data = true,
 		};
+		struct file_extent extent = {
+			.offset = offset,
+			.disk_bytenr = reference.start,
+		};
 		int ret;
 
 		length = min_u64(seed->chunk_bytes, seed->virtual_bytes - offset);
-		reference.length = length;
+		reference.length = extent.bytes = extent.disk_bytes = length;
 		ret = image_add_data(image, &reference);
 		if (!ret)
-			ret = file_extent_add(tree, VIRTUAL_INODE, offset, reference.start, length);
+			ret = file_extent_add(tree, VIRTUAL_INODE, &extent);
 		if (ret)
 			return ret;
 	}
@@ -100,7 +104,7 @@ static int top_add(struct image *image, struct tree_builder *tree, const struct 
 	directory.byte_count = htole64(image->params.node_bytes);
 	directory.flags = htole64(flags);
 	ret = inode_add(tree, OBJECT_FIRST_FREE, &directory);
-	return ret ? ret : inode_ref_add(tree, OBJECT_FIRST_FREE, OBJECT_FIRST_FREE, 0, "..");
+	return ret ? ret : inode_top_add(tree, OBJECT_FIRST_FREE);
 }
 
 /*
@@ -115,27 +119,23 @@ static int emit_subvolume(struct image *image, struct tree_builder *tree, void *
 	return top_add(image, tree, seed, 0, seed->inherit_nodatasum ? INODE_NODATACOW : 0);
 }
 
-/* Adds the entries of the top-level directory, by hash, then by index. */
 static int add_entries(struct tree_builder *tree, const struct seed *seed)
 {
-	const uint64_t top = OBJECT_FIRST_FREE;
-	struct key file = { VIRTUAL_INODE, KEY_INODE_ITEM, 0 };
-	struct key subvolume = { SUBVOLUME, KEY_ROOT_ITEM, UINT64_MAX };
-	const char *name = seed->virtual_name, *other = SEED_SUBVOLUME_NAME;
-	bool file_first = dir_name_hash(name, strlen(name)) < dir_name_hash(other, strlen(other));
-	int ret = 0;
+	struct dir_entry entries[] = {
+		{ .name = seed->virtual_name,
+		  .length = strlen(seed->virtual_name),
+		  .target = { VIRTUAL_INODE, KEY_INODE_ITEM, 0 },
+		  .index = VIRTUAL_INDEX,
+		  .type = ENTRY_FILE },
+		{ .name = SEED_SUBVOLUME_NAME,
+		  .length = strlen(SEED_SUBVOLUME_NAME),
+		  .target = { SUBVOLUME, KEY_ROOT_ITEM, UINT64_MAX },
+		  .index = SUBVOLUME_INDEX,
+		  .type = ENTRY_DIR },
+	};
 
-	if (file_first)
-		ret = dir_item_add(tree, top, name, &file, ENTRY_FILE);
-	if (!ret)
-		ret = dir_item_add(tree, top, other, &subvolume, ENTRY_DIR);
-	if (!ret && !file_first)
-		ret = dir_item_add(tree, top, name, &file, ENTRY_FILE);
-	if (!ret)
-		ret = dir_index_add(tree, top, VIRTUAL_INDEX, name, &file, ENTRY_FILE);
-	if (!ret)
-		ret = dir_index_add(tree, top, SUBVOLUME_INDEX, other, &subvolume, ENTRY_DIR);
-	return ret;
+	return dir_entries_add(tree, OBJECT_FIRST_FREE, entries,
+			       sizeof(entries) / sizeof(entries[0]));
 }
 
 /*
@@ -147,6 +147,7 @@ static int emit_top_level(struct image *image, struct tree_builder *tree, void *
 	const struct seed *seed = context;
 	struct disk_inode file = inode_make(SEED_GENERATION, seed->time, VIRTUAL_MODE);
 	const char *name = seed->virtual_name;
+	struct inode_name link = { OBJECT_FIRST_FREE, VIRTUAL_INDEX, name, strlen(name) };
 	int ret;
 
 	file.size = file.byte_count = htole64(seed->virtual_bytes);
@@ -158,7 +159,7 @@ static int emit_top_level(struct image *image, struct tree_builder *tree, void *
 	if (!ret)
 		ret = inode_add(tree, VIRTUAL_INODE, &file);
 	if (!ret)
-		ret = inode_ref_add(tree, VIRTUAL_INODE, OBJECT_FIRST_FREE, VIRTUAL_INDEX, name);
+		ret = inode_names_add(tree, VIRTUAL_INODE, &link, 1);
 	if (!ret)
 		ret = add_virtual_extents(seed, image, tree);
 	return ret;
@@ -271,9 +272,7 @@ static int check_inputs(const struct seed *seed)
 	if (!*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, "..") ||
 	    strchr(seed->label, '\n'))
 		return -EINVAL;
-	/* Entries with the same hash share an item, which this library cannot write. */
-	if (dir_name_hash(name, strlen(name)) ==
-	    dir_name_hash(SEED_SUBVOLUME_NAME, strlen(SEED_SUBVOLUME_NAME)))
+	if (!strcmp(name, SEED_SUBVOLUME_NAME))
 		return -EEXIST;
 	if (seed->virtual_bytes % BLOCK_BYTES || seed->chunk_bytes % SEED_CHUNK_STEP_BYTES)
 		return -EINVAL;

@@ -87,7 +87,7 @@ struct seed {
  * Lays the seed out. -EINVAL: virtual_bytes is not a multiple of BLOCK_BYTES, or chunk_bytes not of
  * SEED_CHUNK_STEP_BYTES; -ERANGE: one of them is too small or too large, or gives more than
  * SEED_CHUNKS_MAX chunks; -ENAMETOOLONG, or -EINVAL for an impossible name or label; -EEXIST:
- * the name's hash is that of SEED_SUBVOLUME_NAME; -ENOMEM.
+ * the name is SEED_SUBVOLUME_NAME; -ENOMEM.
  */
 int seed_plan(struct seed *seed);
 

@@ -103,18 +103,22 @@ static int emit_root_dir(struct image *image, struct tree_builder *tree)
 {
 	uint64_t generation = image->params.generation;
 	struct disk_inode inode = inode_make(generation, image->params.time, DIR_MODE);
-	struct key target = { TREE_FS, KEY_ROOT_ITEM, UINT64_MAX };
+	struct dir_entry entry = {
+		.name = "default",
+		.length = strlen("default"),
+		.target = { TREE_FS, KEY_ROOT_ITEM, UINT64_MAX },
+		.type = ENTRY_DIR,
+	};
 	int ret;
 
 	if (image->params.default_subvolume)
-		target.objectid = image->params.default_subvolume;
+		entry.target.objectid = image->params.default_subvolume;
 	inode.byte_count = htole64(image->params.node_bytes);
 	ret = inode_add(tree, TREE_ROOT_DIR, &inode);
 	if (!ret)
-		ret = inode_ref_add(tree, TREE_ROOT_DIR, TREE_ROOT_DIR, 0, "..");
-	if (!ret)
-		ret = dir_item_add(tree, TREE_ROOT_DIR, "default", &target, ENTRY_DIR);
-	return ret;
+		ret = inode_top_add(tree, TREE_ROOT_DIR);
+	/* Here the one entry has no index. */
+	return ret ? ret : dir_hashes_add(tree, TREE_ROOT_DIR, &entry, 1);
 }
 
 static int emit_root_item(struct image *image, struct tree_builder *tree,
@@ -138,10 +142,12 @@ static int emit_root_item(struct image *image, struct tree_builder *tree,
 		.generation_v2 = generation,
 	};
 
+	if (root->read_only)
+		item.flags = htole64(ROOT_READ_ONLY);
 	if (root->has_uuid) {
 		memcpy(item.uuid, root->uuid, UUID_BYTES);
 		item.ctransid = item.otransid = generation;
-		item.ctime = item.otime = time_make(image->params.time);
+		item.ctime = item.otime = time_make(image->params.time, 0);
 	}
 	return tree_add(tree, &key, &item, sizeof(item));
 }
@@ -223,10 +229,12 @@ static int compare_uuid_entries(const void *left, const void *right)
 /* Maps each subvolume's UUID, as the two halves of a key, to the subvolume's object id. */
 int emit_uuid_tree(struct image *image, struct tree_builder *tree, void *context)
 {
-	struct uuid_entry entries[IMAGE_ROOTS_MAX];
+	_cleanup_free_ struct uuid_entry *entries = calloc(image->root_count, sizeof(*entries));
 	size_t count = 0;
 
 	(void)context;
+	if (!entries)
+		return -ENOMEM;
 	for (size_t i = 0; i < image->root_count; i++) {
 		const struct image_root *root = &image->roots[i];
 		le64 halves[2];
@@ -260,6 +268,6 @@ int emit_data_reloc_tree(struct image *image, struct tree_builder *tree, void *c
 	(void)context;
 	ret = inode_add(tree, OBJECT_FIRST_FREE, &inode);
 	if (!ret)
-		ret = inode_ref_add(tree, OBJECT_FIRST_FREE, OBJECT_FIRST_FREE, 0, "..");
+		ret = inode_top_add(tree, OBJECT_FIRST_FREE);
 	return ret;
 }

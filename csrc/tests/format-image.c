@@ -15,7 +15,7 @@
 #include "btrfs/image.h"
 #include "btrfs/inode.h"
 
-enum { GENERATION = 7, FIRST_FILE = OBJECT_FIRST_FREE + 1, SHARE = 5, EXTENT_BYTES = 65536 };
+enum { GENERATION = 7, FIRST_FILE = OBJECT_FIRST_FREE + 1, SHARE = 100, EXTENT_BYTES = 65536 };
 
 #define DEVICE_BYTES GIB(4)
 #define DATA_START MIB(1024)
@@ -23,30 +23,20 @@ enum { GENERATION = 7, FIRST_FILE = OBJECT_FIRST_FREE + 1, SHARE = 5, EXTENT_BYT
 struct file {
 	uint64_t inode_number;
 	uint64_t index;
-	uint64_t hash;
 	uint64_t disk_bytenr;
 	char name[32];
 };
 
 struct listing {
 	struct file *files;
-	struct file **by_hash;
 	size_t count;
 };
-
-static int compare_hashes(const void *left, const void *right)
-{
-	const struct file *a = *(struct file *const *)left, *b = *(struct file *const *)right;
-
-	return (a->hash > b->hash) - (a->hash < b->hash);
-}
 
 static int listing_fill(struct listing *listing, size_t count)
 {
 	listing->count = count;
 	listing->files = calloc(count, sizeof(*listing->files));
-	listing->by_hash = calloc(count, sizeof(*listing->by_hash));
-	if (!listing->files || !listing->by_hash)
+	if (!listing->files)
 		return -ENOMEM;
 	for (size_t i = 0; i < count; i++) {
 		struct file *file = &listing->files[i];
@@ -54,11 +44,8 @@ static int listing_fill(struct listing *listing, size_t count)
 		snprintf(file->name, sizeof(file->name), "file-%zu", i);
 		file->inode_number = FIRST_FILE + i;
 		file->index = DIR_INDEX_FIRST + i;
-		file->hash = dir_name_hash(file->name, strlen(file->name));
 		file->disk_bytenr = DATA_START + i / SHARE * 2 * EXTENT_BYTES;
-		listing->by_hash[i] = file;
 	}
-	qsort(listing->by_hash, count, sizeof(*listing->by_hash), compare_hashes);
 	return 0;
 }
 
@@ -74,11 +61,16 @@ static int add_extent(struct image *image, struct tree_builder *tree, const stru
 		.count = 1,
 		.is_data = true,
 	};
+	struct file_extent extent = {
+		.offset = offset,
+		.bytes = EXTENT_BYTES,
+		.disk_bytenr = file->disk_bytenr,
+		.disk_bytes = EXTENT_BYTES,
+	};
 	int ret = image_add_data(image, &reference);
 
 	if (!ret)
-		ret = file_extent_add(tree, file->inode_number, offset, file->disk_bytenr,
-				      EXTENT_BYTES);
+		ret = file_extent_add(tree, file->inode_number, &extent);
 	return ret;
 }
 
@@ -86,6 +78,7 @@ static int add_extent(struct image *image, struct tree_builder *tree, const stru
 static int emit_file(struct image *image, struct tree_builder *tree, const struct file *file)
 {
 	struct disk_inode inode = inode_make(GENERATION, image->params.time, 0100644);
+	struct inode_name name = { OBJECT_FIRST_FREE, file->index, file->name, strlen(file->name) };
 	unsigned pieces = file->inode_number == FIRST_FILE ? 2 : 1;
 	int ret;
 
@@ -93,8 +86,7 @@ static int emit_file(struct image *image, struct tree_builder *tree, const struc
 	inode.flags = htole64(INODE_NODATASUM);
 	ret = inode_add(tree, file->inode_number, &inode);
 	if (!ret)
-		ret = inode_ref_add(tree, file->inode_number, OBJECT_FIRST_FREE, file->index,
-				    file->name);
+		ret = inode_names_add(tree, file->inode_number, &name, 1);
 	for (unsigned i = 0; i < pieces && !ret; i++)
 		ret = add_extent(image, tree, file, i * EXTENT_BYTES);
 	return ret;
@@ -105,27 +97,30 @@ static int emit_files(struct image *image, struct tree_builder *tree, void *cont
 	const struct listing *listing = context;
 	const uint64_t top = OBJECT_FIRST_FREE;
 	struct disk_inode directory = inode_make(GENERATION, image->params.time, 040755);
+	_cleanup_free_ struct dir_entry *entries = calloc(listing->count, sizeof(*entries));
 	uint64_t size = 0;
 	int ret;
 
-	for (size_t i = 0; i < listing->count; i++)
-		size += 2 * strlen(listing->files[i].name);
+	if (!entries)
+		return -ENOMEM;
+	for (size_t i = 0; i < listing->count; i++) {
+		const struct file *file = &listing->files[i];
+
+		entries[i] = (struct dir_entry){
+			.name = file->name,
+			.length = strlen(file->name),
+			.target = { file->inode_number, KEY_INODE_ITEM, 0 },
+			.index = file->index,
+			.type = ENTRY_FILE,
+		};
+		size += 2 * entries[i].length;
+	}
 	directory.size = htole64(size);
 	ret = inode_add(tree, top, &directory);
 	if (!ret)
-		ret = inode_ref_add(tree, top, top, 0, "..");
-	for (size_t i = 0; i < listing->count && !ret; i++) {
-		const struct file *file = listing->by_hash[i];
-		struct key target = { file->inode_number, KEY_INODE_ITEM, 0 };
-
-		ret = dir_item_add(tree, top, file->name, &target, ENTRY_FILE);
-	}
-	for (size_t i = 0; i < listing->count && !ret; i++) {
-		const struct file *file = &listing->files[i];
-		struct key target = { file->inode_number, KEY_INODE_ITEM, 0 };
-
-		ret = dir_index_add(tree, top, file->index, file->name, &target, ENTRY_FILE);
-	}
+		ret = inode_top_add(tree, top);
+	if (!ret)
+		ret = dir_entries_add(tree, top, entries, listing->count);
 	for (size_t i = 0; i < listing->count && !ret; i++)
 		ret = emit_file(image, tree, &listing->files[i]);
 	return ret;
@@ -204,6 +199,5 @@ int main(int argc, char **argv)
 	if (ret)
 		msg_error("%s", strerror(-ret));
 	free(listing.files);
-	free(listing.by_hash);
 	return ret ? EXIT_FAILED : EXIT_OK;
 }

@@ -302,7 +302,9 @@ static int try_image(uint64_t metadata_bytes, image_emit *emit)
 	if (!ret)
 		ret = image_commit(&image);
 	if (!ret)
-		CHECK(image.system_blocks == 1 && image.metadata_blocks == 9);
+		/* References that have no room in the item need more blocks. */
+		CHECK(image.system_blocks == 1 &&
+		      (emit == emit_many_refs) == (image.metadata_blocks > 9));
 	image_deinit(&image);
 	return ret;
 }
@@ -317,7 +319,7 @@ static void check_image(void)
 	CHECK(try_image(4 * DEFAULT_NODE_BYTES, NULL) == -ENOSPC);
 	CHECK(try_image(MIB(8), emit_overlap) == -EINVAL);
 	CHECK(try_image(MIB(8), emit_stray) == -EINVAL);
-	CHECK(try_image(MIB(8), emit_many_refs) == -E2BIG);
+	CHECK(try_image(MIB(8), emit_many_refs) == 0);
 }
 
 static int plan(uint64_t virtual_bytes, uint64_t chunk_bytes, const char *name)

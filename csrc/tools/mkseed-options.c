@@ -11,7 +11,6 @@
 
 #include "base/message.h"
 #include "base/size.h"
-#include "btrfs/inode.h"
 
 #define PROGRAM MKSEED_PROGRAM
 #define DEFAULT_NAME ".btrfs-ublk-virtual-data"
@@ -124,11 +123,8 @@ static int check_name(const char *name)
 			  strlen(name), NAME_MAX_BYTES);
 	else if (!is_utf8(name))
 		msg_error("--virtual-data-filename: the name is not valid UTF-8");
-	else if (dir_name_hash(name, strlen(name)) ==
-		 dir_name_hash(SEED_SUBVOLUME_NAME, strlen(SEED_SUBVOLUME_NAME)))
-		msg_error("--virtual-data-filename: \"%s\" is, or has the hash of, the "
-			  "subvolume beside it: " SEED_SUBVOLUME_NAME,
-			  name);
+	else if (!strcmp(name, SEED_SUBVOLUME_NAME))
+		msg_error("--virtual-data-filename: \"%s\" is the subvolume beside it", name);
 	else
 		return 0;
 	msg_hint("give the name of a file, such as " DEFAULT_NAME);
