@@ -16,12 +16,12 @@ from conftest import Need
 from volume_support import NAME, TIMEOUT_S, Place
 from web_server import NGINX, WebServer, web_server
 
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.testing.range_server_fixtures import range_server
 from btrfs_ublk.units import GIB, MIB, TIB
 from btrfs_ublk.volume import down_volume, kept_volume, list_volumes, remove_volume
-from btrfs_ublk.volume.find import CONFIG_VARIABLE
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 CONTENT = os.urandom(3 * MIB + 77)

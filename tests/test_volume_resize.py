@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from volume_support import NAME, TIMEOUT_S, Place
 
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.device.locks import registry_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel import loop_device
@@ -27,7 +28,6 @@ from btrfs_ublk.volume import (
     show_volume,
     up_volume,
 )
-from btrfs_ublk.volume.find import CONFIG_VARIABLE
 from btrfs_ublk.volume.store import volume_directory, volumes_directory
 
 pytestmark = pytest.mark.native

@@ -12,6 +12,10 @@ from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 VOLUMES_VARIABLE = "BTRFS_UBLK_VOLUMES_DIR"
 VOLUMES_DIRECTORY = "/var/lib/btrfs-ublk/volumes"
 
+#: The administrator's files are in the directory that the variable names, else in this.
+CONFIG_VARIABLE = "BTRFS_UBLK_CONFIG_DIR"
+CONFIG_DIRECTORY = "/etc/btrfs-ublk"
+
 
 def make_private(path: Path, *, what: str, hint: str) -> Path:
     """Make a directory (mode 0700) unless it is there; returns ``path``.

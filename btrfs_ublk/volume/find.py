@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.private_dirs import CONFIG_DIRECTORY, CONFIG_VARIABLE
 from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
 from btrfs_ublk.volume.store import volume_directory
-
-#: This variable names a directory to use instead of /etc/btrfs-ublk.
-CONFIG_VARIABLE = "BTRFS_UBLK_CONFIG_DIR"
-CONFIG_DIRECTORY = "/etc/btrfs-ublk"
 
 
 @dataclass(frozen=True)
