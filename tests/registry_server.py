@@ -45,6 +45,13 @@ storage:
 http:
   addr: 127.0.0.1:0
   secret: none
+"""
+
+_TLS = """
+  tls: {{certificate: {root}/tls.pem, key: {root}/tls.key}}
+"""
+
+_AUTH = """
 auth:
   token:
     realm: {realm}
@@ -73,9 +80,9 @@ class TokenServer:
     def realm(self) -> str:
         return f"http://127.0.0.1:{self.port}/token?account=tests"
 
-    def token(self, scope: str) -> str:
+    def token(self, *scopes: str) -> str:
         """Return a JSON Web Token, of the form in the registry's documentation."""
-        kind, name, actions = scope.split(":")
+        parts = [scope.split(":") for scope in scopes]
         now = int(time.time())
         certificate = self.issued.cert_chain_pems[0].bytes()
         der = b"".join(certificate.split(b"-----")[2].split())
@@ -88,7 +95,10 @@ class TokenServer:
             "nbf": now - 600,
             "iat": now,
             "jti": str(time.monotonic_ns()),
-            "access": [{"type": kind, "name": name, "actions": actions.split(",")}],
+            "access": [
+                {"type": kind, "name": name, "actions": actions.split(",")}
+                for kind, name, actions in parts
+            ],
         }
         signed = ".".join(_base64url(json.dumps(x).encode()) for x in (header, claims))
         key = serialization.load_pem_private_key(
@@ -101,14 +111,16 @@ class TokenServer:
     def answer(self, query: str, authorization: str | None) -> dict[str, object] | None:
         """Return the answer to a request's query or form; None: refuse it."""
         self.requests.append(query)
-        asked = {key: values[0] for key, values in parse_qs(query).items()}
+        given = parse_qs(query)
+        asked = {key: values[0] for key, values in given.items()}
         expected = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         refreshed = asked.get("refresh_token") == IDENTITY_TOKEN
         known = refreshed or authorization == f"Basic {expected}"
         if asked.get("service") != SERVICE or not (known or self.anonymous):
             return None
         name = "access_token" if refreshed else "token"
-        return {name: self.token(asked["scope"]), "expires_in": self.expires_in_s}
+        scopes = [one for value in given["scope"] for one in value.split()]
+        return {name: self.token(*scopes), "expires_in": self.expires_in_s}
 
 
 @contextmanager
@@ -149,10 +161,11 @@ def _token_server(root: Path) -> Iterator[TokenServer]:
 
 @dataclass(frozen=True)
 class Registry:
-    """A running registry, and its token server."""
+    """A running registry, and its token server. ``ca_file`` is for one with TLS."""
 
     port: int
     tokens: TokenServer
+    ca_file: Path
 
     @property
     def host(self) -> str:
@@ -223,15 +236,21 @@ def _wait_for_port(process: subprocess.Popen[bytes]) -> int:
 
 
 @contextmanager
-def registry_server(root: Path) -> Iterator[Registry]:
-    """Run a registry with its storage under ``root``."""
+def registry_server(root: Path, *, tls: bool = False) -> Iterator[Registry]:
+    """Run a registry with its storage under ``root``. With ``tls``, it has a
+    certificate of an authority ``root``/ca.pem, and wants no tokens."""
     with ExitStack() as stack:
         tokens = stack.enter_context(_token_server(root))
         configuration = root / "registry.yml"
+        if tls:
+            authority = trustme.CA()
+            authority.cert_pem.write_to_path(root / "ca.pem")
+            issued = authority.issue_cert("127.0.0.1")
+            issued.private_key_pem.write_to_path(root / "tls.key")
+            issued.cert_chain_pems[0].write_to_path(root / "tls.pem")
+        parts = _CONFIGURATION.rstrip() + (_TLS.rstrip() if tls else _AUTH)
         configuration.write_text(
-            _CONFIGURATION.format(
-                root=root, realm=tokens.realm, service=SERVICE, issuer=ISSUER
-            ),
+            parts.format(root=root, realm=tokens.realm, service=SERVICE, issuer=ISSUER),
             encoding="utf-8",
         )
         process = subprocess.Popen(
@@ -254,4 +273,4 @@ def registry_server(root: Path) -> Iterator[Registry]:
         drain.start()
         stack.callback(drain.join)
         stack.callback(process.terminate)
-        yield Registry(port=port, tokens=tokens)
+        yield Registry(port=port, tokens=tokens, ca_file=root / "ca.pem")

@@ -14,6 +14,7 @@ from btrfs_ublk.base.process import run
 HEAVY = {
     *("asyncio", "http.server", "jinja2", "matplotlib", "prometheus_client"),
     *("psutil", "pytest", "rich", "sqlite3", "urllib.request"),
+    *("cryptography", "requests", "zstandard"),
 }
 #: How many of our own modules, at most; it is for whoever adds one to say why.
 MOST = {"--version": 15, "--help": 15, "volume list": 40, "volume up --help": 27}

@@ -22,6 +22,7 @@ LAYERS = [
     {"device"},
     {"daemon"},
     {"seed"},
+    {"image"},
     {"volume"},
     {"testing"},
     {"ops"},
@@ -100,7 +101,7 @@ def test_only_benchmarks_import_benchmarks() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", "content device kernel physmap seed server volume".split()
+    "package", "content device image kernel physmap seed server volume".split()
 )
 def test_packages_offer_what_type_checkers_see(package: str) -> None:
     path = PACKAGE / package / "__init__.py"

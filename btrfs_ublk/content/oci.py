@@ -133,10 +133,15 @@ def _layer_text(layer: object) -> str:
     return repr(layer)
 
 
+def machine_platform() -> tuple[str, str]:
+    """Return this machine's platform as indexes name it."""
+    machine = os.uname().machine
+    return "linux", _ARCHITECTURES.get(machine, machine)
+
+
 def _choose(manifests: object, name: str) -> str:
     """Return the digest of the manifest for this machine's platform."""
-    machine = os.uname().machine
-    wanted = ("linux", _ARCHITECTURES.get(machine, machine))
+    wanted = machine_platform()
     there = []
     for one in manifests if isinstance(manifests, list) else []:
         match one:

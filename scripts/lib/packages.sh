@@ -15,10 +15,11 @@ packages_of_part() { # build|demo|bench|test|package|vm
         echo fio erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3
         ;;
     test)
-        # nginx, docker-registry: real servers that data are fetched from; chromium, with
+        # nginx, docker-registry: real servers that data are fetched from; skopeo: a
+        # client of registries that is not ours; chromium, with
         # the widest letters that it may take: to look at reports of benchmarks;
         # what shows man pages, and shells that complete
-        echo clang-format clang-tidy shellcheck systemd nginx docker-registry \
+        echo clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
             chromium fonts-dejavu-core groff-base mandoc zsh fish
         ;;
     package) echo mmdebstrap ;;

@@ -1,0 +1,70 @@
+"""Sealed images: what they are, where they come from, and who may bring them."""
+
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.base.exports import exporter
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
+    from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+    from btrfs_ublk.image.inspect import ImageReport, inspect_image
+    from btrfs_ublk.image.layout import Layout
+    from btrfs_ublk.image.policy import RefusedImageError, read_policy
+    from btrfs_ublk.image.pull import PulledImage, pull_image
+    from btrfs_ublk.image.reference import (
+        LayoutName,
+        Reference,
+        parse_layout,
+        parse_name,
+        parse_reference,
+        parse_source,
+    )
+    from btrfs_ublk.image.registry import Repository
+    from btrfs_ublk.image.store import ImageStore, StoredImage
+    from btrfs_ublk.image.transfer import Pushed, push_image, walk
+else:
+    __getattr__ = exporter(
+        __name__,
+        {
+            "build": "BuildOptions BuiltImage build_image",
+            "connection": "RegistryAccess RegistryError",
+            "inspect": "ImageReport inspect_image",
+            "layout": "Layout",
+            "policy": "RefusedImageError read_policy",
+            "pull": "PulledImage pull_image",
+            "reference": (
+                "LayoutName Reference parse_layout parse_name parse_reference "
+                "parse_source"
+            ),
+            "registry": "Repository",
+            "store": "ImageStore StoredImage",
+            "transfer": "Pushed push_image walk",
+        },
+    )
+
+__all__ = [
+    "BuildOptions",
+    "BuiltImage",
+    "ImageReport",
+    "ImageStore",
+    "Layout",
+    "LayoutName",
+    "PulledImage",
+    "Pushed",
+    "Reference",
+    "RefusedImageError",
+    "RegistryAccess",
+    "RegistryError",
+    "Repository",
+    "StoredImage",
+    "build_image",
+    "inspect_image",
+    "parse_layout",
+    "parse_name",
+    "parse_reference",
+    "parse_source",
+    "pull_image",
+    "push_image",
+    "read_policy",
+    "walk",
+]

@@ -1,0 +1,224 @@
+"""Making sealed images: an OCI image layout with the ordinary image, if there is one,
+and the sealed one beside it (docs/design/images.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.base.helpers import helper_path
+from btrfs_ublk.base.process import run
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, Digests, check_unit
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import (
+    ARTIFACT,
+    DATA,
+    EMPTY,
+    EMPTY_BYTES,
+    INDEX,
+    MANIFEST,
+    METADATA,
+    NO_PLATFORM,
+    SEALED_IN,
+    Descriptor,
+    to_bytes,
+    write_sealed_manifest,
+)
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pack import Layer, header_of, write_pack
+from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
+from btrfs_ublk.image.source import OpenedSource, open_source
+
+MKIMAGE = "btrfs-ublk-mkimage"
+#: A bound for what would otherwise wait for ever.
+_TIMEOUT_S = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How an image is made. None: mkimage's default."""
+
+    compression: str | None = None
+    max_inline: int | None = None
+    checksum: str | None = None
+    threads: int | None = None
+    unit_bytes: int = DEFAULT_UNIT_BYTES
+    #: Paths within the image whose content is to come first in the data object.
+    first: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltImage:
+    """An image that was made. ``digest`` is that of the index, ``sealed`` that of the
+    sealed image's manifest."""
+
+    name: LayoutName
+    digest: str
+    sealed: str
+    fsid: str
+    layers: int
+    pack_bytes: int
+    metadata_bytes: int
+    data_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"name": str(self.name)}
+
+
+def build_image(
+    source: Name | Path,
+    output: Path,
+    options: BuildOptions,
+    *,
+    tag: str | None = None,
+    platform: str | None = None,
+    access: RegistryAccess | None = None,
+    progress: Callable[[int], object] = lambda count: None,
+    say: Callable[[str], object] = lambda text: None,
+) -> BuiltImage:
+    """Make a sealed image in a layout ``output``, which is made if missing, by the name
+    ``tag`` (the source's, else ``latest``). Raises UsageError, RegistryError,
+    InvalidImageError, CommandError; no name is given to what is not complete."""
+    mkimage = helper_path(MKIMAGE)
+    layout = Layout.made(output)
+    opened = open_source(
+        source, layout, access or RegistryAccess(), platform=platform, progress=progress
+    )
+    if tag is None:
+        given = source.tag if isinstance(source, (Reference, LayoutName)) else None
+        tag = given or DEFAULT_TAG
+    work = layout.path / "blobs" / f".build-{os.urandom(8).hex()}"
+    try:
+        with deferred():
+            work.mkdir(mode=0o700)
+        say("make the file system")
+        report = _make(mkimage, opened, work / "image", options)
+        say("pack the metadata")
+        return seal(layout, work / "image", report, opened, tag)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot make an image in {output}: {error.strerror or error}",
+            hint="is its disk full, or read-only?",
+        ) from error
+    finally:
+        with deferred():
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _make(
+    mkimage: Path, opened: OpenedSource, output: Path, options: BuildOptions
+) -> dict[str, Any]:
+    output.mkdir(mode=0o700)
+    description: dict[str, Any] = {
+        "layers": [layer.to_dict() for layer in opened.layers],
+        "output": str(output),
+        "unit": options.unit_bytes,
+        "first": list(options.first),
+    }
+    for key in ("compression", "max_inline", "checksum", "threads"):
+        value = getattr(options, key)
+        if value is not None:
+            description[key] = value
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is not None:
+        if not epoch.isdigit():
+            raise UsageError(
+                f"SOURCE_DATE_EPOCH is {epoch!r}, no number of seconds",
+                hint="unset it, or: SOURCE_DATE_EPOCH=$(date +%s)",
+            )
+        description["time"] = int(epoch)
+    answer = run([mkimage], input=json.dumps(description), timeout_s=_TIMEOUT_S)
+    report: dict[str, Any] = json.loads(answer.stdout)
+    return report | {"unit": options.unit_bytes}
+
+
+def seal(
+    layout: Layout,
+    made: Path,
+    report: dict[str, Any],
+    opened: OpenedSource,
+    tag: str,
+) -> BuiltImage:
+    """Add to a layout what mkimage has made in the directory ``made``, and told in its
+    report, with the ordinary image that is there; then name that. Raises OSError."""
+    digests = Digests(
+        (made / "data").stat().st_size,
+        report["unit"],
+        (made / "digests").read_bytes(),
+    )
+    header = header_of(
+        made / "seed.img",
+        digests,
+        device_bytes=report["device_bytes"],
+        fsid=report["fsid"],
+        layers=_layers(report["layers"]),
+        config=dict(opened.config),
+    )
+    with layout.adding(METADATA) as (file, done):
+        write_pack(file, header, made / "seed.img", digests.units)
+    pack = done[0]
+    data = layout.take(made / "data", DATA) if digests.size_bytes else None
+    layout.add(EMPTY, EMPTY_BYTES)
+    sealed = layout.add(
+        MANIFEST,
+        write_sealed_manifest(pack, data),
+        artifactType=ARTIFACT,
+        platform=NO_PLATFORM,
+    )
+    index = layout.add(INDEX, _index(layout, opened, sealed))
+    layout.tag(index, tag)
+    return BuiltImage(
+        name=LayoutName(layout.path, tag),
+        digest=index.digest,
+        sealed=sealed.digest,
+        fsid=header.fsid,
+        layers=len(header.layers),
+        pack_bytes=pack.size,
+        metadata_bytes=sum(length for _, length in header.extents),
+        data_bytes=header.data_bytes,
+    )
+
+
+def _layers(reported: Sequence[dict[str, Any]]) -> list[Layer]:
+    return [
+        Layer(
+            chain_id=each["chain_id"],
+            diff_id=each.get("diff_id"),
+            subvolume=each["subvolume"],
+        )
+        for each in reported
+    ]
+
+
+def _index(layout: Layout, opened: OpenedSource, sealed: Descriptor) -> bytes:
+    """Return the index: the ordinary image first, whose layers say where they are
+    sealed, and the sealed one second."""
+    manifests = [dict(sealed.raw)]
+    if opened.ordinary is not None and opened.manifest is not None:
+        layers = [
+            {
+                **layer,
+                "annotations": {
+                    **(layer.get("annotations") or {}),
+                    SEALED_IN: sealed.digest,
+                },
+            }
+            for layer in opened.manifest["layers"]
+        ]
+        document = {**opened.manifest, "layers": layers}
+        annotated = layout.add(opened.ordinary.media_type, to_bytes(document))
+        platform = dict(opened.ordinary.platform)
+        manifests.insert(
+            0, {**annotated.raw, **({"platform": platform} if platform else {})}
+        )
+    return to_bytes({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests})

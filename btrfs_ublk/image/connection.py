@@ -1,0 +1,411 @@
+"""Requests to a registry: TLS, tokens, redirections, and a bounded number of retries.
+
+Tokens are the "token authentication" of the CNCF's distribution project. They go to
+the registry only, and passwords only to a token server with TLS, or on loopback.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urljoin, urlsplit
+
+import requests
+
+from btrfs_ublk.base.log import log
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.credentials import Login, find_login
+
+_HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
+_AGENT = "btrfs-ublk"
+#: Of a connection, and of each wait for more bytes.
+_TIMEOUT_S = (10.0, 60.0)
+_MAX_TRIES = 5
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
+_MAX_REDIRECTIONS = 5
+#: Too busy, or a gateway whose server is; a later request may succeed.
+_PASSING = (408, 429, 500, 502, 503, 504)
+_MAX_ERROR_BYTES = 16 << 10
+_MAX_TOKEN_BYTES = 1 << 20
+_TOKEN_DEFAULT_S, _TOKEN_MARGIN_S = 60.0, 10.0
+_PARAMETER = re.compile(r'([a-z]+)="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
+
+#: Makes the body of a request anew for each try.
+Body = Callable[[], bytes | Iterable[bytes]]
+
+
+class RegistryError(BtrfsUblkError):
+    """A registry refused a request, or gave none of the answers that it may give.
+    ``status`` is that of HTTP; None without an answer."""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, status: int | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class RegistryAccess:
+    """How to get to a registry: a config.json with its login, certificates to trust
+    instead of the system's, and whether to ask by http, which is for loopback."""
+
+    docker_config: Path | None = None
+    ca_file: Path | None = None
+    insecure: bool = False
+
+
+class Connection:
+    """Requests about one repository of a registry. ``actions`` are what a token is to
+    allow, ``pull`` or ``pull,push``."""
+
+    def __init__(
+        self,
+        registry: str,
+        repository: str,
+        access: RegistryAccess,
+        *,
+        actions: str = "pull",
+    ) -> None:
+        host = _HUB_HOST if registry == _HUB else registry
+        self.place = f"{registry}/{repository}"
+        self._registry = registry
+        self._scopes = [f"repository:{repository}:{actions}"]
+        self._access = access
+        self._base = f"http{'' if access.insecure else 's'}://{host}/v2/"
+        self._login: Login | None = None
+        #: What is sent with each request once the registry has asked for it.
+        self._authorization: str | None = None
+        self._until_s = 0.0
+        self._challenge: str | None = None
+        if access.insecure and not _is_loopback(self._base):
+            raise UsageError(
+                f"--insecure is for registries on loopback, not for {registry}",
+                hint="--ca-file names a certificate of your own to trust",
+            )
+        self._session = requests.Session()
+        self._session.headers["User-Agent"] = _AGENT
+        self._session.verify = _system_certificates()
+        # NB: only what is given with each request precedes REQUESTS_CA_BUNDLE.
+        self._verify = None if access.ca_file is None else str(access.ca_file)
+        if access.ca_file is not None and not access.ca_file.is_file():
+            raise UsageError(f"there is no file of certificates {access.ca_file}")
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def also(self, scope: str) -> None:
+        """Ask for tokens that allow this as well (to mount another's blobs)."""
+        if scope not in self._scopes:
+            self._scopes.append(scope)
+            self._until_s = 0.0
+
+    def url(self, path: str) -> str:
+        """Return the URL of ``path`` below the interface's root, or of a Location."""
+        return urljoin(self._base, path)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        ok: tuple[int, ...],
+        headers: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        tries: int = _MAX_TRIES,
+    ) -> requests.Response:
+        """Send a request until it is answered with one of the statuses ``ok``. The
+        caller reads the body, as a stream, and closes it.
+
+        ``what`` completes "cannot …" in the RegistryError for another answer, or for
+        none after ``tries``.
+        """
+        pause_s = _FIRST_PAUSE_S
+        asked = False
+        tried = 0
+        while True:
+            tried += 1
+            try:
+                response = self._follow(method, self.url(path), headers, body)
+            except requests.RequestException as error:
+                if tried >= tries or not _may_pass(error):
+                    raise self._unanswered(what, error) from error
+                log.info("%s: %s: try %d failed: %s", self.place, what, tried, error)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                continue
+            if response.status_code in ok:
+                if method != "GET":
+                    # The next request can use the connection of one read to its end.
+                    next(response.iter_content(_MAX_ERROR_BYTES), b"")
+                return response
+            if response.status_code == 401 and not asked:
+                asked = True
+                tried -= 1
+                if self._learn(response):
+                    response.close()
+                    continue
+            if response.status_code in _PASSING and tried < tries:
+                wait_s = _retry_after_s(response, pause_s)
+                log.info("%s: %s: HTTP %d", self.place, what, response.status_code)
+                response.close()
+                time.sleep(wait_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                continue
+            with response:
+                self._refused(what, response)
+
+    def _follow(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None,
+        body: Body | None,
+    ) -> requests.Response:
+        """Send a request, and follow redirections of those without a body."""
+        authorized = _host(url) == _host(self._base)
+        for _ in range(_MAX_REDIRECTIONS + 1):
+            if not url.startswith("https://") and not self._access.insecure:
+                raise RegistryError(
+                    f"{self.place} sends us to {url}, without TLS",
+                    hint="what a registry refers to must have TLS as well",
+                )
+            response = self._session.request(
+                method,
+                url,
+                headers=self._headers(headers or {}, authorized=authorized),
+                data=body() if body is not None else None,
+                auth=_as_it_is,
+                allow_redirects=False,
+                verify=self._verify,
+                stream=True,
+                timeout=_TIMEOUT_S,
+            )
+            target = response.headers.get("Location")
+            if response.status_code not in (301, 302, 303, 307, 308) or not target:
+                return response
+            if body is not None:
+                return response  # an upload is not redirected
+            response.close()
+            url = urljoin(url, target)
+            # A token is for the registry, not for the store that it refers to.
+            authorized = authorized and _host(url) == _host(self._base)
+        raise RegistryError(
+            f"{self.place} redirects a request more than {_MAX_REDIRECTIONS} times"
+        )
+
+    def _headers(
+        self, headers: Mapping[str, str], *, authorized: bool
+    ) -> dict[str, str]:
+        made = {"Accept-Encoding": "identity", **headers}
+        if authorized:
+            if self._challenge is not None and time.monotonic() >= self._until_s:
+                self._get_token(self._challenge)
+            if self._authorization is not None:
+                made["Authorization"] = self._authorization
+        return made
+
+    def _learn(self, response: requests.Response) -> bool:
+        """Learn from a refusal how the registry wants to be asked."""
+        wanted = response.headers.get("WWW-Authenticate", "")
+        bearer = re.search(r"(?:^|,\s*)Bearer\s+(.*)", wanted, re.IGNORECASE)
+        login = self._credentials()
+        if login.registry_token is not None:
+            self._authorization = f"Bearer {login.registry_token}"
+            return True
+        if bearer is not None:
+            self._challenge, self._until_s = bearer[1], 0.0
+            return True
+        if re.search(r"(?:^|,\s*)Basic\b", wanted, re.IGNORECASE) and login.user:
+            self._authorization = _basic(login)
+            return True
+        return False
+
+    def _credentials(self) -> Login:
+        if self._login is None:
+            self._login = find_login(self._registry, self._access.docker_config)
+        return self._login
+
+    def _get_token(self, challenge: str) -> None:
+        given = {key.lower(): value for key, value in _PARAMETER.findall(challenge)}
+        realm = given.get("realm", "")
+        if not realm.startswith("https://") and not (
+            self._access.insecure and _is_loopback(realm)
+        ):
+            raise RegistryError(
+                f"{self._registry} wants its token got without TLS, from {realm!r}"
+            )
+        login = self._credentials()
+        # NB: what the registry asks for is about one request, and ours about all.
+        asked: dict[str, Any] = {
+            "service": given.get("service", ""),
+            "scope": " ".join(self._scopes) if login.identity_token else self._scopes,
+        }
+        what = "get a token"
+        for tried in range(1, _MAX_TRIES + 1):
+            try:
+                if login.identity_token:
+                    response = self._session.post(
+                        realm,
+                        data={
+                            "grant_type": "refresh_token",
+                            "client_id": _AGENT,
+                            "refresh_token": login.identity_token,
+                            **asked,
+                        },
+                        auth=_as_it_is,
+                        allow_redirects=False,
+                        verify=self._verify,
+                        timeout=_TIMEOUT_S,
+                    )
+                else:
+                    response = self._session.get(
+                        realm,
+                        params=asked,
+                        headers={"Authorization": _basic(login)} if login.user else {},
+                        auth=_as_it_is,
+                        allow_redirects=False,
+                        verify=self._verify,
+                        timeout=_TIMEOUT_S,
+                    )
+            except requests.RequestException as error:
+                if tried == _MAX_TRIES or not _may_pass(error):
+                    raise self._unanswered(what, error) from error
+            else:
+                if response.status_code == 200:
+                    break
+                if tried == _MAX_TRIES or response.status_code not in _PASSING:
+                    self._refused(what, response)
+            time.sleep(_FIRST_PAUSE_S * 2**tried)
+        self._take_token(response)
+
+    def _take_token(self, response: requests.Response) -> None:
+        began_s = time.monotonic()
+        try:
+            found = response.json() if len(response.content) < _MAX_TOKEN_BYTES else {}
+        except ValueError:
+            found = {}
+        token = found.get("token") or found.get("access_token")
+        if not isinstance(token, str) or not token.isprintable() or " " in token:
+            raise RegistryError(
+                f"the token server of {self._registry} answers without a token"
+            )
+        life_s = found.get("expires_in")
+        if not isinstance(life_s, int) or life_s <= 0:
+            life_s = _TOKEN_DEFAULT_S
+        self._until_s = began_s + max(life_s - _TOKEN_MARGIN_S, life_s / 2)
+        self._authorization = f"Bearer {token}"
+
+    def _unanswered(self, what: str, error: Exception) -> RegistryError:
+        if isinstance(error, requests.exceptions.SSLError):
+            hint = "--ca-file names a certificate to trust; --insecure is for loopback"
+        else:
+            hint = "is the registry there, and its name right?"
+        return RegistryError(
+            f"{self.place}: cannot {what}: {_reason(error)}", hint=hint
+        )
+
+    def _refused(self, what: str, response: requests.Response) -> NoReturn:
+        status = response.status_code
+        why = _error_text(response)
+        hint = {
+            401: f"log in: docker login {self._registry}; or name the file with the "
+            "login: --docker-config",
+            403: "the login may not do that: ask who owns the repository",
+            404: "is the name right? Some registries answer so without a login, too",
+            429: "the registry limits requests: try later, or log in",
+        }.get(status)
+        if status >= 500:
+            hint = "the registry fails: try later"
+        raise RegistryError(
+            f"{self.place}: cannot {what}: HTTP {status}{why}", hint=hint, status=status
+        )
+
+
+def _basic(login: Login) -> str:
+    pair = f"{login.user}:{login.password or ''}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Authentication that adds nothing. NB: without any, ~/.netrc is sent instead of
+    our own header."""
+    return request
+
+
+def _system_certificates() -> str | bool:
+    paths = ssl.get_default_verify_paths()
+    return paths.cafile or paths.capath or True
+
+
+def _host(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _may_pass(error: requests.RequestException) -> bool:
+    """Whether a later request may succeed."""
+    # NB: an SSLError is a ConnectionError, too.
+    return not isinstance(error, requests.exceptions.SSLError) and isinstance(
+        error,
+        (
+            requests.ConnectionError,
+            requests.Timeout,
+            requests.exceptions.ChunkedEncodingError,
+        ),
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Return the cause within the errors that libraries wrap around it."""
+    inner = error.args[0] if error.args else None
+    for each in (getattr(inner, "reason", None), getattr(error, "reason", None), inner):
+        if isinstance(each, BaseException):
+            return _reason(each)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error.args[-1] if error.args else error) or type(error).__name__
+    # urllib3 puts its object's representation before the words.
+    return re.sub(r"^<[^>]*>:\s*|^HTTPS?Connection\([^)]*\):\s*", "", text)
+
+
+def _retry_after_s(response: requests.Response, pause_s: float) -> float:
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), _MAX_PAUSE_S) if text.isdigit() else pause_s
+
+
+def _error_text(response: requests.Response) -> str:
+    """Return what the registry says of its refusal."""
+    try:
+        body: bytes = next(response.iter_content(_MAX_ERROR_BYTES), b"")
+    except requests.RequestException:  # the status says enough
+        return ""
+    found = re.search(rb'"code"\s*:\s*"([^"]*)"', body)
+    message = re.search(rb'"message"\s*:\s*"([^"]*)"', body)
+    said = [x[1].decode(errors="replace") for x in (found, message) if x]
+    shown = ": ".join(x for x in said if x.isprintable())[:200]
+    return f" ({shown})" if shown else ""

@@ -1,0 +1,228 @@
+"""Documents of images: indexes and manifests (OCI image specification 1.1).
+
+They come from others, so each value is checked before it is used. Those that are passed
+on keep their bytes, as their digests name them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from btrfs_ublk.content.oci import machine_platform
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.reference import check_digest
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+_DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+_DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+INDEXES = (INDEX, _DOCKER_INDEX)
+MANIFESTS = (MANIFEST, _DOCKER_MANIFEST)
+EMPTY = "application/vnd.oci.empty.v1+json"
+EMPTY_BYTES = b"{}"
+
+ARTIFACT = "application/vnd.btrfs-ublk.image.v1"
+METADATA = "application/vnd.btrfs-ublk.metadata.v1+zstd"
+DATA = "application/vnd.btrfs-ublk.data.v1"
+#: Annotation of a layer: the digest of the manifest of the sealed image that has it.
+SEALED_IN = "containerd.io/snapshot/btrfs-ublk.image"
+#: Annotation of an index in a layout: its tag.
+TAG = "org.opencontainers.image.ref.name"
+#: Platform of what is no image for a machine.
+NO_PLATFORM = {"os": "unknown", "architecture": "unknown"}
+
+#: Registries accept no larger manifests (OCI distribution specification, 1.1).
+MAX_DOCUMENT_BYTES = 4 << 20
+_MAX_BLOB_BYTES = 1 << 50
+#: More layers than overlayfs, Docker and containerd can have.
+MAX_LAYERS = 1000
+
+
+class InvalidImageError(BtrfsUblkError):
+    """A document of an image is not as it must be. The message says where."""
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What names a blob or a document. ``raw`` is all of it, as it was written."""
+
+    media_type: str
+    digest: str
+    size: int
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def platform(self) -> Mapping[str, Any]:
+        found = self.raw.get("platform")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def annotations(self) -> Mapping[str, Any]:
+        found = self.raw.get("annotations")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it names the manifest of a sealed image."""
+        return self.raw.get("artifactType") == ARTIFACT
+
+    @property
+    def is_document(self) -> bool:
+        return self.media_type in INDEXES + MANIFESTS
+
+
+def describe(media_type: str, data: bytes, **more: Any) -> Descriptor:
+    """Describe a document or blob that is in memory."""
+    return describe_blob(media_type, digest_of(data), len(data), **more)
+
+
+def describe_blob(media_type: str, digest: str, size: int, **more: Any) -> Descriptor:
+    """Describe a blob. ``more`` are further keys of the descriptor."""
+    raw = {"mediaType": media_type, "digest": digest, "size": size, **more}
+    return Descriptor(media_type, digest, size, raw)
+
+
+def parse_descriptor(value: Any, where: str) -> Descriptor:
+    """Raises InvalidImageError, which names the place as ``where``."""
+    match value:
+        case {"mediaType": str(media_type), "digest": digest, "size": int(size)} if (
+            not isinstance(size, bool) and 0 <= size <= _MAX_BLOB_BYTES
+        ):
+            try:
+                check_digest(digest)
+            except UsageError as error:
+                raise InvalidImageError(f"{where}: {error.message}") from error
+            return Descriptor(media_type, digest, size, value)
+    raise InvalidImageError(f"{where} is no descriptor: {str(value)[:200]!r}")
+
+
+def parse_document(data: bytes, where: str) -> dict[str, Any]:
+    """Parse an index or a manifest. Raises InvalidImageError."""
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise InvalidImageError(
+            f"{where} has {len(data)} bytes, more than the {MAX_DOCUMENT_BYTES} that a "
+            "document of an image may have"
+        )
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidImageError(f"{where} is not JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("schemaVersion") != 2:
+        raise InvalidImageError(
+            f"{where} is neither an index nor a manifest of version 2"
+        )
+    return found
+
+
+def is_index(document: Mapping[str, Any]) -> bool:
+    return "manifests" in document
+
+
+def descriptors(document: Mapping[str, Any], key: str, where: str) -> list[Descriptor]:
+    """Return those of the list ``key``. Raises InvalidImageError."""
+    found = document.get(key)
+    if not isinstance(found, list) or len(found) > MAX_LAYERS:
+        raise InvalidImageError(f"{where} has no list of {key} (of {MAX_LAYERS} most)")
+    return [
+        parse_descriptor(each, f"{key}[{number}] of {where}")
+        for number, each in enumerate(found)
+    ]
+
+
+def blobs_of(document: Mapping[str, Any], where: str) -> Iterator[Descriptor]:
+    """Yield what a manifest consists of: its config, and its layers. Raises
+    InvalidImageError."""
+    yield parse_descriptor(document.get("config"), f"the config of {where}")
+    yield from descriptors(document, "layers", where)
+
+
+def may_be_sealed(manifests: list[Descriptor]) -> list[Descriptor]:
+    """Return those manifests of an index that may be of a sealed image, likely ones
+    first. NB: skopeo drops artifactType from an index that it copies."""
+    return [each for each in manifests if each.is_sealed] or [
+        each
+        for each in manifests
+        if each.media_type == MANIFEST
+        and NO_PLATFORM.items() <= dict(each.platform).items()
+    ]
+
+
+def choose_platform(
+    manifests: list[Descriptor], platform: str | None, where: str
+) -> Descriptor:
+    """Return the ordinary image for OS/ARCHITECTURE[/VARIANT]; None stands for this
+    machine's. Raises UsageError, which says which there are."""
+    wanted = (platform or "/".join(machine_platform())).split("/")
+    there = []
+    for each in manifests:
+        about = each.platform
+        parts = [str(about.get(key, "")) for key in ("os", "architecture", "variant")]
+        if each.is_sealed or parts[:2] == ["unknown", "unknown"]:
+            continue
+        # Without a platform there is nothing to choose from.
+        if not about and len(manifests) <= 2:
+            return each
+        if parts[: len(wanted)] == wanted:
+            return each
+        there.append("/".join(part for part in parts if part))
+    raise UsageError(
+        f"{where} has no image for {'/'.join(wanted)}",
+        hint=f"choose with --platform; there are: {', '.join(there) or 'none'}",
+    )
+
+
+def to_bytes(document: Mapping[str, Any]) -> bytes:
+    """Write a document of ours: the same each time."""
+    return json.dumps(document, indent=1).encode()
+
+
+@dataclass(frozen=True)
+class SealedManifest:
+    """The manifest of a sealed image: metadata pack and data object. All content of an
+    image without ``data`` is in its metadata."""
+
+    digest: str
+    pack: Descriptor
+    data: Descriptor | None
+
+
+def write_sealed_manifest(pack: Descriptor, data: Descriptor | None) -> bytes:
+    """Return the manifest of a sealed image."""
+    blobs = [pack] if data is None else [pack, data]
+    document = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": ARTIFACT,
+        "config": dict(describe(EMPTY, EMPTY_BYTES).raw),
+        "layers": [dict(each.raw) for each in blobs],
+    }
+    return to_bytes(document)
+
+
+def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
+    """Raises InvalidImageError for what is no manifest of a sealed image."""
+    document = parse_document(data, where)
+    if document.get("artifactType") != ARTIFACT:
+        raise InvalidImageError(
+            f"{where} is no sealed image: its artifactType is "
+            f"{document.get('artifactType')!r}, not {ARTIFACT!r}",
+            hint="make one of it: btrfs-ublk image build",
+        )
+    found: dict[str, Descriptor] = {}
+    for layer in descriptors(document, "layers", where):
+        if layer.media_type in (METADATA, DATA):
+            if layer.media_type in found:
+                raise InvalidImageError(f"{where} has two blobs {layer.media_type}")
+            found[layer.media_type] = layer
+    if METADATA not in found:
+        raise InvalidImageError(f"{where} has no blob {METADATA}")
+    return SealedManifest(digest_of(data), found[METADATA], found.get(DATA))

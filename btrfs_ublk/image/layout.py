@@ -1,0 +1,235 @@
+"""OCI image layouts: images as directories (OCI image specification, image-layout.md).
+
+Names of files are digests, so a file that is there is complete: it gets its name last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.documents import (
+    INDEX,
+    MAX_DOCUMENT_BYTES,
+    TAG,
+    Descriptor,
+    InvalidImageError,
+    describe,
+    describe_blob,
+    descriptors,
+    digest_of,
+    parse_document,
+    to_bytes,
+)
+from btrfs_ublk.image.reference import LayoutName, check_digest
+from btrfs_ublk.kernel.new_file import new_file, write_new
+
+_MARK = "oci-layout"
+_MARK_TEXT = '{"imageLayoutVersion": "1.0.0"}'
+_COPY_BYTES = 1 << 20
+
+
+class Layout:
+    """An image layout at ``path``. The constructor reads nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._index = path / "index.json"
+
+    @classmethod
+    def opened(cls, path: Path) -> Layout:
+        """Return a layout that is there. Raises UsageError."""
+        if not (path / _MARK).is_file():
+            raise UsageError(
+                f"{path} is no OCI image layout: it has no file {_MARK}",
+                hint="make one: btrfs-ublk image build SOURCE -o DIRECTORY",
+            )
+        return cls(path)
+
+    @classmethod
+    def made(cls, path: Path) -> Layout:
+        """Make an empty layout in a directory, which is made if missing, or return the
+        one that is there. Raises UsageError when something else is there."""
+        if (path / _MARK).is_file():
+            return cls(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UsageError(
+                    f"{path} is not empty, and no OCI image layout",
+                    hint="name an empty directory, or one that is not there",
+                )
+            (path / "blobs" / "sha256").mkdir(parents=True)
+            write_new(path / _MARK, _MARK_TEXT.encode())
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot make an image layout in {path}: {error.strerror}"
+            ) from error
+        return cls(path)
+
+    def blob(self, digest: str) -> Path:
+        """Return the path of a blob, which may not be there."""
+        return self.path / "blobs" / check_digest(digest).replace(":", "/")
+
+    def has(self, one: Descriptor) -> bool:
+        """Whether the blob is there, in its length."""
+        with suppress(OSError):
+            return self.blob(one.digest).stat().st_size == one.size
+        return False
+
+    def check(self, one: Descriptor) -> Path:
+        """Return the path of a blob that must be there. Raises InvalidImageError."""
+        path = self.blob(one.digest)
+        try:
+            size_bytes = path.stat().st_size
+        except OSError as error:
+            raise InvalidImageError(
+                f"{self.path} lacks blob {one.digest}: {error.strerror}",
+                hint="copy the image again, with all its blobs",
+            ) from error
+        if size_bytes != one.size:
+            raise InvalidImageError(
+                f"{path} has {size_bytes} bytes, and its descriptor says {one.size}",
+                hint="copy the image again",
+            )
+        return path
+
+    def read(self, one: Descriptor) -> bytes:
+        """Return a document or a small blob, verified. Raises InvalidImageError."""
+        if one.size > MAX_DOCUMENT_BYTES:
+            raise InvalidImageError(
+                f"{one.digest} has {one.size} bytes, too many for a document"
+            )
+        path = self.check(one)
+        data = path.read_bytes()
+        if digest_of(data) != one.digest:
+            raise _not_its_digest(path, digest_of(data))
+        return data
+
+    def verify(
+        self, one: Descriptor, progress: Callable[[int], object] = lambda count: None
+    ) -> Path:
+        """Return the path of a blob whose content was verified."""
+        path = self.check(one)
+        found = hashlib.sha256()
+        with open(path, "rb") as file:
+            while part := file.read(_COPY_BYTES):
+                found.update(part)
+                progress(len(part))
+        digest = f"sha256:{found.hexdigest()}"
+        if digest != one.digest:
+            raise _not_its_digest(path, digest)
+        return path
+
+    def add(self, media_type: str, data: bytes, **more: Any) -> Descriptor:
+        """Add a document or a small blob; ``more`` are keys of its descriptor."""
+        one = describe(media_type, data, **more)
+        if not self.has(one):
+            with _writing(self.path):
+                write_new(self.blob(one.digest), data, mode=0o644, replace=True)
+        return one
+
+    @contextmanager
+    def adding(self, media_type: str) -> Iterator[tuple[IO[bytes], list[Descriptor]]]:
+        """Write a blob. The list has its descriptor after the block."""
+        made: list[Descriptor] = []
+        with _writing(self.path):
+            path = self.path / "blobs" / f".new-{os.urandom(8).hex()}"
+            try:
+                with open(path, "xb") as file:
+                    yield file, made
+                made.append(self.take(path, media_type))
+            finally:
+                path.unlink(missing_ok=True)
+
+    def take(self, path: Path, media_type: str) -> Descriptor:
+        """Add a file by moving it here, from the same file system."""
+        found = hashlib.sha256()
+        size_bytes = 0
+        with _writing(self.path):
+            with open(path, "rb") as file:
+                while part := file.read(_COPY_BYTES):
+                    found.update(part)
+                    size_bytes += len(part)
+            one = describe_blob(media_type, f"sha256:{found.hexdigest()}", size_bytes)
+            path.chmod(0o644)
+            path.rename(self.blob(one.digest))
+        return one
+
+    def copy(self, one: Descriptor, other: Layout) -> None:
+        """Copy a blob from another layout: its name only, where that is possible."""
+        if self.has(one):
+            return
+        source = other.verify(one)
+        with _writing(self.path):
+            try:
+                os.link(source, self.blob(one.digest))
+            except OSError:  # another file system, or one without hard links
+                with (
+                    open(source, "rb") as file,
+                    new_file(self.blob(one.digest), mode=0o644, replace=True) as new,
+                ):
+                    shutil.copyfileobj(file, new, _COPY_BYTES)
+
+    def images(self) -> list[Descriptor]:
+        """Return what index.json lists. Raises InvalidImageError."""
+        where = str(self._index)
+        try:
+            data = self._index.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BtrfsUblkError(f"{where}: {error.strerror}") from error
+        return descriptors(parse_document(data, where), "manifests", where)
+
+    def tag(self, one: Descriptor, tag: str) -> None:
+        """Name an image in index.json; another one of that name loses it."""
+        raw = dict(one.raw) | {"annotations": {**one.annotations, TAG: tag}}
+        others = [x for x in self.images() if x.annotations.get(TAG) != tag]
+        index = {
+            "schemaVersion": 2,
+            "mediaType": INDEX,
+            "manifests": [*(dict(each.raw) for each in others), raw],
+        }
+        with _writing(self.path):
+            write_new(self._index, to_bytes(index), mode=0o644, replace=True)
+
+    def find(self, tag: str | None) -> Descriptor:
+        """Return the image of a tag, or the only one. Raises UsageError."""
+        images = self.images()
+        tags = [str(each.annotations.get(TAG, each.digest)) for each in images]
+        found = [x for x, name in zip(images, tags) if tag in (None, name)]
+        if len(found) == 1:
+            return found[0]
+        if not images:
+            raise UsageError(f"layout {self.path} has no image")
+        what = "more than one image" if tag is None else f"no image {tag!r}"
+        raise UsageError(
+            f"layout {self.path} has {what}",
+            hint=f"name one, as in {LayoutName(self.path, tags[0])}; "
+            f"there are: {', '.join(tags)}",
+        )
+
+
+def _not_its_digest(path: Path, digest: str) -> InvalidImageError:
+    return InvalidImageError(
+        f"{path} has the content {digest}: it was changed, or is damaged",
+        hint="remove it, and copy the image again",
+    )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot write to image layout {path}: {error.strerror or error}",
+            hint="is its disk full, or read-only?",
+        ) from error

@@ -1,0 +1,117 @@
+"""Getting sealed images: from a registry, into the store; from a layout, as they are.
+
+Only manifests and the metadata pack are fetched, verified down from the digest of the
+index. The data stay where they are until they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import (
+    ARTIFACT,
+    Descriptor,
+    SealedManifest,
+    descriptors,
+    is_index,
+    may_be_sealed,
+    parse_document,
+    parse_sealed_manifest,
+)
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.policy import Policy, read_policy
+from btrfs_ublk.image.reference import LayoutName, Reference
+from btrfs_ublk.image.registry import Document, Repository
+from btrfs_ublk.image.signature import signer_of
+from btrfs_ublk.image.store import ImageStore
+
+_NOT_SEALED_HINT = "make a sealed image of it: btrfs-ublk image build"
+#: An index may have other things for no platform, as attestations.
+_MAX_CANDIDATES = 16
+
+
+@dataclass(frozen=True)
+class PulledImage:
+    """An image that was pulled: its digest, why it was allowed, and what was moved."""
+
+    reference: Reference
+    digest: str
+    why: str
+    fetched_bytes: int
+
+
+def find_sealed(
+    data: bytes, name: object, read: Callable[[Descriptor], bytes]
+) -> bytes:
+    """Return the manifest of the sealed image that an index, or a manifest itself, has.
+    ``read`` gets a document, verified. Raises UsageError when there is none."""
+    where = str(name)
+    document = parse_document(data, where)
+    if not is_index(document):
+        if "artifactType" not in document:
+            raise UsageError(
+                f"{where} is an ordinary image only", hint=_NOT_SEALED_HINT
+            )
+        return data
+    manifests = descriptors(document, "manifests", where)
+    for one in may_be_sealed(manifests)[:_MAX_CANDIDATES]:
+        found = read(one)
+        if parse_document(found, one.digest).get("artifactType") == ARTIFACT:
+            return found
+    raise UsageError(f"{where} has no sealed image", hint=_NOT_SEALED_HINT)
+
+
+def open_sealed(name: LayoutName) -> tuple[Layout, SealedManifest, bytes]:
+    """Return the layout, and the sealed image in it, of which the documents were
+    verified. Raises UsageError, InvalidImageError."""
+    layout = Layout.opened(name.path)
+    image = layout.find(name.tag)
+    data = find_sealed(layout.read(image), name, layout.read)
+    return layout, parse_sealed_manifest(data, str(name)), data
+
+
+def look_up(
+    reference: Reference, repository: Repository
+) -> tuple[Document, bytes, SealedManifest]:
+    """Return what a reference names, and the manifest of the sealed image in it."""
+    document = repository.document(reference.version)
+    data = find_sealed(
+        document.data, reference, lambda one: repository.document(one.digest).data
+    )
+    return document, data, parse_sealed_manifest(data, str(reference))
+
+
+def pull_image(
+    reference: Reference,
+    access: RegistryAccess,
+    store: ImageStore,
+    *,
+    policy: Policy | None = None,
+    pinned: bool = False,
+    progress: Callable[[int], object] = lambda count: None,
+) -> PulledImage:
+    """Get the metadata of a sealed image into the store. Raises RegistryError,
+    InvalidImageError, and RefusedImageError when the policy does not let it in."""
+    policy = policy or read_policy()
+    with Repository(reference, access) as repository:
+        document, data, sealed = look_up(reference, repository)
+
+        def find_signer(keys: Sequence[Path]) -> Path | None:
+            for digest in dict.fromkeys((document.digest, sealed.digest)):
+                if signer := signer_of(repository, digest, keys):
+                    return signer
+            return None
+
+        why = policy.allow(reference, find_signer)
+        fetched_bytes = len(document.data) + len(data) * (data is not document.data)
+        if store.find(sealed.digest) is None:
+            with store.adding() as new:
+                repository.download(sealed.pack, new / "pack", progress)
+                store.add(new, data)
+            fetched_bytes += sealed.pack.size
+        store.name(str(reference), sealed.digest, pinned=pinned)
+    return PulledImage(reference, sealed.digest, why, fetched_bytes)

@@ -1,0 +1,152 @@
+"""Names of images: in registries, in OCI image layouts, and what images are made of."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from btrfs_ublk.content.oci import parse_image
+from btrfs_ublk.errors import UsageError
+
+#: What starts the name of an OCI image layout, as in skopeo and podman.
+LAYOUT_PREFIX = "oci:"
+DEFAULT_TAG = "latest"
+
+_REGISTRY = re.compile(r"[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+_FORMS = "REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@DIGEST"
+
+
+def check_digest(text: object, *, what: str = "digest") -> str:
+    """Return ``text`` if it is a digest that images have here. Raises UsageError."""
+    if not isinstance(text, str) or not _DIGEST.fullmatch(text):
+        raise UsageError(
+            f"{what} {text!r} is not sha256: and 64 hexadecimal digits",
+            hint="images with digests of other algorithms cannot be used",
+        )
+    return text
+
+
+def check_tag(text: str) -> str:
+    """Return ``text`` if a tag may be so. Raises UsageError."""
+    if not _TAG.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is no tag",
+            hint="a tag has up to 128 letters, digits and _.-, and begins with a "
+            "letter, a digit or _",
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image in a registry. It has a tag, or a digest, or both; the digest counts."""
+
+    registry: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @property
+    def version(self) -> str:
+        """What the registry is asked for."""
+        found = self.digest or self.tag
+        assert found is not None
+        return found
+
+    @property
+    def place(self) -> str:
+        """Registry and repository."""
+        return f"{self.registry}/{self.repository}"
+
+    def at(self, digest: str) -> Reference:
+        """Return the reference to another manifest of the repository."""
+        return replace(self, tag=None, digest=digest)
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.place}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+
+def parse_reference(text: str) -> Reference:
+    """Parse REGISTRY/REPOSITORY[:TAG][@DIGEST], with a tag or a digest at least. Raises
+    UsageError."""
+    found = parse_image(text)
+    if found is None:
+        raise UsageError(
+            f"{text!r} names no image of a registry", hint=f"write {_FORMS}"
+        )
+    reference = Reference(
+        found["registry"], found["repository"], found.get("tag"), found.get("digest")
+    )
+    if not _REGISTRY.fullmatch(reference.registry):
+        raise UsageError(
+            f"{text!r}: {reference.registry!r} is no registry",
+            hint="it is a host, and perhaps a port: registry.example.org:5000",
+        )
+    if not _REPOSITORY.fullmatch(reference.repository):
+        raise UsageError(
+            f"{text!r}: {reference.repository!r} is no repository",
+            hint="it has small letters, digits, and ._- between them, in parts that / "
+            "separates",
+        )
+    if reference.tag is not None:
+        check_tag(reference.tag)
+    if reference.digest is not None:
+        check_digest(reference.digest)
+    return reference
+
+
+@dataclass(frozen=True)
+class LayoutName:
+    """An image in an OCI image layout, ``oci:DIRECTORY[:TAG]``. Without a tag it is the
+    only one of the layout."""
+
+    path: Path
+    tag: str | None = None
+
+    def __str__(self) -> str:
+        return f"{LAYOUT_PREFIX}{self.path}" + (f":{self.tag}" if self.tag else "")
+
+
+def parse_layout(text: str) -> LayoutName:
+    """Parse ``oci:DIRECTORY[:TAG]``. Raises UsageError."""
+    path, colon, tag = text.removeprefix(LAYOUT_PREFIX).partition(":")
+    if not path or (colon and not tag):
+        raise UsageError(f"{text!r} names no layout", hint="write oci:DIRECTORY:TAG")
+    return LayoutName(Path(os.path.abspath(path)), check_tag(tag) if colon else None)
+
+
+Name: TypeAlias = Reference | LayoutName
+
+
+def parse_name(text: str) -> Name:
+    """Parse the name of an image that is made. Raises UsageError."""
+    if text.startswith(LAYOUT_PREFIX):
+        return parse_layout(text)
+    return parse_reference(text)
+
+
+def parse_source(text: str) -> Name | Path:
+    """Parse what an image is made of: a directory or a tar, which is a path that exists
+    or begins with ``/`` or ``.``, or the name of another image. Raises UsageError."""
+    if text.startswith(LAYOUT_PREFIX):
+        return parse_layout(text)
+    if text.startswith(("/", ".")) or os.path.lexists(text):
+        if not os.path.exists(text):
+            raise UsageError(f"there is no {text}", hint="name a directory or a tar")
+        return Path(os.path.abspath(text))
+    try:
+        return parse_reference(text)
+    except UsageError as error:
+        raise UsageError(
+            f"there is no file {text!r}, and it names no image ({error.message})",
+            hint=f"name a directory, a tar, oci:DIRECTORY, or {_FORMS}",
+        ) from error

@@ -1,0 +1,373 @@
+"""A repository of a container registry (OCI distribution specification 1.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import requests
+
+from btrfs_ublk.base.log import log
+from btrfs_ublk.image.connection import Connection, RegistryAccess, RegistryError
+from btrfs_ublk.image.documents import (
+    INDEXES,
+    MANIFESTS,
+    MAX_DOCUMENT_BYTES,
+    Descriptor,
+    InvalidImageError,
+    digest_of,
+)
+from btrfs_ublk.image.reference import Reference
+
+_COPY_BYTES = 256 << 10
+#: What a broken upload loses at most.
+CHUNK_BYTES = 16 << 20
+#: Without any progress between them.
+_MAX_BREAKS = 5
+_PAUSE_S = 0.1
+_ACCEPT = ", ".join((*INDEXES, *MANIFESTS))
+
+Progress = Callable[[int], object]
+
+
+def _nothing(_count: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Document:
+    """An index or a manifest, as it is in the registry, verified."""
+
+    digest: str
+    media_type: str
+    data: bytes
+
+
+class Repository:
+    """A repository of a registry, to read, or to write as well."""
+
+    def __init__(
+        self, reference: Reference, access: RegistryAccess, *, writing: bool = False
+    ) -> None:
+        self.place = reference.place
+        self._repository = reference.repository
+        self._connection = Connection(
+            reference.registry,
+            reference.repository,
+            access,
+            actions="pull,push" if writing else "pull",
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Repository:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _path(self, rest: str) -> str:
+        return f"{self._repository}/{rest}"
+
+    def document(self, version: str) -> Document:
+        """Return the index or manifest of a tag or digest. Raises RegistryError, and
+        InvalidImageError for what has another digest."""
+        with self._connection.request(
+            "GET",
+            self._path(f"manifests/{version}"),
+            what=f"get the manifest {version}",
+            ok=(200,),
+            headers={"Accept": _ACCEPT},
+        ) as response:
+            data = _bounded(response, f"manifest {version} of {self.place}")
+            media_type = response.headers.get("Content-Type", "").partition(";")[0]
+        digest = digest_of(data)
+        if version.startswith("sha256:") and digest != version:
+            raise InvalidImageError(
+                f"{self.place} answers for {version} with {digest}",
+                hint="the registry is damaged, or somebody between has changed it",
+            )
+        return Document(digest, media_type.strip(), data)
+
+    def has_document(self, version: str) -> bool:
+        return self._exists(f"manifests/{version}", {"Accept": _ACCEPT})
+
+    def has_blob(self, digest: str) -> bool:
+        return self._exists(f"blobs/{digest}", {})
+
+    def _exists(self, path: str, headers: dict[str, str]) -> bool:
+        with self._connection.request(
+            "HEAD",
+            self._path(path),
+            what=f"look for {path}",
+            ok=(200, 404),
+            headers=headers,
+        ) as response:
+            return response.status_code == 200
+
+    def put_document(self, version: str, media_type: str, data: bytes) -> None:
+        """Store an index or a manifest; all that it names must be there."""
+        with self._connection.request(
+            "PUT",
+            self._path(f"manifests/{version}"),
+            what=f"put the manifest {version}",
+            ok=(201,),
+            headers={"Content-Type": media_type},
+            body=lambda: data,
+        ):
+            pass
+
+    def get_blob(self, one: Descriptor) -> bytes:
+        """Return a small blob, verified."""
+        if one.size > MAX_DOCUMENT_BYTES:
+            raise InvalidImageError(
+                f"blob {one.digest} of {self.place} has {one.size} bytes, too many"
+            )
+        with self._connection.request(
+            "GET",
+            self._path(f"blobs/{one.digest}"),
+            what=f"get the blob {one.digest}",
+            ok=(200,),
+        ) as response:
+            data = _bounded(response, f"blob {one.digest} of {self.place}")
+        if digest_of(data) != one.digest:
+            raise self._is_another(one, digest_of(data))
+        return data
+
+    def download(
+        self, one: Descriptor, path: Path, progress: Progress = _nothing
+    ) -> None:
+        """Get a blob into the file ``path``, which may hold its beginning from a
+        download that broke. Raises RegistryError, InvalidImageError, OSError.
+
+        When the content is another one, the file is removed.
+        """
+        found = hashlib.sha256()
+        with open(path, "ab+") as file:
+            if file.tell() > one.size:
+                file.truncate(0)
+            file.seek(0)
+            while part := file.read(_COPY_BYTES):
+                found.update(part)
+            done = file.tell()
+            progress(done)
+            breaks = 0
+            while done < one.size:
+                try:
+                    for part in self._rest(one, done):
+                        if done + len(part) > one.size:
+                            raise self._is_another(one, "a longer one")
+                        file.write(part)
+                        found.update(part)
+                        done += len(part)
+                        breaks = 0
+                        progress(len(part))
+                except requests.RequestException as error:
+                    breaks += 1
+                    if breaks >= _MAX_BREAKS:
+                        raise RegistryError(
+                            f"{self.place}: blob {one.digest} breaks at byte {done}: "
+                            f"{error}",
+                            hint="try again: it goes on from there",
+                        ) from error
+                    log.info("%s: %s broke at %d", self.place, one.digest, done)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = f"sha256:{found.hexdigest()}"
+        if digest != one.digest:
+            path.unlink()
+            raise self._is_another(one, digest)
+
+    def _rest(self, one: Descriptor, done: int) -> Iterator[bytes]:
+        headers = {"Range": f"bytes={done}-"} if done else {}
+        with self._connection.request(
+            "GET",
+            self._path(f"blobs/{one.digest}"),
+            what=f"get the blob {one.digest}",
+            ok=(200, 206),
+            headers=headers,
+        ) as response:
+            skipped = done if response.status_code == 200 else 0
+            if not skipped and done:
+                expected = f"bytes {done}-{one.size - 1}/{one.size}"
+                if response.headers.get("Content-Range") != expected:
+                    raise RegistryError(
+                        f"{self.place} answers for {expected} of blob {one.digest} "
+                        f"with {response.headers.get('Content-Range')!r}"
+                    )
+            count = 0
+            for part in response.iter_content(_COPY_BYTES):
+                rest = part[min(skipped, len(part)) :]
+                skipped -= len(part) - len(rest)
+                count += len(rest)
+                if rest:
+                    yield rest
+            if not count:
+                raise requests.ConnectionError("the registry sent nothing")
+
+    def _is_another(self, one: Descriptor, what: str) -> InvalidImageError:
+        return InvalidImageError(
+            f"{self.place} answers for blob {one.digest} with {what}",
+            hint="the registry is damaged, or somebody between has changed it",
+        )
+
+    def mount(self, digest: str, repository: str) -> bool:
+        """Take a blob over from another repository of the registry. Returns False when
+        that is not possible, which says nothing about why."""
+        self._connection.also(f"repository:{repository}:pull")
+        query = urlencode({"mount": digest, "from": repository})
+        try:
+            with self._connection.request(
+                "POST",
+                self._path(f"blobs/uploads/?{query}"),
+                what=f"mount the blob {digest}",
+                ok=(201, 202),
+                body=lambda: b"",
+            ) as response:
+                if response.status_code == 201:
+                    return True
+                location = response.headers.get("Location")
+            if location:
+                self._cancel(location)
+        except RegistryError as error:
+            log.info("%s", error)
+        return False
+
+    def _cancel(self, location: str) -> None:
+        with self._connection.request(
+            "DELETE", location, what="end an upload", ok=(200, 202, 204, 404, 405)
+        ):
+            pass
+
+    def upload(
+        self, one: Descriptor, path: Path, progress: Progress = _nothing
+    ) -> None:
+        """Store a blob from a file, in chunks; after a break, the upload goes on where
+        the registry says. Raises RegistryError, OSError."""
+        with open(path, "rb") as file:
+            location = self._begin(one)
+            done = furthest = breaks = 0
+            while done < one.size:
+                end = min(done + CHUNK_BYTES, one.size)
+                try:
+                    location = self._send(one, file.fileno(), location, done, end)
+                except (requests.RequestException, RegistryError) as error:
+                    breaks += 1
+                    if breaks >= _MAX_BREAKS or not _is_passing(error):
+                        raise
+                    log.info("%s", error)
+                    # The registry may still be writing what it got of a chunk.
+                    time.sleep(_PAUSE_S * breaks)
+                    location, end = self._reached(one, location)
+                if end > furthest:
+                    breaks, furthest = 0, end
+                progress(end - done)
+                done = end
+            self._end(one, location)
+
+    def upload_bytes(self, one: Descriptor, data: bytes) -> None:
+        """Store a small blob."""
+        location = self._begin(one)
+        with self._connection.request(
+            "PUT",
+            _with_digest(self._connection.url(location), one.digest),
+            what=f"upload the blob {one.digest}",
+            ok=(201,),
+            headers={"Content-Type": "application/octet-stream"},
+            body=lambda: data,
+        ):
+            pass
+
+    def _begin(self, one: Descriptor) -> str:
+        with self._connection.request(
+            "POST",
+            self._path("blobs/uploads/"),
+            what=f"begin to upload the blob {one.digest}",
+            ok=(202,),
+            body=lambda: b"",
+        ) as response:
+            return self._location(response)
+
+    def _send(
+        self, one: Descriptor, fd: int, location: str, start: int, end: int
+    ) -> str:
+        # NB: one try only, as the registry may have taken a part of a chunk.
+        with self._connection.request(
+            "PATCH",
+            location,
+            what=f"upload the blob {one.digest}",
+            ok=(202, 204),
+            headers={
+                "Content-Type": "application/octet-stream",
+                "Content-Range": f"{start}-{end - 1}",
+            },
+            body=lambda: os.pread(fd, end - start, start),
+            tries=1,
+        ) as response:
+            return self._location(response)
+
+    def _reached(self, one: Descriptor, location: str) -> tuple[str, int]:
+        """Ask how much of an upload has arrived. One that the registry has given up
+        (distribution 2 does so when it has a part of a chunk) begins anew."""
+        with self._connection.request(
+            "GET",
+            location,
+            what=f"ask for the upload of blob {one.digest}",
+            ok=(204, 400, 404, 416),
+        ) as response:
+            if response.status_code == 204:
+                last = response.headers.get("Range", "").rpartition("-")[2]
+                # "0-0" stands for none.
+                end = int(last) + 1 if last.isdigit() and int(last) else 0
+                return self._location(response), min(end, one.size)
+        return self._begin(one), 0
+
+    def _end(self, one: Descriptor, location: str) -> None:
+        with self._connection.request(
+            "PUT",
+            _with_digest(self._connection.url(location), one.digest),
+            what=f"finish the upload of blob {one.digest}",
+            ok=(201,),
+            body=lambda: b"",
+        ):
+            pass
+
+    def _location(self, response: requests.Response) -> str:
+        location = response.headers.get("Location")
+        if not location:
+            raise RegistryError(f"{self.place} does not say where to upload to")
+        return self._connection.url(location)
+
+
+def _is_passing(error: Any) -> bool:
+    """Whether an upload can go on, or begin anew, after this."""
+    status = error.status if isinstance(error, RegistryError) else None
+    # 400, 404 and 416: the registry has another part of it than we know of.
+    return status in (None, 400, 404, 416, 429) or status >= 500
+
+
+def _with_digest(url: str, digest: str) -> str:
+    parts = urlsplit(url)
+    query = [*parse_qsl(parts.query, keep_blank_values=True), ("digest", digest)]
+    return urlunsplit(parts._replace(query=urlencode(query)))
+
+
+def _bounded(response: requests.Response, what: str) -> bytes:
+    data = bytearray()
+    try:
+        for part in response.iter_content(_COPY_BYTES):
+            data += part
+            if len(data) > MAX_DOCUMENT_BYTES:
+                raise InvalidImageError(
+                    f"{what} has more than {MAX_DOCUMENT_BYTES} bytes"
+                )
+    except requests.RequestException as error:
+        raise RegistryError(f"{what} breaks at byte {len(data)}: {error}") from error
+    return bytes(data)

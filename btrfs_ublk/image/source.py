@@ -1,0 +1,211 @@
+"""What an image is made of: a directory, a tar, or the layers of an ordinary image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from btrfs_ublk.content.oci import machine_platform
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import (
+    ARTIFACT,
+    Descriptor,
+    InvalidImageError,
+    blobs_of,
+    choose_platform,
+    descriptors,
+    is_index,
+    parse_document,
+)
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pack import next_chain_id
+from btrfs_ublk.image.reference import (
+    LayoutName,
+    Name,
+    Reference,
+    check_digest,
+)
+from btrfs_ublk.image.registry import Document, Repository
+from btrfs_ublk.image.transfer import fetch_into
+
+#: Compressed or not; mkimage looks at the content.
+_LAYERS = (
+    "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.oci.image.layer.v1.tar+zstd",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip",
+    "application/vnd.docker.image.rootfs.diff.tar.zstd",
+)
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceLayer:
+    """A layer as mkimage is told of it. Those of images have ``name``, their chain ID,
+    and may have whiteouts."""
+
+    kind: Literal["directory", "tar"]
+    path: Path
+    name: str | None = None
+    diff_id: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        keys = vars(self) | {"path": str(self.path), "whiteouts": self.name is not None}
+        return {key: value for key, value in keys.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSource:
+    """``ordinary`` is the image whose layers these are, and ``manifest`` its document;
+    None for a directory or a tar."""
+
+    layers: tuple[SourceLayer, ...]
+    config: Mapping[str, Any]
+    ordinary: Descriptor | None = None
+    manifest: Mapping[str, Any] | None = None
+
+
+def open_source(
+    source: Name | Path,
+    layout: Layout,
+    access: RegistryAccess,
+    *,
+    platform: str | None = None,
+    progress: Progress = lambda count: None,
+) -> OpenedSource:
+    """Return what a source consists of. The blobs of an image are copied to ``layout``
+    before, verified. Raises UsageError, RegistryError, InvalidImageError."""
+    match source:
+        case Path():
+            return _open_path(source)
+        case Reference():
+            manifest = _fetch(source, layout, access, platform, progress)
+        case LayoutName():
+            manifest = _copy(source, layout, platform, progress)
+    return _open_image(layout, manifest, source)
+
+
+def _open_path(path: Path) -> OpenedSource:
+    system, architecture = machine_platform()
+    kind: Literal["directory", "tar"] = "directory" if path.is_dir() else "tar"
+    return OpenedSource(
+        layers=(SourceLayer(kind=kind, path=path),),
+        config={"architecture": architecture, "os": system},
+    )
+
+
+def _fetch(
+    source: Reference,
+    layout: Layout,
+    access: RegistryAccess,
+    platform: str | None,
+    progress: Progress,
+) -> Descriptor:
+    with Repository(source, access) as repository:
+        document = repository.document(source.version)
+        about: Mapping[str, Any] = {}
+        parsed = parse_document(document.data, str(source))
+        if is_index(parsed):
+            chosen = _choose(parsed, platform, source)
+            about = chosen.raw
+            document = repository.document(chosen.digest)
+        _check_ordinary(document, source)
+        one = fetch_into(layout, repository, document, progress=progress)
+    return _with_platform(one, about)
+
+
+def _copy(
+    source: LayoutName, layout: Layout, platform: str | None, progress: Progress
+) -> Descriptor:
+    other = Layout.opened(source.path)
+    one = other.find(source.tag)
+    data = other.read(one)
+    parsed = parse_document(data, str(source))
+    if is_index(parsed):
+        one = _choose(parsed, platform, source)
+        data = other.read(one)
+    _check_ordinary(Document(one.digest, one.media_type, data), source)
+    for blob in blobs_of(parse_document(data, one.digest), one.digest):
+        layout.copy(blob, other)
+        progress(blob.size)
+    return _with_platform(layout.add(one.media_type, data), one.raw)
+
+
+def _choose(
+    index: Mapping[str, Any], platform: str | None, source: object
+) -> Descriptor:
+    manifests = descriptors(index, "manifests", str(source))
+    return choose_platform(manifests, platform, str(source))
+
+
+def _check_ordinary(document: Document, source: object) -> None:
+    """Raise before anything large is fetched."""
+    where = str(source)
+    parsed = parse_document(document.data, where)
+    if is_index(parsed):
+        raise InvalidImageError(f"{where}: an index is within an index")
+    if parsed.get("artifactType") == ARTIFACT:
+        raise UsageError(
+            f"{where} is a sealed image already",
+            hint="name the image that it was made of",
+        )
+    for layer in descriptors(parsed, "layers", where):
+        if layer.media_type not in _LAYERS:
+            raise UsageError(
+                f"{where} has a layer of the type {layer.media_type!r}, no tar",
+                hint="encrypted and foreign layers cannot be used",
+            )
+
+
+def _with_platform(one: Descriptor, about: Mapping[str, Any]) -> Descriptor:
+    kept = {key: about[key] for key in ("platform",) if key in about}
+    return Descriptor(one.media_type, one.digest, one.size, {**one.raw, **kept})
+
+
+def _open_image(layout: Layout, manifest: Descriptor, source: object) -> OpenedSource:
+    where = str(source)
+    document = parse_document(layout.read(manifest), where)
+    config_blob, *layers = blobs_of(document, where)
+    config, diff_ids = read_config(layout.read(config_blob), where)
+    if len(diff_ids) != len(layers) or not layers:
+        raise InvalidImageError(
+            f"{where} has {len(layers)} layers, and its config tells of "
+            f"{len(diff_ids)}"
+        )
+    if not manifest.platform and "architecture" in config:
+        keys = ("os", "architecture", "variant")
+        platform = {key: config[key] for key in keys if key in config}
+        manifest = _with_platform(manifest, {"platform": platform})
+    made = []
+    chain_id: str | None = None
+    for layer, diff_id in zip(layers, diff_ids, strict=True):
+        chain_id = next_chain_id(chain_id, diff_id)
+        path = layout.check(layer)
+        made.append(SourceLayer(kind="tar", path=path, name=chain_id, diff_id=diff_id))
+    return OpenedSource(
+        layers=tuple(made), config=config, ordinary=manifest, manifest=document
+    )
+
+
+def read_config(data: bytes, where: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the config of an image, and the digests of its uncompressed layers. Raises
+    InvalidImageError."""
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidImageError(f"the config of {where} is not JSON") from error
+    match config:
+        case {"rootfs": {"diff_ids": [*found]}}:
+            try:
+                return config, [check_digest(each, what="diff ID") for each in found]
+            except UsageError as error:
+                raise InvalidImageError(
+                    f"the config of {where}: {error.message}"
+                ) from error
+    raise InvalidImageError(f"the config of {where} has no diff IDs of layers")

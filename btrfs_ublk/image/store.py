@@ -1,0 +1,261 @@
+"""Sealed images on this machine: /var/lib/btrfs-ublk/images.
+
+sha256/HEX/ has manifest.json and pack of an image, by the digest of its manifest;
+references.json says which name was pulled as which. A directory is there as a whole or
+not at all. Root trusts what is in it, as it was verified when it came.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from btrfs_ublk.base.jsonfile import RecordFormat, sync
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.private_dirs import check_private, make_private
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.documents import SealedManifest, parse_sealed_manifest
+from btrfs_ublk.image.pack import PackHeader, read_header
+from btrfs_ublk.image.reference import check_digest
+from btrfs_ublk.kernel.new_file import write_new
+
+#: Images are kept in the directory that the variable names, else in this one.
+IMAGES_VARIABLE = "BTRFS_UBLK_IMAGES_DIR"
+IMAGES_DIRECTORY = "/var/lib/btrfs-ublk/images"
+FORMAT_VERSION = 1
+_HINT = f"run as root, or name a directory of yours in {IMAGES_VARIABLE}"
+#: Another command may be removing images, or be adding one; it fetches nothing.
+_LOCK_TIMEOUT_S = 60.0
+
+
+class DamagedStoreError(BtrfsUblkError):
+    """A file of the store is not valid; it was left unchanged."""
+
+
+_FILES = RecordFormat(
+    FORMAT_VERSION,
+    DamagedStoreError,
+    lambda path: f"remove it: rm {path}; then pull the images again",
+    synced=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled:
+    """A name in references.json: the manifest that it was pulled as, when (Unix time),
+    and whether it keeps the image."""
+
+    digest: str
+    time_s: int
+    pinned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredImage:
+    """An image in the store. ``names`` are those that it was pulled by."""
+
+    digest: str
+    directory: Path
+    names: tuple[str, ...]
+    pinned: bool
+    pack_bytes: int
+    data_bytes: int
+
+    @property
+    def pack(self) -> Path:
+        return self.directory / "pack"
+
+
+class ImageStore:
+    """The store in ``base`` (None: what BTRFS_UBLK_IMAGES_DIR names, or the default).
+    The constructor touches nothing."""
+
+    def __init__(self, base: StrPath | None = None) -> None:
+        found = base or os.environ.get(IMAGES_VARIABLE) or IMAGES_DIRECTORY
+        self.path = Path(os.path.abspath(found))
+        self._references = self.path / "references.json"
+        self._digests = self.path / "sha256"
+
+    def _directory(self, digest: str) -> Path:
+        return self._digests / check_digest(digest).partition(":")[2]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        for path in (self.path, self._digests):
+            make_private(path, what="directory of images", hint=_HINT)
+        lock = lock_file(self.path / ".lock", timeout_s=_LOCK_TIMEOUT_S)
+        if lock is None:
+            raise BtrfsUblkError(
+                f"another command works on {self.path} for {_LOCK_TIMEOUT_S:g} s",
+                hint=f"see which: fuser {self.path / '.lock'}",
+            )
+        with lock:
+            yield
+
+    @contextmanager
+    def adding(self) -> Iterator[Path]:
+        """Yield a new directory in the store, for a pack that is on its way; it is
+        removed at the end if it is still there."""
+        make_private(self.path, what="directory of images", hint=_HINT)
+        new = self.path / f".new-{os.getpid()}-{os.urandom(4).hex()}"
+        lock = None
+        try:
+            with deferred():
+                new.mkdir(mode=0o700)
+                # A directory whose lock nobody holds is of a dead command.
+                lock = lock_file(new / ".lock")
+            yield new
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot write to {new}: {error.strerror or error}",
+                hint="is its disk full, or read-only?",
+            ) from error
+        finally:
+            with deferred():
+                shutil.rmtree(new, ignore_errors=True)
+                if lock is not None:
+                    lock.close()
+
+    def add(self, new: Path, manifest: bytes) -> str:
+        """Add an image, whose verified ``pack`` is in ``new`` (from adding()); return
+        its digest."""
+        sealed = parse_sealed_manifest(manifest, "the manifest")
+        target = self._directory(sealed.digest)
+        with self._locked():
+            if target.exists():
+                return sealed.digest
+            write_new(new / "manifest.json", manifest, mode=0o600)
+            (new / ".lock").unlink(missing_ok=True)
+            for path in (new / "pack", new / "manifest.json", new):
+                sync(path)
+            new.rename(target)
+            sync(self._digests)
+        return sealed.digest
+
+    def name(self, name: str, digest: str, *, pinned: bool = False) -> None:
+        """Record that an image was pulled by a name, which another one loses."""
+        with self._locked():
+            names = self._names()
+            before = names.get(name)
+            keeps = pinned or (before is not None and before.pinned)
+            names[name] = Pulled(digest=digest, time_s=int(time.time()), pinned=keeps)
+            self._write(names)
+
+    def pin(self, name: str, *, pinned: bool) -> None:
+        """Keep an image, or do not keep it any more. Raises UsageError."""
+        with self._locked():
+            names = self._names()
+            if name not in names:
+                raise UsageError(
+                    f"no image was pulled as {name!r}",
+                    hint="see: btrfs-ublk image list",
+                )
+            names[name] = replace(names[name], pinned=pinned)
+            self._write(names)
+
+    def _names(self) -> dict[str, Pulled]:
+        keys = _FILES.read(self._references) or {"references": {}}
+        found = keys.get("references")
+        if not isinstance(found, dict):
+            raise _FILES.damaged(self._references, "it has no references")
+        return {
+            name: _FILES.parse(Pulled, one, self._references)
+            for name, one in found.items()
+        }
+
+    def _write(self, names: dict[str, Pulled]) -> None:
+        keys = {name: asdict(names[name]) for name in sorted(names)}
+        _FILES.write(self._references, {"references": keys})
+
+    def find(self, name: str) -> StoredImage | None:
+        """Return the image that was pulled by a name, or that has a digest; None when
+        there is none."""
+        if not self.path.exists():
+            return None
+        self._check()
+        names = self._names()
+        digest = names[name].digest if name in names else name.rpartition("@")[2]
+        return next((x for x in self._stored(names) if x.digest == digest), None)
+
+    def images(self) -> list[StoredImage]:
+        """Return all images, by name."""
+        if not self.path.exists():
+            return []
+        self._check()
+        found = list(self._stored(self._names()))
+        return sorted(found, key=lambda x: (x.names or ("~",), x.digest))
+
+    def _check(self) -> None:
+        check_private(self.path, what="directory of images", hint=_HINT)
+
+    def _stored(self, names: dict[str, Pulled]) -> Iterator[StoredImage]:
+        for directory in self._digests.glob("[0-9a-f]*"):
+            digest = f"sha256:{directory.name}"
+            mine = {name: x for name, x in names.items() if x.digest == digest}
+            try:
+                manifest = self.manifest(digest)
+            except FileNotFoundError:
+                continue  # another command has removed it
+            yield StoredImage(
+                digest=digest,
+                directory=directory,
+                names=tuple(sorted(mine)),
+                pinned=any(x.pinned for x in mine.values()),
+                pack_bytes=manifest.pack.size,
+                data_bytes=manifest.data.size if manifest.data else 0,
+            )
+
+    def manifest(self, digest: str) -> SealedManifest:
+        """Return the manifest of an image that is there."""
+        path = self._directory(digest) / "manifest.json"
+        return parse_sealed_manifest(path.read_bytes(), str(path))
+
+    def header(self, digest: str) -> PackHeader:
+        return read_header(self._directory(digest) / "pack")
+
+    def collect(
+        self,
+        used: Collection[str],
+        *,
+        dry_run: bool = False,
+        removed: Callable[[StoredImage], object] = lambda image: None,
+    ) -> list[StoredImage]:
+        """Remove the images whose digest is not in ``used`` and that no pinned name
+        has, and what dead commands left. Returns those that were, or would be, removed.
+        """
+        if not self.path.exists():
+            return []
+        with self._locked():
+            names = self._names()
+            gone = [
+                x for x in self._stored(names) if x.digest not in used and not x.pinned
+            ]
+            if dry_run:
+                return gone
+            for image in gone:
+                # The rename makes it vanish as a whole, even if this is interrupted.
+                with deferred():
+                    dead = self.path / f".new-{os.urandom(8).hex()}"
+                    image.directory.rename(dead)
+                    shutil.rmtree(dead, ignore_errors=True)
+                removed(image)
+            lost = {image.digest for image in gone}
+            if lost:
+                self._write({k: x for k, x in names.items() if x.digest not in lost})
+            self._remove_dead()
+        return gone
+
+    def _remove_dead(self) -> None:
+        for path in self.path.glob(".new-*"):
+            lock = lock_file(path / ".lock")
+            # NB: None also when its directory has gone; then nothing is to be done.
+            if lock is not None:
+                with lock:
+                    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""Images between layouts on this machine and registries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from btrfs_ublk.image.documents import (
+    MAX_DOCUMENT_BYTES,
+    Descriptor,
+    InvalidImageError,
+    blobs_of,
+    descriptors,
+    is_index,
+    parse_document,
+)
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.reference import Reference
+from btrfs_ublk.image.registry import Document, Repository
+
+_MAX_DEPTH = 4
+
+Progress = Callable[[int], object]
+
+
+@dataclass
+class Pushed:
+    """What a push did. Sizes are bytes."""
+
+    digest: str
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    mounted: int = 0
+    there: int = 0
+    _seen: set[str] = field(default_factory=set, repr=False)
+
+
+def walk(layout: Layout, one: Descriptor) -> Iterator[tuple[Descriptor, bytes | None]]:
+    """Yield all that an image in a layout consists of, each after what it names:
+    documents with their bytes, blobs without. Raises InvalidImageError."""
+    yield from _walk(layout, one, 0)
+
+
+def _walk(
+    layout: Layout, one: Descriptor, depth: int
+) -> Iterator[tuple[Descriptor, bytes | None]]:
+    if not one.is_document:
+        layout.check(one)
+        yield one, None
+        return
+    if depth > _MAX_DEPTH:
+        raise InvalidImageError(f"{one.digest}: indexes are within indexes too deep")
+    data = layout.read(one)
+    document = parse_document(data, one.digest)
+    below = (
+        descriptors(document, "manifests", one.digest)
+        if is_index(document)
+        else list(blobs_of(document, one.digest))
+    )
+    for each in below:
+        yield from _walk(layout, each, depth + 1)
+    yield one, data
+
+
+def push_image(
+    layout: Layout,
+    one: Descriptor,
+    target: Reference,
+    repository: Repository,
+    *,
+    mount_from: str | None = None,
+    progress: Progress = lambda count: None,
+) -> Pushed:
+    """Store an image of a layout in a registry, by the tag of ``target``. Blobs that
+    are there, or in the repository ``mount_from`` of the same registry, are not sent.
+    The tag changes when all else is there. Raises RegistryError, InvalidImageError."""
+    done = Pushed(one.digest)
+    for each, data in list(walk(layout, one)):
+        if each.digest in done._seen:
+            continue
+        done._seen.add(each.digest)
+        if data is not None:
+            if each.digest != one.digest or target.tag is None:
+                repository.put_document(each.digest, each.media_type, data)
+            continue
+        _push_blob(layout, each, repository, mount_from, done, progress)
+    if target.tag is not None:
+        repository.put_document(target.tag, one.media_type, layout.read(one))
+    return done
+
+
+def _push_blob(
+    layout: Layout,
+    one: Descriptor,
+    repository: Repository,
+    mount_from: str | None,
+    done: Pushed,
+    progress: Progress,
+) -> None:
+    if repository.has_blob(one.digest):
+        done.there += 1
+        progress(one.size)
+    elif mount_from is not None and repository.mount(one.digest, mount_from):
+        done.mounted += 1
+        progress(one.size)
+    else:
+        if one.size <= MAX_DOCUMENT_BYTES:
+            repository.upload_bytes(one, layout.read(one))
+            progress(one.size)
+        else:
+            repository.upload(one, layout.check(one), progress)
+        done.uploaded += 1
+        done.uploaded_bytes += one.size
+
+
+def fetch_into(
+    layout: Layout,
+    repository: Repository,
+    document: Document,
+    *,
+    wanted: Callable[[Descriptor], bool] = lambda one: True,
+    progress: Progress = lambda count: None,
+) -> Descriptor:
+    """Copy a manifest of a registry with its blobs into a layout, without naming it.
+    Raises RegistryError, InvalidImageError, OSError."""
+    parsed = parse_document(document.data, document.digest)
+    for one in blobs_of(parsed, document.digest):
+        if wanted(one) and not layout.has(one):
+            part = layout.path / "blobs" / f".part-{one.digest.partition(':')[2]}"
+            repository.download(one, part, progress)
+            layout.take(part, one.media_type)
+    return layout.add(document.media_type, document.data)
