@@ -80,8 +80,9 @@ def without_first_thread() -> Iterator[Child]:
     )
     with spawn([sys.executable, "-c", script], pipe_stdout=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        stat = Path(f"/proc/{child.pid}/stat")
         wait_until(
-            lambda: not child.identity.is_alive(), timeout_s=30, what="a first thread"
+            lambda: ") Z " in stat.read_text(), timeout_s=30, what="a first thread"
         )
         yield child
 
@@ -90,8 +91,10 @@ def test_the_end_of_a_process_is_that_of_its_last_thread() -> None:
     """Until then, it holds its files and locks."""
     with without_first_thread() as child:
         assert not child.identity.wait(timeout_s=0.3)
+        assert child.identity.is_alive()
         os.kill(child.pid, signal.SIGKILL)
         assert child.identity.wait(timeout_s=30)
+        assert not child.identity.is_alive()
 
 
 @pytest.mark.parametrize(

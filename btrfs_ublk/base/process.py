@@ -66,26 +66,27 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
         """Look up a process. Raises ProcessLookupError when there is none."""
-        return cls(pid, _start_ticks_and_state(pid)[0])
+        return cls(pid, _start_ticks_and_end(pid)[0])
 
     @classmethod
     def of_self(cls) -> ProcessIdentity:
         return cls.of(os.getpid())
 
     def is_alive(self) -> bool:
-        """Return False once the process has ended, even if it is not reaped yet."""
+        """Return False once the process has ended, even if it is not reaped yet. As for
+        wait(), its end is that of its last thread."""
         try:
-            start_ticks, state = _start_ticks_and_state(self.pid)
+            start_ticks, has_ended = _start_ticks_and_end(self.pid)
         except ProcessLookupError:
             return False
-        return start_ticks == self.start_ticks and state not in ("Z", "X")
+        return start_ticks == self.start_ticks and not has_ended
 
     def open_pidfd(self) -> int:
         """Return a descriptor that is readable once it ends (pidfd_open(2)). Raises
         ProcessLookupError when it has ended.
 
-        NB: its first thread may have ended, and is_alive() be False, while others still
-        hold its files and locks. The descriptor is readable after the last one.
+        NB: its first thread may have ended while others still hold its files and locks.
+        The descriptor is readable after the last one.
         """
         pidfd = os.pidfd_open(self.pid)
         try:
@@ -133,14 +134,17 @@ class ProcessIdentity:
             os.close(pidfd)
 
 
-def _start_ticks_and_state(pid: int) -> tuple[int, str]:
+def _start_ticks_and_end(pid: int) -> tuple[int, bool]:
+    """Return when a process began, and whether it has ended and is not reaped yet."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # Fields follow the command name, which may have blanks and parentheses.
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessLookupError(f"there is no process {pid}") from None
-    return int(fields[19]), fields[0]
+    state, threads, start_ticks = fields[0], int(fields[17]), int(fields[19])
+    # NB: the state is the first thread's, which may have ended before others.
+    return start_ticks, state in ("Z", "X") and threads <= 1
 
 
 def run(
