@@ -22,7 +22,7 @@ class Chromium:
     """The browser, by either of the names that distributions give it."""
 
     name: ClassVar[str] = "chromium"
-    cure: ClassVar[str] = "install the package chromium"
+    hint: ClassVar[str] = "install the package chromium"
 
     @property
     def program(self) -> str | None:

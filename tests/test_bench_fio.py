@@ -104,4 +104,4 @@ def test_a_missing_one_has_a_cure(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert Fio("psync").probe() == "it is not on PATH"
-    assert "3.13" in Fio("psync").cure
+    assert "3.13" in Fio("psync").hint

@@ -1,4 +1,4 @@
-"""What the machine lacks is said with its reason and its cure."""
+"""What the machine lacks is said with its reason and its hint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from btrfs_ublk.errors import CapabilityError
 @dataclass(frozen=True)
 class Missing:
     name: str = "time travel"
-    cure: str = "wait for a newer kernel"
+    hint: str = "wait for a newer kernel"
 
     def probe(self) -> str | None:
         return "the flux is too low"
@@ -44,8 +44,8 @@ def test_a_missing_one_is_named_with_reason_and_cure() -> None:
 def test_programs() -> None:
     assert Program("sh", "dash").probe() is None
     program = Program("no-such-program", "no-package")
-    assert program.probe() == "it is not on PATH" and "no-package" in program.cure
-    assert BTRFS_PROGS.cure == "install the package btrfs-progs"
+    assert program.probe() == "it is not on PATH" and "no-package" in program.hint
+    assert BTRFS_PROGS.hint == "install the package btrfs-progs"
 
 
 @pytest.mark.parametrize("managed", [True, False])
@@ -58,10 +58,10 @@ def test_python_packages(
     if managed:
         (tmp_path / "EXTERNALLY-MANAGED").touch()
     package = PythonPackage("Jinja2")
-    assert ("install the package python3-jinja2" == package.cure) is managed
-    assert ("pip install Jinja2" in package.cure) is not managed
+    assert ("install the package python3-jinja2" == package.hint) is managed
+    assert ("pip install Jinja2" in package.hint) is not managed
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    assert "pip install Jinja2" in package.cure
+    assert "pip install Jinja2" in package.hint
 
 
 def test_a_module_that_does_not_exist() -> None:
@@ -83,7 +83,7 @@ def test_helpers_are_found_and_missed(
 ) -> None:
     monkeypatch.setenv(HELPERS_VARIABLE, str(tmp_path))
     helper = Helper("btrfs-ublk-mkseed")
-    assert "is not at" in (helper.probe() or "") and HELPERS_VARIABLE in helper.cure
+    assert "is not at" in (helper.probe() or "") and HELPERS_VARIABLE in helper.hint
     (tmp_path / helper.helper).touch(mode=0o644)
     assert "not executable" in (helper.probe() or "")
     (tmp_path / helper.helper).chmod(0o755)

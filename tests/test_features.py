@@ -43,7 +43,7 @@ def test_every_feature_has_a_reason_and_is_told_once() -> None:
         for feature in about.features:
             assert feature.reason and feature.used in ("always", "asked", "never")
             assert about.available or not feature.offered
-        assert about.available or (about.reason and about.cure)
+        assert about.available or (about.reason and about.hint)
 
 
 @pytest.mark.native

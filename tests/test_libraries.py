@@ -44,7 +44,7 @@ def test_a_helper_says_what_to_install(tmp_path: Path) -> None:
     assert "apt-get install libjansson7" in (caught.value.hint or "")
     assert not (tmp_path / "seed").exists()
     helper = Helper(MKSEED)
-    assert "libjansson.so.7" in (helper.probe() or "") and "libjansson7" in helper.cure
+    assert "libjansson.so.7" in (helper.probe() or "") and "libjansson7" in helper.hint
     assert Helper(CHECKSEED).probe() is None
     assert check_helper(CHECKSEED) == tmp_path / CHECKSEED
 

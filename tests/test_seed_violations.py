@@ -241,7 +241,7 @@ VIOLATIONS: list[tuple[str, str, Edit]] = [
     # Subvolumes
     (
         "subvolume",
-        "the default subvolume is 300, which there is not",
+        "the default subvolume is 300, which does not exist",
         change_item(ROOT_TREE, DEFAULT, "Q", 0, 300),
     ),
     ("subvolume", "(5 ROOT_REF 256)", delete(ROOT_TREE, (5, fmt.ROOT_REF, 256))),

@@ -38,7 +38,7 @@ class Capability(Protocol):
     def name(self) -> str: ...
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         """What makes it available."""
 
     def probe(self) -> str | None:
@@ -51,18 +51,18 @@ def checkout() -> Path | None:
     return path if (path / "scripts" / "vm").is_file() else None
 
 
-def or_vm(cure: str) -> str:
+def or_vm(hint: str) -> str:
     """Add the hint to use a VM where that is possible: only a checkout has scripts."""
-    return f"{cure}, or a VM: scripts/vm" if checkout() else cure
+    return f"{hint}, or a VM: scripts/vm" if checkout() else hint
 
 
 def require(*capabilities: Capability) -> None:
-    """Raise CapabilityError, with reason and cure, for the first missing capability."""
+    """Raise CapabilityError, with reason and hint, for the first missing capability."""
     for capability in capabilities:
         reason = capability.probe()
         if reason is not None:
             raise CapabilityError(
-                f"{capability.name} is needed here: {reason}", hint=capability.cure
+                f"{capability.name} is needed here: {reason}", hint=capability.hint
             )
 
 
@@ -71,7 +71,7 @@ class Root:
     """The rights of root, which mounts, loop devices and most ublk devices need."""
 
     name: ClassVar[str] = "root"
-    cure: ClassVar[str] = "run as root (sudo)"
+    hint: ClassVar[str] = "run as root (sudo)"
 
     def probe(self) -> str | None:
         uid = os.geteuid()
@@ -123,7 +123,7 @@ class DeviceNode:
     name: str
     path: str
     module: str
-    cure: str
+    hint: str
 
     def probe(self) -> str | None:
         return _device_node(self.path, self.module)
@@ -140,7 +140,7 @@ class FileSystem:
         return self.fs_type
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         return or_vm(f"use a kernel that has {self.fs_type}")
 
     def probe(self) -> str | None:
@@ -172,7 +172,7 @@ class Program:
         return self.program
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         return f"install the package {self.package}"
 
     def probe(self) -> str | None:
@@ -195,7 +195,7 @@ class Fio:
     name: ClassVar[str] = "fio"
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         oldest = ".".join(map(str, _OLDEST_FIO))
         return f"install fio {oldest} or newer, with {self.engine}"
 
@@ -230,7 +230,7 @@ class PythonPackage:
         return f"python3-{self.name.lower()}" if marker.is_file() else None
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         if self.package is not None:
             return f"install the package {self.package}"
         return (
@@ -254,7 +254,7 @@ class Helper:
         return self.helper
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         error = self._error()
         return error.hint or "" if error else ""
 
@@ -287,7 +287,7 @@ class SparseFile:
         return f"a sparse file of {format_size(self.size_bytes)} in {self.directory}"
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         return "use a directory on tmpfs, XFS or btrfs: /dev/shm, say"
 
     def probe(self) -> str | None:

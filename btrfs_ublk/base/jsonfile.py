@@ -39,19 +39,19 @@ _types_of = functools.lru_cache(get_type_hints)
 @dataclass(frozen=True)
 class RecordFormat:
     """What files of one kind have in common. ``error`` is raised for invalid files, and
-    ``cure`` makes its hint from the path. ``synced``: a file that was written survives
-    a power cut."""
+    ``hint_for`` makes its hint from the path. ``synced``: a file that was written
+    survives a power cut."""
 
     version: int
     error: type[BtrfsUblkError]
-    cure: Callable[[Path], str]
+    hint_for: Callable[[Path], str]
     synced: bool = False
 
     def damaged(self, path: Path, why: str) -> BtrfsUblkError:
         """Return the error to raise for this file."""
         return self.error(
             f"{path} cannot be used: {why}",
-            hint=f"the file was left as it is: {self.cure(path)}",
+            hint=f"the file was left as it is: {self.hint_for(path)}",
         )
 
     def read(self, path: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from btrfs_ublk.base.capabilities import ROOT
 from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.ops.doctor import Ability, Diagnosis, diagnose
-from btrfs_ublk.ops.doctor.cures import command_for
+from btrfs_ublk.ops.doctor.install import command_for
 
 _WIDTH = 80  # if the output is no terminal
 _WORDS = {
@@ -54,7 +54,7 @@ def _print(found: Diagnosis) -> None:
         f"{platform.machine()}, as {who}",
         markup=False,
     )
-    for name, version in versions.strangers.items():
+    for name, version in versions.other_helpers.items():
         console.print(f"[red]{name}: {version or 'not built'}[/red]")
     console.print()
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -87,8 +87,8 @@ def _details(ability: Ability) -> Text:
         if text:
             text.append("\n")
         text.append(f"{finding.what}: {finding.reason}")
-        if finding.cure:
-            text.append("\n" + finding.cure)
+        if finding.hint:
+            text.append("\n" + finding.hint)
         if finding.command:
             text.append("\n$ " + finding.command, "bold")
     for finding in ability.unseen:

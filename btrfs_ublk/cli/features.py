@@ -40,7 +40,7 @@ def _print(console: Console, about: FrontEndFeatures) -> None:
     if about.protocol is not None:
         title += f", protocol {about.protocol}"
     if not about.available:
-        title += f": not on this kernel\n  {about.reason}\n  {about.cure}"
+        title += f": not on this kernel\n  {about.reason}\n  {about.hint}"
     console.print(escape(title), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for column in ("feature", "Linux", "offered", "used", "why, or why not"):

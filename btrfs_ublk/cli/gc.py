@@ -11,14 +11,18 @@ from btrfs_ublk.base.gc import Report, collect
 
 
 @click.command("gc")
-@click.option("--dry-run", is_flag=True, help="Only list what would be looked for.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="List what killed runs made, which may have gone since; remove nothing.",
+)
 @json_option
 def command(dry_run: bool, as_json: bool) -> int:
     """Remove what killed runs left behind.
 
-    These are mounts, loop and ublk devices, temporary directories: only what this
-    project made, as the ledgers of dead processes tell. What `btrfs-ublk device` keeps
-    is none of it.
+    These are mounts, loop and ublk devices, and temporary directories. Only those are
+    removed that this program made, according to the ledgers of processes that have
+    ended. Devices and volumes that are to stay are not touched.
 
     Exit status 1: something is left.
     """
@@ -34,7 +38,8 @@ def _print(report: Report) -> None:
     for ledger in report.ledgers:
         for outcome in ledger.outcomes:
             reason = f": {outcome.reason}" if outcome.reason else ""
-            click.echo(f"{outcome.result:12} {outcome.entry}{reason}")
+            result = outcome.result.replace("-", " ")
+            click.echo(f"{result:12} {outcome.entry}{reason}")
         if ledger.damaged_lines:
             click.echo(f"damaged      {ledger.damaged_lines} lines of {ledger.path}")
     if not any(ledger.outcomes for ledger in report.ledgers):

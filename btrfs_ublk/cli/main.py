@@ -63,12 +63,12 @@ def _print_versions(as_json: bool) -> None:
         click.echo(json.dumps(versions.to_dict(), indent=2))
         return
     ours = versions.btrfs_ublk
-    same = len(versions.helpers) - len(versions.strangers)
+    same = len(versions.helpers) - len(versions.other_helpers)
     click.echo(f"btrfs-ublk {ours}")
     click.echo(f"  helpers      {same} of {len(versions.helpers)} of this version")
-    for name, version in versions.strangers.items():
+    for name, version in versions.other_helpers.items():
         click.echo(f"    {name}: {version or 'not built, or it does not run'}")
-    if versions.strangers:
+    if versions.other_helpers:
         click.echo("    build package and helpers from one version: pip install .")
     click.echo(f"  kernel       {versions.kernel}")
     click.echo(f"  btrfs-progs  {versions.btrfs_progs or 'not installed'}")

@@ -27,8 +27,8 @@ class Versions:
     python: str
 
     @property
-    def strangers(self) -> dict[str, str | None]:
-        """Helpers of another version than the package's."""
+    def other_helpers(self) -> dict[str, str | None]:
+        """The helpers that are not of the package's version."""
         return {
             name: version
             for name, version in self.helpers.items()
@@ -37,7 +37,7 @@ class Versions:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"helpers_match": not self.strangers}
+        return asdict(self) | {"helpers_match": not self.other_helpers}
 
 
 def find_versions() -> Versions:

@@ -110,7 +110,7 @@ def check_with_progs(path: Path) -> ProgsReport:
     """
     missing = BTRFS_PROGS.probe()
     if missing is not None:
-        return ProgsReport(None, f"{missing}: {BTRFS_PROGS.cure}")
+        return ProgsReport(None, f"{missing}: {BTRFS_PROGS.hint}")
     try:
         layout = inspect_seed(path)
     except BtrfsUblkError as error:

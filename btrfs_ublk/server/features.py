@@ -29,7 +29,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class FrontEndFeatures:
-    """The features of a front end. ``reason`` and ``cure`` are set if this kernel lacks
+    """The features of a front end. ``reason`` and ``hint`` are set if this kernel lacks
     it."""
 
     front_end: str
@@ -37,7 +37,7 @@ class FrontEndFeatures:
     features: list[Feature]
     protocol: str | None = None
     reason: str | None = None
-    cure: str | None = None
+    hint: str | None = None
 
 
 def kernel_features() -> tuple[list[FrontEndFeatures], dict[str, Any]]:
@@ -58,7 +58,7 @@ def parse_features(document: dict[str, Any]) -> list[FrontEndFeatures]:
                 features=[Feature(**feature) for feature in about["features"]],
                 protocol=about.get("protocol"),
                 reason=about.get("reason"),
-                cure=about.get("cure"),
+                hint=about.get("hint"),
             )
             for name, about in document.items()
         ]

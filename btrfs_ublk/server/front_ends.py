@@ -49,7 +49,7 @@ def choose_front_end(
     if no_ublk is not None and no_fuse is not None:
         raise CapabilityError(
             f"no front end works here: no ublk ({no_ublk}), and no fuse ({no_fuse})",
-            hint=UBLK.cure,
+            hint=UBLK.hint,
         )
     if no_ublk is not None:
         log.info("front end fuse, because of no ublk: %s", no_ublk)

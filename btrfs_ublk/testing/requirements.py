@@ -28,7 +28,7 @@ def need(config: pytest.Config, *capabilities: Capability) -> None:
     for capability in capabilities:
         reason = capability.probe()
         if reason is not None:
-            do_without(config, f"{capability.name}: {reason} ({capability.cure})")
+            do_without(config, f"{capability.name}: {reason} ({capability.hint})")
 
 
 def do_without(config: pytest.Config, what: str) -> NoReturn:

@@ -96,7 +96,7 @@ static int take_cpus(const char *text, struct server_options *options)
 	int err = cpulist_parse(text, &options->cpus);
 
 	if (err)
-		msg_error("--cpus '%s' is no list of CPUs such as 0-3,8%s", text,
+		msg_error("--cpus '%s' is not a list of CPUs such as 0-3,8%s", text,
 			  err == -ERANGE ? ": a number is too large" : "");
 	return err ? -EINVAL : 0;
 }

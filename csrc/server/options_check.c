@@ -72,8 +72,9 @@ int server_options_check(const struct server_options *options, int words)
 		return -EINVAL;
 	}
 	if (options->unprivileged && !geteuid()) {
-		msg_error("--unprivileged is for who is not root: the kernel makes root an "
-			  "ordinary device");
+		msg_error(
+			"--unprivileged is for users other than root: for root, the kernel makes an "
+			"ordinary device");
 		return -EINVAL;
 	}
 	return options->recover_id >= 0 ? check_recover(options) : 0;

@@ -31,7 +31,7 @@ _TIMEOUT_S = 20.0
 @dataclass(frozen=True)
 class _WritableVirtiofs:
     name: ClassVar[str] = "virtiofs"
-    cure: ClassVar[str] = "run this in a VM: scripts/vm"
+    hint: ClassVar[str] = "run this in a VM: scripts/vm"
 
     def target(self) -> Path | None:
         """Return where a writable one is mounted."""
@@ -82,7 +82,7 @@ class _FuseBy:
         return f"FUSE by {self.how}"
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         return _CURES[self.how]
 
     def probe(self) -> str | None:
@@ -93,7 +93,7 @@ class _FuseBy:
             except CapabilityError as error:
                 return error.message
             except BtrfsUblkError:
-                return f"the kernel refuses it; {self.cure}"
+                return f"the kernel refuses it; {self.hint}"
         return None
 
 

@@ -187,7 +187,7 @@ def check_disk(path: Path, size_bytes: int) -> None:
 @dataclass(frozen=True)
 class _PersistentMemory:
     name: ClassVar[str] = "persistent memory"
-    cure: ClassVar[str] = "run this in a VM that has some: scripts/vm --pmem 512M"
+    hint: ClassVar[str] = "run this in a VM that has some: scripts/vm --pmem 512M"
 
     def probe(self) -> str | None:
         if os.environ.get(IN_VM_VARIABLE) != "1":

@@ -23,7 +23,7 @@ RUBLK_VARIABLE = "BTRFS_UBLK_RUBLK"
 @dataclass(frozen=True)
 class _Rublk:
     name: ClassVar[str] = "rublk"
-    cure: ClassVar[str] = f"cargo install rublk; or name it in {RUBLK_VARIABLE}"
+    hint: ClassVar[str] = f"cargo install rublk; or name it in {RUBLK_VARIABLE}"
 
     def path(self) -> str:
         return os.environ.get(RUBLK_VARIABLE) or self.name

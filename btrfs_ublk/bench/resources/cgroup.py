@@ -23,7 +23,7 @@ _PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
 @dataclass(frozen=True)
 class _MemoryGroups:
     name: ClassVar[str] = "control groups that count memory"
-    cure: ClassVar[str] = "mount cgroup2, or memory of version 1, below /sys/fs/cgroup"
+    hint: ClassVar[str] = "mount cgroup2, or memory of version 1, below /sys/fs/cgroup"
 
     def root(self) -> Path | None:
         """Return where groups can be made: version 1 if it has memory, else 2."""

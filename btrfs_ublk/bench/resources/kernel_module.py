@@ -34,7 +34,7 @@ class LoadableModule:
         return f"the module {self.module}"
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         return "run this in a VM: scripts/vm"
 
     def probe(self) -> str | None:

@@ -24,7 +24,7 @@ class ZramDriver:
     """The driver of zram; it makes new devices, so existing ones are left alone."""
 
     name: ClassVar[str] = "zram"
-    cure: ClassVar[str] = or_vm("use a kernel that has CONFIG_ZRAM")
+    hint: ClassVar[str] = or_vm("use a kernel that has CONFIG_ZRAM")
     path: ClassVar[str] = "/sys/class/zram-control"
 
     def probe(self) -> str | None:

@@ -47,7 +47,7 @@ class Openable:
         return f"use of {self.node.path}"
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         return f"in a container, pass it: --device {self.node.path}"
 
     def probe(self) -> str | None:
@@ -67,7 +67,7 @@ class Condition:
     """A capability whose probe is a function: it returns None, or the reason."""
 
     name: str
-    cure: str
+    hint: str
     probe: Callable[[], str | None]
 
 

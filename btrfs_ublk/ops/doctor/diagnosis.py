@@ -39,7 +39,7 @@ from btrfs_ublk.ops.doctor.access import (
     Openable,
     Unseen,
 )
-from btrfs_ublk.ops.doctor.cures import command_for
+from btrfs_ublk.ops.doctor.install import command_for
 from btrfs_ublk.ops.versions import Versions, find_versions
 from btrfs_ublk.server import ServerStats
 from btrfs_ublk.server.features import FrontEndFeatures, kernel_features
@@ -54,13 +54,13 @@ _QEMU = Program("qemu-system-x86_64", "qemu-system-x86")
 @dataclass(frozen=True)
 class Finding:
     """One thing that is needed. ``ok`` is None when this user may not check. ``reason``
-    says why, or what is wrong. ``command`` installs it, if one can; else see ``cure``.
+    says why, or what is wrong. ``command`` installs it, if one can; else see ``hint``.
     """
 
     what: str
     ok: bool | None
     reason: str | None = None
-    cure: str | None = None
+    hint: str | None = None
     command: str | None = None
 
 
@@ -221,7 +221,7 @@ def _finding(need: Capability) -> Finding:
         reason = error.message
     if reason is None:
         return Finding(need.name, True)
-    return Finding(need.name, False, reason, need.cure or None, command_for(need))
+    return Finding(need.name, False, reason, need.hint or None, command_for(need))
 
 
 def _protocol(name: str) -> str | None:

@@ -162,7 +162,7 @@ int check_subvolumes(struct check *check)
 		return check_damage(check, RULE_TREE, ret);
 	if (!has_default)
 		report_add(check->report, RULE_SUBVOLUME,
-			   "root tree: the default subvolume is %" PRIu64 ", which there is not",
+			   "root tree: the default subvolume is %" PRIu64 ", which does not exist",
 			   check->layout->default_subvolume);
 	return 0;
 }

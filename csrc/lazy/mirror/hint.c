@@ -17,27 +17,28 @@ static const struct {
 	  "redirects are followed to http and https, not from https to http, 8 at most: name the URL "
 	  "that it ends at" },
 	{ "http", 401, 401,
-	  "it wants a login: name a \"basic_auth_file\" or a \"bearer_token_file\", or correct what is "
-	  "in it" },
+	  "the server wants a login: name a \"basic_auth_file\" or a \"bearer_token_file\", or correct "
+	  "its content" },
 	{ "http", 403, 403,
-	  "it gives it to others: name a \"basic_auth_file\" or a \"bearer_token_file\", or renew a "
+	  "the server gives it to other users only: name a \"basic_auth_file\" or a \"bearer_token_file\", or renew a "
 	  "signed URL" },
 	{ "s3", 401, 401, "check the keys in \"credentials_file\"" },
 	{ "s3", 403, 403,
 	  "check the keys in \"credentials_file\", what they may read, and \"region\"" },
-	{ "oci", 401, 403, "it wants a login: name a \"docker_config\", or correct what is in it" },
+	{ "oci", 401, 403,
+	  "the registry wants a login: name a \"docker_config\", or correct its content" },
 	{ NULL, 407, 407,
 	  "the proxy wants a login: leave \"proxy\" out, and give its URL, with user and password, in the "
 	  "environment of the server: http_proxy, https_proxy" },
 	{ "s3", 404, 410, "the store has no such object: check \"bucket\" and \"key\"" },
 	{ "oci manifest", 401, 403,
-	  "it wants a login: name a \"docker_config\", or correct what is in it" },
+	  "the registry wants a login: name a \"docker_config\", or correct its content" },
 	{ "oci manifest", 404, 410,
 	  "the registry has no such image: check \"repository\" and \"tag\"" },
 	{ "oci", 404, 410, "the registry has no such blob: check \"repository\" and \"digest\"" },
 	{ NULL, 404, 410, "the server has nothing of that name: check the path in the URL" },
 	{ NULL, 429, 429, "the server has too much to do: try again later" },
-	{ NULL, 503, 503, "the server is there, and does not serve now: try again later" },
+	{ NULL, 503, 503, "the server does not serve at the moment: try again later" },
 	{ NULL, 500, 599, "the server has failed: its log may say why" },
 };
 
@@ -98,7 +99,7 @@ const char *hint_for_source_file(int err)
 	switch (err) {
 	case -ENOENT:
 	case -ENOTDIR:
-		return "check the path: it is one of this machine";
+		return "check the path, which is looked up on this machine";
 	case -EISDIR:
 		return "name one file in it; each file is a source";
 	default:
@@ -113,7 +114,7 @@ const char *hint_for_secret_file(int err)
 	case -ENOTDIR:
 		return "make it, with mode 600, or name the right one";
 	case -EACCES:
-		return "it has to be the server's user's, or root's";
+		return "it must belong to root, or to the user that the server runs as";
 	default:
 		return NULL;
 	}

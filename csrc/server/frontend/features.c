@@ -11,7 +11,7 @@ int features_unavailable(json_t *about, const char *what, int err, const char *h
 
 	if (json_object_set_new(about, "available", json_false()) ||
 	    json_object_set_new(about, "reason", reason) ||
-	    json_object_set_new(about, "cure", json_string(hint)))
+	    json_object_set_new(about, "hint", json_string(hint)))
 		return -ENOMEM;
 	return 0;
 }

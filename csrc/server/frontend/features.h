@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Describes what kernels offer to front ends, as JSON: {"available": true or false, "reason": why
- * not, "cure": the hint, "features": [{"name", "since", "offered", "used", "reason"}, ...]}. "used" is
+ * not, "hint": the hint, "features": [{"name", "since", "offered", "used", "reason"}, ...]}. "used" is
  * "always" (where it is offered), "asked" (by an option), or "never". "offered" is null where this
  * process cannot find out.
  */

@@ -26,14 +26,14 @@ _FEDORA = {"mount": "util-linux-core", "qemu-system-x86": "qemu-system-x86-core"
 
 
 def command_for(capability: Capability) -> str | None:
-    """Return a command to copy; None where there is none but ``cure`` explains."""
+    """Return a command to copy; None where there is none but ``hint`` explains."""
     match capability:
         case Program(package=package):
             return _install(package.split()[0])
         case Fio():
             return _install("fio")
         case Helper(helper=name) if _is_built(name):
-            return None  # it lacks a library, which the cure names
+            return None  # it lacks a library, which the hint names
         case Helper():
             return "scripts/setup --build" if checkout() else None
         case PythonPackage(package=str(package)):
