@@ -12,7 +12,15 @@ from btrfs_ublk.base.process import run
 
 #: What takes long to import, and is wanted by few.
 HEAVY = {
-    *("asyncio", "http.server", "jinja2", "matplotlib", "prometheus_client"),
+    *(
+        "asyncio",
+        "difflib",
+        "http.server",
+        "importlib.resources",
+        "jinja2",
+        "matplotlib",
+        "prometheus_client",
+    ),
     *("psutil", "pytest", "rich", "sqlite3", "urllib.request"),
     *("cryptography", "requests", "zstandard"),
 }

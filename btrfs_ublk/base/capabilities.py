@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import ClassVar, Protocol
 
 from btrfs_ublk.base.helpers import check_helper
 from btrfs_ublk.base.process import run
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CapabilityError, CommandError
 from btrfs_ublk.units import format_size
 
@@ -226,6 +226,8 @@ class PythonPackage:
         """The distribution's package, where pip must not install any (PEP 668)."""
         if sys.prefix != sys.base_prefix:
             return None  # pip can install in a virtual environment
+        with deferred():
+            import sysconfig  # Nearly all commands do without it.
         marker = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
         return f"python3-{self.name.lower()}" if marker.is_file() else None
 

@@ -15,12 +15,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from difflib import get_close_matches
 from importlib import import_module
-from importlib.abc import FileLoader
-from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -231,9 +227,16 @@ class ModuleGroup(click.Group):
         self._but = but
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        path = import_module(self._package).__path__
-        names = {module.name for module in iter_modules(path)}
+        files = os.listdir(self._directory())
+        names = {x.removesuffix(".py") for x in files if x.endswith(".py")}
+        names.discard("__init__")
         return sorted(name.replace("_", "-") for name in names.difference(self._but))
+
+    def _directory(self) -> Path:
+        # NB: pkgutil, which also finds modules, takes long to import.
+        package = import_module(self._package)
+        assert package.__file__ is not None
+        return Path(package.__file__).parent
 
     def _module_of(self, cmd_name: str) -> str:
         return f"{self._package}.{cmd_name.replace('-', '_')}"
@@ -243,11 +246,8 @@ class ModuleGroup(click.Group):
         It is read from the sources, because importing all modules takes long."""
         commands: dict[str, click.Command] = {}
         for name in self.list_commands(ctx):
-            module = self._module_of(name)
-            spec = find_spec(module)
-            loader = spec.loader if spec else None
-            source = loader.get_source(module) if isinstance(loader, FileLoader) else ""
-            found = _HELP.search(source or "")
+            source = self._directory() / f"{name.replace('-', '_')}.py"
+            found = _HELP.search(source.read_text(encoding="utf-8"))
             if found:
                 commands[name] = click.Command(name, help=found[1])
             elif command := self.get_command(ctx, name):
@@ -284,6 +284,8 @@ class ModuleGroup(click.Group):
         # NB: click itself (since 8.4) suggests only commands that are imported.
         known = self.list_commands(ctx)
         if args[0] not in known and not ctx.resilient_parsing:
+            with importing():  # For errors only.
+                from difflib import get_close_matches
             if near := get_close_matches(args[0], known):
                 meant = " or ".join(map(repr, near))
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")

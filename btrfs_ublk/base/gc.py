@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from btrfs_ublk.base.dead_ledgers import LOCK_TIMEOUT_S, abandoned_ledgers
@@ -102,6 +101,8 @@ def learn_kinds(entries: Iterable[Entry]) -> None:
     if all(knows(entry.kind) for entry in entries):
         return
     with deferred():
+        from pkgutil import iter_modules  # Dead ledgers are rare.
+
         for package in _MAKERS:
             for module in iter_modules(import_module(package).__path__, f"{package}."):
                 import_module(module.name)

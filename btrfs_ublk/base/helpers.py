@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib.resources import files
 from pathlib import Path
 
 from btrfs_ublk.base.process import run
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CapabilityError
 
 #: Names a directory to use instead: a sanitizer build, or stand-ins in tests.
@@ -43,17 +43,25 @@ def helper_path(name: str) -> Path:
         path = Path(directory) / name
         hint = f"unset {HELPERS_VARIABLE}, or build the helpers there"
     else:
-        # In an editable install this is the file in meson's build directory.
         hint = "build it: pip install . (or, in a checkout, pip install -e .)"
-        resource = files("btrfs_ublk") / "libexec" / name
-        if not resource.is_file():
-            raise CapabilityError(f"the helper {name} is not built", hint=hint)
-        path = Path(str(resource))
+        path = Path(__file__).parents[1] / "libexec" / name
+        if not path.is_file():
+            path = _in_build_directory(name)
+            if not path.is_file():
+                raise CapabilityError(f"the helper {name} is not built", hint=hint)
     if not path.is_file():
         raise CapabilityError(f"the helper {name} is not at {path}", hint=hint)
     if not os.access(path, os.X_OK):
         raise CapabilityError(f"{path} is not executable", hint=f"chmod +x {path}")
     return path.absolute()
+
+
+def _in_build_directory(name: str) -> Path:
+    """Return a helper's path in an editable install, whose loader knows where it is."""
+    with deferred():
+        # An installed package does not need it, and importing it takes time.
+        from importlib.resources import files
+    return Path(str(files("btrfs_ublk") / "libexec" / name))
 
 
 def check_helper(name: str) -> Path:
