@@ -5,12 +5,11 @@
  * all in this process. They may fail, but must not crash, hang or allocate without bound.
  *
  * The changes are encoded as a string of bytes, see change(). Without libFuzzer the strings are
- * random; with it (clang -fsanitize=fuzzer -DFUZZ_LIBFUZZER, FUZZ_IMAGE=path) it makes them.
+ * random; with it (clang -fsanitize=fuzzer -DFUZZ_LIBFUZZER, FUZZ_PATH=path) it makes them.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,11 +25,11 @@
 #include "btrfs/layout.h"
 #include "btrfs/super.h"
 #include "btrfs/walk.h"
+#include "tests/fuzz.h"
 
 enum {
 	PIECES_MAX = 200,
 	INPUT_BYTES_MAX = 96,
-	ITERATION_SECONDS_MAX = 20,
 	COPY_BYTES_MAX = 64,
 };
 
@@ -346,70 +345,25 @@ static void run_input(struct target *target, const uint8_t *data, size_t length)
 		die("cannot restore the image", ret);
 }
 
-#ifdef FUZZ_LIBFUZZER
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
+static struct target target = { .fd = -1 };
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
+static void begin(const char *path)
 {
-	static struct target target = { .fd = -1 };
-	int ret;
-
-	if (target.fd < 0) {
-		ret = load(&target, getenv("FUZZ_IMAGE"));
-		if (ret)
-			die("FUZZ_IMAGE", ret);
-	}
-	run_input(&target, data, length < INPUT_BYTES_MAX ? length : INPUT_BYTES_MAX);
-	return 0;
-}
-#else
-/* splitmix64: small, and the same on every machine. */
-static uint64_t random_next(uint64_t *state)
-{
-	uint64_t value = *state += 0x9E3779B97F4A7C15ull;
-
-	value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9ull;
-	value = (value ^ value >> 27) * 0x94D049BB133111EBull;
-	return value ^ value >> 31;
-}
-
-/* The message is formatted in advance, as the signal handler may not do that. */
-static char hang_text[96];
-static size_t hang_text_length;
-
-static void hung(int signal_number)
-{
-	(void)signal_number;
-	(void)!write(STDERR_FILENO, hang_text, hang_text_length);
-	_exit(EXIT_FAILED);
-}
-
-static void fuzz(const char *path, uint64_t seed, uint64_t iterations)
-{
-	static struct target target;
-	uint8_t data[INPUT_BYTES_MAX];
 	int ret;
 
 	target = (struct target){ .fd = -1 };
 	ret = load(&target, path);
 	if (ret)
 		die(path, ret);
-	for (uint64_t i = 0; i < iterations; i++) {
-		uint64_t state = seed + i;
-		size_t length = 6 + random_next(&state) % (sizeof(data) - 6);
+}
 
-		/* Mostly make few changes: with many, already the first checks fail. */
-		if (random_next(&state) % 4)
-			length = 6 + length % 14;
-		for (size_t b = 0; b < length; b++)
-			data[b] = (uint8_t)random_next(&state);
-		hang_text_length = (size_t)snprintf(
-			hang_text, sizeof(hang_text),
-			"fuzz-reader: --seed %" PRIu64 " --iterations 1 hangs\n", seed + i);
-		alarm(ITERATION_SECONDS_MAX);
-		run_input(&target, data, length);
-	}
-	alarm(0);
+static void run(const uint8_t *data, size_t length)
+{
+	run_input(&target, data, length);
+}
+
+static void end(void)
+{
 	close(target.fd);
 	for (size_t i = 0; i < target.piece_count; i++) {
 		free(target.pieces[i].clean);
@@ -417,25 +371,12 @@ static void fuzz(const char *path, uint64_t seed, uint64_t iterations)
 	}
 }
 
-int main(int argc, char **argv)
-{
-	uint64_t seed = 1, iterations = 1000;
-	int i = 1;
-
-	message_init("fuzz-reader");
-	for (; i + 1 < argc && argv[i][0] == '-'; i += 2) {
-		if (!strcmp(argv[i], "--seed"))
-			seed = strtoull(argv[i + 1], NULL, 10);
-		else if (!strcmp(argv[i], "--iterations"))
-			iterations = strtoull(argv[i + 1], NULL, 10);
-	}
-	if (i >= argc) {
-		msg_error("usage: fuzz-reader [--seed N] [--iterations N] IMAGE...");
-		return EXIT_USAGE;
-	}
-	signal(SIGALRM, hung);
-	for (; i < argc; i++)
-		fuzz(argv[i], seed, iterations);
-	return EXIT_OK;
-}
-#endif
+static const struct fuzzer fuzzer = {
+	.name = "fuzz-reader",
+	.what = "IMAGE",
+	.input_bytes = INPUT_BYTES_MAX,
+	.begin = begin,
+	.run = run,
+	.end = end,
+};
+FUZZ_PROGRAM(fuzzer)
