@@ -65,6 +65,9 @@ btrfs-ublk seed inspect seed.img
 btrfs-ublk seed check seed.img
 head -c 1M /dev/urandom > image.raw
 btrfs-ublk map digest image.raw --unit 64K -o image.digests
+gzip -k image.raw
+btrfs-ublk map index image.raw.gz --codec gzip --spacing 1M -o image.index
+btrfs-ublk map digest image.raw.gz --index image.index --unit 1M -o image.digests
 """,
     ),
     "this machine": Scenario(
@@ -106,6 +109,11 @@ btrfs-ublk device up NAME lazy.json --front-end fuse
 btrfs-ublk map add NAME --file image.raw --unit 64K --digests image.digests
 btrfs-ublk map add NAME --url http://127.0.0.1:9/image --size 1M --unit 64K \
     --digests image.digests --offset 1G
+gzip -k image.raw
+btrfs-ublk map index image.raw.gz --codec gzip -o image.index
+btrfs-ublk map digest image.raw.gz --index image.index --unit 1M -o gz.digests
+btrfs-ublk map add NAME --url http://127.0.0.1:9/image.gz --unit 1M \
+    --codec gzip --index image.index --digests gz.digests
 echo '{"kind": "pattern", "size": 1048576}' > mappings.jsonl
 echo '[null, 1048576, 0, 0]' >> mappings.jsonl
 btrfs-ublk map add NAME --bulk mappings.jsonl

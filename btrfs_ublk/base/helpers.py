@@ -19,6 +19,7 @@ CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
 KEEPER = "btrfs-ublk-keeper"
 CACHE = "btrfs-ublk-cache"
+CODEC = "btrfs-ublk-codec"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
 RESHAPE = "btrfs-ublk-reshape"
 ADD_DEVICE = "btrfs-ublk-add-device"
@@ -29,7 +30,7 @@ FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
-    *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES),
+    *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES, CODEC),
 )
 
 

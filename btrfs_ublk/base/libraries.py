@@ -22,6 +22,8 @@ _PACKAGES = {
     "liburing": "liburing{}",
     "libuuid": "libuuid{}",
     "libuv": "libuv{}",
+    "libz": "zlib{}g",
+    "libzstd": "libzstd{}",
 }
 
 

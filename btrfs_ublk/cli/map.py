@@ -21,9 +21,12 @@ from btrfs_ublk.content import (
     Room,
     Source,
     digest_file,
+    digest_indexed,
+    make_index,
 )
 from btrfs_ublk.content.bulk import parse_bulk, parse_json
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, check_unit
+from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.errors import UsageError, why_unread
@@ -96,6 +99,16 @@ def command() -> None:
 )
 @click.option("--root", metavar="HEX", help="The root digest that they must have.")
 @click.option(
+    "--codec",
+    metavar="NAME",
+    help="What the source is compressed with: gzip, zstd. Needs --index.",
+)
+@click.option(
+    "--index",
+    type=PathType(),
+    help="A file of `map index`, which the server reads.",
+)
+@click.option(
     "--bulk",
     type=PathType(),
     help="Lines of JSON instead (- is standard input): a source's description, or a"
@@ -154,7 +167,7 @@ def _is_given(ctx: click.Context, name: str, value: object) -> bool:
 
 
 def _source(mirrors: list[Source], options: dict[str, Any]) -> Source:
-    source_path, digests = options["source_path"], options["digests"]
+    source_path = options["source_path"]
     if (source_path is None) == (not mirrors):
         raise UsageError(
             "one source is needed",
@@ -170,10 +183,17 @@ def _source(mirrors: list[Source], options: dict[str, Any]) -> Source:
     more = {
         "size": _size(options["size"], "--size"),
         "unit": _size(options["unit"], "--unit"),
-        "digests": None if digests is None else {"path": str(digests.absolute())},
+        "digests": _file(options["digests"]),
         "root": options["root"],
+        "codec": options["codec"],
+        "index": _file(options["index"]),
     }
     return source | {key: value for key, value in more.items() if value is not None}
+
+
+def _file(path: Path | None) -> dict[str, str] | None:
+    """Describe a file that the server reads."""
+    return None if path is None else {"path": str(path.absolute())}
 
 
 def _addition(options: dict[str, Any]) -> Addition:
@@ -364,25 +384,39 @@ def drain(
     help="What is fetched as a whole, 4K to 1M; the same for `map add --unit`.",
 )
 @click.option(
+    "--index",
+    type=PathType(),
+    help="FILE is compressed, and this is its index, of `map index`.",
+)
+@click.option(
     "-o",
     "--output",
     type=PathType(),
     help="Where to put the digests, as `map add --digests` takes them.",
 )
 @json_option
-def digest(file: Path, unit: str, output: Path | None, as_json: bool) -> None:
+def digest(
+    file: Path, unit: str, index: Path | None, output: Path | None, as_json: bool
+) -> None:
     """Print the digest that verifies a file.
 
     A server that has the digests of FILE verifies what it fetches of it from the first
-    read on. Prints their root, which covers them all; --output keeps them.
+    read on. Prints their root, which covers them all; --output keeps them. Of a
+    compressed file, they are those of what is read.
     """
     unit_bytes = parse_size(unit, what="--unit")
     check_unit(unit_bytes)
     try:
-        with progress(
-            f"reading {file.name}", total=file.stat().st_size, in_bytes=True
-        ) as task:
-            digests = digest_file(file, unit_bytes=unit_bytes, progress=task.advance)
+        total = file.stat().st_size if index is None else None
+        with progress(f"reading {file.name}", total=total, in_bytes=True) as task:
+            if index is None:
+                digests = digest_file(
+                    file, unit_bytes=unit_bytes, progress=task.advance
+                )
+            else:
+                digests = digest_indexed(
+                    file, index, unit_bytes=unit_bytes, progress=task.advance
+                )
     except OSError as error:
         raise UsageError(f"{error.filename or file}: {error.strerror}") from error
     if output is not None:
@@ -392,6 +426,52 @@ def digest(file: Path, unit: str, output: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(found))
     else:
         click.echo(digests.root)
+
+
+@command.command()
+@click.argument("file", type=PathType())
+@click.option("--codec", metavar="NAME", required=True, help="gzip or zstd.")
+@click.option(
+    "--spacing",
+    default=exact_size(DEFAULT_SPACING_BYTES),
+    show_default=True,
+    metavar="SIZE",
+    help="How far apart the points are where reading may begin, in gzip: fewer make the"
+    " index smaller, and reads slower. Zstandard has one for each frame.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PathType(),
+    required=True,
+    help="Where to put the index, as `map add --index` takes it.",
+)
+@json_option
+def index(file: Path, codec: str, spacing: str, output: Path, as_json: bool) -> None:
+    """Make the index of a compressed file.
+
+    With it, a server reads any part of FILE, which stays compressed where it is: it
+    fetches and decompresses only what a unit needs. FILE is read to its end.
+
+    For example: btrfs-ublk map index layer.tar.gz --codec gzip -o layer.index
+    """
+    try:
+        with progress(f"reading {file.name}"):
+            made = make_index(
+                file,
+                output,
+                codec=codec,
+                spacing_bytes=parse_size(spacing, what="--spacing"),
+            )
+    except OSError as error:
+        raise UsageError(f"{error.filename or output}: {error.strerror}") from error
+    if as_json:
+        click.echo(json.dumps(vars(made)))
+        return
+    click.echo(
+        f"{format_size(made.size)} come of {format_size(made.coded_size)};"
+        f" {made.points} points take {format_size(made.index_size)}"
+    )
 
 
 def _size(text: str | None, what: str) -> int | None:

@@ -7,6 +7,7 @@ from btrfs_ublk.base.exports import exporter
 if TYPE_CHECKING:
     from btrfs_ublk.content.cache import Cache
     from btrfs_ublk.content.digests import Digests, digest_file
+    from btrfs_ublk.content.index import Index, digest_indexed, make_index
     from btrfs_ublk.content.maps import (
         Added,
         Addition,
@@ -26,6 +27,7 @@ else:
         {
             "cache": "Cache",
             "digests": "Digests digest_file",
+            "index": "Index digest_indexed make_index",
             "maps": "Added Addition Drained MapClient Mapping Problem Room",
             "prefetch": "Prefetch",
             "refused": "Refused",
@@ -40,6 +42,7 @@ __all__ = [
     "Cache",
     "Digests",
     "Drained",
+    "Index",
     "MapClient",
     "Mapping",
     "Prefetch",
@@ -51,4 +54,6 @@ __all__ = [
     "TraceSource",
     "TraceWriter",
     "digest_file",
+    "digest_indexed",
+    "make_index",
 ]

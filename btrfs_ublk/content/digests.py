@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import UsageError
@@ -56,13 +57,20 @@ def digest_file(
     read since the last call. Raises UsageError for a size that no unit has, and
     OSError."""
     check_unit(unit_bytes)
+    with open(path, "rb") as file:
+        return digest_stream(file, unit_bytes, progress)
+
+
+def digest_stream(
+    file: IO[bytes], unit_bytes: int, progress: Callable[[int], None]
+) -> Digests:
+    """Do the same for all that is read of an open file, which need not be a file."""
     digests = bytearray()
     size_bytes = 0
-    with open(path, "rb") as file:
-        while unit := file.read(unit_bytes):
-            digests += hashlib.sha256(unit).digest()
-            size_bytes += len(unit)
-            progress(len(unit))
+    while unit := file.read(unit_bytes):
+        digests += hashlib.sha256(unit).digest()
+        size_bytes += len(unit)
+        progress(len(unit))
     return Digests(size_bytes, unit_bytes, bytes(digests))
 
 

@@ -345,6 +345,10 @@ void fetch_done(struct fetch *fetch)
 	struct unit *unit = container_of(fetch, struct unit, fetch);
 	struct fetcher *fetcher = unit->fetcher;
 
+	if (fetch->coded) {
+		coded_arrived(fetch);
+		return;
+	}
 	end_attempt(unit);
 	unit->cut |= fetch->cut;
 	if (!fetch->result) {

@@ -120,6 +120,7 @@ static int parse_sizes(struct source *source, json_t *keys, struct error *error)
 				 (unsigned long long)unit_bytes, SOURCE_UNIT_MIN_BYTES,
 				 SOURCE_UNIT_MAX_BYTES);
 	source->unit_bytes = (uint32_t)unit_bytes;
+	source->object_bytes = source->size;
 	return 0;
 }
 
@@ -178,5 +179,7 @@ void source_free(struct source *source)
 		free(mirror->private);
 	}
 	free(source->mirrors);
+	free(source->index);
+	free(source->coded_kinds);
 	free(source);
 }

@@ -15,6 +15,9 @@
 #include "base/error.h"
 
 struct breaker;
+struct coded_fetch;
+struct codec_index;
+struct codec_ops;
 struct fetcher;
 struct latency;
 struct mirror_ops;
@@ -56,8 +59,13 @@ struct mirror {
 };
 
 struct source {
-	uint64_t id;	     /* in the store */
-	uint64_t size;	     /* bytes */
+	uint64_t id;	       /* in the store */
+	uint64_t size;	       /* bytes, as they are read */
+	uint64_t object_bytes; /* of the object that its mirrors have */
+	/* NULL: the object is read as it is; else how it is decoded. */
+	const struct codec_ops *codec;
+	struct codec_index *index;
+	void *coded_kinds;   /* of its mirrors; see coded.h */
 	uint32_t unit_bytes; /* a power of two */
 	/* Its only mirror's ops->compute answers all reads: no fetch, no digests, no cache. */
 	bool computed;
@@ -115,7 +123,8 @@ struct fetch {
 	 */
 	char *identity;
 
-	void *private; /* only for the mirror's kind, while the fetch runs */
+	void *private;		   /* only for the mirror's kind, while the fetch runs */
+	struct coded_fetch *coded; /* not NULL: what arrives is to be decoded; see coded.h */
 };
 
 /* What a mirror says about its object when it is probed, before anything is mapped. */
@@ -198,6 +207,8 @@ void source_free(struct source *source);
 
 /* Kinds call this when `fetch` is over. */
 void fetch_done(struct fetch *fetch);
+/* fetch_done() calls this for what is to be decoded, and does nothing more. */
+void coded_arrived(struct fetch *fetch);
 /* Fills in the outcome of a failed fetch, printf()-like, and calls fetch_done(). */
 void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));

@@ -104,10 +104,24 @@ int store_identity(struct store *store, const struct source *source, unsigned mi
 int64_t store_pin_count(struct store *store, const struct source *source);
 
 /*
+ * Gets the window of a point of the source's index: `*bytes` is 0 where it needs none. Returns 0, or
+ * a negative errno.
+ */
+int store_window(struct store *store, const struct source *source, uint64_t point, uint8_t *window,
+		 uint32_t *bytes);
+/*
+ * Parses the JSON description of a source of a map, without its digests and its index. Returns 0,
+ * -EINVAL with the error filled in, or -ENOMEM.
+ */
+int store_parse_source(const json_t *text, struct source **source, struct error *error);
+
+/*
  * Check whether SQLite finds the file intact, and whether the digests of a source still match its
  * root. Both take long, and return 0, -EUCLEAN or another negative errno.
  */
 int store_check(struct store *store, struct error *error);
 int store_check_digests(struct store *store, const struct source *source);
+/* The same for its index. */
+int store_check_index(struct store *store, const struct source *source);
 
 #endif

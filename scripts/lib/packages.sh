@@ -7,7 +7,8 @@ packages_of_part() { # build|demo|bench|test|package|vm
     build)
         echo gcc libc6-dev pkg-config python3 python3-venv \
             liburing-dev libjansson-dev libfuse3-dev uuid-dev libisal-dev \
-            libuv1-dev libssl-dev libsqlite3-dev libcurl4-openssl-dev
+            libuv1-dev libssl-dev libsqlite3-dev libcurl4-openssl-dev \
+            zlib1g-dev libzstd-dev
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     bench)
@@ -20,7 +21,7 @@ packages_of_part() { # build|demo|bench|test|package|vm
         # the widest letters that it may take: to look at reports of benchmarks;
         # what shows man pages, and shells that complete
         echo clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
-            chromium fonts-dejavu-core groff-base mandoc zsh fish
+            chromium fonts-dejavu-core groff-base mandoc zsh fish zstd
         ;;
     package) echo mmdebstrap ;;
     vm)
@@ -51,6 +52,8 @@ fedora_name() {
     libssl-dev) echo openssl-devel ;;
     libcurl4-openssl-dev) echo libcurl-devel ;;
     libsqlite3-dev) echo sqlite-devel ;;
+    zlib1g-dev) echo zlib-devel ;;
+    libzstd-dev) echo libzstd-devel ;;
     docker-registry) echo docker-distribution ;;
     mount) echo util-linux-core ;;
     clang-format | clang-tidy) echo clang-tools-extra ;;

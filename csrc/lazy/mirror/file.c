@@ -166,7 +166,7 @@ static int check_identity(struct file_fetch *job, int fd, const char *expected)
 static int read_file(struct file_fetch *job)
 {
 	const struct file_mirror *file = job->mirror->private;
-	uint64_t needed = file->file_offset + job->mirror->source->size;
+	uint64_t needed = file->file_offset + job->mirror->source->object_bytes;
 	char before[IDENTITY_BYTES];
 	_cleanup_close_ int fd = -1;
 	struct stat status = {};

@@ -134,7 +134,7 @@ void object_fetch(const struct object_ops *ops, struct fetch *fetch)
 	object->exchange.wanted = (struct wanted_range){
 		.offset = fetch->offset,
 		.length = fetch->length,
-		.size = mirror->source->size,
+		.size = mirror->source->object_bytes,
 	};
 	object->exchange.data = fetch->data;
 	object->exchange.deadline_ns = fetch->deadline_ns;

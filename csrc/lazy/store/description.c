@@ -18,7 +18,8 @@
 /* Stands for a size that is not known yet; all kinds accept it. */
 static const json_int_t some_size = 4096;
 
-static const char *const of_source[] = { "size", "unit", "root", "digests" };
+static const char *const of_source[] = { "size",  "unit",  "root",	"digests",
+					 "codec", "index", "coded_size" };
 
 static bool is_of_source(const char *key)
 {
@@ -59,21 +60,6 @@ static int name_of(const json_t *text, uint8_t name[static NAME_BYTES])
 		return -ENOMEM;
 	SHA256((const unsigned char *)words, strlen(words), name);
 	return 0;
-}
-
-/* Parses what the kinds accept: neither digests nor root. */
-static int parse(const json_t *text, struct source **source, struct error *error)
-{
-	json_t *keys = json_copy((json_t *)text);
-	int err;
-
-	if (!keys)
-		return error_set(error, -ENOMEM, "no memory for a source");
-	json_object_del(keys, "digests");
-	json_object_del(keys, "root");
-	err = source_parse(keys, source, error);
-	json_decref(keys);
-	return err;
 }
 
 /*
@@ -177,15 +163,20 @@ static int finish(struct new_source *made, struct error *error)
 
 static int init(struct store *store, struct new_source *made, struct error *error)
 {
+	int err = new_source_take_index(made, error);
 	bool sized = json_object_get(made->text, "size");
-	int err = list_mirror(made->text);
 
+	if (err)
+		return err;
+	err = list_mirror(made->text);
 	if (!err && !sized)
 		err = json_object_set_new(made->text, "size", json_integer(some_size)) ? -ENOMEM :
 											 0;
 	if (err)
 		return error_set(error, err, "no memory for a source");
-	err = parse(made->text, &made->source, error);
+	err = store_parse_source(made->text, &made->source, error);
+	if (!err && made->index)
+		err = source_set_index(store, made->source, &made->index, error);
 	if (err)
 		return err;
 	if (json_object_set_new(made->text, "unit", json_integer(made->source->unit_bytes)))
@@ -212,7 +203,7 @@ int new_source_take_size(struct new_source *made, struct error *error)
 	made->source = NULL;
 	if (json_object_set_new(made->text, "size", json_integer((json_int_t)size)))
 		return error_set(error, -ENOMEM, "no memory for a source");
-	err = parse(made->text, &made->source, error);
+	err = store_parse_source(made->text, &made->source, error);
 	return err ? err : finish(made, error);
 }
 
@@ -234,6 +225,8 @@ void new_source_deinit(struct new_source *made)
 	json_decref(made->text);
 	digest_list_deinit(&made->list);
 	free(made->identity);
+	free(made->index_file);
+	free(made->index);
 }
 
 static bool has_list(const struct store *store, const struct source *source, uint64_t list)
@@ -324,6 +317,8 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id, 
 	err = insert(store, made, id, list);
 	if (!err)
 		err = insert_identity(store, made, id);
+	if (!err)
+		err = new_source_store_index(store, made, id, error);
 	if (err)
 		return sql_error_set(store->writer, "write to", error) ?: err;
 	if (made->identity) {

@@ -199,12 +199,12 @@ static int check_version(struct store *store, struct error *error)
 	if (application != STORE_APPLICATION_ID || version < 1)
 		return error_set(error, -EUCLEAN, "'%s' is another program's database, no map",
 				 store->path);
-	if (version > STORE_VERSION) {
+	if (version > STORE_VERSION_LAST) {
 		error_set_hint(error, "use the version of btrfs-ublk that made it, or a newer");
 		return error_set(
 			error, -EPROTONOSUPPORT,
 			"'%s' is a map of version %lld; this server knows versions up to %d",
-			store->path, (long long)version, STORE_VERSION);
+			store->path, (long long)version, STORE_VERSION_LAST);
 	}
 	return 0;
 }

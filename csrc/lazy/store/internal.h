@@ -10,7 +10,8 @@
 #include "lazy/store/sql.h"
 
 enum {
-	STORE_VERSION = 1,
+	STORE_VERSION = 1,	/* of new maps */
+	STORE_VERSION_LAST = 2, /* with what only newer servers understand */
 	STORE_APPLICATION_ID = 0x62756d70,
 	/* as many as fit a page of SQLite's, so that a lookup reads one page */
 	DIGESTS_PER_PAGE = 126,
@@ -118,7 +119,11 @@ struct new_source {
 	bool size_is_wanted; /* the size must be asked for; call new_source_take_size() then */
 	uint64_t size;	     /* the answer */
 	unsigned probed;     /* the mirror that gave it */
-	char *identity;	     /* the identity that it gave, or NULL */
+	/* The index that came with it, of its codec; see indexes.c. */
+	uint8_t *index_file;
+	uint64_t index_bytes;
+	struct codec_index *index; /* until the source has it */
+	char *identity;		   /* the identity that it gave, or NULL */
 };
 
 /*
@@ -139,6 +144,16 @@ void new_source_deinit(struct new_source *made);
  */
 int new_sources_ask(struct new_source *sources, size_t count, const bool *over, size_t *failed,
 		    struct error *error);
+
+/* indexes.c: takes the index of a new source from its file, and sets its size. */
+int new_source_take_index(struct new_source *made, struct error *error);
+/* Checks that the index is the source's, which then owns it: `*index` becomes NULL. */
+int source_set_index(struct store *store, struct source *source, struct codec_index **index,
+		     struct error *error);
+/* Writes it as that of source `id`, in a transaction. */
+int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id,
+			   struct error *error);
+int store_load_index(struct store *store, struct source *source, struct error *error);
 
 /* pages.c; store_digest_at_hand() is in store.h */
 void digest_page_keep(struct store *store, const struct source *source, uint64_t number,

@@ -57,8 +57,7 @@ static int load_source(struct store *store, sqlite3_stmt *row, struct error *err
 		json_decref(keys);
 		return damaged(store, "source", id, error);
 	}
-	json_object_del(keys, "root");
-	err = source_parse(keys, &source, error);
+	err = store_parse_source(keys, &source, error);
 	json_decref(keys);
 	if (!err)
 		err = store_reserve_sources(store, 1);
@@ -71,7 +70,7 @@ static int load_source(struct store *store, sqlite3_stmt *row, struct error *err
 	source->has_digests = sqlite3_column_type(row, 3) != SQLITE_NULL;
 	memcpy(source->key, sqlite3_column_blob(row, 2), SOURCE_KEY_BYTES);
 	store->sources[store->source_count++] = source;
-	return 0;
+	return store_load_index(store, source, error);
 }
 
 static int load_identity(struct store *store, sqlite3_stmt *row, struct error *error)

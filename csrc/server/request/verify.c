@@ -42,10 +42,10 @@ static int ask_mirror(const struct map_request *request, const struct source *so
 	if (err)
 		snprintf(text, sizeof(text), "mirror %u (%s): %s", mirror->index, mirror->ops->name,
 			 *why.text ? why.text : strerror(-err));
-	else if (probe.size != source->size)
+	else if (probe.size != source->object_bytes)
 		snprintf(text, sizeof(text), "mirror %u (%s) has %llu bytes, the source %llu",
 			 mirror->index, mirror->ops->name, (unsigned long long)probe.size,
-			 (unsigned long long)source->size);
+			 (unsigned long long)source->object_bytes);
 	else if (identity && probe.identity && strcmp(identity, probe.identity) != 0)
 		snprintf(text, sizeof(text), "mirror %u (%s) has another object: %s, not %s",
 			 mirror->index, mirror->ops->name, probe.identity, identity);
@@ -62,8 +62,7 @@ static int ask_mirrors(struct map_request *request, const struct source *source)
 	struct source *copy = NULL;
 	int err;
 
-	json_object_del(text, "root");
-	err = source_parse(text, &copy, &request->error);
+	err = store_parse_source(text, &copy, &request->error);
 	json_decref(text);
 	for (unsigned i = 0; !err && i < copy->mirror_count; i++) {
 		if (control_call_is_over(request->call))
@@ -83,6 +82,12 @@ static int verify_source(struct map_request *request, const struct source *sourc
 	if (err == -EUCLEAN)
 		err = add_problem(request, source->id,
 				  "its digests in the map are damaged: they do not have its root");
+	if (!err)
+		err = store_check_index(request->space->store, source);
+	if (err == -EUCLEAN)
+		err = add_problem(
+			request, source->id,
+			"its index in the map is damaged: it is not the one that was added");
 	return !err && ask && !source->computed ? ask_mirrors(request, source) : err;
 }
 

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fuzz-codec [--seed N] [--iterations N] OBJECT...: changes a compressed object, or its index
+ * (OBJECT.index), and has it indexed or decoded. That may fail, but must not crash, hang, or give
+ * more bytes than were asked for; and an object and an index that were not changed are decoded.
+ *
+ * The first byte of an input says what is changed; each further 5 are a place and its new value.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/fileio.h"
+#include "base/message.h"
+#include "lazy/codec.h"
+#include "tests/fuzz.h"
+
+enum {
+	INPUT_BYTES_MAX = 256,
+	CHANGE_BYTES = 5,
+	UNIT_BYTES = 64 << 10,
+	UNITS_READ = 3, /* of each input, so that many inputs are tried */
+	CHANGES_OBJECT = 1,
+	CHANGES_INDEX = 2,
+	MAKES_INDEX = 4,
+	CUTS = 8,
+};
+
+struct content {
+	uint8_t *clean, *changed;
+	uint64_t bytes;
+};
+
+static struct content object, file;
+
+static void die(const char *what, int err)
+{
+	msg_error("%s: %s", what, strerror(-err));
+	exit(EXIT_FAILED);
+}
+
+static void load(struct content *content, const char *path)
+{
+	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
+	struct stat status;
+	int err;
+
+	if (fd < 0 || fstat(fd, &status))
+		die(path, -errno);
+	content->bytes = (uint64_t)status.st_size;
+	content->clean = malloc(content->bytes);
+	content->changed = malloc(content->bytes);
+	err = content->clean && content->changed ?
+		      pread_full(fd, content->clean, content->bytes, 0) :
+		      -ENOMEM;
+	if (err)
+		die(path, err);
+	memcpy(content->changed, content->clean, content->bytes);
+}
+
+static void begin(const char *path)
+{
+	char index[4096];
+
+	snprintf(index, sizeof(index), "%s.index", path);
+	load(&object, path);
+	load(&file, index);
+}
+
+static void unload(struct content *content)
+{
+	free(content->clean);
+	free(content->changed);
+}
+
+static void end(void)
+{
+	unload(&object);
+	unload(&file);
+}
+
+static uint32_t number_at(const uint8_t *data)
+{
+	uint32_t number;
+
+	memcpy(&number, data, sizeof(number));
+	return le32toh(number);
+}
+
+/* Sets bytes at places that the input names, half of them near the start, where headers are. */
+static void change(struct content *content, const uint8_t *data, size_t length)
+{
+	for (; length >= CHANGE_BYTES; data += CHANGE_BYTES, length -= CHANGE_BYTES) {
+		uint32_t place = number_at(data);
+		uint64_t most = place % 2 && content->bytes > 256 ? 256 : content->bytes;
+
+		content->changed[place / 2 % most] ^= data[4];
+	}
+}
+
+static void decode(const struct codec_index *index, const struct codec_ops *codec,
+		   uint64_t windows_at, uint64_t offset, bool must_work)
+{
+	uint64_t rest = index->size - offset, coded_end;
+	uint32_t length = rest < UNIT_BYTES ? (uint32_t)rest : UNIT_BYTES;
+	uint8_t window[CODEC_WINDOW_BYTES];
+	struct coded_range range;
+	uint32_t window_bytes = 0;
+	uint8_t *data;
+	int err = 0;
+
+	codec_index_plan(index, offset, length, &range);
+	if (range.length > CODEC_CODED_MAX)
+		return;
+	coded_end = range.offset + range.length;
+	if (coded_end > object.bytes)
+		return; /* a server would not get it */
+	for (uint64_t i = 0; i < range.point; i++)
+		windows_at += index->points[i].window_bytes;
+	if (index->points[range.point].window_bytes)
+		err = codec_window_unpack(file.changed + windows_at,
+					  index->points[range.point].window_bytes, window,
+					  &window_bytes);
+	/* Of their own, so that a sanitizer sees each byte too much. */
+	data = malloc(length);
+	if (data && !err) {
+		uint8_t *coded = malloc(range.length);
+
+		memcpy(coded, object.changed + range.offset, range.length);
+		err = codec_decode(codec, &range, window, window_bytes, coded, data, length);
+		free(coded);
+	}
+	free(data);
+	if (must_work && err)
+		die("what was not changed", err);
+}
+
+static void read_some(const uint8_t *data, bool must_work)
+{
+	const struct codec_index_header *header = (const void *)file.changed;
+	uint64_t windows = le64toh(header->windows_bytes);
+	uint64_t head = windows < file.bytes ? file.bytes - windows : file.bytes;
+	struct codec_index *index = NULL;
+	const struct codec_ops *codec;
+	struct error error = {};
+
+	if (codec_index_parse(file.changed, head, &index, &error)) {
+		if (must_work)
+			die(error.text, -EINVAL);
+		return;
+	}
+	codec = codec_find(index->codec);
+	for (unsigned i = 0; codec && i < UNITS_READ; i++) {
+		uint64_t units = (index->size - 1) / UNIT_BYTES + 1;
+
+		decode(index, codec, head, (number_at(data) + i * 7919) % units * UNIT_BYTES,
+		       must_work);
+	}
+	free(index);
+}
+
+static void make(const uint8_t *data)
+{
+	const struct codec_index_header *header = (const void *)file.clean;
+	struct codec_scan scan = {
+		.coded = object.changed,
+		.coded_bytes = object.bytes,
+		.spacing = 1 + (number_at(data) & 0x3ffff),
+	};
+	struct error error = {};
+
+	if (data[0] & CUTS)
+		scan.coded_bytes = number_at(data) % object.bytes + 1;
+	if (codec_find(header->codec)->index(&scan, &error) && !*error.text)
+		die("an error without a text", -EINVAL);
+	codec_scan_free(&scan);
+}
+
+static void run(const uint8_t *data, size_t length)
+{
+	bool changes_object = data[0] & CHANGES_OBJECT, changes_index = data[0] & CHANGES_INDEX;
+
+	if (changes_object)
+		change(&object, data + 1, length - 1);
+	if (changes_index)
+		change(&file, data + 1, length - 1);
+	if (data[0] & MAKES_INDEX)
+		make(data);
+	else
+		read_some(data, !changes_object && !changes_index);
+	memcpy(object.changed, object.clean, object.bytes);
+	memcpy(file.changed, file.clean, file.bytes);
+}
+
+static const struct fuzzer fuzzer = {
+	.name = "fuzz-codec",
+	.what = "OBJECT",
+	.input_bytes = INPUT_BYTES_MAX,
+	.begin = begin,
+	.run = run,
+	.end = end,
+};
+FUZZ_PROGRAM(fuzzer)
