@@ -174,6 +174,14 @@ def serve(front_end: FrontEndName) -> Serve:
     return functools.partial(BlockServer, front_end=front_end)
 
 
+@pytest.fixture(params=["http1", "libcurl"])
+def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who makes plain HTTP requests: a client of our own where it can, or libcurl."""
+    name: str = request.param
+    monkeypatch.setenv("BTRFS_UBLK_HTTP", name)
+    return name
+
+
 @pytest.fixture(scope="session", autouse=True)
 def test_root() -> Iterator[Path]:
     """Return the directory of all that tests make: state directory, temporary files."""

@@ -8,6 +8,8 @@ import pytest
 from mirror_shell import mirror_shell
 from scripted_server import response, scripted_server
 
+pytestmark = pytest.mark.usefixtures("carrier")
+
 SIZE = 1 << 20
 _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
 

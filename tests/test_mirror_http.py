@@ -20,6 +20,8 @@ from web_server import NGINX, WebServer, web_server
 
 from btrfs_ublk.base.capabilities import ROOT
 
+pytestmark = pytest.mark.usefixtures("carrier")
+
 SIZE = 1 << 20
 UNIT = 64 << 10
 DATA = random.Random(1).randbytes(SIZE)

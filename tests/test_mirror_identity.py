@@ -8,6 +8,8 @@ import pytest
 from mirror_shell import mirror_shell
 from scripted_server import response, scripted_server
 
+pytestmark = pytest.mark.usefixtures("carrier")
+
 SIZE = 8192
 DATA = bytes(range(256)) * 16
 DATE = "Sun, 09 Sep 2001 01:46:40 GMT"

@@ -106,7 +106,9 @@ void fetch_done(struct fetch *fetch)
 	if (request->done)
 		abort(); /* a mirror has to call this only once */
 	request->done = true;
-	running--;
+	/* Otherwise the loop would wait for whatever else there is in it. */
+	if (!--running)
+		uv_stop(&here.loop);
 }
 
 void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)

@@ -8,6 +8,7 @@
 
 #include "lazy/fetcher.h"
 #include "lazy/mirror/carrier_curl.h"
+#include "lazy/mirror/carrier_http1.h"
 
 enum {
 	REDIRECTS_MAX = 8,
@@ -325,16 +326,28 @@ static void finish(struct exchange *exchange)
 		exchange->done(exchange);
 }
 
-static void begin(struct exchange *exchange)
+static void begin_with(struct exchange *exchange, const struct carrier *carrier)
 {
+	int err;
+
 	if (!set_request(exchange)) {
-		exchange->carrier = &carrier_curl;
-		if (!exchange->carrier->start(&exchange->carriage, exchange->fetcher))
+		err = carrier->start(&exchange->carriage, exchange->fetcher);
+		if (err == CARRIER_NOT_MINE) {
+			carrier = &carrier_curl;
+			err = carrier->start(&exchange->carriage, exchange->fetcher);
+		}
+		if (!err) {
+			exchange->carrier = carrier;
 			return;
-		exchange->carrier = NULL;
+		}
 		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
 	}
 	finish(exchange);
+}
+
+static void begin(struct exchange *exchange)
+{
+	begin_with(exchange, &carrier_http1);
 }
 
 /* Start again at the first URL: the login is for its host. */
@@ -359,9 +372,15 @@ static void find_login(struct exchange *exchange)
 static void on_over(struct carriage *carriage, CURLcode code)
 {
 	struct exchange *exchange = exchange_of(carriage);
+	bool plain = exchange->carrier == &carrier_http1;
 	enum next next;
 
 	exchange->carrier = NULL;
+	/* libcurl may understand the response, or says what is wrong with it. */
+	if (plain && code == CURLE_WEIRD_SERVER_REPLY) {
+		begin_with(exchange, &carrier_curl);
+		return;
+	}
 	next = conclude(exchange, code);
 	if (next == NEXT_DONE) {
 		finish(exchange);

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/* Requests of carrier_http1.h as text. */
+#ifndef LAZY_MIRROR_HTTP1_REQUEST_H
+#define LAZY_MIRROR_HTTP1_REQUEST_H
+
+#include "lazy/mirror/carrier.h"
+
+enum { HTTP1_REQUEST_MAX_BYTES = 8 << 10 };
+
+/* Where a plain URL leads: parts of it, which do not end in NUL. */
+struct http1_target {
+	const char *host; /* with its port, unless that is 80 */
+	size_t host_length;
+	const char *path; /* up to the end of the URL */
+};
+
+/*
+ * Whether carrier_http1 can make a request; stores its target. What libcurl would have to look up
+ * or to change (a proxy, a user, a name beyond ASCII) is not for it.
+ */
+bool http1_request_is_plain(const struct carriage *carriage, struct http1_target *target);
+
+/*
+ * Writes the request to `text`, without NUL. Returns its length, or 0 when it is too long, or the
+ * login has a header that would replace one of ours.
+ */
+size_t http1_request_write(const struct carriage *carriage, const struct http1_target *target,
+			   char text[static HTTP1_REQUEST_MAX_BYTES]);
+
+#endif
