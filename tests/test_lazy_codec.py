@@ -22,7 +22,7 @@ from btrfs_ublk.units import KIB
 
 pytestmark = pytest.mark.usefixtures("sanitized_helpers")
 
-SIZE = 40 * UNIT
+SIZE = 24 * UNIT
 DATA = compressed.content(SIZE - 1234, seed=5)
 DEADLINE_S = 4.0
 OBJECTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
@@ -40,7 +40,7 @@ def web(need: Need, tmp_path: Path) -> Iterator[WebServer]:
         yield server
 
 
-@pytest.fixture(params=OBJECTS)
+@pytest.fixture(params=["gzip", "members", "aligned", "unaligned"])
 def codec(request: pytest.FixtureRequest, web: WebServer) -> str:
     """The codec of an object that the server has; its index is beside it."""
     name, compress = OBJECTS[request.param]
@@ -119,6 +119,7 @@ def test_only_what_is_needed_is_fetched(
     assert [one["range"] for one in web.served()] == [wanted]
 
 
+@pytest.mark.parametrize("codec", ["gzip", "unaligned"], indirect=True)
 @pytest.mark.parametrize("how", ["flip", "zeroes", "bomb", "another"])
 @pytest.mark.parametrize("digests", [False, True])
 def test_another_object_is_never_read(
@@ -186,7 +187,7 @@ def test_memory_is_bounded(
     sanitized_build: Path, web: WebServer, tmp_path: Path
 ) -> None:
     """Many units at once, each of which needs a frame that is much larger."""
-    data = compressed.seekable(DATA, 20 * UNIT)
+    data = compressed.seekable(DATA, 12 * UNIT)
     write(web, data, "zstd")
     virtual = VirtualData(sanitized_build, tmp_path, SIZE)
     virtual.add(source_of(web, "zstd", digests=True), DATA, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -81,6 +82,29 @@ def test_a_file_from_digest_to_drain(device: Path, data: Path, tmp_path: Path) -
     done = map_command("verify", NAME, "--ask")
     assert done.returncode == 1 and "source 1: mirror 0 (file)" in done.stdout
     assert read_direct(device, MIB, 3 * MIB) == expected[: 3 * MIB]
+
+
+@pytest.mark.native
+def test_a_compressed_file_from_index_to_drain(device: Path, tmp_path: Path) -> None:
+    expected = os.urandom(MIB) + bytes(MIB) + b"words " * 100_000 + os.urandom(777)
+    path, index = tmp_path / "data.gz", tmp_path / "index"
+    path.write_bytes(gzip.compress(expected))
+    words = good("index", path, "--codec", "gzip", "--spacing", "256K", "-o", index)
+    assert words.startswith("2.573 MiB come of 1.00") and "points take" in words
+    digests = tmp_path / "digests"
+    root = good("digest", path, "--index", index, "-o", digests).strip()
+    given = "--codec", "gzip", "--index", index, "--digests", digests, "--root", root
+    length = -(-len(expected) // 4096) * 4096
+    words = good("add", NAME, "--file", path, "--offset", "0", *given)
+    assert words.split() == ["0", str(length), "mapped"]
+    assert "already" in good("add", NAME, "--file", path, "--offset", "0", *given)
+    padded = expected + bytes(length - len(expected))
+    for offset in (length - 4096, MIB - 4096, 0):
+        assert read_direct(device, offset, 4096) == padded[offset:][:4096]
+    assert json.loads(good("drain", NAME, "--json"))["failed_units"] == 0
+    assert good("verify", NAME, "--ask") == "all is well\n"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert read_direct(device, 0, length) == padded  # of the cache
 
 
 @pytest.mark.native
