@@ -12,6 +12,7 @@ _COMPLAINT = re.compile(r"error while loading shared libraries: ([^:\s]+): canno
 #: The packages of the libraries that our helpers use, in Debian 12 and 13 (where others
 #: "provide" some). The key is the name before ".so."; {} is the number behind it.
 _PACKAGES = {
+    "libarchive": "libarchive{}",
     "libcrypto": "libssl{}",
     "libcurl": "libcurl{}",
     "libfuse3": "libfuse3-{}",

@@ -8,7 +8,7 @@ packages_of_part() { # build|demo|bench|test|package|vm
         echo gcc libc6-dev pkg-config python3 python3-venv \
             liburing-dev libjansson-dev libfuse3-dev uuid-dev libisal-dev \
             libuv1-dev libssl-dev libsqlite3-dev libcurl4-openssl-dev \
-            zlib1g-dev libzstd-dev
+            zlib1g-dev libzstd-dev libarchive-dev
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     bench)
@@ -21,7 +21,7 @@ packages_of_part() { # build|demo|bench|test|package|vm
         # the widest letters that it may take: to look at reports of benchmarks;
         # what shows man pages, and shells that complete
         echo clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
-            chromium fonts-dejavu-core groff-base mandoc zsh fish zstd
+            chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils
         ;;
     package) echo mmdebstrap ;;
     vm)
@@ -50,6 +50,7 @@ fedora_name() {
     libisal-dev) echo isa-l-devel ;;
     libuv1-dev) echo libuv-devel ;;
     libssl-dev) echo openssl-devel ;;
+    libarchive-dev) echo libarchive-devel ;;
     libcurl4-openssl-dev) echo libcurl-devel ;;
     libsqlite3-dev) echo sqlite-devel ;;
     zlib1g-dev) echo zlib-devel ;;

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT */
+/* ACLs of tars are texts; file systems have them as attributes. */
+#ifndef IMAGE_TAR_ACL_H
+#define IMAGE_TAR_ACL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+struct archive_entry;
+
+/*
+ * Returns the bytes of `system.posix_acl_access`, or of `…_default` if `is_default`, and 0 if the
+ * entry has none that says more than its mode; or a negative errno, with an error. `*value` is to
+ * be freed. `*mode` gets the mask as the permissions of the group, as file systems have it.
+ */
+int tar_acl(struct archive_entry *entry, int is_default, uint8_t **value, uint32_t *mode,
+	    struct error *error);
+
+#endif
