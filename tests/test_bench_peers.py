@@ -7,8 +7,9 @@ import mmap
 import os
 import random
 import zlib
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,13 +23,14 @@ from btrfs_ublk.base.readers import read_buffered, read_direct
 from btrfs_ublk.bench.known_content import STAMPS, check_content, write_content
 from btrfs_ublk.bench.peer import (
     Peer,
+    Setting,
     Subject,
     all_peers,
     setting,
     why_not,
 )
-from btrfs_ublk.bench.peers.others import RUBLK, RUBLK_VARIABLE
-from btrfs_ublk.bench.reading import READING
+from btrfs_ublk.bench.peers.others import RUBLK
+from btrfs_ublk.bench.reading import BATCH, READING, _reader
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES, MIB
@@ -77,6 +79,27 @@ def assert_right(peer: Peer, subject: Subject) -> None:
 @pytest.mark.parametrize("name", all_peers())
 def test_a_peer(name: str, sparse_path: Path) -> None:
     assert_contract([name], sparse_path)
+
+
+@pytest.mark.native
+def test_a_server_in_batch_policy(sparse_path: Path, need: Need) -> None:
+    """All threads of it have the policy, from the first turn on."""
+    need(FUSE)
+    policies: set[int] = set()
+
+    @contextmanager
+    def serving(common: Setting) -> Iterator[Subject]:
+        with all_peers()["fuse"].serving(common) as subject:
+            yield subject
+            (pid,) = subject.server_pids
+            tasks = map(int, os.listdir(f"/proc/{pid}/task"))
+            policies.update(map(os.sched_getscheduler, tasks))
+
+    peer = replace(all_peers()["fuse"], serving=serving)
+    with setting(sparse_path, size_bytes=SIZE, runtime_s=0.1) as common:
+        with _reader(peer, False, BATCH).taking_part(common):
+            pass
+    assert policies == {os.SCHED_BATCH}
 
 
 @pytest.mark.native
@@ -151,8 +174,8 @@ def test_what_is_cached_can_be_mapped(need: Need, sparse_path: Path) -> None:
 
 def test_rublk_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "rublk"
-    monkeypatch.setenv(RUBLK_VARIABLE, str(path))
-    assert f"not at {path}, as {RUBLK_VARIABLE} says" in str(RUBLK.probe())
+    monkeypatch.setenv(RUBLK.variable, str(path))
+    assert f"not at {path}, as {RUBLK.variable} says" in str(RUBLK.probe())
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
     assert RUBLK.probe() is None and RUBLK.path() == str(path)

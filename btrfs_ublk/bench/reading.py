@@ -2,14 +2,15 @@
 
 ``again:NAME`` is a second instance of a peer, to see how much equals differ.
 ``slowed:NAME`` is one that loses 10 % of the CPUs' time on purpose, to see whether that
-is detected.
+is detected. ``batch:NAME`` is one whose server runs in SCHED_BATCH, as our ublk server
+does: a policy that anybody can give it (``chrt -b``).
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +32,7 @@ from btrfs_ublk.errors import CapabilityError, UsageError
 #: seconds for that.
 _RAMP_SHARE, _LEAST_RAMP_S = 0.1, 0.2
 _SAMPLES = 16
-AGAIN, SLOWED = "again:", "slowed:"
+AGAIN, SLOWED, BATCH = "again:", "slowed:", "batch:"
 #: The share of time that a slowed peer, and all else, loses.
 _STOLEN_SHARE = 0.1
 
@@ -123,14 +124,17 @@ def cpu_record(usage: Usage, iops: float) -> Result:
 
 @contextmanager
 def _taking_part(
-    peer: Peer, writing: bool, slowed: bool, setting: Setting
+    peer: Peer, writing: bool, prefix: str, setting: Setting
 ) -> Iterator[Turn]:
     setting = replace(setting, writable=writing)
     with peer.serving(setting) as subject:
         if writing and not subject.writable:
             raise CapabilityError("it can only be read")
+        for task in _tasks(subject.server_pids) if prefix == BATCH else ():
+            os.sched_setscheduler(task, os.SCHED_BATCH, os.sched_param(0))
 
         def turn(workload: str, chances: random.Random) -> Result:
+            slowed = prefix == SLOWED
             with stolen_time(_STOLEN_SHARE) if slowed else nullcontext():
                 return measure(
                     subject,
@@ -144,8 +148,13 @@ def _taking_part(
         yield turn
 
 
+def _tasks(pids: Iterable[int]) -> Iterator[int]:
+    for pid in pids:
+        yield from map(int, os.listdir(f"/proc/{pid}/task"))
+
+
 def _reader(peer: Peer, writing: bool, prefix: str = "") -> Contestant:
-    taking_part = partial(_taking_part, peer, writing, prefix == SLOWED)
+    taking_part = partial(_taking_part, peer, writing, prefix)
     name = f"{prefix}{peer.name}"
     return Contestant(name, peer.layer, peer.description, peer.needs, taking_part)
 
@@ -169,7 +178,7 @@ class FioContest:
         known = {name: _reader(peer, self.writing) for name, peer in peers.items()}
         for name in names:
             prefix, colon, inner = name.partition(":")
-            if prefix + colon in (AGAIN, SLOWED) and inner in peers:
+            if prefix + colon in (AGAIN, SLOWED, BATCH) and inner in peers:
                 known[name] = _reader(peers[inner], self.writing, prefix + colon)
         return known
 

@@ -121,25 +121,42 @@ def _loop(direct_io: bool) -> Disk:
     return disk
 
 
-@peer(
-    "null_blk",
-    "device",
-    "null_blk: completes every request at once, reads zeroes",
-    (ROOT, LoadableModule("null_blk")),
-)
-def _null_blk(setting: Setting) -> Iterator[Subject]:
+ASYNC_DISK = LoadableModule("null_blk")
+
+
+def async_disk(setting: Setting) -> Path:
+    """Return a disk that completes each request after 10 us, which reads zeroes; peers
+    share it.
+    """
+    return setting.shared("null_blk", partial(_null_disk, setting, irqmode=2))
+
+
+@contextmanager
+def _null_disk(setting: Setting, irqmode: int) -> Iterator[Path]:
     parameters = {
         "nr_devices": 1,
         "gb": -(-setting.size_bytes // GIB),
         "bs": BLOCK_BYTES,
         "submit_queues": setting.queues or 1,
         "hw_queue_depth": setting.depth or _NULL_BLK_DEPTH,
-        "irqmode": 0,  # completed on the submitting CPU
+        "irqmode": irqmode,
     }
     with loaded_module("null_blk", parameters):
         blockdev.wait_for_node(_NULL_BLK, timeout_s=_TIMEOUT_S)
+        yield _NULL_BLK
+
+
+@peer(
+    "null_blk",
+    "device",
+    "null_blk: completes every request at once, reads zeroes",
+    (ROOT, ASYNC_DISK),
+)
+def _null_blk(setting: Setting) -> Iterator[Subject]:
+    # Completed on the submitting CPU.
+    with _null_disk(setting, irqmode=0) as disk:
         content = ZeroSegment(offset=0, length=setting.size_bytes)
-        yield Subject(_NULL_BLK, content, writable=True)
+        yield Subject(disk, content, writable=True)
 
 
 class _AsFound:

@@ -1,4 +1,6 @@
-"""rublk, another project's ublk server."""
+"""rublk and kublk, ublk servers of other projects: on nothing, a file, an asynchronous
+disk.
+"""
 
 from __future__ import annotations
 
@@ -8,57 +10,81 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from btrfs_ublk.base.capabilities import ROOT, UBLK
 from btrfs_ublk.bench.known_content import STAMPS, Content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
+from btrfs_ublk.bench.peers.kernel import ASYNC_DISK, async_disk
 from btrfs_ublk.bench.resources.foreign import foreign_device
 from btrfs_ublk.server import ZeroSegment
 
-#: Names the program if it is not on PATH.
-RUBLK_VARIABLE = "BTRFS_UBLK_RUBLK"
-
 
 @dataclass(frozen=True)
-class _Rublk:
-    name: ClassVar[str] = "rublk"
-    hint: ClassVar[str] = f"cargo install rublk; or name it in {RUBLK_VARIABLE}"
+class Foreign:
+    """A program on PATH, or where ``variable`` says."""
+
+    name: str
+    variable: str
+    how: str
+
+    @property
+    def hint(self) -> str:
+        return f"{self.how}; or name it in {self.variable}"
 
     def path(self) -> str:
-        return os.environ.get(RUBLK_VARIABLE) or self.name
+        return os.environ.get(self.variable) or self.name
 
     def probe(self) -> str | None:
         if shutil.which(self.path()):
             return None
-        named = os.environ.get(RUBLK_VARIABLE)
-        where = f"at {named}, as {RUBLK_VARIABLE} says" if named else "on PATH"
+        named = os.environ.get(self.variable)
+        where = f"at {named}, as {self.variable} says" if named else "on PATH"
         return f"the program {self.name} is not {where}"
 
 
-RUBLK = _Rublk()
+RUBLK = Foreign("rublk", "BTRFS_UBLK_RUBLK", "cargo install rublk")
+KUBLK = Foreign(
+    "kublk",
+    "BTRFS_UBLK_KUBLK",
+    "build it in tools/testing/selftests/ublk of Linux' source",
+)
 
 
 @contextmanager
-def _rublk(target: str, setting: Setting) -> Iterator[Subject]:
-    argv = [RUBLK.path(), "add", target, "--foreground", "--quiet"]
-    for option, value in (("--queue", setting.queues), ("--depth", setting.depth)):
-        argv += [] if value is None else [option, str(value)]
+def _served(program: Foreign, target: str, setting: Setting) -> Iterator[Subject]:
     content: Content = ZeroSegment(offset=0, length=setting.size_bytes)
+    path = None
     if target == "loop":
-        content = STAMPS
-        argv += ["--read-only", "--file", str(setting.source_file())]
-    with foreign_device(argv, delete=[RUBLK.path(), "del", "--number"]) as device:
+        content, path = STAMPS, setting.source_file()
+    elif target == "disk":
+        path = async_disk(setting)
+    kind = "loop" if path else "null"
+    if program is RUBLK:
+        argv = [program.path(), "add", kind, "--foreground", "--quiet"]
+        given, delete = ("--queue", "--depth"), "--number"
+        argv += ["--read-only", "--file", str(path)] if path else []
+    else:
+        argv = [program.path(), "add", "-t", kind, "--foreground"]
+        given, delete = ("-q", "-d"), "-n"
+    for option, value in zip(given, (setting.queues, setting.depth)):
+        argv += [] if value is None else [option, str(value)]
+    argv += [str(path)] if path and program is KUBLK else []
+    with foreign_device(argv, delete=[program.path(), "del", delete]) as device:
         yield Subject(device.path, content, [device.pid])
 
 
 PEERS = [
     Peer(
-        *(f"rublk-{target}", "device", f"rublk: {what}", (ROOT, UBLK, RUBLK)),
-        partial(_rublk, target),
+        f"{program.name}-{target}",
+        "device",
+        f"{program.name}: {what}",
+        (ROOT, UBLK, program, *([ASYNC_DISK] if target == "disk" else [])),
+        partial(_served, program, target),
     )
+    for program in (RUBLK, KUBLK)
     for target, what in (
         ("null", "completes every request at once, reads zeroes"),
-        ("loop", "a file on tmpfs, by io_uring and direct I/O"),
+        ("loop", "a file on tmpfs, by io_uring"),
+        ("disk", "an asynchronous disk (null_blk), by io_uring"),
     )
 ]

@@ -14,6 +14,7 @@ from typing import Literal
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, Capability
 from btrfs_ublk.bench.known_content import STAMPS, Content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
+from btrfs_ublk.bench.peers.kernel import ASYNC_DISK, async_disk
 from btrfs_ublk.content import Addition
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import (
@@ -24,13 +25,14 @@ from btrfs_ublk.server import (
     LazySegment,
     MemsetSegment,
     Segment,
+    ZeroSegment,
 )
 from btrfs_ublk.volume.definition import DEFAULT_WRITABLE_BYTES
 from btrfs_ublk.volume.temporary import volume
 
-#: What answers reads: a constant, a file on tmpfs, or the local cache (also on tmpfs),
-#: which contains all of such a file.
-Source = Literal["memset", "file", "cached"]
+#: What answers reads: a constant, a file on tmpfs, the local cache (also on tmpfs),
+#: which contains all of such a file, or an asynchronous disk, with O_DIRECT.
+Source = Literal["memset", "file", "cached", "disk"]
 _BYTE = 97
 
 
@@ -52,10 +54,15 @@ def contents(setting: Setting, source: Source) -> Iterator[tuple[Segment, Conten
         memset = MemsetSegment(offset=0, length=size_bytes, byte=_BYTE)
         yield memset, memset
         return
-    with setting.content_file() as path:
+    if source == "disk":
+        path = str(async_disk(setting))
+        zeroes = ZeroSegment(offset=0, length=size_bytes)
+        yield FileSegment(offset=0, length=size_bytes, path=path, direct=True), zeroes
+        return
+    with setting.content_file() as file:
         writable = setting.writable
         yield FileSegment(
-            offset=0, length=size_bytes, path=str(path), writable=writable
+            offset=0, length=size_bytes, path=str(file), writable=writable
         ), STAMPS
 
 
@@ -182,6 +189,13 @@ def _peers() -> Iterator[Peer]:
                 (*needs, BTRFS),
                 partial(_clone, front_end, source),
             )
+    yield Peer(
+        "ublk-disk",
+        "device",
+        "our server's device, ublk, on an asynchronous disk (null_blk), O_DIRECT",
+        (ROOT, UBLK, LOOP, ASYNC_DISK),
+        partial(_device, "ublk", "disk"),
+    )
     plain: list[tuple[str, Source, bool]] = [
         ("fuse-plain", "memset", False),
         ("fuse-plain-file", "file", False),
