@@ -68,11 +68,11 @@ class Place:
         return show_volume(NAME, base=self.base).state
 
     def command(
-        self, *arguments: str | Path, before: Sequence[str] = ()
+        self, *arguments: object, before: Sequence[str] = (), noun: str = "volume"
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``btrfs-ublk volume …``, behind the words ``before``."""
+        """Run ``btrfs-ublk volume …``, or another noun, behind the words ``before``."""
         return subprocess.run(
-            [*before, sys.executable, "-m", "btrfs_ublk.cli.main", "volume"]
+            [*before, sys.executable, "-m", "btrfs_ublk.cli.main", noun]
             + [str(argument) for argument in arguments],
             capture_output=True,
             text=True,

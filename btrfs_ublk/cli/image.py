@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from btrfs_ublk import image as images
-from btrfs_ublk.base.entry import NounGroup, PathType, json_option, print_rows
+from btrfs_ublk import volume as volumes
+from btrfs_ublk.base.entry import (
+    NounGroup,
+    PathType,
+    completing,
+    json_option,
+    print_rows,
+)
+from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
+from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import exact_size, format_size
 
@@ -22,6 +32,17 @@ _base = click.option(
     type=PathType(),
     help="Where images are kept."
     "  [BTRFS_UBLK_IMAGES_DIR, else /var/lib/btrfs-ublk/images]",
+)
+
+
+_volumes = click.option(
+    "--base",
+    type=PathType(),
+    help=f"Where volumes are kept.  [{VOLUMES_VARIABLE}, else {VOLUMES_DIRECTORY}]",
+)
+_name = click.argument(
+    "name",
+    shell_complete=completing(lambda: (x.name for x in volumes.volume_directories())),
 )
 
 
@@ -248,3 +269,106 @@ def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
         return
     for image in gone:
         click.echo(f"{'would remove' if dry_run else 'removed'} {image.digest}")
+
+
+@command.command()
+@click.argument("image")
+@click.argument("name")
+@click.option(
+    "--mount",
+    type=PathType(),
+    help="The mount point.  [/run/btrfs-ublk/volumes/NAME]",
+)
+@click.option(
+    "--writable",
+    metavar="SIZE",
+    help="Size of the sparse image that takes what is written.  [1G]",
+)
+@_volumes
+@_registry_options
+@json_option
+def up(
+    image: str,
+    name: str,
+    mount: Path | None,
+    writable: str | None,
+    base: Path | None,
+    docker_config: Path | None,
+    ca_file: Path | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    """Mount an image as a volume, and print where it is.
+
+    IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST, whose metadata
+    are pulled if that was not done. The volume NAME has a read-only subvolume for each
+    layer below `layers`. The same as `volume up NAME --image IMAGE`, whose other
+    options it can have then.
+    """
+    given: dict[str, Any] = {
+        "image": image,
+        "image_docker_config": docker_config,
+        "image_ca_file": ca_file,
+        "image_insecure": insecure or None,
+        "mount": mount,
+        "writable": writable,
+    }
+    found = volumes.find_definition(name, base=base)
+    settings = {
+        volumes.SETTINGS[key].name: volumes.SETTINGS[key].parse(value)
+        for key, value in given.items()
+        if value is not None
+    }
+    changed = {
+        key: value
+        for key, value in settings.items()
+        if value != getattr(found.definition, key)
+    }
+    if found.file is not None and changed:
+        raise UsageError(
+            f"volume {name!r} is defined in {found.file}", hint="write it there"
+        )
+    with progress(f"bring image {image} up"):
+        volume = volumes.up_volume(
+            name, replace(found.definition, **changed), base=base, made=too_late
+        )
+    click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
+
+
+@command.command()
+@_name
+@click.argument("fork")
+@click.option(
+    "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
+)
+@_volumes
+@json_option
+def fork(
+    name: str, fork: str, layer: str | None, base: Path | None, as_json: bool
+) -> None:
+    """Make a writable copy of an image's root file system.
+
+    NAME is a volume that `image up` has mounted, FORK a name of yours. No data are
+    moved: it is a snapshot, below `forks`, which is kept with the volume.
+    """
+    made = volumes.fork_image(name, fork, layer=layer, base=base)
+    keys = {"name": name, "fork": fork, "path": str(made)}
+    click.echo(json.dumps(keys) if as_json else made)
+
+
+@command.command()
+@_name
+@_volumes
+@json_option
+def down(name: str, base: Path | None, as_json: bool) -> None:
+    """Unmount an image, and keep its forks.
+
+    The same as `volume down NAME`; `volume remove NAME` removes it with its forks.
+    """
+    with progress(f"take volume {name} down"):
+        was_up = volumes.down_volume(name, base=base)
+    if as_json:
+        result = "down" if was_up else "was down"
+        click.echo(json.dumps({"name": name, "result": result}))
+    elif not was_up:
+        click.echo(f"volume {name} was down", err=True)

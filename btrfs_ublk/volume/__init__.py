@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
     from btrfs_ublk.volume.entry import VolumeFile
     from btrfs_ublk.volume.find import FoundDefinition, find_definition
+    from btrfs_ublk.volume.image import fork_image
     from btrfs_ublk.volume.kept import kept_volume
     from btrfs_ublk.volume.report import (
         KeptFile,
@@ -43,6 +44,7 @@ else:
             "down": "down_volume may_be_up remove_volume",
             "entry": "VolumeFile",
             "find": "FoundDefinition find_definition",
+            "image": "fork_image",
             "kept": "kept_volume",
             "report": "KeptFile KeptVolume list_volumes show_volume",
             "resize": "resize_volume",
@@ -67,6 +69,7 @@ __all__ = [
     "clone_in_volume",
     "down_volume",
     "find_definition",
+    "fork_image",
     "kept_volume",
     "list_volumes",
     "may_be_up",

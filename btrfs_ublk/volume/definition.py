@@ -60,6 +60,26 @@ class Files(Kind):
         merge_files(value, ())
 
 
+class ImageName(Kind):
+    metavar = "IMAGE"
+
+    def parse(self, value: Any, option: str) -> str:
+        # The daemon and later commands have other working directories.
+        from btrfs_ublk.image.reference import parse_name
+
+        return str(parse_name(value))
+
+    def check(self, value: Any, noun: str) -> None:
+        from btrfs_ublk.image.reference import LAYOUT_PREFIX, parse_name
+
+        parse_name(value)
+        layout = value.removeprefix(LAYOUT_PREFIX)
+        if layout != value and not layout.startswith("/"):
+            raise UsageError(
+                f"{noun} {value} is not an absolute path", hint="write oci:/PATH:TAG"
+            )
+
+
 def _setting(
     default: _Default, key: str, kind: Kind, help: str, **about: Any
 ) -> _Default:
@@ -131,6 +151,39 @@ class VolumeDefinition:
         noun="writable size",
         change="grows",
         check=_check_writable,
+    )
+    image: str | None = _setting(
+        None,
+        "image",
+        ImageName(),
+        "A sealed image that it is made of: its layers, instead of virtual data.",
+        more="`REGISTRY/REPOSITORY:TAG`, `@DIGEST`, or `oci:DIRECTORY:TAG` of a "
+        "[layout](design/images.md); it stays what it was when the volume was made.",
+        unset="none",
+        change="never",
+    )
+    image_docker_config: OptionalPath = _setting(
+        OptionalPath(),
+        "image_docker_config",
+        AbsolutePath(),
+        "A config.json with the login of the image's registry.",
+        unset="Docker's own",
+        change="never",
+    )
+    image_ca_file: OptionalPath = _setting(
+        OptionalPath(),
+        "image_ca_file",
+        AbsolutePath(),
+        "Certificates (PEM) to trust for the image's registry.",
+        unset="the system's",
+        change="never",
+    )
+    image_insecure: bool = _setting(
+        False,
+        "image_insecure",
+        Flag(),
+        "Ask the image's registry by http; on loopback only.",
+        change="never",
     )
     mount: OptionalPath = _setting(
         OptionalPath(),
@@ -232,6 +285,11 @@ class VolumeDefinition:
         with deferred():
             for setting in SETTINGS.values():
                 setting.check_value(self)
+        if self.image is not None and self.files:
+            raise UsageError(
+                f"files cannot be added to a volume of an image ({self.image})",
+                hint="add them to another volume",
+            )
 
     def with_files(self, more: Sequence[VolumeFile]) -> VolumeDefinition:
         """Return the definition with further files, without duplicates.

@@ -190,7 +190,14 @@ def opened_top(volume: VolumeDirectory, top: Path) -> Iterator[int]:
 def opened_virtual_data(
     volume: VolumeDirectory, top: int
 ) -> AbstractContextManager[Path]:
-    """Open the virtual file, from which files are cloned."""
+    """Open the virtual file, from which files are cloned. Raises UsageError when there
+    is none.
+    """
+    if volume.made().image is not None:
+        raise UsageError(
+            f"volume {volume.name!r} was made of an image, whose data have their files",
+            hint="add files to another volume",
+        )
     return virtual_file_of(volume.seed(), Path(f"/proc/self/fd/{top}"))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from btrfs_ublk import seed as seeds
 from btrfs_ublk.base.jsonfile import sync
@@ -23,18 +25,27 @@ from btrfs_ublk.volume.store import Made, VolumeDirectory
 LOCK_TIMEOUT_S = 60.0
 
 
+#: Makes the seed in the directory of a volume; returns what is kept of its image, too.
+MakeSeed = Callable[[VolumeDirectory], tuple[seeds.Seed, dict[str, Any] | None]]
+
+
 def open_or_make(
-    volume: VolumeDirectory, definition: VolumeDefinition
+    volume: VolumeDirectory,
+    definition: VolumeDefinition,
+    make_seed: MakeSeed | None = None,
 ) -> tuple[Lock, bool]:
-    """Lock a volume. Returns the lock, and if it was made. Raises BtrfsUblkError."""
+    """Lock a volume. Returns the lock, and if it was made: with a seed of virtual data,
+    or by ``make_seed``. Raises BtrfsUblkError."""
     with registry_locked(volume.path.parent):
         if not os.path.lexists(volume.path):
-            return _make(volume, definition), True
+            return _make(volume, definition, make_seed), True
     volume.check()
     return volume.locked(timeout_s=LOCK_TIMEOUT_S), False
 
 
-def _make(volume: VolumeDirectory, definition: VolumeDefinition) -> Lock:
+def _make(
+    volume: VolumeDirectory, definition: VolumeDefinition, make_seed: MakeSeed | None
+) -> Lock:
     """Make the volume; the caller holds the registry's lock."""
     tag = os.urandom(8).hex()
     half = VolumeDirectory(half_path(volume.path, tag))
@@ -46,18 +57,23 @@ def _make(volume: VolumeDirectory, definition: VolumeDefinition) -> Lock:
             assert lock is not None
             on_failure.callback(lock.close)
             half.ledgers.mkdir(mode=0o700)
-            seed = seeds.make_seed(
-                half.seed_image,
-                virtual_data_size=definition.size_bytes,
-                label=volume.name,
-                metadata_only=True,
-            )
+            image = None
+            if make_seed is not None:
+                seed, image = make_seed(half)
+            else:
+                seed = seeds.make_seed(
+                    half.seed_image,
+                    virtual_data_size=definition.size_bytes,
+                    label=volume.name,
+                    metadata_only=True,
+                )
             half.write_made(
                 Made(
                     tag=tag,
-                    size_bytes=definition.size_bytes,
+                    size_bytes=seed.virtual_data.size,
                     writable_bytes=definition.writable_bytes,
                     seed=seed.to_dict(),
+                    image=image,
                 )
             )
             half.write_definition(definition)

@@ -51,7 +51,8 @@ _FILES = RecordFormat(
 @dataclass(frozen=True, kw_only=True)
 class Made:
     """What was made once (volume.json). ``seed`` is the report on the Seed, with
-    another path. ``fsid`` is the sprout's, None before it is made.
+    another path. ``fsid`` is the sprout's, None before it is made. ``image`` is what
+    the volume was made of, if that was a sealed image.
     """
 
     tag: str
@@ -59,6 +60,7 @@ class Made:
     writable_bytes: int
     seed: dict[str, Any]
     fsid: str | None = None
+    image: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

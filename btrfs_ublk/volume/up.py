@@ -34,8 +34,15 @@ from btrfs_ublk.volume.device import (
 )
 from btrfs_ublk.volume.down import take_down
 from btrfs_ublk.volume.files import add_files, as_made, check_files
+from btrfs_ublk.volume.image import (
+    check_seed_of_image,
+    find_image,
+    map_image,
+    refuse_another_image,
+)
 from btrfs_ublk.volume.kept_ledger import KeptLedger
 from btrfs_ublk.volume.make import (
+    MakeSeed,
     discard,
     open_or_make,
     prepare_sprout,
@@ -78,9 +85,10 @@ def up_volume(
     volume = volume_directory(name, base)
     refuse_removed_directory(volume)
     remove_halves(volume.path.parent)
+    make_seed = _image_seed(volume, definition)
     with ExitStack() as held, ExitStack() as on_failure:
         with deferred():
-            lock, is_new = open_or_make(volume, definition)
+            lock, is_new = open_or_make(volume, definition, make_seed)
             held.enter_context(lock)
             if is_new:
                 on_failure.push(undoing(lambda: _unmake(volume)))
@@ -106,6 +114,18 @@ def up_volume(
     return look_at_volume(volume)
 
 
+def _image_seed(
+    volume: VolumeDirectory, definition: VolumeDefinition
+) -> MakeSeed | None:
+    """Fetch the metadata of the image that a new volume is made of, before anything is
+    locked."""
+    if definition.image is None or os.path.lexists(volume.path):
+        return None
+    name, found = definition.image, find_image(definition)
+    assert found is not None
+    return lambda half: found.unpack(half, name)
+
+
 def _unmake(volume: VolumeDirectory) -> None:
     """Remove a half-made volume. When it cannot be taken down, its directory stays, as
     it is still needed.
@@ -119,7 +139,8 @@ def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
     cannot be met, before anything is done.
     """
     made = volume.made()
-    if made.size_bytes != definition.size_bytes:
+    refuse_another_image(volume, definition)
+    if made.image is None and made.size_bytes != definition.size_bytes:
         raise UsageError(
             f"volume {volume.name!r} was made with virtual data of "
             f"{exact_size(made.size_bytes)}, not {exact_size(definition.size_bytes)}",
@@ -193,6 +214,7 @@ def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
     prepare_cache(volume, definition)
     with step("make its device"):
         device = make_device(volume, definition)
+        map_image(volume)
     if volume.fsid() is None:
         with step("sprout"):
             _sprout(volume, device)
@@ -240,7 +262,7 @@ def _sprout(volume: VolumeDirectory, device: Path) -> None:
             device,
             volume.sprouting,
             writable_file=volume.sprout_image,
-            validate=lambda at: assert_mapping(volume.seed(), at),
+            validate=lambda at: _validate(volume, at),
             read_ahead_bytes=None,
             ledger=ledger,
         ) as grown:
@@ -250,6 +272,13 @@ def _sprout(volume: VolumeDirectory, device: Path) -> None:
     sync(volume.sprout_image)
     volume.sprouting.rmdir()
     volume.write_made(replace(made, fsid=str(fsid)))
+
+
+def _validate(volume: VolumeDirectory, target: Path) -> None:
+    if volume.made().image is not None:
+        check_seed_of_image(volume, target)
+    else:
+        assert_mapping(volume.seed(), target)
 
 
 def _mount(

@@ -1,0 +1,246 @@
+"""Volumes of sealed images: the seed comes from the image's metadata pack, and the map
+has its data object, whole.
+
+A volume copies what it needs of an image, but its data: they stay in the registry or
+the layout until they are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from btrfs_ublk import content
+from btrfs_ublk import device as devices
+from btrfs_ublk.base.log import step
+from btrfs_ublk.content import Source
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.btrfs import create_snapshot, filesystem_uuid
+from btrfs_ublk.physmap.physical_map import ContiguousRun
+from btrfs_ublk.seed.layout import Seed, VirtualData
+from btrfs_ublk.units import BLOCK_BYTES
+from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.make import LOCK_TIMEOUT_S
+from btrfs_ublk.volume.report import look_at_volume
+from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.connection import RegistryAccess
+    from btrfs_ublk.image.pack import PackHeader
+
+LAYERS_DIRECTORY = "layers"
+FORKS_DIRECTORY = "forks"
+_DIGESTS = "digests"
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image that a volume is to be made of: its verified pack, the digest of its
+    manifest, and where its data are (None: it has none)."""
+
+    pack: Path
+    digest: str
+    mirror: Source | None
+
+    def unpack(self, volume: VolumeDirectory, name: str) -> tuple[Seed, dict[str, Any]]:
+        """Write the seed of a volume that is being made; return it, and what is kept of
+        the image in volume.json. Raises InvalidPackError, OSError."""
+        from btrfs_ublk.image.pack import unpack
+
+        header, digests = unpack(self.pack, volume.seed_image)
+        digests.write(volume.path / _DIGESTS)
+        source = None
+        if self.mirror is not None:
+            source = self.mirror | {
+                "size": header.data_bytes,
+                "unit": header.unit,
+                "root": header.root,
+            }
+        return _seed_of(header, volume.seed_image), {
+            "name": name,
+            "digest": self.digest,
+            "source": source,
+            "layers": [layer.chain_id for layer in header.layers],
+        }
+
+
+def _seed_of(header: PackHeader, path: Path) -> Seed:
+    from btrfs_ublk.image.pack import DATA_OFFSET
+
+    size_bytes = max(header.data_bytes, BLOCK_BYTES)
+    return Seed(
+        path=path,
+        fsid=UUID(header.fsid),
+        device_uuid=UUID(int=0),
+        label="",
+        device_bytes=header.device_bytes,
+        file_bytes=header.local_bytes,
+        metadata_bytes=sum(length for _, length in header.extents),
+        local_bytes=header.local_bytes,
+        virtual_data=VirtualData(
+            filename="",
+            inode=0,
+            size=size_bytes,
+            runs=(ContiguousRun(0, DATA_OFFSET, size_bytes),),
+        ),
+        chunks=1,
+        chunk_bytes=size_bytes,
+        strategy="image",
+    )
+
+
+def find_image(definition: VolumeDefinition) -> FoundImage | None:
+    """Return the image of a definition, whose metadata are fetched if they are not on
+    this machine; None when the definition has none. Raises UsageError, RegistryError,
+    InvalidImageError, RefusedImageError."""
+    if definition.image is None:
+        return None
+    from btrfs_ublk.image.pull import open_sealed, pull_image
+    from btrfs_ublk.image.reference import LayoutName, parse_name
+    from btrfs_ublk.image.store import ImageStore
+
+    name = parse_name(definition.image)
+    if isinstance(name, LayoutName):
+        layout, manifest, _ = open_sealed(name)
+        mirror = None
+        if manifest.data is not None:
+            path = layout.check(manifest.data)
+            mirror = {"kind": "file", "path": str(path)}
+        return FoundImage(layout.verify(manifest.pack), manifest.digest, mirror)
+    store, access = ImageStore(), _access(definition)
+    found = store.find(str(name))
+    if found is None:
+        with step(f"pull {name}"):
+            pull_image(name, access, store)
+        found = store.find(str(name))
+        assert found is not None
+    manifest = store.manifest(found.digest)
+    mirror = None
+    if manifest.data is not None:
+        mirror = {
+            "kind": "oci",
+            "registry": name.registry,
+            "repository": name.repository,
+            "digest": manifest.data.digest,
+            **_keys(access),
+        }
+    return FoundImage(found.pack, found.digest, mirror)
+
+
+def _access(definition: VolumeDefinition) -> RegistryAccess:
+    from btrfs_ublk.image.connection import RegistryAccess
+
+    return RegistryAccess(
+        docker_config=definition.image_docker_config,
+        ca_file=definition.image_ca_file,
+        insecure=definition.image_insecure,
+    )
+
+
+def _keys(access: RegistryAccess) -> Source:
+    keys: Source = {}
+    for key in ("docker_config", "ca_file"):
+        if (path := getattr(access, key)) is not None:
+            keys[key] = str(path)
+    if access.insecure:
+        keys["insecure"] = True
+    return keys
+
+
+def refuse_another_image(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
+    """Raise UsageError when the volume was made of another image, or of none."""
+    image = volume.made().image
+    name = image["name"] if image else None
+    if name != definition.image:
+        raise UsageError(
+            f"volume {volume.name!r} was made of {name or 'no image'}, not of "
+            f"{definition.image or 'none'}",
+            hint="that stays: leave it so, or make another volume",
+        )
+
+
+def map_image(volume: VolumeDirectory) -> None:
+    """Map the data of the volume's image, unless that was done before."""
+    image = volume.made().image
+    if image is None or image["source"] is None:
+        return
+    client = devices.device_map(volume.name)
+    if next(client.list(), None) is None:
+        digests = {"digests": {"path": str(volume.path / _DIGESTS)}}
+        client.add(
+            [image["source"] | digests],
+            [content.Addition(source=0, offset=0)],
+            names=[f"the data of {image['name']}"],
+        )
+
+
+def check_seed_of_image(volume: VolumeDirectory, target: Path) -> None:
+    """Raise BtrfsUblkError when what the kernel has mounted is not the image."""
+    found, expected = filesystem_uuid(target), volume.seed().fsid
+    if found != expected:
+        raise BtrfsUblkError(
+            f"{volume.seed_image} holds btrfs {found}, and the image is {expected}",
+            hint="another program has changed it: remove the volume, and make it again",
+        )
+
+
+@contextmanager
+def _up_with_image(
+    name: str, base: os.PathLike[str] | str | None
+) -> Iterator[tuple[Path, list[str]]]:
+    """Lock a volume of an image that is up; yield its mount point, and chain IDs."""
+    volume = volume_directory(name, base)
+    volume.check()
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        image = volume.made().image
+        if image is None:
+            raise UsageError(
+                f"volume {name!r} was not made of an image, so it has no layers",
+                hint="see: btrfs-ublk volume list",
+            )
+        found = look_at_volume(volume, is_ours=True)
+        if not found.is_up or found.mount is None:
+            raise UsageError(
+                f"volume {name!r} is {found.state}",
+                hint=f"btrfs-ublk volume up {name}",
+            )
+        yield found.mount, image["layers"]
+
+
+def fork_image(
+    name: str,
+    fork: str,
+    *,
+    layer: str | None = None,
+    base: os.PathLike[str] | str | None = None,
+) -> Path:
+    """Make a writable copy of the root file system of an image's volume that is up, in
+    no time: a snapshot below ``forks``. Returns its path.
+
+    ``layer`` is the chain ID of another layer than the last. Raises UsageError for a
+    volume that is not up or of no image, and for a name that is taken.
+    """
+    if not fork or "/" in fork or fork in (".", "..") or len(os.fsencode(fork)) > 255:
+        raise UsageError(f"{fork!r} cannot be the name of a fork")
+    with _up_with_image(name, base) as (mount, layers):
+        if layer is not None and layer not in layers:
+            raise UsageError(
+                f"volume {name!r} has no layer {layer}",
+                hint=f"there are: {', '.join(layers)}",
+            )
+        source = mount / LAYERS_DIRECTORY / (layer or layers[-1])
+        forks = mount / FORKS_DIRECTORY
+        if os.path.lexists(forks / fork):
+            raise UsageError(
+                f"there is {forks / fork} already", hint="choose another name"
+            )
+        try:
+            forks.mkdir(mode=0o755, exist_ok=True)
+        except OSError as error:
+            raise BtrfsUblkError(f"cannot make {forks}: {error.strerror}") from error
+        return create_snapshot(source, forks, fork)
