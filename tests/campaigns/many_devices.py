@@ -1,4 +1,4 @@
-"""Measures what many idle devices cost, and how soon they recover from kills.
+"""Measures what many idle devices or volumes cost, and how soon they recover.
 
 ``python tests/campaigns/many_devices.py --help``
 """
@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import campaign
 import click
+import psutil
 
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import Device, DeviceOptions, show_device, supervised_device
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.server import Description, FrontEndName, PatternSegment
 from btrfs_ublk.units import MIB
+from btrfs_ublk.volume import VolumeDefinition, Volumes
 
 _DESCRIPTION = Description(64 * MIB, [PatternSegment(offset=0, length=64 * MIB)])
 _TIMEOUT_S = 120.0
+#: Servers give back what they do not need at rest within this time.
+_REST_S = 5.0
 
 
 def _processes(devices: list[Device]) -> dict[int, str]:
@@ -41,6 +47,25 @@ def _pss_bytes(pid: int) -> int:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     (line,) = [line for line in rollup.splitlines() if line.startswith("Pss:")]
     return int(line.split()[1]) << 10
+
+
+def _used_bytes() -> int:
+    """Return what all processes and the kernel use. NB: images of volumes that are in
+    memory (tmpfs) count as well, caches do not."""
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)
+
+
+@contextmanager
+def _volume_device(name: str, base: Path, front_end: FrontEndName) -> Iterator[Device]:
+    """Have a new volume up, which is removed at the end, and yield its device."""
+    volume = Volumes(base).get(name)
+    try:
+        with volume.mounted(VolumeDefinition(front_end=front_end)):
+            yield show_device(name)
+    finally:
+        with suppress(UsageError):  # It was not made.
+            volume.remove()
 
 
 def _kill_all_and_read(devices: list[Device]) -> float:
@@ -67,22 +92,39 @@ def _kill_all_and_read(devices: list[Device]) -> float:
 @click.command()
 @click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
 @click.option("--devices", "count", type=campaign.COUNT, default=64)
+@click.option("--volumes", is_flag=True, help="Devices of mounted, empty volumes.")
 @click.option(
-    "--rounds", type=campaign.COUNT, default=3, help="In which all is killed."
+    "--rounds", type=click.IntRange(min=0), default=3, help="In which all is killed."
 )
-def command(front_end: FrontEndName, count: int, rounds: int) -> None:
+@click.option("--most", "most_mib", type=campaign.COUNT, help="Fail above, in MiB.")
+def command(
+    front_end: FrontEndName,
+    count: int,
+    volumes: bool,
+    rounds: int,
+    most_mib: int | None,
+) -> None:
     """Add devices, one after the other; weigh all processes; kill daemon and servers.
 
-    Memory is Pss: what several processes share counts once in all.
+    Memory of processes is Pss: what several of them share counts once in all. With the
+    kernel's, it is what the machine has less of than before; --most is for that.
     """
     made = DeviceOptions(front_end=front_end)
     with ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        used_before = _used_bytes()
         started_s = time.monotonic()
         devices = [
-            stack.enter_context(supervised_device(_DESCRIPTION, made))
-            for _ in range(count)
+            stack.enter_context(
+                _volume_device(f"many-{number}", base, front_end)
+                if volumes
+                else supervised_device(_DESCRIPTION, made)
+            )
+            for number in range(count)
         ]
         print(f"{count} devices of {front_end} in {time.monotonic() - started_s:.1f} s")
+        time.sleep(_REST_S)
+        used = _used_bytes() - used_before
         sums: defaultdict[str, list[int]] = defaultdict(list)
         for pid, what in _processes(devices).items():
             sums[what].append(_pss_bytes(pid))
@@ -91,9 +133,14 @@ def command(front_end: FrontEndName, count: int, rounds: int) -> None:
         total = sum(sum(sizes) for sizes in sums.values())
         each = total / count / MIB
         print(f"all           {total / MIB:7.1f} MiB, {each:.1f} MiB for each device")
+        print(f"with kernel   {used / MIB:7.1f} MiB, {used / count / MIB:.1f} for each")
         for _ in range(rounds):
             took_s = _kill_all_and_read(devices)
             print(f"daemon and all servers killed: all read again after {took_s:.1f} s")
+        if most_mib is not None and used > most_mib * MIB:
+            raise BtrfsUblkError(
+                f"{count} devices take {used / MIB:.0f} MiB, more than {most_mib}"
+            )
 
 
 if __name__ == "__main__":
