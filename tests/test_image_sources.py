@@ -482,3 +482,29 @@ def test_layers_of_a_link_count(shell: Shell, tmp_path: Path) -> None:
     tree = tree_of(last)
     assert tree[b"l0"].names == (b"l0", b"l1", b"l2", b"l3")
     assert tree[b"l0"].size == 1 and tree[b"a"].size == 6 and b"l4" not in tree
+
+
+def test_changed_tars(sanitized_build: Path, tmp_path: Path) -> None:
+    """Whatever is in a header: read or refused, without a crash, leak or hang."""
+    odd = os.fsdecode(b"\xff" * 120)
+    attributes = {"SCHILY.xattr.user.a": "1" * 600, "SCHILY.acl.access": "user::rw-"}
+    tar = make_tar(
+        tmp_path / "tar",
+        *(*LOWER, entry(odd, b"5" * 1000, pax_headers=attributes)),
+        *(entry("d/.wh..wh..opq"), entry(".wh.file"), link(odd + "2", odd)),
+        *(entry("big", b"6" * 5000, mtime=-1.5), entry("x" * 200, uid=2**24)),
+    )
+    sparse = tmp_path / "sparse"
+    with (tmp_path / "holes").open("wb") as file:
+        for at in range(0, 60000, 9000):
+            file.seek(at)
+            file.write(b"7" * 100)
+    create = ["tar", "--create", "--sparse", "--format=gnu", f"--file={sparse}"]
+    subprocess.run([*create, f"--directory={tmp_path}", "holes"], check=True)
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/fuzz-tar", "--iterations", "1500", tar, sparse],
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
