@@ -15,6 +15,7 @@ HELPERS_VARIABLE = "BTRFS_UBLK_HELPERS"
 _VERSION_TIMEOUT_S = 20.0
 
 MKSEED = "btrfs-ublk-mkseed"
+MKIMAGE = "btrfs-ublk-mkimage"
 CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
 KEEPER = "btrfs-ublk-keeper"
@@ -30,6 +31,7 @@ FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
+    MKIMAGE,
     *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES, CODEC),
 )
 

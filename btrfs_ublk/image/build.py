@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.base.helpers import helper_path
+from btrfs_ublk.base.helpers import MKIMAGE, helper_path
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, Digests, check_unit
@@ -36,7 +36,6 @@ from btrfs_ublk.image.pack import Layer, header_of, write_pack
 from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
 from btrfs_ublk.image.source import OpenedSource, open_source
 
-MKIMAGE = "btrfs-ublk-mkimage"
 #: A bound for what would otherwise wait for ever.
 _TIMEOUT_S = 86400.0
 

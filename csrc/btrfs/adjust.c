@@ -127,6 +127,16 @@ int image_set_identity(struct image *image, const uint8_t *fsid, const uint8_t *
 	return image_visit_blocks(image, rewrite_header, image);
 }
 
+int image_set_name(struct image *image, uint64_t objectid, const char *name)
+{
+	struct image_root *root = image_root_find(image, objectid);
+
+	if (!root)
+		return -ENOENT;
+	root->place.name = name;
+	return 0;
+}
+
 int image_set_uuid(struct image *image, uint64_t objectid, const uint8_t *uuid)
 {
 	struct image_root *root = image_root_find(image, objectid);

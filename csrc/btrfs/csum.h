@@ -11,7 +11,7 @@
 
 #include "btrfs/format.h"
 
-enum { CSUM_TYPE_CRC32C = 0 };
+enum { CSUM_TYPE_CRC32C = 0, CSUM_TYPE_SHA256 = 2 };
 
 struct csum_kind {
 	const char *name;
@@ -22,6 +22,7 @@ struct csum_kind {
 
 /* Returns the kind with this id, or NULL when the library does not know it. */
 const struct csum_kind *csum_kind_by_id(uint16_t id);
+const struct csum_kind *csum_kind_by_name(const char *name);
 
 /* Sets or verifies the checksum at the start of a tree block or superblock of `length` bytes. */
 void csum_block_set(const struct csum_kind *kind, void *block, size_t length);

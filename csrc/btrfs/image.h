@@ -126,7 +126,8 @@ int image_visit_blocks(struct image *image, int (*visit)(void *context, const vo
 int image_set_identity(struct image *image, const uint8_t *fsid, const uint8_t *device_uuid,
 		       const uint8_t *chunk_tree_uuid);
 
-/* Sets the UUID of a subvolume that has been built. */
+/* Set the name or the UUID of a subvolume that has been built. */
+int image_set_name(struct image *image, uint64_t objectid, const char *name);
 int image_set_uuid(struct image *image, uint64_t objectid, const uint8_t *uuid);
 
 /*

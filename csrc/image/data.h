@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Content of files to extents. A source hands content to the sink; it becomes inline content in a
+ * spool, or pieces that are compressed by a pool of threads and placed in the data object in the
+ * order in which they came, each content once. The result does not depend on the threads.
+ *
+ * Only the thread that calls these functions touches the model.
+ */
+#ifndef IMAGE_DATA_H
+#define IMAGE_DATA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "btrfs/csum.h"
+#include "image/content.h"
+#include "image/model.h"
+
+enum {
+	DATA_INLINE_BYTES_MAX = 4095, /* kernels want less than a sector */
+	DATA_THREADS_MAX = 256,
+	DATA_DIGEST_BYTES = 32,
+};
+
+struct data_params {
+	int fd;		  /* of the data object: empty, stays the caller's */
+	int directory_fd; /* where spools are made, without names */
+	int level;	  /* of zstd, or 0: no compression */
+	uint32_t max_inline;
+	uint32_t unit_bytes; /* of the digests */
+	unsigned threads;
+	const struct csum_kind *csum;
+};
+
+struct data_counts {
+	uint64_t object_bytes;	/* of the data object */
+	uint64_t extents;	/* in it */
+	uint64_t compressed;	/* extents */
+	uint64_t content_bytes; /* of files, without holes */
+	uint64_t inline_files;
+	uint64_t inline_bytes; /* as stored */
+	uint64_t shared;       /* pieces that were there already */
+	uint64_t shared_bytes; /* of content */
+	uint64_t digests;
+};
+
+struct data;
+
+int data_open(struct data **data, const struct data_params *params, struct model *model,
+	      struct error *error);
+void data_close(struct data *data); /* may be NULL */
+
+struct content_sink *data_sink(struct data *data);
+
+/* Places all pieces: then the model has the extents of all files that were handed on. */
+int data_drain(struct data *data, struct error *error);
+
+/* Computes the digest of the last unit. Nothing may be handed on afterwards. */
+int data_finish(struct data *data, struct error *error);
+
+/* Computes a digest of all content that has been placed. Returns 0 or a negative errno. */
+int data_digest(const struct data *data, uint8_t digest[DATA_DIGEST_BYTES]);
+
+const struct data_counts *data_counts(const struct data *data);
+
+/* Read what the spools have; each returns 0 or a negative errno. */
+int data_read_inline(struct data *data, uint64_t offset, void *bytes, size_t length);
+int data_read_csums(struct data *data, uint64_t first_sector, void *csums, size_t bytes);
+int data_read_digests(struct data *data, uint64_t first, void *digests, size_t bytes);
+
+#endif

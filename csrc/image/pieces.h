@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Pieces of content on their way to the data object. One thread fills them and takes them back in
+ * the same order; a pool of threads computes, meanwhile, what placing them needs.
+ */
+#ifndef IMAGE_PIECES_H
+#define IMAGE_PIECES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "btrfs/csum.h"
+#include "image/shares.h"
+
+enum {
+	PIECE_COMPRESSED_BYTES = 128 << 10, /* what kernels unpack at once */
+	PIECE_PLAIN_BYTES = 1 << 20,
+};
+
+struct piece {
+	/* Inputs. */
+	uint8_t *raw;
+	uint32_t bytes; /* whole sectors */
+	uint32_t inode;
+	uint64_t file_offset;
+
+	/* Outputs. */
+	int error; /* 0 or a negative errno */
+	uint8_t digest[SHARE_DIGEST_BYTES];
+	bool is_stored;	       /* the rest is set: the content was not in the object by then */
+	const uint8_t *stored; /* what goes to the object */
+	uint32_t stored_bytes;
+	uint8_t compression; /* COMPRESSION_* */
+	uint8_t *csums;	     /* of `stored` */
+
+	uint8_t *packed;
+	bool is_done;
+};
+
+struct pieces_params {
+	uint32_t piece_bytes;
+	int level; /* of zstd, or 0 */
+	unsigned threads;
+	const struct csum_kind *csum;
+	const struct shares *shares; /* what they have need not be compressed */
+};
+
+struct pieces;
+
+/* Returns 0 or a negative errno. */
+int pieces_open(struct pieces **pieces, const struct pieces_params *params);
+void pieces_close(struct pieces *pieces); /* may be NULL */
+
+/* Returns the piece that is to be filled next, or NULL: the oldest one has to be taken first. */
+struct piece *pieces_next(struct pieces *pieces);
+/* Hands it to the threads. */
+void pieces_submit(struct pieces *pieces);
+
+/* Returns the oldest submitted piece once it is done, or NULL: there is none. */
+struct piece *pieces_oldest(struct pieces *pieces);
+void pieces_release(struct pieces *pieces);
+
+/* Fills in what is missing where !is_stored, on the calling thread, which fills the pieces. */
+int pieces_store(struct pieces *pieces, struct piece *piece);
+
+#endif

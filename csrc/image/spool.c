@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT */
+#include "image/spool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fileio.h"
+
+enum { BUFFER_BYTES = 1 << 18 };
+
+int spool_open(struct spool *spool, int directory_fd)
+{
+	*spool = SPOOL_CLOSED;
+	spool->buffer = malloc(BUFFER_BYTES);
+	if (!spool->buffer)
+		return -ENOMEM;
+	spool->fd = openat(directory_fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	return spool->fd < 0 ? -errno : 0;
+}
+
+void spool_close(struct spool *spool)
+{
+	if (spool->fd >= 0)
+		close(spool->fd);
+	free(spool->buffer);
+	*spool = SPOOL_CLOSED;
+}
+
+int spool_flush(struct spool *spool)
+{
+	int ret;
+
+	if (!spool->buffered)
+		return 0;
+	ret = pwrite_full(spool->fd, spool->buffer, spool->buffered,
+			  spool->bytes - spool->buffered);
+	spool->buffered = 0;
+	return ret;
+}
+
+int spool_append(struct spool *spool, const void *data, size_t length)
+{
+	int ret;
+
+	if (length > BUFFER_BYTES - spool->buffered) {
+		ret = spool_flush(spool);
+		if (ret)
+			return ret;
+	}
+	if (length > BUFFER_BYTES) {
+		ret = pwrite_full(spool->fd, data, length, spool->bytes);
+		if (ret)
+			return ret;
+	} else {
+		memcpy(spool->buffer + spool->buffered, data, length);
+		spool->buffered += length;
+	}
+	spool->bytes += length;
+	return 0;
+}
+
+int spool_read(struct spool *spool, uint64_t offset, void *data, size_t length)
+{
+	if (offset + length > spool->bytes - spool->buffered) {
+		int ret = spool_flush(spool);
+
+		if (ret)
+			return ret;
+	}
+	return pread_full(spool->fd, data, length, offset);
+}

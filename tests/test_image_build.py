@@ -1,0 +1,381 @@
+"""Sealed images: what was put in is what the kernel shows, and checkers are content."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import adversarial_tree
+import pytest
+from sealed_support import (
+    DATA_START,
+    assemble,
+    btrfs_check,
+    content,
+    mkimage,
+    mkimage_raw,
+    mounted_image,
+)
+from tree_description import describe, differences
+
+from btrfs_ublk.base.capabilities import BTRFS_PROGS
+from btrfs_ublk.kernel import loop_device, mounted
+
+KIB = 1024
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes such trees")
+COMPRESSIONS = pytest.mark.parametrize("compression", ["none", "zstd:3"])
+
+
+def directory(path: Path, **more: Any) -> dict[str, Any]:
+    return {"kind": "directory", "path": path} | more
+
+
+def small_tree(top: Path) -> Path:
+    (top / "below").mkdir(parents=True)
+    (top / "inline").write_bytes(b"a few bytes")
+    (top / "below/plain").write_bytes(os.urandom(300 * KIB + 5))
+    (top / "below/text").write_bytes(b"what can be compressed " * 40000)
+    (top / "below/again").write_bytes(b"what can be compressed " * 40000)
+    (top / "link").symlink_to("below/text")
+    os.link(top / "inline", top / "below/linked")
+    return top
+
+
+@COMPRESSIONS
+def test_btrfs_check_is_content_with_a_small_tree(
+    sparse_path: Path, need: Callable[..., None], compression: str
+) -> None:
+    need(BTRFS_PROGS)
+    image = sparse_path / "image"
+    report = mkimage(
+        image, directory(small_tree(sparse_path / "tree")), compression=compression
+    )
+    assert report["counts"]["inline_files"] == 1
+    assert report["counts"]["shared_extents"] > 0
+    assert bool(report["counts"]["compressed_extents"]) == (compression != "none")
+    btrfs_check(assemble(image))
+
+
+def test_an_empty_directory_is_an_image(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    need(BTRFS_PROGS)
+    (sparse_path / "empty").mkdir()
+    report = mkimage(sparse_path / "image", directory(sparse_path / "empty"))
+    assert report["data_bytes"] == 0 and report["inodes"] == 1
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+@as_root
+@COMPRESSIONS
+@pytest.mark.parametrize("checksum", ["crc32c", "sha256"])
+def test_btrfs_check_is_content_with_what_is_rare(
+    sparse_path: Path, need: Callable[..., None], compression: str, checksum: str
+) -> None:
+    need(BTRFS_PROGS)
+    # So many links that their names need more than one item.
+    tree = adversarial_tree.make(sparse_path / "tree", links=4000)
+    mkimage(
+        sparse_path / "image",
+        directory(tree),
+        compression=compression,
+        checksum=checksum,
+    )
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+@as_root
+def test_two_builds_are_equal_whatever_the_threads(sparse_path: Path) -> None:
+    tree = adversarial_tree.make(sparse_path / "tree")
+    small_tree(tree / "small")
+    reports = []
+    for name, threads in (("one", 1), ("two", 2), ("eight", 8)):
+        reports.append(mkimage(sparse_path / name, directory(tree), threads=threads))
+    assert reports[0] == reports[1] == reports[2]
+    for name in ("data", "digests"):
+        first = (sparse_path / "one" / name).read_bytes()
+        assert (sparse_path / "two" / name).read_bytes() == first
+        assert (sparse_path / "eight" / name).read_bytes() == first
+    first_seed = content(sparse_path / "one/seed.img")
+    assert content(sparse_path / "two/seed.img") == first_seed
+    assert content(sparse_path / "eight/seed.img") == first_seed
+
+
+def test_other_content_gives_another_fsid(sparse_path: Path) -> None:
+    tree = small_tree(sparse_path / "tree")
+    one = mkimage(sparse_path / "one", directory(tree))
+    with (tree / "below/plain").open("r+b") as file:
+        file.write(b"x")
+    os.utime(tree / "below/plain", ns=(0, 0))
+    other = mkimage(sparse_path / "other", directory(tree))
+    assert one["fsid"] != other["fsid"]
+
+
+def test_digests_are_those_of_the_units(sparse_path: Path) -> None:
+    image = sparse_path / "image"
+    report = mkimage(image, directory(small_tree(sparse_path / "tree")), unit=64 * KIB)
+    data = (image / "data").read_bytes()
+    assert len(data) == report["data_bytes"] and len(data) % 4096 == 0
+    units = [data[at : at + 64 * KIB] for at in range(0, len(data), 64 * KIB)]
+    digests = b"".join(hashlib.sha256(unit).digest() for unit in units)
+    assert (image / "digests").read_bytes() == digests
+
+
+def test_one_content_is_used_by_very_many_files(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    """More references than an extent's item has room for, and than one extent gets."""
+    need(BTRFS_PROGS)
+    tree = sparse_path / "tree"
+    tree.mkdir()
+    for number in range(1500):
+        (tree / f"{number}").write_bytes(b"the same" * 1000)
+    report = mkimage(sparse_path / "image", directory(tree), compression="none")
+    assert report["counts"]["extents"] == 2
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+@pytest.mark.native
+@as_root
+@COMPRESSIONS
+def test_the_kernel_shows_what_was_put_in(
+    sparse_path: Path, need: Callable[..., None], compression: str
+) -> None:
+    need(BTRFS_PROGS)
+    tree = adversarial_tree.make(sparse_path / "tree", links=4000)
+    small_tree(tree / "small")
+    report = mkimage(sparse_path / "image", directory(tree), compression=compression)
+    whole = assemble(sparse_path / "image")
+    with mounted_image(whole, sparse_path / "mount") as mount:
+        assert sorted(os.listdir(mount)) == ["layers", "rootfs"]
+        assert os.readlink(mount / "rootfs") == f"layers/{report['layers'][0]['name']}"
+        assert differences(describe(tree), describe(mount / "rootfs")) == []
+        holes = (mount / "rootfs/contents/sparse-8T").stat()
+        assert holes.st_size == 8 << 40 and holes.st_blocks < 100
+        with pytest.raises(OSError):
+            (mount / "rootfs/new").write_bytes(b"")
+
+
+def layer(path: Path, *entries: tuple[str, bytes | None]) -> dict[str, Any]:
+    """A tar of files, and of directories, which have no content."""
+    with tarfile.open(path, "w") as tar:
+        for name, data in entries:
+            info = tarfile.TarInfo(name)
+            info.mtime = 1234567890
+            info.mode = 0o755 if data is None else 0o644
+            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            info.size = len(data or b"")
+            tar.addfile(info, io.BytesIO(data or b""))
+    return {"kind": "tar", "path": path, "whiteouts": True}
+
+
+def three_layers(top: Path) -> list[dict[str, Any]]:
+    large = b"large" * 100000
+    return [
+        layer(
+            top / "1.tar",
+            *(("etc", None), ("etc/one", b"1"), ("etc/two", b"2")),
+            *(("opt", None), ("opt/old", large), ("large", large)),
+        ),
+        layer(
+            top / "2.tar",
+            *(("etc/.wh.one", b""), ("opt/.wh..wh..opq", b"")),
+            *(("opt/new", b"new" * 5000), ("large-too", large)),
+        ),
+        layer(top / "3.tar", ("etc/two", b"two"), ("last", b"")),
+    ]
+
+
+def names_in(top: Path) -> set[str]:
+    return {
+        str(Path(directory, name).relative_to(top))
+        for directory, _, names in os.walk(top)
+        for name in names
+    }
+
+
+def chain_ids(paths: list[Path]) -> list[str]:
+    chain: list[str] = []
+    for path in paths:
+        diff_id = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        text = f"{chain[-1]} {diff_id}".encode() if chain else b""
+        digest = hashlib.sha256(text).hexdigest()
+        chain.append(f"sha256:{digest}" if chain else diff_id)
+    return chain
+
+
+def test_layers_are_named_by_their_chain_ids(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    need(BTRFS_PROGS)
+    layers = three_layers(sparse_path)
+    report = mkimage(sparse_path / "image", *layers)
+    expected = chain_ids([entry["path"] for entry in layers])
+    assert [entry["name"] for entry in report["layers"]] == expected
+    assert [entry["chain_id"] for entry in report["layers"]] == expected
+    assert [entry["subvolume"] for entry in report["layers"]] == [256, 257, 258]
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+def test_an_image_may_have_many_layers(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    """More than a node of the tree of roots, and more references than an item holds."""
+    need(BTRFS_PROGS)
+    layers = [layer(sparse_path / "0.tar", ("shared", b"shared" * 10000))]
+    for number in range(1, 120):
+        layers.append(
+            layer(sparse_path / f"{number}.tar", (f"file-{number}", b"x" * number))
+        )
+    mkimage(sparse_path / "image", *layers)
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+@pytest.mark.native
+def test_each_layer_shows_its_own_content(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    need(BTRFS_PROGS)
+    report = mkimage(sparse_path / "image", *three_layers(sparse_path))
+    whole = assemble(sparse_path / "image")
+    with mounted_image(whole, sparse_path / "mount") as mount:
+        first, second, third = (mount / "layers" / x["name"] for x in report["layers"])
+        base = {"etc/one", "etc/two", "opt/old", "large"}
+        upper = {"etc/two", "opt/new", "large", "large-too"}
+        assert names_in(first) == base
+        assert names_in(second) == upper
+        assert names_in(third) == names_in(mount / "rootfs") == upper | {"last"}
+        assert (first / "etc/two").read_bytes() == b"2"
+        assert (second / "etc/two").read_bytes() == b"2"
+        assert (third / "etc/two").read_bytes() == b"two"
+        for tree in (first, second, third):
+            assert (tree / "large").read_bytes() == b"large" * 100000
+            assert stat.S_IMODE((tree / "etc").stat().st_mode) == 0o755
+        # Inode numbers stay over the layers.
+        assert (first / "large").stat().st_ino == (third / "large").stat().st_ino
+
+
+@pytest.mark.native
+def test_damage_is_an_error_of_that_block_alone(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    tree = sparse_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_bytes(bytes(range(256)) * 64)
+    mkimage(sparse_path / "image", directory(tree), compression="none")
+    whole, target = assemble(sparse_path / "image"), sparse_path / "mount"
+    with whole.open("r+b") as file:
+        file.seek(DATA_START + 4096)
+        file.write(b"X")
+    target.mkdir()
+    with (
+        loop_device(whole, read_only=True) as loop,
+        mounted(loop.path, target, read_only=True),
+        (target / "rootfs/file").open("rb", buffering=0) as file,
+    ):
+        assert os.pread(file.fileno(), 4096, 0) == bytes(range(256)) * 16
+        with pytest.raises(OSError):
+            os.pread(file.fileno(), 4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": []}, '"layers"'),
+        ({"compression": "gzip"}, "gzip"),
+        ({"compression": "zstd:99"}, "zstd:99"),
+        ({"max_inline": 4096}, '"max_inline" is 4096'),
+        ({"unit": 5000}, '"unit" is 5000'),
+        ({"threads": 0}, '"threads" is 0'),
+        ({"checksum": "md5"}, "md5"),
+        ({"label": "two\nlines"}, '"label"'),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_description_is_refused(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "image").mkdir()
+    description: dict[str, Any] = {
+        "layers": [{"kind": "directory", "path": str(tmp_path)}],
+        "output": str(tmp_path / "image"),
+    }
+    done = mkimage_raw(description | change)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("btrfs-ublk-mkimage: error: ") and said in done.stderr
+    assert list((tmp_path / "image").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"kind": "zip"}, "zip"),
+        ({"name": "a/b"}, "a/b"),
+        ({"diff_id": "sha256:12"}, "sha256:12"),
+    ],
+)
+def test_a_wrong_layer_is_refused(
+    tmp_path: Path, entry: dict[str, Any], said: str
+) -> None:
+    description = {
+        "layers": [{"kind": "tar", "path": str(tmp_path)} | entry],
+        "output": str(tmp_path),
+    }
+    done = mkimage_raw(description)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_no_json_is_refused() -> None:
+    done = mkimage_raw("{")
+    assert done.returncode == 2 and "the description: " in done.stderr
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    output = tmp_path / "image"
+    output.mkdir()
+    small_tree(tmp_path / "tree")
+    good = {"kind": "directory", "path": str(tmp_path / "tree")}
+    bad = {"kind": "tar", "path": str(tmp_path / "none.tar")}
+    done = mkimage_raw({"layers": [good, bad], "output": str(output)})
+    assert done.returncode == 1 and "none.tar" in done.stderr
+    assert list(output.iterdir()) == []
+
+
+def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"")
+    tree = {"kind": "directory", "path": str(tmp_path)}
+    done = mkimage_raw({"layers": [tree], "output": str(tmp_path)})
+    assert done.returncode == 1 and "is not empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@as_root
+def test_what_btrfs_cannot_hold_is_named(sparse_path: Path) -> None:
+    tree, output = sparse_path / "tree", sparse_path / "image"
+    tree.mkdir()
+    output.mkdir()
+    (tree / "file").touch()
+    os.setxattr(tree / "file", "trusted.large", bytes(20000))
+    entry = {"kind": "directory", "path": str(tree)}
+    done = mkimage_raw({"layers": [entry], "output": str(output)})
+    assert done.returncode == 1 and "file: btrfs cannot hold it" in done.stderr
+    assert list(output.iterdir()) == []
+
+
+def test_a_file_with_too_many_names_is_named(sparse_path: Path) -> None:
+    tree, output = sparse_path / "tree", sparse_path / "image"
+    tree.mkdir()
+    output.mkdir()
+    (tree / "first").touch()
+    for number in range(65535):
+        os.link(tree / "first", tree / f"{number}")
+    entry = {"kind": "directory", "path": str(tree)}
+    done = mkimage_raw({"layers": [entry], "output": str(output)})
+    assert done.returncode == 1 and "it has 65536 names" in done.stderr
+    assert list(output.iterdir()) == []
