@@ -64,6 +64,12 @@ def test_python_packages(
     assert "pip install Jinja2" in package.hint
 
 
+def test_python_packages_that_are_called_otherwise() -> None:
+    assert PythonPackage("pytest-timeout", "pytest_timeout").probe() is None
+    absent = PythonPackage("nothing", "no_such_package.nothing").probe()
+    assert absent == "this Python does not have it"
+
+
 def test_a_module_that_does_not_exist() -> None:
     node = DeviceNode("x", "/dev/no-such-node", "no_such_module", "none")
     reason = node.probe()

@@ -24,6 +24,7 @@ LAYERS = [
     {"seed"},
     {"image"},
     {"volume"},
+    {"containers"},
     {"testing"},
     {"ops"},
     {"api"},

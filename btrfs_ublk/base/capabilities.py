@@ -217,9 +217,11 @@ class Fio:
 
 @dataclass(frozen=True)
 class PythonPackage:
-    """A Python package that only the report of benchmarks needs."""
+    """A Python package that few commands need."""
 
     name: str
+    module: str | None = None  # if it is not called like the package
+    setup: str = "--bench"  # what installs it in a checkout
 
     @property
     def package(self) -> str | None:
@@ -236,12 +238,15 @@ class PythonPackage:
         if self.package is not None:
             return f"install the package {self.package}"
         return (
-            "scripts/setup --bench in a checkout; elsewhere "
+            f"scripts/setup {self.setup} in a checkout; elsewhere "
             f"{sys.executable} -m pip install {self.name}"
         )
 
     def probe(self) -> str | None:
-        found = find_spec(self.name.lower()) is not None
+        try:
+            found = find_spec(self.module or self.name.lower()) is not None
+        except ModuleNotFoundError:  # nor has it the package that the module is in
+            found = False
         return None if found else "this Python does not have it"
 
 
@@ -324,6 +329,10 @@ MOUNT = Program("mount", "mount (util-linux)")
 MKFS_BTRFS = Program("mkfs.btrfs", "btrfs-progs")
 BTRFS_PROGS = Program("btrfs", "btrfs-progs")
 REPORT_PACKAGES = (PythonPackage("matplotlib"), PythonPackage("Jinja2"))
+CONTAINER_PACKAGES = (
+    PythonPackage("grpcio", "grpc", setup="--test"),
+    PythonPackage("protobuf", "google.protobuf", setup="--test"),
+)
 
 
 def sparse_directory(

@@ -1,0 +1,1 @@
+"""What container runtimes ask of us (docs/design/containers.md)."""

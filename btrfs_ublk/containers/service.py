@@ -1,0 +1,231 @@
+"""The snapshots API of containerd over a Unix socket: messages to calls of Snapshots,
+errors to status codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.containers import messages
+from btrfs_ublk.containers.messages import CLASSES
+from btrfs_ublk.containers.snapshots import SnapshotMount, Snapshots, check_root
+from btrfs_ublk.containers.store import Kind, RefusedError, Snapshot
+from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+
+log = logging.getLogger(__name__)
+
+#: Calls at once: each takes milliseconds, and waits for the disk.
+_WORKERS = 16
+#: containerd gives up after ten seconds.
+_STOP_S = 5.0
+_LISTED_AT_ONCE = 100
+#: The longest path of a Unix socket, without the NUL (unix(7)).
+_MAX_SOCKET_PATH = 107
+
+_KINDS = {
+    Kind.VIEW: messages.VIEW,
+    Kind.ACTIVE: messages.ACTIVE,
+    Kind.COMMITTED: messages.COMMITTED,
+}
+
+
+class _Service:
+    """One method for each call of messages.CALLS."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+
+    def prepare(self, request: Any) -> Any:
+        made = self._snapshots.prepare(request.key, request.parent, request.labels)
+        return CLASSES["PrepareSnapshotResponse"](mounts=_mounts(made))
+
+    def view(self, request: Any) -> Any:
+        made = self._snapshots.view(request.key, request.parent, request.labels)
+        return CLASSES["ViewSnapshotResponse"](mounts=_mounts(made))
+
+    def mounts(self, request: Any) -> Any:
+        found = self._snapshots.mounts(request.key)
+        return CLASSES["MountsResponse"](mounts=_mounts(found))
+
+    def commit(self, request: Any) -> Any:
+        self._snapshots.commit(
+            request.name, request.key, request.labels, parent=request.parent
+        )
+        return CLASSES["Empty"]()
+
+    def remove(self, request: Any) -> Any:
+        self._snapshots.remove(request.key)
+        return CLASSES["Empty"]()
+
+    def stat(self, request: Any) -> Any:
+        found = self._snapshots.stat(request.key)
+        return CLASSES["StatSnapshotResponse"](info=_info(found))
+
+    def update(self, request: Any) -> Any:
+        info = request.info
+        changed = self._snapshots.update(
+            info.name, info.labels, request.update_mask.paths
+        )
+        return CLASSES["UpdateSnapshotResponse"](info=_info(changed))
+
+    def list(self, request: Any) -> Iterator[Any]:
+        found = self._snapshots.find(request.filters)
+        for first in range(0, len(found), _LISTED_AT_ONCE):
+            some = found[first : first + _LISTED_AT_ONCE]
+            yield CLASSES["ListSnapshotsResponse"](info=map(_info, some))
+
+    def usage(self, request: Any) -> Any:
+        return CLASSES["UsageResponse"](size=self._snapshots.usage(request.key))
+
+    def cleanup(self, request: Any) -> Any:
+        self._snapshots.cleanup()
+        return CLASSES["Empty"]()
+
+
+def _mounts(mounts: list[SnapshotMount]) -> list[Any]:
+    return [
+        CLASSES["Mount"](type=one.type, source=one.source, options=one.options)
+        for one in mounts
+    ]
+
+
+def _info(snapshot: Snapshot) -> Any:
+    info = CLASSES["Info"](
+        name=snapshot.name,
+        parent=snapshot.parent,
+        kind=_KINDS[snapshot.kind],
+        labels=snapshot.labels,
+    )
+    info.created_at.FromNanoseconds(snapshot.created_ns)
+    info.updated_at.FromNanoseconds(snapshot.updated_ns)
+    return info
+
+
+@contextmanager
+def _as_status(context: grpc.ServicerContext, what: str) -> Iterator[None]:
+    """Answer errors of this package with a status; others are defects, and logged."""
+    try:
+        yield
+    except RefusedError as error:
+        context.abort(grpc.StatusCode[error.refusal.name], str(error))
+    except UsageError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except BtrfsUblkError as error:
+        log.error("%s: %s", what, error)
+        context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+
+def _unary(name: str, answer: Callable[[Any], Any]) -> Callable[..., Any]:
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        with _as_status(context, name):
+            return answer(request)
+
+    return call
+
+
+def _stream(name: str, answer: Callable[[Any], Iterator[Any]]) -> Callable[..., Any]:
+    def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        with _as_status(context, name):
+            yield from answer(request)
+
+    return call
+
+
+def _handlers(service: _Service) -> grpc.GenericRpcHandler:
+    made = {}
+    for name, (request, response) in messages.CALLS.items():
+        answer = getattr(service, name.lower())
+        codec = {
+            "request_deserializer": CLASSES[request].FromString,
+            "response_serializer": CLASSES[response].SerializeToString,
+        }
+        if name == "List":
+            made[name] = grpc.unary_stream_rpc_method_handler(
+                _stream(name, answer), **codec
+            )
+        else:
+            made[name] = grpc.unary_unary_rpc_method_handler(
+                _unary(name, answer), **codec
+            )
+    return grpc.method_handlers_generic_handler(messages.SERVICE, made)
+
+
+@contextmanager
+def serving(root: StrPath, socket: StrPath) -> Iterator[grpc.Server]:
+    """Answer calls at a socket, which only this user may use, inside the block.
+
+    ``root``: see Snapshots; one process at a time has it. Raises BtrfsUblkError.
+    """
+    path = Path(os.path.abspath(socket))
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise UsageError(
+            f"{path} is too long for a socket: it takes {_MAX_SOCKET_PATH} bytes",
+            hint="choose a directory with a shorter path",
+        )
+    snapshots_root = Path(root)
+    check_root(snapshots_root)
+    try:
+        snapshots_root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot make {root}: {error.strerror}") from error
+    lock = lock_file(snapshots_root / "lock")
+    if lock is None:
+        raise UsageError(
+            f"{root} is served by another process", hint="one at a time: stop that one"
+        )
+    with lock:
+        snapshots = Snapshots(snapshots_root)
+        try:
+            server = _start(_Service(snapshots), path)
+            try:
+                yield server
+            finally:
+                server.stop(_STOP_S).wait()
+                path.unlink(missing_ok=True)
+        finally:
+            snapshots.close()
+
+
+def _start(service: _Service, path: Path) -> grpc.Server:
+    _make_room(path)
+    server = grpc.server(
+        ThreadPoolExecutor(_WORKERS, thread_name_prefix="snapshotter"),
+        handlers=[_handlers(service)],
+    )
+    mask = os.umask(0o177)
+    try:
+        bound = server.add_insecure_port(f"unix:{path}")
+    except RuntimeError:
+        bound = 0
+    finally:
+        os.umask(mask)
+    if not bound:
+        raise BtrfsUblkError(
+            f"cannot listen at {path}",
+            hint="its directory must exist, and be writable",
+        )
+    server.start()
+    return server
+
+
+def _make_room(path: Path) -> None:
+    """Remove the socket that a killed process has left."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(
+            f"{path} exists and is no socket", hint="choose another path, or remove it"
+        )
+    path.unlink(missing_ok=True)

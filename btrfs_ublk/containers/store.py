@@ -1,0 +1,333 @@
+"""Which snapshots there are: rows of an SQLite file, changed in transactions.
+
+It holds names, parents, kinds and labels, and the rules for them, as containerd
+expects them; directories are the business of `snapshots`. Names are what containerd
+calls keys: unique over all kinds.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from btrfs_ublk.containers.filters import lookup_of, parse_filters
+from btrfs_ublk.errors import BtrfsUblkError
+
+_BUSY_TIMEOUT_S = 30.0
+_APPLICATION_ID = 0x62756373  # "bucs"
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE snapshots (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    parent INTEGER REFERENCES snapshots (id),
+    kind TEXT NOT NULL CHECK (kind IN ('view', 'active', 'committed')),
+    created_ns INTEGER NOT NULL,
+    updated_ns INTEGER NOT NULL,
+    labels TEXT NOT NULL,
+    bytes INTEGER
+) STRICT;
+CREATE INDEX children ON snapshots (parent);
+"""
+_COLUMNS = """
+SELECT s.id, s.name, p.name, s.parent, s.kind, s.created_ns, s.updated_ns, s.labels,
+    s.bytes
+FROM snapshots AS s LEFT JOIN snapshots AS p ON p.id = s.parent
+"""
+
+
+class Kind(Enum):
+    VIEW = "view"  # read-only
+    ACTIVE = "active"  # writable, becomes a committed one or is removed
+    COMMITTED = "committed"  # never changes, may be a parent
+
+
+class Refusal(Enum):
+    """Why a call was refused, by the names of gRPC's status codes."""
+
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+
+
+class RefusedError(BtrfsUblkError):
+    """A call that the state of the snapshots does not allow."""
+
+    def __init__(self, refusal: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    id: int  # names its directory
+    name: str
+    parent: str  # "" for none
+    parent_id: int | None
+    kind: Kind
+    created_ns: int  # since 1970
+    updated_ns: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    size_bytes: int | None = None  # of committed ones: what it was charged for then
+
+
+class SnapshotStore:
+    """The file at ``path``, which is made when it is absent. All methods raise
+    RefusedError; they may be called by several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(
+            path,
+            timeout=_BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            self._open(path)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        run = self._connection.execute
+        try:
+            run("PRAGMA journal_mode = WAL")
+            run("PRAGMA synchronous = FULL")
+            run("PRAGMA foreign_keys = ON")
+            (version,) = run("PRAGMA user_version").fetchone()
+            (application,) = run("PRAGMA application_id").fetchone()
+            if version == 0 and application == 0:
+                self._connection.executescript(
+                    f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION_ID};"
+                    f"PRAGMA user_version = {_VERSION}; COMMIT;"
+                )
+                version, application = _VERSION, _APPLICATION_ID
+        except sqlite3.Error as error:
+            raise BtrfsUblkError(
+                f"cannot open {path}: {error}", hint="is its disk full, or read-only?"
+            ) from error
+        if application != _APPLICATION_ID or version != _VERSION:
+            raise BtrfsUblkError(
+                f"{path} is of version {version} of application {application:#x}, this "
+                f"is version {_VERSION} of {_APPLICATION_ID:#x}",
+                hint="was it made by a newer btrfs-ublk? then use that one",
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A transaction, which is durable at the end of the block."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def _row(self, where: str, value: object) -> Snapshot | None:
+        row = self._connection.execute(f"{_COLUMNS} WHERE {where} = ?", (value,))
+        found = row.fetchone()
+        return None if found is None else _snapshot(found)
+
+    def _get(self, name: str) -> Snapshot:
+        found = self._row("s.name", name)
+        if found is None:
+            raise RefusedError(Refusal.NOT_FOUND, f"snapshot {name!r} does not exist")
+        return found
+
+    def get(self, name: str) -> Snapshot:
+        with self._lock:
+            return self._get(name)
+
+    def find(self, filters: Sequence[str] = ()) -> list[Snapshot]:
+        """Return the snapshots that match one of the filters, oldest first. Raises
+        UsageError for a filter that cannot be parsed."""
+        matches = parse_filters(filters)
+        with self._lock:
+            rows = self._connection.execute(f"{_COLUMNS} ORDER BY s.id").fetchall()
+        found = map(_snapshot, rows)
+        return [one for one in found if matches(lookup_of(_fields(one), one.labels))]
+
+    def add(
+        self, name: str, parent: str, kind: Kind, labels: Mapping[str, str]
+    ) -> Snapshot:
+        """Add a view or an active snapshot. Its parent has to be committed."""
+        if not name:
+            raise RefusedError(
+                Refusal.INVALID_ARGUMENT, "a snapshot needs a key that is not empty"
+            )
+        with self._changing():
+            above = None
+            if parent:
+                above = self._get(parent)
+                if above.kind is not Kind.COMMITTED:
+                    raise RefusedError(
+                        Refusal.INVALID_ARGUMENT,
+                        f"parent {parent!r} is {above.kind.value}, not committed",
+                    )
+            self._check_free(name)
+            now = time.time_ns()
+            self._connection.execute(
+                "INSERT INTO snapshots (name, parent, kind, created_ns, updated_ns,"
+                " labels) VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    name,
+                    above.id if above else None,
+                    kind.value,
+                    now,
+                    now,
+                    _encode(labels),
+                ),
+            )
+            return self._get(name)
+
+    def _check_free(self, name: str) -> None:
+        if self._row("s.name", name) is not None:
+            raise RefusedError(
+                Refusal.ALREADY_EXISTS, f"snapshot {name!r} already exists"
+            )
+
+    def check_commit(self, name: str, key: str) -> Snapshot:
+        """Return the active snapshot ``key``, if it may be committed as ``name``."""
+        with self._lock:
+            return self._check_commit(name, key)
+
+    def _check_commit(self, name: str, key: str) -> Snapshot:
+        if not name:
+            raise RefusedError(
+                Refusal.INVALID_ARGUMENT, "a committed snapshot needs a name"
+            )
+        self._check_free(name)
+        found = self._get(key)
+        if found.kind is not Kind.ACTIVE:
+            raise RefusedError(
+                Refusal.FAILED_PRECONDITION,
+                f"snapshot {key!r} is {found.kind.value}: only an active one can be "
+                "committed",
+            )
+        return found
+
+    def commit(
+        self, name: str, key: str, labels: Mapping[str, str], size_bytes: int
+    ) -> None:
+        """Make the active snapshot ``key`` the committed snapshot ``name``."""
+        with self._changing():
+            found = self._check_commit(name, key)
+            now = time.time_ns()
+            self._connection.execute(
+                "UPDATE snapshots SET name = ?, kind = ?, created_ns = ?,"
+                " updated_ns = ?, labels = ?, bytes = ? WHERE id = ?",
+                (
+                    name,
+                    Kind.COMMITTED.value,
+                    now,
+                    now,
+                    _encode(labels),
+                    size_bytes,
+                    found.id,
+                ),
+            )
+
+    def update(
+        self, name: str, labels: Mapping[str, str], paths: Sequence[str]
+    ) -> Snapshot:
+        """Replace the labels that ``paths`` names ("labels.NAME"), or all of them
+        ("labels", or no paths)."""
+        with self._changing():
+            found = self._get(name)
+            changed = dict(found.labels)
+            for path in paths or ["labels"]:
+                if path == "labels":
+                    changed = dict(labels)
+                elif path.startswith("labels."):
+                    label = path.removeprefix("labels.")
+                    if labels.get(label):
+                        changed[label] = labels[label]
+                    else:
+                        changed.pop(label, None)
+                else:
+                    raise RefusedError(
+                        Refusal.INVALID_ARGUMENT,
+                        f"field {path!r} of snapshot {name!r} never changes: only "
+                        "labels do",
+                    )
+            now = time.time_ns()
+            self._connection.execute(
+                "UPDATE snapshots SET labels = ?, updated_ns = ? WHERE id = ?",
+                (_encode(changed), now, found.id),
+            )
+            return replace(found, labels=changed, updated_ns=now)
+
+    def remove(self, name: str) -> Snapshot:
+        """Remove a snapshot that is no parent; return what it was."""
+        with self._changing():
+            found = self._get(name)
+            child = self._row("s.parent", found.id)
+            if child is not None:
+                raise RefusedError(
+                    Refusal.FAILED_PRECONDITION,
+                    f"cannot remove snapshot {name!r}: it is the parent of "
+                    f"{child.name!r}",
+                )
+            self._forget(found.id)
+            return found
+
+    def _forget(self, number: int) -> None:
+        self._connection.execute("DELETE FROM snapshots WHERE id = ?", (number,))
+
+    def forget_lost(self, kept: set[int]) -> list[Snapshot]:
+        """Remove the snapshots whose directories are lost, that is not in ``kept``,
+        and all that stand on them; return them."""
+        with self._changing():
+            rows = self._connection.execute(f"{_COLUMNS} ORDER BY s.id").fetchall()
+            lost: dict[int, Snapshot] = {}
+            for one in map(_snapshot, rows):
+                # A parent is older than its children, so it has the smaller id.
+                if one.id not in kept or one.parent_id in lost:
+                    lost[one.id] = one
+            for number in reversed(lost):
+                self._forget(number)
+            return list(lost.values())
+
+
+def _snapshot(
+    row: tuple[int, str, str | None, int | None, str, int, int, str, int],
+) -> Snapshot:
+    number, name, parent, parent_id, kind, created_ns, updated_ns, labels, size = row
+    return Snapshot(
+        id=number,
+        name=name,
+        parent=parent or "",
+        parent_id=parent_id,
+        kind=Kind(kind),
+        created_ns=created_ns,
+        updated_ns=updated_ns,
+        labels=json.loads(labels),
+        size_bytes=size,
+    )
+
+
+def _encode(labels: Mapping[str, str]) -> str:
+    return json.dumps(dict(labels), sort_keys=True)
+
+
+def _fields(snapshot: Snapshot) -> dict[str, str]:
+    return {
+        "name": snapshot.name,
+        "parent": snapshot.parent,
+        "kind": snapshot.kind.value,
+    }

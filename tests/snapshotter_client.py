@@ -1,0 +1,69 @@
+"""A client of the snapshotter, with containerd's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from btrfs_ublk.containers.messages import CALLS, CLASSES, KIND_NAMES, SERVICE
+
+TIMEOUT_S = 60
+
+
+class Client:
+    """One method for each call that has more than a key."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def call(self, name: str, /, **fields: Any) -> Any:
+        """Make a call with the fields of its request; return the response, or a list
+        of all responses of a stream."""
+        request, response = CALLS[name]
+        codec = {
+            "request_serializer": CLASSES[request].SerializeToString,
+            "response_deserializer": CLASSES[response].FromString,
+        }
+        path = f"/{SERVICE}/{name}"
+        asked = CLASSES[request](snapshotter="btrfs-ublk", **fields)
+        if name == "List":
+            stream = self._channel.unary_stream(path, **codec)
+            return list(stream(asked, timeout=TIMEOUT_S))
+        return self._channel.unary_unary(path, **codec)(asked, timeout=TIMEOUT_S)
+
+    def prepare(
+        self, key: str, parent: str = "", labels: Mapping[str, str] | None = None
+    ) -> Path:
+        """Return the directory that a new active snapshot is mounted from."""
+        made = self.call("Prepare", key=key, parent=parent, labels=labels or {})
+        (mount,) = made.mounts
+        assert mount.type == "bind" and list(mount.options) == ["rbind", "rw"]
+        return Path(mount.source)
+
+    def commit(self, name: str, key: str, **fields: Any) -> None:
+        self.call("Commit", name=name, key=key, **fields)
+
+    def remove(self, key: str) -> None:
+        self.call("Remove", key=key)
+
+    def info(self, key: str) -> Any:
+        return self.call("Stat", key=key).info
+
+    def names(self, *filters: str) -> dict[str, str]:
+        """Return the kinds of all snapshots, by name."""
+        return {
+            info.name: KIND_NAMES[info.kind]
+            for response in self.call("List", filters=filters)
+            for info in response.info
+        }
+
+
+@contextmanager
+def connected(socket: Path) -> Iterator[Client]:
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        grpc.channel_ready_future(channel).result(timeout=TIMEOUT_S)
+        yield Client(channel)

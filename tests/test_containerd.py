@@ -1,0 +1,246 @@
+"""Containers of a real containerd, on our snapshots."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from stopping import ending_with_us, stop
+from waiting import wait_until
+
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.base.process import run
+from btrfs_ublk.errors import CommandError
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.testing.requirements import need
+
+pytestmark = pytest.mark.native
+
+CONTAINERD = Program("containerd", "containerd")
+RUNC = Program("runc", "runc")
+BUSYBOX = Program("busybox", "busybox-static")
+IMAGE = "example.org/test:1"
+NAME = "btrfs-ublk"
+TIMEOUT_S = 120
+
+_CONFIGURATION = """
+version = 2
+root = "{work}/root"
+state = "{work}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{work}/containerd.sock"
+"""
+
+_Entry = tuple[str, bytes | None, int]
+
+
+def layer(entries: Sequence[_Entry]) -> bytes:
+    """A tar of directories (without content) and files."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data, mode in entries:
+            info = tarfile.TarInfo(name)
+            info.mode = mode
+            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            info.size = len(data or b"")
+            tar.addfile(info, io.BytesIO(data or b""))
+    return file.getvalue()
+
+
+def write_image(path: Path, layers: Sequence[bytes]) -> None:
+    """Write an archive of an OCI image layout."""
+    blobs: dict[str, bytes] = {}
+
+    def blob(kind: str, data: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = data
+        media = f"application/vnd.oci.image.{kind}"
+        return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
+
+    described = [blob("layer.v1.tar", data) for data in layers]
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Cmd": ["/bin/sh"]},
+        "rootfs": {"type": "layers", "diff_ids": [one["digest"] for one in described]},
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "config": blob("config.v1+json", json.dumps(config).encode()),
+        "layers": described,
+    }
+    entry = blob("manifest.v1+json", json.dumps(manifest).encode())
+    entry["annotations"] = {"io.containerd.image.name": IMAGE}
+    entry["platform"] = {"architecture": "amd64", "os": "linux"}
+    index = {"schemaVersion": 2, "manifests": [entry]}
+    blobs["index.json"] = json.dumps(index).encode()
+    blobs["oci-layout"] = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
+    with tarfile.open(path, "w") as tar:
+        for name, data in blobs.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+class Host:
+    """A containerd whose snapshotter is ours."""
+
+    def __init__(self, work: Path, root: Path) -> None:
+        self.work = work
+        self.root = root
+        self._pid = 0
+        self._socket = work / "snapshotter.sock"
+
+    @contextmanager
+    def snapshotter(self) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"]
+        serve = ["serve", "--root", self.root, "--socket", self._socket]
+        process = subprocess.Popen(ending_with_us([*command, *serve]))
+        try:
+            wait_until(self._socket.exists, timeout_s=TIMEOUT_S)
+            yield process
+        finally:
+            stop(process)
+
+    @contextmanager
+    def containerd(self) -> Iterator[None]:
+        done = run(
+            [
+                *(sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"),
+                *("config", "--socket", self._socket),
+            ],
+            timeout_s=TIMEOUT_S,
+        )
+        configuration = self.work / "config.toml"
+        configuration.write_text(_CONFIGURATION.format(work=self.work) + done.stdout)
+        # A mount namespace with a /run of its own: what containerd, its shims and ctr
+        # leave there goes with it.
+        script = 'mount -t tmpfs tmpfs /run && exec "$@"'
+        argv = [
+            *("unshare", "--mount", "sh", "-c", script, "sh"),
+            *(CONTAINERD.name, "--config", configuration),
+        ]
+        with (self.work / "log").open("wb") as log:
+            process = subprocess.Popen(ending_with_us(argv), stdout=log, stderr=log)
+        self._pid = process.pid
+        try:
+            wait_until((self.work / "containerd.sock").exists, timeout_s=TIMEOUT_S)
+            yield
+        finally:
+            stop(process)
+
+    def ctr_command(self, *words: str | Path) -> list[str | Path]:
+        """The command line of ctr, which shares files in /run with containerd."""
+        socket = self.work / "containerd.sock"
+        enter = ["nsenter", f"--mount=/proc/{self._pid}/ns/mnt", "--"]
+        return [*enter, "ctr", "--address", socket, *words]
+
+    def ctr(self, *words: str | Path) -> str:
+        return run(self.ctr_command(*words), timeout_s=TIMEOUT_S).stdout
+
+    def answers(self) -> bool:
+        """Whether containerd is connected with the snapshotter."""
+        with suppress(CommandError):
+            self.snapshots()
+            return True
+        return False
+
+    def snapshots(self) -> dict[str, str]:
+        """Return the kinds of all snapshots, by name."""
+        listed = self.ctr("snapshots", "--snapshotter", NAME, "list").splitlines()
+        return {line.split()[0]: line.split()[-1] for line in listed[1:]}
+
+
+@pytest.fixture
+def host(test_root: Path) -> Iterator[Host]:
+    need(CONTAINERD, RUNC, BUSYBOX)
+    with tempdir(parent=test_root) as work, ExitStack() as stack:
+        target = work / "mnt"
+        target.mkdir()
+        image = work / "image"
+        with image.open("wb") as file:
+            file.truncate(1 << 30)
+        run(["mkfs.btrfs", "-q", image], timeout_s=60)
+        device = stack.enter_context(loop_device(image))
+        stack.enter_context(mounted(device.path, target))
+        yield Host(work, target / "root")
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    shell = Path("/bin/busybox").read_bytes()
+    directories = ("bin", "dev", "etc", "proc", "sys", "tmp")
+    base: list[_Entry] = [(name, None, 0o755) for name in directories]
+    base += [
+        ("bin/sh", shell, 0o755),
+        ("etc/name", b"lower\n", 0o644),
+        ("etc/gone", b"lower\n", 0o644),
+    ]
+    upper: list[_Entry] = [("etc/name", b"upper\n", 0o644), ("etc/.wh.gone", b"", 0)]
+    path = tmp_path / "image.tar"
+    write_image(path, [layer(base), layer(upper)])
+    return path
+
+
+def test_a_container_runs_on_a_snapshot(host: Host, image: Path) -> None:
+    with host.snapshotter(), host.containerd():
+        host.ctr("images", "import", "--snapshotter", NAME, image)
+        assert sorted(host.snapshots().values()) == ["Committed", "Committed"]
+        script = "cat /etc/name; echo new > /etc/new; ls /etc"
+        words = host.ctr(
+            *("run", "--rm", "--snapshotter", NAME, IMAGE, "one"),
+            *("/bin/sh", "-c", script),
+        )
+        assert words.split() == ["upper", "name", "new"]
+        assert sorted(host.snapshots().values()) == ["Committed", "Committed"]
+        host.ctr("images", "remove", "--sync", IMAGE)
+        wait_until(lambda: not host.snapshots(), timeout_s=TIMEOUT_S)
+        directory = host.root / "snapshots"
+        wait_until(lambda: not os.listdir(directory), timeout_s=TIMEOUT_S)
+
+
+def test_a_container_survives_its_snapshotter(host: Host, image: Path) -> None:
+    wait = "until [ -e /go ]; do sleep 0.1; done; cat /etc/name"
+    with ExitStack() as stack:
+        with host.snapshotter() as process:
+            stack.enter_context(host.containerd())
+            host.ctr("images", "import", "--snapshotter", NAME, image)
+            container = subprocess.Popen(
+                host.ctr_command(
+                    *("run", "--rm", "--snapshotter", NAME, IMAGE, "one"),
+                    *("/bin/sh", "-c", wait),
+                ),
+                stdout=subprocess.PIPE,
+            )
+            stack.callback(stop, container)
+            wait_until(lambda: "RUNNING" in host.ctr("tasks", "list"), timeout_s=60)
+            process.kill()
+            process.wait(TIMEOUT_S)
+        (host.work / "snapshotter.sock").unlink()
+        (active,) = _active_directories(host.root)
+        with host.snapshotter():
+            # containerd tries again after some seconds.
+            wait_until(host.answers, timeout_s=TIMEOUT_S)
+            (active / "go").touch()
+            words, _ = container.communicate(timeout=TIMEOUT_S)
+            assert (container.returncode, words) == (0, b"upper\n")
+            wait_until(lambda: len(host.snapshots()) == 2, timeout_s=TIMEOUT_S)
+            # containerd forgets a snapshot before it asks for its removal.
+            directory = host.root / "snapshots"
+            wait_until(lambda: len(os.listdir(directory)) == 2, timeout_s=TIMEOUT_S)
+
+
+def _active_directories(root: Path) -> list[Path]:
+    return [path for path in (root / "snapshots").iterdir() if os.access(path, os.W_OK)]

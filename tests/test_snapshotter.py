@@ -1,0 +1,382 @@
+"""The snapshotter, asked as containerd asks it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from snapshotter_client import Client, connected
+from stopping import ending_with_us, stop
+
+from btrfs_ublk.base.process import run
+from btrfs_ublk.containers.filters import lookup_of, parse_filters
+from btrfs_ublk.containers.service import serving
+from btrfs_ublk.containers.snapshots import Snapshots
+from btrfs_ublk.containers.store import SnapshotStore
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.btrfs import create_subvolume
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.temporary import tempdir
+
+MIB = 1 << 20
+KILLS = 8
+native = pytest.mark.native
+
+
+@pytest.fixture
+def btrfs(test_root: Path) -> Iterator[Path]:
+    with tempdir(parent=test_root) as directory:
+        target = directory / "mnt"
+        target.mkdir()
+        image = directory / "image"
+        with image.open("wb") as file:
+            file.truncate(1 << 30)
+        run(["mkfs.btrfs", "-q", image], timeout_s=60)
+        with loop_device(image) as device, mounted(device.path, target) as mount:
+            yield mount.target
+
+
+@pytest.fixture
+def root(btrfs: Path) -> Path:
+    return btrfs / "root"
+
+
+@pytest.fixture
+def client(root: Path) -> Iterator[Client]:
+    socket = root.with_suffix(".sock")
+    with serving(root, socket), connected(socket) as client:
+        yield client
+
+
+def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+@native
+def test_a_layer_upon_a_layer(client: Client, root: Path) -> None:
+    first = client.prepare("first-active", labels={"a": "1"})
+    assert os.stat(first).st_mode & 0o777 == 0o755
+    (first / "file").write_text("first")
+    client.commit("first", "first-active", labels={"b": "2"})
+    second = client.prepare("second", "first", labels={"c": "3"})
+    (second / "file").write_text("second")
+    assert (first / "file").read_text() == "first"
+    with pytest.raises(OSError, match="Read-only"):
+        (first / "other").touch()
+    assert client.names() == {"first": "committed", "second": "active"}
+    assert client.info("first").labels == {"b": "2"}
+    assert client.info("second").parent == "first"
+    assert client.info("second").labels == {"c": "3"}
+    client.remove("second")
+    client.remove("first")
+    assert os.listdir(root / "snapshots") == []
+
+
+@native
+def test_a_view_is_the_committed_subvolume(client: Client, root: Path) -> None:
+    client.prepare("active")
+    client.commit("committed", "active")
+    before = os.listdir(root / "snapshots")
+    (mount,) = client.call("View", key="view", parent="committed").mounts
+    assert mount.options == ["rbind", "ro"]
+    assert client.call("Mounts", key="view").mounts == [mount]
+    assert os.listdir(root / "snapshots") == before
+    client.remove("view")
+    assert os.path.isdir(mount.source)
+    # One of nothing has a directory of its own.
+    (mount,) = client.call("View", key="empty").mounts
+    with pytest.raises(OSError, match="Read-only"):
+        (Path(mount.source) / "file").touch()
+
+
+@native
+def test_what_is_refused(client: Client) -> None:
+    client.prepare("base")
+    client.commit("bottom", "base")
+    client.prepare("active", "bottom")
+    client.call("View", key="view", parent="bottom")
+    code = grpc.StatusCode
+    expected = {
+        code.NOT_FOUND: [
+            lambda: client.info("absent"),
+            lambda: client.prepare("new", "absent"),
+            lambda: client.commit("new", "absent"),
+            lambda: client.remove("absent"),
+            lambda: client.call("Mounts", key="absent"),
+            lambda: client.call("Usage", key="absent"),
+            lambda: client.call("Update", info={"name": "absent"}),
+        ],
+        code.ALREADY_EXISTS: [
+            lambda: client.prepare("active", "bottom"),
+            lambda: client.call("View", key="active", parent="bottom"),
+            lambda: client.prepare("bottom"),
+            lambda: client.commit("bottom", "active"),
+        ],
+        code.FAILED_PRECONDITION: [
+            lambda: client.commit("new", "view"),
+            lambda: client.remove("bottom"),
+            lambda: client.call("Mounts", key="bottom"),
+        ],
+        code.INVALID_ARGUMENT: [
+            lambda: client.prepare("new", "active"),
+            lambda: client.prepare(""),
+            lambda: client.commit("", "active"),
+            lambda: client.commit("new", "active", parent="other"),
+            lambda: client.names("kind=active"),
+            lambda: client.call(
+                "Update", info={"name": "active"}, update_mask={"paths": ["parent"]}
+            ),
+        ],
+    }
+    before = client.names()
+    for status, calls in expected.items():
+        for call in calls:
+            assert refused(call)[0] == status
+    assert client.names() == before
+    text = refused(lambda: client.remove("bottom"))[1]
+    assert "cannot remove snapshot 'bottom': it is the parent of 'active'" == text
+
+
+@native
+def test_labels_change_one_by_one_or_all(client: Client) -> None:
+    client.prepare("one", labels={"a.b": "1", "keep": "2"})
+    created = client.info("one").created_at
+
+    def update(labels: dict[str, str], *paths: str) -> dict[str, str]:
+        info = {"name": "one", "labels": labels, "parent": "ignored"}
+        changed = client.call("Update", info=info, update_mask={"paths": paths}).info
+        assert changed == client.info("one")
+        assert changed.created_at == created and changed.parent == ""
+        return dict(changed.labels)
+
+    assert update({"a.b": "3", "x": "4"}, "labels.a.b") == {"a.b": "3", "keep": "2"}
+    assert update({}, "labels.keep") == {"a.b": "3"}
+    assert update({"x": "5"}, "labels") == {"x": "5"}
+    assert update({"y": "6"}) == {"y": "6"}
+
+
+@native
+def test_what_a_snapshot_has_written_is_its_size(client: Client) -> None:
+    first = client.prepare("a")
+    (first / "file").write_bytes(os.urandom(3 * MIB))
+    client.commit("first", "a")
+    second = client.prepare("b", "first")
+    (second / "more").write_bytes(os.urandom(MIB))
+    client.commit("second", "b")
+    client.call("View", key="view", parent="second")
+    sizes = [client.call("Usage", key=k).size for k in ("first", "second", "view")]
+    assert [size // MIB for size in sizes] == [3, 1, 0]
+
+
+@native
+def test_many_are_listed(client: Client) -> None:
+    for number in range(130):
+        client.prepare(f"{number}", labels={"even": str(number % 2 == 0)})
+    assert len(client.names()) == 130
+    assert len(client.names("labels.even==True", "name==1")) == 66
+
+
+@native
+def test_a_subvolume_of_a_container_goes_with_it(client: Client, root: Path) -> None:
+    path = client.prepare("active")
+    inner = create_subvolume(path, "inner")
+    (inner / "file").touch()
+    (path / "directory").mkdir()
+    create_subvolume(create_subvolume(path / "directory", "one"), "two")
+    client.commit("committed", "active")
+    client.remove("committed")
+    assert os.listdir(root / "snapshots") == []
+
+
+@native
+def test_one_process_has_a_root(client: Client, root: Path) -> None:
+    with pytest.raises(UsageError, match="is served by another process"):
+        with serving(root, root.with_suffix(".other")):
+            pass
+
+
+@native
+def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
+    snapshots = Snapshots(root)
+    snapshots.prepare("kept", "", {})
+    snapshots.prepare("lost", "", {})
+    snapshots.commit("lower", "lost", {})
+    snapshots.prepare("upper", "lower", {})
+    snapshots.view("shown", "lower", {})
+    lower = snapshots.stat("lower").id
+    kept = snapshots.stat("kept").id
+    snapshots.close()
+    directory = root / "snapshots"
+    create_subvolume(directory, "99")
+    run(["btrfs", "subvolume", "delete", directory / f"{lower}"], timeout_s=60)
+    # As a commit leaves it, when it is killed before its row is written.
+    run(["btrfs", "property", "set", directory / f"{kept}", "ro", "true"], timeout_s=60)
+    snapshots = Snapshots(root)
+    assert [one.name for one in snapshots.find()] == ["kept"]
+    assert os.listdir(directory) == [f"{kept}"]
+    (directory / f"{kept}" / "file").touch()
+    snapshots.close()
+
+
+@native
+def test_a_kill_leaves_nothing_half_made(root: Path) -> None:
+    """Whatever a killed process was doing, each snapshot has its directory after the
+    next start, and each directory its snapshot; committed ones have what they had."""
+    socket = root.with_suffix(".sock")
+    committed: set[str] = set()
+    gone = threading.Event()
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+
+    def work(client: Client, number: int) -> None:
+        for turn in itertools.count():
+            key = f"{number}-{turn}"
+            try:
+                path = client.prepare(f"{key}-active")
+                (path / "file").write_text(key)
+                client.commit(key, f"{key}-active")
+                committed.add(key)
+                client.prepare(f"{key}-upper", key)
+                client.remove(f"{key}-upper")
+            except (grpc.RpcError, OSError):
+                assert gone.wait(60)
+                return
+
+    for number in range(KILLS):
+        gone.clear()
+        command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "serve"]
+        process = subprocess.Popen(
+            ending_with_us([*command, "--root", root, "--socket", socket])
+        )
+        try:
+            with connected(socket) as client:
+                names = client.names()
+                for key in committed:
+                    assert names[key] == "committed"
+                directories = os.listdir(root / "snapshots")
+                assert len(directories) == len(names)
+                worker = threading.Thread(target=work, args=(client, number))
+                worker.start()
+                while not any(key.startswith(f"{number}-") for key in set(committed)):
+                    assert worker.is_alive()
+                threading.Event().wait(moments.uniform(0, 0.2))
+                process.kill()
+                process.wait(60)
+                gone.set()
+                worker.join(60)
+                assert not worker.is_alive()
+        finally:
+            gone.set()
+            stop(process)
+    snapshots = Snapshots(root)
+    for key in committed:
+        path = root / "snapshots" / str(snapshots.stat(key).id) / "file"
+        assert path.read_text() == key
+    snapshots.close()
+
+
+@native
+def test_a_term_ends_it_cleanly(root: Path) -> None:
+    socket = root.with_suffix(".sock")
+    command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "serve"]
+    process = subprocess.Popen(
+        ending_with_us([*command, "--root", root, "--socket", socket]),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with connected(socket) as client:
+            client.prepare("one")
+        process.terminate()
+        _, words = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert b"Traceback" not in words
+        assert not socket.exists()
+    finally:
+        stop(process)
+
+
+def test_a_root_on_no_btrfs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is on no btrfs"):
+        Snapshots(tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_socket_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too long for a socket"):
+        with serving(tmp_path, tmp_path / ("x" * 120)):
+            pass
+
+
+def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "snapshots.db"
+    SnapshotStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(BtrfsUblkError, match="is of version 2"):
+        SnapshotStore(path)
+
+
+FIELDS = {"name": "n/1", "parent": "", "kind": "active"}
+LABELS = {"a": "1", "containerd.io/gc.root": "yes, it is", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("kind==active", True),
+        ("kind!=active", False),
+        ("kind==view", False),
+        ('parent==""', True),
+        ('parent!=""', False),
+        ('name=="n/1"', True),
+        ("name==n/1,kind==active", True),
+        ("name==n/1,kind==view", False),
+        ("labels.a", True),
+        ("labels.b", False),
+        ("labels.b!=1", True),
+        ("labels.empty", True),
+        ('labels."containerd.io/gc.root"=="yes, it is"', True),
+        ('labels."containerd.io/gc.root"~=^yes', True),
+        ('labels."containerd.io/gc.root"~=|s, .*is$|', True),
+        ("labels.a~=/[02]/", False),
+        (r'name=="n\u002f1"', True),
+        ("other==x", False),
+        ("other", False),
+    ],
+)
+def test_filters(text: str, matches: bool) -> None:
+    assert parse_filters([text])(lookup_of(FIELDS, LABELS)) is matches
+    assert parse_filters([text, "kind==active"])(lookup_of(FIELDS, LABELS))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected the name of a field at character 1"),
+        ("kind==", "expected a value at character 7"),
+        ("kind=active", "expected a comma, or the end at character 5"),
+        ("kind==active,", "expected the name of a field at character 14"),
+        ('labels."a', "expected the name of a field at character 8"),
+        (r'name=="\x"', "expected a text that can be unquoted"),
+        ('name~="("', "is no regular expression"),
+    ],
+)
+def test_wrong_filters(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_filters([text])
+    assert words in str(caught.value)
