@@ -23,7 +23,7 @@ from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import exact_size, format_size
+from btrfs_ublk.units import exact_size, format_size, parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -79,6 +79,95 @@ def command() -> None:
     stay in a registry, or in a directory, until they are read. The kernel checks each
     block. It is beside the ordinary image that it was made of, under one name.
     """
+
+
+@command.command()
+@click.argument("source")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=PathType(),
+    help="The OCI image layout, a directory; it is made if missing.",
+)
+@click.option("--tag", help="Its name in the layout.  [the source's, else latest]")
+@click.option(
+    "--platform",
+    metavar="OS/ARCHITECTURE",
+    help="Which image of an index.  [this machine's]",
+)
+@click.option(
+    "--compression",
+    metavar="NAME:LEVEL",
+    help="Of the data, which the kernel decompresses: none, or zstd:1 to zstd:19."
+    "  [zstd:9]",
+)
+@click.option(
+    "--max-inline",
+    metavar="SIZE",
+    help="Smaller files are in the metadata.  [2K]",
+)
+@click.option(
+    "--unit",
+    default="256K",
+    metavar="SIZE",
+    help="What is verified, and fetched, at once: a power of two from 4K to 1M.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Threads that compress.  [as many as CPUs]",
+)
+@_registry_options
+@json_option
+def build(
+    source: str,
+    output: Path,
+    tag: str | None,
+    platform: str | None,
+    compression: str | None,
+    max_inline: str | None,
+    unit: str,
+    threads: int | None,
+    docker_config: Path | None,
+    ca_file: Path | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    """Make a sealed image, in an OCI image layout.
+
+    SOURCE is a directory, a tar, oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG. Of an
+    image, each layer becomes a read-only subvolume. The layout has the ordinary image
+    as well, so that `image push` makes one name for all clients.
+    """
+    options = images.BuildOptions(
+        compression=compression,
+        max_inline=(
+            None if max_inline is None else parse_size(max_inline, what="--max-inline")
+        ),
+        threads=threads,
+        unit_bytes=parse_size(unit, what="--unit"),
+    )
+    with progress(f"make an image of {source}") as task:
+        made = images.build_image(
+            images.parse_source(source),
+            output.absolute(),
+            options,
+            tag=tag,
+            platform=platform,
+            access=images.RegistryAccess(docker_config, ca_file, insecure),
+            say=task.say,
+        )
+    if as_json:
+        click.echo(json.dumps(made.to_dict()))
+        return
+    click.echo(made.name)
+    click.echo(
+        f"{format_size(made.metadata_bytes)} of metadata, packed in "
+        f"{format_size(made.pack_bytes)}; {format_size(made.data_bytes)} of data",
+        err=True,
+    )
 
 
 @command.command()
