@@ -15,17 +15,6 @@ LAYERS = [
     {"tools", "bench", "tests"},
 ]
 
-#: What fetching is made of still includes each other. The path of a miss is to be
-#: rebuilt, and these go with it; until then, no other unit may join them.
-FETCH_CORE = {
-    "lazy/breaker",
-    "lazy/event",
-    "lazy/fetcher",
-    "lazy/prefetch",
-    "lazy/unit",
-    "lazy/worker_pool",
-}
-
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -85,28 +74,7 @@ def test_includes_go_downwards() -> None:
 
 
 def test_includes_form_no_circle() -> None:
-    graph = includes()
-    for unit in FETCH_CORE:
-        graph[unit] -= FETCH_CORE
-    assert circles(graph) == []
-
-
-def test_the_exception_is_still_one() -> None:
-    """Once they are layers, they leave the list."""
-    graph = includes()
-    core = {unit: graph[unit] & FETCH_CORE for unit in FETCH_CORE}
-    assert {unit for unit in core if _reaches(core, unit, unit)} == FETCH_CORE
-
-
-def _reaches(graph: dict[str, set[str]], start: str, wanted: str) -> bool:
-    seen: set[str] = set()
-    waiting = list(graph[start])
-    while waiting:
-        unit = waiting.pop()
-        if unit not in seen:
-            seen.add(unit)
-            waiting += graph[unit]
-    return wanted in seen
+    assert circles(includes()) == []
 
 
 def test_a_circle_is_named() -> None:

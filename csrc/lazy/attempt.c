@@ -9,10 +9,8 @@
 
 #include "base/relaxed.h"
 #include "base/utf8.h"
-#include "lazy/breaker.h"
-#include "lazy/latency.h"
+#include "lazy/core.h"
 #include "lazy/layout.h"
-#include "lazy/unit.h"
 
 enum {
 	/*
@@ -43,8 +41,22 @@ enum {
 	CACHE_PAUSE_MS = 100,
 };
 
-/* Has all mirrors be asked again. */
-static void forget_attempts(struct unit *unit)
+static void log_unit(const struct unit *unit, const char *name, const struct mirror *mirror,
+		     const char *reason, const char *text)
+{
+	const struct event event = {
+		.name = name,
+		.source = unit->source,
+		.unit = &unit->number,
+		.mirror = mirror,
+		.host = mirror && mirror->host ? mirror->host->name : NULL,
+		.reason = reason,
+	};
+
+	event_log(&event, "%s", text);
+}
+
+void unit_forget_attempts(struct unit *unit)
 {
 	unit->out = 0;
 	memset(unit->tries, 0, sizeof(unit->tries));
@@ -53,18 +65,23 @@ static void forget_attempts(struct unit *unit)
 	unit->waited = false;
 }
 
-/*
- * Fails readers that have a deadline. Those without one go on waiting, as if the unit had not been
- * tried.
- */
+/* Readers without a deadline go on waiting, as if the unit had not been tried. */
 static void give_up(struct unit *unit, uint64_t now_ns, const char *why)
 {
-	event_log(unit->fetcher, &(struct event){ .name = "given_up", .unit = unit }, "%s", why);
-	forget_attempts(unit);
-	if (unit_fail_waiters(unit, -EIO))
+	log_unit(unit, "given_up", NULL, NULL, why);
+	if (unit_fail(unit, -EIO))
 		unit_rest(unit, now_ns + BACK_OFF_LAST_MS * NS_PER_MS);
-	else
-		unit_end(unit);
+}
+
+/* Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. */
+static bool is_tried_again(const struct unit *unit)
+{
+	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
+	     link = link->next) {
+		if (container_of(link, struct subscription, link)->ops->rounds > unit->rounds)
+			return true;
+	}
+	return false;
 }
 
 static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror,
@@ -88,7 +105,7 @@ static void watch(struct unit *unit, uint64_t at_ns)
 {
 	unit->progress = unit->fetch.progress;
 	unit->timer.expire = look_for_progress;
-	timer_set(&unit->fetcher->timers, &unit->timer, at_ns);
+	timer_set(&unit->core->timers, &unit->timer, at_ns);
 }
 
 /* How long an attempt may be silent when its readers wait until `deadline_ns` (0: nobody waits). */
@@ -125,7 +142,9 @@ void unit_joined(struct unit *unit, uint64_t deadline_ns)
 	bool watched = timer_is_set(&unit->timer) && unit->timer.expire == look_for_progress;
 	uint64_t now_ns, at_ns;
 
-	if (unit->state != UNIT_FETCHING || !unit->fetch.mirror->ops->cancel)
+	/* In the queue of completions, it is over. */
+	if (unit->state != UNIT_FETCHING || link_is_in_list(&unit->news.link) ||
+	    !unit->fetch.mirror->ops->cancel)
 		return;
 	/* An attempt that began for a reader with no more time than this ends in time by itself. */
 	if (!watched && unit->fetch.deadline_ns <= deadline_ns)
@@ -136,28 +155,14 @@ void unit_joined(struct unit *unit, uint64_t deadline_ns)
 	 * For the first reader, silence before it came does not count: the response may be about to
 	 * arrive.
 	 */
-	if (!watched || list_is_empty(&unit->waiters) || at_ns < unit->timer.at_ns)
+	if (!watched || !unit_reader(unit) || at_ns < unit->timer.at_ns)
 		watch(unit, at_ns);
-}
-
-void unit_demanded(struct unit *unit)
-{
-	if (unit->state == UNIT_FETCHING && unit->fetch.mirror->breaker)
-		unit->fetch.mirror->breaker->prefetching--;
-}
-
-static void end_attempt(struct unit *unit)
-{
-	struct breaker *breaker = unit->fetch.mirror->breaker;
-
-	timer_clear(&unit->timer);
-	if (breaker && !unit->demanded)
-		breaker->prefetching--;
 }
 
 static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 {
-	struct fetch_counts *counts = &unit->fetcher->counts;
+	struct fetch_counts *counts = &unit->core->counts;
+	struct unit_extent extent = unit_extent(unit->source, unit->number);
 
 	unit->tries[mirror->index]++;
 	unit->began_ns = now_ns;
@@ -165,25 +170,25 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	relaxed_add(&counts->attempts, 1);
 	if (unit->rounds)
 		relaxed_add(&counts->retries, 1);
-	if (mirror->breaker) {
-		breaker_begin(mirror->breaker, now_ns);
-		mirror->breaker->prefetching += !unit->demanded;
+	if (mirror->host) {
+		host_begin(mirror->host, now_ns);
+		mirror->host->prefetching += unit->urgency != URGENCY_DEMAND;
 	}
 	unit->fetch = (struct fetch){
-		.fetcher = unit->fetcher,
+		.fetcher = unit->core->fetcher,
 		.mirror = mirror,
-		.offset = unit_extent(unit->source, unit->number).offset,
-		.length = unit->length,
+		.offset = extent.offset,
+		.length = extent.length,
 		.data = unit->data,
 		.deadline_ns = attempt_deadline_ns(unit, mirror, now_ns),
 		.fresh = unit->cut && unit->tries[mirror->index] > 1,
 	};
-	unit_set_state(unit, UNIT_FETCHING);
-	if (list_is_empty(&unit->waiters) && mirror->ops->cancel) {
+	unit_set(unit, UNIT_FETCHING);
+	if (!unit_reader(unit) && mirror->ops->cancel) {
 		watch(unit, now_ns + silence_ns(0, now_ns));
 	} else if (mirror->ops->blocking) {
 		unit->timer.expire = attempt_is_late;
-		timer_set(&unit->fetcher->timers, &unit->timer, unit->fetch.deadline_ns);
+		timer_set(&unit->core->timers, &unit->timer, unit->fetch.deadline_ns);
 	}
 	unit_expect(unit);
 	mirror->ops->fetch(&unit->fetch);
@@ -194,41 +199,64 @@ static void rest_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 	const struct source *source = unit->source;
 
 	for (unsigned i = 0; i < source->mirror_count; i++) {
-		const struct breaker *breaker = source->mirrors[i].breaker;
+		const struct host *host = source->mirrors[i].host;
 
-		if (breaker && breaker_ask(breaker, now_ns) == BREAKER_OPEN)
+		if (host && host_ask(host, now_ns) == BREAKER_OPEN)
 			unit->waited = true;
 	}
-	if (list_is_empty(&unit->waiters) && !prefetch_tries_again(unit)) {
-		unit_end(unit);
-		return;
-	}
-	unit_rest(unit, at_ns);
+	if (is_tried_again(unit))
+		unit_rest(unit, at_ns);
+	else
+		unit_fail(unit, -EIO);
 }
 
 /* The cache may have a unit that no mirror has: one of its look-ups goes on. */
 static void rest_for_cache(struct unit *unit, uint64_t now_ns)
 {
 	if (now_ns - unit->began_ns > BACK_OFF_LAST_MS * NS_PER_MS)
-		forget_attempts(unit);
+		unit_forget_attempts(unit);
 	rest_for_mirrors(unit, now_ns, now_ns + CACHE_PAUSE_MS * NS_PER_MS);
 }
 
-void unit_fetch(struct unit *unit)
+/* No mirror can be asked before `at_ns`; UINT64_MAX: none ever. */
+static void wait_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
+{
+	if (at_ns != UINT64_MAX)
+		rest_for_mirrors(unit, now_ns, at_ns);
+	else if (unit->core->cache_is_late)
+		rest_for_cache(unit, now_ns);
+	else
+		give_up(unit, now_ns, "no mirror is left to ask");
+}
+
+/* Where a unit waits for that mirror; NULL: it rests or fails when it is its turn. */
+static struct host *host_of(struct core *core, const struct mirror *mirror)
+{
+	return mirror && mirror->host ? mirror->host : &core->nowhere;
+}
+
+void unit_choose(struct unit *unit, bool first)
+{
+	uint64_t unused;
+	const struct mirror *mirror = mirror_choose(unit, clock_now_ns(), &unused);
+
+	unit_queue(unit, host_of(unit->core, mirror), first);
+}
+
+void unit_begin(struct unit *unit)
 {
 	uint64_t now_ns = clock_now_ns(), at_ns;
+	/* What is known of mirrors may have changed while it waited. */
 	struct mirror *mirror = mirror_choose(unit, now_ns, &at_ns);
+	struct host *host = host_of(unit->core, mirror);
 
-	if (mirror && mirror_is_full(unit, mirror))
-		unit_queue(unit);
-	else if (mirror)
+	list_remove(&unit->in_queue);
+	if (!mirror)
+		wait_for_mirrors(unit, now_ns, at_ns);
+	else if (host != unit->host)
+		unit_queue(unit, host, true);
+	else if (unit_allocate(unit))
 		begin(unit, mirror, now_ns);
-	else if (at_ns == UINT64_MAX && unit->fetcher->cache_is_late)
-		rest_for_cache(unit, now_ns);
-	else if (at_ns == UINT64_MAX)
-		give_up(unit, now_ns, "no mirror is left to ask");
-	else
-		rest_for_mirrors(unit, now_ns, at_ns);
 }
 
 static uint64_t back_off_ns(const struct unit *unit)
@@ -250,24 +278,28 @@ static void retry(struct unit *unit)
 	const struct mirror *mirror = unit->fetch.mirror;
 	uint64_t at_ns = clock_now_ns();
 
-	if (list_is_empty(&unit->waiters) && !prefetch_tries_again(unit)) {
-		unit_end(unit);
+	if (!is_tried_again(unit)) {
+		unit_fail(unit, -EIO);
 		return;
 	}
 	if (!mirrors_go_on(unit, unit->tries[mirror->index], at_ns))
 		at_ns += back_off_ns(unit);
 	unit->rounds++;
-	/*
-	 * Rest even if that is now: a fetch that fails at once must not call this function
-	 * recursively.
-	 */
 	unit_rest(unit, at_ns);
 }
 
-static void count_bad(struct mirror *mirror)
+/* Has the units that wait for it choose again, where it is worse than it was. */
+static void is_worse(const struct unit *unit, const struct mirror *mirror)
 {
-	mirror->bad_in_a_row++;
+	if (mirror->host)
+		units_choose_again(unit->core, mirror->host);
+}
+
+static void count_bad(const struct unit *unit, struct mirror *mirror)
+{
 	mirror->recent_ns = clock_now_ns();
+	if (++mirror->bad_in_a_row == UNHEALTHY_FAILURES)
+		is_worse(unit, mirror);
 }
 
 /*
@@ -276,32 +308,36 @@ static void count_bad(struct mirror *mirror)
  */
 static void count_wrong(struct unit *unit, struct mirror *mirror)
 {
-	count_bad(mirror);
+	count_bad(unit, mirror);
 	if (++unit->wrong[mirror->index] >= WRONG_ANSWERS_MAX)
 		unit->out |= (uint16_t)(1u << mirror->index);
 }
 
 static void set_changed(struct unit *unit, struct mirror *mirror, const char *why)
 {
-	const struct fetcher_options *options = &unit->fetcher->options;
+	const struct core_options *options = &unit->core->options;
 
-	if (!mirror->changed_until_ns)
+	if (!mirror->changed_until_ns) {
 		event_log(
-			unit->fetcher,
 			&(struct event){ .name = "mirror_changed",
 					 .source = unit->source,
-					 .mirror = mirror },
+					 .mirror = mirror,
+					 .host = mirror->host ? mirror->host->name : NULL },
 			"it is not asked for a while, because its object is not the pinned one: %s",
 			why);
+		is_worse(unit, mirror);
+	}
 	mirror->changed_until_ns = clock_now_ns() + (options->changed_ms ?: CHANGED_MS) * NS_PER_MS;
 }
 
-static void avoid(struct mirror *mirror, uint32_t wait_ms, uint64_t now_ns)
+static void avoid(struct unit *unit, struct mirror *mirror, uint32_t wait_ms, uint64_t now_ns)
 {
 	if (wait_ms < BUSY_MIN_MS)
 		wait_ms = BUSY_MIN_MS;
 	if (wait_ms > BUSY_MAX_MS)
 		wait_ms = BUSY_MAX_MS;
+	if (mirror->avoid_until_ns <= now_ns)
+		is_worse(unit, mirror);
 	mirror->avoid_until_ns = now_ns + wait_ms * NS_PER_MS;
 }
 
@@ -309,26 +345,26 @@ static void handle_failure(struct unit *unit)
 {
 	struct fetch *fetch = &unit->fetch;
 	struct mirror *mirror = fetch->mirror;
-	struct breaker *breaker = mirror->breaker;
+	struct host *host = mirror->host;
 	uint64_t now_ns = clock_now_ns();
 
-	relaxed_add(&unit->fetcher->counts.failures[fetch->failure], 1);
-	if (breaker && fetch->failure == FETCH_TRANSIENT)
-		breaker_failed(breaker, now_ns);
-	else if (breaker)
-		breaker_ended(breaker);
+	relaxed_add(&unit->core->counts.failures[fetch->failure], 1);
+	if (host && fetch->failure != FETCH_TRANSIENT)
+		host_ended(host);
+	else if (host && host_failed(host, now_ns))
+		is_worse(unit, mirror);
 	switch (fetch->failure) {
 	case FETCH_TRANSIENT:
 		break;
 	case FETCH_BUSY:
-		avoid(mirror, fetch->retry_after_ms, now_ns);
+		avoid(unit, mirror, fetch->retry_after_ms, now_ns);
 		break;
 	case FETCH_NO_LOGIN:
-		count_bad(mirror);
+		count_bad(unit, mirror);
 		break;
 	case FETCH_DENIED:
 	case FETCH_GONE:
-		count_bad(mirror);
+		count_bad(unit, mirror);
 		unit->out |= (uint16_t)(1u << mirror->index);
 		break;
 	case FETCH_CHANGED:
@@ -340,42 +376,61 @@ static void handle_failure(struct unit *unit)
 	}
 }
 
+/* NB: from here on, nobody cancels it: its kind has no data of it any more. */
 void fetch_done(struct fetch *fetch)
 {
 	struct unit *unit = container_of(fetch, struct unit, fetch);
-	struct fetcher *fetcher = unit->fetcher;
 
 	if (fetch->coded) {
 		coded_arrived(fetch);
 		return;
 	}
-	end_attempt(unit);
+	timer_clear(&unit->timer);
+	unit->data = fetch->data; /* a kind may have put its own there */
+	completion_put(unit->core, &unit->news);
+}
+
+static void drop_identity(struct unit *unit)
+{
+	free(unit->fetch.identity);
+	unit->fetch.identity = NULL;
+}
+
+static void fetch_succeeded(struct unit *unit)
+{
+	const struct mirror *mirror = unit->fetch.mirror;
+	struct fetch_counts *counts = &unit->core->counts;
+
+	relaxed_add(&counts->units_fetched, 1);
+	relaxed_add(&counts->bytes_fetched, unit->length);
+	if (mirror->host)
+		host_succeeded(mirror->host, unit->length);
+	if (mirror->latency)
+		histogram_add(&mirror->latency->histogram, clock_now_ns() - unit->began_ns, 1);
+	unit_verify(unit);
+}
+
+void unit_attempt_over(struct unit *unit)
+{
+	struct fetch *fetch = &unit->fetch;
+	struct host *host = fetch->mirror->host;
+
+	if (host) {
+		host->prefetching -= unit->urgency != URGENCY_DEMAND;
+		host_is_ready(unit->core, host);
+	}
 	unit->cut |= fetch->cut;
 	if (!fetch->result) {
-		unit->data = fetch->data;
-		relaxed_add(&fetcher->counts.units_fetched, 1);
-		relaxed_add(&fetcher->counts.bytes_fetched, fetch->length);
-		if (fetch->mirror->breaker)
-			breaker_succeeded(fetch->mirror->breaker, fetch->length);
-		if (fetch->mirror->latency)
-			histogram_add(&fetch->mirror->latency->histogram,
-				      clock_now_ns() - unit->began_ns, 1);
-		unit_verify(unit);
-		units_admit(fetcher); /* its host can take another one */
+		fetch_succeeded(unit);
 		return;
 	}
-	free(fetch->identity);
-	fetch->identity = NULL;
-	if (fetcher->ending) {
-		unit_end(unit);
+	drop_identity(unit);
+	if (unit->core->ending) {
+		unit_set(unit, UNIT_WANTED);
 		return;
 	}
-	event_log(fetcher,
-		  &(struct event){ .name = "fetch_failed",
-				   .unit = unit,
-				   .mirror = fetch->mirror,
-				   .reason = fetch_failure_name(fetch->failure) },
-		  "%s", *fetch->error.text ? fetch->error.text : strerror(-fetch->result));
+	log_unit(unit, "fetch_failed", fetch->mirror, fetch_failure_name(fetch->failure),
+		 *fetch->error.text ? fetch->error.text : strerror(-fetch->result));
 	handle_failure(unit);
 	retry(unit);
 }
@@ -383,24 +438,20 @@ void fetch_done(struct fetch *fetch)
 void unit_refuse(struct unit *unit)
 {
 	struct mirror *mirror = unit->fetch.mirror;
-	struct fetch_counts *counts = &unit->fetcher->counts;
+	struct fetch_counts *counts = &unit->core->counts;
 	int err = unit->check.err;
 
-	free(unit->fetch.identity);
-	unit->fetch.identity = NULL;
+	drop_identity(unit);
 	if (err == -EBADMSG) {
 		relaxed_add(&counts->wrong_digests, 1);
 		count_wrong(unit, mirror);
-		event_log(unit->fetcher,
-			  &(struct event){ .name = "wrong_digest", .unit = unit, .mirror = mirror },
-			  "wrong content (SHA-256)");
+		log_unit(unit, "wrong_digest", mirror, NULL, "wrong content (SHA-256)");
 	} else if (err == -ESTALE) {
 		relaxed_add(&counts->failures[FETCH_CHANGED], 1);
 		set_changed(unit, mirror, "another one was pinned at the same time");
 	} else {
 		relaxed_add(&counts->local_failures, 1);
-		event_log(unit->fetcher, &(struct event){ .name = "not_checked", .unit = unit },
-			  "%s", strerror(-err));
+		log_unit(unit, "not_checked", NULL, NULL, strerror(-err));
 		/*
 		 * Fetching it again would not free space on the map's disk, so readers with a
 		 * deadline get the error now. A lack of memory may be over in a moment.
@@ -417,7 +468,7 @@ void unit_accept(struct unit *unit)
 {
 	struct fetch *fetch = &unit->fetch;
 	struct mirror *mirror = fetch->mirror;
-	struct fetch_counts *counts = &unit->fetcher->counts;
+	struct fetch_counts *counts = &unit->core->counts;
 
 	if (fetch->identity && mirror->identity && strcmp(fetch->identity, mirror->identity) != 0) {
 		unit->check.err = -ESTALE;
@@ -437,9 +488,9 @@ void unit_accept(struct unit *unit)
 		relaxed_add(&counts->units_verified, 1);
 	if (unit->check.pinned)
 		relaxed_add(&counts->units_pinned, 1);
-	if (!unit->demanded)
+	if (unit->urgency != URGENCY_DEMAND)
 		relaxed_add(&counts->units_prefetched, 1);
-	unit_ready(unit, true);
+	unit_right(unit, false);
 }
 
 void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)

@@ -11,8 +11,8 @@
 #include "base/fileio.h"
 #include "base/relaxed.h"
 #include "lazy/cache.h"
+#include "lazy/core.h"
 #include "lazy/layout.h"
-#include "lazy/unit.h"
 
 enum {
 	LOOK_UP_MS = 200, /* how long a unit waits for a look-up */
@@ -26,7 +26,7 @@ enum {
 /* It has memory of its own, because the unit may go on without it. */
 struct look_up {
 	struct pool_job job;
-	struct fetcher *fetcher;
+	struct core *core;
 	struct unit *unit; /* NULL: the unit does not wait any more */
 	struct source *source;
 	uint64_t number;
@@ -40,14 +40,15 @@ static bool may_open(const struct source *source)
 	return cache_object_of(source) || clock_now_ns() >= source->cache_retry_ns;
 }
 
-static void note_error(struct fetcher *fetcher, const struct event *event, struct source *source,
-		       int err)
+static void note_error(struct core *core, struct source *source, const uint64_t *unit, int err)
 {
-	relaxed_add(&fetcher->counts.store_failures, 1);
-	disk_note(fetcher, DISK_OF_CACHE, err);
+	const struct event event = { .name = "not_cached", .source = source, .unit = unit };
+
+	relaxed_add(&core->counts.store_failures, 1);
+	disk_note(core, DISK_OF_CACHE, err);
 	if (!cache_object_of(source))
 		source->cache_retry_ns = clock_now_ns() + RETRY_S * NS_PER_S;
-	event_log(fetcher, event, "%s", strerror(-err));
+	event_log(&event, "%s", strerror(-err));
 }
 
 static void work_look_up(struct pool_job *job)
@@ -58,7 +59,7 @@ static void work_look_up(struct pool_job *job)
 	struct cache_lookup seen;
 	int err;
 
-	look_up->err = cache_object_open(look_up->fetcher->cache, look_up->source, &object);
+	look_up->err = cache_object_open(look_up->core->cache, look_up->source, &object);
 	if (look_up->err || !cache_lookup(object, look_up->number, look_up->number, &seen))
 		return;
 	look_up->data = malloc(look_up->length);
@@ -75,173 +76,202 @@ static void work_look_up(struct pool_job *job)
 		cache_drop(object, look_up->number);
 }
 
+/* The unit goes on with what the cache has (NULL: without). */
+static void go_on(struct unit *unit, uint8_t *data)
+{
+	unit->look_up = NULL;
+	if (data) {
+		unit_reserve(unit, data);
+		relaxed_add(&unit->core->counts.units_from_cache, 1);
+		unit_right(unit, true);
+	} else if (unit->core->ending) {
+		unit_set(unit, UNIT_WANTED);
+	} else {
+		unit_set(unit, UNIT_WANTED);
+		unit_choose(unit, true);
+	}
+}
+
 static void looked_up(struct pool_job *job)
 {
 	struct look_up *look_up = container_of(job, struct look_up, job);
-	struct fetcher *fetcher = look_up->fetcher;
-	struct unit *unit = look_up->unit;
+	struct core *core = look_up->core;
 
-	fetcher->look_ups--;
-	fetcher->cache_is_late = false;
+	core->look_ups--;
+	core->cache_is_late = false;
 	if (look_up->err)
-		note_error(fetcher,
-			   &(struct event){ .name = "not_cached", .source = look_up->source },
-			   look_up->source, look_up->err);
-	if (unit) {
-		timer_clear(&unit->timer);
-		unit->look_up = NULL;
-		unit->check.found = look_up->data;
-	}
-	if (unit && look_up->data) {
-		free(unit->data);
-		unit->data = look_up->data;
+		note_error(core, look_up->source, NULL, look_up->err);
+	if (look_up->unit) {
+		go_on(look_up->unit, look_up->data);
 		look_up->data = NULL;
-		relaxed_add(&fetcher->counts.units_from_cache, 1);
-		unit_ready(unit, false);
-	} else if (unit && fetcher->ending) {
-		unit_end(unit);
-	} else if (unit) {
-		unit_fetch(unit);
 	}
 	free(look_up->data);
 	free(look_up);
 }
 
 /* If the look-up has begun, it goes on, and others are begun once it has ended. */
-static void look_up_is_late(struct timer *timer)
+void unit_look_up_is_late(struct unit *unit)
 {
-	struct unit *unit = container_of(timer, struct unit, timer);
-	struct fetcher *fetcher = unit->fetcher;
+	struct core *core = unit->core;
 	struct look_up *look_up = unit->look_up;
 
-	unit->look_up = NULL;
-	if (worker_pool_cancel(&fetcher->cache_workers, &look_up->job)) {
-		fetcher->look_ups--;
+	if (worker_pool_cancel(&core->cache_workers, &look_up->job)) {
+		core->look_ups--;
 		free(look_up);
 	} else {
 		look_up->unit = NULL;
 	}
 	/* The end of one that has begun is what changes this back. */
-	fetcher->cache_is_late = fetcher->look_ups;
-	if (fetcher->ending)
-		unit_end(unit);
-	else
-		unit_fetch(unit);
+	core->cache_is_late = core->look_ups;
+	go_on(unit, NULL);
 }
 
-bool unit_look_up(struct unit *unit)
+static void time_is_over(struct timer *timer)
 {
-	struct fetcher *fetcher = unit->fetcher;
-	const struct cache_object *object = cache_object_of(unit->source);
-	struct look_up *look_up;
+	struct unit *unit = container_of(timer, struct unit, timer);
 
-	if (!fetcher->cache || fetcher->cache_is_late || !may_open(unit->source) ||
-	    (object && !cache_has(object, unit->number, unit->number)))
-		return false;
-	look_up = calloc(1, sizeof(*look_up));
-	if (!look_up)
-		return false;
-	look_up->fetcher = fetcher;
+	completion_put(unit->core, &unit->news);
+}
+
+bool unit_may_look_up(const struct unit *unit)
+{
+	const struct core *core = unit->core;
+	const struct cache_object *object = cache_object_of(unit->source);
+
+	return core->cache && !core->cache_is_late && may_open(unit->source) &&
+	       (!object || cache_has(object, unit->number, unit->number));
+}
+
+void unit_look_up(struct unit *unit)
+{
+	struct core *core = unit->core;
+	struct look_up *look_up = unit_may_look_up(unit) ? calloc(1, sizeof(*look_up)) : NULL;
+
+	list_remove(&unit->in_queue);
+	if (!look_up) {
+		unit_choose(unit, true);
+		return;
+	}
+	look_up->core = core;
 	look_up->unit = unit;
 	look_up->source = unit->source;
 	look_up->number = unit->number;
 	look_up->length = unit->length;
 	look_up->job.work = work_look_up;
 	look_up->job.done = looked_up;
-	fetcher->look_ups++;
-	unit->check = (struct unit_check){};
+	core->look_ups++;
 	unit->look_up = look_up;
-	unit_set_state(unit, UNIT_LOOKING);
-	unit->timer.expire = look_up_is_late;
-	timer_set(&fetcher->timers, &unit->timer, clock_now_ns() + LOOK_UP_MS * NS_PER_MS);
-	fetcher_cache_submit(fetcher, &look_up->job);
-	return true;
+	unit_reserve(unit, NULL);
+	unit_set(unit, UNIT_LOOKING);
+	unit->timer.expire = time_is_over;
+	timer_set(&core->timers, &unit->timer, clock_now_ns() + LOOK_UP_MS * NS_PER_MS);
+	core_cache_submit(core, &look_up->job);
 }
 
 static void put(struct pool_job *job)
 {
 	struct unit *unit = container_of(job, struct unit, job);
 	struct cache_object *object;
-	int err = cache_object_open(unit->fetcher->cache, unit->source, &object);
+	int err = cache_object_open(unit->core->cache, unit->source, &object);
 
 	unit->check.err = err ?: cache_put(object, unit->number, unit->data, unit->length);
+}
+
+/* Takes it out of the queue of units that are to be put in. */
+static void leave(struct unit *unit)
+{
+	list_remove(&unit->in_queue);
+	relaxed_add(&unit->core->counts.unstored_bytes, -(uint64_t)unit->length);
 }
 
 static void has_been_put(struct pool_job *job)
 {
 	struct unit *unit = container_of(job, struct unit, job);
-	struct fetcher *fetcher = unit->fetcher;
+	struct core *core = unit->core;
 
+	leave(unit);
+	core->storing--;
+	core->storing_bytes -= unit->length;
 	if (!unit->check.err) {
-		disk_note(fetcher, DISK_OF_CACHE, 0);
-		relaxed_add(&fetcher->counts.units_stored, 1);
-		unit_end(unit);
+		disk_note(core, DISK_OF_CACHE, 0);
+		relaxed_add(&core->counts.units_stored, 1);
+		unit_set_fate(unit, FATE_STORED);
+		unit_forget(unit);
 	} else {
-		note_error(fetcher, &(struct event){ .name = "not_cached", .unit = unit },
-			   unit->source, unit->check.err);
+		note_error(core, unit->source, &unit->number, unit->check.err);
+		unit->holds--;
 		unit_keep(unit);
 	}
-	units_put_some(fetcher);
-	units_admit(fetcher); /* the next one's memory may have been set aside only now */
+	units_put_some(core);
 }
 
 static void drop(struct unit *unit)
 {
-	relaxed_add(&unit->fetcher->counts.store_drops, 1);
-	unit_end(unit);
+	leave(unit);
+	relaxed_add(&unit->core->counts.store_drops, 1);
+	unit_set_fate(unit, FATE_LOST);
+	unit_forget(unit);
 }
 
-void units_put_some(struct fetcher *fetcher)
+void units_put_some(struct core *core)
 {
 	struct link *link;
 
-	while (fetcher->storing < STORING_MAX && (link = list_first(&fetcher->unstored))) {
+	while (core->storing < STORING_MAX && (link = list_first(&core->unstored))) {
 		struct unit *unit = container_of(link, struct unit, in_queue);
 
-		if (fetcher->ending && clock_now_ns() > fetcher->flush_until_ns) {
+		if (core->ending && clock_now_ns() > core->flush_until_ns) {
 			drop(unit);
 			continue;
 		}
-		list_remove(link);
 		if (!may_open(unit->source)) {
+			leave(unit);
+			unit->holds--;
 			unit_keep(unit);
 			continue;
 		}
-		unit_set_state(unit, UNIT_STORING);
+		list_remove(link);
+		core->storing++;
+		core->storing_bytes += unit->length;
 		unit->check = (struct unit_check){};
 		unit->job.work = put;
 		unit->job.done = has_been_put;
 		unit->job.place = PUT_PLACE;
-		fetcher_cache_submit(fetcher, &unit->job);
+		core_cache_submit(core, &unit->job);
 	}
 }
 
 bool unit_store(struct unit *unit)
 {
-	struct fetcher *fetcher = unit->fetcher;
+	struct core *core = unit->core;
 
-	if (!fetcher->cache || !may_open(unit->source))
+	if (!core->cache || !may_open(unit->source))
 		return false;
-	unit_set_state(unit, UNIT_UNSTORED);
-	list_append(&fetcher->unstored, &unit->in_queue);
-	units_put_some(fetcher);
+	unit->holds++;
+	relaxed_add(&core->counts.unstored_bytes, unit->length);
+	list_append(&core->unstored, &unit->in_queue);
+	units_put_some(core);
 	return true;
 }
 
-struct unit *unit_to_drop(struct fetcher *fetcher, bool prefetched)
+bool units_drop_one(struct core *core, bool wanted)
 {
-	struct link *first = list_first(&fetcher->unstored);
+	struct link *first = list_first(&core->unstored);
 
-	for (struct link *link = first; link && link != &fetcher->unstored; link = link->next) {
+	for (struct link *link = first; link && link != &core->unstored; link = link->next) {
 		struct unit *unit = container_of(link, struct unit, in_queue);
 
-		if (!prefetch_wants(unit))
-			return unit;
+		if (list_is_empty(&unit->subscriptions)) {
+			drop(unit);
+			return true;
+		}
 	}
-	return first && prefetched ? container_of(first, struct unit, in_queue) : NULL;
+	if (first && wanted)
+		drop(container_of(first, struct unit, in_queue));
+	return first && wanted;
 }
 
-void units_flush(struct fetcher *fetcher)
+void units_flush(struct core *core)
 {
-	fetcher->flush_until_ns = clock_now_ns() + FLUSH_S * NS_PER_S;
+	core->flush_until_ns = clock_now_ns() + FLUSH_S * NS_PER_S;
 }

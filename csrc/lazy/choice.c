@@ -1,34 +1,30 @@
 /* SPDX-License-Identifier: MIT */
-/* Chooses the mirror that a unit is fetched from, and limits the fetches per host. */
+/* Chooses the mirror that a unit is fetched from, and so the host that it waits for. */
 #include <stdio.h>
 
 #include "base/utf8.h"
-#include "lazy/breaker.h"
-#include "lazy/latency.h"
-#include "lazy/unit.h"
+#include "lazy/core.h"
 
 enum {
 	PROBE_WAIT_MS = 50,
-	/* consecutive failures of a host or mirror, after which others are preferred */
-	UNHEALTHY_FAILURES = 3,
-	UNHEALTHY_MS = 30000, /* how long they are preferred, as it may have recovered by then */
+	UNHEALTHY_MS = 30000, /* how long others are preferred, as it may have recovered by then */
 };
 
-static void find_breaker(struct fetcher *fetcher, struct mirror *mirror)
+static void find_host(struct core *core, struct mirror *mirror)
 {
-	char text[512], host[512];
+	char text[512], name[512];
 
-	if (!mirror->breaker && mirror->ops->host) {
-		/*
-		 * NB: the name of a directory may be any bytes, and may have been cut, and it is
-		 * shown in statistics.
-		 */
-		snprintf(host, sizeof(host), "%s", mirror->ops->host(mirror, text, sizeof(text)));
-		utf8_repair(host);
-		mirror->breaker = breaker_get(&fetcher->breakers, host);
-		mirror->latency = latency_get(&fetcher->latencies, mirror->ops->name,
-					      mirror->ops->blocking ? "" : host);
-	}
+	if (mirror->host || !mirror->ops->host)
+		return;
+	/*
+	 * NB: the name of a directory may be any bytes, and may have been cut, and it is shown in
+	 * statistics.
+	 */
+	snprintf(name, sizeof(name), "%s", mirror->ops->host(mirror, text, sizeof(text)));
+	utf8_repair(name);
+	mirror->host = host_get(&core->hosts, name, mirror->ops->blocking);
+	mirror->latency =
+		latency_get(&core->latencies, mirror->ops->name, mirror->ops->blocking ? "" : name);
 }
 
 static bool is_out(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
@@ -42,10 +38,10 @@ static bool is_out(const struct unit *unit, const struct mirror *mirror, uint64_
  */
 static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
-	if (mirror->breaker) {
-		switch (breaker_ask(mirror->breaker, now_ns)) {
+	if (mirror->host) {
+		switch (host_ask(mirror->host, now_ns)) {
 		case BREAKER_OPEN:
-			return unit->waited ? UINT64_MAX : mirror->breaker->open_until_ns;
+			return unit->waited ? UINT64_MAX : mirror->host->open_until_ns;
 		case BREAKER_WAIT:
 			return now_ns + PROBE_WAIT_MS * NS_PER_MS;
 		case BREAKER_GO:
@@ -61,14 +57,12 @@ static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, u
  */
 static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
-	const struct fetcher_options *options = &unit->fetcher->options;
-	const struct breaker *breaker = mirror->breaker;
-	uint64_t for_ns = (options->unhealthy_ms ?: UNHEALTHY_MS) * NS_PER_MS;
+	const struct host *host = mirror->host;
+	uint64_t for_ns = (unit->core->options.unhealthy_ms ?: UNHEALTHY_MS) * NS_PER_MS;
 
 	if (mirror->bad_in_a_row >= UNHEALTHY_FAILURES && now_ns < mirror->recent_ns + for_ns)
 		return true;
-	return breaker && breaker->in_a_row >= UNHEALTHY_FAILURES &&
-	       now_ns < breaker->recent_ns + for_ns;
+	return host && host->in_a_row >= UNHEALTHY_FAILURES && now_ns < host->recent_ns + for_ns;
 }
 
 struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns)
@@ -83,7 +77,7 @@ struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 		unsigned rank = unit->tries[i];
 		uint64_t ready;
 
-		find_breaker(unit->fetcher, mirror);
+		find_host(unit->core, mirror);
 		if (is_out(unit, mirror, now_ns))
 			continue;
 		ready = ready_ns(unit, mirror, now_ns);
@@ -128,45 +122,16 @@ bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
 	return !left;
 }
 
-/*
- * The limit of fetches per host. A host that does not answer must not take all slots, or readers of
- * other hosts would wait for its time-outs. A failing host gets few; a blocking kind gets as many
- * as may block at a time.
- */
-static unsigned most_at_a_time(const struct unit *unit, const struct mirror *mirror)
+void units_choose_again(struct core *core, struct host *host)
 {
-	const struct fetcher_options *options = &unit->fetcher->options;
-	uint64_t most = options->max_buffer_bytes / unit->source->unit_bytes;
+	struct link *link;
 
-	if (most > options->max_transfers)
-		most = options->max_transfers;
-	most = mirror->breaker->in_a_row >= UNHEALTHY_FAILURES ? most / 8 : most * 2 / 3;
-	if (mirror->ops->blocking && most > MIRROR_WORKERS_PER_PLACE)
-		most = MIRROR_WORKERS_PER_PLACE;
-	return most ? (unsigned)most : 1;
-}
+	for (unsigned i = 0; i < URGENCIES; i++) {
+		while ((link = list_first(&host->waiting[i]))) {
+			struct unit *unit = container_of(link, struct unit, in_queue);
 
-bool mirror_is_full(const struct unit *unit, const struct mirror *mirror)
-{
-	const struct breaker *breaker = mirror->breaker;
-	uint64_t in_flight;
-
-	if (!breaker)
-		return false;
-	in_flight = breaker->in_flight;
-	/*
-	 * For a unit with readers, fetches without readers do not count, unless their kind is
-	 * blocking: then cancel() does not free the worker.
-	 */
-	if (unit->demanded && !mirror->ops->blocking)
-		in_flight -= breaker->prefetching;
-	return in_flight >= most_at_a_time(unit, mirror);
-}
-
-bool unit_host_is_full(struct unit *unit)
-{
-	uint64_t at_ns;
-	const struct mirror *mirror = mirror_choose(unit, clock_now_ns(), &at_ns);
-
-	return mirror && mirror_is_full(unit, mirror);
+			list_remove(link);
+			completion_put(core, &unit->news);
+		}
+	}
 }

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/message.h"
 #include "base/utf8.h"
-#include "lazy/breaker.h"
-#include "lazy/unit.h"
+#include "lazy/source.h"
 
 enum {
 	LINES_PER_S = 5,
@@ -80,44 +80,41 @@ static void end(struct line *line, const char *format, va_list args)
 	msg_warning("%s", line->text);
 }
 
-static bool has_room(struct fetcher *fetcher)
+static bool has_room(void)
 {
+	/* Each thread that fetches has its own limit. */
+	static _Thread_local uint64_t log_second;
+	static _Thread_local unsigned logged;
 	uint64_t second = clock_now_ns() / NS_PER_S;
 	struct line line;
 
-	if (second != fetcher->log_second) {
-		if (fetcher->logged > LINES_PER_S) {
+	if (second != log_second) {
+		if (logged > LINES_PER_S) {
 			begin(&line, "left_out");
-			msg_warning("%s count=%u", line.text, fetcher->logged - LINES_PER_S);
+			msg_warning("%s count=%u", line.text, logged - LINES_PER_S);
 		}
-		fetcher->log_second = second;
-		fetcher->logged = 0;
+		log_second = second;
+		logged = 0;
 	}
-	return ++fetcher->logged <= LINES_PER_S;
+	return ++logged <= LINES_PER_S;
 }
 
-static void add_mirror(struct line *line, const struct mirror *mirror)
+void event_log(const struct event *event, const char *format, ...)
 {
-	add(line, " mirror=%u kind=%s", mirror->index, mirror->ops->name);
-	if (mirror->breaker)
-		add_text(line, "host", mirror->breaker->host);
-}
-
-void event_log(struct fetcher *fetcher, const struct event *event, const char *format, ...)
-{
-	const struct source *source = event->unit ? event->unit->source : event->source;
 	struct line line;
 	va_list args;
 
-	if (!has_room(fetcher))
+	if (!has_room())
 		return;
 	begin(&line, event->name);
-	if (source)
-		add(&line, " source=%llu", (unsigned long long)source->id);
+	if (event->source)
+		add(&line, " source=%llu", (unsigned long long)event->source->id);
 	if (event->unit)
-		add(&line, " unit=%llu", (unsigned long long)event->unit->number);
+		add(&line, " unit=%llu", (unsigned long long)*event->unit);
 	if (event->mirror)
-		add_mirror(&line, event->mirror);
+		add(&line, " mirror=%u kind=%s", event->mirror->index, event->mirror->ops->name);
+	if (event->host)
+		add_text(&line, "host", event->host);
 	if (event->reason)
 		add(&line, " reason=%s", event->reason);
 	va_start(args, format);

@@ -7,17 +7,18 @@
 #ifndef LAZY_EVENT_H
 #define LAZY_EVENT_H
 
-struct fetcher;
+#include <stdint.h>
+
 struct mirror;
 struct source;
-struct unit;
 
 /* What is known about the event. Everything but the name may be missing. */
 struct event {
 	const char *name; /* one word */
 	const struct source *source;
-	const struct unit *unit; /* may be set without `source` */
+	const uint64_t *unit; /* its number */
 	const struct mirror *mirror;
+	const char *host;   /* of the mirror */
 	const char *reason; /* one word */
 };
 
@@ -25,8 +26,8 @@ struct event {
  * Logs an event, on the fetcher's thread. Only some lines are written per second; after that, only
  * their number.
  */
-void event_log(struct fetcher *fetcher, const struct event *event, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
+void event_log(const struct event *event, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 /* Logs an event of a host. These are rare, so their number is not limited. */
 void event_log_host(const char *name, const char *host, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -11,13 +11,15 @@
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
+#include <uv.h>
 
 #include "base/message.h"
 #include "base/relaxed.h"
-#include "lazy/breaker.h"
-#include "lazy/latency.h"
+#include "lazy/core.h"
+#include "lazy/fetchstats.h"
 #include "lazy/layout.h"
-#include "lazy/unit.h"
+#include "lazy/prefetch.h"
+#include "lazy/read.h"
 
 enum {
 	WORKERS_MIN = 2,
@@ -30,55 +32,53 @@ enum {
 	TRANSFERS_DEFAULT = 96,
 	BUFFER_DEFAULT_BYTES = 24 << 20,
 	STOP_WAIT_S = 5,
+	/* these threads mostly wait: for disks, and for servers of network file systems */
+	MIRROR_WORKERS = 8,
+	MIRROR_WORKERS_SPARE = 2, /* left for credentials, whatever hangs */
+	CACHE_WORKERS = 3,	  /* one of them puts units in */
 };
 
-struct prefetch {
-	struct fetcher_message message;
+struct fetcher {
+	struct core core;
+	struct prefetch prefetch;
+	unsigned worker_count;
+
+	uv_loop_t loop;
+	uv_poll_t wake;
+	uv_check_t after_wait;
+	uv_prepare_t before_wait;
+	uv_idle_t has_more; /* something is left, so the loop does not wait */
+	pthread_t thread;
+	/* for mirrors; they may hang with a file system that does not answer */
+	struct worker_pool mirror_workers;
+	unsigned mirror_jobs; /* some belong to fetches that were given up */
+	bool stopping;	      /* atomic */
+	struct fetcher_attachment *attachments;
+};
+
+struct read_ahead_message {
+	struct completion sent;
 	struct source *source;
 	uint64_t first, last; /* units */
 };
 
-/*
- * Any thread may call this. NB: uv_async_send() would make the woken thread wait until it returns,
- * and spin while the sender is preempted on the same CPU.
- */
-static void wake_up(struct fetcher *fetcher)
+static void close_handles(struct fetcher *fetcher)
 {
-	eventfd_write(fetcher->wake_fd, 1);
-}
-
-void fetcher_send(struct fetcher *fetcher, struct fetcher_message *message)
-{
-	if (message_queue_put(&fetcher->messages, &message->queued))
-		wake_up(fetcher);
-}
-
-static void receive_messages(struct fetcher *fetcher)
-{
-	struct message *queued = message_queue_take(&fetcher->messages);
-
-	while (queued) {
-		struct fetcher_message *message =
-			container_of(queued, struct fetcher_message, queued);
-
-		/* The handler may free the message. */
-		queued = queued->next;
-		message->arrive(fetcher, message);
-	}
-}
-
-/*
- * Runs before each wait of the loop once the fetcher is ending, and checks whether all has ended.
- */
-static void try_to_end(uv_prepare_t *before_wait)
-{
-	struct fetcher *fetcher = before_wait->data;
-
-	if (fetcher->busy || fetcher->storing || fetcher->look_ups || fetcher->mirror_jobs)
-		return;
+	uv_close((uv_handle_t *)&fetcher->after_wait, NULL);
 	uv_close((uv_handle_t *)&fetcher->before_wait, NULL);
+	uv_close((uv_handle_t *)&fetcher->has_more, NULL);
 	uv_close((uv_handle_t *)&fetcher->wake, NULL);
-	timer_queue_deinit(&fetcher->timers);
+	timer_queue_deinit(&fetcher->core.timers);
+}
+
+/* Once the fetcher is ending, checks whether all has ended. */
+static void try_to_end(struct fetcher *fetcher)
+{
+	const struct core *core = &fetcher->core;
+
+	if (core->units || core->look_ups || fetcher->mirror_jobs)
+		return;
+	close_handles(fetcher);
 	while (fetcher->attachments) {
 		struct fetcher_attachment *attachment = fetcher->attachments;
 
@@ -87,25 +87,55 @@ static void try_to_end(uv_prepare_t *before_wait)
 	}
 }
 
+static void do_nothing(uv_idle_t *has_more)
+{
+	(void)has_more;
+}
+
+static void step(struct fetcher *fetcher)
+{
+	if (core_step(&fetcher->core))
+		uv_idle_start(&fetcher->has_more, do_nothing);
+	else
+		uv_idle_stop(&fetcher->has_more);
+}
+
+/* Takes what sockets and messages have put. */
+static void on_waited(uv_check_t *after_wait)
+{
+	step(after_wait->data);
+}
+
+/* Takes what timers have put. */
+static void on_wait(uv_prepare_t *before_wait)
+{
+	struct fetcher *fetcher = before_wait->data;
+
+	step(fetcher);
+	if (fetcher->core.ending && !uv_is_closing((uv_handle_t *)before_wait))
+		try_to_end(fetcher);
+}
+
 static void on_wake(uv_poll_t *wake, int status, int events)
 {
 	struct fetcher *fetcher = wake->data;
+	struct core *core = &fetcher->core;
 	eventfd_t unused;
 	bool stopping;
 
 	(void)status;
 	(void)events;
 	/* Read the eventfd first, so that later messages wake the loop again. */
-	eventfd_read(fetcher->wake_fd, &unused);
+	eventfd_read(core->wake_fd, &unused);
 	stopping = __atomic_load_n(&fetcher->stopping, __ATOMIC_ACQUIRE);
-	receive_messages(fetcher);
-	if (relaxed_load(&fetcher->abandoned))
-		reads_fail_all(fetcher, -EIO);
-	if (stopping && !fetcher->ending) {
+	core_receive(core);
+	if (relaxed_load(&core->abandoned))
+		reads_fail_all(core, -EIO);
+	if (stopping && !core->ending) {
 		/* All readers have been answered, and none is any more; see fetcher_stop(). */
-		__atomic_store_n(&fetcher->ending, true, __ATOMIC_RELEASE);
-		units_stop(fetcher);
-		uv_prepare_start(&fetcher->before_wait, try_to_end);
+		__atomic_store_n(&core->ending, true, __ATOMIC_RELEASE);
+		prefetch_abandon(&fetcher->prefetch);
+		core_stop(core);
 	}
 }
 
@@ -115,54 +145,35 @@ static void *fetcher_main(void *argument)
 
 	lazy_thread_init("fetcher", CONFINE_FETCH);
 	uv_run(&fetcher->loop, UV_RUN_DEFAULT);
-	receive_messages(fetcher);
 	return NULL;
-}
-
-static void job_arrived(struct fetcher *fetcher, struct fetcher_message *message)
-{
-	struct pool_job *job = container_of(message, struct pool_job, message);
-
-	(void)fetcher;
-	job->done(job);
 }
 
 static void own_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	fetcher_send(container_of(pool, struct fetcher, workers), &job->message);
-}
-
-static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
-{
-	fetcher_send(container_of(pool, struct fetcher, mirror_workers), &job->message);
+	core_send(container_of(pool, struct core, workers), &job->ended);
 }
 
 static void cache_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	fetcher_send(container_of(pool, struct fetcher, cache_workers), &job->message);
+	core_send(container_of(pool, struct core, cache_workers), &job->ended);
 }
 
-void fetcher_cache_submit(struct fetcher *fetcher, struct pool_job *job)
+static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	job->message.arrive = job_arrived;
-	worker_pool_submit(&fetcher->cache_workers, job);
+	core_send(&container_of(pool, struct fetcher, mirror_workers)->core, &job->ended);
 }
 
-void fetcher_submit(struct fetcher *fetcher, struct pool_job *job)
+static void mirror_job_ended(struct core *core, struct completion *completion)
 {
-	job->message.arrive = job_arrived;
-	worker_pool_submit(&fetcher->workers, job);
-}
+	struct pool_job *job = container_of(completion, struct pool_job, ended);
 
-static void mirror_job_arrived(struct fetcher *fetcher, struct fetcher_message *message)
-{
-	fetcher->mirror_jobs--;
-	job_arrived(fetcher, message);
+	core->fetcher->mirror_jobs--;
+	job->done(job);
 }
 
 void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
 {
-	job->message.arrive = mirror_job_arrived;
+	job->ended.take = mirror_job_ended;
 	fetcher->mirror_jobs++;
 	worker_pool_submit(&fetcher->mirror_workers, job);
 }
@@ -181,18 +192,20 @@ static int init_loop(struct fetcher *fetcher)
 
 	if (err)
 		return err;
-	fetcher->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (fetcher->wake_fd < 0)
+	fetcher->core.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (fetcher->core.wake_fd < 0)
 		return -errno;
-	fetcher->wake.data = fetcher;
-	fetcher->before_wait.data = fetcher;
-	err = uv_poll_init(&fetcher->loop, &fetcher->wake, fetcher->wake_fd);
+	fetcher->wake.data = fetcher->after_wait.data = fetcher->before_wait.data = fetcher;
+	uv_check_init(&fetcher->loop, &fetcher->after_wait);
+	uv_check_start(&fetcher->after_wait, on_waited);
+	uv_prepare_init(&fetcher->loop, &fetcher->before_wait);
+	uv_prepare_start(&fetcher->before_wait, on_wait);
+	uv_idle_init(&fetcher->loop, &fetcher->has_more);
+	err = uv_poll_init(&fetcher->loop, &fetcher->wake, fetcher->core.wake_fd);
 	if (!err)
 		err = uv_poll_start(&fetcher->wake, UV_READABLE, on_wake);
 	if (!err)
-		err = uv_prepare_init(&fetcher->loop, &fetcher->before_wait);
-	if (!err)
-		err = timer_queue_init(&fetcher->timers, &fetcher->loop);
+		err = timer_queue_init(&fetcher->core.timers, &fetcher->loop);
 	return err;
 }
 
@@ -207,53 +220,43 @@ static void set_options(struct fetcher *fetcher, const struct fetcher_options *o
 {
 	unsigned cpus = count_cpus();
 
-	fetcher->options = *options;
-	if (!fetcher->options.workers)
-		fetcher->options.workers = cpus < WORKERS_MIN ? WORKERS_MIN :
-					   cpus > WORKERS_MAX ? WORKERS_MAX :
-								cpus;
-	if (!fetcher->options.max_transfers)
-		fetcher->options.max_transfers = TRANSFERS_DEFAULT;
-	if (!fetcher->options.max_buffer_bytes)
-		fetcher->options.max_buffer_bytes = BUFFER_DEFAULT_BYTES;
-}
-
-static void init_lists(struct fetcher *fetcher)
-{
-	for (unsigned i = 0; i < UNIT_BUCKETS; i++)
-		list_init(&fetcher->buckets[i]);
-	list_init(&fetcher->demand);
-	list_init(&fetcher->prefetch);
-	list_init(&fetcher->unstored);
-	list_init(&fetcher->kept);
-	list_init(&fetcher->reads);
+	fetcher->worker_count = options->workers   ? options->workers :
+				cpus < WORKERS_MIN ? WORKERS_MIN :
+				cpus > WORKERS_MAX ? WORKERS_MAX :
+						     cpus;
+	fetcher->core.options = (struct core_options){
+		.max_transfers = options->max_transfers ?: TRANSFERS_DEFAULT,
+		.max_buffer_bytes = options->max_buffer_bytes ?: BUFFER_DEFAULT_BYTES,
+		.changed_ms = options->changed_ms,
+		.unhealthy_ms = options->unhealthy_ms,
+	};
 }
 
 static int start_threads(struct fetcher *fetcher)
 {
+	struct core *core = &fetcher->core;
 	int err = lazy_small_stacks();
 
-	fetcher->workers.finished = own_finished;
-	fetcher->workers.name = "fetch-worker";
-	fetcher->workers.role = CONFINE_FETCH;
-	fetcher->workers.max_per_place = fetcher->options.workers;
-	fetcher->workers.spare = WORKERS_SPARE;
+	core->workers.finished = own_finished;
+	core->workers.name = "fetch-worker";
+	core->workers.role = CONFINE_FETCH;
+	core->workers.max_per_place = fetcher->worker_count;
+	core->workers.spare = WORKERS_SPARE;
 	fetcher->mirror_workers.finished = mirror_finished;
 	fetcher->mirror_workers.name = "mirror-worker";
 	fetcher->mirror_workers.role = CONFINE_HELPERS;
-	fetcher->mirror_workers.max_per_place = MIRROR_WORKERS_PER_PLACE;
+	fetcher->mirror_workers.max_per_place = HOST_BLOCKING_MAX;
 	fetcher->mirror_workers.spare = MIRROR_WORKERS_SPARE;
-	fetcher->cache_workers.finished = cache_finished;
-	fetcher->cache_workers.name = "cache-worker";
-	fetcher->cache_workers.role = CONFINE_FETCH;
-	fetcher->cache_workers.max_per_place = 1;
+	core->cache_workers.finished = cache_finished;
+	core->cache_workers.name = "cache-worker";
+	core->cache_workers.role = CONFINE_FETCH;
+	core->cache_workers.max_per_place = 1;
 	if (!err)
-		err = worker_pool_start(&fetcher->workers,
-					fetcher->options.workers + WORKERS_SPARE);
+		err = worker_pool_start(&core->workers, fetcher->worker_count + WORKERS_SPARE);
 	if (!err)
 		err = worker_pool_start(&fetcher->mirror_workers, MIRROR_WORKERS);
-	if (!err && fetcher->cache)
-		err = worker_pool_start(&fetcher->cache_workers, CACHE_WORKERS);
+	if (!err && core->cache)
+		err = worker_pool_start(&core->cache_workers, CACHE_WORKERS);
 	if (!err)
 		err = -pthread_create(&fetcher->thread, NULL, fetcher_main, fetcher);
 	return err;
@@ -261,17 +264,20 @@ static int start_threads(struct fetcher *fetcher)
 
 static void free_all(struct fetcher *fetcher)
 {
-	worker_pool_stop(&fetcher->workers);
+	struct core *core = &fetcher->core;
+
+	worker_pool_stop(&core->workers);
 	worker_pool_stop(&fetcher->mirror_workers);
-	worker_pool_stop(&fetcher->cache_workers);
-	receive_messages(fetcher); /* the workers' last messages */
+	worker_pool_stop(&core->cache_workers);
+	core_receive(core); /* the workers' last messages */
+	while (core_step(core))
+		;
 	if (uv_loop_close(&fetcher->loop))
 		msg_debug("a kind of mirror has not closed its handles in the fetcher's loop");
-	close(fetcher->wake_fd);
-	breakers_free(fetcher->breakers);
-	latencies_free(fetcher->latencies);
-	prefetch_run_deinit(fetcher);
-	EVP_MD_free(fetcher->sha256);
+	close(core->wake_fd);
+	core_deinit(core);
+	prefetch_deinit(&fetcher->prefetch);
+	EVP_MD_free(core->sha256);
 	free(fetcher);
 }
 
@@ -279,29 +285,32 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 		  struct fetcher **fetcher)
 {
 	struct fetcher *made = calloc(1, sizeof(*made));
+	struct core *core;
 	int err;
 
 	if (!made)
 		return -ENOMEM;
-	made->store = store;
-	made->cache = cache;
+	core = &made->core;
+	core->fetcher = made;
+	core->store = store;
+	core->cache = cache;
 	set_options(made, options);
-	init_lists(made);
-	prefetch_run_init(made);
+	core_init(core);
+	prefetch_init(&made->prefetch, core);
 	err = init_loop(made);
 	if (err) {
 		free(made);
 		return err;
 	}
 	/* Fetched once, because EVP_sha256() would look it up each time, under a lock. */
-	made->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
-	err = made->sha256 ? start_threads(made) : -ENOMEM;
+	core->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
+	err = core->sha256 ? start_threads(made) : -ENOMEM;
 	if (!err) {
 		*fetcher = made;
 		return 0;
 	}
 	/* No thread runs the loop now, so run it here to close its handles. */
-	try_to_end(&made->before_wait);
+	close_handles(made);
 	uv_run(&made->loop, UV_RUN_DEFAULT);
 	free_all(made);
 	return err;
@@ -309,68 +318,74 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 
 void fetcher_abandon(struct fetcher *fetcher)
 {
-	relaxed_store(&fetcher->abandoned, true);
-	wake_up(fetcher);
+	relaxed_store(&fetcher->core.abandoned, true);
+	eventfd_write(fetcher->core.wake_fd, 1);
 }
 
 int fetcher_stop(struct fetcher *fetcher)
 {
 	struct timespec until;
 
-	relaxed_store(&fetcher->abandoned, true);
 	__atomic_store_n(&fetcher->stopping, true, __ATOMIC_RELEASE);
-	wake_up(fetcher);
+	fetcher_abandon(fetcher);
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += STOP_WAIT_S;
 	if (pthread_timedjoin_np(fetcher->thread, NULL, &until)) {
 		/* Whoever has answered to readers may be closed. */
-		(void)__atomic_load_n(&fetcher->ending, __ATOMIC_ACQUIRE);
+		(void)__atomic_load_n(&fetcher->core.ending, __ATOMIC_ACQUIRE);
 		return -ETIMEDOUT;
 	}
 	free_all(fetcher);
 	return 0;
 }
 
-static void read_arrived(struct fetcher *fetcher, struct fetcher_message *message)
-{
-	read_begin(fetcher, container_of(message, struct lazy_read, message));
-}
-
 void fetcher_read(struct fetcher *fetcher, struct lazy_read *read)
 {
-	read->message.arrive = read_arrived;
-	fetcher_send(fetcher, &read->message);
+	read_send(&fetcher->core, read);
 }
 
-static void prefetch_arrived(struct fetcher *fetcher, struct fetcher_message *message)
+static void read_ahead(struct core *core, struct completion *completion)
 {
-	struct prefetch *prefetch = container_of(message, struct prefetch, message);
+	struct read_ahead_message *message =
+		container_of(completion, struct read_ahead_message, sent);
 
-	if (!relaxed_load(&fetcher->abandoned)) {
-		for (uint64_t unit = prefetch->first; unit <= prefetch->last; unit++)
-			unit_get(fetcher, prefetch->source, unit, false);
-		units_admit(fetcher);
+	if (!relaxed_load(&core->abandoned)) {
+		for (uint64_t unit = message->first; unit <= message->last; unit++)
+			unit_read_ahead(core, message->source, unit);
 	}
-	free(prefetch);
+	free(message);
 }
 
-void fetcher_prefetch(struct fetcher *fetcher, struct source *source, uint64_t offset,
-		      uint64_t length)
+void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t offset,
+			uint64_t length)
 {
-	struct prefetch *prefetch;
+	struct read_ahead_message *message;
 
 	if (offset >= source->size || !length)
 		return;
-	if (length > source->size - offset)
-		length = source->size - offset;
-	prefetch = calloc(1, sizeof(*prefetch));
-	if (!prefetch)
+	message = calloc(1, sizeof(*message));
+	if (!message)
 		return;
-	prefetch->source = source;
-	prefetch->first = unit_of(source, offset);
-	prefetch->last = unit_of(source, offset + length - 1);
-	prefetch->message.arrive = prefetch_arrived;
-	fetcher_send(fetcher, &prefetch->message);
+	message->source = source;
+	message->first = unit_of(source, offset);
+	message->last = unit_of(source, offset + length - 1);
+	message->sent.take = read_ahead;
+	core_send(&fetcher->core, &message->sent);
+}
+
+struct prefetch *fetcher_prefetch(struct fetcher *fetcher)
+{
+	return &fetcher->prefetch;
+}
+
+uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher)
+{
+	return relaxed_load(&fetcher->core.counts.unstored_bytes);
+}
+
+json_t *fetcher_stats_json(struct fetcher *fetcher)
+{
+	return fetchstats_json(&fetcher->core);
 }
 
 struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The fetcher: one thread with an event loop (libuv) owns all units in flight, their readers,
- * mirrors, retries and deadlines. A few workers do what blocks.
+ * mirrors, retries and deadlines (core.h). A few workers do what blocks.
  */
 #ifndef LAZY_FETCHER_H
 #define LAZY_FETCHER_H
@@ -10,49 +10,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/list.h"
-#include "base/message_queue.h"
-#include "lazy/source.h"
-#include "lazy/timer_queue.h"
+#include "lazy/worker_pool.h"
 
 struct cache;
 struct fetcher;
+struct lazy_read;
+struct prefetch;
+struct source;
 struct store;
 struct uv_loop_s;
-
-#define FETCHER_NO_DEADLINE UINT64_MAX
-
-/* A message to the fetcher's thread. */
-struct fetcher_message {
-	struct message queued;
-	void (*arrive)(struct fetcher *fetcher, struct fetcher_message *message);
-};
-
-/*
- * A read that the cache could not answer. The caller owns it, and keeps it until done() is called.
- */
-struct lazy_read {
-	/* Set by the caller. */
-	struct source *source; /* not computed */
-	/* bytes, in the source; the read ends within the source's last block of 4 KiB */
-	uint64_t offset;
-	uint32_t length; /* bytes */
-	uint8_t *data;
-	uint64_t deadline_ns; /* CLOCK_MONOTONIC */
-	/*
-	 * Called once, on any thread. `result` is 0, and `data` is filled and verified, or a
-	 * negative errno.
-	 */
-	void (*done)(struct lazy_read *read, int result);
-
-	/* The fetcher's own. */
-	struct fetcher_message message;
-	struct fetcher *fetcher;
-	struct timer deadline;
-	struct link link;
-	struct waiter *waiters;
-	unsigned units_left;
-};
 
 struct fetcher_options {
 	unsigned workers;	   /* threads, besides one spare; 0: one per CPU, from 2 to 8 */
@@ -76,7 +42,7 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
  */
 int fetcher_stop(struct fetcher *fetcher);
 
-/* Begins a read. Any thread may call this; it never waits. */
+/* Begins a read (read.h). Any thread may call this; it never waits. */
 void fetcher_read(struct fetcher *fetcher, struct lazy_read *read);
 /*
  * Fails all reads, and all that come later, with -EIO, because the device is going away. Any thread
@@ -87,8 +53,10 @@ void fetcher_abandon(struct fetcher *fetcher);
  * Fetches the units of [offset, offset + length) into the cache when there is nothing else to do.
  * Any thread may call this; nothing happens when memory is short.
  */
-void fetcher_prefetch(struct fetcher *fetcher, struct source *source, uint64_t offset,
-		      uint64_t length);
+void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t offset,
+			uint64_t length);
+/* Its prefetch (prefetch.h). Any thread may call this. */
+struct prefetch *fetcher_prefetch(struct fetcher *fetcher);
 
 /*
  * The bytes of units that were delivered and are still to be put in the cache. Those who want units
@@ -114,20 +82,6 @@ void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachme
 /* Returns NULL when nothing was attached with this key. */
 struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key);
 
-/*
- * A job that blocks: `work` is called on a worker, then `done` on the fetcher's thread. It is a
- * member of whatever it is about.
- */
-struct pool_job {
-	void (*work)(struct pool_job *job);
-	void (*done)(struct pool_job *job);
-	/*
-	 * A number for what the work may hang on, such as a file system. Only some workers take
-	 * jobs of the same place at a time. 0: none.
-	 */
-	uint64_t place;
-	struct fetcher_message message; /* the fetcher's own */
-};
 /*
  * Gives a mirror's job to workers that do nothing else, so that units are still verified when they
  * hang. Only on the fetcher's thread.

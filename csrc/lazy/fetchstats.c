@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * Makes fetcher_stats_json() from counters that the fetcher's thread writes and any thread may
- * read.
- */
+#include "lazy/fetchstats.h"
+
 #include <string.h>
 
 #include "base/relaxed.h"
-#include "lazy/breaker.h"
-#include "lazy/latency.h"
-#include "lazy/unit.h"
+#include "lazy/core.h"
 
 static int set(json_t *object, const char *key, const uint64_t *number)
 {
@@ -47,11 +43,11 @@ enum { HOSTS_MAX = 128 /* limits the size of the reply */ };
  * Finds the hosts that were asked first, so that they are the same ones each time. Returns how many
  * there are.
  */
-static unsigned find_hosts(const struct breaker *all, const struct breaker **hosts)
+static unsigned find_hosts(const struct host *all, const struct host **hosts)
 {
 	unsigned count = 0, over;
 
-	for (const struct breaker *breaker = all; breaker; breaker = breaker->next)
+	for (const struct host *host = all; host; host = host->next)
 		count++;
 	over = count > HOSTS_MAX ? count - HOSTS_MAX : 0;
 	for (*hosts = all; over; over--)
@@ -59,55 +55,49 @@ static unsigned find_hosts(const struct breaker *all, const struct breaker **hos
 	return count;
 }
 
-static int add_hosts(json_t *stats, struct fetcher *fetcher)
+static int add_hosts(json_t *stats, struct core *core)
 {
-	const struct breaker *breaker;
-	unsigned count =
-		find_hosts(__atomic_load_n(&fetcher->breakers, __ATOMIC_ACQUIRE), &breaker);
+	const struct host *host;
+	unsigned count = find_hosts(__atomic_load_n(&core->hosts, __ATOMIC_ACQUIRE), &host);
 	json_t *hosts = json_object();
 	int err = json_object_set_new(stats, "hosts", hosts);
 
 	if (!err)
 		err = json_object_set_new(stats, "hosts_known", json_integer(count));
 
-	for (; breaker && !err; breaker = breaker->next) {
-		json_t *host = json_object();
+	for (; host && !err; host = host->next) {
+		json_t *entry = json_object();
 
-		err = json_object_set_new(hosts, breaker->host, host);
-		err |= set(host, "attempts", &breaker->attempts);
-		err |= set(host, "failures", &breaker->failures);
-		err |= set(host, "bytes", &breaker->bytes);
-		err |= set(host, "in_flight", &breaker->in_flight);
-		err |= set(host, "openings", &breaker->openings);
-		err |= json_object_set_new(host, "open",
-					   json_boolean(relaxed_load(&breaker->is_open)));
+		err = json_object_set_new(hosts, host->name, entry);
+		err |= set(entry, "attempts", &host->attempts);
+		err |= set(entry, "failures", &host->failures);
+		err |= set(entry, "bytes", &host->bytes);
+		err |= set(entry, "in_flight", &host->in_flight);
+		err |= set(entry, "openings", &host->openings);
+		err |= json_object_set_new(entry, "open",
+					   json_boolean(relaxed_load(&host->is_open)));
 	}
 	return err;
 }
 
-uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher)
+void disk_note(struct core *core, unsigned disk, int err)
 {
-	return relaxed_load(&fetcher->counts.unstored_bytes);
-}
-
-void disk_note(struct fetcher *fetcher, unsigned disk, int err)
-{
-	struct disk_error *error = &fetcher->disks[disk];
+	struct disk_error *error = &core->disks[disk];
 
 	if (err)
 		relaxed_store(&error->at_ns, clock_now_ns());
 	relaxed_store(&error->err, err);
 }
 
-static int add_disk_errors(json_t *stats, const struct fetcher *fetcher)
+static int add_disk_errors(json_t *stats, const struct core *core)
 {
 	static const char *const names[] = { [DISK_OF_MAP] = "map", [DISK_OF_CACHE] = "cache" };
 	json_t *errors = json_object();
 	int err = json_object_set_new(stats, "disk_errors", errors);
 
 	for (unsigned i = 0; i < DISKS && !err; i++) {
-		int found = (int)relaxed_load(&fetcher->disks[i].err);
-		double age_s = (double)(clock_now_ns() - relaxed_load(&fetcher->disks[i].at_ns)) /
+		int found = (int)relaxed_load(&core->disks[i].err);
+		double age_s = (double)(clock_now_ns() - relaxed_load(&core->disks[i].at_ns)) /
 			       (double)NS_PER_S;
 
 		if (found)
@@ -119,9 +109,9 @@ static int add_disk_errors(json_t *stats, const struct fetcher *fetcher)
 	return err;
 }
 
-json_t *fetcher_stats_json(struct fetcher *fetcher)
+json_t *fetchstats_json(struct core *core)
 {
-	const struct fetch_counts *counts = &fetcher->counts;
+	const struct fetch_counts *counts = &core->counts;
 	const struct {
 		const char *key;
 		const uint64_t *number;
@@ -154,11 +144,11 @@ json_t *fetcher_stats_json(struct fetcher *fetcher)
 	if (!err)
 		err = add_failures(stats, counts);
 	if (!err)
-		err = add_hosts(stats, fetcher);
+		err = add_hosts(stats, core);
 	if (!err)
-		err = add_disk_errors(stats, fetcher);
+		err = add_disk_errors(stats, core);
 	if (!err)
-		err = json_object_set_new(stats, "latencies", latencies_json(&fetcher->latencies));
+		err = json_object_set_new(stats, "latencies", latencies_json(&core->latencies));
 	if (!err)
 		return stats;
 	json_decref(stats);

@@ -5,9 +5,7 @@
 #include <stdlib.h>
 
 #include "base/relaxed.h"
-#include "lazy/cache.h"
 #include "lazy/layout.h"
-#include "lazy/unit.h"
 
 enum {
 	/* How much of the rate may be caught up after a pause. */
@@ -22,33 +20,21 @@ enum {
 	UNCACHED_MAX = 64,
 };
 
-static enum prefetch_state state_of(const struct prefetch_run *run)
+static enum prefetch_state state_of(const struct prefetch *run)
 {
 	return __atomic_load_n(&run->state, __ATOMIC_ACQUIRE);
 }
 
-static void end(struct prefetch_run *run, enum prefetch_state state, const char *why)
+static void end(struct prefetch *run, enum prefetch_state state, const char *why)
 {
 	timer_clear(&run->timer);
+	for (unsigned i = 0; i < PREFETCH_AT_ONCE_MAX; i++)
+		subscription_end(&run->wanted[i].subscription);
 	free(run->plan.extents);
 	run->plan.extents = NULL;
 	relaxed_store(&run->why, why);
 	relaxed_store(&run->ended_ns, clock_now_ns());
 	__atomic_store_n(&run->state, state, __ATOMIC_RELEASE);
-}
-
-/* Drops queued units that only the prefetch has asked for. */
-static void drop_queued(struct fetcher *fetcher, uint64_t id)
-{
-	struct link *link = fetcher->prefetch.next;
-
-	while (link != &fetcher->prefetch) {
-		struct unit *unit = container_of(link, struct unit, in_queue);
-
-		link = link->next;
-		if (unit->prefetch_id == id)
-			unit_left_alone(unit);
-	}
 }
 
 static bool is_cached(const struct source *source, uint64_t unit)
@@ -58,14 +44,14 @@ static bool is_cached(const struct source *source, uint64_t unit)
 	return object && cache_has(object, unit, unit);
 }
 
-static uint64_t cost_ns(const struct prefetch_run *run, uint32_t bytes)
+static uint64_t cost_ns(const struct prefetch *run, uint32_t bytes)
 {
 	uint64_t rate = run->plan.bytes_per_s;
 
 	return rate ? bytes * NS_PER_S / rate : 0;
 }
 
-static void pay(struct prefetch_run *run, uint32_t bytes, uint64_t now_ns)
+static void pay(struct prefetch *run, uint32_t bytes, uint64_t now_ns)
 {
 	uint64_t earliest_ns = now_ns - BURST_MS * NS_PER_MS;
 
@@ -74,42 +60,109 @@ static void pay(struct prefetch_run *run, uint32_t bytes, uint64_t now_ns)
 	run->next_ns += cost_ns(run, bytes);
 }
 
-static unsigned most_under_way(const struct fetcher *fetcher)
+static unsigned most_under_way(const struct prefetch *run)
 {
-	unsigned most = fetcher->run.plan.at_once;
+	unsigned most = run->plan.at_once;
 
-	if (!fetcher->counts.reads_waiting)
+	if (!run->core->counts.reads_waiting)
 		return most;
 	return most > YIELDING_SHARE ? most / YIELDING_SHARE : 1;
 }
 
-/* Asks for the next unit. */
-static void want(struct fetcher *fetcher, struct source *source, uint64_t number, uint64_t now_ns)
+static void have_step(struct prefetch *run)
 {
-	struct prefetch_run *run = &fetcher->run;
-	uint64_t takes = cache_room_of(unit_extent(source, number).length);
-	struct unit *unit = unit_find(fetcher, source, number);
+	completion_put(run->core, &run->news);
+}
 
-	if (run->plan.room.bytes < takes && (!unit || unit->prefetch_id != run->id)) {
+static void stored(struct subscription *subscription, const struct unit *unit)
+{
+	struct prefetch *run =
+		container_of(subscription, struct prefetch_unit, subscription)->prefetch;
+
+	run->under_way--;
+	if (unit->fate != FATE_STORED)
+		run->plan.room.bytes += cache_room_of(unit->length);
+	if (unit->fate == FATE_FOUND) {
+		relaxed_add(&run->cached_units, 1);
+		run->next_ns -= cost_ns(run, unit->length);
+	} else if (unit->fate == FATE_STORED) {
+		relaxed_add(&run->fetched_units, 1);
+		relaxed_add(&run->fetched_bytes, unit->length);
+		run->uncached_in_a_row = 0;
+	} else {
+		relaxed_add(&run->uncached_units, 1);
+		run->uncached_in_a_row++;
+	}
+	have_step(run);
+}
+
+static void failed(struct subscription *subscription, int err)
+{
+	struct prefetch *run =
+		container_of(subscription, struct prefetch_unit, subscription)->prefetch;
+
+	(void)err;
+	run->under_way--;
+	run->plan.room.bytes += cache_room_of(subscription->unit->length);
+	relaxed_add(&run->failed_units, 1);
+	have_step(run);
+}
+
+static const struct subscription_ops prefetch_ops = {
+	.right = stored,
+	.failed = failed,
+	.until_stored = true,
+	.urgency = URGENCY_BACKGROUND,
+	.rounds = ROUNDS_MAX,
+};
+
+/* Returns its place for a unit that it waits for, or else a free one. */
+static struct prefetch_unit *place_of(struct prefetch *run, const struct source *source,
+				      uint64_t number)
+{
+	struct prefetch_unit *found = NULL;
+
+	for (unsigned i = 0; i < PREFETCH_AT_ONCE_MAX; i++) {
+		struct prefetch_unit *place = &run->wanted[i];
+		const struct unit *unit = place->subscription.unit;
+
+		if (!link_is_in_list(&place->subscription.link))
+			found = place;
+		else if (unit->source == source && unit->number == number)
+			return place;
+	}
+	return found;
+}
+
+/* Asks for the next unit. */
+static void want(struct prefetch *run, struct source *source, uint64_t number, uint64_t now_ns)
+{
+	struct prefetch_unit *place = place_of(run, source, number);
+	const struct unit *unit = unit_find(run->core, source, number);
+	uint32_t length = unit_extent(source, number).length;
+	uint64_t takes = cache_room_of(length);
+
+	if (link_is_in_list(&place->subscription.link)) {
+		relaxed_add(&run->cached_units, 1); /* the list has it twice */
+		return;
+	}
+	if (run->plan.room.bytes < takes ||
+	    (unit && unit->state == UNIT_RIGHT && unit->fate == FATE_LOST)) {
 		relaxed_add(&run->uncached_units, 1);
 		return;
 	}
-	unit = unit_get(fetcher, source, number, false);
-	if (!unit) {
+	place->prefetch = run;
+	place->subscription = (struct subscription){ .ops = &prefetch_ops };
+	if (subscribe(run->core, &place->subscription, source, number)) {
 		relaxed_add(&run->failed_units, 1);
-	} else if (unit->prefetch_id == run->id) {
-		relaxed_add(&run->cached_units, 1); /* the list has it twice */
-	} else if (unit->state == UNIT_KEPT) {
-		relaxed_add(&run->uncached_units, 1);
-	} else {
-		unit->prefetch_id = run->id;
-		run->plan.room.bytes -= takes;
-		run->under_way++;
-		pay(run, unit->length, now_ns);
+		return;
 	}
+	run->plan.room.bytes -= takes;
+	run->under_way++;
+	pay(run, length, now_ns);
 }
 
-static void advance(struct prefetch_run *run)
+static void advance(struct prefetch *run)
 {
 	if (++run->in_extent < run->plan.extents[run->extent].count)
 		return;
@@ -118,12 +171,11 @@ static void advance(struct prefetch_run *run)
 }
 
 /* Returns when to call it again. */
-static uint64_t begin_some(struct fetcher *fetcher, uint64_t now_ns)
+static uint64_t begin_some(struct prefetch *run, uint64_t now_ns)
 {
-	struct prefetch_run *run = &fetcher->run;
 	unsigned looks = 0;
 
-	while (run->extent < run->plan.count && run->under_way < most_under_way(fetcher)) {
+	while (run->extent < run->plan.count && run->under_way < most_under_way(run)) {
 		const struct prefetch_extent *extent = &run->plan.extents[run->extent];
 		uint64_t number = extent->first + run->in_extent;
 
@@ -134,108 +186,78 @@ static uint64_t begin_some(struct fetcher *fetcher, uint64_t now_ns)
 		else if (run->next_ns > now_ns)
 			return run->next_ns;
 		else
-			want(fetcher, extent->source, number, now_ns);
+			want(run, extent->source, number, now_ns);
 		advance(run);
 	}
 	return UINT64_MAX;
 }
 
-static void step(struct fetcher *fetcher)
+static void step(struct prefetch *run)
 {
-	struct prefetch_run *run = &fetcher->run;
+	struct core *core = run->core;
 	uint64_t now_ns = clock_now_ns(), at_ns, id;
 
 	if (state_of(run) != PREFETCH_RUNNING)
 		return;
 	id = relaxed_load(&run->id);
-	if (fetcher->ending || relaxed_load(&fetcher->abandoned) ||
-	    relaxed_load(&run->cancel_id) == id || now_ns > relaxed_load(&run->lease_ns)) {
+	if (core->ending || relaxed_load(&core->abandoned) || relaxed_load(&run->cancel_id) == id ||
+	    now_ns > relaxed_load(&run->lease_ns)) {
 		end(run, PREFETCH_CANCELLED, NULL);
-		drop_queued(fetcher, id);
 		return;
 	}
 	if (run->uncached_in_a_row >= UNCACHED_MAX) {
 		end(run, PREFETCH_FAILED, "the cache takes nothing more (see its log)");
-		drop_queued(fetcher, id);
 		return;
 	}
-	at_ns = begin_some(fetcher, now_ns);
-	units_admit(fetcher);
+	at_ns = begin_some(run, now_ns);
 	if (run->extent == run->plan.count && !run->under_way) {
 		end(run, PREFETCH_DONE, NULL);
 		return;
 	}
 	if (at_ns > now_ns + TICK_MS * NS_PER_MS)
 		at_ns = now_ns + TICK_MS * NS_PER_MS;
-	/* NB: a unit that was just admitted may be over already, and have set the timer. */
-	if (!timer_is_set(&run->timer) || run->timer.at_ns > at_ns)
-		timer_set(&fetcher->timers, &run->timer, at_ns);
+	timer_set(&core->timers, &run->timer, at_ns);
 }
 
-static void run_timer_expired(struct timer *timer)
+static void timer_expired(struct timer *timer)
 {
-	step(container_of(timer, struct fetcher, run.timer));
+	have_step(container_of(timer, struct prefetch, timer));
 }
 
-bool prefetch_wants(const struct unit *unit)
+static void take_news(struct core *core, struct completion *completion)
 {
-	const struct prefetch_run *run = &unit->fetcher->run;
-
-	return state_of(run) == PREFETCH_RUNNING && unit->prefetch_id == relaxed_load(&run->id);
+	(void)core;
+	step(container_of(completion, struct prefetch, news));
 }
 
-void prefetch_unit_over(struct unit *unit)
-{
-	struct fetcher *fetcher = unit->fetcher;
-	struct prefetch_run *run = &fetcher->run;
-	bool ours = prefetch_wants(unit);
+/* A message that has a prefetch take a step. */
+struct wake_up {
+	struct completion sent;
+	struct prefetch *prefetch;
+};
 
-	unit->prefetch_id = 0;
-	if (!ours)
-		return;
-	run->under_way--;
-	if (unit->state != UNIT_STORING || unit->check.found)
-		run->plan.room.bytes += cache_room_of(unit->length);
-	if (unit->state == UNIT_STORING && unit->check.found) {
-		relaxed_add(&run->cached_units, 1);
-		run->next_ns -= cost_ns(run, unit->length);
-	} else if (unit->state == UNIT_STORING) {
-		relaxed_add(&run->fetched_units, 1);
-		relaxed_add(&run->fetched_bytes, unit->length);
-		run->uncached_in_a_row = 0;
-	} else if (unit->state == UNIT_KEPT || unit->state == UNIT_UNSTORED) {
-		relaxed_add(&run->uncached_units, 1);
-		run->uncached_in_a_row++;
-	} else {
-		relaxed_add(&run->failed_units, 1);
+static void woken(struct core *core, struct completion *completion)
+{
+	struct wake_up *wake_up = container_of(completion, struct wake_up, sent);
+
+	(void)core;
+	step(wake_up->prefetch);
+	free(wake_up);
+}
+
+/* Returns NULL when memory is short. */
+static struct wake_up *new_wake_up(struct prefetch *run)
+{
+	struct wake_up *wake_up = calloc(1, sizeof(*wake_up));
+
+	if (wake_up) {
+		wake_up->sent.take = woken;
+		wake_up->prefetch = run;
 	}
-	/* Let the timer do it, not this call from within the life of a unit. */
-	if (!fetcher->ending)
-		timer_set(&fetcher->timers, &run->timer, clock_now_ns());
+	return wake_up;
 }
 
-bool prefetch_tries_again(const struct unit *unit)
-{
-	return prefetch_wants(unit) && unit->rounds < ROUNDS_MAX;
-}
-
-static void woken(struct fetcher *fetcher, struct fetcher_message *message)
-{
-	free(message);
-	step(fetcher);
-}
-
-/* Makes a message that has the fetcher's thread take a step; NULL when memory is short. */
-static struct fetcher_message *new_wakeup(void)
-{
-	struct fetcher_message *message = calloc(1, sizeof(*message));
-
-	if (message)
-		message->arrive = woken;
-	return message;
-}
-
-static void prepare(struct prefetch_run *run, const struct prefetch_plan *plan)
+static void prepare(struct prefetch *run, const struct prefetch_plan *plan)
 {
 	uint64_t units = 0;
 
@@ -261,52 +283,47 @@ static void prepare(struct prefetch_run *run, const struct prefetch_plan *plan)
 	relaxed_store(&run->id, run->id + 1);
 }
 
-int prefetch_start(struct fetcher *fetcher, const struct prefetch_plan *plan, uint64_t *id)
+int prefetch_start(struct prefetch *run, const struct prefetch_plan *plan, uint64_t *id)
 {
-	struct prefetch_run *run = &fetcher->run;
-	struct fetcher_message *message = new_wakeup();
+	struct wake_up *wake_up = new_wake_up(run);
 	int err = 0;
 
-	if (!message)
+	if (!wake_up)
 		return -ENOMEM;
 	pthread_mutex_lock(&run->start_lock);
 	if (state_of(run) == PREFETCH_RUNNING) {
 		err = -EBUSY;
-		free(message);
+		free(wake_up);
 	} else {
 		prepare(run, plan);
 		*id = run->id;
 		if (plan->followed)
-			prefetch_follow(fetcher, run->id);
+			prefetch_follow(run, run->id);
 		__atomic_store_n(&run->state, PREFETCH_RUNNING, __ATOMIC_RELEASE);
-		fetcher_send(fetcher, message);
+		core_send(run->core, &wake_up->sent);
 	}
 	pthread_mutex_unlock(&run->start_lock);
 	return err;
 }
 
-void prefetch_cancel(struct fetcher *fetcher, uint64_t id)
+void prefetch_cancel(struct prefetch *run, uint64_t id)
 {
-	struct fetcher_message *message = new_wakeup();
+	struct wake_up *wake_up = new_wake_up(run);
 
-	relaxed_store(&fetcher->run.cancel_id, id);
+	relaxed_store(&run->cancel_id, id);
 	/* Without memory, the next tick notices it. */
-	if (message)
-		fetcher_send(fetcher, message);
+	if (wake_up)
+		core_send(run->core, &wake_up->sent);
 }
 
-void prefetch_follow(struct fetcher *fetcher, uint64_t id)
+void prefetch_follow(struct prefetch *run, uint64_t id)
 {
-	struct prefetch_run *run = &fetcher->run;
-
 	if (relaxed_load(&run->id) == id)
 		relaxed_store(&run->lease_ns, clock_now_ns() + PREFETCH_LEASE_S * NS_PER_S);
 }
 
-bool prefetch_is_running(struct fetcher *fetcher, uint64_t id)
+bool prefetch_is_running(const struct prefetch *run, uint64_t id)
 {
-	struct prefetch_run *run = &fetcher->run;
-
 	return state_of(run) == PREFETCH_RUNNING && (!id || relaxed_load(&run->id) == id);
 }
 
@@ -318,7 +335,7 @@ static double percent(uint64_t done, uint64_t all)
 	return (double)per_mille / 10.0;
 }
 
-json_t *prefetch_json(struct fetcher *fetcher)
+json_t *prefetch_json(const struct prefetch *run)
 {
 	static const char *const states[] = {
 		[PREFETCH_RUNNING] = "running",
@@ -326,7 +343,6 @@ json_t *prefetch_json(struct fetcher *fetcher)
 		[PREFETCH_CANCELLED] = "cancelled",
 		[PREFETCH_FAILED] = "failed",
 	};
-	struct prefetch_run *run = &fetcher->run;
 	enum prefetch_state state = state_of(run);
 	uint64_t cached = relaxed_load(&run->cached_units);
 	uint64_t fetched = relaxed_load(&run->fetched_units);
@@ -351,14 +367,22 @@ json_t *prefetch_json(struct fetcher *fetcher)
 			 until_ns > started_ns ? (double)(until_ns - started_ns) / 1e9 : 0.0);
 }
 
-void prefetch_run_init(struct fetcher *fetcher)
+void prefetch_init(struct prefetch *run, struct core *core)
 {
-	pthread_mutex_init(&fetcher->run.start_lock, NULL);
-	fetcher->run.timer.expire = run_timer_expired;
+	pthread_mutex_init(&run->start_lock, NULL);
+	run->core = core;
+	run->timer.expire = timer_expired;
+	run->news.take = take_news;
 }
 
-void prefetch_run_deinit(struct fetcher *fetcher)
+void prefetch_deinit(struct prefetch *run)
 {
-	free(fetcher->run.plan.extents);
-	pthread_mutex_destroy(&fetcher->run.start_lock);
+	free(run->plan.extents);
+	pthread_mutex_destroy(&run->start_lock);
+}
+
+void prefetch_abandon(struct prefetch *run)
+{
+	if (state_of(run) == PREFETCH_RUNNING)
+		end(run, PREFETCH_CANCELLED, NULL);
 }

@@ -13,11 +13,7 @@
 #include <stdint.h>
 
 #include "lazy/cache.h"
-#include "lazy/timer_queue.h"
-
-struct fetcher;
-struct source;
-struct unit;
+#include "lazy/core.h"
 
 enum {
 	PREFETCH_EXTENTS_MAX = 1 << 18,
@@ -48,8 +44,15 @@ enum prefetch_state {
 	PREFETCH_FAILED, /* run->why says why */
 };
 
-/* The state of the prefetch in the fetcher. */
-struct prefetch_run {
+/* A unit that a prefetch waits for. */
+struct prefetch_unit {
+	struct subscription subscription;
+	struct prefetch *prefetch;
+};
+
+/* The last prefetch of a fetcher. */
+struct prefetch {
+	struct core *core;
 	pthread_mutex_t start_lock;
 	enum prefetch_state state; /* atomic */
 	uint64_t id;		   /* atomic; id of the last prefetch, from 1 */
@@ -62,41 +65,33 @@ struct prefetch_run {
 	size_t extent; /* index of the current extent */
 	uint64_t in_extent;
 	unsigned under_way;
+	struct prefetch_unit wanted[PREFETCH_AT_ONCE_MAX];
 	unsigned uncached_in_a_row;
 	uint64_t next_ns; /* when the rate allows the next unit */
 	struct timer timer;
+	struct completion news; /* it can go on */
 
 	/* Counters of the last prefetch; see base/relaxed.h. */
 	uint64_t units, cached_units, fetched_units, failed_units, uncached_units, fetched_bytes;
 	uint64_t bytes_per_s, started_ns, ended_ns, holds_bytes;
 };
 
+void prefetch_init(struct prefetch *prefetch, struct core *core);
+void prefetch_deinit(struct prefetch *prefetch);
+/* Ends the one that runs, on the fetcher's thread. */
+void prefetch_abandon(struct prefetch *prefetch);
 /*
- * Starts a prefetch. Any thread may call this. Returns 0, takes plan->extents and sets `*id`, or
- * returns a negative errno: -EBUSY when another one is running.
+ * Any thread may call what follows. prefetch_start() returns 0, takes plan->extents and sets `*id`,
+ * or returns a negative errno: -EBUSY when another one is running.
  */
-int prefetch_start(struct fetcher *fetcher, const struct prefetch_plan *plan, uint64_t *id);
+int prefetch_start(struct prefetch *prefetch, const struct prefetch_plan *plan, uint64_t *id);
 /* Drops what has not begun. Does nothing when that prefetch is over. */
-void prefetch_cancel(struct fetcher *fetcher, uint64_t id);
+void prefetch_cancel(struct prefetch *prefetch, uint64_t id);
 /* Says that a client still waits for the prefetch. */
-void prefetch_follow(struct fetcher *fetcher, uint64_t id);
+void prefetch_follow(struct prefetch *prefetch, uint64_t id);
 /* Whether that prefetch is running; `id` 0 stands for any. */
-bool prefetch_is_running(struct fetcher *fetcher, uint64_t id);
+bool prefetch_is_running(const struct prefetch *prefetch, uint64_t id);
 /* Describes the last prefetch; JSON null when there was none. */
-json_t *prefetch_json(struct fetcher *fetcher);
-
-/* The rest is for the fetcher, on its thread. */
-
-void prefetch_run_init(struct fetcher *fetcher);
-void prefetch_run_deinit(struct fetcher *fetcher);
-/* Whether the prefetch that runs waits for the unit. */
-bool prefetch_wants(const struct unit *unit);
-/*
- * To be called when a unit that the prefetch wants is in the cache, or has failed; its state says
- * which.
- */
-void prefetch_unit_over(struct unit *unit);
-/* Whether a failed unit that nobody waits for shall be tried again. */
-bool prefetch_tries_again(const struct unit *unit);
+json_t *prefetch_json(const struct prefetch *prefetch);
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads: the units that they wait for, their deadlines, and their results. */
+#include "lazy/read.h"
+
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/relaxed.h"
 #include "lazy/layout.h"
-#include "lazy/unit.h"
 
 /* Zeroes the bytes between the end of the source and the end of its last block. */
 static void clear_tail(const struct lazy_read *read)
@@ -18,29 +19,19 @@ static void clear_tail(const struct lazy_read *read)
 		memset(read->data + (size - read->offset), 0, end - size);
 }
 
-/* Ends no other read, and begins no unit. */
-static void read_end(struct fetcher *fetcher, struct lazy_read *read, int result)
+static void end_read(struct lazy_read *read, int result)
 {
-	struct waiter *waiter = read->waiters;
+	struct fetch_counts *counts = &read->core->counts;
 
 	timer_clear(&read->deadline);
 	list_remove(&read->link);
-	while (waiter) {
-		struct waiter *next = waiter->next_of_read;
-		struct unit *unit = waiter->unit;
-
-		/* NB: `unit` may be freed already if it was delivered. */
-		if (link_is_in_list(&waiter->link)) {
-			list_remove(&waiter->link);
-			if (list_is_empty(&unit->waiters))
-				unit_left_alone(unit);
-		}
-		free(waiter);
-		waiter = next;
-	}
-	relaxed_add(&fetcher->counts.reads_waiting, -1);
+	for (unsigned i = 0; i < read->count; i++)
+		subscription_end(&read->units[i].subscription);
+	if (read->units != &read->only)
+		free(read->units);
+	relaxed_add(&counts->reads_waiting, -1);
 	if (result)
-		relaxed_add(&fetcher->counts.read_errors, 1);
+		relaxed_add(&counts->read_errors, 1);
 	else
 		clear_tail(read);
 	read->done(read, result);
@@ -59,119 +50,90 @@ static void copy(const struct lazy_read *read, const struct unit *unit)
 	memcpy(read->data + (start - read->offset), unit->data + (start - unit_start), end - start);
 }
 
-static int wait_for(struct lazy_read *read, struct unit *unit)
+static void unit_is_right(struct subscription *subscription, const struct unit *unit)
 {
-	struct waiter *waiter = calloc(1, sizeof(*waiter));
+	struct lazy_read *read = container_of(subscription, struct read_unit, subscription)->read;
 
-	if (!waiter)
-		return -ENOMEM;
-	waiter->read = read;
-	waiter->unit = unit;
-	waiter->next_of_read = read->waiters;
-	read->waiters = waiter;
-	read->units_left++;
-	unit_joined(unit, read->deadline_ns);
-	list_append(&unit->waiters, &waiter->link);
-	return 0;
+	copy(read, unit);
+	if (!--read->left)
+		end_read(read, 0);
 }
+
+static void unit_failed(struct subscription *subscription, int err)
+{
+	end_read(container_of(subscription, struct read_unit, subscription)->read, err);
+}
+
+static const struct subscription_ops read_ops = {
+	.right = unit_is_right,
+	.failed = unit_failed,
+	.urgency = URGENCY_DEMAND,
+	.rounds = UINT_MAX,
+};
 
 static void deadline_passed(struct timer *timer)
 {
 	struct lazy_read *read = container_of(timer, struct lazy_read, deadline);
-	struct fetcher *fetcher = read->fetcher;
 
-	relaxed_add(&fetcher->counts.deadlines_missed, 1);
-	event_log(fetcher, &(struct event){ .name = "deadline_missed", .source = read->source },
+	relaxed_add(&read->core->counts.deadlines_missed, 1);
+	event_log(&(struct event){ .name = "deadline_missed", .source = read->source },
 		  "%u bytes at %llu did not come in time", read->length,
 		  (unsigned long long)read->offset);
-	read_end(fetcher, read, -EIO);
-	units_admit(fetcher); /* those that waited for memory behind its units */
+	end_read(read, -EIO);
 }
 
-void read_begin(struct fetcher *fetcher, struct lazy_read *read)
+static int wait_for_units(struct lazy_read *read)
 {
-	const struct source *source = read->source;
-	uint64_t number = unit_of(source, read->offset);
-	uint64_t last = unit_of(source, read->offset + read->length - 1);
-	int err = relaxed_load(&fetcher->abandoned) ? -EIO : 0;
+	uint64_t first = unit_of(read->source, read->offset);
+	uint64_t last = unit_of(read->source, read->offset + read->length - 1);
+	unsigned count = (unsigned)(last - first + 1);
 
-	read->fetcher = fetcher;
-	read->waiters = NULL;
-	read->units_left = 0;
+	read->units = count == 1 ? &read->only : calloc(count, sizeof(*read->units));
+	for (; read->units && read->count < count; read->count++) {
+		struct read_unit *unit = &read->units[read->count];
+		int err;
+
+		unit->read = read;
+		unit->subscription = (struct subscription){
+			.ops = &read_ops,
+			.deadline_ns = read->deadline_ns,
+		};
+		err = subscribe(read->core, &unit->subscription, read->source, first + read->count);
+		if (err)
+			return err;
+	}
+	read->left = count;
+	return read->units ? 0 : -ENOMEM;
+}
+
+static void begin_read(struct core *core, struct completion *completion)
+{
+	struct lazy_read *read = container_of(completion, struct lazy_read, sent);
+
+	read->core = core;
+	read->units = &read->only;
+	read->count = 0;
 	read->deadline = (struct timer){ .expire = deadline_passed };
-	list_append(&fetcher->reads, &read->link);
-	relaxed_add(&fetcher->counts.reads, 1);
-	relaxed_add(&fetcher->counts.reads_waiting, 1);
-	for (; number <= last && !err; number++) {
-		struct unit *unit = unit_get(fetcher, read->source, number, true);
-
-		if (!unit)
-			err = -ENOMEM;
-		else if (unit_is_right(unit))
-			copy(read, unit);
-		else
-			err = wait_for(read, unit);
-	}
-	if (err || !read->units_left)
-		read_end(fetcher, read, err ? -EIO : 0);
+	read->link = (struct link){};
+	list_append(&core->reads, &read->link);
+	relaxed_add(&core->counts.reads, 1);
+	relaxed_add(&core->counts.reads_waiting, 1);
+	if (relaxed_load(&core->abandoned) || wait_for_units(read))
+		end_read(read, -EIO);
 	else if (read->deadline_ns != FETCHER_NO_DEADLINE)
-		timer_set(&fetcher->timers, &read->deadline, read->deadline_ns);
-	units_admit(fetcher);
+		timer_set(&core->timers, &read->deadline, read->deadline_ns);
 }
 
-void unit_deliver(struct unit *unit)
+void read_send(struct core *core, struct lazy_read *read)
+{
+	read->sent.take = begin_read;
+	core_send(core, &read->sent);
+}
+
+void reads_fail_all(struct core *core, int err)
 {
 	struct link *link;
 
-	while ((link = list_first(&unit->waiters))) {
-		struct waiter *waiter = container_of(link, struct waiter, link);
-		struct lazy_read *read = waiter->read;
-
-		list_remove(link);
-		copy(read, unit);
-		if (!--read->units_left)
-			read_end(unit->fetcher, read, 0);
-	}
-}
-
-bool unit_fail_waiters(struct unit *unit, int err)
-{
-	struct link *link = unit->waiters.next;
-
-	while (link != &unit->waiters) {
-		struct waiter *waiter = container_of(link, struct waiter, link);
-		struct link *next = link->next;
-
-		/*
-		 * A read waits for a unit only once, and ends no other read, so ending it removes no
-		 * other waiter from this list.
-		 */
-		if (waiter->read->deadline_ns != FETCHER_NO_DEADLINE) {
-			list_remove(link);
-			read_end(unit->fetcher, waiter->read, err);
-		}
-		link = next;
-	}
-	return !list_is_empty(&unit->waiters);
-}
-
-uint64_t unit_last_deadline_ns(const struct unit *unit)
-{
-	uint64_t last_ns = 0;
-
-	for (struct link *link = unit->waiters.next; link != &unit->waiters; link = link->next) {
-		const struct waiter *waiter = container_of(link, struct waiter, link);
-
-		if (waiter->read->deadline_ns > last_ns)
-			last_ns = waiter->read->deadline_ns;
-	}
-	return last_ns;
-}
-
-void reads_fail_all(struct fetcher *fetcher, int err)
-{
-	struct link *link;
-
-	while ((link = list_first(&fetcher->reads)))
-		read_end(fetcher, container_of(link, struct lazy_read, link), err);
+	while ((link = list_first(&core->reads)))
+		end_read(container_of(link, struct lazy_read, link), err);
 }

@@ -14,11 +14,11 @@
 
 #include "base/error.h"
 
-struct breaker;
 struct coded_fetch;
 struct codec_index;
 struct codec_ops;
 struct fetcher;
+struct host;
 struct latency;
 struct mirror_ops;
 struct source;
@@ -44,8 +44,7 @@ struct mirror {
 	void *private; /* ops->private_bytes, zeroed */
 
 	/* Only for the fetcher. */
-	/* of its host; NULL: not looked up yet, or the kind has no hosts */
-	struct breaker *breaker;
+	struct host *host;	 /* NULL: not looked up yet, or the kind has no hosts */
 	struct latency *latency; /* the same */
 	uint64_t avoid_until_ns; /* do not ask it before that time, as it has requested */
 	/*
@@ -166,7 +165,7 @@ struct mirror_ops {
 		       struct error *error);
 	/*
 	 * Starts a fetch, on the fetcher's thread, which must not wait. fetch_done() is then called
-	 * once on that thread, perhaps before this returns. The kind keeps the deadline itself (but
+	 * once on that thread, perhaps before this returns; it calls nothing back. The kind keeps the deadline itself (but
 	 * see `blocking`).
 	 */
 	void (*fetch)(struct fetch *fetch);

@@ -1,59 +1,166 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The units in flight: they are found by source and number, admitted as there are slots, and kept
- * in memory while there is room.
- */
+/* The units that are wanted or kept, their subscriptions, states and memory. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "base/relaxed.h"
+#include "lazy/core.h"
 #include "lazy/layout.h"
-#include "lazy/unit.h"
 
-static struct link *bucket_of(struct fetcher *fetcher, const struct source *source, uint64_t number)
+static struct link *bucket_of(struct core *core, const struct source *source, uint64_t number)
 {
 	uint64_t hash = ((uintptr_t)source / sizeof(void *) + number) * 0x9e3779b97f4a7c15ull;
 
-	return &fetcher->buckets[hash >> 54]; /* the upper 10 bits */
+	return &core->buckets[hash >> 54]; /* the upper 10 bits */
 }
 
 static bool is_busy(enum unit_state state)
 {
-	return state >= UNIT_LOOKING && state <= UNIT_CHECKING;
+	return state == UNIT_LOOKING || state == UNIT_FETCHING || state == UNIT_CHECKING;
 }
 
-static bool waits_for_cache(enum unit_state state)
+void core_init(struct core *core)
 {
-	return state == UNIT_UNSTORED || state == UNIT_STORING;
+	list_init(&core->completions);
+	list_init(&core->unused);
+	for (unsigned i = 0; i < URGENCIES; i++)
+		list_init(&core->ready[i]);
+	for (unsigned i = 0; i < UNIT_BUCKETS; i++)
+		list_init(&core->buckets[i]);
+	list_init(&core->kept);
+	list_init(&core->unstored);
+	list_init(&core->reads);
+	host_init(&core->lane);
+	host_init(&core->nowhere);
 }
 
-void unit_set_state(struct unit *unit, enum unit_state state)
+void core_deinit(struct core *core)
 {
-	struct fetcher *fetcher = unit->fetcher;
+	hosts_free(core->hosts, core->latencies);
+}
+
+void unit_set(struct unit *unit, enum unit_state state)
+{
+	struct core *core = unit->core;
 	int busy = (int)is_busy(state) - (int)is_busy(unit->state);
-	int queued = (int)(state == UNIT_QUEUED) - (int)(unit->state == UNIT_QUEUED);
-	int unstored = (int)waits_for_cache(state) - (int)waits_for_cache(unit->state);
+	int queued = (int)(state == UNIT_WANTED) - (int)(unit->state == UNIT_WANTED);
 
-	fetcher->busy += busy;
-	if (!unit->demanded)
-		fetcher->prefetching += busy;
-	if (unit->state == UNIT_STORING) {
-		fetcher->storing--;
-		fetcher->storing_bytes -= unit->length;
-	}
-	if (state == UNIT_STORING) {
-		fetcher->storing++;
-		fetcher->storing_bytes += unit->length;
-	}
-	relaxed_add(&fetcher->counts.unstored_bytes, (uint64_t)unstored * unit->length);
+	core->busy += (unsigned)busy;
+	if (unit->urgency != URGENCY_DEMAND)
+		core->prefetching += (unsigned)busy;
+	list_remove(&unit->news.link);
+	list_remove(&unit->in_queue);
+	timer_clear(&unit->timer);
 	unit->state = state;
-	relaxed_store(&fetcher->counts.units_in_flight, fetcher->busy);
-	relaxed_add(&fetcher->counts.units_queued, queued);
+	relaxed_store(&core->counts.units_in_flight, core->busy);
+	relaxed_add(&core->counts.units_queued, (uint64_t)queued);
+	if (!is_busy(state))
+		unit_let_go(unit);
 }
 
-struct unit *unit_find(struct fetcher *fetcher, const struct source *source, uint64_t number)
+void unit_let_go(struct unit *unit)
 {
-	const struct link *bucket = bucket_of(fetcher, source, number);
+	if (list_is_empty(&unit->subscriptions) && !link_is_in_list(&unit->in_unused))
+		list_append(&unit->core->unused, &unit->in_unused);
+}
+
+static void end_subscription(struct link *link, const struct unit *unit, int err)
+{
+	struct subscription *subscription = container_of(link, struct subscription, link);
+
+	list_remove(link);
+	if (err)
+		subscription->ops->failed(subscription, err);
+	else
+		subscription->ops->right(subscription, unit);
+}
+
+/* NB: a callback may end any other subscription, also of this list. */
+static void move_all(struct link *from, struct link *to)
+{
+	struct link *link;
+
+	list_init(to);
+	while ((link = list_first(from))) {
+		list_remove(link);
+		list_append(to, link);
+	}
+}
+
+static void deliver(struct unit *unit)
+{
+	struct link all, *link;
+
+	move_all(&unit->subscriptions, &all);
+	while ((link = list_first(&all))) {
+		const struct subscription *subscription =
+			container_of(link, struct subscription, link);
+
+		if (!subscription->ops->until_stored || unit->fate != FATE_OPEN) {
+			end_subscription(link, unit, 0);
+			continue;
+		}
+		list_remove(link);
+		list_append(&unit->subscriptions, link);
+	}
+	unit_let_go(unit);
+}
+
+bool unit_fail(struct unit *unit, int err)
+{
+	struct link all, *link;
+
+	unit_forget_attempts(unit);
+	move_all(&unit->subscriptions, &all);
+	while ((link = list_first(&all))) {
+		const struct subscription *subscription =
+			container_of(link, struct subscription, link);
+
+		if (subscription->deadline_ns != FETCHER_NO_DEADLINE) {
+			end_subscription(link, unit, err);
+			continue;
+		}
+		list_remove(link);
+		list_append(&unit->subscriptions, link);
+	}
+	if (!list_is_empty(&unit->subscriptions))
+		return true;
+	unit_set(unit, UNIT_WANTED);
+	return false;
+}
+
+/* Takes its news, which are of its state. */
+static void take_news(struct core *core, struct completion *completion)
+{
+	struct unit *unit = container_of(completion, struct unit, news);
+
+	(void)core;
+	switch (unit->state) {
+	case UNIT_WANTED:
+		if (!list_is_empty(&unit->subscriptions))
+			unit_want(unit, false);
+		break;
+	case UNIT_RESTING:
+		unit_set(unit, UNIT_WANTED);
+		unit_want(unit, true);
+		break;
+	case UNIT_LOOKING:
+		unit_look_up_is_late(unit);
+		break;
+	case UNIT_FETCHING:
+		unit_attempt_over(unit);
+		break;
+	case UNIT_CHECKING:
+		break;
+	case UNIT_RIGHT:
+		deliver(unit);
+		break;
+	}
+}
+
+struct unit *unit_find(struct core *core, const struct source *source, uint64_t number)
+{
+	const struct link *bucket = bucket_of(core, source, number);
 
 	for (struct link *link = bucket->next; link != bucket; link = link->next) {
 		struct unit *unit = container_of(link, struct unit, in_bucket);
@@ -64,89 +171,219 @@ struct unit *unit_find(struct fetcher *fetcher, const struct source *source, uin
 	return NULL;
 }
 
-static void demand(struct unit *unit)
+static void ahead_is_right(struct subscription *subscription, const struct unit *unit)
 {
-	struct fetcher *fetcher = unit->fetcher;
-
-	if (unit->state == UNIT_KEPT) {
-		list_remove(&unit->in_queue);
-		list_append(&fetcher->kept, &unit->in_queue);
-	}
-	if (unit->demanded)
-		return;
-	if (is_busy(unit->state))
-		fetcher->prefetching--;
-	unit_demanded(unit);
-	unit->demanded = true;
-	if (unit->state == UNIT_QUEUED) {
-		list_remove(&unit->in_queue);
-		list_append(&fetcher->demand, &unit->in_queue);
-	}
+	(void)subscription;
+	(void)unit;
 }
 
-struct unit *unit_get(struct fetcher *fetcher, struct source *source, uint64_t number,
-		      bool demanded)
+static void ahead_failed(struct subscription *subscription, int err)
 {
-	struct unit *unit = unit_find(fetcher, source, number);
+	(void)subscription;
+	(void)err;
+}
 
-	if (unit) {
-		if (demanded)
-			demand(unit);
-		return unit;
-	}
-	unit = calloc(1, sizeof(*unit));
+static const struct subscription_ops ahead_ops = {
+	.right = ahead_is_right,
+	.failed = ahead_failed,
+	.urgency = URGENCY_AHEAD,
+};
+
+static struct unit *new_unit(struct core *core, struct source *source, uint64_t number)
+{
+	struct unit *unit = calloc(1, sizeof(*unit));
+
 	if (!unit)
 		return NULL;
-	unit->fetcher = fetcher;
+	unit->core = core;
 	unit->source = source;
 	unit->number = number;
 	unit->length = unit_extent(source, number).length;
-	unit->demanded = demanded;
-	list_init(&unit->waiters);
-	list_append(bucket_of(fetcher, source, number), &unit->in_bucket);
-	list_append(demanded ? &fetcher->demand : &fetcher->prefetch, &unit->in_queue);
-	unit_set_state(unit, UNIT_QUEUED);
+	unit->ahead.ops = &ahead_ops;
+	unit->news.take = take_news;
+	list_init(&unit->subscriptions);
+	list_append(bucket_of(core, source, number), &unit->in_bucket);
+	core->units++;
+	relaxed_add(&core->counts.units_queued, 1);
 	return unit;
+}
+
+static void raise_urgency(struct unit *unit, enum urgency urgency)
+{
+	struct core *core = unit->core;
+	struct host *host = unit->state == UNIT_FETCHING ? unit->fetch.mirror->host : NULL;
+
+	if (unit->state == UNIT_RIGHT && urgency == URGENCY_DEMAND && unit->fate == FATE_LOST &&
+	    link_is_in_list(&unit->in_queue)) {
+		list_remove(&unit->in_queue); /* used last */
+		list_append(&core->kept, &unit->in_queue);
+	}
+	if (unit->urgency >= urgency)
+		return;
+	if (urgency == URGENCY_DEMAND && is_busy(unit->state))
+		core->prefetching--;
+	if (urgency == URGENCY_DEMAND && host)
+		host->prefetching--;
+	unit->urgency = urgency;
+	if (unit->state == UNIT_WANTED && link_is_in_list(&unit->in_queue))
+		unit_queue(unit, unit->host, false);
+}
+
+static int join(struct core *core, struct unit *unit, struct subscription *subscription)
+{
+	if (!unit)
+		return -ENOMEM;
+	if (subscription->deadline_ns)
+		unit_joined(unit, subscription->deadline_ns);
+	subscription->unit = unit;
+	list_append(&unit->subscriptions, &subscription->link);
+	raise_urgency(unit, subscription->ops->urgency);
+	if (unit->state == UNIT_RIGHT ||
+	    (unit->state == UNIT_WANTED && !link_is_in_list(&unit->in_queue)))
+		completion_put(core, &unit->news);
+	return 0;
+}
+
+int subscribe(struct core *core, struct subscription *subscription, struct source *source,
+	      uint64_t number)
+{
+	struct unit *unit = unit_find(core, source, number) ?: new_unit(core, source, number);
+
+	return join(core, unit, subscription);
+}
+
+void subscription_end(struct subscription *subscription)
+{
+	if (!link_is_in_list(&subscription->link))
+		return;
+	list_remove(&subscription->link);
+	unit_let_go(subscription->unit);
+}
+
+void unit_read_ahead(struct core *core, struct source *source, uint64_t number)
+{
+	struct unit *unit = unit_find(core, source, number) ?: new_unit(core, source, number);
+
+	if (!unit || unit->state == UNIT_RIGHT || link_is_in_list(&unit->ahead.link))
+		return;
+	join(core, unit, &unit->ahead);
+}
+
+struct subscription *unit_reader(const struct unit *unit)
+{
+	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
+	     link = link->next) {
+		struct subscription *subscription = container_of(link, struct subscription, link);
+
+		if (subscription->deadline_ns)
+			return subscription;
+	}
+	return NULL;
+}
+
+uint64_t unit_last_deadline_ns(const struct unit *unit)
+{
+	uint64_t last_ns = 0;
+
+	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
+	     link = link->next) {
+		const struct subscription *subscription =
+			container_of(link, struct subscription, link);
+
+		if (subscription->deadline_ns > last_ns)
+			last_ns = subscription->deadline_ns;
+	}
+	return last_ns;
 }
 
 static void release(struct unit *unit)
 {
-	if (unit->data)
-		relaxed_add(&unit->fetcher->counts.buffer_bytes, -(uint64_t)unit->length);
+	if (unit->reserved)
+		relaxed_add(&unit->core->counts.buffer_bytes, -(uint64_t)unit->length);
+	unit->reserved = false;
 	free(unit->data);
 	unit->data = NULL;
 }
 
-static void unit_free(struct unit *unit)
+void unit_want(struct unit *unit, bool first)
 {
-	if (unit->prefetch_id)
-		prefetch_unit_over(unit);
-	unit_set_state(unit, UNIT_NEW);
-	timer_clear(&unit->timer);
-	list_remove(&unit->in_bucket);
-	list_remove(&unit->in_queue);
+	if (unit_may_look_up(unit))
+		unit_queue(unit, &unit->core->lane, first);
+	else
+		unit_choose(unit, first);
+}
+
+void unit_queue(struct unit *unit, struct host *host, bool first)
+{
+	struct link *waiting = &host->waiting[unit->urgency];
+
 	release(unit);
-	free(unit);
+	if (unit->state != UNIT_WANTED)
+		unit_set(unit, UNIT_WANTED);
+	list_remove(&unit->in_queue);
+	unit->host = host;
+	list_insert_after(first ? waiting : waiting->previous, &unit->in_queue);
+	host_is_ready(unit->core, host);
+}
+
+void host_is_ready(struct core *core, struct host *host)
+{
+	for (unsigned i = 0; i < URGENCIES; i++) {
+		if (!list_is_empty(&host->waiting[i]) && !link_is_in_list(&host->in_ready[i]))
+			list_append(&core->ready[i], &host->in_ready[i]);
+	}
+}
+
+static void rest_is_over(struct timer *timer)
+{
+	struct unit *unit = container_of(timer, struct unit, timer);
+
+	completion_put(unit->core, &unit->news);
+}
+
+void unit_rest(struct unit *unit, uint64_t at_ns)
+{
+	release(unit);
+	unit_set(unit, UNIT_RESTING);
+	unit->timer.expire = rest_is_over;
+	timer_set(&unit->core->timers, &unit->timer, at_ns);
+}
+
+void unit_reserve(struct unit *unit, uint8_t *data)
+{
+	release(unit);
+	unit->data = data;
+	unit->reserved = true;
+	relaxed_add(&unit->core->counts.buffer_bytes, unit->length);
+}
+
+bool unit_allocate(struct unit *unit)
+{
+	uint8_t *data = malloc(unit->length);
+
+	if (data) {
+		unit_reserve(unit, data);
+		return true;
+	}
+	/* Readers with time left wait until there may be some. */
+	relaxed_add(&unit->core->counts.local_failures, 1);
+	if (unit_fail(unit, -EIO))
+		unit_rest(unit, clock_now_ns() + NS_PER_S);
+	return false;
 }
 
 /*
- * Frees a unit that nobody waits for. A prefetch drops no unit that is to be put in the cache, or
- * there would be no end to it. Read-ahead drops as readers do, but none of a prefetch.
+ * A prefetch drops no unit that is to be put in the cache, or there would be no end to it.
+ * Read-ahead drops as readers do, but none of a prefetch.
  */
-static bool free_one(struct fetcher *fetcher, const struct unit *unit)
+static bool free_one(struct core *core, const struct unit *unit)
 {
-	struct link *oldest = list_first(&fetcher->kept);
-	struct unit *victim = NULL;
+	struct link *oldest = list_first(&core->kept);
 
-	if (oldest)
-		victim = container_of(oldest, struct unit, in_queue);
-	else if (unit->demanded || !prefetch_wants(unit))
-		victim = unit_to_drop(fetcher, unit->demanded);
-	if (!victim)
-		return false;
-	if (victim->state == UNIT_UNSTORED)
-		relaxed_add(&fetcher->counts.store_drops, 1);
-	unit_free(victim);
+	if (!oldest)
+		return unit->urgency > URGENCY_BACKGROUND &&
+		       units_drop_one(core, unit->urgency == URGENCY_DEMAND);
+	unit_forget(container_of(oldest, struct unit, in_queue));
 	return true;
 }
 
@@ -154,178 +391,66 @@ static bool free_one(struct fetcher *fetcher, const struct unit *unit)
  * Prefetched units may take half of the memory. One unit always fits. What a worker is putting in
  * the cache, perhaps for minutes, takes nothing of that away.
  */
-static bool make_room(struct fetcher *fetcher, const struct unit *unit)
+bool unit_make_room(struct unit *unit)
 {
-	const uint64_t *used = &fetcher->counts.buffer_bytes;
-	uint64_t most = fetcher->options.max_buffer_bytes / (unit->demanded ? 1 : 2);
-	uint64_t aside = fetcher->storing_bytes;
+	struct core *core = unit->core;
+	const uint64_t *used = &core->counts.buffer_bytes;
+	bool demanded = unit->urgency == URGENCY_DEMAND;
+	uint64_t most = core->options.max_buffer_bytes / (demanded ? 1 : 2);
+	uint64_t aside = core->storing_bytes;
 
-	while (*used - aside + unit->length > most && free_one(fetcher, unit))
+	while (*used - aside + unit->length > most && free_one(core, unit))
 		;
 	return *used == aside || *used - aside + unit->length <= most;
 }
 
-/* Returns the first unit in a queue whose host can take one more fetch. */
-static struct unit *first_for_any_host(const struct link *queue)
+void unit_right(struct unit *unit, bool found)
 {
-	for (struct link *link = queue->next; link != queue; link = link->next) {
-		struct unit *unit = container_of(link, struct unit, in_queue);
-
-		if (!unit_host_is_full(unit))
-			return unit;
-	}
-	return NULL;
-}
-
-/* Returns NULL when none waits, or no more may be in flight. */
-static struct unit *next_waiting(const struct fetcher *fetcher)
-{
-	struct unit *unit;
-
-	if (fetcher->busy >= fetcher->options.max_transfers)
-		return NULL;
-	unit = first_for_any_host(&fetcher->demand);
-	if (!unit && fetcher->prefetching < fetcher->options.max_transfers / 2)
-		unit = first_for_any_host(&fetcher->prefetch);
-	return unit;
-}
-
-void unit_queue(struct unit *unit)
-{
-	struct fetcher *fetcher = unit->fetcher;
-
-	release(unit);
-	list_insert_after(unit->demanded ? &fetcher->demand : &fetcher->prefetch, &unit->in_queue);
-	unit_set_state(unit, UNIT_QUEUED);
-	units_admit(fetcher);
-}
-
-static void queue_again(struct timer *timer)
-{
-	unit_queue(container_of(timer, struct unit, timer));
-}
-
-void unit_rest(struct unit *unit, uint64_t at_ns)
-{
-	/* Nobody waits for it, and its timer would not expire any more. */
-	if (unit->fetcher->ending) {
-		unit_end(unit);
-		return;
-	}
-	release(unit);
-	unit_set_state(unit, UNIT_RESTING);
-	unit->timer.expire = queue_again;
-	timer_set(&unit->fetcher->timers, &unit->timer, at_ns);
-	units_admit(unit->fetcher);
-}
-
-/* Memory is short: readers with time left wait until there may be some. */
-static void put_off(struct unit *unit)
-{
-	relaxed_add(&unit->fetcher->counts.local_failures, 1);
-	if (unit_fail_waiters(unit, -EIO))
-		unit_rest(unit, clock_now_ns() + NS_PER_S);
-	else
-		unit_free(unit);
-}
-
-static void start(struct unit *unit)
-{
-	list_remove(&unit->in_queue);
-	unit->data = malloc(unit->length);
-	if (!unit->data) {
-		put_off(unit);
-		return;
-	}
-	relaxed_add(&unit->fetcher->counts.buffer_bytes, unit->length);
-	if (!unit_look_up(unit))
-		unit_fetch(unit);
-}
-
-void units_admit(struct fetcher *fetcher)
-{
-	struct unit *unit;
-
-	/* NB: a unit that starts may end at once and call this again; do not recurse. */
-	if (fetcher->admitting)
-		return;
-	fetcher->admitting = true;
-	while ((unit = next_waiting(fetcher)) && make_room(fetcher, unit))
-		start(unit);
-	fetcher->admitting = false;
-}
-
-void unit_left_alone(struct unit *unit)
-{
-	if (unit->state == UNIT_QUEUED || unit->state == UNIT_RESTING)
-		unit_free(unit);
-}
-
-void unit_ready(struct unit *unit, bool from_mirror)
-{
-	struct fetcher *fetcher = unit->fetcher;
-
-	unit_set_state(unit, UNIT_STORING);
-	unit_deliver(unit);
-	if (!from_mirror || fetcher->ending) {
-		unit_end(unit); /* the cache has it */
-		return;
-	}
-	if (unit_store(unit))
-		units_admit(fetcher); /* its place, and its memory if needed, are free */
-	else
+	unit_set(unit, UNIT_RIGHT);
+	unit->fate = found ? FATE_FOUND : FATE_OPEN;
+	deliver(unit);
+	if (!found && !unit->core->ending && !unit_store(unit))
 		unit_keep(unit);
+}
+
+void unit_set_fate(struct unit *unit, enum unit_fate fate)
+{
+	unit->fate = fate;
+	deliver(unit);
 }
 
 void unit_keep(struct unit *unit)
 {
-	struct fetcher *fetcher = unit->fetcher;
-
-	if (fetcher->ending) {
-		unit_end(unit);
-		return;
+	if (!unit->core->ending) {
+		unit->holds++;
+		list_append(&unit->core->kept, &unit->in_queue);
 	}
-	unit_set_state(unit, UNIT_KEPT);
-	if (unit->prefetch_id)
-		prefetch_unit_over(unit);
-	list_append(&fetcher->kept, &unit->in_queue);
-	units_admit(fetcher);
+	unit_set_fate(unit, FATE_LOST);
 }
 
-void unit_end(struct unit *unit)
+void unit_forget(struct unit *unit)
 {
-	struct fetcher *fetcher = unit->fetcher;
-
-	unit_free(unit);
-	units_admit(fetcher);
+	deliver(unit); /* to whoever has come just now */
+	unit->holds--;
+	release(unit);
+	unit_set(unit, UNIT_WANTED);
 }
 
-static void free_all(struct link *queue)
+void core_stop(struct core *core)
 {
 	struct link *link;
 
-	while ((link = list_first(queue)))
-		unit_free(container_of(link, struct unit, in_queue));
-}
-
-void units_stop(struct fetcher *fetcher)
-{
-	free_all(&fetcher->demand);
-	free_all(&fetcher->prefetch);
-	free_all(&fetcher->kept);
-	units_flush(fetcher);
+	while ((link = list_first(&core->kept)))
+		unit_forget(container_of(link, struct unit, in_queue));
 	for (unsigned i = 0; i < UNIT_BUCKETS; i++) {
-		struct link *bucket = &fetcher->buckets[i], *link, *next;
-
-		for (link = bucket->next; link != bucket; link = next) {
+		for (link = core->buckets[i].next; link != &core->buckets[i]; link = link->next) {
 			struct unit *unit = container_of(link, struct unit, in_bucket);
-			const struct mirror *mirror = unit->fetch.mirror;
 
-			next = link->next;
-			if (unit->state == UNIT_RESTING)
-				unit_free(unit);
-			else if (unit->state == UNIT_FETCHING && mirror->ops->cancel)
-				mirror->ops->cancel(&unit->fetch);
+			subscription_end(&unit->ahead);
+			if (unit->state == UNIT_FETCHING && !link_is_in_list(&unit->news.link) &&
+			    unit->fetch.mirror->ops->cancel)
+				unit->fetch.mirror->ops->cancel(&unit->fetch);
 		}
 	}
+	units_flush(core);
 }

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lazy/core.h"
 #include "lazy/store.h"
-#include "lazy/unit.h"
 
 enum {
 	/* the place of jobs that may pin, and so wait for whoever writes to the map */
@@ -20,7 +20,7 @@ enum {
 	ALONE_AT_ONCE_BYTES = 64 << 10,
 };
 
-static struct unit *unit_of(struct pool_job *job)
+static struct unit *of_job(struct pool_job *job)
 {
 	return container_of(job, struct unit, job);
 }
@@ -31,7 +31,7 @@ static void have_done(struct unit *unit, uint64_t place, void (*work)(struct poo
 	unit->job.work = work;
 	unit->job.done = done;
 	unit->job.place = place;
-	fetcher_submit(unit->fetcher, &unit->job);
+	core_submit(unit->core, &unit->job);
 }
 
 static int pin_identity(const struct unit *unit)
@@ -40,12 +40,12 @@ static int pin_identity(const struct unit *unit)
 
 	if (!fetch->identity)
 		return 0;
-	return store_pin_identity(unit->fetcher->store, fetch->mirror, fetch->identity);
+	return store_pin_identity(unit->core->store, fetch->mirror, fetch->identity);
 }
 
 static int pin_digest(struct unit *unit, const uint8_t digest[static SOURCE_DIGEST_BYTES])
 {
-	int err = store_pin_digest(unit->fetcher->store, unit->source, unit->number, digest);
+	int err = store_pin_digest(unit->core->store, unit->source, unit->number, digest);
 
 	unit->check.pinned = !err;
 	/* Another fetch has pinned its content first, and readers have got that. */
@@ -55,12 +55,12 @@ static int pin_digest(struct unit *unit, const uint8_t digest[static SOURCE_DIGE
 static int check(struct unit *unit)
 {
 	uint8_t found[SOURCE_DIGEST_BYTES], expected[SOURCE_DIGEST_BYTES];
-	int known = store_digest(unit->fetcher->store, unit->source, unit->number, expected);
+	int known = store_digest(unit->core->store, unit->source, unit->number, expected);
 	int err;
 
 	if (known < 0)
 		return known;
-	if (!EVP_Digest(unit->data, unit->length, found, NULL, unit->fetcher->sha256, NULL))
+	if (!EVP_Digest(unit->data, unit->length, found, NULL, unit->core->sha256, NULL))
 		return -ENOMEM;
 	unit->check.known = known;
 	if (known && memcmp(found, expected, sizeof(found)) != 0)
@@ -85,11 +85,11 @@ static int check(struct unit *unit)
 
 static void verify(struct pool_job *job)
 {
-	struct unit *unit = unit_of(job);
+	struct unit *unit = of_job(job);
 
 	int err;
 
-	if (!unit->fetcher->store)
+	if (!unit->core->store)
 		return;
 	err = check(unit);
 	unit->check.err = err;
@@ -99,10 +99,10 @@ static void verify(struct pool_job *job)
 
 static void verified(struct pool_job *job)
 {
-	struct unit *unit = unit_of(job);
+	struct unit *unit = of_job(job);
 
 	if (unit->check.disk_err || unit->check.pinned)
-		disk_note(unit->fetcher, DISK_OF_MAP, unit->check.disk_err);
+		disk_note(unit->core, DISK_OF_MAP, unit->check.disk_err);
 	if (!unit->check.err)
 		unit_accept(unit);
 	else
@@ -112,15 +112,15 @@ static void verified(struct pool_job *job)
 /* Verifies a unit on the fetcher's thread. Returns false at once when a worker has to do it. */
 static bool verify_at_once(struct unit *unit)
 {
-	const struct fetcher *fetcher = unit->fetcher;
+	const struct core *core = unit->core;
 	uint8_t found[SOURCE_DIGEST_BYTES], expected[SOURCE_DIGEST_BYTES];
 
-	if (unit->length > (fetcher->busy > 1 ? AT_ONCE_BYTES : ALONE_AT_ONCE_BYTES))
+	if (unit->length > (core->busy > 1 ? AT_ONCE_BYTES : ALONE_AT_ONCE_BYTES))
 		return false;
 	/* Pinning an identity waits for the disk. */
-	if (!fetcher->store || unit->fetch.identity ||
-	    !store_digest_at_hand(fetcher->store, unit->source, unit->number, expected) ||
-	    !EVP_Digest(unit->data, unit->length, found, NULL, fetcher->sha256, NULL))
+	if (!core->store || unit->fetch.identity ||
+	    !store_digest_at_hand(core->store, unit->source, unit->number, expected) ||
+	    !EVP_Digest(unit->data, unit->length, found, NULL, core->sha256, NULL))
 		return false;
 	unit->check.known = true;
 	unit->check.err = memcmp(found, expected, sizeof(found)) ? -EBADMSG : 0;
@@ -151,7 +151,7 @@ static void digest_loaded(struct pool_job *job)
 
 void unit_expect(const struct unit *unit)
 {
-	struct store *store = unit->fetcher->store;
+	struct store *store = unit->core->store;
 	uint8_t unused[SOURCE_DIGEST_BYTES];
 	struct digest_load *load;
 
@@ -167,7 +167,7 @@ void unit_expect(const struct unit *unit)
 		.source = unit->source,
 		.number = unit->number,
 	};
-	fetcher_submit(unit->fetcher, &load->job);
+	core_submit(unit->core, &load->job);
 }
 
 void unit_verify(struct unit *unit)
@@ -175,7 +175,7 @@ void unit_verify(struct unit *unit)
 	bool may_pin;
 
 	unit->check = (struct unit_check){};
-	unit_set_state(unit, UNIT_CHECKING);
+	unit_set(unit, UNIT_CHECKING);
 	if (verify_at_once(unit))
 		return;
 	may_pin = !unit->source->has_digests || unit->fetch.identity;

@@ -35,7 +35,7 @@ int lazy_small_stacks(void)
 
 static struct pool_job *job_of(struct message *message)
 {
-	return container_of(message, struct pool_job, message.queued);
+	return container_of(message, struct pool_job, ended.message);
 }
 
 /* The functions before next_job() need the lock. */
@@ -165,7 +165,7 @@ void worker_pool_stop(struct worker_pool *pool)
 
 void worker_pool_submit(struct worker_pool *pool, struct pool_job *job)
 {
-	struct message *message = &job->message.queued;
+	struct message *message = &job->ended.message;
 
 	message->next = NULL;
 	pthread_mutex_lock(&pool->lock);
@@ -184,7 +184,7 @@ bool worker_pool_cancel(struct worker_pool *pool, struct pool_job *job)
 	bool found;
 
 	pthread_mutex_lock(&pool->lock);
-	for (link = &pool->oldest; *link && *link != &job->message.queued; link = &(*link)->next)
+	for (link = &pool->oldest; *link && *link != &job->ended.message; link = &(*link)->next)
 		;
 	found = *link;
 	if (found)

@@ -8,9 +8,10 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/confine.h"
-#include "lazy/fetcher.h"
+#include "lazy/completion.h"
 
 enum {
 #ifdef __SANITIZE_THREAD__
@@ -19,6 +20,21 @@ enum {
 #else
 	LAZY_STACK_BYTES = 256 << 10,
 #endif
+};
+
+/*
+ * A job that blocks: `work` is called on a worker, then `done` on the fetcher's thread. It is a
+ * member of whatever it is about.
+ */
+struct pool_job {
+	void (*work)(struct pool_job *job);
+	void (*done)(struct pool_job *job);
+	/*
+	 * A number for what the work may hang on, such as a file system. Only some workers take
+	 * jobs of the same place at a time. 0: none.
+	 */
+	uint64_t place;
+	struct completion ended; /* the fetcher's own; its message is the pool's until the end */
 };
 
 struct worker_pool {

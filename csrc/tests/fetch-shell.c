@@ -29,6 +29,7 @@
 #include "base/message.h"
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
+#include "lazy/read.h"
 #include "lazy/source.h"
 
 struct shell_read {
@@ -178,7 +179,7 @@ static int prefetch(struct fetcher *fetcher, json_t *line, struct error *error)
 	if (!err)
 		err = keys_take_u64(line, "length", true, &length, error);
 	if (!err)
-		fetcher_prefetch(fetcher, source, offset, length);
+		fetcher_read_ahead(fetcher, source, offset, length);
 	return err;
 }
 

@@ -92,9 +92,8 @@ bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
 	return false;
 }
 
-void event_log(struct fetcher *fetcher, const struct event *event, const char *format, ...)
+void event_log(const struct event *event, const char *format, ...)
 {
-	(void)fetcher;
 	(void)event;
 	(void)format;
 }

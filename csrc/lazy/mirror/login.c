@@ -67,7 +67,7 @@ static bool keep_last(struct login_load *load)
 
 	if (!last)
 		return false;
-	event_log(load->fetcher, &(struct event){ .name = "login_kept" },
+	event_log(&(struct event){ .name = "login_kept" },
 		  "the previous credentials are used, because there are no new ones: %s",
 		  load->error.text);
 	if (load->login)

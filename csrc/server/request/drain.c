@@ -18,6 +18,7 @@
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
 #include "lazy/layout.h"
+#include "lazy/read.h"
 #include "server/request/request.h"
 
 enum {

@@ -22,6 +22,7 @@
 #include "base/json_text.h"
 #include "base/size.h"
 #include "lazy/cache.h"
+#include "lazy/fetcher.h"
 #include "lazy/keys.h"
 #include "lazy/layout.h"
 #include "lazy/prefetch.h"
@@ -203,7 +204,7 @@ static int take_plan(struct map_request *request, struct prefetch_plan *plan)
 
 static int answer(struct map_request *request)
 {
-	json_t *prefetch = prefetch_json(request->space->fetcher);
+	json_t *prefetch = prefetch_json(fetcher_prefetch(request->space->fetcher));
 
 	return json_object_set_new(request->body, "prefetch", prefetch) ? -ENOMEM : 0;
 }
@@ -243,12 +244,12 @@ static int start(struct map_request *request)
 	plan.extents = extents.list;
 	plan.count = extents.count;
 	/* NB: check first, because a refused prefetch must not evict anything. */
-	if (!err && prefetch_is_running(request->space->fetcher, 0))
+	if (!err && prefetch_is_running(fetcher_prefetch(request->space->fetcher), 0))
 		err = -EBUSY;
 	if (!err)
 		err = find_room(request, &plan);
 	if (!err)
-		err = prefetch_start(request->space->fetcher, &plan, &id);
+		err = prefetch_start(fetcher_prefetch(request->space->fetcher), &plan, &id);
 	if (!err)
 		return answer(request);
 	free(extents.list);
@@ -264,20 +265,20 @@ MAP_REQUEST(prefetch_start_kind, "prefetch-start", start);
 static void follow(struct map_request *request, uint64_t id)
 {
 	const struct timespec pause = { .tv_nsec = STEP_MS * 1000000L };
-	struct fetcher *fetcher = request->space->fetcher;
+	struct prefetch *prefetch = fetcher_prefetch(request->space->fetcher);
 	uint64_t end_ns = map_request_page_end_ns();
 
-	prefetch_follow(fetcher, id);
-	while (prefetch_is_running(fetcher, id) && clock_now_ns() < end_ns) {
+	prefetch_follow(prefetch, id);
+	while (prefetch_is_running(prefetch, id) && clock_now_ns() < end_ns) {
 		if (control_call_is_over(request->call)) {
-			prefetch_cancel(fetcher, id);
+			prefetch_cancel(prefetch, id);
 			return;
 		}
 		nanosleep(&pause, NULL);
 	}
-	prefetch_follow(fetcher, id);
+	prefetch_follow(prefetch, id);
 	/* Units that are reported as done must be durable. */
-	if (!prefetch_is_running(fetcher, id) && request->space->cache)
+	if (!prefetch_is_running(prefetch, id) && request->space->cache)
 		cache_sync(request->space->cache);
 }
 
@@ -300,17 +301,17 @@ MAP_REQUEST(prefetch_status_kind, "prefetch-status", status);
 static int cancel(struct map_request *request)
 {
 	const struct timespec pause = { .tv_nsec = STEP_MS * 1000000L };
-	struct fetcher *fetcher = request->space->fetcher;
+	struct prefetch *prefetch = fetcher_prefetch(request->space->fetcher);
 	uint64_t end_ns = map_request_page_end_ns();
-	json_t *now = prefetch_json(fetcher);
+	json_t *now = prefetch_json(prefetch);
 	uint64_t id = (uint64_t)json_integer_value(json_object_get(now, "id"));
 	int err = keys_refuse_unknown(request->keys, &request->error);
 
 	json_decref(now);
 	if (err)
 		return err;
-	prefetch_cancel(fetcher, id);
-	while (prefetch_is_running(fetcher, id) && clock_now_ns() < end_ns)
+	prefetch_cancel(prefetch, id);
+	while (prefetch_is_running(prefetch, id) && clock_now_ns() < end_ns)
 		nanosleep(&pause, NULL);
 	return answer(request);
 }

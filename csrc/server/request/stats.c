@@ -46,7 +46,7 @@ static int stats(struct map_request *request)
 			 (json_int_t)store_source_count(space->store), "bytes", "computed",
 			 (json_int_t)sums.computed, "given", (json_int_t)sums.given, "pinned",
 			 (json_int_t)sums.pinned, "fetcher", fetcher_stats_json(space->fetcher),
-			 "prefetch", prefetch_json(space->fetcher), "cache",
+			 "prefetch", prefetch_json(fetcher_prefetch(space->fetcher)), "cache",
 			 space->cache ? cache_stats_json(space->cache) : NULL);
 	err = more ? json_object_update(request->body, more) : -1;
 	json_decref(more);

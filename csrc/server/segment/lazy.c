@@ -124,10 +124,11 @@ static void lazy_abandon(struct segment *segment)
 
 static int add_space(json_t *list, const struct space *space)
 {
-	json_t *about = json_pack(
-		"{s:s, s:s?, s:I, s:o, s:o}", "map", space->map_path, "cache_directory",
-		space->cache_path, "mappings", (json_int_t)map_count(space->map), "fetcher",
-		fetcher_stats_json(space->fetcher), "prefetch", prefetch_json(space->fetcher));
+	json_t *about = json_pack("{s:s, s:s?, s:I, s:o, s:o}", "map", space->map_path,
+				  "cache_directory", space->cache_path, "mappings",
+				  (json_int_t)map_count(space->map), "fetcher",
+				  fetcher_stats_json(space->fetcher), "prefetch",
+				  prefetch_json(fetcher_prefetch(space->fetcher)));
 
 	if (about && space->cache &&
 	    json_object_set_new(about, "cache", cache_stats_json(space->cache))) {

@@ -16,6 +16,7 @@
 #include "lazy/fetcher.h"
 #include "lazy/layout.h"
 #include "lazy/map.h"
+#include "lazy/read.h"
 #include "lazy/space.h"
 #include "server/engine.h"
 

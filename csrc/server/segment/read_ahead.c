@@ -58,7 +58,7 @@ static void ask(struct read_ahead_stream *stream, struct fetcher *fetcher,
 		return;
 	stream->ahead = end;
 	if (!is_all_cached(source, start, end))
-		fetcher_prefetch(fetcher, source, start, end - start);
+		fetcher_read_ahead(fetcher, source, start, end - start);
 }
 
 /* Random reads that are near each other pass much more than they want. */

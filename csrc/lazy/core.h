@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The core of the fetcher: units that are wanted, and what is done to get them. Everything here
+ * belongs to the fetcher's thread and needs no lock; exceptions say so. Whoever has news queues a
+ * completion. core_step() takes them, begins what may begin, and frees what nobody needs; nothing
+ * else does that, so what a function has in hand stays.
+ */
+#ifndef LAZY_CORE_H
+#define LAZY_CORE_H
+
+#include <openssl/types.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/list.h"
+#include "lazy/completion.h"
+#include "lazy/event.h"
+#include "lazy/host.h"
+#include "lazy/source.h"
+#include "lazy/timer_queue.h"
+#include "lazy/worker_pool.h"
+
+#define FETCHER_NO_DEADLINE UINT64_MAX
+
+enum {
+	UNIT_BUCKETS = 1024, /* a power of two */
+	/* of one mirror for one unit, after which the unit does not ask it again */
+	WRONG_ANSWERS_MAX = 3,
+};
+
+enum unit_state {
+	UNIT_WANTED,   /* waits in a queue, if anybody wants it */
+	UNIT_RESTING,  /* waits until it is queued again (timer) */
+	UNIT_LOOKING,  /* a worker looks it up in the cache; waits for that, until its timer */
+	UNIT_FETCHING, /* a mirror is being asked */
+	UNIT_CHECKING, /* a worker verifies it */
+	UNIT_RIGHT,    /* its data are verified */
+};
+
+/* What is known about the cache and a unit that is right. */
+enum unit_fate {
+	FATE_OPEN,  /* it is being put in, or waits for that */
+	FATE_FOUND, /* the cache had it */
+	FATE_STORED,
+	FATE_LOST, /* the cache does not get it */
+};
+
+struct core;
+struct subscription;
+struct unit;
+
+struct subscription_ops {
+	/*
+	 * Each subscription ends with one call of one of these. They may end other subscriptions,
+	 * put completions and set timers, and free the subscription; no more.
+	 */
+	void (*right)(struct subscription *subscription, const struct unit *unit);
+	void (*failed)(struct subscription *subscription, int err);
+	bool until_stored; /* right() is called when the fate is known */
+	enum urgency urgency;
+	unsigned
+		rounds; /* how often the unit is tried again while no other subscription wants it */
+};
+
+/* Somebody who wants one unit. It stays where it is until a callback or subscription_end(). */
+struct subscription {
+	const struct subscription_ops *ops;
+	uint64_t deadline_ns; /* of a reader; 0: it is none */
+	/* The core's own. */
+	struct link link; /* in unit->subscriptions, or on its way to a callback */
+	struct unit *unit;
+};
+
+/* What a worker found out about a unit. */
+struct unit_check {
+	int err; /* 0; -EBADMSG: the content is wrong; -ESTALE: the identity is; else the check failed */
+	int disk_err; /* the map could not be read or written; a negative errno */
+	bool known;   /* it was checked against a digest */
+	bool pinned;
+};
+
+struct look_up;
+
+/* A unit in flight, or kept in memory. free_unused() frees it. */
+struct unit {
+	struct core *core;
+	struct source *source;
+	uint64_t number;
+	uint32_t length; /* bytes */
+	enum unit_state state;
+	enum unit_fate fate;
+	enum urgency urgency; /* the highest of its subscriptions since it was queued */
+	unsigned holds;	      /* of the cache's queue, and of the units that are kept */
+	bool reserved;	      /* its length counts in `buffer_bytes` */
+	uint8_t *data;
+	struct link subscriptions;
+	struct subscription ahead; /* of a read-ahead, which nobody waits for */
+	struct link in_bucket;
+	struct link in_queue;	 /* of its host; RIGHT: of the cache, or of those that are kept */
+	struct link in_unused;	 /* perhaps nobody needs it */
+	struct completion news;	 /* of its state: a change of the state takes them back */
+	struct host *host;	 /* WANTED: in whose queue it is */
+	struct look_up *look_up; /* LOOKING: what it waits for */
+
+	struct pool_job job;
+	struct unit_check check;
+
+	/* Attempts. */
+	struct fetch fetch;
+	/*
+	 * RESTING: when it ends. LOOKING: when it goes on without. FETCHING: when to check for
+	 * progress; see unit_joined()
+	 */
+	struct timer timer;
+	unsigned progress; /* of the fetch, when the timer was set */
+	uint64_t began_ns; /* the last attempt */
+	unsigned rounds;
+	bool cut;     /* an attempt got no complete response; see struct fetch */
+	bool waited;  /* it has waited once for an open breaker */
+	uint16_t out; /* bit set: mirrors that this unit does not ask again */
+	uint8_t tries[SOURCE_MIRRORS_MAX];
+	uint8_t wrong[SOURCE_MIRRORS_MAX];
+};
+
+struct core_options {
+	unsigned max_transfers;	   /* most units in flight */
+	uint64_t max_buffer_bytes; /* most memory for units */
+	unsigned changed_ms;	   /* how long a mirror that has changed is not asked */
+	unsigned unhealthy_ms;	   /* how long other mirrors are preferred to one that fails */
+};
+
+/* See base/relaxed.h. */
+struct fetch_counts {
+	uint64_t reads, read_errors, deadlines_missed;
+	uint64_t units_fetched, bytes_fetched, units_prefetched, units_from_cache;
+	uint64_t units_verified, units_pinned; /* checked against a known digest; against none */
+	/* Put in the cache; not put in, because of an error; because the cache was too slow. */
+	uint64_t units_stored, store_failures, store_drops;
+	uint64_t attempts, retries, wrong_digests;
+	uint64_t failures[FETCH_WRONG + 1]; /* by enum fetch_failure */
+	uint64_t local_failures; /* failures that are no mirror's: of the map's file, or memory */
+	/* The current state. */
+	uint64_t reads_waiting, units_queued, units_in_flight, buffer_bytes;
+	uint64_t
+		unstored_bytes; /* of units that are to be put in the cache; part of `buffer_bytes` */
+};
+
+/*
+ * The error of the last write to the map or the cache; 0 again when one succeeds. See
+ * base/relaxed.h.
+ */
+struct disk_error {
+	int64_t err; /* 0, or a negative errno */
+	uint64_t at_ns;
+};
+
+enum { DISK_OF_MAP, DISK_OF_CACHE, DISKS };
+
+struct core {
+	struct core_options options;
+	struct fetcher *fetcher; /* only handed on to mirrors */
+	struct store *store;	 /* NULL: nothing is pinned */
+	struct cache *cache;	 /* NULL: without one */
+	EVP_MD *sha256;
+	struct timer_queue timers;
+	struct message_queue messages; /* any thread; see core_send() */
+	int wake_fd;		       /* eventfd */
+	struct worker_pool workers;
+	struct worker_pool cache_workers; /* they may hang with the cache's disk, or its lock */
+
+	struct link completions;
+	struct link unused;	      /* units that perhaps nobody needs */
+	struct link ready[URGENCIES]; /* hosts that have work, and perhaps may begin it */
+	struct host *hosts;	      /* atomic */
+	struct latency *latencies;    /* atomic */
+	struct host lane;	      /* of units that wait for a look-up in the cache */
+	struct host nowhere;	      /* of mirrors that have no host, and units without a mirror */
+	struct link buckets[UNIT_BUCKETS];
+	unsigned units;
+	unsigned busy;	      /* units with something in progress */
+	unsigned prefetching; /* how many of them no reader has asked for */
+	struct link kept;     /* right, not in the cache; in memory until that is needed */
+	struct link unstored; /* right, and to be put in the cache: the oldest first */
+	unsigned storing;
+	uint64_t storing_bytes;
+	unsigned look_ups;	 /* jobs; some are of units that have gone on without */
+	bool cache_is_late;	 /* units do not wait for it, until a look-up has ended */
+	bool abandoned;		 /* atomic: reads fail */
+	bool ending;		 /* atomic: nothing begins any more */
+	uint64_t flush_until_ns; /* when `ending`: no unit is put in the cache after that */
+	struct link reads;	 /* all reads that wait */
+	struct fetch_counts counts;
+	struct disk_error disks[DISKS];
+};
+
+/* step.c */
+
+/* Has it taken by the next step. Does nothing when that is so already. */
+void completion_put(struct core *core, struct completion *completion);
+/* The same from any thread. */
+void core_send(struct core *core, struct completion *completion);
+/* Moves what was sent into the queue. */
+void core_receive(struct core *core);
+/* Submits a job to the core's own workers, or to those of the cache. */
+void core_submit(struct core *core, struct pool_job *job);
+void core_cache_submit(struct core *core, struct pool_job *job);
+/* Does what is to be done. Returns whether something is left, so that others have their turn. */
+bool core_step(struct core *core);
+
+/* units.c */
+
+/* Initializes lists. The caller sets options, timers, pools and the eventfd. */
+void core_init(struct core *core);
+/* Frees what is left after the last step. */
+void core_deinit(struct core *core);
+/* Ends all that can end now, but for reads and the prefetch, which have ended. */
+void core_stop(struct core *core);
+/* Returns 0, or -ENOMEM. `subscription` has its ops and its deadline. */
+int subscribe(struct core *core, struct subscription *subscription, struct source *source,
+	      uint64_t number);
+/* Does nothing when it is over. No callback is called any more. */
+void subscription_end(struct subscription *subscription);
+/* Fetches a unit that nobody waits for. */
+void unit_read_ahead(struct core *core, struct source *source, uint64_t number);
+/* Returns the unit, or NULL. */
+struct unit *unit_find(struct core *core, const struct source *source, uint64_t number);
+void unit_set(struct unit *unit, enum unit_state state);
+/* To be called when it may not be needed any more. */
+void unit_let_go(struct unit *unit);
+/* The first subscription of a reader, or NULL. */
+struct subscription *unit_reader(const struct unit *unit);
+/* The latest deadline of its readers: FETCHER_NO_DEADLINE if one has none, 0 without readers. */
+uint64_t unit_last_deadline_ns(const struct unit *unit);
+/*
+ * Fails its subscriptions, but for readers without a deadline. Returns whether any is left; else
+ * the unit is as if it had never been tried, and waits for somebody who wants it.
+ */
+bool unit_fail(struct unit *unit, int err);
+/* Has the cache, or a mirror, asked for it; `first`: before others that wait. */
+void unit_want(struct unit *unit, bool first);
+/* Enters the queue of a host; `first`: before all others. */
+void unit_queue(struct unit *unit, struct host *host, bool first);
+void unit_rest(struct unit *unit, uint64_t at_ns);
+/* Gives it memory, which may be there only later (NULL). */
+void unit_reserve(struct unit *unit, uint8_t *data);
+/* Gives it memory now. Returns false when there is none, and the unit rests or has failed. */
+bool unit_allocate(struct unit *unit);
+/* Makes room for a unit that shall begin. Returns false when others need the memory. */
+bool unit_make_room(struct unit *unit);
+/* Its data are verified. `found`: in the cache. */
+void unit_right(struct unit *unit, bool found);
+/* Says what the cache has made of it. */
+void unit_set_fate(struct unit *unit, enum unit_fate fate);
+/* Keeps its data in memory until others need it. */
+void unit_keep(struct unit *unit);
+/* Gives the memory of a unit that is right to others. */
+void unit_forget(struct unit *unit);
+
+/* To be called when a host may be able to begin one more fetch. */
+void host_is_ready(struct core *core, struct host *host);
+
+/* choice.c */
+
+/*
+ * Chooses the mirror that was tried least, where an unhealthy one counts as tried once more; of
+ * equals, the first. Returns NULL when none can be asked now; `*at_ns` is when one can (UINT64_MAX:
+ * unknown).
+ */
+struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns);
+/* Whether another mirror than that may be of use. */
+bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
+/* Whether there is no reason to wait: another mirror was tried less often, or none is left. */
+bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns);
+/* Has all units choose again that wait for a host, because it is worse than it was. */
+void units_choose_again(struct core *core, struct host *host);
+
+/* attempt.c */
+
+/* Enters the queue of the host of the mirror that is to be asked. */
+void unit_choose(struct unit *unit, bool first);
+/* Asks a mirror, rests or fails. It was the first in the queue of its host. */
+void unit_begin(struct unit *unit);
+/* Its fetch is over. */
+void unit_attempt_over(struct unit *unit);
+/*
+ * To be called before a reader is added that waits until `deadline_ns`: the running attempt may
+ * have begun for nobody.
+ */
+void unit_joined(struct unit *unit, uint64_t deadline_ns);
+/* Has all mirrors asked again. */
+void unit_forget_attempts(struct unit *unit);
+/* Handles wrong content; unit->check.err says what is wrong. */
+void unit_refuse(struct unit *unit);
+/* Handles right content. */
+void unit_accept(struct unit *unit);
+/* The name that statistics and the log use. */
+const char *fetch_failure_name(enum fetch_failure failure);
+
+/* verify.c: has a worker do it where that takes long, and continues when that is done. */
+
+void unit_verify(struct unit *unit);
+/* To be called while the unit is being fetched: loads the digest to verify it against. */
+void unit_expect(const struct unit *unit);
+
+/* caching.c */
+
+/* Whether the cache may have it and can be asked. */
+bool unit_may_look_up(const struct unit *unit);
+/* Looks the unit up in the cache, and continues when that is done, or takes too long. */
+void unit_look_up(struct unit *unit);
+/* The time for that is over. */
+void unit_look_up_is_late(struct unit *unit);
+/* Queues the unit for the cache. Returns false when there is no cache for it. */
+bool unit_store(struct unit *unit);
+/* Has workers put queued units in the cache, as many as may be at a time. */
+void units_put_some(struct core *core);
+/*
+ * Drops a unit from that queue, because its memory is needed. `wanted`: if there is no other, one
+ * that somebody wants to be in the cache. Returns false when there is none.
+ */
+bool units_drop_one(struct core *core, bool wanted);
+/* What is queued when the fetcher ends is put in for a short time. */
+void units_flush(struct core *core);
+
+/* fetchstats.c: records the result of the last write, 0 or a negative errno. */
+void disk_note(struct core *core, unsigned disk, int err);
+
+#endif

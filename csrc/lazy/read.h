@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/* Reads: each subscribes to its units, and has a deadline. */
+#ifndef LAZY_READ_H
+#define LAZY_READ_H
+
+#include <stdint.h>
+
+#include "lazy/core.h"
+
+/* A unit that a read waits for. */
+struct read_unit {
+	struct subscription subscription;
+	struct lazy_read *read;
+};
+
+/*
+ * A read that the cache could not answer. The caller owns it, and keeps it until done() is called.
+ */
+struct lazy_read {
+	/* Set by the caller. */
+	struct source *source; /* not computed */
+	/* bytes, in the source; the read ends within the source's last block of 4 KiB */
+	uint64_t offset;
+	uint32_t length; /* bytes */
+	uint8_t *data;
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC */
+	/*
+	 * Called once, on any thread. `result` is 0, and `data` is filled and verified, or a
+	 * negative errno.
+	 */
+	void (*done)(struct lazy_read *read, int result);
+
+	/* The fetcher's own. */
+	struct completion sent;
+	struct core *core;
+	struct timer deadline;
+	struct link link;
+	struct read_unit only, *units; /* most reads have one unit */
+	unsigned count, left;
+};
+
+/* Begins a read. Any thread may call this; it never waits. */
+void read_send(struct core *core, struct lazy_read *read);
+/* Fails all reads that wait, on the fetcher's thread. */
+void reads_fail_all(struct core *core, int err);
+
+#endif

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * core-shell SEED TURNS [CACHE]: the core of the fetcher without its thread. A kind of mirror of
+ * this program lets fetches end in any order, also while they begin. First, the end of a
+ * subscription ends others; then come random subscriptions, ends of them, completions, failures and
+ * steps. Prints what was delivered, failed and ended, and fails when data are wrong, or something is
+ * left at the end. With a cache, what is right is also put there.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "base/message.h"
+#include "lazy/cache.h"
+#include "lazy/core.h"
+#include "lazy/keys.h"
+#include "lazy/layout.h"
+
+enum {
+	SOURCES = 3,
+	SOURCE_UNITS = 40,
+	UNIT_BYTES = 4096,
+	BUFFER_UNITS = 24, /* so few that memory is short */
+	WANTED_MAX = 256,
+	RUNNING_MAX = 64,
+	WORKERS = 2,
+	SETTLE_MS = 300, /* how long what rests may still begin again */
+	END_S = 30,
+};
+
+struct wanted {
+	struct subscription subscription;
+	struct source *source;
+	uint64_t number;
+	bool runs;
+};
+
+static struct core core;
+static uv_loop_t loop;
+static struct source *sources[SOURCES];
+static struct wanted wanted[WANTED_MAX];
+static struct fetch *running[RUNNING_MAX];
+static unsigned delivered, failed, ended;
+static bool gentle; /* all that is asked succeeds from now on, when it begins */
+static bool held;   /* nothing ends by itself */
+static uint64_t random_state;
+
+static unsigned chance(unsigned count)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return (unsigned)((random_state >> 20) % count);
+}
+
+static void require(bool right, const char *what)
+{
+	if (right)
+		return;
+	msg_error("%s", what);
+	exit(EXIT_FAILED);
+}
+
+static uint8_t byte_of(const struct source *source, uint64_t offset)
+{
+	return (uint8_t)(source->id * 101 + offset / UNIT_BYTES * 7 + offset % 251);
+}
+
+/* A kind of mirror: `"place"` is the number of its host. */
+
+struct random_mirror {
+	uint64_t place;
+};
+
+static int random_parse(struct mirror *mirror, json_t *keys, struct error *error)
+{
+	struct random_mirror *private = mirror->private;
+
+	return keys_take_u64(keys, "place", true, &private->place, error);
+}
+
+static const char *random_host(const struct mirror *mirror, char *text, size_t bytes)
+{
+	const struct random_mirror *private = mirror->private;
+
+	snprintf(text, bytes, "place %llu", (unsigned long long)private->place);
+	return text;
+}
+
+static void succeed(struct fetch *fetch)
+{
+	for (uint32_t i = 0; i < fetch->length; i++)
+		fetch->data[i] = byte_of(fetch->mirror->source, fetch->offset + i);
+	fetch->result = 0;
+	fetch_done(fetch);
+}
+
+static void end_fetch(struct fetch *fetch)
+{
+	if (gentle || chance(3))
+		succeed(fetch);
+	else
+		fetch_failed(fetch, -EIO, chance(FETCH_WRONG + 1), "it shall fail");
+}
+
+static void random_fetch(struct fetch *fetch)
+{
+	if (!held && (gentle || !chance(3))) {
+		end_fetch(fetch);
+		return;
+	}
+	for (unsigned i = 0; i < RUNNING_MAX; i++) {
+		if (!running[i]) {
+			running[i] = fetch;
+			return;
+		}
+	}
+	end_fetch(fetch);
+}
+
+static void random_cancel(struct fetch *fetch)
+{
+	for (unsigned i = 0; i < RUNNING_MAX; i++) {
+		if (running[i] == fetch) {
+			running[i] = NULL;
+			fetch_failed(fetch, -ECANCELED, FETCH_TRANSIENT, "cancelled");
+			return;
+		}
+	}
+	require(false, "a fetch was cancelled that is over");
+}
+
+static const struct mirror_ops random_ops = {
+	.name = "random",
+	.private_bytes = sizeof(struct random_mirror),
+	.parse = random_parse,
+	.fetch = random_fetch,
+	.cancel = random_cancel,
+	.host = random_host,
+};
+MIRROR_KIND(random_ops);
+
+/* Subscriptions. */
+
+static void end_one(struct wanted *one)
+{
+	if (one->runs)
+		ended++;
+	one->runs = false;
+	subscription_end(&one->subscription);
+}
+
+static void over(struct subscription *subscription)
+{
+	struct wanted *one = container_of(subscription, struct wanted, subscription);
+
+	require(one->runs, "a subscription was called that had ended");
+	one->runs = false;
+	/* Others may be of the same unit, and would be next. */
+	while (!chance(8))
+		end_one(&wanted[chance(WANTED_MAX)]);
+}
+
+static void on_right(struct subscription *subscription, const struct unit *unit)
+{
+	const struct wanted *one = container_of(subscription, struct wanted, subscription);
+
+	require(one->source == unit->source && one->number == unit->number, "another unit came");
+	for (uint32_t i = 0; i < unit->length; i++)
+		require(unit->data[i] == byte_of(unit->source, unit->number * UNIT_BYTES + i),
+			"a byte is wrong");
+	delivered++;
+	over(subscription);
+}
+
+static void on_failed(struct subscription *subscription, int err)
+{
+	require(err < 0, "it has failed without an error");
+	failed++;
+	over(subscription);
+}
+
+static const struct subscription_ops kinds[] = {
+	{ .right = on_right, .failed = on_failed, .urgency = URGENCY_DEMAND, .rounds = UINT_MAX },
+	{ .right = on_right,
+	  .failed = on_failed,
+	  .until_stored = true,
+	  .urgency = URGENCY_BACKGROUND,
+	  .rounds = 2 },
+};
+
+static void want(struct wanted *one, struct source *source, uint64_t number, unsigned kind,
+		 uint64_t deadline_ns)
+{
+	*one = (struct wanted){
+		.subscription = { .ops = &kinds[kind], .deadline_ns = deadline_ns },
+		.source = source,
+		.number = number,
+		.runs = true,
+	};
+	require(!subscribe(&core, &one->subscription, source, number), "no memory");
+}
+
+static void want_any(void)
+{
+	struct wanted *one = &wanted[chance(WANTED_MAX)];
+	unsigned kind = chance(4) == 0;
+	uint64_t deadline_ns = chance(8) ? clock_now_ns() + NS_PER_S : FETCHER_NO_DEADLINE;
+
+	end_one(one);
+	want(one, sources[chance(SOURCES)], chance(SOURCE_UNITS), kind, kind ? 0 : deadline_ns);
+}
+
+static void end_any_fetch(void)
+{
+	unsigned place = chance(RUNNING_MAX);
+	struct fetch *fetch = running[place];
+
+	running[place] = NULL;
+	if (fetch)
+		end_fetch(fetch);
+}
+
+static void run_loop(void)
+{
+	uv_run(&loop, UV_RUN_NOWAIT);
+	core_receive(&core);
+	core_step(&core);
+}
+
+static void take_turn(void)
+{
+	switch (chance(8)) {
+	case 0:
+	case 1:
+	case 2:
+		want_any();
+		break;
+	case 3:
+		end_one(&wanted[chance(WANTED_MAX)]);
+		break;
+	case 4:
+		unit_read_ahead(&core, sources[chance(SOURCES)], chance(SOURCE_UNITS));
+		break;
+	case 5:
+		end_any_fetch();
+		break;
+	case 6:
+		core_step(&core);
+		break;
+	default:
+		run_loop();
+		break;
+	}
+}
+
+/* The first failure of a unit ends its other subscription, and that of another unit. */
+
+static struct wanted *victims;
+
+static void ends_others(struct subscription *subscription, int err)
+{
+	struct wanted *one = container_of(subscription, struct wanted, subscription);
+
+	(void)err;
+	one->runs = false;
+	failed++;
+	end_one(&victims[1]);
+	end_one(&victims[2]);
+}
+
+static void try_ends_of_others(void)
+{
+	static const struct subscription_ops ops = {
+		.right = on_right,
+		.failed = ends_others,
+		.urgency = URGENCY_DEMAND,
+		.rounds = UINT_MAX,
+	};
+
+	held = true;
+	victims = wanted;
+	for (unsigned i = 0; i < 3; i++)
+		want(&wanted[i], sources[0], i == 2, 0, clock_now_ns() + NS_PER_S);
+	wanted[0].subscription.ops = &ops;
+	wanted[1].subscription.ops = &ops;
+	while (!running[0] || !running[1])
+		run_loop();
+	require(core.units == 2, "there are more than two units");
+	while (!failed) {
+		unsigned first = running[0] && !running[0]->offset ? 0 : 1;
+		struct fetch *fetch = running[first];
+
+		if (fetch && fetch->offset)
+			fetch = NULL;
+		else
+			running[first] = NULL;
+		if (fetch)
+			fetch_failed(fetch, -ENOENT, FETCH_GONE, "it is gone");
+		require(core.units == 2, "a unit was freed outside of a step");
+		run_loop();
+	}
+	require(failed == 1 && ended == 2 && !delivered, "others were called too");
+	require(core.units == 1, "a unit that nobody wants is left");
+	held = false;
+}
+
+static void set_up(const char *cache_path)
+{
+	struct error error = {};
+
+	core.options = (struct core_options){ .max_transfers = 16,
+					      .max_buffer_bytes = BUFFER_UNITS * UNIT_BYTES,
+					      .changed_ms = 20,
+					      .unhealthy_ms = 20 };
+	core_init(&core);
+	core.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	core.sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
+	require(!uv_loop_init(&loop) && !timer_queue_init(&core.timers, &loop), "no loop");
+	for (unsigned i = 0; i < SOURCES; i++) {
+		json_t *text = json_pack("{s:i, s:i, s:[{s:s, s:i}, {s:s, s:i}]}", "size",
+					 SOURCE_UNITS * UNIT_BYTES - (int)i * 100, "unit",
+					 UNIT_BYTES, "mirrors", "kind", "random", "place", (int)i,
+					 "kind", "random", "place", (int)i + 1);
+
+		require(!source_parse(text, &sources[i], &error), error.text);
+		sources[i]->id = i;
+		memset(sources[i]->key, (int)i + 1, sizeof(sources[i]->key));
+		json_decref(text);
+	}
+	if (cache_path)
+		require(!cache_open(cache_path, &(struct cache_options){}, &core.cache, &error),
+			error.text);
+}
+
+static void job_finished(struct worker_pool *pool, struct pool_job *job)
+{
+	(void)pool;
+	core_send(&core, &job->ended);
+}
+
+static void start_workers(void)
+{
+	core.workers = core.cache_workers = (struct worker_pool){ .finished = job_finished,
+								  .name = "worker",
+								  .role = CONFINE_FETCH };
+	core.cache_workers.max_per_place = 1;
+	require(!worker_pool_start(&core.workers, WORKERS) &&
+			!worker_pool_start(&core.cache_workers, WORKERS),
+		"no threads");
+}
+
+static void settle(void)
+{
+	uint64_t until_ns = clock_now_ns() + SETTLE_MS * NS_PER_MS;
+
+	gentle = true;
+	while (clock_now_ns() < until_ns) {
+		end_any_fetch();
+		run_loop();
+	}
+	for (unsigned i = 0; i < WANTED_MAX; i++)
+		end_one(&wanted[i]);
+	core.ending = true;
+	core_stop(&core);
+	for (until_ns = clock_now_ns() + END_S * NS_PER_S; core.units || core.look_ups;) {
+		require(clock_now_ns() < until_ns, "units are left");
+		run_loop();
+	}
+}
+
+static void check_counters(void)
+{
+	const struct fetch_counts *counts = &core.counts;
+
+	require(!core.busy && !core.prefetching && !core.storing && !core.storing_bytes &&
+			!counts->buffer_bytes && !counts->unstored_bytes && !counts->units_queued,
+		"something still counts");
+	for (const struct host *host = core.hosts; host; host = host->next)
+		require(!host->in_flight && !host->prefetching, "a host has fetches");
+}
+
+static void tear_down(void)
+{
+	worker_pool_stop(&core.workers);
+	worker_pool_stop(&core.cache_workers);
+	core_receive(&core);
+	while (core_step(&core))
+		;
+	timer_queue_deinit(&core.timers);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	uv_loop_close(&loop);
+	core_deinit(&core);
+	if (core.cache)
+		cache_close(core.cache);
+	for (unsigned i = 0; i < SOURCES; i++)
+		source_free(sources[i]);
+	EVP_MD_free(core.sha256);
+	close(core.wake_fd);
+}
+
+int main(int argc, char **argv)
+{
+	unsigned turns;
+
+	message_init("core-shell");
+	if (argc < 3 || argc > 4) {
+		msg_error("usage: core-shell SEED TURNS [CACHE]");
+		return EXIT_USAGE;
+	}
+	random_state = strtoull(argv[1], NULL, 10) * 2654435769u + 1;
+	turns = (unsigned)strtoul(argv[2], NULL, 10);
+	set_up(argc > 3 ? argv[3] : NULL);
+	start_workers();
+	try_ends_of_others();
+	while (turns--)
+		take_turn();
+	settle();
+	check_counters();
+	tear_down();
+	printf("%u %u %u\n", delivered, failed, ended);
+	return EXIT_OK;
+}

@@ -1,0 +1,38 @@
+"""The core of the fetcher, driven at random (csrc/tests/core-shell.c)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from sanitized_build import SANITIZER_ENVIRONMENT
+
+TURNS = 100_000
+
+
+def run(build: Path, *arguments: str | Path) -> list[int]:
+    """Return how many subscriptions were served, failed, and were ended."""
+    result = subprocess.run(
+        [build / "csrc/tests/core-shell", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [int(word) for word in result.stdout.split()]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_ends_leave_nothing_behind(
+    sanitized_build: Path, tmp_path: Path, seed: int, cached: bool
+) -> None:
+    """The program itself checks the data, that no subscription is called after its
+    end, also when another one's callback ends it, and that no unit is left."""
+    cache = [tmp_path / "cache"] if cached else []
+    delivered, failed, ended = run(sanitized_build, str(seed), str(TURNS), *cache)
+    assert delivered and failed and ended
