@@ -14,13 +14,16 @@ from registry_server import REGISTRY
 from s3_server import WEED
 from transcript import PROJECT, replay_steps, session, steps
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.kernel.temporary import loops_below
 
 _DOCUMENTS = sorted((PROJECT / "docs" / "how-to").glob("*.md"))
 _VM = "vm.md"
-_NEEDED: dict[str, tuple[Capability, ...]] = {"registry-and-s3.md": (REGISTRY, WEED)}
+_NEEDED: dict[str, tuple[Capability, ...]] = {
+    "images.md": (REGISTRY, Program("skopeo", "skopeo"), Program("busybox", "busybox")),
+    "registry-and-s3.md": (REGISTRY, WEED),
+}
 
 
 def _environment(root: Path) -> dict[str, str]:
@@ -31,6 +34,7 @@ def _environment(root: Path) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(root),
         "BTRFS_UBLK_VOLUMES_DIR": str(root / "volumes"),
+        "BTRFS_UBLK_IMAGES_DIR": str(root / "images"),
     }
 
 
