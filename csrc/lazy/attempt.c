@@ -237,10 +237,14 @@ static struct host *host_of(struct core *core, const struct mirror *mirror)
 
 void unit_choose(struct unit *unit, bool first)
 {
-	uint64_t unused;
-	const struct mirror *mirror = mirror_choose(unit, clock_now_ns(), &unused);
+	uint64_t now_ns = clock_now_ns(), at_ns;
+	const struct mirror *mirror = mirror_choose(unit, now_ns, &at_ns);
 
-	unit_queue(unit, host_of(unit->core, mirror), first);
+	/* It would be the first, and needs no memory for this: others may wait for some. */
+	if (first && !mirror)
+		wait_for_mirrors(unit, now_ns, at_ns);
+	else
+		unit_queue(unit, host_of(unit->core, mirror), first);
 }
 
 void unit_begin(struct unit *unit)

@@ -276,7 +276,7 @@ void units_choose_again(struct core *core, struct host *host);
 
 /* attempt.c */
 
-/* Enters the queue of the host of the mirror that is to be asked. */
+/* Enters the queue of the host of the mirror that is to be asked. `first`: or rests, or fails. */
 void unit_choose(struct unit *unit, bool first);
 /* Asks a mirror, rests or fails. It was the first in the queue of its host. */
 void unit_begin(struct unit *unit);
