@@ -36,6 +36,8 @@ NO_JSON = {
     "btrfs-ublk cache pin": "prints nothing",
     "btrfs-ublk cache unpin": "prints nothing",
     "btrfs-ublk completion": "prints a script, for a shell",
+    "btrfs-ublk snapshotter config": "prints lines for another program's file",
+    "btrfs-ublk snapshotter serve": "prints nothing; it stays in the foreground",
     "btrfs-ublk volume logs": "prints the log as it is",
     "btrfs-ublk device serve": "prints nothing; it stays in the foreground",
 }

@@ -22,7 +22,7 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.containers.filters import lookup_of, parse_filters
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.snapshots import Snapshots
-from btrfs_ublk.containers.store import SnapshotStore
+from btrfs_ublk.containers.store import Kind, SnapshotStore
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import create_subvolume
 from btrfs_ublk.kernel.loop import loop_device
@@ -148,6 +148,30 @@ def test_what_is_refused(client: Client) -> None:
     assert client.names() == before
     text = refused(lambda: client.remove("bottom"))[1]
     assert "cannot remove snapshot 'bottom': it is the parent of 'active'" == text
+
+
+@native
+def test_a_commit_that_is_repeated_meanwhile(client: Client) -> None:
+    for turn in range(10):
+        path = client.prepare(f"active{turn}")
+        (path / "file").touch()
+        done: list[object] = []
+
+        def commit(turn: int = turn, done: list[object] = done) -> None:
+            try:
+                client.commit(f"committed{turn}", f"active{turn}")
+                done.append(None)
+            except grpc.RpcError as error:
+                done.append(error.code())
+
+        threads = [threading.Thread(target=commit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(done) == 4 and done.count(None) == 1
+        with pytest.raises(OSError, match="Read-only"):
+            (path / "other").touch()
 
 
 @native
@@ -329,6 +353,17 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(BtrfsUblkError, match="is of version 2"):
         SnapshotStore(path)
+
+
+def test_a_full_store_says_so(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "snapshots.db")
+    store._connection.execute("PRAGMA max_page_count = 4")
+    with pytest.raises(BtrfsUblkError, match="cannot write .*full"):
+        for number in range(1000):
+            store.add(f"{number}", "", Kind.ACTIVE, {"label": "x" * 1000})
+    store._connection.execute("PRAGMA max_page_count = 4000")
+    store.add("another", "", Kind.ACTIVE, {"label": "x" * 1000})
+    store.close()
 
 
 FIELDS = {"name": "n/1", "parent": "", "kind": "active"}

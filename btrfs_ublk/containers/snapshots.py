@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class Snapshots:
     def __init__(self, root: StrPath) -> None:
         self.root = Path(root)
         self._directory = self.root / "snapshots"
+        self._committing = threading.Lock()
         check_root(self.root)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -182,6 +184,14 @@ class Snapshots:
         """Make the active snapshot ``key`` the committed snapshot ``name``. What it
         holds lies on the disk then. ``parent`` must be what it was made from, if it is
         given."""
+        # NB: a client repeats what it has waited for too long. The second call must not
+        # undo what the first has done.
+        with self._committing:
+            self._commit(name, key, labels, parent)
+
+    def _commit(
+        self, name: str, key: str, labels: Mapping[str, str], parent: str
+    ) -> None:
         found = self._store.check_commit(name, key)
         if parent not in ("", found.parent):
             raise RefusedError(

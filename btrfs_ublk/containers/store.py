@@ -85,6 +85,7 @@ class SnapshotStore:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        self._path = path
         self._connection = sqlite3.connect(
             path,
             timeout=_BUSY_TIMEOUT_S,
@@ -130,13 +131,19 @@ class SnapshotStore:
     def _changing(self) -> Iterator[None]:
         """A transaction, which is durable at the end of the block."""
         with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield
-            except BaseException:
-                self._connection.execute("ROLLBACK")
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise BtrfsUblkError(
+                        f"cannot write {self._path}: {error}",
+                        hint="is its disk full, or read-only?",
+                    ) from error
                 raise
-            self._connection.execute("COMMIT")
 
     def _row(self, where: str, value: object) -> Snapshot | None:
         row = self._connection.execute(f"{_COLUMNS} WHERE {where} = ?", (value,))
