@@ -430,6 +430,8 @@ void unit_attempt_over(struct unit *unit)
 	}
 	drop_identity(unit);
 	if (unit->core->ending) {
+		if (host)
+			host_ended(host);
 		unit_set(unit, UNIT_WANTED);
 		return;
 	}

@@ -356,6 +356,15 @@ static void start_workers(void)
 		"no threads");
 }
 
+/* Some of them are still being fetched when the core stops. */
+static void want_all(void)
+{
+	held = true;
+	for (unsigned i = 0; i < SOURCES * SOURCE_UNITS; i++)
+		want(&wanted[i], sources[i % SOURCES], i / SOURCES, 0, FETCHER_NO_DEADLINE);
+	core_step(&core);
+}
+
 static void settle(void)
 {
 	uint64_t until_ns = clock_now_ns() + SETTLE_MS * NS_PER_MS;
@@ -365,6 +374,9 @@ static void settle(void)
 		end_any_fetch();
 		run_loop();
 	}
+	for (unsigned i = 0; i < WANTED_MAX; i++)
+		end_one(&wanted[i]);
+	want_all();
 	for (unsigned i = 0; i < WANTED_MAX; i++)
 		end_one(&wanted[i]);
 	core.ending = true;
