@@ -209,6 +209,7 @@ static void on_idle_for_long(struct timer *timer)
 
 static int connect_for(struct carriage *carriage);
 static int send_request(struct http1_connection *connection);
+static void set_timer(struct carriage *carriage, uint64_t now_ns);
 
 static void attach(struct http1_connection *connection, struct carriage *carriage)
 {
@@ -249,6 +250,7 @@ static struct carriage *first_waiting(const struct http1_host *host)
 static void begin_waiting(struct carriage *carriage, struct http1_connection *connection)
 {
 	list_remove(&carriage->waiting);
+	set_timer(carriage, clock_now_ns());
 	if (connection ? reuse(connection, carriage) : connect_for(carriage))
 		list_insert_after(&carriage->host->waiting, &carriage->waiting);
 }
@@ -611,6 +613,7 @@ static void on_connected(struct transfer *transfer, CURLcode code)
 	curl_easy_cleanup(transfer->easy);
 	transfer->easy = NULL;
 	connection->carriage->text[0] = 0;
+	set_timer(connection->carriage, clock_now_ns());
 	if (watch(connection) || send_request(connection))
 		broken(connection, EPIPE);
 }
@@ -699,6 +702,7 @@ static void give_up(struct carriage *carriage, const char *why)
 	carriage->ops->over(carriage, CURLE_OPERATION_TIMEDOUT);
 }
 
+/* To be called again when a request is sent later: nobody was slow before. */
 static void set_timer(struct carriage *carriage, uint64_t now_ns)
 {
 	uint64_t at_ns = now_ns + TRANSFER_LOW_SPEED_S * NS_PER_S;
