@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import io
+import json
 import os
 import stat
+import struct
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +20,8 @@ import adversarial_tree
 import pytest
 from sealed_support import (
     DATA_START,
+    FILES,
+    TIMEOUT_S,
     assemble,
     btrfs_check,
     content,
@@ -25,6 +32,7 @@ from sealed_support import (
 from tree_description import describe, differences
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
+from btrfs_ublk.base.helpers import MKIMAGE, helper_path
 from btrfs_ublk.kernel import loop_device, mounted
 
 KIB = 1024
@@ -345,6 +353,51 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     done = mkimage_raw({"layers": [good, bad], "output": str(output)})
     assert done.returncode == 1 and "none.tar" in done.stderr
     assert list(output.iterdir()) == []
+
+
+def _refuse_nameless_files() -> None:
+    """Have the kernel answer O_TMPFILE as file systems do that lack it."""
+    load, equal, both, answer = 0x20, 0x15, 0x45, 0x06  # linux/bpf_common.h
+    nameless, openat, audit_arch = 0o20000000, 257, 0xC000003E
+    program = [
+        (load, 0, 0, 4),
+        (equal, 0, 5, audit_arch),
+        (load, 0, 0, 0),
+        (equal, 0, 3, openat),
+        (load, 0, 0, 32),  # the flags
+        (both, 0, 1, nameless),
+        (answer, 0, 0, 0x00050000 | errno.EOPNOTSUPP),
+        (answer, 0, 0, 0x7FFF0000),
+    ]
+    code = ctypes.create_string_buffer(
+        b"".join(struct.pack("<HBBI", *step) for step in program)
+    )
+    filters = struct.pack("@HP", len(program), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, filters, 0, 0) == 0  # PR_SET_SECCOMP
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="of that machine's calls")
+def test_a_file_system_may_lack_nameless_files(sparse_path: Path) -> None:
+    """As overlayfs, NFS and 9p do, some of them depending on the kernel."""
+    tree, output = small_tree(sparse_path / "tree"), sparse_path / "image"
+    output.mkdir()
+    done = subprocess.run(
+        [helper_path(MKIMAGE)],
+        input=json.dumps(
+            {
+                "layers": [{"kind": "directory", "path": str(tree)}],
+                "output": str(output),
+            }
+        ),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=_refuse_nameless_files,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in output.iterdir()} == FILES
 
 
 def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:

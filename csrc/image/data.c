@@ -343,12 +343,12 @@ static int open_parts(struct data *data)
 		.csum = data->params.csum,
 		.shares = &data->shares,
 	};
-	int ret = spool_open(&data->inlines, data->params.directory_fd);
+	int ret = spool_open(&data->inlines, data->params.directory);
 
 	if (!ret)
-		ret = spool_open(&data->csums, data->params.directory_fd);
+		ret = spool_open(&data->csums, data->params.directory);
 	if (!ret)
-		ret = spool_open(&data->digests, data->params.directory_fd);
+		ret = spool_open(&data->digests, data->params.directory);
 	if (!ret)
 		ret = shares_init(&data->shares);
 	data->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);

@@ -25,9 +25,9 @@ enum {
 };
 
 struct data_params {
-	int fd;		  /* of the data object: empty, stays the caller's */
-	int directory_fd; /* where spools are made, without names */
-	int level;	  /* of zstd, or 0: no compression */
+	int fd;		       /* of the data object: empty, stays the caller's */
+	const char *directory; /* where spools are made, without names */
+	int level;	       /* of zstd, or 0: no compression */
 	uint32_t max_inline;
 	uint32_t unit_bytes; /* of the digests */
 	unsigned threads;

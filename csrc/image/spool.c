@@ -2,23 +2,45 @@
 #include "image/spool.h"
 
 #include <errno.h>
-#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cleanup.h"
 #include "base/fileio.h"
+#include "btrfs/outfile.h"
 
 enum { BUFFER_BYTES = 1 << 18 };
 
-int spool_open(struct spool *spool, int directory_fd)
+/* Where a file system has no files without a name, this one has a name for a moment. */
+static int open_nameless(const char *directory)
 {
+	_cleanup_free_ char *path = NULL;
+	struct outfile file;
+	int ret, fd;
+
+	if (asprintf(&path, "%s/spool", directory) < 0)
+		return -ENOMEM;
+	ret = outfile_open(&file, path, false);
+	fd = take_fd(&file.fd);
+	outfile_close(&file);
+	return ret ? ret : fd;
+}
+
+int spool_open(struct spool *spool, const char *directory)
+{
+	int fd;
+
 	*spool = SPOOL_CLOSED;
 	spool->buffer = malloc(BUFFER_BYTES);
 	if (!spool->buffer)
 		return -ENOMEM;
-	spool->fd = openat(directory_fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	return spool->fd < 0 ? -errno : 0;
+	fd = open_nameless(directory);
+	if (fd < 0)
+		return fd;
+	spool->fd = fd;
+	return 0;
 }
 
 void spool_close(struct spool *spool)

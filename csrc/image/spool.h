@@ -15,8 +15,8 @@ struct spool {
 
 #define SPOOL_CLOSED ((struct spool){ .fd = -1 })
 
-/* Makes the file in that directory. Returns 0 or a negative errno, as the others do. */
-int spool_open(struct spool *spool, int directory_fd);
+/* Makes the file in the directory with that path. Returns 0 or a negative errno, as the others do. */
+int spool_open(struct spool *spool, const char *directory);
 void spool_close(struct spool *spool);
 
 int spool_append(struct spool *spool, const void *data, size_t length);

@@ -88,7 +88,7 @@ static int open_image(struct job *job)
 	const struct model_limits limits = { .inodes = ENTRIES_MAX, .entries = ENTRIES_MAX };
 	const struct data_params data = {
 		.fd = job->outputs[DATA].fd,
-		.directory_fd = job->directory_fd,
+		.directory = description->output,
 		.level = description->level,
 		.max_inline = description->max_inline,
 		.unit_bytes = description->unit_bytes,
