@@ -102,6 +102,11 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: compressed.zstd(bytes(17 * MIB)),
         "would decode them",
     ),
+    "window": (
+        "zstd",
+        lambda: compressed.zstd(DATA, "--long=27"),
+        "a frame cannot be decoded: Frame requires too much memory",
+    ),
     "no frame": ("zstd", lambda: compressed.SKIPPABLE, "has no content"),
     "table": (
         "zstd",

@@ -118,6 +118,9 @@ static int count_bytes(const uint8_t *frame, size_t coded, uint64_t *bytes, stru
 	size_t left = scratch && context ? 1 : 0;
 
 	*bytes = 0;
+	/* What units cannot be decoded with is not to be indexed. */
+	if (context)
+		ZSTD_DCtx_setParameter(context, ZSTD_d_windowLogMax, WINDOW_LOG_MAX);
 	while (left && *bytes <= CODEC_SPAN_MAX) {
 		ZSTD_outBuffer out = { scratch, ZSTD_DStreamOutSize(), 0 };
 		size_t before = in.pos;
