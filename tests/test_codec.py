@@ -273,6 +273,21 @@ def test_numbers_that_lie(
         assert says in add(shell, source_of(path, "gzip", index))["text"]
 
 
+def test_few_points_of_very_much(sanitized_build: Path, tmp_path: Path) -> None:
+    """16 TiB, of which no unit is looked at that needs what the one before needs."""
+    points, span = 1 << 20, 16 * MIB
+    coded = 2 * points
+    index = tmp_path / "index"
+    header = (b"BUindex\0", 1, 0, b"zstd", points * span, coded, coded, points, 0)
+    index.write_bytes(
+        HEADER.pack(*header)
+        + b"".join(POINT.pack(i * span, i * 16, 0, 0) for i in range(points))
+    )
+    source = source_of(tmp_path / "none", "zstd", index, unit=4 * KIB)
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        assert add(shell, source)["added"] == [[0, False]]
+
+
 def test_a_unit_that_needs_too_much(sanitized_build: Path, tmp_path: Path) -> None:
     """Its frame says that little comes out of nine megabytes."""
     noise = random.Random(3).randbytes(9 * MIB)

@@ -133,14 +133,22 @@ int codec_index_parse(const uint8_t *head, uint64_t bytes, struct codec_index **
 int codec_index_check_units(const struct codec_index *index, uint32_t unit_bytes,
 			    struct error *error)
 {
-	for (uint64_t at = 0; at < index->size; at += unit_bytes) {
-		uint64_t rest = index->size - at;
+	uint64_t at = 0;
+
+	while (at < index->size) {
+		uint64_t rest = index->size - at, span;
 		uint32_t length = rest < unit_bytes ? (uint32_t)rest : unit_bytes;
 		struct coded_range range;
 
 		codec_index_plan(index, at, length, &range);
-		if (range.length <= CODEC_CODED_MAX)
+		if (range.length <= CODEC_CODED_MAX) {
+			/* Units within one span need the same: few points, few steps. */
+			span = span_end(index, range.point);
+			at += unit_bytes;
+			if (span > at + unit_bytes)
+				at = span - span % unit_bytes;
 			continue;
+		}
 		error_set_hint(error, "a smaller unit, or an index with more points");
 		return error_set(error, -EINVAL,
 				 "%u bytes at %" PRIu64 " need more than %d of the object", length,
