@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from btrfs_ublk.base.helpers import MKIMAGE, helper_path
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, Digests, check_unit
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError, error_of_status
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
     ARTIFACT,
@@ -130,13 +131,21 @@ def _make(
             description[key] = value
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is not None:
-        if not epoch.isdigit():
+        if not re.fullmatch("[0-9]{1,18}", epoch):
             raise UsageError(
                 f"SOURCE_DATE_EPOCH is {epoch!r}, no number of seconds",
                 hint="unset it, or: SOURCE_DATE_EPOCH=$(date +%s)",
             )
         description["time"] = int(epoch)
-    answer = run([mkimage], input=json.dumps(description), timeout_s=_TIMEOUT_S)
+    answer = run(
+        [mkimage],
+        input=json.dumps(description),
+        timeout_s=_TIMEOUT_S,
+        ok_statuses=(0, 1, 2),
+    )
+    if answer.returncode != 0:
+        words = answer.stderr.strip().partition(": error: ")[2] or answer.stderr
+        raise error_of_status(answer.returncode)(words)
     report: dict[str, Any] = json.loads(answer.stdout)
     return report | {"unit": options.unit_bytes}
 

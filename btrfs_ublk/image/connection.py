@@ -144,7 +144,9 @@ class Connection:
             except requests.RequestException as error:
                 if tried >= tries or not _may_pass(error):
                     raise self._unanswered(what, error) from error
-                log.info("%s: %s: try %d failed: %s", self.place, what, tried, error)
+                # NB: the error's text has the whole URL, perhaps a signed one.
+                reason = _reason(error)
+                log.info("%s: %s: try %d failed: %s", self.place, what, tried, reason)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
                 continue
@@ -298,6 +300,8 @@ class Connection:
         try:
             found = response.json() if len(response.content) < _MAX_TOKEN_BYTES else {}
         except ValueError:
+            found = {}
+        if not isinstance(found, dict):
             found = {}
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not token.isprintable() or " " in token:
