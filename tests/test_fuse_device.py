@@ -325,7 +325,7 @@ def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
 
 def test_auto_is_fuse_where_there_is_no_ublk(monkeypatch: pytest.MonkeyPatch) -> None:
     class Missing:
-        path = cure = "none"
+        path = hint = "none"
 
         def probe(self) -> str | None:
             return "there is none"

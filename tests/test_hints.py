@@ -1,4 +1,4 @@
-"""What is said of a source that cannot be asked: the cure is that of the cause."""
+"""What is said of a source that cannot be asked: the hint is that of the cause."""
 
 from __future__ import annotations
 
@@ -78,55 +78,55 @@ def test_of_answers(
 ) -> None:
     if path == "files":
         path = "to-plain/object"
-        said, cure = refusal(
+        said, advice = refusal(
             server,
             kind="http",
             url=web.tls_url(path),
             ca_file=str(web.root / "ca.pem"),
         )
     else:
-        said, cure = refusal(server, kind="http", url=web.url(path))
+        said, advice = refusal(server, kind="http", url=web.url(path))
     assert text in said
-    assert hint in cure if hint != NO_HINT else not cure
-    assert '"size"' not in cure
+    assert hint in advice if hint != NO_HINT else not advice
+    assert '"size"' not in advice
 
 
 def test_of_certificates(server: BlockServer, web: WebServer, tmp_path: Path) -> None:
     url = web.tls_url("files/object")
-    said, cure = refusal(server, kind="http", url=url)
-    assert "certificate" in said and '"ca_file"' in cure
+    said, advice = refusal(server, kind="http", url=url)
+    assert "certificate" in said and '"ca_file"' in advice
     # One for another name is not to be trusted.
     url = f"https://127.0.0.2:{web.tls_port}/files/object"
     ca_file = str(web.root / "ca.pem")
     with ExitStack() as stack:
         listener = socket.create_server(("127.0.0.2", 0))
         stack.callback(listener.close)
-    said, cure = refusal(server, kind="http", url=url, ca_file=ca_file)
-    assert '"ca_file"' not in cure
+    said, advice = refusal(server, kind="http", url=url, ca_file=ca_file)
+    assert '"ca_file"' not in advice
     missing = str(tmp_path / "no.pem")
-    said, cure = refusal(server, kind="http", url=url, ca_file=missing)
-    assert missing in said and "check the path" in cure
+    said, advice = refusal(server, kind="http", url=url, ca_file=missing)
+    assert missing in said and "check the path" in advice
 
 
 def test_of_nobody(server: BlockServer, web: WebServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    said, cure = refusal(server, kind="http", url=f"http://127.0.0.1:{port}/x")
-    assert "does the server run, and on that port?" in cure
-    said, cure = refusal(server, kind="http", url="http://no-such-host.invalid/x")
-    assert "name of the host" in cure
-    said, cure = refusal(server, kind="http", url=f"https://127.0.0.1:{web.port}/x")
-    assert "write http://" in cure, said
+    said, advice = refusal(server, kind="http", url=f"http://127.0.0.1:{port}/x")
+    assert "does the server run, and on that port?" in advice
+    said, advice = refusal(server, kind="http", url="http://no-such-host.invalid/x")
+    assert "name of the host" in advice
+    said, advice = refusal(server, kind="http", url=f"https://127.0.0.1:{web.port}/x")
+    assert "write http://" in advice, said
     with scripted_server(lambda _: b"SSH-2.0-OpenSSH_9.2\r\n") as other:
-        said, cure = refusal(server, kind="http", url=other.url())
-        assert "is it an HTTP server?" in cure, said
+        said, advice = refusal(server, kind="http", url=other.url())
+        assert "is it an HTTP server?" in advice, said
 
 
 def test_of_a_size_that_is_not_said(server: BlockServer) -> None:
     answer = response("206 Partial Content\nContent-Range: bytes 0-0/*", b"x")
     with scripted_server(lambda _: answer) as origin:
-        said, cure = refusal(server, kind="http", url=origin.url())
-        assert "does not say the object's size" in said and 'give its "size"' in cure
+        said, advice = refusal(server, kind="http", url=origin.url())
+        assert "does not say the object's size" in said and 'give its "size"' in advice
 
 
 @pytest.mark.parametrize(
@@ -155,26 +155,26 @@ def test_of_stores(
                 "digest": "sha256:" + "0" * 64,
                 "insecure": True,
             }
-        said, cure = refusal(server, **source, **of_kind)
-        assert f"status {status}" in said and hint in cure, (said, cure)
+        said, advice = refusal(server, **source, **of_kind)
+        assert f"status {status}" in said and hint in advice, (said, advice)
 
 
 def test_of_files(server: BlockServer, web: WebServer, tmp_path: Path) -> None:
-    said, cure = refusal(server, kind="file", path=str(tmp_path / "no"))
-    assert "No such file" in said and "check the path" in cure
-    said, cure = refusal(server, kind="file", path=str(tmp_path))
-    assert "is a directory" in said and "name one file in it" in cure
+    said, advice = refusal(server, kind="file", path=str(tmp_path / "no"))
+    assert "No such file" in said and "check the path" in advice
+    said, advice = refusal(server, kind="file", path=str(tmp_path))
+    assert "is a directory" in said and "name one file in it" in advice
     empty = tmp_path / "empty"
     empty.touch()
-    said, cure = refusal(server, kind="file", path=str(empty))
-    assert "0 bytes: a file without content needs none" in said and not cure
-    said, cure = refusal(server, kind="file", path=str(web.root / "ca.pem"), size=0)
+    said, advice = refusal(server, kind="file", path=str(empty))
+    assert "0 bytes: a file without content needs none" in said and not advice
+    said, advice = refusal(server, kind="file", path=str(web.root / "ca.pem"), size=0)
     assert '"size" is 0' in said
     # Credentials that are not there.
     missing = str(tmp_path / "login")
     url = web.url("basic/object")
-    said, cure = refusal(server, kind="http", url=url, basic_auth_file=missing)
-    assert missing in said and "mode 600" in cure
+    said, advice = refusal(server, kind="http", url=url, basic_auth_file=missing)
+    assert missing in said and "mode 600" in advice
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_of_files(server: BlockServer, web: WebServer, tmp_path: Path) -> None:
 def test_of_logins_in_urls(
     server: BlockServer, source: dict[str, Any], hint: str
 ) -> None:
-    said, cure = refusal(server, **source)
-    assert "has a user or a password in it" in said and hint in cure
+    said, advice = refusal(server, **source)
+    assert "has a user or a password in it" in said and hint in advice
     assert "pw" not in said.replace("password", "")
 
 
