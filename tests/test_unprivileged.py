@@ -155,7 +155,7 @@ def test_a_device_that_nobody_gives_away(server: Path) -> None:
 
 
 def test_root_has_no_use_for_it() -> None:
-    with pytest.raises(UsageError, match="not root"):
+    with pytest.raises(UsageError, match="other than root"):
         BlockServer(PATTERN, unprivileged=True).__enter__()
     with pytest.raises(UsageError, match="loop device"):
         choose_front_end("fuse", unprivileged=True)
