@@ -113,7 +113,7 @@ gzip -k image.raw
 btrfs-ublk map index image.raw.gz --codec gzip -o image.index
 btrfs-ublk map digest image.raw.gz --index image.index --unit 1M -o gz.digests
 btrfs-ublk map add NAME --url http://127.0.0.1:9/image.gz --unit 1M \
-    --codec gzip --index image.index --digests gz.digests
+    --codec gzip --index image.index --digests gz.digests --offset 2G
 echo '{"kind": "pattern", "size": 1048576}' > mappings.jsonl
 echo '[null, 1048576, 0, 0]' >> mappings.jsonl
 btrfs-ublk map add NAME --bulk mappings.jsonl
