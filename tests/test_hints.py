@@ -64,7 +64,7 @@ NO_HINT = "NONE"
         ("loop", "too many redirects", "name the URL that it ends at"),
         ("to-file", "redirects to what is no http", "name the URL that it ends at"),
         ("files/", "status 403", "gives it to other users only"),
-        ("busy", "status 503", "does not serve now"),
+        ("busy", "status 503", "does not serve at the moment"),
         ("limited", "status 429", "too much to do"),
         ("broken", "status 500", "its log may say why"),
         ("whole/object", "status 200", "range requests"),
