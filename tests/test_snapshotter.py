@@ -233,6 +233,17 @@ def test_one_process_has_a_root(client: Client, root: Path) -> None:
 
 
 @native
+def test_the_socket_of_another_root_is_not_taken(client: Client, root: Path) -> None:
+    socket = root.with_suffix(".sock")
+    with pytest.raises(UsageError, match="another process listens on .*root.sock"):
+        with serving(root.with_name("other"), socket):
+            pass
+    with connected(socket) as another:
+        another.prepare("one")
+    assert client.names() == {"one": "active"}
+
+
+@native
 def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
     snapshots = Snapshots(root)
     snapshots.prepare("kept", "", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,12 +162,12 @@ def _handlers(service: _Service) -> grpc.GenericRpcHandler:
 
 
 @contextmanager
-def serving(root: StrPath, socket: StrPath) -> Iterator[grpc.Server]:
-    """Answer calls at a socket, which only this user may use, inside the block.
+def serving(root: StrPath, address: StrPath) -> Iterator[grpc.Server]:
+    """Answer calls at a Unix socket, which only this user may use, inside the block.
 
     ``root``: see Snapshots; one process at a time has it. Raises BtrfsUblkError.
     """
-    path = Path(os.path.abspath(socket))
+    path = Path(os.path.abspath(address))
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         raise UsageError(
             f"{path} is too long for a socket: it takes {_MAX_SOCKET_PATH} bytes",
@@ -219,7 +220,10 @@ def _start(service: _Service, path: Path) -> grpc.Server:
 
 
 def _make_room(path: Path) -> None:
-    """Remove the socket that a killed process has left."""
+    """Remove the socket that a killed process has left.
+
+    NB: gRPC takes the place of any socket, also of one that somebody listens on.
+    """
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -228,4 +232,23 @@ def _make_room(path: Path) -> None:
         raise UsageError(
             f"{path} exists and is no socket", hint="choose another path, or remove it"
         )
+    if _has_owner(path):
+        raise UsageError(
+            f"another process listens on {path}",
+            hint="stop that one, or choose another path with --socket",
+        )
     path.unlink(missing_ok=True)
+
+
+def _has_owner(path: Path) -> bool:
+    """Return whether a process has the socket: only a refused connection says that
+    none has it any more."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)  # a queue that is full has an owner
+        try:
+            asking.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
