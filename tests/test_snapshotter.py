@@ -244,6 +244,14 @@ def test_the_socket_of_another_root_is_not_taken(client: Client, root: Path) -> 
 
 
 @native
+def test_the_directory_of_the_socket_is_made(root: Path) -> None:
+    directory = root.with_name("run") / "btrfs-ublk"
+    with serving(root, directory / "sock"), connected(directory / "sock") as client:
+        client.prepare("one")
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+@native
 def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
     snapshots = Snapshots(root)
     snapshots.prepare("kept", "", {})

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.containers import messages
 from btrfs_ublk.containers.messages import CLASSES
 from btrfs_ublk.containers.snapshots import SnapshotMount, Snapshots, check_root
@@ -213,17 +214,21 @@ def _start(service: _Service, path: Path) -> grpc.Server:
     if not bound:
         raise BtrfsUblkError(
             f"cannot listen at {path}",
-            hint="its directory must exist, and be writable",
+            hint="its directory must be writable",
         )
     server.start()
     return server
 
 
 def _make_room(path: Path) -> None:
-    """Remove the socket that a killed process has left.
+    """Make the directory of a socket, and remove one that a killed process has left.
 
     NB: gRPC takes the place of any socket, also of one that somebody listens on.
     """
+    if not path.parent.exists():
+        make_private(
+            path.parent, what="directory of the socket", hint="choose another path"
+        )
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
