@@ -232,11 +232,23 @@ static int replace(struct http1_connection *connection)
 	return connect_for(carriage);
 }
 
+/*
+ * Returns whether a kept connection has been closed, or has bytes that came before the request and
+ * so cannot be its response. The loop may not have come to see that yet.
+ */
+static bool is_stale(const struct http1_connection *connection)
+{
+	char byte;
+	ssize_t got = recv(connection->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+	return got >= 0 || (errno != EAGAIN && errno != EINTR);
+}
+
 /* Gives a kept connection a request. Returns 0 or -ENOMEM. */
 static int reuse(struct http1_connection *connection, struct carriage *carriage)
 {
 	attach(connection, carriage);
-	return send_request(connection) ? replace(connection) : 0;
+	return is_stale(connection) || send_request(connection) ? replace(connection) : 0;
 }
 
 static struct carriage *first_waiting(const struct http1_host *host)
