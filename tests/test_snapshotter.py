@@ -226,6 +226,33 @@ def test_a_subvolume_of_a_container_goes_with_it(client: Client, root: Path) -> 
 
 
 @native
+def test_a_subvolume_that_no_path_leads_to_goes_as_well(
+    client: Client, root: Path
+) -> None:
+    """Its path is too long for any call, and what a container has put beside it leads
+    out of the snapshot. The names of files do not matter."""
+    path = client.prepare("active")
+    create_subvolume(path, "inner")
+    outside = create_subvolume(root, "outside")
+    (outside / "file").touch()
+    (path / "link").symlink_to(root)
+    fd = os.open(path / "inner", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for _ in range(20):
+            os.mkdir("d" * 250, dir_fd=fd)
+            deeper = os.open("d" * 250, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = deeper
+        for name in ("one", "two"):
+            create_subvolume(Path(f"/proc/self/fd/{fd}"), name)
+    finally:
+        os.close(fd)
+    client.remove("active")
+    assert os.listdir(root / "snapshots") == []
+    assert (outside / "file").exists()
+
+
+@native
 def test_one_process_has_a_root(client: Client, root: Path) -> None:
     with pytest.raises(UsageError, match="is served by another process"):
         with serving(root, root.with_suffix(".other")):

@@ -32,6 +32,7 @@ from btrfs_ublk.kernel.btrfs import (
     commit_transaction,
     create_snapshot,
     create_subvolume,
+    delete_nested_subvolumes,
     delete_subvolume,
     enable_simple_quota,
     filesystem_uuid,
@@ -41,7 +42,6 @@ from btrfs_ublk.kernel.btrfs import (
 
 log = logging.getLogger(__name__)
 
-_TOP_INODE = 256  # of each subvolume
 _TOP_MODE = 0o755  # of an empty snapshot's top directory
 
 
@@ -120,8 +120,7 @@ class Snapshots:
                 if getattr(error.__cause__, "errno", None) != errno.ENOTEMPTY:
                     raise
                 set_read_only(path, False)  # else nothing in it can be deleted
-                for nested in _nested_subvolumes(path):
-                    delete_subvolume(nested)
+                delete_nested_subvolumes(path)
                 delete_subvolume(path)
         except BtrfsUblkError as error:
             # Somebody still uses it; cleanup() tries again.
@@ -254,21 +253,6 @@ def check_root(root: Path) -> None:
             f"{root} is on no btrfs, and snapshots are subvolumes of one",
             hint="mount one there, for example that of `btrfs-ublk volume up`",
         ) from error
-
-
-def _nested_subvolumes(path: Path) -> list[Path]:
-    """Return the subvolumes that were made in one, innermost first; a container may
-    make some without any privilege."""
-    device = os.lstat(path).st_dev
-    found = []
-    for directory, names, _ in os.walk(path, topdown=False):
-        for name in names:
-            inside = Path(directory, name)
-            status = os.lstat(inside)
-            # NB: what replaces a nested subvolume in a snapshot is no subvolume.
-            if status.st_dev != device and status.st_ino == _TOP_INODE:
-                found.append(inside)
-    return found
 
 
 def _has_directory(snapshot: Snapshot) -> bool:

@@ -60,11 +60,17 @@ assert _DEV_INFO.size == 4096
 #: transaction, least and greatest type, how many items, 36 unused bytes; 4096 in all.
 _SEARCH = struct.Struct("=QQQQQQQIII36x")
 _SEARCH_BYTES = 4096
+_EVERY = 2**64 - 1
 #: struct btrfs_ioctl_search_header: transaction, object id, offset, type, length.
 _FOUND = struct.Struct("=QQQII")
 #: struct btrfs_inode_item begins: generation.
 _INODE_ITEM_KEY = 1
 _GENERATION = struct.Struct("<Q")
+_ROOT_TREE = 1
+_ROOT_REF_KEY = 156
+#: struct btrfs_root_ref: inode of the directory, sequence, length of the name; the name
+#: follows.
+_ROOT_REF = struct.Struct("<QQH")
 _QUOTA_TREE = 8
 _QGROUP_INFO_KEY = 242
 #: struct btrfs_qgroup_info_item begins: generation, bytes that are charged.
@@ -219,6 +225,41 @@ def delete_subvolume(path: Path) -> None:
     _ioctl(path.parent, _IOC_SNAP_DESTROY, argument, what=f"cannot delete {path}")
 
 
+def delete_nested_subvolumes(subvolume: Path) -> None:
+    """Delete the subvolumes that were made in one, and those in them. Raises
+    BtrfsUblkError.
+
+    The kernel lists them, and opens the directory of each by its inode number. So no
+    path is followed, and who can write there cannot lead this anywhere else.
+    """
+    found = [(0, subvolume_id(subvolume), 0, b"")]
+    for _, parent, _, _ in found:
+        found += _children(subvolume, parent)
+    for parent, number, inode, name in reversed(found[1:]):
+        what = f"cannot delete subvolume {number} in {subvolume}"
+        with deferred():
+            directory = _open_inode(subvolume, inode, parent, what=what)
+            try:
+                path = Path(f"/proc/self/fd/{directory}")
+                _ioctl(path, _IOC_SNAP_DESTROY, _VOL_ARGS.pack(0, name), what=what)
+            finally:
+                os.close(directory)
+
+
+def _children(target: Path, subvolume: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield of each subvolume that is in another, but not deeper: the other's id, its
+    own, the inode number of its directory, its name."""
+    what = f"cannot list the subvolumes in {target}"
+    key = (_ROOT_TREE, subvolume, _ROOT_REF_KEY)
+    found = _search(target, *key, 0, _EVERY, what=what)
+    while found:
+        number, item = found
+        inode, _, length = _ROOT_REF.unpack_from(item)
+        name = item[_ROOT_REF.size : _ROOT_REF.size + length]
+        yield subvolume, number, inode, name
+        found = _search(target, *key, number + 1, _EVERY, what=what)
+
+
 def set_read_only(subvolume: Path, read_only: bool = True) -> None:
     """Let nobody write to a subvolume, or let all again. Raises BtrfsUblkError."""
     what = f"cannot change {subvolume}"
@@ -280,19 +321,29 @@ def reached_inode(
     what = (
         f"cannot open inode {inode} of subvolume {subvolume} of the btrfs at {target}"
     )
+    # NB: a file object is closed by its finaliser, even if a signal comes here.
+    with deferred():
+        fd = _open_inode(target, inode, subvolume, what=what)
+        try:
+            file = open(fd, "rb", buffering=0)
+        except OSError as error:  # it is a directory
+            os.close(fd)
+            raise BtrfsUblkError(f"{what}: {error.strerror}") from error
+    with file:
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+
+def _open_inode(target: Path, inode: int, subvolume: int, *, what: str) -> int:
+    """Return a descriptor. Raises BtrfsUblkError."""
     fid = _FID.pack(inode, subvolume, _generation(target, inode, subvolume, what=what))
     handle = _HANDLE.pack(len(fid), _FILEID_BTRFS_WITHOUT_PARENT) + fid
     try:
-        # NB: a file object is closed by its finaliser, even if a signal comes here.
-        with deferred():
-            file = open(_open_by_handle(target, handle), "rb", buffering=0)
+        return _open_by_handle(target, handle)
     except OSError as error:
         hint = "see the kernel log: dmesg | grep -i btrfs"
         if error.errno == errno.EPERM:
             hint = "it takes CAP_DAC_READ_SEARCH: root outside of containers has it"
         raise BtrfsUblkError(f"{what}: {error.strerror}", hint=hint) from error
-    with file:
-        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
 
 def _open_by_handle(target: Path, handle: bytes) -> int:
@@ -321,14 +372,32 @@ def _find_item(
     target: Path, tree: int, objectid: int, kind: int, offset: int, *, what: str
 ) -> bytes:
     """Return the item of a key, and more bytes behind it."""
-    every = 2**64 - 1
+    found = _search(target, tree, objectid, kind, offset, offset, what=what)
+    if found is None:
+        raise BtrfsUblkError(f"{what}: there is none")
+    return found[1]
+
+
+def _search(
+    target: Path,
+    tree: int,
+    objectid: int,
+    kind: int,
+    least: int,
+    greatest: int,
+    *,
+    what: str,
+) -> tuple[int, bytes] | None:
+    """Return the first item whose key has an offset from ``least`` to ``greatest``:
+    that offset, and the item with more bytes behind it."""
     search = _SEARCH.pack(
-        tree, objectid, objectid, offset, offset, 0, every, kind, kind, 1
+        tree, objectid, objectid, least, greatest, 0, _EVERY, kind, kind, 1
     )
     found = _ioctl(
         target, _IOC_TREE_SEARCH, search.ljust(_SEARCH_BYTES, b"\0"), what=what
     )
     count: int = _SEARCH.unpack_from(found)[-1]
     if not count:
-        raise BtrfsUblkError(f"{what}: there is none")
-    return found[_SEARCH.size + _FOUND.size :]
+        return None
+    offset: int = _FOUND.unpack_from(found, _SEARCH.size)[2]
+    return offset, found[_SEARCH.size + _FOUND.size :]
