@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,8 @@ _SIGNAL_HANDLERS = {
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 }
 _GUARDIAN = " -m btrfs_ublk.testing.guardian "
+#: What children() returned before the last test: servers of fixtures of a wider scope.
+_SERVERS = pytest.StashKey[list[str]]()
 _PR_SET_CHILD_SUBREAPER = 36
 
 Need = Callable[..., None]
@@ -226,12 +228,12 @@ class SystemState:
     open_files: int
 
 
-def children() -> list[str]:
+def children(known: Collection[str] = ()) -> list[str]:
     """Return the living processes that tests have started, and their descendants.
 
-    Wait for some time for them to end, as orphans may be about to. Zombies do not
-    count, as their parents may not have asked for their status yet. Nor does the
-    plugin's guardian, which stays as long as the session.
+    Wait for some time for those that are not ``known`` to end, as orphans may be about
+    to. Zombies do not count, as their parents may not have asked for their status yet.
+    Nor does the plugin's guardian, which stays as long as the session.
     """
     deadline_s = time.monotonic() + ORPHAN_TIMEOUT_S
     while True:
@@ -241,17 +243,18 @@ def children() -> list[str]:
                 command = " ".join(child.cmdline())
                 if child.status() != psutil.STATUS_ZOMBIE and _GUARDIAN not in command:
                     found.append(f"{child.pid} {command}")
-        if not found or time.monotonic() > deadline_s:
+        if set(found) <= set(known) or time.monotonic() > deadline_s:
             return found
         time.sleep(0.02)
 
 
-def system_state(root: Path) -> SystemState:
+def system_state(root: Path, known: Collection[str] = ()) -> SystemState:
     """Return the state as far as it is the tests' own, as others may use this machine.
     With BTRFS_UBLK_REQUIRE=1, in CI, they may not, and all of the state counts.
+    ``known`` processes, which children() has returned, are not waited for.
     """
     garbage.collect()  # an error's traceback may still hold files open
-    living = children()  # first: what these hold goes with them
+    living = children(known)  # first: what these hold goes with them
     everything = os.environ.get(REQUIRE_VARIABLE) == "1"
     loops = {}
     for link in Path("/sys/block").glob("loop*/loop/backing_file"):
@@ -326,7 +329,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("native"):
         require(request.config, BTRFS, LOOP)
     root = request.getfixturevalue("test_root")
-    before = system_state(root)
+    known: list[str] = request.config.stash.setdefault(_SERVERS, [])
+    before = system_state(root, known)
+    known[:] = before.children  # those of a module's or the session's fixtures
     # Each collection would look at all objects again. Without that, 54 short tests took
     # 17 s instead of 40 s.
     garbage.freeze()
@@ -334,7 +339,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     # A loop device that udev, say, still has open is detached when that closes it.
     # Nothing else is waited for here: what goes later than its test is a leak.
     deadline_s = time.monotonic() + ORPHAN_TIMEOUT_S
-    while (after := system_state(root)).loop_devices != before.loop_devices:
+    while (after := system_state(root, known)).loop_devices != before.loop_devices:
         if time.monotonic() > deadline_s:
             break
         time.sleep(0.05)
