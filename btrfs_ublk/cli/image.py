@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -15,13 +16,12 @@ from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import (
     NounGroup,
     PathType,
-    completing,
     json_option,
     print_rows,
 )
-from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_size
 
@@ -32,17 +32,6 @@ _base = click.option(
     type=PathType(),
     help="Where images are kept."
     "  [BTRFS_UBLK_IMAGES_DIR, else /var/lib/btrfs-ublk/images]",
-)
-
-
-_volumes = click.option(
-    "--base",
-    type=PathType(),
-    help=f"Where volumes are kept.  [{VOLUMES_VARIABLE}, else {VOLUMES_DIRECTORY}]",
-)
-_name = click.argument(
-    "name",
-    shell_complete=completing(lambda: (x.name for x in volumes.volume_directories())),
 )
 
 
@@ -69,6 +58,23 @@ def _registry_options(function: _Function) -> _Function:
     ):
         function = option(function)
     return function
+
+
+def _with_access(function: _Function) -> _Function:
+    """Add the options of a registry; the command gets them as ``access``."""
+
+    @wraps(function)
+    def command(
+        *args: Any,
+        docker_config: Path | None,
+        ca_file: Path | None,
+        insecure: bool,
+        **keys: Any,
+    ) -> Any:
+        access = images.RegistryAccess(docker_config, ca_file, insecure)
+        return function(*args, access=access, **keys)
+
+    return cast(_Function, _registry_options(command))
 
 
 @click.group("image", cls=NounGroup, aliases={"ls": "list", "show": "inspect"})
@@ -119,7 +125,7 @@ def command() -> None:
     metavar="N",
     help="Threads that compress.  [as many as CPUs]",
 )
-@_registry_options
+@_with_access
 @json_option
 def build(
     source: str,
@@ -130,9 +136,7 @@ def build(
     max_inline: str | None,
     unit: str,
     threads: int | None,
-    docker_config: Path | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: images.RegistryAccess,
     as_json: bool,
 ) -> None:
     """Make a sealed image, in an OCI image layout.
@@ -156,7 +160,7 @@ def build(
             options,
             tag=tag,
             platform=platform,
-            access=images.RegistryAccess(docker_config, ca_file, insecure),
+            access=access,
             say=task.say,
         )
     if as_json:
@@ -172,13 +176,11 @@ def build(
 
 @command.command()
 @click.argument("image")
-@_registry_options
+@_with_access
 @json_option
 def inspect(
     image: str,
-    docker_config: Path | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: images.RegistryAccess,
     as_json: bool,
 ) -> None:
     """Show what is in a sealed image, and what it costs.
@@ -186,7 +188,6 @@ def inspect(
     IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST: of that, only
     the metadata are fetched.
     """
-    access = images.RegistryAccess(docker_config, ca_file, insecure)
     with progress(f"look at {image}"):
         report = images.inspect_image(images.parse_name(image), access)
     if as_json:
@@ -216,15 +217,13 @@ def inspect(
     metavar="REPOSITORY",
     help="A repository of the same registry that may have the blobs already.",
 )
-@_registry_options
+@_with_access
 @json_option
 def push(
     layout: str,
     image: str,
     mount_from: str | None,
-    docker_config: Path | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: images.RegistryAccess,
     as_json: bool,
 ) -> None:
     """Store an image of a layout in a registry.
@@ -243,7 +242,6 @@ def push(
     opened = images.Layout.opened(name.path)
     one = opened.find(name.tag)
     total = sum(each.size for each, data in images.walk(opened, one) if data is None)
-    access = images.RegistryAccess(docker_config, ca_file, insecure)
     with (
         progress(f"push {image}", total=total, in_bytes=True) as task,
         images.Repository(target, access, writing=True) as repository,
@@ -279,15 +277,13 @@ def push(
 @click.argument("image")
 @click.option("--pin", is_flag=True, help="Keep it: `image gc` leaves it.")
 @_base
-@_registry_options
+@_with_access
 @json_option
 def pull(
     image: str,
     pin: bool,
     base: Path | None,
-    docker_config: Path | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: images.RegistryAccess,
     as_json: bool,
 ) -> None:
     """Get the metadata of a sealed image.
@@ -297,7 +293,6 @@ def pull(
     from where, or by whom, images may come; without it, only those named by digest.
     """
     reference = images.parse_reference(image)
-    access = images.RegistryAccess(docker_config, ca_file, insecure)
     with progress(f"pull {image}"):
         pulled = images.pull_image(
             reference, access, images.ImageStore(base), pinned=pin
@@ -373,7 +368,7 @@ def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
     metavar="SIZE",
     help="Size of the sparse image that takes what is written.  [1G]",
 )
-@_volumes
+@volumes_base
 @_registry_options
 @json_option
 def up(
@@ -425,12 +420,12 @@ def up(
 
 
 @command.command()
-@_name
+@volume_name
 @click.argument("fork")
 @click.option(
     "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
 )
-@_volumes
+@volumes_base
 @json_option
 def fork(
     name: str, fork: str, layer: str | None, base: Path | None, as_json: bool
@@ -446,18 +441,12 @@ def fork(
 
 
 @command.command()
-@_name
-@_volumes
+@volume_name
+@volumes_base
 @json_option
 def down(name: str, base: Path | None, as_json: bool) -> None:
     """Unmount an image, and keep its forks.
 
     The same as `volume down NAME`; `volume remove NAME` removes it with its forks.
     """
-    with progress(f"take volume {name} down"):
-        was_up = volumes.down_volume(name, base=base)
-    if as_json:
-        result = "down" if was_up else "was down"
-        click.echo(json.dumps({"name": name, "result": result}))
-    elif not was_up:
-        click.echo(f"volume {name} was down", err=True)
+    take_down(name, base, as_json=as_json)

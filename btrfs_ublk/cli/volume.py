@@ -17,28 +17,17 @@ from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import (
     NounGroup,
     PathType,
-    completing,
     json_option,
     print_rows,
     say_resolved,
 )
-from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_block_size, parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_base = click.option(
-    "--base",
-    type=PathType(),
-    help=f"Where volumes are kept.  [{VOLUMES_VARIABLE}, else {VOLUMES_DIRECTORY}]",
-)
-_name = click.argument(
-    "name",
-    shell_complete=completing(lambda: (x.name for x in volumes.volume_directories())),
-)
 
 
 @click.group(
@@ -118,14 +107,14 @@ def _defining_options(function: _Function) -> _Function:
 
 
 @command.command()
-@_name
+@volume_name
 @click.option(
     "--file",
     type=PathType(),
     help="A definition (TOML) instead of options.",
 )
 @_defining_options
-@_base
+@volumes_base
 @json_option
 def up(
     name: str,
@@ -192,8 +181,8 @@ def _changed(
 
 
 @command.command()
-@_name
-@_base
+@volume_name
+@volumes_base
 @json_option
 def down(name: str, base: Path | None, as_json: bool) -> None:
     """Unmount a volume, and keep its data.
@@ -201,19 +190,13 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
     Its device goes as well. Refused while somebody uses it: it says who. Also puts in
     order what a killed command left.
     """
-    with progress(f"take volume {name} down"):
-        was_up = volumes.down_volume(name, base=base)
-    if as_json:
-        result = "down" if was_up else "was down"
-        click.echo(json.dumps({"name": name, "result": result}))
-    elif not was_up:
-        click.echo(f"volume {name} was down", err=True)
+    take_down(name, base, as_json=as_json)
 
 
 @command.command()
-@_name
+@volume_name
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_base
+@volumes_base
 @json_option
 def remove(name: str, yes: bool, base: Path | None, as_json: bool) -> None:
     """Remove a volume that is down, with its data.
@@ -238,9 +221,9 @@ def remove(name: str, yes: bool, base: Path | None, as_json: bool) -> None:
 
 
 @command.command()
-@_name
+@volume_name
 @click.argument("size")
-@_base
+@volumes_base
 @json_option
 def resize(name: str, size: str, base: Path | None, as_json: bool) -> None:
     """Have more room for what is written to a volume.
@@ -271,7 +254,7 @@ def _confirm(question: str) -> None:
 
 
 @command.command("list")
-@_base
+@volumes_base
 @json_option
 def list_command(base: Path | None, as_json: bool) -> None:
     """List all volumes, and how they are.
@@ -300,8 +283,8 @@ def list_command(base: Path | None, as_json: bool) -> None:
 
 
 @command.command()
-@_name
-@_base
+@volume_name
+@volumes_base
 @json_option
 def status(name: str, base: Path | None, as_json: bool) -> int:
     """Show a volume, and what is in it.
@@ -317,7 +300,7 @@ def status(name: str, base: Path | None, as_json: bool) -> int:
 
 
 @command.command()
-@_name
+@volume_name
 @click.option(
     "-n",
     "--lines",
@@ -328,7 +311,7 @@ def status(name: str, base: Path | None, as_json: bool) -> int:
     help="Only that many of the last lines.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines as they come.")
-@_base
+@volumes_base
 def logs(name: str, lines: int, follow: bool, base: Path | None) -> None:
     """Print what supervisor and server of a volume have said.
 
@@ -346,11 +329,11 @@ def logs(name: str, lines: int, follow: bool, base: Path | None) -> None:
 
 
 @command.command()
-@_name
+@volume_name
 @click.argument("path")
 @click.option("--offset", required=True, metavar="SIZE", help="In the virtual data.")
 @click.option("--length", required=True, metavar="SIZE", help="Any number of bytes.")
-@_base
+@volumes_base
 @json_option
 def clone(
     name: str, path: str, offset: str, length: str, base: Path | None, as_json: bool

@@ -1,0 +1,34 @@
+"""What the commands of volumes and those of images have in common; not a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from btrfs_ublk import volume as volumes
+from btrfs_ublk.base.entry import PathType, completing
+from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
+from btrfs_ublk.base.progress import progress
+
+volumes_base = click.option(
+    "--base",
+    type=PathType(),
+    help=f"Where volumes are kept.  [{VOLUMES_VARIABLE}, else {VOLUMES_DIRECTORY}]",
+)
+volume_name = click.argument(
+    "name",
+    shell_complete=completing(lambda: (x.name for x in volumes.volume_directories())),
+)
+
+
+def take_down(name: str, base: Path | None, *, as_json: bool) -> None:
+    """Take a volume down, and print what has become of it."""
+    with progress(f"take volume {name} down"):
+        was_up = volumes.down_volume(name, base=base)
+    if as_json:
+        result = "down" if was_up else "was down"
+        click.echo(json.dumps({"name": name, "result": result}))
+    elif not was_up:
+        click.echo(f"volume {name} was down", err=True)
