@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loops import new_btrfs
 
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel import clone_file, clone_range, loop_device, mounted, tempdir
+from btrfs_ublk.kernel import clone_file, clone_range
 from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
 
 pytestmark = pytest.mark.native
@@ -22,15 +23,8 @@ BLOCK = 4096
 
 @pytest.fixture(scope="module")
 def btrfs(test_root: Path) -> Iterator[Path]:
-    with tempdir(parent=test_root) as directory:
-        target = directory / "mnt"
-        target.mkdir()
-        image = directory / "image"
-        with image.open("wb") as file:
-            file.truncate(256 << 20)
-        run(["mkfs.btrfs", "-q", image], timeout_s=60)
-        with loop_device(image) as device, mounted(device.path, target) as mount:
-            yield mount.target
+    with new_btrfs(test_root, size_bytes=256 << 20) as mount:
+        yield mount
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from loops import new_btrfs
 from snapshotter_client import Client, connected
 from stopping import ending_with_us, stop
 
@@ -25,9 +26,6 @@ from btrfs_ublk.containers.snapshots import Snapshots
 from btrfs_ublk.containers.store import Kind, SnapshotStore
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import create_subvolume
-from btrfs_ublk.kernel.loop import loop_device
-from btrfs_ublk.kernel.mount import mounted
-from btrfs_ublk.kernel.temporary import tempdir
 
 MIB = 1 << 20
 KILLS = 8
@@ -36,15 +34,8 @@ native = pytest.mark.native
 
 @pytest.fixture
 def btrfs(test_root: Path) -> Iterator[Path]:
-    with tempdir(parent=test_root) as directory:
-        target = directory / "mnt"
-        target.mkdir()
-        image = directory / "image"
-        with image.open("wb") as file:
-            file.truncate(1 << 30)
-        run(["mkfs.btrfs", "-q", image], timeout_s=60)
-        with loop_device(image) as device, mounted(device.path, target) as mount:
-            yield mount.target
+    with new_btrfs(test_root, size_bytes=1 << 30) as mount:
+        yield mount
 
 
 @pytest.fixture

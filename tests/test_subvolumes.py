@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loops import new_btrfs
 
-from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import (
     charged_bytes,
@@ -21,9 +21,6 @@ from btrfs_ublk.kernel.btrfs import (
     set_read_only,
     subvolume_id,
 )
-from btrfs_ublk.kernel.loop import loop_device
-from btrfs_ublk.kernel.mount import mounted
-from btrfs_ublk.kernel.temporary import tempdir
 
 pytestmark = pytest.mark.native
 
@@ -32,15 +29,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def btrfs(test_root: Path) -> Iterator[Path]:
-    with tempdir(parent=test_root) as directory:
-        target = directory / "mnt"
-        target.mkdir()
-        image = directory / "image"
-        with image.open("wb") as file:
-            file.truncate(256 << 20)
-        run(["mkfs.btrfs", "-q", image], timeout_s=60)
-        with loop_device(image) as device, mounted(device.path, target) as mount:
-            yield mount.target
+    with new_btrfs(test_root, size_bytes=256 * MIB) as mount:
+        yield mount
 
 
 def test_a_snapshot_is_independent(btrfs: Path) -> None:
