@@ -43,6 +43,7 @@ def test_ratios_within_turns() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_all_that_needs_no_delay(tmp_path: Path) -> None:
     """Each kind of reading that this machine can do is measured once."""
