@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from loops import new_btrfs
 from snapshotter_client import Client, connected
 from stopping import ending_with_us, stop
 
+from btrfs_ublk import __version__
 from btrfs_ublk.base.process import run
 from btrfs_ublk.containers.filters import lookup_of, parse_filters
 from btrfs_ublk.containers.service import serving
@@ -194,6 +197,47 @@ def test_what_a_snapshot_has_written_is_its_size(client: Client) -> None:
     client.call("View", key="view", parent="second")
     sizes = [client.call("Usage", key=k).size for k in ("first", "second", "view")]
     assert [size // MIB for size in sizes] == [3, 1, 0]
+
+
+def status(address: Path, *options: str, expected: int) -> str:
+    command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "status"]
+    done = run(
+        [*command, "--socket", address, *options],
+        timeout_s=60,
+        ok_statuses=(expected,),
+    )
+    return done.stdout + done.stderr
+
+
+@native
+def test_status_of_one_that_serves(client: Client, root: Path) -> None:
+    address = root.with_suffix(".sock")
+    path = client.prepare("a")
+    (path / "file").write_bytes(os.urandom(3 * MIB))
+    client.commit("lower", "a")
+    client.prepare("upper", "lower")
+    client.prepare("other", "lower")
+    found = json.loads(status(address, "--json", expected=0))
+    assert found.pop("used_bytes") // MIB == 3
+    assert found == {
+        "socket": str(address),
+        "serves": True,
+        "root": str(root),
+        "version": __version__,
+        "snapshots": {"view": 0, "active": 2, "committed": 1},
+    }
+    words = status(address, expected=0)
+    assert f"serves {root}, version {__version__}" in words
+    assert "snapshots: 0 view, 2 active, 1 committed; space used: 3" in words
+
+
+def test_status_where_nobody_serves(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    assert "no snapshotter answers" in status(path, expected=1)
+    with socket.socket(socket.AF_UNIX) as left:  # as a killed process leaves it
+        left.bind(str(path))
+    found = json.loads(status(path, "--json", expected=1))
+    assert found["serves"] is False and found["socket"] == str(path)
 
 
 @native

@@ -17,7 +17,7 @@ import grpc
 
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import make_private
-from btrfs_ublk.containers import messages
+from btrfs_ublk.containers import messages, status
 from btrfs_ublk.containers.messages import CLASSES
 from btrfs_ublk.containers.snapshots import SnapshotMount, Snapshots, check_root
 from btrfs_ublk.containers.store import Kind, RefusedError, Snapshot
@@ -162,6 +162,13 @@ def _handlers(service: _Service) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(messages.SERVICE, made)
 
 
+def _status_handler(snapshots: Snapshots) -> grpc.GenericRpcHandler:
+    call: Any = grpc.unary_unary_rpc_method_handler(
+        _unary(status.CALL, lambda _: snapshots.status().encode())
+    )
+    return grpc.method_handlers_generic_handler(status.SERVICE, {status.CALL: call})
+
+
 @contextmanager
 def serving(root: StrPath, address: StrPath) -> Iterator[grpc.Server]:
     """Answer calls at a Unix socket, which only this user may use, inside the block.
@@ -188,7 +195,7 @@ def serving(root: StrPath, address: StrPath) -> Iterator[grpc.Server]:
     with lock:
         snapshots = Snapshots(snapshots_root)
         try:
-            server = _start(_Service(snapshots), path)
+            server = _start(snapshots, path)
             try:
                 yield server
             finally:
@@ -198,11 +205,11 @@ def serving(root: StrPath, address: StrPath) -> Iterator[grpc.Server]:
             snapshots.close()
 
 
-def _start(service: _Service, path: Path) -> grpc.Server:
+def _start(snapshots: Snapshots, path: Path) -> grpc.Server:
     _make_room(path)
     server = grpc.server(
         ThreadPoolExecutor(_WORKERS, thread_name_prefix="snapshotter"),
-        handlers=[_handlers(service)],
+        handlers=[_handlers(_Service(snapshots)), _status_handler(snapshots)],
     )
     mask = os.umask(0o177)
     try:

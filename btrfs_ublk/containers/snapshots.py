@@ -15,10 +15,13 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from btrfs_ublk import __version__
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.containers.status import Status
 from btrfs_ublk.containers.store import (
     Kind,
     Refusal,
@@ -217,10 +220,28 @@ class Snapshots:
 
     def usage(self, key: str) -> int:
         """Return how many bytes a snapshot holds besides its parent's."""
-        found = self._store.get(key)
+        return self._size_bytes(self._store.get(key))
+
+    def _size_bytes(self, found: Snapshot) -> int:
         if found.size_bytes is not None:
             return found.size_bytes
         return self._charged(found.id) if _has_directory(found) else 0
+
+    def status(self) -> Status:
+        """Return how many snapshots there are, and what they are charged for."""
+        found = self._store.find()
+        used_bytes = 0
+        for one in found:
+            with suppress(BtrfsUblkError):  # it has been removed meanwhile
+                used_bytes += self._size_bytes(one)
+        return Status(
+            root=str(self.root.absolute()),
+            version=__version__,
+            snapshots={
+                kind.value: sum(one.kind is kind for one in found) for kind in Kind
+            },
+            used_bytes=used_bytes if self._has_quota else None,
+        )
 
     def remove(self, key: str) -> None:
         """Remove a snapshot that is no parent."""
