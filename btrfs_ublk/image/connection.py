@@ -20,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from btrfs_ublk.base.log import log
+from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.credentials import Login, find_login
 
@@ -183,7 +184,7 @@ class Connection:
         for _ in range(_MAX_REDIRECTIONS + 1):
             if not url.startswith("https://") and not self._access.insecure:
                 raise RegistryError(
-                    f"{self.place} sends us to {url}, without TLS",
+                    f"{self.place} sends us to {shown_text(url)}, without TLS",
                     hint="what a registry refers to must have TLS as well",
                 )
             response = self._session.request(
