@@ -20,6 +20,7 @@ _RELOAD = "systemctl daemon-reload\n"
 _UNITS = _PROJECT / "systemd"
 UNIT = _UNITS / "btrfs-ublk@.service"
 VOLUME_UNIT = _UNITS / "btrfs-ublk-volume@.service"
+SNAPSHOTTER_UNIT = _UNITS / "btrfs-ublk-snapshotter.service"
 COMMAND = Path(sys.executable).with_name("btrfs-ublk")
 
 
@@ -44,14 +45,18 @@ def test_all_are_installed_with_the_path_of_the_command(installed: Path) -> None
             (_UNITS / name).read_text(),
         )
         assert (installed / name).read_text() == wanted
-        assert wanted.count(str(COMMAND)) == 3
+        commands = 1 if name == SNAPSHOTTER_UNIT.name else 3
+        assert wanted.count(str(COMMAND)) == commands
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
-@pytest.mark.parametrize("unit", [UNIT, VOLUME_UNIT], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "unit", [UNIT, VOLUME_UNIT, SNAPSHOTTER_UNIT], ids=lambda path: path.stem
+)
 def test_systemd_accepts_it(unit: Path, installed: Path) -> None:
     instance = installed / unit.name.replace("@", "@one")
-    instance.symlink_to(installed / unit.name)
+    if instance.name != unit.name:
+        instance.symlink_to(installed / unit.name)
     done = run(["systemd-analyze", "verify", "--man=no", instance], timeout_s=60)
     assert unit.name not in done.stderr and instance.name not in done.stderr
 
@@ -75,6 +80,14 @@ def test_a_volume_outlives_its_command() -> None:
     service = _service(VOLUME_UNIT)
     assert service["KillMode"] == "process"
     assert (service["Type"], service["RemainAfterExit"]) == ("oneshot", "yes")
+
+
+def test_a_snapshotter_is_stopped_alone() -> None:
+    """It ends with 143 by SIGTERM, which is no failure."""
+    service = _service(SNAPSHOTTER_UNIT)
+    assert service["KillMode"] == "process"
+    assert service["Type"] == "notify"
+    assert service["SuccessExitStatus"] == "143"
 
 
 def _service(path: Path) -> configparser.SectionProxy:
