@@ -49,9 +49,10 @@ def _metadata(project: dict[str, Any]) -> list[str]:
     lines += [f"License: {project['license']}"]
     lines += [f"Requires-Python: {project['requires-python']}"]
     lines += [f"Requires-Dist: {wanted}" for wanted in project["dependencies"]]
-    lines += ["Provides-Extra: report"]
-    for wanted in project["optional-dependencies"]["report"]:
-        lines.append(f'Requires-Dist: {wanted}; extra == "report"')
+    for extra in ("containers", "report"):
+        lines += [f"Provides-Extra: {extra}"]
+        for wanted in project["optional-dependencies"][extra]:
+            lines.append(f'Requires-Dist: {wanted}; extra == "{extra}"')
     return lines
 
 

@@ -46,6 +46,28 @@ def test_recipes_need_what_the_project_needs() -> None:
         name, _, version = wanted.partition(">=")
         assert f"python3-{name.replace('_', '-')}" in needed
         assert f"Requires:       python3-{name} >= {version}\n" in _SPEC
+    for wanted in _SETTINGS["optional-dependencies"]["containers"]:
+        name, _, version = wanted.partition(">=")
+        assert f" python3-{name},\n" in _CONTROL.partition("\nSuggests:\n")[2]
+        assert f"Suggests:       python3-{name} >= {version}\n" in _SPEC
+
+
+def test_purging_keeps_what_cannot_be_fetched_again(tmp_path: Path) -> None:
+    """The .deb's postrm, for a tree below another directory than /."""
+    script = (_PACKAGING / "debian/btrfs-ublk.postrm").read_text()
+    state = tmp_path / "var/lib/btrfs-ublk"
+    for name in ("images/sha256", "volumes/one", "snapshotter/snapshots/1"):
+        (state / name).mkdir(parents=True)
+    (state / "1.ledger").touch()
+    command = re.sub(r" (/(?:run|var)/)", rf" {tmp_path}\1", script)
+    assert command.count(str(tmp_path)) == 5
+    for action in ("remove", "purge"):
+        subprocess.run(["sh", "-c", command, "postrm", action], check=True, timeout=20)
+        left = {"snapshotter", "volumes"}
+        left |= {"1.ledger", "images"} if action == "remove" else set()
+        assert {path.name for path in state.iterdir()} == left
+    assert (state / "volumes/one").is_dir()
+    assert (state / "snapshotter/snapshots/1").is_dir()
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +92,8 @@ def test_the_distribution_is_as_pip_has_it(installed: Path) -> None:
     assert {_squeezed(each) for each in made.requires or ()} == {
         _squeezed(each)
         for each in known.requires or ()
-        if "extra ==" not in each or each.endswith('extra == "report"')
+        if "extra ==" not in each
+        or each.endswith(('extra == "containers"', 'extra == "report"'))
     }
 
 
