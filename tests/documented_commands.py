@@ -199,6 +199,12 @@ ELSEWHERE = {
         "tests/test_lazy_remote.py::test_added_by_command"
     ),
     "btrfs-ublk metrics --listen": "tests/test_monitor.py::test_answers_scrapers",
+    "btrfs-ublk snapshotter config": (
+        "tests/test_containerd.py::test_a_container_runs_on_a_snapshot"
+    ),
+    "btrfs-ublk snapshotter status": (
+        "tests/test_snapshotter.py::test_status_of_one_that_serves"
+    ),
     "scripts/setup --test": "apply-lint.sh",
     "scripts/test": ".ci/run",
     "scripts/test --quick --no-vm": ".ci/run",
