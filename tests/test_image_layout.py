@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from image_support import (
     tagged_image,
 )
 
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
     INDEX,
@@ -233,6 +235,51 @@ def test_a_layout_is_not_made_over_something_else(tmp_path: Path) -> None:
         Layout.made(tmp_path)
     with pytest.raises(UsageError, match="is no OCI image layout"):
         Layout.opened(tmp_path)
+
+
+def test_what_a_killed_command_left_in_a_layout_goes(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path)
+    dead = tmp_path / "blobs" / ".new-dead"
+    dead.mkdir()
+    (dead / "blob").write_bytes(b"half")
+    with layout.scratch() as living, layout.scratch() as other:
+        assert living.is_dir() and other.is_dir() and not dead.exists()
+        with layout.adding(LAYER) as (file, done):
+            file.write(b"whole")
+        assert layout.read(done[0]) == b"whole" and living.is_dir()
+    assert [x.name for x in (tmp_path / "blobs").iterdir()] == ["sha256"]
+
+
+def test_tags_of_two_writers_are_all_there(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path)
+    one = layout.add(LAYER, b"1")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: Layout(tmp_path).tag(one, f"t{n}"), range(32)))
+    assert len(raw_index(tmp_path)["manifests"]) == 32
+
+
+@pytest.mark.parametrize("before", ["nothing", "directory", "layout"])
+def test_a_build_that_fails_leaves_no_layout(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "layout"
+    if before == "directory":
+        path.mkdir()
+    elif before == "layout":
+        Layout.made(path)
+    (bad := tmp_path / "bad.tar").write_bytes(b"no tar" * 1000)
+    found = set(tmp_path.rglob("*"))
+    with pytest.raises(BtrfsUblkError, match="tar"):
+        build_image(bad, path, BuildOptions())
+    assert set(tmp_path.rglob("*")) == found
+
+
+def test_a_name_that_nobody_could_give_again_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(UsageError, match="'a:b' is no tag"):
+        build_image(source, tmp_path / "layout", BuildOptions(), tag="a:b")
+    with pytest.raises(UsageError, match="first colon ends the directory"):
+        build_image(source, tmp_path / "la:yout", BuildOptions())
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_tags_of_a_layout(tmp_path: Path) -> None:

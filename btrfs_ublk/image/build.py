@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 from btrfs_ublk.base.helpers import MKIMAGE, helper_path
 from btrfs_ublk.base.process import run
-from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, Digests, check_unit
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, error_of_status
 from btrfs_ublk.image.connection import RegistryAccess
@@ -34,7 +32,13 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import Layer, header_of, write_pack
-from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
+from btrfs_ublk.image.reference import (
+    DEFAULT_TAG,
+    LayoutName,
+    Name,
+    Reference,
+    check_tag,
+)
 from btrfs_ublk.image.source import OpenedSource, open_source
 
 #: A bound for what would otherwise wait for ever.
@@ -90,29 +94,37 @@ def build_image(
     ``tag`` (the source's, else ``latest``). Raises UsageError, RegistryError,
     InvalidImageError, CommandError; no name is given to what is not complete."""
     mkimage = helper_path(MKIMAGE)
-    layout = Layout.made(output)
-    opened = open_source(
-        source, layout, access or RegistryAccess(), platform=platform, progress=progress
-    )
     if tag is None:
         given = source.tag if isinstance(source, (Reference, LayoutName)) else None
         tag = given or DEFAULT_TAG
-    work = layout.path / "blobs" / f".build-{os.urandom(8).hex()}"
+    check_tag(tag)
+    if ":" in str(output):
+        raise UsageError(
+            f"layout {str(output)!r} could not be named: in oci:DIRECTORY:TAG, the "
+            "first colon ends the directory",
+            hint="choose a directory without colons; --tag TAG names the image",
+        )
+    layout = Layout.made(output)
     try:
-        with deferred():
-            work.mkdir(mode=0o700)
-        say("make the file system")
-        report = _make(mkimage, opened, work / "image", options)
-        say("pack the metadata")
-        return seal(layout, work / "image", report, opened, tag)
+        opened = open_source(
+            source,
+            layout,
+            access or RegistryAccess(),
+            platform=platform,
+            progress=progress,
+        )
+        with layout.scratch() as work:
+            say("make the file system")
+            report = _make(mkimage, opened, work / "image", options)
+            say("pack the metadata")
+            return seal(layout, work / "image", report, opened, tag)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot make an image in {output}: {error.strerror or error}",
             hint="is its disk full, or read-only?",
         ) from error
     finally:
-        with deferred():
-            shutil.rmtree(work, ignore_errors=True)
+        layout.remove_if_empty()
 
 
 def _make(

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.device.locks import Lock, lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.documents import (
     INDEX,
@@ -33,6 +35,8 @@ from btrfs_ublk.kernel.new_file import new_file, write_new
 _MARK = "oci-layout"
 _MARK_TEXT = '{"imageLayoutVersion": "1.0.0"}'
 _COPY_BYTES = 1 << 20
+_LOCK_TIMEOUT_S = 10.0
+_SCRATCH = ".new-"
 
 
 class Layout:
@@ -41,6 +45,7 @@ class Layout:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._index = path / "index.json"
+        self._made: list[Path] = []
 
     @classmethod
     def opened(cls, path: Path) -> Layout:
@@ -58,6 +63,10 @@ class Layout:
         one that is there. Raises UsageError when something else is there."""
         if (path / _MARK).is_file():
             return cls(path)
+        layout = cls(path)
+        blobs = path / "blobs"
+        if not path.exists():
+            layout._made.append(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -65,13 +74,59 @@ class Layout:
                     f"{path} is not empty, and no OCI image layout",
                     hint="name an empty directory, or one that is not there",
                 )
-            (path / "blobs" / "sha256").mkdir(parents=True)
+            (blobs / "sha256").mkdir(parents=True)
             write_new(path / _MARK, _MARK_TEXT.encode())
         except OSError as error:
             raise BtrfsUblkError(
                 f"cannot make an image layout in {path}: {error.strerror}"
             ) from error
-        return cls(path)
+        layout._made += [path / _MARK, blobs, blobs / "sha256"]
+        return layout
+
+    def remove_if_empty(self) -> None:
+        """Undo what made() has made here, if nothing has been added since. Blobs that
+        are there stay, as the next command that needs them does not fetch them again.
+        """
+        with suppress(OSError):  # of the first directory in which something is left
+            while self._made:
+                path = self._made.pop()
+                if path.name == _MARK:
+                    path.unlink()
+                else:
+                    path.rmdir()
+
+    def _locked(self) -> Lock:
+        lock = lock_file(self.path / _MARK, timeout_s=_LOCK_TIMEOUT_S)
+        if lock is None:
+            raise BtrfsUblkError(
+                f"another command writes to {self.path} for {_LOCK_TIMEOUT_S:g} s",
+                hint=f"see which: fuser {self.path / _MARK}",
+            )
+        return lock
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Yield a new directory in the layout, for what is not complete yet; it is
+        removed at the end. What killed commands left is removed first."""
+        blobs = self.path / "blobs"
+        new = blobs / f"{_SCRATCH}{os.urandom(8).hex()}"
+        lock = None
+        try:
+            # A directory whose lock nobody holds is of a dead command.
+            with deferred(), self._locked():
+                for path in blobs.glob(f"{_SCRATCH}*"):
+                    if (dead := lock_file(path / ".lock")) is not None:
+                        with dead:
+                            shutil.rmtree(path, ignore_errors=True)
+                with _writing(self.path):
+                    new.mkdir(mode=0o700)
+                lock = lock_file(new / ".lock")
+            yield new
+        finally:
+            with deferred():
+                shutil.rmtree(new, ignore_errors=True)
+                if lock is not None:
+                    lock.close()
 
     def blob(self, digest: str) -> Path:
         """Return the path of a blob, which may not be there."""
@@ -139,14 +194,11 @@ class Layout:
     def adding(self, media_type: str) -> Iterator[tuple[IO[bytes], list[Descriptor]]]:
         """Write a blob. The list has its descriptor after the block."""
         made: list[Descriptor] = []
-        with _writing(self.path):
-            path = self.path / "blobs" / f".new-{os.urandom(8).hex()}"
-            try:
-                with open(path, "xb") as file:
-                    yield file, made
-                made.append(self.take(path, media_type))
-            finally:
-                path.unlink(missing_ok=True)
+        with self.scratch() as directory, _writing(self.path):
+            path = directory / "blob"
+            with open(path, "xb") as file:
+                yield file, made
+            made.append(self.take(path, media_type))
 
     def take(self, path: Path, media_type: str) -> Descriptor:
         """Add a file by moving it here, from the same file system."""
@@ -191,13 +243,13 @@ class Layout:
     def tag(self, one: Descriptor, tag: str) -> None:
         """Name an image in index.json; another one of that name loses it."""
         raw = dict(one.raw) | {"annotations": {**one.annotations, TAG: tag}}
-        others = [x for x in self.images() if x.annotations.get(TAG) != tag]
-        index = {
-            "schemaVersion": 2,
-            "mediaType": INDEX,
-            "manifests": [*(dict(each.raw) for each in others), raw],
-        }
-        with _writing(self.path):
+        with self._locked(), _writing(self.path):
+            others = [x for x in self.images() if x.annotations.get(TAG) != tag]
+            index = {
+                "schemaVersion": 2,
+                "mediaType": INDEX,
+                "manifests": [*(dict(each.raw) for each in others), raw],
+            }
             write_new(self._index, to_bytes(index), mode=0o644, replace=True)
 
     def find(self, tag: str | None) -> Descriptor:
