@@ -21,14 +21,19 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
+    DATA,
     INDEX,
+    METADATA,
     InvalidImageError,
     choose_platform,
     describe,
+    describe_blob,
     digest_of,
     parse_descriptor,
     parse_document,
+    parse_sealed_manifest,
     to_bytes,
+    write_sealed_manifest,
 )
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
@@ -375,3 +380,14 @@ def test_the_store_is_closed_to_others(tmp_path: Path) -> None:
     store.path.chmod(0o777)
     with pytest.raises(Exception, match="is writable for others"):
         store.images()
+
+
+def test_a_pack_of_any_size_is_not_fetched() -> None:
+    def manifest(pack_bytes: int) -> bytes:
+        return write_sealed_manifest(
+            describe_blob(METADATA, DIGEST, pack_bytes), describe_blob(DATA, DIGEST, 5)
+        )
+
+    assert parse_sealed_manifest(manifest(16 << 30), "it").data_bytes == 5
+    with pytest.raises(InvalidImageError, match="pack of 17179869185 bytes, more than"):
+        parse_sealed_manifest(manifest((16 << 30) + 1), "it")

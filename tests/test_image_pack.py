@@ -27,6 +27,7 @@ from btrfs_ublk.image.pack import (
     InvalidPackError,
     Layer,
     PackHeader,
+    check_data,
     header_of,
     next_chain_id,
     read_header,
@@ -305,6 +306,13 @@ def test_little_free_space_is_noticed_before(tmp_path: Path) -> None:
     with pytest.raises(BtrfsUblkError, match="more than"):
         unpack(path, tmp_path / "seed")
     assert not (tmp_path / "seed").exists()
+
+
+def test_a_manifest_has_to_tell_of_the_same_data(tmp_path: Path) -> None:
+    header = read_header(written(tmp_path, stream(keys_of_a_pack())))
+    check_data(header, header.data_bytes)
+    with pytest.raises(InvalidPackError, match="bytes of data, and the manifest of 0"):
+        check_data(header, 0)
 
 
 @given(st.binary(max_size=200), st.integers(0, 2000))

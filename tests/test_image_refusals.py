@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from image_support import tagged_image, tar_of
@@ -12,6 +13,8 @@ from scripted_server import response, scripted_server
 from btrfs_ublk.errors import CommandError, UsageError
 from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
 from btrfs_ublk.image.connection import Connection, RegistryAccess, RegistryError
+from btrfs_ublk.volume import VolumeDefinition
+from btrfs_ublk.volume.image import refuse_other_access
 
 
 def built(
@@ -111,3 +114,22 @@ def test_no_secret_of_a_url_without_tls_is_said() -> None:
     assert "store.example.org/blob" in refused.value.message
     for secret in ("us3r", "p4ss", "s1gned"):
         assert secret not in refused.value.message
+
+
+def test_how_a_registry_is_asked_stays(tmp_path: Path) -> None:
+    """The mirror in the map has it, so another value would be without effect."""
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    name = "registry.example.org/app:1"
+    plain = VolumeDefinition(image=name)
+    own = VolumeDefinition(image=name, image_ca_file=ca)
+    source: dict[str, Any] = {"kind": "oci", "registry": "registry.example.org"}
+    assert refuse_other_access(source, plain) is None
+    assert refuse_other_access(source | {"ca_file": str(ca)}, own) is None
+    refusal = refuse_other_access(source, own)
+    assert refusal == f"was made with image_ca_file off, and not with {ca}"
+    refusal = refuse_other_access(source | {"insecure": True}, plain)
+    assert refusal == "was made with image_insecure on, and not with off"
+    # It was never asked.
+    assert refuse_other_access({"kind": "file", "path": "/data"}, own) is None
+    assert refuse_other_access(None, own) is None

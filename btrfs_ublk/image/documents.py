@@ -39,6 +39,8 @@ NO_PLATFORM = {"os": "unknown", "architecture": "unknown"}
 #: Registries accept no larger manifests (OCI distribution specification, 1.1).
 MAX_DOCUMENT_BYTES = 4 << 20
 _MAX_BLOB_BYTES = 1 << 50
+#: Of the metadata of an image, packed or not.
+MAX_METADATA_BYTES = 16 << 30
 #: More layers than overlayfs, Docker and containerd can have.
 MAX_LAYERS = 1000
 
@@ -194,6 +196,10 @@ class SealedManifest:
     pack: Descriptor
     data: Descriptor | None
 
+    @property
+    def data_bytes(self) -> int:
+        return self.data.size if self.data else 0
+
 
 def write_sealed_manifest(pack: Descriptor, data: Descriptor | None) -> bytes:
     """Return the manifest of a sealed image."""
@@ -225,4 +231,9 @@ def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
             found[layer.media_type] = layer
     if METADATA not in found:
         raise InvalidImageError(f"{where} has no blob {METADATA}")
+    if found[METADATA].size > MAX_METADATA_BYTES:
+        raise InvalidImageError(
+            f"{where} has a metadata pack of {found[METADATA].size} bytes, more than "
+            f"{MAX_METADATA_BYTES}"
+        )
     return SealedManifest(digest_of(data), found[METADATA], found.get(DATA))

@@ -23,14 +23,13 @@ import zstandard
 
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests, check_unit
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.documents import MAX_LAYERS, digest_of
+from btrfs_ublk.image.documents import MAX_LAYERS, MAX_METADATA_BYTES, digest_of
 from btrfs_ublk.image.reference import check_digest
 from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, MIB
 
 MAGIC = b"BTRFSUBLKPACK1\n"
 #: Where the data object begins on the device, behind the last superblock mirror.
 DATA_OFFSET = 512 * GIB
-MAX_UNPACKED_BYTES = 16 * GIB
 _MAX_HEADER_BYTES = 32 * MIB
 _MAX_EXTENTS = 1 << 20
 _LEVEL, _WINDOW_LOG = 19, 27
@@ -372,13 +371,23 @@ def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
     return header, digests
 
 
+def check_data(header: PackHeader, data_bytes: int) -> None:
+    """Raise InvalidPackError when a manifest says that the data object has another
+    size than the pack, whose digests it could then not meet."""
+    if header.data_bytes != data_bytes:
+        raise InvalidPackError(
+            f"it tells of {header.data_bytes} bytes of data, and the manifest of "
+            f"{data_bytes}"
+        )
+
+
 def _check_room(header: PackHeader, directory: Path) -> None:
     status = os.statvfs(directory)
     free_bytes = status.f_bavail * status.f_frsize
-    if header.unpacked_bytes > MAX_UNPACKED_BYTES:
+    if header.unpacked_bytes > MAX_METADATA_BYTES:
         raise InvalidPackError(
             f"it unpacks to {header.unpacked_bytes} bytes, more than "
-            f"{MAX_UNPACKED_BYTES}"
+            f"{MAX_METADATA_BYTES}"
         )
     if header.unpacked_bytes > free_bytes // 4:
         raise BtrfsUblkError(

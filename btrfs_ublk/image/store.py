@@ -209,7 +209,7 @@ class ImageStore:
                 names=tuple(sorted(mine)),
                 pinned=any(x.pinned for x in mine.values()),
                 pack_bytes=manifest.pack.size,
-                data_bytes=manifest.data.size if manifest.data else 0,
+                data_bytes=manifest.data_bytes,
             )
 
     def manifest(self, digest: str) -> SealedManifest:

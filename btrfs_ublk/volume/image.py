@@ -36,23 +36,29 @@ if TYPE_CHECKING:
 LAYERS_DIRECTORY = "layers"
 FORKS_DIRECTORY = "forks"
 _DIGESTS = "digests"
+#: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
+_ACCESS_KEYS = ("docker_config", "ca_file", "insecure")
+_STAYS_HINT = "that stays: leave it so, or make another volume"
 
 
 @dataclass(frozen=True)
 class FoundImage:
     """An image that a volume is to be made of: its verified pack, the digest of its
-    manifest, and where its data are (None: it has none)."""
+    manifest, where its data are (None: it has none), and how many bytes the manifest
+    says they have."""
 
     pack: Path
     digest: str
     mirror: Source | None
+    data_bytes: int
 
     def unpack(self, volume: VolumeDirectory, name: str) -> tuple[Seed, dict[str, Any]]:
         """Write the seed of a volume that is being made; return it, and what is kept of
         the image in volume.json. Raises InvalidPackError, OSError."""
-        from btrfs_ublk.image.pack import unpack
+        from btrfs_ublk.image.pack import check_data, unpack
 
         header, digests = unpack(self.pack, volume.seed_image)
+        check_data(header, self.data_bytes)
         digests.write(volume.path / _DIGESTS)
         source = None
         if self.mirror is not None:
@@ -111,7 +117,8 @@ def find_image(definition: VolumeDefinition) -> FoundImage | None:
         if manifest.data is not None:
             path = layout.check(manifest.data)
             mirror = {"kind": "file", "path": str(path)}
-        return FoundImage(layout.verify(manifest.pack), manifest.digest, mirror)
+        pack = layout.verify(manifest.pack)
+        return FoundImage(pack, manifest.digest, mirror, manifest.data_bytes)
     store, access = ImageStore(), _access(definition)
     found = store.find(str(name))
     if found is None:
@@ -129,7 +136,7 @@ def find_image(definition: VolumeDefinition) -> FoundImage | None:
             "digest": manifest.data.digest,
             **_keys(access),
         }
-    return FoundImage(found.pack, found.digest, mirror)
+    return FoundImage(found.pack, found.digest, mirror, manifest.data_bytes)
 
 
 def _access(definition: VolumeDefinition) -> RegistryAccess:
@@ -160,8 +167,32 @@ def refuse_another_image(volume: VolumeDirectory, definition: VolumeDefinition) 
         raise UsageError(
             f"volume {volume.name!r} was made of {name or 'no image'}, not of "
             f"{definition.image or 'none'}",
-            hint="that stays: leave it so, or make another volume",
+            hint=_STAYS_HINT,
         )
+    if image and (refusal := refuse_other_access(image["source"], definition)):
+        raise UsageError(f"volume {volume.name!r} {refusal}", hint=_STAYS_HINT)
+
+
+def refuse_other_access(
+    source: Source | None, definition: VolumeDefinition
+) -> str | None:
+    """Return why a definition does not fit an image whose data come from ``source``:
+    how its registry is asked was kept with it. None: it fits."""
+    if source is None or source["kind"] != "oci":
+        return None
+    given = _keys(_access(definition))
+    for key in _ACCESS_KEYS:
+        before, now = source.get(key), given.get(key)
+        if before != now:
+            return (
+                f"was made with image_{key} {_shown(before)}, "
+                f"and not with {_shown(now)}"
+            )
+    return None
+
+
+def _shown(value: object) -> str:
+    return "off" if value is None else "on" if value is True else str(value)
 
 
 def map_image(volume: VolumeDirectory) -> None:
