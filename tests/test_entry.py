@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from btrfs_ublk.base.entry import ModuleGroup, run_command, say_resolved
+from btrfs_ublk.base.entry import ModuleGroup, print_rows, run_command, say_resolved
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 
 MODULE = """
@@ -234,3 +234,25 @@ def test_a_signal_during_imports(
 def test_what_a_tag_has_named_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     say_resolved("localhost/image:v1", "sha256:00")
     assert capsys.readouterr() == ("", "localhost/image:v1 -> sha256:00\n")
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["test"])
+
+    @click.command()
+    def command() -> None:
+        print_rows([["NAME"], ["\x1b[2Jé\t\u202e"]])
+        error = BtrfsUblkError("the registry says \x1b]0;owned\x07\x9b\nand more")
+        error.add_note("about \r it")
+        raise error
+
+    with pytest.raises(SystemExit):
+        run_command(command, name="test")
+    out, err = capsys.readouterr()
+    assert out == "NAME\n\\x1b[2Jé\t\\u202e\n"
+    assert err == (
+        "test: error: the registry says \\x1b]0;owned\\x07\\x9b\nand more\n"
+        "  note: about \\r it\n"
+    )

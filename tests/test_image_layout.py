@@ -391,3 +391,10 @@ def test_a_pack_of_any_size_is_not_fetched() -> None:
     assert parse_sealed_manifest(manifest(16 << 30), "it").data_bytes == 5
     with pytest.raises(InvalidImageError, match="pack of 17179869185 bytes, more than"):
         parse_sealed_manifest(manifest((16 << 30) + 1), "it")
+
+
+def test_annotations_that_are_no_object_are_refused() -> None:
+    value = {"mediaType": LAYER, "digest": DIGEST, "size": 1}
+    assert parse_descriptor(value | {"annotations": None}, "it").size == 1
+    with pytest.raises(InvalidImageError, match="it has annotations that are no obj"):
+        parse_descriptor(value | {"annotations": ["a"]}, "it")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: Finds a command's help in the source of its module: the docstring of ``command``.
 _HELP = re.compile(r'^def command\(.*?\) -> \w+:\n    """(.*?)"""', re.M | re.S)
 
+#: Control characters but tab and newline, and what changes the direction of writing.
+_CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 #: For every command that prints data.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 #: For commands that print long lists, which they do while they read them.
@@ -86,7 +88,7 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
             status = command(standalone_mode=False, prog_name=name)
             sys.stdout.flush()
     except BtrfsUblkError as error:
-        click.echo(f"{name}: error: {error}", err=True)
+        click.echo(f"{name}: error: {visible(str(error))}", err=True)
         _tell_notes(error)
         status = error.exit_status
     except click.ClickException as error:
@@ -95,7 +97,7 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
     except (OSError, UnicodeEncodeError) as error:
         log.info("the error that ends this command:", exc_info=True)
         _discard_output()
-        click.echo(f"{name}: error: {_describe(error)}", err=True)
+        click.echo(f"{name}: error: {visible(_describe(error))}", err=True)
         _tell_notes(error)
         status = 1
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
@@ -148,7 +150,14 @@ def _describe(error: OSError | UnicodeEncodeError) -> str:
 def _tell_notes(error: BaseException) -> None:
     """Print the notes of an error: on things that could not be cleaned up, say."""
     for note in getattr(error, "__notes__", ()):
-        click.echo(f"  note: {note}", err=True)
+        click.echo(f"  note: {visible(note)}", err=True)
+
+
+def visible(text: str) -> str:
+    """Return a text in which control characters are shown as escapes. It may be of
+    others, as a registry's answer or the name of a file, and terminals obey them.
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
@@ -157,7 +166,8 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         padded = zip(row, widths, strict=True)
-        click.echo("  ".join(text.ljust(width) for text, width in padded).rstrip())
+        line = "  ".join(text.ljust(width) for text, width in padded).rstrip()
+        click.echo(visible(line))
 
 
 def say_resolved(image: str, digest: str) -> None:

@@ -18,6 +18,7 @@ from btrfs_ublk.base.entry import (
     PathType,
     json_option,
     print_rows,
+    visible,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
@@ -206,7 +207,7 @@ def inspect(
         *(("layer", layer.chain_id) for layer in header.layers),
     ]
     for name, value in lines:
-        click.echo(f"{name:10} {value}")
+        click.echo(f"{name:10} {visible(value)}")
 
 
 @command.command()

@@ -103,6 +103,8 @@ def parse_descriptor(value: Any, where: str) -> Descriptor:
                 check_digest(digest)
             except UsageError as error:
                 raise InvalidImageError(f"{where}: {error.message}") from error
+            if not isinstance(value.get("annotations") or {}, dict):
+                raise InvalidImageError(f"{where} has annotations that are no object")
             return Descriptor(media_type, digest, size, value)
     raise InvalidImageError(f"{where} is no descriptor: {str(value)[:200]!r}")
 
