@@ -12,6 +12,7 @@ from pathlib import Path
 
 BLOCK = 4096
 _ZEROS = bytes(BLOCK)
+_OF_MACHINES = ("btrfs.", "security.selinux", "security.evm", "security.ima")
 _READ_BYTES = 1 << 20
 
 
@@ -77,11 +78,11 @@ def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _listed(path: bytes) -> list[str]:
-    """Without those that belong to the file system where the tree is."""
+    """Without those of the file system, or of the machine, where the tree is."""
     return [
         name
         for name in os.listxattr(path, follow_symlinks=False)
-        if not name.startswith(("btrfs.", "security.selinux"))
+        if not name.startswith(_OF_MACHINES)
     ]
 
 

@@ -156,6 +156,16 @@ static ssize_t get_attribute(int fd, const char *path, const char *name, char *v
 	return fd >= 0 ? fgetxattr(fd, name, value, bytes) : lgetxattr(path, name, value, bytes);
 }
 
+/*
+ * Labels and signatures that a machine gives to the files on its own disks. Where the image is
+ * mounted, another policy and other keys apply. A tar has only those that somebody put there.
+ */
+static bool is_of_this_machine(const char *name)
+{
+	return !strcmp(name, "security.selinux") || !strcmp(name, "security.evm") ||
+	       !strcmp(name, "security.ima");
+}
+
 static int read_attributes(struct reading *reading, int fd, const char *name, uint32_t inode)
 {
 	char path[64 + NAME_MAX];
@@ -170,7 +180,7 @@ static int read_attributes(struct reading *reading, int fd, const char *name, ui
 	for (const char *at = reading->names; at < reading->names + listed; at += strlen(at) + 1) {
 		ssize_t bytes;
 
-		if (!source_keeps_attribute(at))
+		if (!source_keeps_attribute(at) || is_of_this_machine(at))
 			continue;
 		if (count == ATTRIBUTES_MAX || used + XATTR_SIZE_MAX > ARENA_PIECE_BYTES_MAX)
 			return failed(reading, -E2BIG, name, "its attributes");
