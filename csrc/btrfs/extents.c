@@ -56,7 +56,12 @@ static int compare_extents(const void *left, const void *right)
 	hash_b = extent_data_ref_hash(b);
 	if (hash_a != hash_b)
 		return hash_a > hash_b ? -1 : 1;
-	return 0;
+	/* qsort() of some C libraries would leave these in any order, and images must be equal. */
+	if (a->root != b->root)
+		return a->root < b->root ? -1 : 1;
+	if (a->objectid != b->objectid)
+		return a->objectid < b->objectid ? -1 : 1;
+	return (a->offset > b->offset) - (a->offset < b->offset);
 }
 
 void extent_list_sort(struct extent_list *list)

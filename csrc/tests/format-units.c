@@ -242,6 +242,27 @@ static void check_super(void)
 	CHECK(super_mirror_count(GIB(256)) == 2 && super_mirror_count(GIB(257)) == 3);
 }
 
+/* Two references of one hash have one order, in whichever they were added. */
+static void check_extent_order(void)
+{
+	static const struct extent refs[] = {
+		{ GIB(1), 4096, TREE_FS, 257, 0, 1, 0, true },
+		{ GIB(1), 4096, TREE_FS, 258, 0x93320cd5000, 1, 0, true },
+	};
+
+	CHECK(extent_data_ref_hash(&refs[0]) == extent_data_ref_hash(&refs[1]));
+	for (unsigned first = 0; first < 2; first++) {
+		struct extent_list list = { 0 };
+
+		CHECK(!extent_list_add(&list, &refs[first]));
+		CHECK(!extent_list_add(&list, &refs[!first]));
+		extent_list_sort(&list);
+		CHECK(list.count == 2 && list.extents[0].objectid == 257 &&
+		      list.extents[1].objectid == 258);
+		extent_list_deinit(&list);
+	}
+}
+
 static int emit_overlap(struct image *image, struct tree_builder *tree, void *context)
 {
 	struct extent extent = { GIB(1), 8192, TREE_FS, 257, 0, 1, 0, true };
@@ -393,6 +414,7 @@ int main(int argc, char **argv)
 	check_alloc();
 	check_chunks();
 	check_super();
+	check_extent_order();
 	check_image();
 	check_seed();
 	check_outfile(argv[1], false);
