@@ -277,6 +277,16 @@ def test_a_build_that_fails_leaves_no_layout(tmp_path: Path, before: str) -> Non
     assert set(tmp_path.rglob("*")) == found
 
 
+def test_a_layout_stays_while_another_command_is_at_work(tmp_path: Path) -> None:
+    path = tmp_path / "layout"
+    failed, other = Layout.made(path), Layout.made(path)
+    with other.scratch():
+        failed.remove_if_empty()
+        one = other.add(LAYER, b"1")
+    failed.remove_if_empty()
+    assert other.read(one) == b"1"
+
+
 def test_a_name_that_nobody_could_give_again_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -86,8 +86,13 @@ class Layout:
     def remove_if_empty(self) -> None:
         """Undo what made() has made here, if nothing has been added since. Blobs that
         are there stay, as the next command that needs them does not fetch them again.
-        """
-        with suppress(OSError):  # of the first directory in which something is left
+        So does a layout in which another command is at work."""
+        lock = lock_file(self.path / _MARK) if self._made else None
+        if lock is None:
+            return
+        with lock, suppress(OSError):  # of the first directory with something in it
+            if any((self.path / "blobs").glob(f"{_SCRATCH}*")):
+                return
             while self._made:
                 path = self._made.pop()
                 if path.name == _MARK:
