@@ -160,6 +160,19 @@ class Layout:
             )
         return path
 
+    def parts(self, one: Descriptor) -> Iterator[bytes]:
+        """Yield what there is of a blob, unverified. Raises InvalidImageError."""
+        path = self.blob(one.digest)
+        try:
+            with open(path, "rb") as file:
+                while part := file.read(_COPY_BYTES):
+                    yield part
+        except OSError as error:
+            raise InvalidImageError(
+                f"cannot read {path}: {error.strerror}",
+                hint="copy the image again, with all its blobs",
+            ) from error
+
     def read(self, one: Descriptor) -> bytes:
         """Return a document or a small blob, verified. Raises InvalidImageError."""
         if one.size > MAX_DOCUMENT_BYTES:
@@ -178,10 +191,9 @@ class Layout:
         """Return the path of a blob whose content was verified."""
         path = self.check(one)
         found = hashlib.sha256()
-        with open(path, "rb") as file:
-            while part := file.read(_COPY_BYTES):
-                found.update(part)
-                progress(len(part))
+        for part in self.parts(one):
+            found.update(part)
+            progress(len(part))
         digest = f"sha256:{found.hexdigest()}"
         if digest != one.digest:
             raise _not_its_digest(path, digest)

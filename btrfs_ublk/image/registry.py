@@ -156,34 +156,39 @@ class Repository:
             file.seek(0)
             while part := file.read(_COPY_BYTES):
                 found.update(part)
-            done = file.tell()
-            progress(done)
-            breaks = 0
-            while done < one.size:
-                try:
-                    for part in self._rest(one, done):
-                        if done + len(part) > one.size:
-                            raise self._is_another(one, "a longer one")
-                        file.write(part)
-                        found.update(part)
-                        done += len(part)
-                        breaks = 0
-                        progress(len(part))
-                except requests.RequestException as error:
-                    breaks += 1
-                    if breaks >= _MAX_BREAKS:
-                        raise RegistryError(
-                            f"{self.place}: blob {one.digest} breaks at byte {done}: "
-                            f"{error}",
-                            hint="try again: it goes on from there",
-                        ) from error
-                    log.info("%s: %s broke at %d", self.place, one.digest, done)
+            progress(file.tell())
+            for part in self.parts(one, file.tell()):
+                file.write(part)
+                found.update(part)
+                progress(len(part))
             file.flush()
             os.fsync(file.fileno())
         digest = f"sha256:{found.hexdigest()}"
         if digest != one.digest:
             path.unlink()
             raise self._is_another(one, digest)
+
+    def parts(self, one: Descriptor, done: int = 0) -> Iterator[bytes]:
+        """Yield a blob from byte ``done`` on, unverified; a download that breaks goes
+        on. Raises RegistryError, and InvalidImageError for what is longer."""
+        breaks = 0
+        while done < one.size:
+            try:
+                for part in self._rest(one, done):
+                    if done + len(part) > one.size:
+                        raise self._is_another(one, "a longer one")
+                    done += len(part)
+                    breaks = 0
+                    yield part
+            except requests.RequestException as error:
+                breaks += 1
+                if breaks >= _MAX_BREAKS:
+                    raise RegistryError(
+                        f"{self.place}: blob {one.digest} breaks at byte {done}: "
+                        f"{error}",
+                        hint="try again: it goes on from there",
+                    ) from error
+                log.info("%s: %s broke at %d", self.place, one.digest, done)
 
     def _rest(self, one: Descriptor, done: int) -> Iterator[bytes]:
         headers = {"Range": f"bytes={done}-"} if done else {}
