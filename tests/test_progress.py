@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from image_support import sealed_image
+
+from btrfs_ublk.image.pull import open_sealed
 
 
-def _run(arguments: list[str], path: Path) -> tuple[str, str]:
+def _run(arguments: list[str], path: object, *, status: int = 0) -> tuple[str, str]:
     """stdout, and what came to stderr, which is a terminal."""
     ours, theirs = pty.openpty()
     try:
@@ -21,9 +25,9 @@ def _run(arguments: list[str], path: Path) -> tuple[str, str]:
             stderr=theirs,
             text=True,
             timeout=60,
-            check=True,
-            env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "300"},
         )
+        assert done.returncode == status
         os.set_blocking(ours, False)
         try:
             return done.stdout, os.read(ours, 1 << 16).decode()
@@ -60,3 +64,13 @@ def test_a_pipe_gets_nothing(path: Path) -> None:
         check=True,
     )
     assert done.stderr == ""
+
+
+def test_bytes_whose_number_is_known_late(tmp_path: Path) -> None:
+    made = sealed_image(tmp_path / "image")
+    layout, manifest, _ = open_sealed(made.name)
+    layout.blob(manifest.pack.digest).unlink()
+    stdout, stderr = _run(["image", "check", "--no-btrfs-check"], made.name, status=1)
+    assert f"check {made.name}" in stderr
+    assert re.search(r"[\d.]+/[\d.]+ kB", stderr), stderr
+    assert "pack sha256:" in stdout

@@ -454,13 +454,15 @@ def spawn(
     pipe_stdout: bool = False,
     keep_open_fds: Sequence[int] = (),
     death_signal: signal.Signals | None = signal.SIGTERM,
+    talk: Path | None = None,
 ) -> Iterator[Child]:
     """Start a command that stays; stop it (terminate, wait, kill) when the block is
     left.
 
-    ``stdin`` is text that it can read, or a file. stderr goes to memory, so that the
-    child can always write, even after our death. It gets ``death_signal`` when the
-    thread that called spawn() ends; None is for children that notice our end otherwise.
+    ``stdin`` is text that it can read, or a file. stderr goes to memory, or to the file
+    ``talk``, so that the child can always write, even after our death. It gets
+    ``death_signal`` when the thread that called spawn() ends; None is for children that
+    notice our end otherwise.
     """
     child: Child | None = None
     try:
@@ -473,6 +475,7 @@ def spawn(
                 pipe_stdout=pipe_stdout,
                 keep_open_fds=keep_open_fds,
                 death_signal=death_signal,
+                talk=talk,
             )
         yield child
     finally:

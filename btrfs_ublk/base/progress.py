@@ -24,6 +24,11 @@ class Task:
         if self._update is not None:
             self._update(advance=amount)
 
+    def expect(self, total: int) -> None:
+        """Set ``total``, when it is known only now."""
+        if self._update is not None:
+            self._update(total=total)
+
     def say(self, text: str) -> None:
         """Show what is being done, instead of the previous text."""
         if self._update is not None:
@@ -35,7 +40,7 @@ def progress(
     what: str, *, total: int | None = None, in_bytes: bool = False
 ) -> Iterator[Task]:
     """Show ``what`` while the work lasts, with the time, and with a bar if its
-    ``total`` (in bytes, or a number of things) is known."""
+    ``total`` (a number of things) is known, or it is ``in_bytes``."""
     if not sys.stderr.isatty() or not log.isEnabledFor(logging.WARNING):
         yield Task()
         return
@@ -53,7 +58,7 @@ def progress(
         )
 
     counted: list[ProgressColumn] = []
-    if total is not None:
+    if in_bytes or total is not None:
         counted = [BarColumn(), DownloadColumn() if in_bytes else MofNCompleteColumn()]
     console = Console(stderr=True, highlight=False)
     bar = Progress(

@@ -6,6 +6,7 @@ from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
+    from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
     from btrfs_ublk.image.inspect import ImageReport, inspect_image
     from btrfs_ublk.image.layout import Layout
@@ -27,6 +28,7 @@ else:
         __name__,
         {
             "build": "BuildOptions BuiltImage build_image",
+            "check": "CheckReport check_image",
             "connection": "RegistryAccess RegistryError",
             "inspect": "ImageReport inspect_image",
             "layout": "Layout",
@@ -45,6 +47,7 @@ else:
 __all__ = [
     "BuildOptions",
     "BuiltImage",
+    "CheckReport",
     "ImageReport",
     "ImageStore",
     "Layout",
@@ -58,6 +61,7 @@ __all__ = [
     "Repository",
     "StoredImage",
     "build_image",
+    "check_image",
     "inspect_image",
     "parse_layout",
     "parse_name",

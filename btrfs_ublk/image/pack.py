@@ -393,7 +393,8 @@ def _check_room(header: PackHeader, directory: Path) -> None:
         raise BtrfsUblkError(
             f"the metadata of the image have {header.unpacked_bytes} bytes, more than "
             f"a quarter of what is free below {directory}",
-            hint="make room there, or name another directory (--base)",
+            hint="make room there, or name another directory (`image check`: "
+            "--directory; others: --base)",
         )
 
 

@@ -171,7 +171,7 @@ def _abilities() -> list[Ability]:
         _look("lazy", "fetch over HTTP(S)", [server, CERTIFICATES]),
         _look(
             "btrfs-check",
-            "btrfs check of seeds",
+            "btrfs check of seeds, images",
             [BTRFS_PROGS],
             lambda: _first_line("btrfs", "--version"),
         ),

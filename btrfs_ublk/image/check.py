@@ -1,0 +1,370 @@
+"""Verifying a sealed image as a whole: its blobs against the digests that name them,
+each unit of its data against the pack, and the file system by ``btrfs check``, on a
+temporary file that is put together from both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.base.capabilities import BTRFS_PROGS, SparseFile, require
+from btrfs_ublk.base.process import describe_exit, spawn
+from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
+from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
+from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+from btrfs_ublk.image.documents import (
+    Descriptor,
+    InvalidImageError,
+    SealedManifest,
+    blobs_of,
+    parse_document,
+)
+from btrfs_ublk.image.pack import (
+    DATA_OFFSET,
+    InvalidPackError,
+    PackHeader,
+    check_data,
+    unpack,
+)
+from btrfs_ublk.image.pull import look_up, open_sealed
+from btrfs_ublk.image.reference import LayoutName, Name
+from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.seed.inspect import inspect_seed
+from btrfs_ublk.units import format_size
+
+#: A bound for what would otherwise wait for ever.
+_TIMEOUT_S = 86400.0
+#: Of problems, and of lines of ``btrfs check``; the rest is only counted.
+_MAX_PROBLEMS = 1000
+_MAX_LINES = 20
+#: What a registry answers for a blob that it has not, or has only the beginning of.
+_LACKING = (404, 416)
+_DIRECTORY_HINT = "name another directory with --directory"
+#: What ``btrfs check`` says of data whose checksum is another one.
+_MIRROR = re.compile(r"mirror \d+ bytenr (\d+) csum ")
+#: What it says of each part of its work.
+_STEP = re.compile(r"\[\d+/\d+\] ")
+
+Progress = Callable[[int], object]
+
+
+@dataclass
+class CheckReport:
+    """What was found. ``problems`` are the first 1000 of ``problem_count``; each names
+    its place. Units and bytes are those of the data that are as the pack says, and of
+    how many. ``btrfs_check``: "clean", what became of it, or why it was left out."""
+
+    name: str
+    digest: str | None = None
+    metadata_bytes: int = 0
+    units: int = 0
+    right_units: int = 0
+    data_bytes: int = 0
+    right_bytes: int = 0
+    btrfs_check: str = "left out: without a metadata pack there is no file system"
+    problems: list[str] = field(default_factory=list)
+    problem_count: int = 0
+
+    @property
+    def clean(self) -> bool:
+        return not self.problem_count
+
+    def add(self, where: str, what: str) -> None:
+        self.problem_count += 1
+        if len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(f"{where}: {what}")
+
+    @contextmanager
+    def noting(self, where: str) -> Iterator[None]:
+        """Add what is wrong with the image; what else fails is raised."""
+        try:
+            yield
+        except (InvalidImageError, InvalidPackError) as error:
+            self.add(where, error.message)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What fits in JSON."""
+        return {"clean": self.clean} | asdict(self)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """An image whose documents were verified; ``parts`` reads a blob, unverified."""
+
+    manifest: SealedManifest
+    others: tuple[Descriptor, ...]
+    parts: Callable[[Descriptor], Iterator[bytes]]
+
+
+def check_image(
+    name: Name,
+    access: RegistryAccess,
+    *,
+    directory: Path | None = None,
+    with_btrfs_check: bool = True,
+    expect: Progress = lambda total: None,
+    progress: Progress = lambda count: None,
+    say: Callable[[str], object] = lambda text: None,
+) -> CheckReport:
+    """Verify all of a sealed image of a layout or a registry. The kernel sees nothing
+    of it, and no privileges are needed.
+
+    The temporary file is below ``directory`` ($TMPDIR, or /tmp); it takes what metadata
+    and data take. ``expect`` is called with the number of bytes to read. Raises
+    UsageError, RegistryError, CapabilityError, and BtrfsUblkError when there is no room
+    for the file; what is wrong with the image is in the report instead.
+    """
+    if with_btrfs_check:
+        require(BTRFS_PROGS)
+    if directory is not None and not directory.is_dir():
+        raise UsageError(f"{directory} is no directory", hint=_DIRECTORY_HINT)
+    report = CheckReport(str(name))
+    with report.noting("manifest"), _opened(name, access) as image:
+        report.digest = image.manifest.digest
+        others_bytes = sum(one.size for one in image.others)
+        expect(image.manifest.pack.size + image.manifest.data_bytes + others_bytes)
+        try:
+            with tempdir(parent=directory) as work:
+                _Check(image, report, work, progress, say).run(with_btrfs_check)
+        except OSError as error:
+            where = error.filename or directory or "the temporary directory"
+            raise BtrfsUblkError(
+                f"cannot put the image together: {where}: {error.strerror or error}",
+                hint=_DIRECTORY_HINT,
+            ) from error
+    return report
+
+
+@contextmanager
+def _opened(name: Name, access: RegistryAccess) -> Iterator[_Opened]:
+    if isinstance(name, LayoutName):
+        layout, manifest, data = open_sealed(name)
+        yield _Opened(manifest, _others(data, manifest), layout.parts)
+        return
+    with Repository(name, access) as repository:
+        _, data, manifest = look_up(name, repository)
+        yield _Opened(manifest, _others(data, manifest), repository.parts)
+
+
+def _others(data: bytes, manifest: SealedManifest) -> tuple[Descriptor, ...]:
+    known = {manifest.pack.digest, manifest.data.digest if manifest.data else None}
+    blobs = blobs_of(parse_document(data, manifest.digest), manifest.digest)
+    return tuple(one for one in blobs if one.digest not in known)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """``work`` is a directory of ours."""
+
+    image: _Opened
+    report: CheckReport
+    work: Path
+    progress: Progress
+    say: Callable[[str], object]
+
+    def run(self, with_btrfs_check: bool) -> None:
+        for one in self.image.others:
+            for _ in self._verified(one, "blob"):
+                pass
+        whole = self.work / "image"
+        found = self._unpack(whole)
+        if found is None:
+            self._hash_data()
+            return
+        header, digests = found
+        with self.report.noting("pack"):
+            check_data(header, self.image.manifest.data_bytes)
+        if with_btrfs_check:
+            self._make_room(whole, header)
+        self._check_units(header, digests, whole if with_btrfs_check else None)
+        self.say("check the file system")
+        self._compare(whole, header)
+        self.report.btrfs_check = "left out: --no-btrfs-check was given"
+        if with_btrfs_check:
+            self._btrfs_check(whole, header)
+
+    def _verified(self, one: Descriptor, what: str) -> Iterator[bytes]:
+        """Yield what there is of a blob; add what is wrong with it."""
+        where = f"{what} {one.digest}"
+        found = hashlib.sha256()
+        size_bytes = 0
+        with self.report.noting(where):
+            for part in self._parts(one):
+                wanted = part[: one.size - size_bytes]
+                size_bytes += len(part)
+                found.update(wanted)
+                self.progress(len(wanted))
+                yield wanted
+                if size_bytes > one.size:
+                    raise InvalidImageError(f"it has more than {one.size} bytes")
+            if size_bytes < one.size:
+                raise InvalidImageError(
+                    f"it ends at byte {size_bytes}, and the manifest says {one.size}"
+                )
+            if (digest := f"sha256:{found.hexdigest()}") != one.digest:
+                raise InvalidImageError(f"its content has the digest {digest}")
+
+    def _parts(self, one: Descriptor) -> Iterator[bytes]:
+        try:
+            yield from self.image.parts(one)
+        except RegistryError as error:
+            if error.status not in _LACKING:
+                raise
+            raise InvalidImageError(error.message) from error
+
+    def _unpack(self, whole: Path) -> tuple[PackHeader, Digests] | None:
+        pack, before = self.work / "pack", self.report.problem_count
+        with open(pack, "xb") as file:
+            for part in self._verified(self.image.manifest.pack, "pack"):
+                file.write(part)
+        if self.report.problem_count == before:
+            with self.report.noting("pack"):
+                header, digests = unpack(pack, whole)
+                self.report.metadata_bytes = sum(length for _, length in header.extents)
+                return header, digests
+        return None
+
+    def _hash_data(self) -> None:
+        """Without the pack, only the digest of all data is known."""
+        if (data := self.image.manifest.data) is not None:
+            for _ in self._verified(data, "data"):
+                pass
+
+    def _make_room(self, whole: Path, header: PackHeader) -> None:
+        """Make the file as large as the device. Raises CapabilityError, OSError."""
+        require(SparseFile(self.work, header.device_bytes))
+        status = os.statvfs(self.work)
+        free_bytes = status.f_bavail * status.f_frsize
+        if header.data_bytes > free_bytes:
+            raise BtrfsUblkError(
+                f"the data of the image have {format_size(header.data_bytes)}, and "
+                f"{format_size(free_bytes)} are free below {self.work.parent}",
+                hint=f"{_DIRECTORY_HINT}; --no-btrfs-check needs no room for data",
+            )
+        os.truncate(whole, header.device_bytes)
+
+    def _check_units(
+        self, header: PackHeader, digests: Digests, whole: Path | None
+    ) -> None:
+        """Compare each unit, and write it to its place, right or wrong."""
+        report, data = self.report, self.image.manifest.data
+        report.data_bytes = header.data_bytes
+        report.units = len(digests.units) // DIGEST_BYTES
+        fd = None if whole is None else os.open(whole, os.O_WRONLY | os.O_CLOEXEC)
+        number = 0
+        try:
+            parts = iter(()) if data is None else self._verified(data, "data")
+            for number, unit in enumerate(_units(parts, header), 1):
+                offset = (number - 1) * header.unit
+                if fd is not None:
+                    _write(fd, unit, DATA_OFFSET + offset)
+                expected = digests.units[(number - 1) * DIGEST_BYTES :][:DIGEST_BYTES]
+                found = hashlib.sha256(unit).digest()
+                if found == expected:
+                    report.right_units += 1
+                    report.right_bytes += len(unit)
+                else:
+                    report.add(
+                        f"unit {number - 1} at offset {offset}",
+                        f"its digest is {found.hex()}, and the pack says "
+                        f"{expected.hex()}",
+                    )
+        finally:
+            if fd is not None:
+                os.close(fd)
+        if number < report.units:
+            report.add(
+                f"unit {number} at offset {number * header.unit}",
+                f"it is missing, as are all to the last, {report.units - 1}",
+            )
+
+    def _compare(self, whole: Path, header: PackHeader) -> None:
+        """Compare what the pack says of the file system with that itself."""
+        try:
+            layout = inspect_seed(whole)
+        except BtrfsUblkError as error:
+            # The temporary file's name means nothing to the reader.
+            what = error.message.replace(str(whole), "the image")
+            self.report.add("file system", what)
+            return
+        for what, found, said in (
+            ("UUID", str(layout.fsid), header.fsid),
+            ("size of the device", layout.device_bytes, header.device_bytes),
+            # The top level is one as well.
+            ("number of subvolumes", layout.subvolumes, len(header.layers) + 1),
+        ):
+            if found != said:
+                self.report.add(
+                    "pack", f"{what} is {found}, and its header says {said}"
+                )
+
+    def _btrfs_check(self, whole: Path, header: PackHeader) -> None:
+        """Run ``btrfs check``. NB: it may print a line for each block of the data, so
+        that goes to a file."""
+        said = self.work / "said"
+        argv: list[str | Path] = [
+            "btrfs",
+            "check",
+            "--readonly",
+            "--check-data-csum",
+            whole,
+        ]
+        with spawn(argv, talk=said) as child:
+            status = child.wait(_TIMEOUT_S)
+        if status is None:
+            raise CommandError(f"btrfs check did not end within {_TIMEOUT_S:g} s")
+        if status == 0:
+            self.report.btrfs_check = "clean"
+            return
+        self.report.btrfs_check = describe_exit(status)
+        lines = 0
+        with open(said, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if not line.strip() or _STEP.match(line):
+                    continue
+                lines += 1
+                if lines <= _MAX_LINES:
+                    text = line.strip().replace(str(whole), "the image")
+                    self.report.add("file system", text + _place(text, header))
+        if lines > _MAX_LINES:
+            self.report.add("file system", f"{lines - _MAX_LINES} lines more")
+        elif not lines:
+            self.report.add("file system", f"btrfs check {describe_exit(status)}")
+
+
+def _place(text: str, header: PackHeader) -> str:
+    """Say where in the data a wrong checksum is."""
+    found = _MIRROR.match(text)
+    offset = int(found[1]) - DATA_OFFSET if found else -1
+    if not 0 <= offset < header.data_bytes:
+        return ""
+    return f" (unit {offset // header.unit}, at offset {offset} of the data)"
+
+
+def _units(parts: Iterator[bytes], header: PackHeader) -> Iterator[bytes]:
+    """Yield units, of which the last may be short; what is behind the data of the
+    header is read, and left out."""
+    rest = bytearray()
+    left = header.data_bytes
+    for part in parts:
+        rest += part[:left]
+        left -= min(len(part), left)
+        while len(rest) >= header.unit:
+            yield bytes(rest[: header.unit])
+            del rest[: header.unit]
+    if rest:
+        yield bytes(rest)
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
