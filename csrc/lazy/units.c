@@ -208,6 +208,28 @@ static struct unit *new_unit(struct core *core, struct source *source, uint64_t 
 	return unit;
 }
 
+/* Where its urgency has it wait now. */
+static void queue_again(struct unit *unit)
+{
+	if (unit->state == UNIT_WANTED && link_is_in_list(&unit->in_queue))
+		unit_queue(unit, unit->host, false);
+}
+
+static enum urgency urgency_of(const struct unit *unit)
+{
+	enum urgency urgency = URGENCY_BACKGROUND;
+
+	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
+	     link = link->next) {
+		const struct subscription *subscription =
+			container_of(link, struct subscription, link);
+
+		if (subscription->ops->urgency > urgency)
+			urgency = subscription->ops->urgency;
+	}
+	return urgency;
+}
+
 static void raise_urgency(struct unit *unit, enum urgency urgency)
 {
 	struct core *core = unit->core;
@@ -225,8 +247,7 @@ static void raise_urgency(struct unit *unit, enum urgency urgency)
 	if (urgency == URGENCY_DEMAND && host)
 		host->prefetching--;
 	unit->urgency = urgency;
-	if (unit->state == UNIT_WANTED && link_is_in_list(&unit->in_queue))
-		unit_queue(unit, unit->host, false);
+	queue_again(unit);
 }
 
 static int join(struct core *core, struct unit *unit, struct subscription *subscription)
@@ -254,10 +275,14 @@ int subscribe(struct core *core, struct subscription *subscription, struct sourc
 
 void subscription_end(struct subscription *subscription)
 {
+	struct unit *unit = subscription->unit;
+
 	if (!link_is_in_list(&subscription->link))
 		return;
 	list_remove(&subscription->link);
-	unit_let_go(subscription->unit);
+	if (urgency_of(unit) < unit->urgency)
+		queue_again(unit);
+	unit_let_go(unit);
 }
 
 void unit_read_ahead(struct core *core, struct source *source, uint64_t number)
@@ -315,13 +340,15 @@ void unit_want(struct unit *unit, bool first)
 
 void unit_queue(struct unit *unit, struct host *host, bool first)
 {
-	struct link *waiting = &host->waiting[unit->urgency];
+	struct link *waiting;
 
 	release(unit);
 	if (unit->state != UNIT_WANTED)
 		unit_set(unit, UNIT_WANTED);
 	list_remove(&unit->in_queue);
 	unit->host = host;
+	unit->urgency = urgency_of(unit); /* a reader may have left */
+	waiting = &host->waiting[unit->urgency];
 	list_insert_after(first ? waiting : waiting->previous, &unit->in_queue);
 	host_is_ready(unit->core, host);
 }

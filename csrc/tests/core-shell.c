@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * core-shell SEED TURNS [CACHE]: the core of the fetcher without its thread. A kind of mirror of
- * this program lets fetches end in any order, also while they begin. First, the end of a
- * subscription ends others; then come random subscriptions, ends of them, completions, failures and
- * steps. Prints what was delivered, failed and ended, and fails when data are wrong, or something is
- * left at the end. With a cache, what is right is also put there.
+ * this program lets fetches end in any order, also while they begin. First, a reader leaves, and the
+ * end of a subscription ends others; then come random subscriptions, ends of them, completions,
+ * failures and steps. Prints what was delivered, failed and ended, and fails when data are wrong, or
+ * something is left at the end. With a cache, what is right is also put there.
  */
 #include <errno.h>
 #include <limits.h>
@@ -311,6 +311,28 @@ static void try_ends_of_others(void)
 	held = false;
 }
 
+/* A reader that leaves the queue takes its urgency along. */
+static void try_reader_leaves(void)
+{
+	unsigned most = core.options.max_transfers;
+	const struct unit *unit;
+
+	core.options.max_transfers = 0;
+	want(&wanted[0], sources[0], 0, 0, clock_now_ns() + NS_PER_S);
+	want(&wanted[1], sources[0], 0, 1, 0);
+	core_step(&core);
+	unit = unit_find(&core, sources[0], 0);
+	require(unit && unit->urgency == URGENCY_DEMAND, "no reader waits");
+	end_one(&wanted[0]);
+	require(unit->urgency == URGENCY_BACKGROUND, "it is urgent, but its reader has left");
+	require(!list_is_empty(&unit->host->waiting[URGENCY_BACKGROUND]), "it is in no queue");
+	end_one(&wanted[1]);
+	core_step(&core);
+	require(!core.units, "a unit that nobody wants is left");
+	core.options.max_transfers = most;
+	ended = 0;
+}
+
 static void set_up(const char *cache_path)
 {
 	struct error error = {};
@@ -430,6 +452,7 @@ int main(int argc, char **argv)
 	turns = (unsigned)strtoul(argv[2], NULL, 10);
 	set_up(argc > 3 ? argv[3] : NULL);
 	start_workers();
+	try_reader_leaves();
 	try_ends_of_others();
 	while (turns--)
 		take_turn();
