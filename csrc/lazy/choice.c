@@ -7,15 +7,17 @@
 
 enum {
 	PROBE_WAIT_MS = 50,
+	MEMORY_WAIT_MS = 50,
 	UNHEALTHY_MS = 30000, /* how long others are preferred, as it may have recovered by then */
 };
 
-static void find_host(struct core *core, struct mirror *mirror)
+/* Returns false when there is no memory for it. A fetch ends at the host that it began at. */
+static bool find_host(struct core *core, struct mirror *mirror)
 {
 	char text[512], name[512];
 
 	if (mirror->host || !mirror->ops->host)
-		return;
+		return true;
 	/*
 	 * NB: the name of a directory may be any bytes, and may have been cut, and it is shown in
 	 * statistics.
@@ -25,6 +27,7 @@ static void find_host(struct core *core, struct mirror *mirror)
 	mirror->host = host_get(&core->hosts, name, mirror->ops->blocking);
 	mirror->latency =
 		latency_get(&core->latencies, mirror->ops->name, mirror->ops->blocking ? "" : name);
+	return mirror->host;
 }
 
 static bool is_out(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
@@ -77,10 +80,10 @@ struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 		unsigned rank = unit->tries[i];
 		uint64_t ready;
 
-		find_host(unit->core, mirror);
 		if (is_out(unit, mirror, now_ns))
 			continue;
-		ready = ready_ns(unit, mirror, now_ns);
+		ready = find_host(unit->core, mirror) ? ready_ns(unit, mirror, now_ns) :
+							now_ns + MEMORY_WAIT_MS * NS_PER_MS;
 		if (ready) {
 			if (ready < *at_ns)
 				*at_ns = ready;

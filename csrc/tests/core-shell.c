@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * core-shell SEED TURNS [CACHE]: the core of the fetcher without its thread. A kind of mirror of
- * this program lets fetches end in any order, also while they begin. First, a reader leaves, and the
- * end of a subscription ends others; then come random subscriptions, ends of them, completions,
- * failures and steps. Prints what was delivered, failed and ended, and fails when data are wrong, or
- * something is left at the end. With a cache, what is right is also put there.
+ * this program lets fetches end in any order, also while they begin. First, a reader leaves, the
+ * end of a subscription ends others, and memory is short; then come random subscriptions, ends of
+ * them, completions, failures and steps. Prints what was delivered, failed and ended, and fails when
+ * data are wrong, or something is left at the end. With a cache, what is right is also put there.
  */
 #include <errno.h>
 #include <limits.h>
@@ -333,6 +333,66 @@ static void try_reader_leaves(void)
 	ended = 0;
 }
 
+/* The linker has host_get() called here; see meson.build. */
+static bool memory_is_short, was_short;
+
+struct host *__real_host_get(struct host **list, const char *name, bool blocking);
+struct host *__wrap_host_get(struct host **list, const char *name, bool blocking);
+
+struct host *__wrap_host_get(struct host **list, const char *name, bool blocking)
+{
+	was_short = memory_is_short;
+	return memory_is_short ? NULL : __real_host_get(list, name, blocking);
+}
+
+static unsigned count_running(void)
+{
+	unsigned count = 0;
+
+	for (unsigned i = 0; i < RUNNING_MAX; i++)
+		count += running[i] != NULL;
+	return count;
+}
+
+static void finish_running(void)
+{
+	while (core.busy) {
+		for (unsigned i = 0; i < RUNNING_MAX; i++) {
+			struct fetch *fetch = running[i];
+
+			running[i] = NULL;
+			if (fetch)
+				succeed(fetch);
+		}
+		run_loop();
+	}
+}
+
+/* What is wanted while there is no memory for a host counts in none, or also at its end. */
+static void try_no_memory_for_host(void)
+{
+	uint64_t until_ns = clock_now_ns() + END_S * NS_PER_S;
+
+	finish_running();
+	held = true;
+	memory_is_short = true;
+	want(&wanted[0], sources[2], 0, 0, FETCHER_NO_DEADLINE);
+	while (!was_short) {
+		require(clock_now_ns() < until_ns, "no host was asked for");
+		run_loop();
+	}
+	memory_is_short = false;
+	want(&wanted[1], sources[2], 1, 0, FETCHER_NO_DEADLINE);
+	while (count_running() < 2) {
+		require(clock_now_ns() < until_ns, "two fetches have not begun");
+		run_loop();
+	}
+	finish_running();
+	for (const struct host *host = core.hosts; host; host = host->next)
+		require(!host->in_flight, "a host has fetches that it did not begin");
+	held = false;
+}
+
 static void set_up(const char *cache_path)
 {
 	struct error error = {};
@@ -454,6 +514,7 @@ int main(int argc, char **argv)
 	start_workers();
 	try_reader_leaves();
 	try_ends_of_others();
+	try_no_memory_for_host();
 	while (turns--)
 		take_turn();
 	settle();
