@@ -16,6 +16,7 @@ _VERSION_TIMEOUT_S = 20.0
 
 MKSEED = "btrfs-ublk-mkseed"
 MKIMAGE = "btrfs-ublk-mkimage"
+READIMAGE = "btrfs-ublk-readimage"
 CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
 KEEPER = "btrfs-ublk-keeper"
@@ -31,7 +32,7 @@ FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
-    MKIMAGE,
+    *(MKIMAGE, READIMAGE),
     *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES, CODEC),
 )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -24,6 +26,7 @@ from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size, parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -273,6 +276,59 @@ def _print_check(report: images.CheckReport) -> None:
         f"{format_size(report.metadata_bytes)} of metadata"
     )
     click.echo(f"btrfs check: {report.btrfs_check}")
+
+
+@command.command()
+@click.argument("image")
+@click.option("-o", "--output", type=PathType(), help="The tar.  [stdout]")
+@click.option(
+    "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
+)
+@click.option(
+    "--directory",
+    type=PathType(),
+    help="Where the temporary file goes, which is as large as the image."
+    "  [TMPDIR, else /tmp]",
+)
+@_with_access
+def export(
+    image: str,
+    output: Path | None,
+    layer: str | None,
+    directory: Path | None,
+    access: images.RegistryAccess,
+) -> None:
+    """Write a sealed image as a tar.
+
+    It has all that the source had: names, types, owners, times, attributes, hard links
+    and holes; no sockets, as no tar has. Equal trees make equal tars. All of the image
+    is compared with its digests before. Mounts nothing, and needs no privileges.
+
+    IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST: of that, all
+    data are fetched.
+    """
+    if output is None and sys.stdout.isatty():
+        raise UsageError(
+            "a tar is nothing for a terminal", hint="name a file with --output"
+        )
+    with (
+        nullcontext(sys.stdout.buffer)
+        if output is None
+        else new_file(output, replace=True)
+    ) as out:
+        with progress(f"export {image}", in_bytes=True) as task:
+            report = images.export_image(
+                images.parse_name(image),
+                access,
+                out,
+                layer=layer,
+                directory=directory,
+                expect=task.expect,
+                progress=task.advance,
+                say=task.say,
+            )
+    if report.remark:
+        click.echo(f"btrfs-ublk: {report.remark}", err=True)
 
 
 @command.command()

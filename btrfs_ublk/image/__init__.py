@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+    from btrfs_ublk.image.export import ExportReport, export_image
     from btrfs_ublk.image.inspect import ImageReport, inspect_image
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.policy import RefusedImageError, read_policy
@@ -30,6 +31,7 @@ else:
             "build": "BuildOptions BuiltImage build_image",
             "check": "CheckReport check_image",
             "connection": "RegistryAccess RegistryError",
+            "export": "ExportReport export_image",
             "inspect": "ImageReport inspect_image",
             "layout": "Layout",
             "policy": "RefusedImageError read_policy",
@@ -48,6 +50,7 @@ __all__ = [
     "BuildOptions",
     "BuiltImage",
     "CheckReport",
+    "ExportReport",
     "ImageReport",
     "ImageStore",
     "Layout",
@@ -62,6 +65,7 @@ __all__ = [
     "StoredImage",
     "build_image",
     "check_image",
+    "export_image",
     "inspect_image",
     "parse_layout",
     "parse_name",

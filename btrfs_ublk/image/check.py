@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,23 +124,72 @@ def check_image(
     """
     if with_btrfs_check:
         require(BTRFS_PROGS)
+    report = CheckReport(str(name))
+    with (
+        report.noting("manifest"),
+        _checking(name, access, report, directory, expect, progress, say) as check,
+        _failing_well(directory),
+    ):
+        check.run(with_btrfs_check)
+    return report
+
+
+@contextmanager
+def assembled_image(
+    name: Name,
+    access: RegistryAccess,
+    *,
+    directory: Path | None = None,
+    expect: Progress = lambda total: None,
+    progress: Progress = lambda count: None,
+) -> Iterator[tuple[Path, PackHeader]]:
+    """Put a sealed image together in a temporary file, which ends with the data, after
+    all of it was compared with its digests. Arguments and errors are those of
+    check_image(); InvalidImageError says what is wrong with the image first."""
+    report = CheckReport(str(name))
+    with _checking(
+        name, access, report, directory, expect, progress, lambda text: None
+    ) as check:
+        with _failing_well(directory):
+            header = check.put_together(with_data=True)
+            if header is None or not report.clean:
+                raise InvalidImageError(report.problems[0])
+            os.truncate(check.whole, DATA_OFFSET + header.data_bytes)
+        yield check.whole, header
+
+
+@contextmanager
+def _checking(
+    name: Name,
+    access: RegistryAccess,
+    report: CheckReport,
+    directory: Path | None,
+    expect: Progress,
+    progress: Progress,
+    say: Callable[[str], object],
+) -> Iterator[_Check]:
     if directory is not None and not directory.is_dir():
         raise UsageError(f"{directory} is no directory", hint=_DIRECTORY_HINT)
-    report = CheckReport(str(name))
-    with report.noting("manifest"), _opened(name, access) as image:
+    with _opened(name, access) as image, ExitStack() as stack:
         report.digest = image.manifest.digest
         others_bytes = sum(one.size for one in image.others)
         expect(image.manifest.pack.size + image.manifest.data_bytes + others_bytes)
-        try:
-            with tempdir(parent=directory) as work:
-                _Check(image, report, work, progress, say).run(with_btrfs_check)
-        except OSError as error:
-            where = error.filename or directory or "the temporary directory"
-            raise BtrfsUblkError(
-                f"cannot put the image together: {where}: {error.strerror or error}",
-                hint=_DIRECTORY_HINT,
-            ) from error
-    return report
+        with _failing_well(directory):
+            work = stack.enter_context(tempdir(parent=directory))
+        yield _Check(image, report, work, progress, say)
+
+
+@contextmanager
+def _failing_well(directory: Path | None) -> Iterator[None]:
+    """Say what cannot be done when a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or directory or "the temporary directory"
+        raise BtrfsUblkError(
+            f"cannot put the image together: {where}: {error.strerror or error}",
+            hint=_DIRECTORY_HINT,
+        ) from error
 
 
 @contextmanager
@@ -170,26 +219,38 @@ class _Check:
     progress: Progress
     say: Callable[[str], object]
 
+    @property
+    def whole(self) -> Path:
+        """The file in which the image is put together."""
+        return self.work / "image"
+
     def run(self, with_btrfs_check: bool) -> None:
+        header = self.put_together(with_data=with_btrfs_check)
+        if header is None:
+            return
+        self.say("check the file system")
+        self._compare(self.whole, header)
+        self.report.btrfs_check = "left out: --no-btrfs-check was given"
+        if with_btrfs_check:
+            self._btrfs_check(self.whole, header)
+
+    def put_together(self, *, with_data: bool) -> PackHeader | None:
+        """Verify all by digests, and write metadata, and perhaps data, to their places
+        in a file. Returns None when there is no pack that can be used."""
         for one in self.image.others:
             for _ in self._verified(one, "blob"):
                 pass
-        whole = self.work / "image"
-        found = self._unpack(whole)
+        found = self._unpack(self.whole)
         if found is None:
             self._hash_data()
-            return
+            return None
         header, digests = found
         with self.report.noting("pack"):
             check_data(header, self.image.manifest.data_bytes)
-        if with_btrfs_check:
-            self._make_room(whole, header)
-        self._check_units(header, digests, whole if with_btrfs_check else None)
-        self.say("check the file system")
-        self._compare(whole, header)
-        self.report.btrfs_check = "left out: --no-btrfs-check was given"
-        if with_btrfs_check:
-            self._btrfs_check(whole, header)
+        if with_data:
+            self._make_room(self.whole, header)
+        self._check_units(header, digests, self.whole if with_data else None)
+        return header
 
     def _verified(self, one: Descriptor, what: str) -> Iterator[bytes]:
         """Yield what there is of a blob; add what is wrong with it."""

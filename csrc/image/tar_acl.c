@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <linux/limits.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,4 +123,63 @@ int tar_acl(struct archive_entry *entry, int is_default, uint8_t **value, uint32
 	if (count <= BASE_ENTRIES && !is_default)
 		return 0;
 	return (int)(sizeof(struct acl_head) + (size_t)count * sizeof(*entries));
+}
+
+static const char *tag_text(uint16_t tag)
+{
+	switch (tag) {
+	case TAG_USER_OBJ:
+	case TAG_USER:
+		return "user";
+	case TAG_GROUP_OBJ:
+	case TAG_GROUP:
+		return "group";
+	case TAG_MASK:
+		return "mask";
+	case TAG_OTHER:
+		return "other";
+	default:
+		return NULL;
+	}
+}
+
+char *tar_acl_text(const uint8_t *value, size_t bytes)
+{
+	enum { ENTRY_TEXT_BYTES = 24 }; /* "group:4294967295:rwx," and the end */
+	size_t count, length = 0;
+	struct acl_head head;
+	char *text;
+
+	if (bytes < sizeof(head) || (bytes - sizeof(head)) % sizeof(struct acl_entry))
+		return NULL;
+	memcpy(&head, value, sizeof(head));
+	count = (bytes - sizeof(head)) / sizeof(struct acl_entry);
+	if (le32toh(head.version) != ACL_VERSION || !count)
+		return NULL;
+	text = malloc(count * ENTRY_TEXT_BYTES);
+	for (size_t i = 0; i < count && text; i++) {
+		struct acl_entry entry;
+		uint16_t tag, allowed;
+		const char *name;
+		char id[16] = "";
+		bool has_id;
+
+		memcpy(&entry, value + sizeof(head) + i * sizeof(entry), sizeof(entry));
+		tag = le16toh(entry.tag);
+		allowed = le16toh(entry.permissions);
+		name = tag_text(tag);
+		has_id = tag == TAG_USER || tag == TAG_GROUP;
+		/* Readers of tars take the number as an int. */
+		if (!name || allowed > 7 || (has_id && le32toh(entry.id) > INT32_MAX)) {
+			free(text);
+			return NULL;
+		}
+		if (has_id)
+			snprintf(id, sizeof(id), "%u", le32toh(entry.id));
+		length += (size_t)snprintf(text + length, count * ENTRY_TEXT_BYTES - length,
+					   "%s%s:%s:%c%c%c", i ? "," : "", name, id,
+					   allowed & 4 ? 'r' : '-', allowed & 2 ? 'w' : '-',
+					   allowed & 1 ? 'x' : '-');
+	}
+	return text;
 }

@@ -18,4 +18,10 @@ struct archive_entry;
 int tar_acl(struct archive_entry *entry, int is_default, uint8_t **value, uint32_t *mode,
 	    struct error *error);
 
+/*
+ * Returns the text of such an attribute, with numbers as names, to be freed. NULL: it is not one
+ * that kernels make, or memory is short.
+ */
+char *tar_acl_text(const uint8_t *value, size_t bytes);
+
 #endif

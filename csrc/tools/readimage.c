@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT */
+/* btrfs-ublk-readimage: writes a tree of a sealed image as a tar. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/message.h"
+#include "image/tar_write.h"
+#include "image/tree.h"
+
+#define PROGRAM "btrfs-ublk-readimage"
+
+enum { OUTPUT_BYTES = 1024 * 1024, DECIMAL = 10 };
+
+static const char help_text[] =
+	"Usage: " PROGRAM " tar SUBVOLUME IMAGE\n"
+	"Read a subvolume, by its number, of a btrfs of one device in a file, without\n"
+	"mounting it. Nothing is trusted, and nothing but stdout is written.\n"
+	"\n"
+	"  tar          write all of it to stdout as a tar; the same tree makes the same\n"
+	"               bytes. Sockets, which no tar can hold, are left out and counted\n"
+	"               on stderr\n"
+	"\n"
+	"  --help, --version\n"
+	"\n"
+	"Exit status: 0 done, 1 IMAGE is damaged or stdout cannot be written, 2 wrong\n"
+	"usage.\n";
+
+enum option_id { OPT_HELP = 256, OPT_VERSION };
+
+static const struct option long_options[] = {
+	{ "help", no_argument, NULL, OPT_HELP },
+	{ "version", no_argument, NULL, OPT_VERSION },
+	{ 0 },
+};
+
+struct options {
+	uint64_t subvolume;
+	const char *path;
+};
+
+static int usage_error(const char *problem, const char *value)
+{
+	if (value)
+		msg_error("%s: \"%s\"", problem, value);
+	else
+		msg_error("%s", problem);
+	msg_hint("`" PROGRAM " --help` shows the usage");
+	return EXIT_USAGE;
+}
+
+/* Returns an exit status, or -1 when there is work to do. */
+static int options_parse(struct options *options, int argc, char **argv)
+{
+	char *end;
+	int id;
+
+	opterr = 0;
+	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
+		switch (id) {
+		case OPT_HELP:
+			fputs(help_text, stdout);
+			return EXIT_OK;
+		case OPT_VERSION:
+			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
+			return EXIT_OK;
+		default:
+			return usage_error("no such option, or not one with a value",
+					   argv[optind - 1]);
+		}
+	}
+	if (argc - optind != 3)
+		return usage_error("tar, SUBVOLUME and IMAGE are needed", NULL);
+	if (strcmp(argv[optind], "tar") != 0)
+		return usage_error("no such thing to do", argv[optind]);
+	errno = 0;
+	options->subvolume = strtoull(argv[optind + 1], &end, DECIMAL);
+	if (errno || *end || !tree_holds_files(options->subvolume))
+		return usage_error("no number of a subvolume", argv[optind + 1]);
+	options->path = argv[optind + 2];
+	return -1;
+}
+
+static int write_tar(struct reader *reader, uint64_t subvolume, struct error *error)
+{
+	struct tar_writer writer;
+	int ret;
+
+	setvbuf(stdout, NULL, _IOFBF, OUTPUT_BYTES);
+	tar_writer_init(&writer, stdout, error);
+	ret = tree_read(reader, subvolume, &writer.visitor, error);
+	if (!ret)
+		ret = tar_writer_finish(&writer);
+	if (!ret && writer.sockets)
+		msg_warning("%" PRIu64 " sockets are left out: no tar can hold one",
+			    writer.sockets);
+	tar_writer_deinit(&writer);
+	return ret;
+}
+
+int main(int argc, char **argv)
+{
+	_cleanup_close_ int fd = -1;
+	struct options options = { 0 };
+	struct error error = { 0 };
+	struct reader reader;
+	int status, ret;
+
+	message_init(PROGRAM);
+	status = options_parse(&options, argc, argv);
+	if (status >= 0)
+		return status;
+	fd = open(options.path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0) {
+		msg_error("%s: %s", options.path, strerror(errno));
+		return EXIT_FAILED;
+	}
+	if (reader_open(&reader, fd)) {
+		msg_error("%s", reader.error);
+		return EXIT_FAILED;
+	}
+	ret = write_tar(&reader, options.subvolume, &error);
+	if (ret)
+		msg_error("%s", error.text);
+	reader_close(&reader);
+	return ret ? EXIT_FAILED : EXIT_OK;
+}
