@@ -332,6 +332,64 @@ def export(
 
 
 @command.command()
+@click.argument("first")
+@click.argument("second")
+@click.option(
+    "--directory",
+    type=PathType(),
+    help="Where temporary files go, which are as large as both.  [TMPDIR, else /tmp]",
+)
+@_with_access
+@json_option
+def diff(
+    first: str,
+    second: str,
+    directory: Path | None,
+    access: images.RegistryAccess,
+    as_json: bool,
+) -> int:
+    """Show in which files two images differ.
+
+    FIRST and SECOND are images, as in `image export`, or a directory or a tar, as in
+    `image build`. Each line has a path that was added or removed, or what has changed
+    of it: type, mode, owner, time, size, target, attributes, content, or the name that
+    it is a hard link to. Of two images, stderr says how much of the data of SECOND is
+    not in FIRST. Mounts nothing, and needs no privileges.
+
+    Exit status 1: they differ, or cannot be compared.
+    """
+    found: list[images.Difference] = []
+
+    def show(difference: images.Difference) -> None:
+        if as_json:
+            found.append(difference)
+        else:
+            click.echo(visible(str(difference)).replace("\n", r"\n"))
+
+    with progress(f"compare {first} and {second}", in_bytes=True) as task:
+        report = images.diff_images(
+            images.parse_source(first),
+            images.parse_source(second),
+            access,
+            show,
+            directory=directory,
+            expect=task.expect,
+            progress=task.advance,
+            say=task.say,
+        )
+    if as_json:
+        keys = vars(report) | {"differences": [one.to_dict() for one in found]}
+        click.echo(json.dumps(keys))
+    elif report.new_bytes is not None and report.data_bytes is not None:
+        click.echo(
+            f"{format_size(report.new_bytes)} of {format_size(report.data_bytes)} of "
+            "data are new",
+            err=True,
+        )
+    return 1 if report.differences else 0
+
+
+@command.command()
 @click.argument("layout")
 @click.argument("image")
 @click.option(

@@ -93,7 +93,7 @@ def build_image(
     """Make a sealed image in a layout ``output``, which is made if missing, by the name
     ``tag`` (the source's, else ``latest``). Raises UsageError, RegistryError,
     InvalidImageError, CommandError; no name is given to what is not complete."""
-    mkimage = helper_path(MKIMAGE)
+    helper_path(MKIMAGE)
     if tag is None:
         given = source.tag if isinstance(source, (Reference, LayoutName)) else None
         tag = given or DEFAULT_TAG
@@ -115,7 +115,7 @@ def build_image(
         )
         with layout.scratch() as work:
             say("make the file system")
-            report = _make(mkimage, opened, work / "image", options)
+            report = make_image(opened, work / "image", options)
             say("pack the metadata")
             return seal(layout, work / "image", report, opened, tag)
     except OSError as error:
@@ -127,9 +127,11 @@ def build_image(
         layout.remove_if_empty()
 
 
-def _make(
-    mkimage: Path, opened: OpenedSource, output: Path, options: BuildOptions
+def make_image(
+    opened: OpenedSource, output: Path, options: BuildOptions
 ) -> dict[str, Any]:
+    """Have mkimage make an image in a new directory; return what it reports. Raises
+    UsageError, CommandError, OSError."""
     output.mkdir(mode=0o700)
     description: dict[str, Any] = {
         "layers": [layer.to_dict() for layer in opened.layers],
@@ -150,7 +152,7 @@ def _make(
             )
         description["time"] = int(epoch)
     answer = run(
-        [mkimage],
+        [helper_path(MKIMAGE)],
         input=json.dumps(description),
         timeout_s=_TIMEOUT_S,
         ok_statuses=(0, 1, 2),

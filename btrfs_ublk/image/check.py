@@ -128,10 +128,19 @@ def check_image(
     with (
         report.noting("manifest"),
         _checking(name, access, report, directory, expect, progress, say) as check,
-        _failing_well(directory),
+        putting_together(directory),
     ):
         check.run(with_btrfs_check)
     return report
+
+
+@dataclass(frozen=True)
+class AssembledImage:
+    """``whole`` is the temporary file."""
+
+    whole: Path
+    header: PackHeader
+    digests: Digests
 
 
 @contextmanager
@@ -142,7 +151,7 @@ def assembled_image(
     directory: Path | None = None,
     expect: Progress = lambda total: None,
     progress: Progress = lambda count: None,
-) -> Iterator[tuple[Path, PackHeader]]:
+) -> Iterator[AssembledImage]:
     """Put a sealed image together in a temporary file, which ends with the data, after
     all of it was compared with its digests. Arguments and errors are those of
     check_image(); InvalidImageError says what is wrong with the image first."""
@@ -150,12 +159,13 @@ def assembled_image(
     with _checking(
         name, access, report, directory, expect, progress, lambda text: None
     ) as check:
-        with _failing_well(directory):
-            header = check.put_together(with_data=True)
-            if header is None or not report.clean:
-                raise InvalidImageError(report.problems[0])
+        with putting_together(directory):
+            found = check.put_together(with_data=True)
+            if found is None or not report.clean:
+                raise InvalidImageError(f"{name}: {report.problems[0]}")
+            header, digests = found
             os.truncate(check.whole, DATA_OFFSET + header.data_bytes)
-        yield check.whole, header
+        yield AssembledImage(check.whole, header, digests)
 
 
 @contextmanager
@@ -174,13 +184,13 @@ def _checking(
         report.digest = image.manifest.digest
         others_bytes = sum(one.size for one in image.others)
         expect(image.manifest.pack.size + image.manifest.data_bytes + others_bytes)
-        with _failing_well(directory):
+        with putting_together(directory):
             work = stack.enter_context(tempdir(parent=directory))
         yield _Check(image, report, work, progress, say)
 
 
 @contextmanager
-def _failing_well(directory: Path | None) -> Iterator[None]:
+def putting_together(directory: Path | None) -> Iterator[None]:
     """Say what cannot be done when a file cannot be written."""
     try:
         yield
@@ -225,16 +235,17 @@ class _Check:
         return self.work / "image"
 
     def run(self, with_btrfs_check: bool) -> None:
-        header = self.put_together(with_data=with_btrfs_check)
-        if header is None:
+        found = self.put_together(with_data=with_btrfs_check)
+        if found is None:
             return
+        header, _ = found
         self.say("check the file system")
         self._compare(self.whole, header)
         self.report.btrfs_check = "left out: --no-btrfs-check was given"
         if with_btrfs_check:
             self._btrfs_check(self.whole, header)
 
-    def put_together(self, *, with_data: bool) -> PackHeader | None:
+    def put_together(self, *, with_data: bool) -> tuple[PackHeader, Digests] | None:
         """Verify all by digests, and write metadata, and perhaps data, to their places
         in a file. Returns None when there is no pack that can be used."""
         for one in self.image.others:
@@ -250,7 +261,7 @@ class _Check:
         if with_data:
             self._make_room(self.whole, header)
         self._check_units(header, digests, self.whole if with_data else None)
-        return header
+        return found
 
     def _verified(self, one: Descriptor, what: str) -> Iterator[bytes]:
         """Yield what there is of a blob; add what is wrong with it."""

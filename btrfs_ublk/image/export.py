@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from btrfs_ublk.base.helpers import READIMAGE, helper_path
-from btrfs_ublk.base.process import spawn
+from btrfs_ublk.base.process import Child, spawn
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.check import Progress, assembled_image
 from btrfs_ublk.image.connection import RegistryAccess
@@ -53,10 +53,10 @@ def export_image(
     helper = helper_path(READIMAGE)
     with assembled_image(
         name, access, directory=directory, expect=expect, progress=progress
-    ) as (whole, header):
+    ) as image:
         say("write the tar")
-        chosen = _layer(header, layer)
-        return _write(helper, whole, chosen, out)
+        chosen = _layer(image.header, layer)
+        return _write(helper, image.whole, chosen, out)
 
 
 def _layer(header: PackHeader, chain_id: str | None) -> Layer:
@@ -82,13 +82,19 @@ def _write(helper: Path, whole: Path, layer: Layer, out: IO[bytes]) -> ExportRep
                     view = view[out.write(view) :]
             except OSError as error:
                 raise _unwritten(out.name, error) from error
-        status = child.wait(_TIMEOUT_S)
-        said = child.stderr_tail().strip()
-    if status != 0:
-        words = said.partition(": error: ")[2] or said or f"{helper.name}: {status}"
-        raise InvalidImageError(words.replace(str(whole), "the image"))
+        said = finished(child, whole)
     remark = said.partition(": warning: ")[2] or None
     return ExportReport(layer.chain_id, tar_bytes, remark)
+
+
+def finished(child: Child, whole: Path) -> str:
+    """Wait for the helper, and return what it said. Raises InvalidImageError."""
+    status = child.wait(_TIMEOUT_S)
+    said = child.stderr_tail().strip()
+    if status != 0:
+        words = said.partition(": error: ")[2] or said or f"{READIMAGE}: {status}"
+        raise InvalidImageError(words.replace(str(whole), "the image"))
+    return said
 
 
 def _unwritten(name: object, error: OSError) -> BtrfsUblkError:

@@ -83,7 +83,7 @@ def open_source(
     before, verified. Raises UsageError, RegistryError, InvalidImageError."""
     match source:
         case Path():
-            return _open_path(source)
+            return open_path(source)
         case Reference():
             manifest = _fetch(source, layout, access, platform, progress)
         case LayoutName():
@@ -91,7 +91,8 @@ def open_source(
     return _open_image(layout, manifest, source)
 
 
-def _open_path(path: Path) -> OpenedSource:
+def open_path(path: Path) -> OpenedSource:
+    """Return what a directory or a tar consists of."""
     system, architecture = machine_platform()
     kind: Literal["directory", "tar"] = "directory" if path.is_dir() else "tar"
     return OpenedSource(

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* btrfs-ublk-readimage: writes a tree of a sealed image as a tar. */
+/* btrfs-ublk-readimage: writes a tree of a sealed image as a tar, or as a list. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,19 +13,22 @@
 #include "base/message.h"
 #include "image/tar_write.h"
 #include "image/tree.h"
+#include "image/tree_list.h"
 
 #define PROGRAM "btrfs-ublk-readimage"
 
 enum { OUTPUT_BYTES = 1024 * 1024, DECIMAL = 10 };
 
 static const char help_text[] =
-	"Usage: " PROGRAM " tar SUBVOLUME IMAGE\n"
+	"Usage: " PROGRAM " tar|list SUBVOLUME IMAGE\n"
 	"Read a subvolume, by its number, of a btrfs of one device in a file, without\n"
 	"mounting it. Nothing is trusted, and nothing but stdout is written.\n"
 	"\n"
 	"  tar          write all of it to stdout as a tar; the same tree makes the same\n"
 	"               bytes. Sockets, which no tar can hold, are left out and counted\n"
 	"               on stderr\n"
+	"  list         write a line for each entry to stdout, with digests of attributes\n"
+	"               and content; equal trees make equal lines (csrc/image/tree_list.h)\n"
 	"\n"
 	"  --help, --version\n"
 	"\n"
@@ -42,6 +46,7 @@ static const struct option long_options[] = {
 struct options {
 	uint64_t subvolume;
 	const char *path;
+	bool list;
 };
 
 static int usage_error(const char *problem, const char *value)
@@ -75,8 +80,9 @@ static int options_parse(struct options *options, int argc, char **argv)
 		}
 	}
 	if (argc - optind != 3)
-		return usage_error("tar, SUBVOLUME and IMAGE are needed", NULL);
-	if (strcmp(argv[optind], "tar") != 0)
+		return usage_error("tar or list, SUBVOLUME and IMAGE are needed", NULL);
+	options->list = !strcmp(argv[optind], "list");
+	if (!options->list && strcmp(argv[optind], "tar") != 0)
 		return usage_error("no such thing to do", argv[optind]);
 	errno = 0;
 	options->subvolume = strtoull(argv[optind + 1], &end, DECIMAL);
@@ -91,7 +97,6 @@ static int write_tar(struct reader *reader, uint64_t subvolume, struct error *er
 	struct tar_writer writer;
 	int ret;
 
-	setvbuf(stdout, NULL, _IOFBF, OUTPUT_BYTES);
 	tar_writer_init(&writer, stdout, error);
 	ret = tree_read(reader, subvolume, &writer.visitor, error);
 	if (!ret)
@@ -100,6 +105,19 @@ static int write_tar(struct reader *reader, uint64_t subvolume, struct error *er
 		msg_warning("%" PRIu64 " sockets are left out: no tar can hold one",
 			    writer.sockets);
 	tar_writer_deinit(&writer);
+	return ret;
+}
+
+static int write_list(struct reader *reader, uint64_t subvolume, struct error *error)
+{
+	struct tree_lister lister;
+	int ret = tree_lister_init(&lister, stdout, error);
+
+	if (!ret)
+		ret = tree_read(reader, subvolume, &lister.visitor, error);
+	if (!ret)
+		ret = tree_lister_finish(&lister);
+	tree_lister_deinit(&lister);
 	return ret;
 }
 
@@ -124,7 +142,8 @@ int main(int argc, char **argv)
 		msg_error("%s", reader.error);
 		return EXIT_FAILED;
 	}
-	ret = write_tar(&reader, options.subvolume, &error);
+	setvbuf(stdout, NULL, _IOFBF, OUTPUT_BYTES);
+	ret = (options.list ? write_list : write_tar)(&reader, options.subvolume, &error);
 	if (ret)
 		msg_error("%s", error.text);
 	reader_close(&reader);

@@ -1,0 +1,254 @@
+"""Comparing the trees of two sealed images, or of an image and what it was made of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from btrfs_ublk.base.capabilities import SparseFile, require
+from btrfs_ublk.base.helpers import READIMAGE, helper_path
+from btrfs_ublk.base.process import spawn
+from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
+from btrfs_ublk.image.build import BuildOptions, make_image
+from btrfs_ublk.image.check import Progress, assembled_image, putting_together
+from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.export import finished
+from btrfs_ublk.image.pack import DATA_OFFSET
+from btrfs_ublk.image.reference import Name
+from btrfs_ublk.image.source import open_path
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.units import MIB
+
+_READ_BYTES = MIB
+#: The fields of a line (csrc/image/tree_list.h) behind the path.
+_FIELDS = (
+    *("type", "mode", "owner", "time", "size", "device", "target"),
+    *("link", "attributes", "content"),
+)
+_TYPES = {
+    "-": "file",
+    "d": "directory",
+    "l": "symbolic link",
+    "c": "character device",
+    "b": "block device",
+    "p": "fifo",
+    "s": "socket",
+}
+#: What differs in these is shown.
+_SHOWN = ("type", "mode", "owner", "size", "device", "target", "link")
+#: What the lines of further names of a file lack.
+_OF_FIRST = ("attributes", "content")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``change`` is "removed" (only the first tree has the path), "added", or
+    "changed"; then ``fields`` has what differs, with both values."""
+
+    path: str
+    change: str
+    fields: dict[str, tuple[str, str]]
+
+    def __str__(self) -> str:
+        what = [
+            f"{key} {a} -> {b}" if key in _SHOWN else key
+            for key, (a, b) in self.fields.items()
+        ]
+        return f"{self.change} {self.path}" + (f": {', '.join(what)}" if what else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"path": self.path, "change": self.change, "fields": self.fields}
+
+
+@dataclass(frozen=True)
+class DiffReport:
+    """How many entries differ. ``data_bytes`` are those of the second image, and
+    ``new_bytes`` those of its units that the first one has not; None when one of both
+    is a directory or a tar."""
+
+    differences: int
+    data_bytes: int | None = None
+    new_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Tree:
+    whole: Path
+    subvolume: int
+    digests: Digests | None
+
+
+def diff_images(
+    first: Name | Path,
+    second: Name | Path,
+    access: RegistryAccess,
+    take: Callable[[Difference], object],
+    *,
+    directory: Path | None = None,
+    expect: Progress = lambda total: None,
+    progress: Progress = lambda count: None,
+    say: Callable[[str], object] = lambda text: None,
+) -> DiffReport:
+    """Compare two trees, those after the last layer of images, and have ``take`` take
+    each difference, in the order of paths. A path is a directory or a tar.
+
+    The other arguments and errors are those of export_image(), and for paths those of
+    build_image().
+    """
+    helper = helper_path(READIMAGE)
+    expected = 0
+
+    def expect_more(total: int) -> None:
+        nonlocal expected
+        expected += total
+        expect(expected)
+
+    with ExitStack() as stack:
+        trees = [
+            stack.enter_context(
+                _packed(one, directory)
+                if isinstance(one, Path)
+                else _assembled(one, access, directory, expect_more, progress)
+            )
+            for one in (first, second)
+        ]
+        say("compare")
+        count = 0
+        with _lines(helper, trees[0]) as left, _lines(helper, trees[1]) as right:
+            for difference in _compare(left, right):
+                count += 1
+                take(difference)
+    old, new = (tree.digests for tree in trees)
+    if old is None or new is None:
+        return DiffReport(count)
+    return DiffReport(count, new.size_bytes, _new_bytes(old, new))
+
+
+@contextmanager
+def _assembled(
+    name: Name,
+    access: RegistryAccess,
+    directory: Path | None,
+    expect: Progress,
+    progress: Progress,
+) -> Iterator[_Tree]:
+    with assembled_image(
+        name, access, directory=directory, expect=expect, progress=progress
+    ) as image:
+        subvolume = image.header.layers[-1].subvolume
+        yield _Tree(image.whole, subvolume, image.digests)
+
+
+@contextmanager
+def _packed(path: Path, directory: Path | None) -> Iterator[_Tree]:
+    """Make an image of a directory or a tar, whose metadata need no pack."""
+    with ExitStack() as stack:
+        with putting_together(directory):
+            work = stack.enter_context(tempdir(parent=directory))
+            require(SparseFile(work, DATA_OFFSET + path.stat().st_size))
+            report = make_image(
+                open_path(path), work / "image", BuildOptions(compression="none")
+            )
+            whole, data = work / "image" / "seed.img", work / "image" / "data"
+            with open(whole, "r+b") as file, open(data, "rb") as content:
+                file.truncate(DATA_OFFSET)
+                file.seek(DATA_OFFSET)
+                shutil.copyfileobj(content, file, _READ_BYTES)
+            os.unlink(data)
+        yield _Tree(whole, report["layers"][-1]["subvolume"], None)
+
+
+@contextmanager
+def _lines(helper: Path, tree: _Tree) -> Iterator[Iterator[bytes]]:
+    """Yield what the helper prints of a tree. NB: all has to be read."""
+    argv: list[str | Path] = [helper, "list", str(tree.subvolume), tree.whole]
+    with spawn(argv, pipe_stdout=True) as child:
+        assert child.stdout is not None
+        with open(child.stdout.fileno(), "rb", _READ_BYTES, closefd=False) as file:
+
+            def lines() -> Iterator[bytes]:
+                yield from file
+                finished(child, tree.whole)
+
+            yield lines()
+
+
+def _compare(left: Iterator[bytes], right: Iterator[bytes]) -> Iterator[Difference]:
+    one, other = next(left, None), next(right, None)
+    while one is not None or other is not None:
+        if one == other:
+            one, other = next(left, None), next(right, None)
+            continue
+        a = None if one is None else _place(one)
+        b = None if other is None else _place(other)
+        if b is None or (a is not None and a < b):
+            assert one is not None
+            yield Difference(_path(one), "removed", {})
+            one = next(left, None)
+        elif a is None or b < a:
+            assert other is not None
+            yield Difference(_path(other), "added", {})
+            other = next(right, None)
+        else:
+            assert one is not None and other is not None
+            yield Difference(_path(one), "changed", _changes(one, other))
+            one, other = next(left, None), next(right, None)
+
+
+def _raw(line: bytes) -> bytes:
+    field = line.partition(b"\t")[0]
+    return b"" if field == b"-" else unquote_to_bytes(field)
+
+
+def _path(line: bytes) -> str:
+    return "/" + _text(_raw(line))
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
+
+
+def _place(line: bytes) -> list[bytes]:
+    """Return what lines are ordered by."""
+    path = _raw(line)
+    return path.split(b"/") if path else []
+
+
+def _changes(one: bytes, other: bytes) -> dict[str, tuple[str, str]]:
+    values = [
+        [_text(unquote_to_bytes(x)) for x in line.rstrip(b"\n").split(b"\t")[1:]]
+        for line in (one, other)
+    ]
+    changes = {
+        key: (a, b) for key, a, b in zip(_FIELDS, *values, strict=True) if a != b
+    }
+    if "type" in changes:
+        was, is_now = changes["type"]
+        return {"type": (_TYPES.get(was, was), _TYPES.get(is_now, is_now))}
+    link = values[0][_FIELDS.index("link")], values[1][_FIELDS.index("link")]
+    if ("-" in link) and link != ("-", "-"):
+        for key in _OF_FIRST:
+            changes.pop(key, None)
+    return changes
+
+
+def _new_bytes(old: Digests, new: Digests) -> int:
+    def units(digests: Digests) -> list[bytes]:
+        found = digests.units
+        return [
+            found[at : at + DIGEST_BYTES] for at in range(0, len(found), DIGEST_BYTES)
+        ]
+
+    known = set(units(old))
+    lacking = {
+        digest: min(new.unit_bytes, new.size_bytes - number * new.unit_bytes)
+        for number, digest in enumerate(units(new))
+        if digest not in known
+    }
+    return sum(lacking.values())
