@@ -10,6 +10,7 @@ from btrfs_ublk.base.signals import Interrupted, interruptible
 from btrfs_ublk.content import (
     Added,
     Addition,
+    Completion,
     Digests,
     Drained,
     MapClient,
@@ -103,6 +104,7 @@ __all__ = [
     "BtrfsUblkError",
     "CapabilityError",
     "CommandError",
+    "Completion",
     "ContiguousRun",
     "ControlError",
     "Counts",

@@ -209,4 +209,7 @@ ELSEWHERE = {
     "scripts/test": ".ci/run",
     "scripts/test --quick --no-vm": ".ci/run",
     "apply-lint.sh": "scripts/test",
+    "btrfs-ublk volume up --complete": (
+        "tests/test_complete.py::test_a_volume_needs_no_server_in_the_end"
+    ),
 }

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +19,9 @@ from typing import Any
 import pytest
 from conftest import Need, Serve
 from device_support import description_file, device_command
+from origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
 from sanitized_build import SANITIZER_ENVIRONMENT
-from scripted_server import ScriptedServer, response, scripted_server
+from scripted_server import ScriptedServer, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.readers import read_direct
@@ -40,46 +38,13 @@ from btrfs_ublk.content.maps import Refused
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.server import BlockServer, Description, LazySegment
-from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.units import MIB
 
-UNIT = 64 * KIB
-UNITS = 64
-SIZE = UNITS * UNIT
-DATA = random.Random(4).randbytes(SIZE)
 NAME = "prefetched"
 TIMEOUT_S = 60
 
 native = pytest.mark.native
 fuse = pytest.mark.fuse
-
-
-class Origin:
-    """DATA by ranges, after ``delay_s``; ``bad`` units are not to be had, and those
-    below ``held_units`` come only once ``go_on`` is set.
-    """
-
-    def __init__(self) -> None:
-        self.delay_s = 0.0
-        self.held_units = 0
-        self.go_on = threading.Event()
-        self.bad: set[int] = set()
-        self.asked: list[int] = []
-
-    def __call__(self, request: str) -> bytes:
-        found = re.search(r"Range: bytes=(\d+)-(\d+)", request, re.IGNORECASE)
-        assert found, request
-        first, last = int(found[1]), int(found[2])
-        self.asked.append(first // UNIT)
-        if first // UNIT < self.held_units:
-            self.go_on.wait()
-        time.sleep(self.delay_s)
-        if first // UNIT in self.bad:
-            return response("404 Not Found")
-        head = (
-            '206 Partial Content\nETag: "one"\n'
-            f"Content-Range: bytes {first}-{last}/{SIZE}"
-        )
-        return response(head, DATA[first : last + 1])
 
 
 @pytest.fixture
@@ -103,18 +68,6 @@ def describe(directory: Path, *, cached: bool = True) -> Description:
         deadline_s=20,
     )
     return Description(SIZE, [segment])
-
-
-def source_of(url: str) -> dict[str, Any]:
-    units = [DATA[at : at + UNIT] for at in range(0, SIZE, UNIT)]
-    digests = [hashlib.sha256(unit).hexdigest() for unit in units]
-    return {
-        "kind": "http",
-        "url": url,
-        "size": SIZE,
-        "unit": UNIT,
-        "digests": digests,
-    }
 
 
 def until_over(client: MapClient, begun: Prefetch) -> Prefetch:

@@ -32,6 +32,7 @@ cache = "/var/cache/images"
 cache_max = "50G"
 read_ahead = "1M"
 deadline = 2.5
+complete = "50M/s"
 
 [[file]]
 path = "a/big.bin"
@@ -74,7 +75,7 @@ def test_every_key_is_read_and_written_back() -> None:
     assert (found.realtime, found.queues, found.depth) == (True, 3, 7)
     assert found.cache == Path("/var/cache/images")
     assert found.cache_max_bytes == 50 * GIB and found.read_ahead_bytes == MIB
-    assert found.deadline_s == 2.5
+    assert found.deadline_s == 2.5 and found.complete == 50 * MIB
     first, second = found.files
     assert first.source["digests"] == {"path": "/srv/big.digests"}
     assert first.source["unit"] == 65536
@@ -114,6 +115,9 @@ def test_sources(url: str) -> None:
         ("mount = 'mnt'", "not an absolute path"),
         ("front_end = 'nbd'", "no front end 'nbd'"),
         ("realtime = 1", "realtime is 1, not true or false"),
+        ("complete = '50M'", "complete '50M' is not a rate"),
+        ("complete = '0/s'", "complete 0 is no rate"),
+        ("complete = 5", "complete is 5, not a text"),
         ("queues = '2'", "queues is '2', not a whole number"),
         ("queues = 0", "queues 0 is not from 1 to 256"),
         ("depth = true", "depth is True, not a whole number"),
@@ -212,6 +216,8 @@ def test_an_empty_file_has_a_size_and_nothing_else() -> None:
         ("read_ahead", "kernel", None),
         ("read_ahead", "0", 0),
         ("deadline", 0.0, None),
+        ("complete", "off", None),
+        ("complete", "idle", "idle"),
         ("realtime", False, False),
     ],
 )

@@ -9,7 +9,7 @@ from btrfs_ublk.units import exact_size, format_size
 
 _INDENT = "  "
 _MS = 1e6
-_SECTIONS = ("fetcher", "cache", "prefetch")
+_SECTIONS = ("fetcher", "cache", "prefetch", "complete")
 
 
 def no_room_text(holds_bytes: int) -> str:

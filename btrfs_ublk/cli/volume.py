@@ -385,6 +385,7 @@ def _print(volume: volumes.KeptVolume) -> None:
         ("writable", _exact(volume.writable_bytes)),
         ("used", _rough(volume.used_bytes)),
         ("cache", volume.cache or "-"),
+        *([("complete", volume.complete)] if volume.complete else []),
         ("kept in", volume.directory),
     ]
     for name, value in lines:

@@ -6,6 +6,7 @@ from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
     from btrfs_ublk.content.cache import Cache
+    from btrfs_ublk.content.completion import Completion
     from btrfs_ublk.content.digests import Digests, digest_file
     from btrfs_ublk.content.index import Index, digest_indexed, make_index
     from btrfs_ublk.content.maps import (
@@ -26,6 +27,7 @@ else:
         __name__,
         {
             "cache": "Cache",
+            "completion": "Completion",
             "digests": "Digests digest_file",
             "index": "Index digest_indexed make_index",
             "maps": "Added Addition Drained MapClient Mapping Problem Room",
@@ -40,6 +42,7 @@ __all__ = [
     "Added",
     "Addition",
     "Cache",
+    "Completion",
     "Digests",
     "Drained",
     "Index",

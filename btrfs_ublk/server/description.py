@@ -247,7 +247,8 @@ class LazySegment(Segment):
 
     The segment begins at byte ``map_offset`` of them. Reads of what is not mapped fail
     with EIO, or return zeroes (``unmapped``). A read that no mirror answers fails after
-    ``deadline_s`` seconds; with None, it waits for ever."""
+    ``deadline_s`` seconds; with None, it waits for ever. With ``complete``, bytes per
+    second or "idle", the server fetches all that is mapped into the cache by itself."""
 
     kind: ClassVar[str] = "lazy"
 
@@ -256,6 +257,7 @@ class LazySegment(Segment):
     map_offset: int = 0
     unmapped: Literal["error", "zero"] = "error"
     deadline_s: float | None = 30
+    complete: int | Literal["idle"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,6 +282,7 @@ class LazySegment(Segment):
                 hint="it is error (reads fail with EIO) or zero",
             )
         _check_deadline(self.deadline_s, self._where)
+        _check_complete(self.complete, self.cache, self._where)
 
     def part(self, start: int, end: int) -> LazySegment:
         first = max(start, self.offset)
@@ -499,6 +502,20 @@ def _check_deadline(value: object, where: str) -> None:
             hint=f"it is a number of seconds, over 0 and at most {MAX_DEADLINE_S}, "
             "or null: reads wait for ever",
         )
+
+
+def _check_complete(value: object, cache: object, where: str) -> None:
+    if value is None:
+        return
+    is_rate = isinstance(value, int) and not isinstance(value, bool)
+    is_rate = is_rate and 0 < value < 2**63  # type: ignore[operator]
+    if value != "idle" and not is_rate:
+        raise UsageError(
+            f"{where}: complete is {value!r}",
+            hint='it is bytes per second, over 0, or "idle"',
+        )
+    if cache is None:
+        raise UsageError(f"{where}: complete needs a cache", hint="name a directory")
 
 
 def _check_block(key: str, value: int, where: str) -> None:

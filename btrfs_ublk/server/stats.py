@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from btrfs_ublk.content.completion import Completion
 from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.units import MIB
@@ -184,6 +185,7 @@ class LazyStats:
     fetcher: FetcherStats
     cache: Mapping[str, Any] | None
     prefetch: Prefetch | None = None
+    complete: Completion | None = None
 
     def disk_problems(self) -> list[str]:
         """Describe what the disks of map and cache refuse, and what to do, for
@@ -287,6 +289,7 @@ def _lazy(about: Mapping[str, Any]) -> LazyStats:
         ),
         cache=about.get("cache"),
         prefetch=Prefetch.parse(about["prefetch"]),
+        complete=Completion.parse(about.get("complete")),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
 from btrfs_ublk.base.signals import deferred
@@ -29,6 +29,7 @@ from btrfs_ublk.volume.settings import (
     Count,
     Flag,
     Kind,
+    Rate,
     Seconds,
     Setting,
     Size,
@@ -254,6 +255,16 @@ class VolumeDefinition:
         unset="no cap",
         change="at once",
         check=_check_cache_max,
+    )
+    complete: int | Literal["idle"] | None = _setting(
+        None,
+        "complete",
+        Rate(),
+        "Fetch all that is in it by itself, at 50M/s or when idle; or off.",
+        more="In the background, after all reads: see "
+        "[prefetch.md](prefetch.md#complete-volumes).",
+        none="off",
+        unset="off",
     )
     read_ahead_bytes: int | None = _setting(
         DEFAULT_READ_AHEAD_BYTES,

@@ -48,7 +48,8 @@ class KeptVolume:
     ``reason`` says why it is neither up nor down. ``mount`` is its mount point, also
     when it is down. ``used_bytes`` is disk space used by written data, ``mapped_bytes``
     the size of all mappings. ``failing`` describes reads that failed since the server
-    started, ``disk_problems`` maps and caches that cannot be written; both if asked.
+    started, ``disk_problems`` maps and caches that cannot be written,
+    ``complete`` how far the background completion is; all if asked.
     """
 
     name: str
@@ -65,6 +66,7 @@ class KeptVolume:
     mapped_bytes: int | None = None
     failing: str | None = None
     disk_problems: list[str] = field(default_factory=list)
+    complete: str | None = None
     cache: Path | None = None
     files: list[KeptFile] = field(default_factory=list)
 
@@ -119,12 +121,14 @@ def _look(volume: VolumeDirectory, *, ask: bool, is_ours: bool) -> KeptVolume:
     state, reason = _state_of(volume, device, mount)
     if not is_ours and is_locked(volume.lock):
         state, reason = "changing", "a command works on it"
-    mapped_bytes = failing = None
+    mapped_bytes = failing = complete = None
     disk_problems: list[str] = []
     if ask and device is not None and device.stats is not None:
         with suppress(BtrfsUblkError):
             stats = servers.ServerStats.parse(device.stats)
             failing = _failing(device, stats)
+            found = [lazy.complete.text() for lazy in stats.lazy if lazy.complete]
+            complete = "; ".join(found) or None
             disk_problems = [each for x in stats.lazy for each in x.disk_problems()]
         with suppress(BtrfsUblkError):
             mapped_bytes = sum(
@@ -148,6 +152,7 @@ def _look(volume: VolumeDirectory, *, ask: bool, is_ours: bool) -> KeptVolume:
         mapped_bytes=mapped_bytes,
         failing=failing,
         disk_problems=disk_problems,
+        complete=complete,
         cache=volume.cache_of(definition),
         files=[
             KeptFile(

@@ -97,6 +97,34 @@ class Size(Kind):
         return exact_size(value)
 
 
+class Rate(Kind):
+    """Bytes per second, written as 50M/s, or "idle"."""
+
+    metavar = "RATE"
+
+    def read(self, value: object, key: str) -> int | Literal["idle"]:
+        return self.parse(super().read(value, key), key)
+
+    def parse(self, value: Any, option: str) -> int | Literal["idle"]:
+        if value == "idle":
+            return "idle"
+        if not value.endswith("/s"):
+            raise UsageError(
+                f"{option} {value!r} is not a rate", hint="write 50M/s, or idle"
+            )
+        return parse_size(value.removesuffix("/s"), what=option)
+
+    def write(self, value: Any) -> str:
+        return value if value == "idle" else f"{exact_size(value)}/s"
+
+    def show(self, value: Any) -> str:
+        return self.write(value)
+
+    def check(self, value: Any, noun: str) -> None:
+        if value != "idle" and not 0 < value < 2**63:
+            raise UsageError(f"{noun} {value} is no rate", hint="write 50M/s, or idle")
+
+
 class BlockSize(Size):
     """A size of one block at least."""
 

@@ -209,6 +209,7 @@ class VolumeDirectory:
             map=str(self.map),
             cache=str(self.cache_of(definition)),
             deadline_s=definition.deadline_s,
+            complete=definition.complete,
         )
         return seed.description([lazy])
 

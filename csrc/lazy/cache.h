@@ -110,9 +110,11 @@ struct cache_room {
 };
 /*
  * Evicts units to make room for the ranges, as far as the limits require, but never units in the
- * ranges. Only pool workers may call this. Returns 0 or a negative errno.
+ * ranges; without `evict`, finds the room that is there. Only pool workers may call this. Returns 0
+ * or a negative errno.
  */
-int cache_room_for(struct cache *cache, struct cache_ranges *ranges, struct cache_room *room);
+int cache_room_for(struct cache *cache, struct cache_ranges *ranges, bool evict,
+		   struct cache_room *room);
 /* How much of the room a unit of `length` bytes takes. */
 static inline uint64_t cache_room_of(uint32_t length)
 {

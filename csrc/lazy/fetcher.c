@@ -15,6 +15,7 @@
 
 #include "base/message.h"
 #include "base/relaxed.h"
+#include "lazy/complete.h"
 #include "lazy/core.h"
 #include "lazy/fetchstats.h"
 #include "lazy/layout.h"
@@ -41,6 +42,7 @@ enum {
 struct fetcher {
 	struct core core;
 	struct prefetch prefetch;
+	struct complete complete;
 	unsigned worker_count;
 
 	uv_loop_t loop;
@@ -76,7 +78,7 @@ static void try_to_end(struct fetcher *fetcher)
 {
 	const struct core *core = &fetcher->core;
 
-	if (core->units || core->look_ups || fetcher->mirror_jobs)
+	if (core->units || core->look_ups || fetcher->mirror_jobs || fetcher->complete.looking)
 		return;
 	close_handles(fetcher);
 	while (fetcher->attachments) {
@@ -135,6 +137,7 @@ static void on_wake(uv_poll_t *wake, int status, int events)
 		/* All readers have been answered, and none is any more; see fetcher_stop(). */
 		__atomic_store_n(&core->ending, true, __ATOMIC_RELEASE);
 		prefetch_abandon(&fetcher->prefetch);
+		complete_abandon(&fetcher->complete);
 		core_stop(core);
 	}
 }
@@ -277,6 +280,7 @@ static void free_all(struct fetcher *fetcher)
 	close(core->wake_fd);
 	core_deinit(core);
 	prefetch_deinit(&fetcher->prefetch);
+	complete_deinit(&fetcher->complete);
 	EVP_MD_free(core->sha256);
 	free(fetcher);
 }
@@ -297,6 +301,7 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 	set_options(made, options);
 	core_init(core);
 	prefetch_init(&made->prefetch, core);
+	complete_init(&made->complete, core, &made->prefetch);
 	err = init_loop(made);
 	if (err) {
 		free(made);
@@ -376,6 +381,11 @@ void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t
 struct prefetch *fetcher_prefetch(struct fetcher *fetcher)
 {
 	return &fetcher->prefetch;
+}
+
+struct complete *fetcher_complete(struct fetcher *fetcher)
+{
+	return &fetcher->complete;
 }
 
 uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher)

@@ -13,6 +13,7 @@
 #include "lazy/worker_pool.h"
 
 struct cache;
+struct complete;
 struct fetcher;
 struct lazy_read;
 struct prefetch;
@@ -57,6 +58,8 @@ void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t
 			uint64_t length);
 /* Its prefetch (prefetch.h). Any thread may call this. */
 struct prefetch *fetcher_prefetch(struct fetcher *fetcher);
+/* Its background completion (complete.h). Any thread may call this. */
+struct complete *fetcher_complete(struct fetcher *fetcher);
 
 /*
  * The bytes of units that were delivered and are still to be put in the cache. Those who want units

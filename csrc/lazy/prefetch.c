@@ -35,6 +35,8 @@ static void end(struct prefetch *run, enum prefetch_state state, const char *why
 	relaxed_store(&run->why, why);
 	relaxed_store(&run->ended_ns, clock_now_ns());
 	__atomic_store_n(&run->state, state, __ATOMIC_RELEASE);
+	if (run->over)
+		completion_put(run->core, run->over);
 }
 
 static bool is_cached(const struct source *source, uint64_t unit)
@@ -67,6 +69,20 @@ static unsigned most_under_way(const struct prefetch *run)
 	if (!run->core->counts.reads_waiting)
 		return most;
 	return most > YIELDING_SHARE ? most / YIELDING_SHARE : 1;
+}
+
+/* Until when it waits for readers, as far as is known now; 0: it need not. */
+static uint64_t waits_until_ns(struct prefetch *run, uint64_t now_ns)
+{
+	const struct fetch_counts *counts = &run->core->counts;
+
+	if (!run->plan.quiet_ns)
+		return 0;
+	if (counts->reads_waiting || counts->reads != run->reads_seen)
+		run->quiet_at_ns = now_ns + run->plan.quiet_ns;
+	run->reads_seen = counts->reads;
+	relaxed_store(&run->waits, run->quiet_at_ns > now_ns);
+	return run->quiet_at_ns > now_ns ? run->quiet_at_ns : 0;
 }
 
 static void have_step(struct prefetch *run)
@@ -173,8 +189,11 @@ static void advance(struct prefetch *run)
 /* Returns when to call it again. */
 static uint64_t begin_some(struct prefetch *run, uint64_t now_ns)
 {
+	uint64_t quiet_at_ns = waits_until_ns(run, now_ns);
 	unsigned looks = 0;
 
+	if (quiet_at_ns)
+		return quiet_at_ns;
 	while (run->extent < run->plan.count && run->under_way < most_under_way(run)) {
 		const struct prefetch_extent *extent = &run->plan.extents[run->extent];
 		uint64_t number = extent->first + run->in_extent;
@@ -268,7 +287,9 @@ static void prepare(struct prefetch *run, const struct prefetch_plan *plan)
 	run->in_extent = 0;
 	run->under_way = 0;
 	run->uncached_in_a_row = 0;
-	run->next_ns = 0;
+	if (!plan->keeps_pace)
+		run->next_ns = 0;
+	relaxed_store(&run->waits, false);
 	relaxed_store(&run->why, NULL);
 	relaxed_store(&run->units, units);
 	relaxed_store(&run->cached_units, 0);

@@ -34,6 +34,9 @@ struct prefetch_plan {
 	unsigned at_once;     /* units */
 	struct cache_room room;
 	bool followed; /* it ends unless prefetch_follow() is called every PREFETCH_LEASE_S */
+	/* Not 0: it begins nothing before no read has waited for so long. */
+	uint64_t quiet_ns;
+	bool keeps_pace; /* the rate counts what the one before it has fetched */
 };
 
 enum prefetch_state {
@@ -68,12 +71,15 @@ struct prefetch {
 	struct prefetch_unit wanted[PREFETCH_AT_ONCE_MAX];
 	unsigned uncached_in_a_row;
 	uint64_t next_ns; /* when the rate allows the next unit */
+	uint64_t quiet_at_ns, reads_seen;
 	struct timer timer;
-	struct completion news; /* it can go on */
+	struct completion news;	 /* it can go on */
+	struct completion *over; /* NULL, or news for who has started it: it has ended */
 
 	/* Counters of the last prefetch; see base/relaxed.h. */
 	uint64_t units, cached_units, fetched_units, failed_units, uncached_units, fetched_bytes;
 	uint64_t bytes_per_s, started_ns, ended_ns, holds_bytes;
+	uint64_t waits; /* whether it waits for readers */
 };
 
 void prefetch_init(struct prefetch *prefetch, struct core *core);

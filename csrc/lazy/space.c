@@ -53,13 +53,19 @@ static struct space *find_file(const char *map_path)
 	return space;
 }
 
-static int join(struct space *space, const char *cache_path, uint64_t start, uint64_t end,
+static int join(struct space *space, const char *cache_path,
+		const struct complete_options *complete, uint64_t start, uint64_t end,
 		struct error *error)
 {
 	if (!is_same(space->cache_path, cache_path))
 		return error_set(
 			error, -EINVAL, "map '%s' has cache '%s' here and '%s' in another segment",
 			space->map_path, cache_path ?: "(none)", space->cache_path ?: "(none)");
+	if (complete->wanted != space->complete.wanted ||
+	    complete->bytes_per_s != space->complete.bytes_per_s)
+		return error_set(error, -EINVAL,
+				 "map '%s' has another \"complete\" in another segment",
+				 space->map_path);
 	if (start < space->room.start)
 		space->room.start = space->room.shown_start = start;
 	if (end > space->room.end)
@@ -126,7 +132,11 @@ static int open_parts(struct space *space, struct error *error)
 	if (err)
 		return err;
 	err = fetcher_start(&fetcher_options, space->store, space->cache, &space->fetcher);
-	return err ? error_set(error, err, "cannot start the fetcher: %s", strerror(-err)) : 0;
+	if (err)
+		return error_set(error, err, "cannot start the fetcher: %s", strerror(-err));
+	if (space->complete.wanted && space->cache)
+		complete_begin(fetcher_complete(space->fetcher), space->map, &space->complete);
+	return 0;
 }
 
 /* Free the fetcher first, because it uses all others. */
@@ -151,14 +161,15 @@ static void free_space(struct space *space)
 	free(space);
 }
 
-int space_open(const char *map_path, const char *cache_path, uint64_t start, uint64_t end,
+int space_open(const char *map_path, const char *cache_path,
+	       const struct complete_options *complete, uint64_t start, uint64_t end,
 	       struct space **space, struct error *error)
 {
 	struct space *made = find(map_path);
 	int err;
 
 	if (made) {
-		err = join(made, cache_path, start, end, error);
+		err = join(made, cache_path, complete, start, end, error);
 		*space = err ? NULL : made;
 		return err;
 	}
@@ -173,6 +184,7 @@ int space_open(const char *map_path, const char *cache_path, uint64_t start, uin
 					  .shown_start = start,
 					  .shown_end = end };
 	made->users = 1;
+	made->complete = *complete;
 	trace_init(&made->trace);
 	if (!made->map_path || (cache_path && !made->cache_path))
 		err = error_set(error, -ENOMEM, "no memory");

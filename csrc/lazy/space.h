@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "lazy/complete.h"
 #include "lazy/store.h"
 #include "lazy/trace.h"
 
@@ -25,6 +26,7 @@ struct space {
 	struct cache *cache; /* NULL: without one */
 	struct fetcher *fetcher;
 	struct trace trace; /* of the reads of this space */
+	struct complete_options complete;
 
 	/* Its own. */
 	struct space *next;
@@ -34,10 +36,11 @@ struct space {
 /*
  * Opens the space of a map, or finds the one that its first user has opened. To be called before
  * the sandbox is entered. This user shows [start, end) of it. Returns 0, or a negative errno with
- * the error filled in: -EINVAL when another user has another cache, or another name for the same
- * map.
+ * the error filled in: -EINVAL when another user has another cache, wants another completion, or has
+ * another name for the same map.
  */
-int space_open(const char *map_path, const char *cache_path, uint64_t start, uint64_t end,
+int space_open(const char *map_path, const char *cache_path,
+	       const struct complete_options *complete, uint64_t start, uint64_t end,
 	       struct space **space, struct error *error);
 /* Lets go of a space. The last user closes it. `space` may be NULL. */
 void space_close(struct space *space);

@@ -75,6 +75,14 @@ _PREFETCH_GAUGES = (
     ("units", "prefetch_units", "Units of the last prefetch"),
     ("failed_units", "prefetch_failed_units", "Of those, units that failed"),
 )
+#: The background completion's, if there is one.
+_COMPLETE_GAUGES = (
+    ("is_done", "complete_done", "1: all that the map names is in the cache"),
+    ("units", "complete_units", "Units that the map names"),
+    ("done_units", "complete_done_units", "Of those, units in the cache"),
+    ("bytes", "complete_bytes", "Bytes of the units that the map names"),
+    ("done_bytes", "complete_done_bytes", "Of those, bytes in the cache"),
+)
 _CACHE_COUNTERS = (
     ("put_units", "cache_put_units", "Units put into the cache by this server"),
     ("put_bytes", "cache_put_bytes", "Bytes put into the cache by this server"),
@@ -249,6 +257,22 @@ def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
     if lazy.prefetch is not None:
         for key, name, about in _PREFETCH_GAUGES:
             families.gauge(name, about, getattr(lazy.prefetch, key), **labels)
+    if lazy.complete is not None:
+        for key, name, about in _COMPLETE_GAUGES:
+            families.gauge(name, about, getattr(lazy.complete, key), **labels)
+        families.gauge(
+            "complete_state",
+            "1: the state of the background completion",
+            1,
+            **labels,
+            state=lazy.complete.state,
+        )
+        families.counter(
+            "complete_failed_units",
+            "Units that the background completion could not fetch",
+            lazy.complete.failed_units,
+            **labels,
+        )
     for one in fetcher.fetches:
         families.histogram(
             "fetch_seconds",

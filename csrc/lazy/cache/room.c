@@ -113,7 +113,8 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 }
 
 /* The caller holds the directory's lock. */
-static int plan(struct cache *cache, const struct cache_ranges *ranges, struct cache_room *room)
+static int plan(struct cache *cache, const struct cache_ranges *ranges, bool evict,
+		struct cache_room *room)
 {
 	uint64_t there = 0, missing = 0, all, used, wanted, spare;
 	bool pinned = false;
@@ -134,13 +135,14 @@ static int plan(struct cache *cache, const struct cache_ranges *ranges, struct c
 	room->holds_bytes = less(all, pinned_bytes(cache));
 	spare = less(all, used);
 	wanted = smaller(missing, less(room->holds_bytes, there));
-	if (wanted > spare)
+	if (evict && wanted > spare)
 		spare += evict_others(cache, ranges, wanted - spare);
 	room->bytes = smaller(wanted, spare);
 	return 0;
 }
 
-int cache_room_for(struct cache *cache, struct cache_ranges *ranges, struct cache_room *room)
+int cache_room_for(struct cache *cache, struct cache_ranges *ranges, bool evict,
+		   struct cache_room *room)
 {
 	struct error error = {};
 	int err;
@@ -156,7 +158,7 @@ int cache_room_for(struct cache *cache, struct cache_ranges *ranges, struct cach
 	err = cache_lock(cache);
 	if (err)
 		return err;
-	err = plan(cache, ranges, room);
+	err = plan(cache, ranges, evict, room);
 	cache_unlock(cache);
 	return err;
 }

@@ -303,7 +303,7 @@ static int find_room(struct drain *drain, uint64_t from, uint64_t to)
 		mapping = map_next(map, mapping->offset + mapping->length);
 	}
 	if (!err)
-		err = cache_room_for(drain->request->space->cache, &ranges, &drain->room);
+		err = cache_room_for(drain->request->space->cache, &ranges, true, &drain->room);
 	cache_ranges_free(&ranges);
 	return err;
 }

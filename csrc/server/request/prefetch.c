@@ -221,7 +221,7 @@ static int find_room(struct map_request *request, struct prefetch_plan *plan)
 					    extent->first + extent->count);
 	}
 	if (!err)
-		err = cache_room_for(request->space->cache, &ranges, &plan->room);
+		err = cache_room_for(request->space->cache, &ranges, true, &plan->room);
 	cache_ranges_free(&ranges);
 	return err;
 }

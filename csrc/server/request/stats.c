@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "lazy/cache.h"
+#include "lazy/complete.h"
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
 #include "lazy/prefetch.h"
@@ -39,14 +40,15 @@ static int stats(struct map_request *request)
 	if (err)
 		return err;
 	sums = sum_up(space->map);
-	more = json_pack("{s:s, s:s?, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:o, s:o, s:o?}",
+	more = json_pack("{s:s, s:s?, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:o, s:o, s:o, s:o?}",
 			 "map", space->map_path, "cache_directory", space->cache_path, "start",
 			 (json_int_t)space->room.start, "end", (json_int_t)space->room.end,
 			 "mappings", (json_int_t)map_count(space->map), "sources",
 			 (json_int_t)store_source_count(space->store), "bytes", "computed",
 			 (json_int_t)sums.computed, "given", (json_int_t)sums.given, "pinned",
 			 (json_int_t)sums.pinned, "fetcher", fetcher_stats_json(space->fetcher),
-			 "prefetch", prefetch_json(fetcher_prefetch(space->fetcher)), "cache",
+			 "prefetch", prefetch_json(fetcher_prefetch(space->fetcher)), "complete",
+			 complete_json(fetcher_complete(space->fetcher)), "cache",
 			 space->cache ? cache_stats_json(space->cache) : NULL);
 	err = more ? json_object_update(request->body, more) : -1;
 	json_decref(more);

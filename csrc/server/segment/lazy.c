@@ -2,7 +2,7 @@
 /*
  * A range of virtual data that a map fills over time (docs/materialisation.md): `"map"`, `"cache"` (or
  * none), `"map_offset"` (bytes, default 0), `"unmapped"` ("error" or "zero"), `"deadline_s"` (default
- * 30; null: none).
+ * 30; null: none), `"complete"` (bytes per second, or "idle"; default: not).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 #include "base/message.h"
 #include "base/size.h"
 #include "lazy/cache.h"
+#include "lazy/complete.h"
 #include "lazy/fetcher.h"
 #include "lazy/prefetch.h"
 #include "lazy/space.h"
@@ -61,6 +62,28 @@ static int parse_deadline(struct segment *segment, json_t *keys)
 	return 0;
 }
 
+static int parse_complete(struct segment *segment, json_t *keys)
+{
+	struct lazy_segment *lazy = segment->private;
+	const json_t *found = json_object_get(keys, "complete");
+	const char *word = json_string_value(found);
+	json_int_t rate = json_integer_value(found);
+
+	lazy->complete.wanted = found && !json_is_null(found);
+	lazy->complete.bytes_per_s = rate > 0 ? (uint64_t)rate : 0;
+	if (lazy->complete.wanted && rate <= 0 && (!word || strcmp(word, "idle") != 0)) {
+		msg_error(
+			"\"complete\" must be a positive number of bytes per second, or \"idle\"");
+		return -EINVAL;
+	}
+	if (lazy->complete.wanted && !lazy->cache_path) {
+		msg_error("\"complete\" needs a \"cache\"");
+		return -EINVAL;
+	}
+	json_object_del(keys, "complete");
+	return 0;
+}
+
 static int lazy_parse(struct segment *segment, json_t *keys)
 {
 	struct lazy_segment *lazy = segment->private;
@@ -74,6 +97,8 @@ static int lazy_parse(struct segment *segment, json_t *keys)
 		err = parse_unmapped(segment, keys);
 	if (!err)
 		err = parse_deadline(segment, keys);
+	if (!err)
+		err = parse_complete(segment, keys);
 	if (err)
 		return err;
 	if (lazy->map_offset % BLOCK_BYTES || lazy->map_offset > INT64_MAX - segment->length) {
@@ -94,7 +119,7 @@ static int lazy_open(struct engine *engine, struct segment *segment)
 	/* The cache is locked, perhaps by the server that is to be replaced. */
 	if (engine->dry)
 		return 0;
-	err = space_open(lazy->map_path, lazy->cache_path, lazy->map_offset,
+	err = space_open(lazy->map_path, lazy->cache_path, &lazy->complete, lazy->map_offset,
 			 lazy->map_offset + segment->length, &lazy->space, &error);
 	if (err) {
 		msg_error("segment %u (lazy): %s", segment->index, error.text);
@@ -124,11 +149,12 @@ static void lazy_abandon(struct segment *segment)
 
 static int add_space(json_t *list, const struct space *space)
 {
-	json_t *about = json_pack("{s:s, s:s?, s:I, s:o, s:o}", "map", space->map_path,
+	json_t *about = json_pack("{s:s, s:s?, s:I, s:o, s:o, s:o}", "map", space->map_path,
 				  "cache_directory", space->cache_path, "mappings",
 				  (json_int_t)map_count(space->map), "fetcher",
 				  fetcher_stats_json(space->fetcher), "prefetch",
-				  prefetch_json(fetcher_prefetch(space->fetcher)));
+				  prefetch_json(fetcher_prefetch(space->fetcher)), "complete",
+				  complete_json(fetcher_complete(space->fetcher)));
 
 	if (about && space->cache &&
 	    json_object_set_new(about, "cache", cache_stats_json(space->cache))) {

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "lazy/complete.h"
 #include "server/segment.h"
 #include "server/segment/read_ahead.h"
 
@@ -15,6 +16,7 @@ struct lazy_segment {
 	uint64_t map_offset;
 	bool unmapped_zero;
 	uint64_t deadline_ns; /* of a read; 0: none */
+	struct complete_options complete;
 	struct space *space;
 	const struct mapping *last; /* atomic: the last mapping that was found, or NULL */
 	struct read_ahead read_ahead;
