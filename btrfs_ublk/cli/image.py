@@ -129,6 +129,11 @@ def command() -> None:
     metavar="N",
     help="Threads that compress.  [as many as CPUs]",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Read all layers back, and compare them with what the source makes anew.",
+)
 @_with_access
 @json_option
 def build(
@@ -140,6 +145,7 @@ def build(
     max_inline: str | None,
     unit: str,
     threads: int | None,
+    check: bool,
     access: images.RegistryAccess,
     as_json: bool,
 ) -> None:
@@ -167,6 +173,11 @@ def build(
             access=access,
             say=task.say,
         )
+        if check:
+            task.say("check the layers")
+            images.check_layers(
+                made.name, images.parse_source(source), access, platform=platform
+            )
     if as_json:
         click.echo(json.dumps(made.to_dict()))
         return

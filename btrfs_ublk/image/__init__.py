@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
-    from btrfs_ublk.image.diff import Difference, DiffReport, diff_images
+    from btrfs_ublk.image.diff import Difference, DiffReport, check_layers, diff_images
     from btrfs_ublk.image.export import ExportReport, export_image
     from btrfs_ublk.image.inspect import ImageReport, inspect_image
     from btrfs_ublk.image.layout import Layout
@@ -32,7 +32,7 @@ else:
             "build": "BuildOptions BuiltImage build_image",
             "check": "CheckReport check_image",
             "connection": "RegistryAccess RegistryError",
-            "diff": "DiffReport Difference diff_images",
+            "diff": "DiffReport Difference check_layers diff_images",
             "export": "ExportReport export_image",
             "inspect": "ImageReport inspect_image",
             "layout": "Layout",
@@ -69,6 +69,7 @@ __all__ = [
     "StoredImage",
     "build_image",
     "check_image",
+    "check_layers",
     "diff_images",
     "export_image",
     "inspect_image",

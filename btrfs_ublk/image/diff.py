@@ -18,10 +18,12 @@ from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.image.build import BuildOptions, make_image
 from btrfs_ublk.image.check import Progress, assembled_image, putting_together
 from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.export import finished
+from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import DATA_OFFSET
-from btrfs_ublk.image.reference import Name
-from btrfs_ublk.image.source import open_path
+from btrfs_ublk.image.reference import LayoutName, Name
+from btrfs_ublk.image.source import OpenedSource, open_path, open_source
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import MIB
 
@@ -120,10 +122,9 @@ def diff_images(
         ]
         say("compare")
         count = 0
-        with _lines(helper, trees[0]) as left, _lines(helper, trees[1]) as right:
-            for difference in _compare(left, right):
-                count += 1
-                take(difference)
+        for difference in _differences(helper, *trees):
+            count += 1
+            take(difference)
     old, new = (tree.digests for tree in trees)
     if old is None or new is None:
         return DiffReport(count)
@@ -145,15 +146,59 @@ def _assembled(
         yield _Tree(image.whole, subvolume, image.digests)
 
 
+def check_layers(
+    name: LayoutName,
+    source: Name | Path,
+    access: RegistryAccess,
+    *,
+    platform: str | None = None,
+    directory: Path | None = None,
+) -> int:
+    """Compare the tree of each layer of a sealed image with what its source, whose
+    layers are compared with their diff IDs, makes anew. So chain IDs are those of the
+    content. Returns the number of layers; raises InvalidImageError with the first
+    difference, and what diff_images() raises."""
+    helper = helper_path(READIMAGE)
+    with (
+        assembled_image(name, access, directory=directory) as image,
+        tempdir(parent=directory) as work,
+    ):
+        opened = open_source(
+            source, Layout.made(work / "layout"), access, platform=platform
+        )
+        sealed = image.header.layers
+        if not isinstance(source, Path):
+            said = [(layer.chain_id, layer.diff_id) for layer in sealed]
+            if said != [(layer.name, layer.diff_id) for layer in opened.layers]:
+                raise InvalidImageError(
+                    f"{name}: its chain IDs are not those of {source}"
+                )
+        with _made(opened, directory) as trees:
+            for layer, tree in zip(sealed, trees, strict=True):
+                found = _Tree(image.whole, layer.subvolume, None)
+                for difference in _differences(helper, tree, found):
+                    raise InvalidImageError(
+                        f"{name}: layer {layer.chain_id} is not that of {source}: "
+                        f"{difference}"
+                    )
+    return len(sealed)
+
+
 @contextmanager
 def _packed(path: Path, directory: Path | None) -> Iterator[_Tree]:
-    """Make an image of a directory or a tar, whose metadata need no pack."""
+    with _made(open_path(path), directory) as trees:
+        yield trees[-1]
+
+
+@contextmanager
+def _made(opened: OpenedSource, directory: Path | None) -> Iterator[list[_Tree]]:
+    """Make an image, whose metadata need no pack, and yield the trees of its layers."""
     with ExitStack() as stack:
         with putting_together(directory):
             work = stack.enter_context(tempdir(parent=directory))
-            require(SparseFile(work, DATA_OFFSET + path.stat().st_size))
+            require(SparseFile(work, DATA_OFFSET + MIB))
             report = make_image(
-                open_path(path), work / "image", BuildOptions(compression="none")
+                opened, work / "image", BuildOptions(compression="none")
             )
             whole, data = work / "image" / "seed.img", work / "image" / "data"
             with open(whole, "r+b") as file, open(data, "rb") as content:
@@ -161,7 +206,7 @@ def _packed(path: Path, directory: Path | None) -> Iterator[_Tree]:
                 file.seek(DATA_OFFSET)
                 shutil.copyfileobj(content, file, _READ_BYTES)
             os.unlink(data)
-        yield _Tree(whole, report["layers"][-1]["subvolume"], None)
+        yield [_Tree(whole, each["subvolume"], None) for each in report["layers"]]
 
 
 @contextmanager
@@ -177,6 +222,11 @@ def _lines(helper: Path, tree: _Tree) -> Iterator[Iterator[bytes]]:
                 finished(child, tree.whole)
 
             yield lines()
+
+
+def _differences(helper: Path, one: _Tree, other: _Tree) -> Iterator[Difference]:
+    with _lines(helper, one) as left, _lines(helper, other) as right:
+        yield from _compare(left, right)
 
 
 def _compare(left: Iterator[bytes], right: Iterator[bytes]) -> Iterator[Difference]:
