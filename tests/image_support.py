@@ -97,6 +97,7 @@ def made_by_hand(path: Path, *, layers: list[str], seed: int = 1) -> dict[str, A
         "fsid": str(UUID(int=seed)),
         "unit": UNIT,
         "layers": chain,
+        "counts": {"first_bytes": 0},
     }
 
 

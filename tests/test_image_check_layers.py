@@ -13,7 +13,7 @@ from image_support import tagged_image, tar_of
 from sealed_support import mkimage
 
 from btrfs_ublk.cli.image import command
-from btrfs_ublk.image.build import seal
+from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image, seal
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.diff import check_layers
 from btrfs_ublk.image.documents import InvalidImageError
@@ -91,3 +91,26 @@ def test_chain_ids_of_another_image(sparse_path: Path) -> None:
     name = poisoned(path, source)
     with pytest.raises(InvalidImageError, match="chain IDs are not those of oci:"):
         check_layers(name, other, RegistryAccess(), platform=PLATFORM)
+
+
+def test_an_image_that_fails_its_check_has_no_name(sparse_path: Path) -> None:
+    source = tagged_image(sparse_path / "ordinary", LOWER, UPPER)
+    output = sparse_path / "built"
+
+    def refuse(name: LayoutName) -> None:
+        assert Layout.opened(output).find(name.tag)
+        raise InvalidImageError(f"{name} lies")
+
+    def build(**options: Any) -> BuiltImage:
+        return build_image(
+            source, output, BuildOptions(unit_bytes=UNIT), platform=PLATFORM, **options
+        )
+
+    with pytest.raises(InvalidImageError, match="lies"):
+        build(check=refuse)
+    assert not Layout.opened(output).images()
+    before = build()
+    (again,) = Layout.opened(output).images()
+    with pytest.raises(InvalidImageError, match="lies"):
+        build(check=refuse, tag=before.name.tag)
+    assert Layout.opened(output).images() == [again]

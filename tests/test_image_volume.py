@@ -64,6 +64,7 @@ def image_of_a_file(path: Path) -> tuple[BuiltImage, int]:
         "fsid": str(seed.fsid),
         "unit": UNIT,
         "layers": [{"chain_id": CHAIN, "diff_id": CHAIN, "subvolume": 256}],
+        "counts": {"first_bytes": 0},
     }
     opened = OpenedSource(layers=(), config={"os": "linux", "architecture": "amd64"})
     image = seal(Layout.made(path), made, report, opened, "app")

@@ -130,6 +130,17 @@ def command() -> None:
     help="Threads that compress.  [as many as CPUs]",
 )
 @click.option(
+    "--trace",
+    type=PathType(),
+    help="Put first what this trace of another build has read (`trace record`);"
+    " `image up` fetches it at once.",
+)
+@click.option(
+    "--traced",
+    metavar="IMAGE",
+    help="The image that the trace is of.  [found in the output, or on this machine]",
+)
+@click.option(
     "--check",
     is_flag=True,
     help="Read all layers back, and compare them with what the source makes anew.",
@@ -145,6 +156,8 @@ def build(
     max_inline: str | None,
     unit: str,
     threads: int | None,
+    trace: Path | None,
+    traced: str | None,
     check: bool,
     access: images.RegistryAccess,
     as_json: bool,
@@ -155,6 +168,9 @@ def build(
     image, each layer becomes a read-only subvolume. The layout has the ordinary image
     as well, so that `image push` makes one name for all clients.
     """
+    origin = images.parse_source(source)
+    if traced is not None and trace is None:
+        raise UsageError("--traced says of what a trace is", hint="name it: --trace")
     options = images.BuildOptions(
         compression=compression,
         max_inline=(
@@ -164,27 +180,41 @@ def build(
         unit_bytes=parse_size(unit, what="--unit"),
     )
     with progress(f"make an image of {source}") as task:
+        if trace is not None:
+            from btrfs_ublk.content.trace import Trace
+
+            task.say("see what comes first")
+            first = images.traced_ranges(
+                Trace.load(trace),
+                output,
+                images.parse_name(traced) if traced is not None else None,
+                access,
+            )
+            options = replace(options, first=first)
+
+        def check_layers(name: images.LayoutName) -> None:
+            if check:
+                task.say("check the layers")
+                images.check_layers(name, origin, access, platform=platform)
+
         made = images.build_image(
-            images.parse_source(source),
+            origin,
             output.absolute(),
             options,
             tag=tag,
             platform=platform,
             access=access,
+            check=check_layers,
             say=task.say,
         )
-        if check:
-            task.say("check the layers")
-            images.check_layers(
-                made.name, images.parse_source(source), access, platform=platform
-            )
     if as_json:
         click.echo(json.dumps(made.to_dict()))
         return
     click.echo(made.name)
     click.echo(
         f"{format_size(made.metadata_bytes)} of metadata, packed in "
-        f"{format_size(made.pack_bytes)}; {format_size(made.data_bytes)} of data",
+        f"{format_size(made.pack_bytes)}; {format_size(made.data_bytes)} of data"
+        + (f", {format_size(made.first_bytes)} first" if trace is not None else ""),
         err=True,
     )
 
@@ -217,6 +247,7 @@ def inspect(
         ("pack", format_size(report.manifest.pack.size)),
         ("metadata", format_size(report.metadata_bytes)),
         ("data", format_size(header.data_bytes)),
+        ("first", format_size(header.first_bytes)),
         ("unit", exact_size(header.unit)),
         *(("layer", layer.chain_id) for layer in header.layers),
     ]

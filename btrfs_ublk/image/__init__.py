@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
     from btrfs_ublk.image.diff import Difference, DiffReport, check_layers, diff_images
     from btrfs_ublk.image.export import ExportReport, export_image
+    from btrfs_ublk.image.first import traced_ranges
     from btrfs_ublk.image.inspect import ImageReport, inspect_image
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.policy import RefusedImageError, read_policy
@@ -34,6 +35,7 @@ else:
             "connection": "RegistryAccess RegistryError",
             "diff": "DiffReport Difference check_layers diff_images",
             "export": "ExportReport export_image",
+            "first": "traced_ranges",
             "inspect": "ImageReport inspect_image",
             "layout": "Layout",
             "policy": "RefusedImageError read_policy",
@@ -80,5 +82,6 @@ __all__ = [
     "pull_image",
     "push_image",
     "read_policy",
+    "traced_ranges",
     "walk",
 ]

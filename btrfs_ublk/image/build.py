@@ -13,6 +13,7 @@ from typing import Any
 
 from btrfs_ublk.base.helpers import MKIMAGE, helper_path
 from btrfs_ublk.base.process import run
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, Digests, check_unit
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, error_of_status
 from btrfs_ublk.image.connection import RegistryAccess
@@ -54,8 +55,8 @@ class BuildOptions:
     checksum: str | None = None
     threads: int | None = None
     unit_bytes: int = DEFAULT_UNIT_BYTES
-    #: Paths within the image whose content is to come first in the data object.
-    first: tuple[str, ...] = ()
+    #: What is to come first in the data object: (path, offset, length), of files.
+    first: Sequence[tuple[str, int, int]] = ()
 
     def __post_init__(self) -> None:
         check_unit(self.unit_bytes)
@@ -74,6 +75,7 @@ class BuiltImage:
     pack_bytes: int
     metadata_bytes: int
     data_bytes: int
+    first_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self) | {"name": str(self.name)}
@@ -87,12 +89,15 @@ def build_image(
     tag: str | None = None,
     platform: str | None = None,
     access: RegistryAccess | None = None,
+    check: Callable[[LayoutName], object] = lambda name: None,
     progress: Callable[[int], object] = lambda count: None,
     say: Callable[[str], object] = lambda text: None,
 ) -> BuiltImage:
     """Make a sealed image in a layout ``output``, which is made if missing, by the name
     ``tag`` (the source's, else ``latest``). Raises UsageError, RegistryError,
-    InvalidImageError, CommandError; no name is given to what is not complete."""
+    InvalidImageError, CommandError; no name is given to what is not complete. When
+    ``check`` raises, the image loses its name, which one that had it before gets back.
+    """
     helper_path(MKIMAGE)
     if tag is None:
         given = source.tag if isinstance(source, (Reference, LayoutName)) else None
@@ -117,7 +122,15 @@ def build_image(
             say("make the file system")
             report = make_image(opened, work / "image", options)
             say("pack the metadata")
-            return seal(layout, work / "image", report, opened, tag)
+            before = layout.tagged(tag)
+            made = seal(layout, work / "image", report, opened, tag)
+        try:
+            check(made.name)
+        except BaseException:
+            with deferred():
+                layout.tag(before, tag)
+            raise
+        return made
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot make an image in {output}: {error.strerror or error}",
@@ -183,6 +196,7 @@ def seal(
         digests,
         device_bytes=report["device_bytes"],
         fsid=report["fsid"],
+        first_bytes=report["counts"]["first_bytes"],
         layers=_layers(report["layers"]),
         config=dict(opened.config),
     )
@@ -208,6 +222,7 @@ def seal(
         pack_bytes=pack.size,
         metadata_bytes=sum(length for _, length in header.extents),
         data_bytes=header.data_bytes,
+        first_bytes=header.first_bytes,
     )
 
 

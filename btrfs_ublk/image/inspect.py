@@ -43,6 +43,7 @@ class ImageReport:
             "pack_bytes": self.manifest.pack.size,
             "metadata_bytes": self.metadata_bytes,
             "data_bytes": self.header.data_bytes,
+            "first_bytes": self.header.first_bytes,
             "data_digest": self.manifest.data.digest if self.manifest.data else None,
             "unit_bytes": self.header.unit,
             "root": self.header.root,

@@ -257,16 +257,20 @@ class Layout:
             raise BtrfsUblkError(f"{where}: {error.strerror}") from error
         return descriptors(parse_document(data, where), "manifests", where)
 
-    def tag(self, one: Descriptor, tag: str) -> None:
-        """Name an image in index.json; another one of that name loses it."""
-        raw = dict(one.raw) | {"annotations": {**one.annotations, TAG: tag}}
+    def tagged(self, tag: str) -> Descriptor | None:
+        """Return the image of that name. Raises InvalidImageError."""
+        return next((x for x in self.images() if x.annotations.get(TAG) == tag), None)
+
+    def tag(self, one: Descriptor | None, tag: str) -> None:
+        """Name an image in index.json; another one of that name loses it. With None, no
+        image has the name any more."""
         with self._locked(), _writing(self.path):
             others = [x for x in self.images() if x.annotations.get(TAG) != tag]
-            index = {
-                "schemaVersion": 2,
-                "mediaType": INDEX,
-                "manifests": [*(dict(each.raw) for each in others), raw],
-            }
+            manifests = [dict(each.raw) for each in others]
+            if one is not None:
+                annotations = {**one.annotations, TAG: tag}
+                manifests.append(dict(one.raw) | {"annotations": annotations})
+            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
             write_new(self._index, to_bytes(index), mode=0o644, replace=True)
 
     def find(self, tag: str | None) -> Descriptor:

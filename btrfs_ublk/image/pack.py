@@ -65,13 +65,15 @@ class Layer:
 class PackHeader:
     """What a pack says of its image. Sizes and offsets are bytes of the device.
 
-    ``extents`` are the (offset, length) of the local part that are not zeroes.
+    ``extents`` are the (offset, length) of the local part that are not zeroes. The
+    first ``first_bytes`` of the data are those that are read when the image is started.
     ``config`` is that of the ordinary image. The constructor raises InvalidPackError.
     """
 
     local_bytes: int
     device_bytes: int
     data_bytes: int
+    first_bytes: int = 0
     extents: tuple[tuple[int, int], ...]
     unit: int
     root: str
@@ -94,6 +96,7 @@ class PackHeader:
             ("local_bytes", BLOCK_BYTES, DATA_OFFSET),
             ("device_bytes", DATA_OFFSET, 4 * EIB),
             ("data_bytes", 0, 4 * EIB),
+            ("first_bytes", 0, self.data_bytes),
         ):
             value = getattr(self, key)
             if not least <= value <= most or value % BLOCK_BYTES:
@@ -167,6 +170,8 @@ class PackHeader:
 
     def to_line(self) -> bytes:
         keys = vars(self) | {"layers": [vars(layer) for layer in self.layers]}
+        if not self.first_bytes:
+            del keys["first_bytes"]  # Version 0.1.0 does not know it.
         return json.dumps(keys, separators=(",", ":")).encode() + b"\n"
 
 
@@ -179,6 +184,7 @@ _TYPES: dict[str, type] = {
     "local_bytes": int,
     "device_bytes": int,
     "data_bytes": int,
+    "first_bytes": int,
     "unit": int,
     "root": str,
     "fsid": str,
@@ -191,6 +197,8 @@ def _parse_header(line: bytes) -> PackHeader:
         keys = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidPackError(f"its header is not JSON: {error}") from error
+    if isinstance(keys, dict):
+        keys.setdefault("first_bytes", 0)
     if not isinstance(keys, dict) or keys.keys() != {*_TYPES, "extents", "layers"}:
         raise InvalidPackError(
             "its header has not the keys of a pack: perhaps a newer btrfs-ublk made it"
@@ -414,6 +422,7 @@ def header_of(
     fsid: str,
     layers: Sequence[Layer],
     config: dict[str, Any],
+    first_bytes: int = 0,
 ) -> PackHeader:
     """Return the header for the pack of an image that was just made."""
     with open(seed_image, "rb", buffering=0) as file:
@@ -427,6 +436,7 @@ def header_of(
         unit=digests.unit_bytes,
         root=digests.root,
         fsid=fsid,
+        first_bytes=first_bytes,
         layers=tuple(layers),
         config=config,
     )

@@ -71,6 +71,7 @@ class FoundImage:
             "name": name,
             "digest": self.digest,
             "source": source,
+            "first_bytes": header.first_bytes,
             "layers": [layer.chain_id for layer in header.layers],
         }
 
@@ -208,6 +209,9 @@ def map_image(volume: VolumeDirectory) -> None:
             [content.Addition(source=0, offset=0)],
             names=[f"the data of {image['name']}"],
         )
+    # What is in the cache is passed over, so each `up` may begin with it.
+    if first_bytes := image.get("first_bytes", 0):
+        client.prefetch(end=first_bytes)
 
 
 def check_seed_of_image(volume: VolumeDirectory, target: Path) -> None:

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "base/fileio.h"
 #include "base/list.h"
 #include "base/size.h"
@@ -27,13 +28,21 @@ struct data {
 	EVP_MD_CTX *content; /* the digest of all digests of pieces */
 	uint64_t unit_bytes;
 
+	/* Content is collected, of files in that model. */
+	struct first *first;
+	const struct model *first_model;
+
 	/* The file that is handed on. */
 	uint32_t inode;
 	uint64_t file_bytes, position;
 	bool is_inline, has_content;
+	bool is_passed_over; /* while content is collected */
 	uint8_t inline_bytes[DATA_INLINE_BYTES_MAX];
 	struct piece *piece; /* that is being filled; NULL: none */
 };
+
+/* Of a piece that no file has asked for yet. */
+enum { NO_INODE = 0 };
 
 static int fail(struct error *error, int err, const char *what)
 {
@@ -88,7 +97,7 @@ static int append(struct data *data, const struct piece *piece, struct share *sh
 	share->data_offset = data->counts.object_bytes;
 	share->stored_bytes = piece->stored_bytes;
 	share->compression = piece->compression;
-	share->uses = 1;
+	share->uses = piece->inode != NO_INODE;
 	data->counts.object_bytes += piece->stored_bytes;
 	data->counts.extents++;
 	data->counts.compressed += piece->compression != COMPRESSION_NONE;
@@ -103,9 +112,11 @@ static int find_or_append(struct data *data, struct piece *piece, struct share *
 
 	memcpy(share->digest, piece->digest, sizeof(share->digest));
 	if (found && found->uses < SHARE_USES_MAX) {
-		found->uses++;
-		data->counts.shared++;
-		data->counts.shared_bytes += piece->bytes;
+		if (found->uses) {
+			data->counts.shared++;
+			data->counts.shared_bytes += piece->bytes;
+		}
+		found->uses += piece->inode != NO_INODE;
 		*share = *found;
 		return 0;
 	}
@@ -133,9 +144,11 @@ static int place(struct data *data, struct piece *piece, struct error *error)
 		.bytes = piece->bytes,
 	};
 	struct share share = { 0 };
+	bool is_of_file = piece->inode != NO_INODE;
 	int ret = piece->error;
 
-	if (!ret && !EVP_DigestUpdate(data->content, piece->digest, sizeof(piece->digest)))
+	if (!ret && is_of_file &&
+	    !EVP_DigestUpdate(data->content, piece->digest, sizeof(piece->digest)))
 		ret = -ENOMEM;
 	if (!ret)
 		ret = find_or_append(data, piece, &share);
@@ -144,7 +157,8 @@ static int place(struct data *data, struct piece *piece, struct error *error)
 	extent.data_offset = share.data_offset;
 	extent.stored_bytes = share.stored_bytes;
 	extent.compression = share.compression;
-	ret = model_add_extent(data->model, piece->inode, &extent, error);
+	if (is_of_file)
+		ret = model_add_extent(data->model, piece->inode, &extent, error);
 	pieces_release(data->pieces);
 	return ret;
 }
@@ -176,6 +190,8 @@ static int begin(struct content_sink *sink, uint32_t inode, uint64_t bytes, stru
 	data->position = 0;
 	data->is_inline = bytes <= data->params.max_inline;
 	data->has_content = false;
+	data->is_passed_over = data->first && (data->is_inline ||
+					       !first_begin(data->first, data->first_model, inode));
 	return 0;
 }
 
@@ -197,18 +213,24 @@ static int open_piece(struct data *data, struct error *error)
 	return 0;
 }
 
-static void submit_piece(struct data *data)
+static int end_piece(struct data *data, struct error *error)
 {
 	struct piece *piece = data->piece;
 	uint32_t padded;
+	int ret;
 
 	if (!piece)
-		return;
+		return 0;
 	padded = (uint32_t)round_up_u64(piece->bytes, SECTOR_BYTES);
 	memset(piece->raw + piece->bytes, 0, padded - piece->bytes);
 	piece->bytes = padded;
 	data->piece = NULL;
-	pieces_submit(data->pieces);
+	if (!data->first) {
+		pieces_submit(data->pieces);
+		return 0;
+	}
+	ret = first_take(data->first, piece->file_offset, piece->raw, piece->bytes);
+	return ret ? fail(error, ret, "cannot keep the content that comes first") : 0;
 }
 
 /* Takes content, or zeroes if `bytes` is NULL. */
@@ -235,7 +257,9 @@ static int take(struct data *data, const uint8_t *bytes, uint64_t length, struct
 		bytes = bytes ? bytes + part : NULL;
 		length -= part;
 		if (data->piece->bytes == data->piece_bytes)
-			submit_piece(data);
+			ret = end_piece(data, error);
+		if (ret)
+			return ret;
 	}
 	return 0;
 }
@@ -256,8 +280,13 @@ static int take_data(struct content_sink *sink, const void *bytes, size_t length
 
 	if (ret)
 		return ret;
+	if (data->is_passed_over) {
+		data->position += length;
+		return 0;
+	}
 	data->has_content = true;
-	data->counts.content_bytes += length;
+	if (!data->first)
+		data->counts.content_bytes += length;
 	if (!data->is_inline)
 		return take(data, bytes, length, error);
 	memcpy(data->inline_bytes + data->position, bytes, length);
@@ -277,8 +306,9 @@ static int take_hole(struct content_sink *sink, uint64_t length, struct error *e
 
 	if (ret)
 		return ret;
-	if (data->is_inline) {
-		memset(data->inline_bytes + data->position, 0, length);
+	if (data->is_passed_over || data->is_inline) {
+		if (data->is_inline)
+			memset(data->inline_bytes + data->position, 0, length);
 		data->position += length;
 		return 0;
 	}
@@ -292,7 +322,9 @@ static int take_hole(struct content_sink *sink, uint64_t length, struct error *e
 	whole = data->position + length == data->file_bytes ? length :
 							      length - length % SECTOR_BYTES;
 	if (whole)
-		submit_piece(data);
+		ret = end_piece(data, error);
+	if (ret)
+		return ret;
 	data->position += whole;
 	return take(data, NULL, length - whole, error);
 }
@@ -321,8 +353,7 @@ static int end(struct content_sink *sink, struct error *error)
 				 (unsigned long long)data->position);
 	if (data->is_inline)
 		return data->has_content ? spool_inline(data, error) : 0;
-	submit_piece(data);
-	return 0;
+	return end_piece(data, error);
 }
 
 static const struct content_sink_ops sink_ops = {
@@ -331,6 +362,47 @@ static const struct content_sink_ops sink_ops = {
 	.hole = take_hole,
 	.end = end,
 };
+
+/* ---- What comes first ---- */
+
+void data_collect(struct data *data, struct first *first, const struct model *model)
+{
+	data->first = first;
+	data->first_model = model;
+}
+
+static int place_first(struct data *data, const struct first_piece *kept, struct error *error)
+{
+	int ret;
+
+	data->inode = NO_INODE;
+	data->position = kept->file_offset;
+	ret = open_piece(data, error);
+	if (ret)
+		return ret;
+	ret = first_read(data->first, kept, data->piece->raw);
+	if (ret)
+		return fail(error, ret, "cannot read the content that comes first");
+	data->piece->bytes = kept->bytes;
+	data->piece = NULL;
+	pieces_submit(data->pieces);
+	return 0;
+}
+
+int data_place_first(struct data *data, struct error *error)
+{
+	size_t count;
+	_cleanup_free_ struct first_piece *pieces = first_sorted(data->first, &count);
+	int ret = pieces ? 0 : error_set(error, -ENOMEM, "no memory");
+
+	for (size_t i = 0; i < count && !ret; i++)
+		ret = place_first(data, &pieces[i], error);
+	if (!ret)
+		ret = data_drain(data, error);
+	data->counts.first_bytes = data->counts.object_bytes;
+	data_collect(data, NULL, NULL);
+	return ret;
+}
 
 /* ---- Life ---- */
 
@@ -403,6 +475,11 @@ int data_finish(struct data *data, struct error *error)
 {
 	int ret = data_drain(data, error);
 
+	/* Only the sources that were read twice can have been changed in between. */
+	if (!ret && data->counts.first_bytes && shares_has_unused(&data->shares))
+		ret = error_set(error, -EAGAIN,
+				"content that was to come first was not found again: the source "
+				"was changed while it was read");
 	if (ret || !data->unit_bytes)
 		return ret;
 	ret = unit_end(data);

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "btrfs/csum.h"
 #include "image/content.h"
+#include "image/first.h"
 #include "image/model.h"
 
 enum {
@@ -36,6 +37,7 @@ struct data_params {
 
 struct data_counts {
 	uint64_t object_bytes;	/* of the data object */
+	uint64_t first_bytes;	/* at its front, which were to come first */
 	uint64_t extents;	/* in it */
 	uint64_t compressed;	/* extents */
 	uint64_t content_bytes; /* of files, without holes */
@@ -54,10 +56,21 @@ void data_close(struct data *data); /* may be NULL */
 
 struct content_sink *data_sink(struct data *data);
 
+/*
+ * Until data_place_first(), content of files only goes to `first`: nothing is placed, and the
+ * model, in which the sources put the files, gets no extents.
+ */
+void data_collect(struct data *data, struct first *first, const struct model *model);
+/* Places what was collected. All content that comes now lies behind it. */
+int data_place_first(struct data *data, struct error *error);
+
 /* Places all pieces: then the model has the extents of all files that were handed on. */
 int data_drain(struct data *data, struct error *error);
 
-/* Computes the digest of the last unit. Nothing may be handed on afterwards. */
+/*
+ * Computes the digest of the last unit. Nothing may be handed on afterwards. -EAGAIN: content that
+ * was to come first is in no file.
+ */
 int data_finish(struct data *data, struct error *error);
 
 /* Computes a digest of all content that has been placed. Returns 0 or a negative errno. */

@@ -109,3 +109,11 @@ int shares_add(struct shares *shares, const struct share *share)
 	pthread_mutex_unlock(shares->lock);
 	return ret;
 }
+
+bool shares_has_unused(const struct shares *shares)
+{
+	for (size_t i = 0; i < shares->count; i++)
+		if (!shares->shares[i].uses)
+			return true;
+	return false;
+}

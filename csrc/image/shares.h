@@ -39,6 +39,9 @@ struct shares {
 int shares_init(struct shares *shares); /* 0 or -ENOMEM */
 void shares_deinit(struct shares *shares);
 
+/* Whether anything was added that is used by nothing. Only for the thread that adds. */
+bool shares_has_unused(const struct shares *shares);
+
 bool shares_has(const struct shares *shares, const uint8_t *digest);
 
 /* Returns the share, or NULL. Only for the thread that adds. */

@@ -449,7 +449,7 @@ static int visit_end(struct tree_visitor *visitor, const struct tree_entry *entr
 void tar_writer_init(struct tar_writer *writer, FILE *out, struct error *error)
 {
 	*writer = (struct tar_writer){
-		.visitor = { visit_entry, visit_data, visit_end },
+		.visitor = { .entry = visit_entry, .data = visit_data, .end = visit_end },
 		.out = out,
 		.error = error,
 	};

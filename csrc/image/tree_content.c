@@ -287,6 +287,22 @@ static int read_piece(struct tree_content *content, struct cursor *cursor,
 	return ret;
 }
 
+static int report_extent(const struct piece *piece, uint64_t bytes, const struct tree_entry *entry,
+			 struct tree_visitor *visitor, bool *is_visitors)
+{
+	const struct tree_extent extent = {
+		.offset = piece->offset,
+		.bytes = bytes,
+		.logical = piece->disk_bytenr,
+		.stored_bytes = piece->disk_bytes,
+	};
+
+	if (piece->is_inline)
+		return 0;
+	*is_visitors = true;
+	return visitor->extent(visitor, entry, &extent);
+}
+
 int tree_content_read(struct tree_content *content, struct cursor *cursor, uint64_t inode,
 		      const struct tree_entry *entry, struct tree_visitor *visitor,
 		      bool *is_visitors)
@@ -306,7 +322,10 @@ int tree_content_read(struct tree_content *content, struct cursor *cursor, uint6
 		bytes = entry->bytes - piece.offset;
 		if (bytes > piece.bytes)
 			bytes = piece.bytes;
-		err = read_piece(content, cursor, &piece, bytes, visitor, is_visitors);
+		if (visitor->extent)
+			err = report_extent(&piece, bytes, entry, visitor, is_visitors);
+		else
+			err = read_piece(content, cursor, &piece, bytes, visitor, is_visitors);
 		if (err)
 			return err;
 		*is_visitors = false;

@@ -36,11 +36,20 @@ struct tree_entry {
 	size_t region_count;
 };
 
+/* A part of a file that lies in an extent of its own on the device. */
+struct tree_extent {
+	uint64_t offset, bytes; /* of the file */
+	uint64_t logical, stored_bytes;
+};
+
 /* A negative result ends the reading, and is returned. */
 struct tree_visitor {
 	int (*entry)(struct tree_visitor *visitor, const struct tree_entry *entry);
 	/* The bytes of an entry's regions, in order. */
 	int (*data)(struct tree_visitor *visitor, uint64_t offset, const void *data, size_t bytes);
+	/* If it is not NULL, it is called instead of `data`, for what is not inline. */
+	int (*extent)(struct tree_visitor *visitor, const struct tree_entry *entry,
+		      const struct tree_extent *extent);
 	/* After the last bytes of each entry that has regions. */
 	int (*end)(struct tree_visitor *visitor, const struct tree_entry *entry);
 };

@@ -16,18 +16,18 @@ static struct tree_lister *lister_of(struct tree_visitor *visitor)
 }
 
 /* stdio keeps that something failed, see put_end(). */
-static void put_text(struct tree_lister *lister, const char *text)
+void tree_put_text(FILE *out, const char *text)
 {
 	if (!text || !*text)
-		putc('-', lister->out);
+		putc('-', out);
 	for (; text && *text; text++) {
 		unsigned char byte = (unsigned char)*text;
 
 		/* A text that is only "-" must not look like none. */
 		if (byte <= ' ' || byte >= 0x7f || byte == '%' || byte == '-')
-			fprintf(lister->out, "%%%02x", byte);
+			fprintf(out, "%%%02x", byte);
 		else
-			putc(byte, lister->out);
+			putc(byte, out);
 	}
 }
 
@@ -108,16 +108,16 @@ static int visit_entry(struct tree_visitor *visitor, const struct tree_entry *en
 	struct tree_lister *lister = lister_of(visitor);
 	int ret;
 
-	put_text(lister, entry->path);
+	tree_put_text(lister->out, entry->path);
 	fprintf(lister->out,
 		"\t%c\t%04" PRIo32 "\t%" PRIu32 ":%" PRIu32 "\t%" PRId64 ".%09" PRIu32 "\t%" PRIu64
 		"\t%" PRIu32 ":%" PRIu32,
 		type_of(entry->mode), entry->mode & 07777, entry->uid, entry->gid, entry->mtime_s,
 		entry->mtime_ns, entry->bytes, entry->major, entry->minor);
 	putc('\t', lister->out);
-	put_text(lister, entry->target);
+	tree_put_text(lister->out, entry->target);
 	putc('\t', lister->out);
-	put_text(lister, entry->first);
+	tree_put_text(lister->out, entry->first);
 	ret = put_attributes(lister, entry);
 	if (ret)
 		return ret;
@@ -171,7 +171,7 @@ static int visit_end(struct tree_visitor *visitor, const struct tree_entry *entr
 int tree_lister_init(struct tree_lister *lister, FILE *out, struct error *error)
 {
 	*lister = (struct tree_lister){
-		.visitor = { visit_entry, visit_data, visit_end },
+		.visitor = { .entry = visit_entry, .data = visit_data, .end = visit_end },
 		.out = out,
 		.error = error,
 		.digest = EVP_MD_CTX_new(),

@@ -30,4 +30,7 @@ void tree_lister_deinit(struct tree_lister *lister);
 /* Returns 0 or a negative errno, with an error, as the visitor's functions do. */
 int tree_lister_finish(struct tree_lister *lister);
 
+/* Writes a path or a target as lines have it. */
+void tree_put_text(FILE *out, const char *text);
+
 #endif

@@ -137,6 +137,37 @@ static int parse_layers(struct description *description, json_t *json, struct er
 	return ret;
 }
 
+static int parse_first(struct description *description, json_t *json, struct error *error)
+{
+	size_t count = json_array_size(json);
+
+	if (json && !json_is_array(json))
+		return error_set(error, -EINVAL, "\"first\" is not a list");
+	if (!count)
+		return 0;
+	description->first = calloc(count, sizeof(*description->first));
+	if (!description->first)
+		return error_set(error, -ENOMEM, "no memory");
+	description->first_count = count;
+	for (size_t i = 0; i < count; i++) {
+		json_int_t offset, length;
+		const char *path;
+		json_error_t fault;
+
+		if (json_unpack_ex(json_array_get(json, i), &fault, JSON_STRICT, "[sII]", &path,
+				   &offset, &length))
+			return error_set(error, -EINVAL, "\"first\", number %zu: %s", i,
+					 fault.text);
+		if (offset < 0 || length < 0)
+			return error_set(error, -EINVAL,
+					 "\"first\", number %zu: %lld bytes at %lld", i,
+					 (long long)length, (long long)offset);
+		description->first[i] =
+			(struct first_range){ path, (uint64_t)offset, (uint64_t)length, 0 };
+	}
+	return 0;
+}
+
 static int parse_number(const char *key, json_int_t value, json_int_t least, json_int_t most,
 			struct error *error)
 {
@@ -192,11 +223,9 @@ static int parse(struct description *description, struct error *error)
 			   "threads", &threads, "unit", &unit, "label", &description->label,
 			   "first", &first))
 		return error_set(error, -EINVAL, "%s", fault.text);
-	if (json_array_size(first)) {
-		error_set_hint(error, "leave it out");
-		return error_set(error, -EINVAL, "\"first\": content cannot be put in front yet");
-	}
-	ret = parse_compression(description, compression, error);
+	ret = parse_first(description, first, error);
+	if (!ret)
+		ret = parse_compression(description, compression, error);
 	if (!ret)
 		ret = parse_number("max_inline", max_inline, 0, DATA_INLINE_BYTES_MAX, error);
 	if (!ret)
@@ -263,5 +292,6 @@ void description_deinit(struct description *description)
 	for (size_t i = 0; i < description->layer_count; i++)
 		free(description->layers[i].name);
 	free(description->layers);
+	free(description->first);
 	json_decref(description->json);
 }

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "btrfs/csum.h"
+#include "image/first.h"
 #include "image/source.h"
 
 #define MKIMAGE_PROGRAM "btrfs-ublk-mkimage"
@@ -31,6 +32,8 @@ struct description {
 	json_t *json; /* which strings are in */
 	struct layer *layers;
 	size_t layer_count;
+	struct first_range *first;
+	size_t first_count;
 	const char *output;
 	const char *label;
 	int level; /* of zstd, or 0 */

@@ -26,6 +26,8 @@
 
 enum { ENTRIES_MAX = 1 << 30 };
 
+static const struct model_limits model_limits = { .inodes = ENTRIES_MAX, .entries = ENTRIES_MAX };
+
 enum output { SEED, DATA, DIGESTS, OUTPUTS };
 
 static const char *const output_names[OUTPUTS] = { "seed.img", "data", "digests" };
@@ -85,7 +87,6 @@ static int open_outputs(struct job *job)
 static int open_image(struct job *job)
 {
 	const struct description *description = &job->description;
-	const struct model_limits limits = { .inodes = ENTRIES_MAX, .entries = ENTRIES_MAX };
 	const struct data_params data = {
 		.fd = job->outputs[DATA].fd,
 		.directory = description->output,
@@ -102,7 +103,7 @@ static int open_image(struct job *job)
 		.csum = description->csum,
 		.has_zstd = description->level != 0,
 	};
-	int ret = model_init(&job->model, &limits, &job->error);
+	int ret = model_init(&job->model, &model_limits, &job->error);
 
 	if (!ret)
 		ret = data_open(&job->data, &data, &job->model, &job->error);
@@ -166,6 +167,48 @@ static int add_layer(struct job *job, size_t number)
 	return 0;
 }
 
+/* Reads all layers for what is to come first, into a model of their own. */
+static int collect_first(struct job *job, struct model *model)
+{
+	int ret = 0;
+
+	for (size_t i = 0; i < job->description.layer_count && !ret; i++) {
+		struct layer *layer = &job->description.layers[i];
+		struct source_report report;
+
+		if (i)
+			ret = model_begin_layer(model, &job->error);
+		if (!ret)
+			ret = layer->read(model, data_sink(job->data), &layer->options, &report,
+					  &job->error);
+	}
+	return ret;
+}
+
+static int place_first(struct job *job)
+{
+	const struct description *description = &job->description;
+	struct first first;
+	struct model model;
+	int ret = model_init(&model, &model_limits, &job->error);
+
+	if (ret)
+		return ret;
+	ret = first_open(&first, description->first, description->first_count, description->output);
+	if (ret) {
+		error_set_text(&job->error, "cannot prepare for what comes first: %s",
+			       strerror(-ret));
+	} else {
+		data_collect(job->data, &first, &model);
+		ret = collect_first(job, &model);
+	}
+	if (!ret)
+		ret = data_place_first(job->data, &job->error);
+	first_close(&first);
+	model_deinit(&model);
+	return ret;
+}
+
 static int write_digests(struct job *job)
 {
 	uint64_t bytes = data_counts(job->data)->digests * DATA_DIGEST_BYTES;
@@ -203,6 +246,8 @@ static int build(struct job *job)
 
 	if (!ret)
 		ret = open_image(job);
+	if (!ret && job->description.first_count)
+		ret = place_first(job);
 	for (size_t i = 0; i < job->description.layer_count && !ret; i++)
 		ret = add_layer(job, i);
 	if (!ret)
@@ -235,7 +280,8 @@ static json_t *describe_layer(const struct layer *layer)
 
 static json_t *describe_data(const struct data_counts *counts)
 {
-	return json_pack("{sI sI sI sI sI sI sI sI}", "extents", (json_int_t)counts->extents,
+	return json_pack("{sI sI sI sI sI sI sI sI sI}", "first_bytes",
+			 (json_int_t)counts->first_bytes, "extents", (json_int_t)counts->extents,
 			 "compressed_extents", (json_int_t)counts->compressed, "content_bytes",
 			 (json_int_t)counts->content_bytes, "inline_files",
 			 (json_int_t)counts->inline_files, "inline_bytes",

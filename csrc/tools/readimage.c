@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* btrfs-ublk-readimage: writes a tree of a sealed image as a tar, or as a list. */
+/* btrfs-ublk-readimage: writes a tree of a sealed image as a tar, or as one of two lists. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -13,6 +13,7 @@
 #include "base/message.h"
 #include "image/tar_write.h"
 #include "image/tree.h"
+#include "image/tree_extents.h"
 #include "image/tree_list.h"
 
 #define PROGRAM "btrfs-ublk-readimage"
@@ -20,7 +21,7 @@
 enum { OUTPUT_BYTES = 1024 * 1024, DECIMAL = 10 };
 
 static const char help_text[] =
-	"Usage: " PROGRAM " tar|list SUBVOLUME IMAGE\n"
+	"Usage: " PROGRAM " tar|list|extents SUBVOLUME IMAGE\n"
 	"Read a subvolume, by its number, of a btrfs of one device in a file, without\n"
 	"mounting it. Nothing is trusted, and nothing but stdout is written.\n"
 	"\n"
@@ -29,6 +30,8 @@ static const char help_text[] =
 	"               on stderr\n"
 	"  list         write a line for each entry to stdout, with digests of attributes\n"
 	"               and content; equal trees make equal lines (csrc/image/tree_list.h)\n"
+	"  extents      write a line for each extent of a file to stdout, with its place\n"
+	"               (csrc/image/tree_extents.h); IMAGE needs no data for that\n"
 	"\n"
 	"  --help, --version\n"
 	"\n"
@@ -43,10 +46,58 @@ static const struct option long_options[] = {
 	{ 0 },
 };
 
+static int write_tar(struct reader *reader, uint64_t subvolume, struct error *error)
+{
+	struct tar_writer writer;
+	int ret;
+
+	tar_writer_init(&writer, stdout, error);
+	ret = tree_read(reader, subvolume, &writer.visitor, error);
+	if (!ret)
+		ret = tar_writer_finish(&writer);
+	if (!ret && writer.sockets)
+		msg_warning("%" PRIu64 " sockets are left out: no tar can hold one",
+			    writer.sockets);
+	tar_writer_deinit(&writer);
+	return ret;
+}
+
+static int write_list(struct reader *reader, uint64_t subvolume, struct error *error)
+{
+	struct tree_lister lister;
+	int ret = tree_lister_init(&lister, stdout, error);
+
+	if (!ret)
+		ret = tree_read(reader, subvolume, &lister.visitor, error);
+	if (!ret)
+		ret = tree_lister_finish(&lister);
+	tree_lister_deinit(&lister);
+	return ret;
+}
+
+static int write_extents(struct reader *reader, uint64_t subvolume, struct error *error)
+{
+	struct extent_lister lister;
+	int ret;
+
+	extent_lister_init(&lister, stdout, error);
+	ret = tree_read(reader, subvolume, &lister.visitor, error);
+	return ret ? ret : extent_lister_finish(&lister);
+}
+
+static const struct form {
+	const char *name;
+	int (*write)(struct reader *reader, uint64_t subvolume, struct error *error);
+} forms[] = {
+	{ "tar", write_tar },
+	{ "list", write_list },
+	{ "extents", write_extents },
+};
+
 struct options {
 	uint64_t subvolume;
 	const char *path;
-	bool list;
+	const struct form *form;
 };
 
 static int usage_error(const char *problem, const char *value)
@@ -80,9 +131,11 @@ static int options_parse(struct options *options, int argc, char **argv)
 		}
 	}
 	if (argc - optind != 3)
-		return usage_error("tar or list, SUBVOLUME and IMAGE are needed", NULL);
-	options->list = !strcmp(argv[optind], "list");
-	if (!options->list && strcmp(argv[optind], "tar") != 0)
+		return usage_error("tar, list or extents, SUBVOLUME and IMAGE are needed", NULL);
+	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++)
+		if (!strcmp(argv[optind], forms[i].name))
+			options->form = &forms[i];
+	if (!options->form)
 		return usage_error("no such thing to do", argv[optind]);
 	errno = 0;
 	options->subvolume = strtoull(argv[optind + 1], &end, DECIMAL);
@@ -90,35 +143,6 @@ static int options_parse(struct options *options, int argc, char **argv)
 		return usage_error("no number of a subvolume", argv[optind + 1]);
 	options->path = argv[optind + 2];
 	return -1;
-}
-
-static int write_tar(struct reader *reader, uint64_t subvolume, struct error *error)
-{
-	struct tar_writer writer;
-	int ret;
-
-	tar_writer_init(&writer, stdout, error);
-	ret = tree_read(reader, subvolume, &writer.visitor, error);
-	if (!ret)
-		ret = tar_writer_finish(&writer);
-	if (!ret && writer.sockets)
-		msg_warning("%" PRIu64 " sockets are left out: no tar can hold one",
-			    writer.sockets);
-	tar_writer_deinit(&writer);
-	return ret;
-}
-
-static int write_list(struct reader *reader, uint64_t subvolume, struct error *error)
-{
-	struct tree_lister lister;
-	int ret = tree_lister_init(&lister, stdout, error);
-
-	if (!ret)
-		ret = tree_read(reader, subvolume, &lister.visitor, error);
-	if (!ret)
-		ret = tree_lister_finish(&lister);
-	tree_lister_deinit(&lister);
-	return ret;
 }
 
 int main(int argc, char **argv)
@@ -143,7 +167,7 @@ int main(int argc, char **argv)
 		return EXIT_FAILED;
 	}
 	setvbuf(stdout, NULL, _IOFBF, OUTPUT_BYTES);
-	ret = (options.list ? write_list : write_tar)(&reader, options.subvolume, &error);
+	ret = options.form->write(&reader, options.subvolume, &error);
 	if (ret)
 		msg_error("%s", error.text);
 	reader_close(&reader);

@@ -1,0 +1,172 @@
+"""What is to come first in an image's data: the content that was read when another
+build of the image was started, as a trace has it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from btrfs_ublk.base.helpers import READIMAGE, helper_path
+from btrfs_ublk.base.process import spawn
+from btrfs_ublk.content.trace import Trace
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import TAG
+from btrfs_ublk.image.export import finished
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pack import DATA_OFFSET, read_header, unpack
+from btrfs_ublk.image.pull import look_up, open_sealed
+from btrfs_ublk.image.reference import LayoutName, Name, Reference
+from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.store import ImageStore
+
+_READ_BYTES = 1 << 20
+
+
+class Range(NamedTuple):
+    """Bytes of a file, whose path begins at the image's top, without "/"."""
+
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Where a part of a file lies in the data object of an image."""
+
+    start: int
+    end: int
+    paths: tuple[str, ...]
+    offset: int
+    length: int
+
+
+def traced_ranges(
+    trace: Trace, layout: Path, traced: Name | None, access: RegistryAccess
+) -> list[Range]:
+    """Return what of an image's files a trace has read, in that order.
+
+    The image is ``traced``, or else one of the layout or of the local store that has
+    the digests that the trace names. Raises UsageError when there is none, and what
+    inspect_image() raises. Of an image in a registry, only the metadata are fetched.
+    """
+    roots = {source.root for source in trace.sources.values() if source.root}
+    with tempfile.TemporaryDirectory(prefix="btrfs-ublk-") as work:
+        seed = Path(work, "seed.img")
+        pack = _pack_of(roots, layout, traced, access, Path(work, "pack"))
+        header, _ = unpack(pack, seed)
+        extents = _extents(seed, header.layers[-1].subvolume)
+    units = [
+        (run.unit * header.unit, (run.unit + run.count) * header.unit)
+        for run in trace.reads
+        if trace.sources[run.source].root == header.root
+    ]
+    return list(_in_order(extents, units))
+
+
+def _in_order(extents: list[_Extent], units: list[tuple[int, int]]) -> Iterator[Range]:
+    """Yield the files' ranges that lie in ``units`` of the data, each once."""
+    ends = [extent.end for extent in extents]
+    seen: set[int] = set()
+    for start, end in units:
+        number = bisect_right(ends, start)
+        while number < len(extents) and extents[number].start < end:
+            if number not in seen:
+                seen.add(number)
+                found = extents[number]
+                for path in found.paths:
+                    yield Range(path, found.offset, found.length)
+            number += 1
+
+
+def _extents(seed: Path, subvolume: int) -> list[_Extent]:
+    """Return the extents of a tree, by their place. NB: those that are shared are in it
+    more than once, one behind the other. Paths that are no UTF-8 are left out."""
+    found: list[tuple[int, int, str, int, int]] = []
+    others: dict[str, list[str]] = {}
+    argv: list[str | Path] = [helper_path(READIMAGE), "extents", str(subvolume), seed]
+    with spawn(argv, pipe_stdout=True) as child:
+        assert child.stdout is not None
+        with open(child.stdout.fileno(), "rb", _READ_BYTES, closefd=False) as lines:
+            for line in lines:
+                name, *fields = line.rstrip(b"\n").split(b"\t")
+                path = os.fsdecode(unquote_to_bytes(name))
+                if len(fields) == 1:
+                    first = os.fsdecode(unquote_to_bytes(fields[0]))
+                    others.setdefault(first, []).append(path)
+                    continue
+                offset, length, place, stored = map(int, fields)
+                start = place - DATA_OFFSET
+                found.append((start, start + stored, path, offset, length))
+        finished(child, seed)
+    return [
+        _Extent(
+            start,
+            end,
+            tuple(x for x in (path, *others.get(path, ())) if _is_utf8(x)),
+            offset,
+            length,
+        )
+        for start, end, path, offset, length in sorted(found)
+    ]
+
+
+def _is_utf8(path: str) -> bool:
+    """Whether JSON can have it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _pack_of(
+    roots: set[str],
+    layout: Path,
+    traced: Name | None,
+    access: RegistryAccess,
+    new: Path,
+) -> Path:
+    """Return the verified metadata pack of the image whose digests have one of these
+    roots. ``new`` is a file for it, if it has to be fetched."""
+    for pack in _packs(layout, traced, access, new):
+        if read_header(pack).root in roots:
+            return pack
+    if traced is not None:
+        raise UsageError(f"the trace was not recorded of {traced}")
+    raise UsageError(
+        f"the image that the trace was recorded of is neither in {layout} nor among "
+        "the images on this machine",
+        hint="name it: --traced IMAGE",
+    )
+
+
+def _packs(
+    layout: Path, traced: Name | None, access: RegistryAccess, new: Path
+) -> Iterator[Path]:
+    if isinstance(traced, Reference):
+        with Repository(traced, access) as repository:
+            _, _, manifest = look_up(traced, repository)
+            repository.download(manifest.pack, new)
+            yield new
+        return
+    if traced is not None:
+        opened, manifest, _ = open_sealed(traced)
+        yield opened.verify(manifest.pack)
+        return
+    if layout.exists():
+        for image in Layout.opened(layout).images():
+            with suppress(UsageError):  # It is an ordinary image.
+                name = LayoutName(layout, image.annotations.get(TAG, image.digest))
+                opened, manifest, _ = open_sealed(name)
+                yield opened.verify(manifest.pack)
+    for stored in ImageStore().images():
+        yield stored.pack
