@@ -27,6 +27,15 @@ enum {
 	 */
 	SILENT_MAX_S = 5,
 	SILENT_MIN_MS = 500,
+	/*
+	 * The same for an attempt at a cache: so many times as long as 95 of 100 took, within
+	 * bounds; the first value while few are known.
+	 */
+	CACHE_SILENT_MS = 3000,
+	CACHE_SILENT_MIN_MS = 1000,
+	CACHE_SILENT_MAX_MS = 5000,
+	CACHE_SLOWER = 4,
+	CACHE_KNOWN_AFTER = 16,
 	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */
 	BACK_OFF_LAST_MS = 5000,
 	BUSY_MIN_MS = 100,
@@ -159,6 +168,20 @@ void unit_joined(struct unit *unit, uint64_t deadline_ns)
 		watch(unit, at_ns);
 }
 
+/* How long a cache may be silent before another one, or the origin, is asked. */
+static uint64_t cache_silence_ns(const struct mirror *mirror)
+{
+	const struct histogram *past = mirror->latency ? &mirror->latency->histogram : NULL;
+	uint64_t ns;
+
+	if (!past || histogram_count(past) < CACHE_KNOWN_AFTER)
+		return CACHE_SILENT_MS * NS_PER_MS;
+	ns = CACHE_SLOWER * histogram_percentile_ns(past, 950);
+	if (ns < CACHE_SILENT_MIN_MS * NS_PER_MS)
+		return CACHE_SILENT_MIN_MS * NS_PER_MS;
+	return ns < CACHE_SILENT_MAX_MS * NS_PER_MS ? ns : CACHE_SILENT_MAX_MS * NS_PER_MS;
+}
+
 static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 {
 	struct fetch_counts *counts = &unit->core->counts;
@@ -184,7 +207,9 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 		.fresh = unit->cut && unit->tries[mirror->index] > 1,
 	};
 	unit_set(unit, UNIT_FETCHING);
-	if (!unit_reader(unit) && mirror->ops->cancel) {
+	if (mirror->via) {
+		watch(unit, now_ns + cache_silence_ns(mirror));
+	} else if (!unit_reader(unit) && mirror->ops->cancel) {
 		watch(unit, now_ns + silence_ns(0, now_ns));
 	} else if (mirror->ops->blocking) {
 		unit->timer.expire = attempt_is_late;
@@ -314,7 +339,7 @@ static void count_wrong(struct unit *unit, struct mirror *mirror)
 {
 	count_bad(unit, mirror);
 	if (++unit->wrong[mirror->index] >= WRONG_ANSWERS_MAX)
-		unit->out |= (uint16_t)(1u << mirror->index);
+		unit->out |= 1u << mirror->index;
 }
 
 static void set_changed(struct unit *unit, struct mirror *mirror, const char *why)
@@ -369,7 +394,10 @@ static void handle_failure(struct unit *unit)
 	case FETCH_DENIED:
 	case FETCH_GONE:
 		count_bad(unit, mirror);
-		unit->out |= (uint16_t)(1u << mirror->index);
+		unit->out |= 1u << mirror->index;
+		break;
+	case FETCH_ABSENT:
+		unit->out |= 1u << mirror->index;
 		break;
 	case FETCH_CHANGED:
 		set_changed(unit, mirror, fetch->error.text);

@@ -1,14 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /* Chooses the mirror that a unit is fetched from, and so the host that it waits for. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/utf8.h"
 #include "lazy/core.h"
+#include "lazy/layout.h"
 
 enum {
 	PROBE_WAIT_MS = 50,
 	MEMORY_WAIT_MS = 50,
 	UNHEALTHY_MS = 30000, /* how long others are preferred, as it may have recovered by then */
+	/*
+	 * Of the object, for which hosts choose the same caches: several units, so that neighbours
+	 * may be asked for together.
+	 */
+	CACHED_TOGETHER_BYTES = 4 << 20,
+	CACHES_BEFORE_ORIGIN = 2,
 };
 
 /* Returns false when there is no memory for it. A fetch ends at the host that it began at. */
@@ -22,7 +30,9 @@ static bool find_host(struct core *core, struct mirror *mirror)
 	 * NB: the name of a directory may be any bytes, and may have been cut, and it is shown in
 	 * statistics.
 	 */
-	snprintf(name, sizeof(name), "%s", mirror->ops->host(mirror, text, sizeof(text)));
+	snprintf(name, sizeof(name), "%s",
+		 mirror->via ? strstr(mirror->via, "://") + 3 :
+			       mirror->ops->host(mirror, text, sizeof(text)));
 	utf8_repair(name);
 	mirror->host = host_get(&core->hosts, name, mirror->ops->blocking);
 	mirror->latency =
@@ -68,35 +78,124 @@ static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, u
 	return host && host->in_a_row >= UNHEALTHY_FAILURES && now_ns < host->recent_ns + for_ns;
 }
 
+/* Spreads what differs in a few bits (the end of MurmurHash3). */
+static uint64_t mix_u64(uint64_t x)
+{
+	x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+	x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+	return x ^ x >> 33;
+}
+
+struct choice {
+	struct unit *unit;
+	uint64_t now_ns;
+	struct mirror *best;
+	unsigned best_rank;
+	uint64_t at_ns; /* the earliest time when one of the others can be asked */
+};
+
+static void consider(struct choice *choice, struct mirror *mirror, unsigned rank)
+{
+	struct unit *unit = choice->unit;
+	uint64_t now_ns = choice->now_ns, ready;
+
+	if (is_out(unit, mirror, now_ns))
+		return;
+	ready = find_host(unit->core, mirror) ? ready_ns(unit, mirror, now_ns) :
+						now_ns + MEMORY_WAIT_MS * NS_PER_MS;
+	if (ready) {
+		if (ready < choice->at_ns)
+			choice->at_ns = ready;
+		return;
+	}
+	if (is_unhealthy(unit, mirror, now_ns))
+		rank++;
+	if (!choice->best || rank < choice->best_rank) {
+		choice->best = mirror;
+		choice->best_rank = rank;
+	}
+}
+
+/*
+ * The cache with the greatest weight for the unit, of those in front of `origin` that come behind
+ * `last` (NULL: all). What is not well comes last.
+ */
+static struct mirror *next_cache(const struct choice *choice, const struct mirror *origin,
+				 uint64_t *last)
+{
+	const struct unit *unit = choice->unit;
+	const struct source *source = unit->source;
+	uint64_t part = unit_extent(source, unit->number).offset / CACHED_TOGETHER_BYTES;
+	struct mirror *best = NULL;
+	uint64_t best_weight = 0;
+
+	for (unsigned i = source->mirror_count; i < source->place_count; i++) {
+		struct mirror *mirror = &source->mirrors[i];
+		/* The upper bit: it is well. The last ones: no two have the same. */
+		uint64_t weight = mix_u64(mirror->weight + part) >> 1 & ~(uint64_t)0x1f;
+		bool open = mirror->host && host_ask(mirror->host, choice->now_ns) != BREAKER_GO;
+
+		if (mirror->origin != origin)
+			continue;
+		if (!open && !is_unhealthy(unit, mirror, choice->now_ns))
+			weight |= 1ull << 63;
+		weight |= i;
+		if (weight > best_weight && weight < *last) {
+			best = mirror;
+			best_weight = weight;
+		}
+	}
+	*last = best_weight;
+	return best;
+}
+
+/*
+ * Nothing is pinned by what a cache says; so the mirror itself says what its object is, unless
+ * digests do.
+ */
+static bool may_ask_caches(const struct mirror *mirror)
+{
+	return mirror->ops->immutable || mirror->identity || mirror->source->has_digests;
+}
+
+/*
+ * The more of the caches have failed a unit, the less they come before the mirror: however many
+ * there are, it is asked after two of them.
+ */
+static void consider_caches(struct choice *choice, const struct mirror *mirror)
+{
+	const struct unit *unit = choice->unit;
+	const struct source *source = unit->source;
+	uint64_t last = UINT64_MAX;
+	unsigned tries = 0;
+
+	if (source->place_count == source->mirror_count || !may_ask_caches(mirror))
+		return;
+	for (unsigned i = source->mirror_count; i < source->place_count; i++)
+		tries += source->mirrors[i].origin == mirror ? unit->tries[i] : 0;
+	for (unsigned i = 0; i < CACHES_BEFORE_ORIGIN; i++) {
+		struct mirror *cache = next_cache(choice, mirror, &last);
+		unsigned rank = tries / CACHES_BEFORE_ORIGIN;
+
+		if (!cache)
+			return;
+		if (unit->tries[cache->index] > rank)
+			rank = unit->tries[cache->index];
+		consider(choice, cache, rank);
+	}
+}
+
 struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns)
 {
 	struct source *source = unit->source;
-	struct mirror *best = NULL;
-	unsigned best_rank = 0;
+	struct choice choice = { .unit = unit, .now_ns = now_ns, .at_ns = UINT64_MAX };
 
-	*at_ns = UINT64_MAX;
 	for (unsigned i = 0; i < source->mirror_count; i++) {
-		struct mirror *mirror = &source->mirrors[i];
-		unsigned rank = unit->tries[i];
-		uint64_t ready;
-
-		if (is_out(unit, mirror, now_ns))
-			continue;
-		ready = find_host(unit->core, mirror) ? ready_ns(unit, mirror, now_ns) :
-							now_ns + MEMORY_WAIT_MS * NS_PER_MS;
-		if (ready) {
-			if (ready < *at_ns)
-				*at_ns = ready;
-			continue;
-		}
-		if (is_unhealthy(unit, mirror, now_ns))
-			rank++;
-		if (!best || rank < best_rank) {
-			best = mirror;
-			best_rank = rank;
-		}
+		consider_caches(&choice, &source->mirrors[i]);
+		consider(&choice, &source->mirrors[i], unit->tries[i]);
 	}
-	return best;
+	*at_ns = choice.at_ns;
+	return choice.best;
 }
 
 bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)

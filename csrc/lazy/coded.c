@@ -214,11 +214,11 @@ static void coded_cancel(struct fetch *fetch)
 
 int coded_wrap(struct source *source, struct store *store)
 {
-	struct coded_kind *kinds = calloc(source->mirror_count, sizeof(*kinds));
+	struct coded_kind *kinds = calloc(source->place_count, sizeof(*kinds));
 
 	if (!kinds)
 		return -ENOMEM;
-	for (unsigned i = 0; i < source->mirror_count; i++) {
+	for (unsigned i = 0; i < source->place_count; i++) {
 		struct mirror *mirror = &source->mirrors[i];
 
 		kinds[i].ops = *mirror->ops;

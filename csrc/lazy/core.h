@@ -117,9 +117,9 @@ struct unit {
 	unsigned rounds;
 	bool cut;     /* an attempt got no complete response; see struct fetch */
 	bool waited;  /* it has waited once for an open breaker */
-	uint16_t out; /* bit set: mirrors that this unit does not ask again */
-	uint8_t tries[SOURCE_MIRRORS_MAX];
-	uint8_t wrong[SOURCE_MIRRORS_MAX];
+	uint32_t out; /* bit set: mirrors that this unit does not ask again */
+	uint8_t tries[SOURCE_PLACES_MAX];
+	uint8_t wrong[SOURCE_PLACES_MAX];
 };
 
 struct core_options {
@@ -263,7 +263,7 @@ void host_is_ready(struct core *core, struct host *host);
 
 /*
  * Chooses the mirror that was tried least, where an unhealthy one counts as tried once more; of
- * equals, the first. Returns NULL when none can be asked now; `*at_ns` is when one can (UINT64_MAX:
+ * equals, the first, and two of the caches in front of it before it. Returns NULL when none can be asked now; `*at_ns` is when one can (UINT64_MAX:
  * unknown).
  */
 struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns);

@@ -16,8 +16,8 @@ const char *fetch_failure_name(enum fetch_failure failure)
 	static const char *const names[] = {
 		[FETCH_TRANSIENT] = "transient", [FETCH_BUSY] = "busy",
 		[FETCH_NO_LOGIN] = "no_login",	 [FETCH_DENIED] = "denied",
-		[FETCH_GONE] = "gone",		 [FETCH_CHANGED] = "changed",
-		[FETCH_WRONG] = "wrong_answer",
+		[FETCH_GONE] = "gone",		 [FETCH_ABSENT] = "absent",
+		[FETCH_CHANGED] = "changed",	 [FETCH_WRONG] = "wrong_answer",
 	};
 
 	return names[failure];

@@ -76,6 +76,65 @@ static int parse_mirror(struct source *source, unsigned index, json_t *keys, str
 	return err;
 }
 
+/* What is behind the limit is left out: the mirrors themselves are enough. */
+static unsigned count_caches(const struct source *source)
+{
+	unsigned count = 0;
+	uint64_t weight;
+
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		const struct mirror *mirror = &source->mirrors[i];
+
+		for (unsigned n = 0; mirror->ops->cache && n < MIRROR_CACHES_MAX; n++)
+			count += mirror->ops->cache(mirror, n, &weight) != NULL;
+	}
+	return count < SOURCE_PLACES_MAX - source->mirror_count ?
+		       count :
+		       SOURCE_PLACES_MAX - source->mirror_count;
+}
+
+static void add_cache(struct source *source, struct mirror *mirror, const char *via,
+		      uint64_t weight)
+{
+	source->mirrors[source->place_count] = (struct mirror){
+		.ops = mirror->ops,
+		.source = source,
+		.index = source->place_count,
+		.origin = mirror,
+		.via = via,
+		.weight = weight,
+		.private = mirror->private,
+	};
+	source->place_count++;
+}
+
+/* Each cache in front of a mirror is one more place, behind the mirrors. */
+static int add_caches(struct source *source, struct error *error)
+{
+	unsigned places = source->mirror_count + count_caches(source);
+	struct mirror *mirrors;
+	const char *via;
+	uint64_t weight;
+
+	source->place_count = source->mirror_count;
+	if (places == source->mirror_count)
+		return 0;
+	mirrors = realloc(source->mirrors, places * sizeof(*mirrors));
+	if (!mirrors)
+		return error_set(error, -ENOMEM, "no memory for a source");
+	source->mirrors = mirrors;
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		struct mirror *mirror = &mirrors[i];
+
+		for (unsigned n = 0; mirror->ops->cache && n < MIRROR_CACHES_MAX; n++) {
+			via = mirror->ops->cache(mirror, n, &weight);
+			if (via && source->place_count < places)
+				add_cache(source, mirror, via, weight);
+		}
+	}
+	return 0;
+}
+
 /* `list` is an array of mirrors, or the keys of a single one. */
 static int parse_mirrors(struct source *source, json_t *list, struct error *error)
 {
@@ -99,7 +158,7 @@ static int parse_mirrors(struct source *source, json_t *list, struct error *erro
 					 source->mirrors[i].ops->name);
 	}
 	source->computed = source->mirrors[0].ops->compute != NULL;
-	return 0;
+	return add_caches(source, error);
 }
 
 static int parse_sizes(struct source *source, json_t *keys, struct error *error)

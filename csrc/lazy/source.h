@@ -30,12 +30,22 @@ enum {
 	SOURCE_UNIT_MAX_BYTES = 1 << 20,
 	SOURCE_UNIT_DEFAULT_BYTES = 256 << 10,
 	SOURCE_MIRRORS_MAX = 16,
+	/* of each mirror's caches, those that are asked */
+	MIRROR_CACHES_MAX = 8,
+	SOURCE_PLACES_MAX = 32, /* mirrors, and caches in front of them */
 };
 
 struct mirror {
 	const struct mirror_ops *ops;
 	struct source *source;
-	unsigned index; /* in source->mirrors and in the store */
+	unsigned index; /* in source->mirrors and, but for caches, in the store */
+	/*
+	 * NULL, or it is a cache in front of that mirror, whose kind, private data and identity are
+	 * its own; see docs/design/hosts.md.
+	 */
+	struct mirror *origin;
+	const char *via; /* the URL of a cache, without a path */
+	uint64_t weight; /* of a cache, among those in front of that mirror */
 	/*
 	 * One line of text by which the kind recognizes the unchanged object, such as an ETag.
 	 * NULL: none is pinned yet. Only for the fetcher's thread.
@@ -71,7 +81,8 @@ struct source {
 	bool has_digests; /* the store has a digest of each unit; else digests are pinned at the first fetch */
 	uint8_t key[SOURCE_KEY_BYTES];
 	unsigned mirror_count;
-	struct mirror *mirrors;
+	unsigned place_count;	 /* mirrors, and then the caches in front of them */
+	struct mirror *mirrors;	 /* place_count */
 	void *cached;		 /* only for the cache, see cache_object_of() */
 	uint64_t cache_retry_ns; /* only for the fetcher: when to try cache_object_open() again */
 };
@@ -83,6 +94,7 @@ enum fetch_failure {
 	FETCH_NO_LOGIN, /* our own credentials cannot be read, perhaps because they are being renewed */
 	FETCH_DENIED,  /* 401, 403, no permission: useless to try before something changes */
 	FETCH_GONE,    /* 404, ENOENT */
+	FETCH_ABSENT,  /* the same from a cache, which is no failure */
 	FETCH_CHANGED, /* not the object that was pinned */
 	FETCH_WRONG, /* a response that makes no sense: 200 for a range, an encoding, another length */
 };
@@ -186,6 +198,14 @@ struct mirror_ops {
 	 * file itself, since there may be a hundred thousand. NULL: the kind does not fail like others, and has no circuit breaker.
 	 */
 	const char *(*host)(const struct mirror *mirror, char *text, size_t bytes);
+
+	/*
+	 * Returns the URL of cache `number` in front of it, with its weight, or NULL. It stays as
+	 * long as the mirror. NULL: the kind takes no caches.
+	 */
+	const char *(*cache)(const struct mirror *mirror, unsigned number, uint64_t *weight);
+	/* What its keys name never changes, so that it has no identity. */
+	bool immutable;
 };
 
 /* Adds a kind to an array made by the linker; see mirror_kind_find(). */
@@ -203,6 +223,12 @@ const char *mirror_kind_names(char *text, size_t bytes);
  */
 int source_parse(const json_t *text, struct source **source, struct error *error);
 void source_free(struct source *source);
+
+/* The mirror that has the object: itself, or that behind a cache. */
+static inline struct mirror *mirror_object(struct mirror *mirror)
+{
+	return mirror->origin ?: mirror;
+}
 
 /* Kinds call this when `fetch` is over. */
 void fetch_done(struct fetch *fetch);

@@ -66,6 +66,7 @@ struct carriage {
 	const struct remote *remote;
 	const struct login *login;
 	const char *url;
+	const char *origin; /* "Host", where a cache is asked for it; NULL: that of the URL */
 	const char *if_range, *accept; /* NULL: none is sent */
 	const char *form;	       /* POST; NULL: GET */
 	uint64_t offset;	       /* of the range, bytes */

@@ -222,7 +222,12 @@ static int set_headers(struct curl_handle *handle, const struct carriage *carria
 	char text[300];
 	int err = 0;
 
-	if (carriage->if_range) {
+	/* NB: the signature of S3 covers it, as libcurl does. */
+	if (carriage->origin) {
+		snprintf(text, sizeof(text), "Host: %s", carriage->origin);
+		err = add_header(handle, text);
+	}
+	if (!err && carriage->if_range) {
 		snprintf(text, sizeof(text), "If-Range: %s", carriage->if_range);
 		err = add_header(handle, text);
 	}
@@ -247,12 +252,17 @@ static void set_login(CURL *easy, const struct carriage *carriage)
 
 	trust_set(login->trusted, easy);
 	set_blob(easy, CURLOPT_CAINFO_BLOB, &login->ca);
-	if (remote->proxy)
+	/* A proxy is for the way to the mirror, and a certificate for the mirror itself. */
+	if (carriage->origin)
+		curl_easy_setopt(easy, CURLOPT_PROXY, "");
+	else if (remote->proxy)
 		curl_easy_setopt(easy, CURLOPT_PROXY, remote->proxy);
 	if (!carriage->home)
 		return;
-	set_blob(easy, CURLOPT_SSLCERT_BLOB, &login->certificate);
-	set_blob(easy, CURLOPT_SSLKEY_BLOB, &login->key);
+	if (!carriage->origin) {
+		set_blob(easy, CURLOPT_SSLCERT_BLOB, &login->certificate);
+		set_blob(easy, CURLOPT_SSLKEY_BLOB, &login->key);
+	}
 	if (remote->ops->prepare)
 		remote->ops->prepare(remote, login, easy);
 }

@@ -41,7 +41,8 @@ static void fail(struct exchange *exchange, int err, enum fetch_failure failure,
 
 	exchange->result = err;
 	exchange->failure = failure;
-	error_set_text(&exchange->error, "%s: %s", url_text(current_url(exchange), where), why);
+	error_set_text(&exchange->error, "%s: %s",
+		       url_text(exchange->asked ?: current_url(exchange), where), why);
 }
 
 static struct response_verdict judge(struct exchange *exchange)
@@ -142,6 +143,29 @@ static const struct carriage_ops carriage_ops = {
 	.over = on_over,
 };
 
+static void forget_asked(struct exchange *exchange)
+{
+	secret_free(exchange->asked);
+	free(exchange->host);
+	exchange->asked = exchange->host = NULL;
+}
+
+/* The same request, but that it goes to the cache. Returns 0 or -ENOMEM. */
+static int ask_cache(struct exchange *exchange)
+{
+	const char *authority = strstr(current_url(exchange), "://") + 3;
+	size_t length = strcspn(authority, "/?");
+
+	forget_asked(exchange);
+	if (!exchange->via || exchange->direct || !is_at_home(exchange))
+		return 0;
+	if (asprintf(&exchange->asked, "%s%s%s", exchange->via, authority[length] == '/' ? "" : "/",
+		     authority + length) < 0)
+		exchange->asked = NULL;
+	exchange->host = strndup(authority, length);
+	return exchange->asked && exchange->host ? 0 : -ENOMEM;
+}
+
 /* Prepares for a response. Returns 0 or a negative errno, with the response filled in. */
 static int set_request(struct exchange *exchange)
 {
@@ -156,11 +180,17 @@ static int set_request(struct exchange *exchange)
 	exchange->received = 0;
 	exchange_clear(exchange);
 	free(exchange->carriage.redirect);
+	exchange->carriage.redirect = NULL;
+	if (ask_cache(exchange)) {
+		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
+		return -ENOMEM;
+	}
 	exchange->carriage = (struct carriage){
 		.ops = &carriage_ops,
 		.remote = exchange->remote,
 		.login = exchange->login,
-		.url = current_url(exchange),
+		.url = exchange->asked ?: current_url(exchange),
+		.origin = exchange->host,
 		.if_range = exchange->if_range,
 		.accept = exchange->accept,
 		.form = exchange->form,
@@ -184,11 +214,35 @@ static enum next wrong_redirect(struct exchange *exchange, int err, const char *
 	return NEXT_DONE;
 }
 
+/* A path alone, which libcurl takes for one of the cache, is one of the source. */
+static int bring_home(struct exchange *exchange)
+{
+	const char *from = current_url(exchange);
+	char *to = exchange->carriage.redirect, *path, *home;
+	int length = (int)(strstr(from, "://") + 3 - from);
+
+	if (!to || !exchange->asked || !url_same_origin(to, exchange->asked))
+		return 0;
+	path = strstr(to, "://") + 3;
+	path += strcspn(path, "/?");
+	length += (int)strcspn(from + length, "/?");
+	if (asprintf(&home, "%.*s%s", length, from, path) < 0)
+		return -ENOMEM;
+	secret_free(to);
+	exchange->carriage.redirect = home;
+	return 0;
+}
+
 static enum next follow(struct exchange *exchange)
 {
+	int err = bring_home(exchange);
 	const char *to = exchange->carriage.redirect;
 	struct error unused = {};
 
+	if (err) {
+		fail(exchange, err, FETCH_TRANSIENT, "no memory for a request");
+		return NEXT_DONE;
+	}
 	if (!to)
 		return wrong_redirect(exchange, -EPROTO, "redirects without saying where to");
 	if (++exchange->redirects > REDIRECTS_MAX)
@@ -293,6 +347,10 @@ static enum next conclude(struct exchange *exchange, CURLcode code)
 	if (!exchange->judged)
 		exchange->verdict = judge(exchange);
 	if (exchange->verdict.err) {
+		if (exchange->asked && exchange->verdict.failure == FETCH_DENIED) {
+			exchange->direct = true;
+			return NEXT_AGAIN;
+		}
 		if (wants_new_login(exchange))
 			return NEXT_LOGIN;
 		fail_verdict(exchange);
@@ -317,6 +375,7 @@ static void finish(struct exchange *exchange)
 {
 	give_login_back(exchange);
 	free(exchange->carriage.redirect);
+	forget_asked(exchange);
 	free(exchange->url);
 	secret_free(exchange->form);
 	free(exchange->location);
@@ -357,6 +416,7 @@ static void forget_login(struct exchange *exchange)
 	give_login_back(exchange);
 	free(exchange->location);
 	exchange->location = NULL;
+	exchange->direct = false;
 }
 
 static void find_login(struct exchange *exchange)

@@ -22,6 +22,7 @@ struct exchange {
 	char *url; /* malloc()ed; the exchange frees it. A URL in the login takes precedence */
 	struct wanted_range wanted; /* length 0: no range; the text is wanted */
 	uint8_t *data;		    /* wanted.length */
+	const char *via;	    /* the cache to ask, for what is at home; NULL: none */
 	const char *if_range;	    /* NULL: none is sent */
 	const char *accept;	    /* media types; NULL: any */
 	char *form;	      /* POST, as application/x-www-form-urlencoded; freed like `url` */
@@ -47,13 +48,15 @@ struct exchange {
 	struct carriage carriage;
 	const struct carrier *carrier; /* NULL: none has the request */
 	struct exchange *next_waiting;
-	char *location; /* the target of a redirect */
+	char *location;	    /* the target of a redirect */
+	char *asked, *host; /* URL and "Host" of a request to the cache; NULL: to no cache */
 	struct response_verdict verdict;
 	struct error reason;
 	size_t text_room;
 	uint32_t received; /* bytes of the range */
 	unsigned redirects;
 	bool own_login, judged, waiting, renewed, too_long;
+	bool direct; /* the cache has refused the login, and only the source is believed in that */
 };
 
 /* Starts it. Blocks, or calls done() on the fetcher's thread, perhaps before this returns. */

@@ -135,6 +135,7 @@ static int http_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct http_mirror *http = mirror->private;
 	int err = remote_parse(&http->remote, &http_remote_ops, keys, error);
+	bool secret;
 
 	if (!err)
 		err = remote_take_path(keys, "url_file", &http->url_file, error);
@@ -156,14 +157,15 @@ static int http_parse(struct mirror *mirror, json_t *keys, struct error *error)
 			"\"bearer_token_file\" and \"basic_auth_file\" exclude each other");
 	if (http->url && http->url_file)
 		return error_set(error, -EINVAL, "\"url\" and \"url_file\" exclude each other");
-	if (http->headers_file || http->bearer_token_file || http->basic_auth_file ||
-	    http->url_file || (http->url && strchr(http->url, '?')))
+	secret = http->headers_file || http->bearer_token_file || http->basic_auth_file ||
+		 http->url_file || strchr(http->url, '?');
+	if (secret)
 		secret_guard_process();
 	if (http->url && !http->headers_file && !http->bearer_token_file &&
 	    !http->basic_auth_file && !http->remote.ca_file && !http->remote.client_cert &&
 	    !url_is_https(http->url))
 		http->remote.reload_ms = 0;
-	return 0;
+	return remote_settle_caches(&http->remote, http->url ?: http->url_file, secret, error);
 }
 
 static void http_close(struct mirror *mirror)
@@ -228,5 +230,6 @@ static const struct mirror_ops http_ops = {
 	.fetch = http_fetch,
 	.cancel = object_cancel,
 	.host = http_host,
+	.cache = remote_cache,
 };
 MIRROR_KIND(http_ops);

@@ -70,10 +70,10 @@ bool http1_request_is_plain(const struct carriage *carriage, struct http1_target
 
 	pthread_once(&once, read_environment);
 	if (only_libcurl || !carriage->length || carriage->form || carriage->accept ||
-	    has_proxy(carriage->remote))
+	    (!carriage->origin && has_proxy(carriage->remote)))
 		return false;
-	if (carriage->home &&
-	    (login->certificate.text || (login->user && carriage->remote->ops->prepare)))
+	if (carriage->home && ((login->certificate.text && !carriage->origin) ||
+			       (login->user && carriage->remote->ops->prepare)))
 		return false;
 	return split(carriage->url, target);
 }
@@ -125,19 +125,20 @@ size_t http1_request_write(const struct carriage *carriage, const struct http1_t
 	const size_t room = HTTP1_REQUEST_MAX_BYTES;
 	const struct curl_slist *header = carriage->home ? carriage->login->headers : NULL;
 	const char *if_range = carriage->if_range;
+	const char *host = carriage->origin ?: target->host;
+	size_t host_length = carriage->origin ? strlen(carriage->origin) : target->host_length;
 	size_t used;
 
 	if (if_range && !is_text(if_range))
 		return 0;
-	used = (size_t)snprintf(text, room,
-				"GET %s HTTP/1.1\r\nHost: %.*s\r\nRange: bytes=%llu-%llu\r\n"
-				"User-Agent: " TRANSFER_USER_AGENT "\r\nAccept: */*\r\n"
-				"Accept-Encoding: identity\r\n%s%s%s",
-				target->path, (int)target->host_length, target->host,
-				(unsigned long long)carriage->offset,
-				(unsigned long long)carriage->offset + carriage->length - 1,
-				if_range ? "If-Range: " : "", if_range ?: "",
-				if_range ? "\r\n" : "");
+	used = (size_t)snprintf(
+		text, room,
+		"GET %s HTTP/1.1\r\nHost: %.*s\r\nRange: bytes=%llu-%llu\r\n"
+		"User-Agent: " TRANSFER_USER_AGENT "\r\nAccept: */*\r\n"
+		"Accept-Encoding: identity\r\n%s%s%s",
+		target->path, (int)host_length, host, (unsigned long long)carriage->offset,
+		(unsigned long long)carriage->offset + carriage->length - 1,
+		if_range ? "If-Range: " : "", if_range ?: "", if_range ? "\r\n" : "");
 	for (; header && used < room; header = header->next) {
 		if (!is_additional(header->data))
 			return 0;

@@ -41,6 +41,8 @@ static void report(const struct exchange *exchange, struct fetch *fetch)
 {
 	fetch->result = exchange->result;
 	fetch->failure = exchange->failure;
+	if (fetch->mirror->via && fetch->failure == FETCH_GONE)
+		fetch->failure = FETCH_ABSENT;
 	fetch->retry_after_ms = exchange->retry_after_ms;
 	fetch->error = exchange->error;
 	fetch->cut = exchange->cut;
@@ -89,7 +91,7 @@ static void on_done(struct exchange *exchange)
 	struct object_fetch *object = container_of(exchange, struct object_fetch, exchange);
 	struct fetch *fetch = object->fetch;
 	/* NB: it may have been pinned after the request was made. */
-	const char *pinned = fetch->mirror->identity;
+	const char *pinned = mirror_object(fetch->mirror)->identity;
 	char *identity = NULL;
 
 	if (object->ops->identity)
@@ -97,7 +99,7 @@ static void on_done(struct exchange *exchange)
 	report(exchange, fetch);
 	if (is_another(object, pinned, identity)) {
 		say_changed(fetch, pinned, identity);
-	} else if (!exchange->result && !pinned) {
+	} else if (!exchange->result && !pinned && !fetch->mirror->via) {
 		fetch->identity = identity;
 		identity = NULL;
 	}
@@ -112,6 +114,7 @@ static void on_done(struct exchange *exchange)
 void object_fetch(const struct object_ops *ops, struct fetch *fetch)
 {
 	struct mirror *mirror = fetch->mirror;
+	const char *pinned = mirror_object(mirror)->identity;
 	struct object_fetch *object = calloc(1, sizeof(*object));
 
 	if (object)
@@ -124,12 +127,13 @@ void object_fetch(const struct object_ops *ops, struct fetch *fetch)
 	object->ops = ops;
 	object->fetch = fetch;
 	fetch->private = object;
-	if (mirror->identity && ops->validator) {
-		object->pinned = strdup(mirror->identity);
+	if (pinned && ops->validator) {
+		object->pinned = strdup(pinned);
 		if (object->pinned)
 			object->exchange.if_range = ops->validator(object->pinned);
 	}
 	object->exchange.remote = mirror->private;
+	object->exchange.via = mirror->via;
 	object->exchange.fetcher = fetch->fetcher;
 	object->exchange.wanted = (struct wanted_range){
 		.offset = fetch->offset,

@@ -272,6 +272,16 @@ static int check_url(const struct oci_mirror *oci, struct error *error)
 	return err;
 }
 
+static int settle_caches(struct oci_mirror *oci, struct error *error)
+{
+	char *url = registry_url(oci);
+	int err = url ? remote_settle_caches(&oci->remote, url, true, error) :
+			error_set(error, -ENOMEM, "no memory for a URL");
+
+	free(url);
+	return err;
+}
+
 static int oci_parse(struct mirror *mirror, json_t *keys, struct error *error)
 {
 	struct oci_mirror *oci = mirror->private;
@@ -292,6 +302,8 @@ static int oci_parse(struct mirror *mirror, json_t *keys, struct error *error)
 		err = check_names(oci, error);
 	if (!err)
 		err = check_url(oci, error);
+	if (!err)
+		err = settle_caches(oci, error);
 	if (!err)
 		secret_guard_process();
 	return err;
@@ -380,5 +392,7 @@ static const struct mirror_ops oci_ops = {
 	.fetch = oci_fetch,
 	.cancel = object_cancel,
 	.host = oci_host,
+	.cache = remote_cache,
+	.immutable = true,
 };
 MIRROR_KIND(oci_ops);

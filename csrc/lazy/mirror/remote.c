@@ -57,6 +57,8 @@ int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *ke
 		err = remote_take_path(keys, "client_key", &remote->client_key, error);
 	if (!err)
 		err = take_proxy(remote, keys, error);
+	if (!err)
+		err = remote_take_caches(remote, keys, error);
 	if (err)
 		return err;
 	if (remote->client_key && !remote->client_cert)
@@ -95,6 +97,7 @@ void remote_close(struct remote *remote)
 	free(remote->client_cert);
 	free(remote->client_key);
 	free(remote->proxy);
+	remote_free_caches(remote);
 }
 
 struct login *login_current(struct remote *remote)

@@ -62,6 +62,12 @@ struct remote_ops {
 	void (*prepare)(const struct remote *remote, const struct login *login, CURL *easy);
 };
 
+/* A cache in front of a mirror; see docs/design/hosts.md. */
+struct via {
+	char *url;	 /* scheme, host and port */
+	uint64_t weight; /* for this object */
+};
+
 /* The first member of the private data of each kind. */
 struct remote {
 	const struct remote_ops *ops;
@@ -69,16 +75,29 @@ struct remote {
 	char *proxy;				  /* "": no proxy; NULL: that of the environment */
 	/* how often files are read again; 0: there are none */
 	uint32_t reload_ms;
+	struct via *via; /* the one with the most weight first */
+	unsigned via_count;
+	bool via_plain; /* credentials may go to caches without TLS */
 
 	pthread_mutex_t lock;
 	struct login *login;	 /* the newest */
 	struct login_load *load; /* being made; only for the fetcher's thread */
 };
 
-/* Takes "ca_file", "client_cert", "client_key" and "proxy". */
+/* Takes "ca_file", "client_cert", "client_key", "proxy", "via" and "via_plain". */
 int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *keys,
 		 struct error *error);
 void remote_close(struct remote *remote);
+/*
+ * via.c: to be called when all keys have been taken. `url` names the object, or is the path of a
+ * file that does. `secret`: credentials are sent for it. Without caches of its own, it gets those of
+ * the server's rules. Returns 0, -EINVAL with the error filled in, or -ENOMEM.
+ */
+int remote_settle_caches(struct remote *remote, const char *url, bool secret, struct error *error);
+/* Is the `cache` of kinds. */
+const char *remote_cache(const struct mirror *mirror, unsigned number, uint64_t *weight);
+int remote_take_caches(struct remote *remote, json_t *keys, struct error *error);
+void remote_free_caches(struct remote *remote);
 /* Takes the path of a file. It must be absolute, since users do not know the server's directory. */
 int remote_take_path(json_t *keys, const char *key, char **path, struct error *error);
 

@@ -206,6 +206,8 @@ static int s3_parse(struct mirror *mirror, json_t *keys, struct error *error)
 		err = make_url(s3, error);
 	if (!err && !s3->anonymous)
 		secret_guard_process();
+	if (!err)
+		err = remote_settle_caches(&s3->remote, s3->url, !s3->anonymous, error);
 	return err;
 }
 
@@ -264,5 +266,6 @@ static const struct mirror_ops s3_ops = {
 	.fetch = s3_fetch,
 	.cancel = object_cancel,
 	.host = s3_host,
+	.cache = remote_cache,
 };
 MIRROR_KIND(s3_ops);

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* Rules of this server: which caches are in front of which hosts; see docs/design/hosts.md. */
+#ifndef LAZY_MIRROR_VIA_H
+#define LAZY_MIRROR_VIA_H
+
+#include <jansson.h>
+
+#include "base/error.h"
+
+/*
+ * Takes [{"for": PATTERN, "caches": [URL, ...], "plain": false}, ...], of which the first that
+ * matches the host of a mirror without caches of its own counts. To be called before any source is
+ * parsed. Returns 0, -EINVAL with the error filled in, or -ENOMEM.
+ */
+int via_rules_set(const json_t *rules, struct error *error);
+/* To be called when no source is parsed any more. */
+void via_rules_free(void);
+
+#endif

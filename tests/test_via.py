@@ -1,0 +1,371 @@
+"""Caches in front of mirrors (docs/design/hosts.md), with fetch-shell, sanitized."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from fetch_shell import FetchShell, fetch_shell
+from scripted_server import ScriptedServer, response, scripted_server
+
+UNIT = 64 << 10
+#: Hosts agree on a cache for as much of an object.
+PART = 4 << 20
+PARTS = 12
+SIZE = PARTS * PART
+ETAG = '"of-the-source"'
+
+
+def content(offset: int, length: int) -> bytes:
+    return bytes([offset // UNIT % 251]) * length
+
+
+def good(request: str) -> bytes:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    first, last = int(found[1]), int(found[2])
+    head = (
+        f"206 Partial Content\nETag: {ETAG}\nContent-Range: bytes {first}-{last}/{SIZE}"
+    )
+    return response(head, content(first, last + 1 - first))
+
+
+def header(request: str, name: str) -> str | None:
+    found = re.search(rf"(?im)^{name}: (.*)\r$", request)
+    return found[1] if found else None
+
+
+class Site:
+    """An origin, caches in front of it, and a fetcher."""
+
+    def __init__(
+        self, shell: FetchShell, origin: ScriptedServer, caches: list[ScriptedServer]
+    ) -> None:
+        self.shell, self.origin, self.caches = shell, origin, caches
+        self.urls = [each.url("").rstrip("/") for each in caches]
+
+    def mirror(self, **keys: Any) -> dict[str, Any]:
+        return {
+            "kind": "http",
+            "url": self.origin.url("a/b?c=d"),
+            "via": self.urls,
+        } | keys
+
+    def add(self, *, pinned: bool = True, **keys: Any) -> int:
+        mirror = self.mirror(**keys)
+        source = self.shell.add({"size": SIZE, "unit": UNIT, "mirrors": [mirror]})
+        if pinned:
+            self.shell._send({"identity": 1, "source": source, "text": f"etag {ETAG}"})
+        return source
+
+    def read(self, source: int, offset: int = 0) -> float:
+        answer = self.shell.read(source, offset, UNIT)
+        assert answer.data == content(offset, UNIT)
+        return answer.ms
+
+    def asked(self) -> tuple[int, list[int]]:
+        """Requests since the last time: of the origin, and of each cache."""
+        counts = len(self.origin.requests), [len(each.requests) for each in self.caches]
+        for each in (self.origin, *self.caches):
+            each.requests.clear()
+        return counts
+
+    def failures(self) -> dict[str, int]:
+        found: dict[str, int] = self.shell.stats()["failures"]
+        return {name: count for name, count in found.items() if count}
+
+
+@pytest.fixture
+def site(
+    request: pytest.FixtureRequest, sanitized_build: Path, tmp_path: Path
+) -> Iterator[Site]:
+    with ExitStack() as stack:
+        origin = stack.enter_context(scripted_server(good))
+        count = getattr(request, "param", 3)
+        caches = [stack.enter_context(scripted_server(good)) for _ in range(count)]
+        log = tmp_path / "log"
+        shell = stack.enter_context(fetch_shell(sanitized_build, log=log))
+        yield Site(shell, origin, caches)
+
+
+def test_a_cache_gets_the_request_of_its_origin(site: Site, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    token.chmod(0o600)
+    source = site.add(bearer_token_file=str(token))
+    site.read(source, UNIT)
+    (request,) = [one for each in site.caches for one in each.requests]
+    assert request.startswith("GET /a/b?c=d HTTP/1.1\r\n")
+    assert header(request, "host") == f"127.0.0.1:{site.origin.port}"
+    assert header(request, "authorization") == "Bearer t0ken"
+    assert header(request, "range") == f"bytes={UNIT}-{2 * UNIT - 1}"
+    assert header(request, "if-range") == ETAG
+    assert site.asked()[0] == 0
+
+
+def test_a_login_of_libcurl_goes_to_the_cache_as_well(
+    site: Site, tmp_path: Path
+) -> None:
+    basic = tmp_path / "basic"
+    basic.write_text("me:secret\n")
+    basic.chmod(0o600)
+    site.read(site.add(basic_auth_file=str(basic)))
+    (request,) = [one for each in site.caches for one in each.requests]
+    assert header(request, "host") == f"127.0.0.1:{site.origin.port}"
+    assert header(request, "authorization") == "Basic bWU6c2VjcmV0"
+
+
+def test_the_origin_says_first_what_its_object_is(site: Site) -> None:
+    source = site.add(pinned=False)
+    site.read(source)
+    assert site.asked() == (1, [0, 0, 0])
+    site.read(source, UNIT)
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (0, 1)
+
+
+def test_a_probe_goes_to_the_origin(site: Site) -> None:
+    source = site.add(pinned=False)
+    answer = site.shell.ask({"probe": 1, "source": source, "timeout_ms": 5000})
+    assert answer["size"] == SIZE
+    assert site.asked() == (1, [0, 0, 0])
+
+
+def choices(site: Site, source: int) -> list[int]:
+    """Which cache is asked for each part of the object."""
+    found = []
+    for offset in range(0, SIZE, PART):
+        site.read(source, offset)
+        site.read(source, offset + PART - UNIT)
+        origin, caches = site.asked()
+        assert origin == 0
+        found.append(caches.index(2))  # both units of a part
+    return found
+
+
+def test_hosts_agree_on_a_cache(site: Site) -> None:
+    chosen = choices(site, site.add())
+    assert len(set(chosen)) > 1
+    other = site.mirror(via=site.urls[::-1], url=site.origin.url("a/b?signature=x"))
+    assert choices(site, site.add(**other)) == chosen
+    # Without one of them, only its part goes elsewhere.
+    fewer = choices(site, site.add(via=site.urls[:2]))
+    for before, after in zip(chosen, fewer, strict=True):
+        assert before in (2, after)
+    assert choices(site, site.add(url=site.origin.url("another"))) != chosen
+
+
+def test_what_a_cache_lacks_is_no_failure(site: Site) -> None:
+    for cache in site.caches:
+        cache.script = lambda _: response("404 Not Found")
+    source = site.add()
+    for number in range(8):
+        site.read(source, number * UNIT)
+    # Two of them are asked each time, since none has failed.
+    origin, caches = site.asked()
+    assert (origin, sorted(caches)) == (8, [0, 8, 8])
+    assert site.failures() == {"absent": 16}
+    for cache in site.caches:
+        cache.script = good
+    site.read(source, 8 * UNIT)
+    assert site.asked()[0] == 0
+
+
+def test_only_the_origin_can_say_that_an_object_is_gone(site: Site) -> None:
+    for each in (site.origin, *site.caches):
+        each.script = lambda _: response("404 Not Found")
+    answer = site.shell.read(site.add(), 0, UNIT)
+    assert answer.result == -5
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (1, 2)
+
+
+@pytest.mark.parametrize("head", ["502 Bad Gateway", "200 OK", "504 Gateway Timeout"])
+def test_a_cache_that_fails_is_left_alone(site: Site, head: str) -> None:
+    for cache in site.caches:
+        cache.script = lambda _: response(head)
+    source = site.add()
+    for number in range(8):
+        site.read(source, number * UNIT)
+    origin, caches = site.asked()
+    # Three failures each, and then others come first.
+    assert (origin, sorted(caches)) == (8, [3, 3, 3])
+
+
+@pytest.mark.parametrize("site", [1], indirect=True)
+def test_a_cache_with_another_version_is_left_alone(site: Site) -> None:
+    site.caches[0].script = lambda request: good(request).replace(
+        ETAG.encode(), b'"another"'
+    )
+    source = site.add()
+    for number in range(4):
+        site.read(source, number * UNIT)
+    assert site.asked() == (4, [1])
+    assert site.failures() == {"changed": 1}
+
+
+def test_a_silent_cache_costs_bounded_time(site: Site) -> None:
+    end = Event()
+
+    def hang(_: str) -> bytes:
+        end.wait()
+        return b""
+
+    source = site.add()
+    site.read(source)
+    _, caches = site.asked()
+    site.caches[caches.index(1)].script = hang
+    try:
+        # All at once: three failures in a row, and the cache is left alone.
+        reads = {
+            site.shell.begin(source, number * UNIT, UNIT): number * UNIT
+            for number in range(1, 6)
+        }
+        for number, answer in site.shell.finish().items():
+            assert answer.data == content(reads[number], UNIT)
+            assert 900 < answer.ms < 20_000  # at least the wait, and no deadline
+        origin, after = site.asked()
+        assert (origin, after[caches.index(1)]) == (0, 5)
+        site.read(source, 6 * UNIT)
+        origin, after = site.asked()
+        assert (origin, after[caches.index(1)]) == (0, 0)
+    finally:
+        end.set()
+
+
+def test_dead_caches_leave_the_origin(site: Site) -> None:
+    source = site.add(via=["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    began_s = time.monotonic()
+    for number in range(8):
+        site.read(source, number * UNIT)
+    assert site.asked()[0] == 8
+    assert time.monotonic() - began_s < 25
+
+
+def test_a_dead_origin_leaves_the_caches(site: Site) -> None:
+    source = site.add(url="http://127.0.0.1:1/gone")
+    for number in range(8):
+        site.read(source, number * UNIT)
+    assert sum(site.asked()[1]) == 8
+
+
+def test_a_challenge_of_a_cache_is_not_believed(site: Site, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    name = f"127.0.0.1:{site.origin.port}"
+    config.write_text('{"auths": {"%s": {"auth": "bWU6c2VjcmV0"}}}' % name)
+    config.chmod(0o600)
+    with scripted_server(lambda _: response("200 OK", b'{"token": "x"}')) as evil:
+        challenge = f'401 Unauthorized\nWWW-Authenticate: Bearer realm="{evil.url()}"'
+        for cache in site.caches:
+            cache.script = lambda _: response(challenge)
+        blob = {
+            "kind": "oci",
+            "registry": name,
+            "repository": "some/image",
+            "digest": "sha256:" + "0" * 64,
+            "insecure": True,
+            "docker_config": str(config),
+            "via": site.urls,
+        }
+        source = site.shell.add({"size": SIZE, "unit": UNIT, "mirrors": [blob]})
+        site.read(source)
+        assert evil.requests == []
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (1, 1)
+
+
+def test_a_renewed_login_is_used_at_the_cache(site: Site, tmp_path: Path) -> None:
+    """The origin's refusal renews it, and only that."""
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    token.chmod(0o600)
+
+    def guarded(request: str) -> bytes:
+        if header(request, "authorization") != "Bearer new":
+            token.write_text("new\n")
+            return response("401 Unauthorized")
+        return good(request)
+
+    for each in (site.origin, *site.caches):
+        each.script = guarded
+    site.read(site.add(bearer_token_file=str(token)))
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (1, 2)
+
+
+def test_redirects_of_a_cache(site: Site, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    token.chmod(0o600)
+    with scripted_server(good) as elsewhere:
+        targets = {
+            # The plain client leaves the first redirect of a host to libcurl.
+            "relative": ("/moved", 3),
+            "absolute": (site.origin.url("moved"), 2),
+            "elsewhere": (elsewhere.url("moved"), 1),
+        }
+        target = ""
+
+        def script(request: str) -> bytes:
+            if request.startswith("GET /moved "):
+                return good(request)
+            return response(f"307 Temporary Redirect\nLocation: {target}")
+
+        for cache in site.caches:
+            cache.script = script
+        source = site.add(bearer_token_file=str(token))
+        for number, (kind, (target, requests)) in enumerate(targets.items()):
+            site.read(source, number * UNIT)
+            origin, caches = site.asked()
+            assert (origin, sum(caches)) == (0, requests), kind
+        (request,) = elsewhere.requests
+        assert header(request, "host") == f"127.0.0.1:{elsewhere.port}"
+        assert header(request, "authorization") is None
+
+
+PLAIN = "http://cache.example:3128"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"via": "http://cache"}, '"via" must be a list'),
+        ({"via": []}, '"via" must be a list'),
+        ({"via": [3]}, '"via" must be a list of URLs'),
+        ({"via": ["cache:3128"]}, '"via" is no URL with a scheme'),
+        ({"via": ["http://cache/path"]}, "more than scheme, host and port"),
+        ({"via": ["http://me:pw@cache"]}, "has a user or a password"),
+        ({"via": [PLAIN], "bearer_token_file": "/t"}, "without TLS"),
+        ({"via": [PLAIN], "via_plain": 1}, '"via_plain" must be true or false'),
+    ],
+)
+def test_bad_keys_are_refused(site: Site, keys: dict[str, Any], words: str) -> None:
+    mirror = site.mirror(url="https://origin.example/a", **keys)
+    answer = site.shell.ask({"source": {"size": SIZE, "mirrors": [mirror]}})
+    assert words in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"via": [PLAIN]},
+        {"via": [PLAIN], "bearer_token_file": "/t", "via_plain": True},
+        {"via": ["https://cache.example"], "bearer_token_file": "/t"},
+        {"via": [f"http://cache{number}" for number in range(100)]},
+    ],
+)
+def test_keys_that_are_right(site: Site, keys: dict[str, Any]) -> None:
+    mirror = site.mirror(url="https://origin.example/a", **keys)
+    assert "source" in site.shell.ask({"source": {"size": SIZE, "mirrors": [mirror]}})
+
+
+def test_other_kinds_take_no_caches(site: Site) -> None:
+    source = {"size": SIZE, "kind": "file", "path": "/f", "via": ["http://cache"]}
+    answer = site.shell.ask({"source": source})
+    assert "unknown key" in answer["error"]
