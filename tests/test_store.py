@@ -522,3 +522,42 @@ def test_one_server_at_a_time(shell: StoreShell, again: Open, path: Path) -> Non
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         with sqlite3.connect(path, timeout=0) as connection:
             connection.execute("SELECT * FROM mappings").fetchall()
+
+
+# Caches in front of mirrors
+
+
+def test_caches_are_no_part_of_a_source(again: Open, path: Path) -> None:
+    plain = {"kind": "http", "url": "http://origin.example/a", "size": MIB}
+    with again() as shell:
+        assert shell.add([[0, MIB, 0, 0]], plain) == added((0, False))
+        for caches in (["http://one.example"], ["http://two.example:3128"]):
+            source = {**plain, "via": caches}
+            assert shell.add([[0, MIB, 0, 0]], source) == added((0, True))
+        other = {**plain, "url": "http://origin.example/b", "via": ["http://b.example"]}
+        assert shell.add([[MIB, MIB, 0, 0]], other) == added((MIB, False))
+    with again() as shell:
+        assert shell.opened["sources"] == 2
+    with sqlite3.connect(path) as db:
+        texts = [text for (text,) in db.execute("SELECT text FROM sources")]
+        caches = list(db.execute("SELECT source, mirror, text FROM caches"))
+        # Older servers read it: they refuse other versions, and unknown keys.
+        assert list(db.execute("PRAGMA user_version")) == [(1,)]
+    db.close()
+    assert not any("via" in text for text in texts)
+    assert caches == [
+        (1, 0, '{"via":["http://two.example:3128"]}'),
+        (2, 0, '{"via":["http://b.example"]}'),
+    ]
+
+
+def test_caches_of_the_map_are_used(again: Open, path: Path) -> None:
+    """A row that no server can have written shows that it is read."""
+    with again() as shell:
+        source = {"kind": "http", "url": "http://a.example/", "size": MIB}
+        shell.add([[0, MIB, 0, 0]], {**source, "via": ["http://cache.example"]})
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE caches SET text = ?", ('{"via": ["http://cache/path"]}',))
+    db.close()
+    with again() as shell:
+        assert "more than scheme, host and port" in str(shell.opened)

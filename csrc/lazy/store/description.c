@@ -52,9 +52,19 @@ static int list_mirror(json_t *text)
 	return json_object_set_new(text, "mirrors", json_pack("[o]", mirror)) ? -ENOMEM : 0;
 }
 
-static int name_of(const json_t *text, uint8_t name[static NAME_BYTES])
+/* What is kept of the text in the map: what the source is. Returns NULL when memory is short. */
+static char *words_of(json_t *text)
 {
-	_cleanup_free_ char *words = json_dumps(text, JSON_COMPACT | JSON_SORT_KEYS);
+	json_t *plain = store_text_without_caches(text);
+	char *words = plain ? json_dumps(plain, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+
+	json_decref(plain);
+	return words;
+}
+
+static int name_of(json_t *text, uint8_t name[static NAME_BYTES])
+{
+	_cleanup_free_ char *words = words_of(text);
 
 	if (!words)
 		return -ENOMEM;
@@ -263,7 +273,7 @@ static int store_list(struct store *store, const struct new_source *made, uint64
 static int insert(struct store *store, const struct new_source *made, uint64_t id,
 		  sqlite3_int64 list)
 {
-	_cleanup_free_ char *text = json_dumps(made->text, JSON_COMPACT | JSON_SORT_KEYS);
+	_cleanup_free_ char *text = words_of(made->text);
 	_cleanup_sql_ sqlite3_stmt *statement = NULL;
 	int err = sql_prepare(store->writer, "INSERT INTO sources VALUES(?1, ?2, ?3, ?4, ?5)",
 			      &statement);
@@ -329,7 +339,8 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id, 
 	return 0;
 }
 
-int new_source_store(struct store *store, struct new_source *made, uint64_t id, struct error *error)
+static int find_or_store(struct store *store, struct new_source *made, uint64_t id,
+			 struct error *error)
 {
 	sqlite3_int64 found;
 	int err;
@@ -348,4 +359,14 @@ int new_source_store(struct store *store, struct new_source *made, uint64_t id, 
 		return err;
 	err = insert_unsized(store, made, made->id);
 	return err ? sql_error_set(store->writer, "write to", error) : 0;
+}
+
+int new_source_store(struct store *store, struct new_source *made, uint64_t id, struct error *error)
+{
+	int err = find_or_store(store, made, id, error);
+
+	if (err)
+		return err;
+	err = new_source_store_caches(store, made);
+	return err ? sql_error_set(store->writer, "write to", error) ?: err : 0;
 }

@@ -55,6 +55,7 @@ struct store {
 
 	struct source **sources; /* number `id` is sources[id - 1] */
 	uint64_t source_count, source_room;
+	bool has_caches; /* of its sources, when it was loaded */
 	struct pin_queue pins;
 
 	pthread_mutex_t pages_lock; /* held for at most the copy of one page */
@@ -154,6 +155,17 @@ int source_set_index(struct store *store, struct source *source, struct codec_in
 int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id,
 			   struct error *error);
 int store_load_index(struct store *store, struct source *source, struct error *error);
+
+/*
+ * caches.c: the caches in front of the mirrors of a source, which are no part of what it is. Returns
+ * the text without them: a new reference, or NULL.
+ */
+json_t *store_text_without_caches(json_t *text);
+/* Writes those of the text as those of source `id`, in a transaction. Without any, does nothing. */
+int new_source_store_caches(struct store *store, const struct new_source *made);
+/* Adds those of source `id` to its text, if `store->has_caches`, which the other one finds out. */
+int store_look_for_caches(struct store *store);
+int store_load_caches(struct store *store, uint64_t id, json_t *text);
 
 /* pages.c; store_digest_at_hand() is in store.h */
 void digest_page_keep(struct store *store, const struct source *source, uint64_t number,

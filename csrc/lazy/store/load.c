@@ -57,7 +57,9 @@ static int load_source(struct store *store, sqlite3_stmt *row, struct error *err
 		json_decref(keys);
 		return damaged(store, "source", id, error);
 	}
-	err = store_parse_source(keys, &source, error);
+	err = store_load_caches(store, id, keys);
+	if (!err)
+		err = store_parse_source(keys, &source, error);
 	json_decref(keys);
 	if (!err)
 		err = store_reserve_sources(store, 1);
@@ -145,9 +147,12 @@ static int for_rows(struct store *store, const char *query,
 
 int store_load(struct store *store, struct error *error)
 {
-	int err = for_rows(store, "SELECT id, text, key, list FROM sources ORDER BY id",
-			   load_source, error);
+	int err = store_look_for_caches(store);
 
+	if (err)
+		return sql_error_set(store->reader, "read", error);
+	err = for_rows(store, "SELECT id, text, key, list FROM sources ORDER BY id", load_source,
+		       error);
 	if (!err)
 		err = for_rows(store, "SELECT source, mirror, identity FROM identities",
 			       load_identity, error);
