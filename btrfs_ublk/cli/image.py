@@ -64,6 +64,25 @@ def _registry_options(function: _Function) -> _Function:
     return function
 
 
+def _via_options(function: _Function) -> _Function:
+    for option in (
+        click.option(
+            "--via-plain",
+            is_flag=True,
+            help="Tokens may go to those caches without TLS.",
+        ),
+        click.option(
+            "--via",
+            multiple=True,
+            metavar="URL",
+            help="A cache in front of the registry, http://HOST:PORT; may be repeated."
+            "  [those of hosts.toml]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 def _with_access(function: _Function) -> _Function:
     """Add the options of a registry; the command gets them as ``access``."""
 
@@ -592,6 +611,7 @@ def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
 )
 @volumes_base
 @_registry_options
+@_via_options
 @json_option
 def up(
     image: str,
@@ -602,6 +622,8 @@ def up(
     docker_config: Path | None,
     ca_file: Path | None,
     insecure: bool,
+    via: tuple[str, ...],
+    via_plain: bool,
     as_json: bool,
 ) -> None:
     """Mount an image as a volume, and print where it is.
@@ -616,6 +638,8 @@ def up(
         "image_docker_config": docker_config,
         "image_ca_file": ca_file,
         "image_insecure": insecure or None,
+        "via": via or None,
+        "via_plain": via_plain or None,
         "mount": mount,
         "writable": writable,
     }

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from btrfs_ublk.base.entry import PathType
+from btrfs_ublk.base.hosts import check_cache
 from btrfs_ublk.content import Source
 from btrfs_ublk.content.bulk import parse_json
 from btrfs_ublk.content.oci import parse_image
@@ -29,6 +30,8 @@ _KEYS = {
     ),
     "oci": ("docker_config", "insecure"),
 }
+#: Kinds that may have caches in front of them.
+_CACHED = ("http", "s3", "oci")
 
 
 def _mirror(kind: str, key: str) -> Any:
@@ -183,6 +186,18 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=None,
         help="Ask the registry by http; on loopback only.",
     ),
+    click.option(
+        "--via",
+        multiple=True,
+        metavar="URL",
+        help="A cache in front of --url, --s3 and --oci, http://HOST:PORT. May be"
+        " repeated.  [those of hosts.toml]",
+    ),
+    click.option(
+        "--via-plain",
+        is_flag=True,
+        help="Credentials may go to those caches without TLS.",
+    ),
 )
 
 
@@ -207,6 +222,8 @@ def mirrors_of(ctx: click.Context) -> list[Source]:
             raise UsageError(f"--{option} is about --{kind}, and there is none")
         for mirror in ours:
             mirror.update(shared)
+    if ctx.params.get("via"):
+        _add_caches(mirrors, ctx.params)
     for mirror in mirrors:
         for kind, key in (("file", "path"), ("http", "url_file")):
             path = mirror.get(key)
@@ -214,6 +231,16 @@ def mirrors_of(ctx: click.Context) -> list[Source]:
             if mirror.get("kind") == kind and isinstance(path, str) and path:
                 mirror[key] = str(Path(path).absolute())
     return mirrors
+
+
+def _add_caches(mirrors: list[Source], given: dict[str, Any]) -> None:
+    ours = [mirror for mirror in mirrors if mirror.get("kind") in _CACHED]
+    if not ours:
+        raise UsageError("--via is about --url, --s3 and --oci, and there is none")
+    for mirror in ours:
+        mirror["via"] = [check_cache(url, "--via") for url in given["via"]]
+        if given.get("via_plain"):
+            mirror["via_plain"] = True
 
 
 def _plain(value: object) -> object:

@@ -49,6 +49,14 @@ def _option(setting: volumes.Setting) -> Callable[[_Function], _Function]:
     if kind.type is bool:
         both = f"{name}/--no-{name.removeprefix('--')}"
         return click.option(both, default=None, help=setting.help)
+    if kind.repeats:
+        return click.option(
+            name,
+            multiple=True,
+            callback=lambda _ctx, _param, values: values or None,
+            metavar=kind.metavar,
+            help=f"{setting.help}  [{setting.default_text}]",
+        )
     type_: Any = PathType() if kind.type is Path else kind.type
     return click.option(
         name,

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.hosts import via_option
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.process import ProcessIdentity, launch
 from btrfs_ublk.device import control
@@ -284,6 +285,7 @@ class Supervisor:
             *(self._program, "--front-end", spec.front_end, "--tag", spec.tag),
             *("--listen-fd", str(listen_fd)),
             *(["--realtime"] if spec.realtime else []),
+            *via_option(strict=False),
             *options,
             str(self._directory.description),
         ]

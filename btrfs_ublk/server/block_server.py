@@ -11,6 +11,7 @@ from typing import Any
 
 from btrfs_ublk.base import libraries
 from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.hosts import via_option
 from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import StrPath
@@ -216,6 +217,7 @@ class BlockServer:
         argv += [f"--{name}" for name, is_set in self._flags.items() if is_set]
         for name in self._features:
             argv += ["--feature", name]
+        argv += via_option()
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 
     def _start(self, entry: Entry, front_end: FrontEnd) -> Child:

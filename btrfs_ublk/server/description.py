@@ -248,7 +248,8 @@ class LazySegment(Segment):
     The segment begins at byte ``map_offset`` of them. Reads of what is not mapped fail
     with EIO, or return zeroes (``unmapped``). A read that no mirror answers fails after
     ``deadline_s`` seconds; with None, it waits for ever. With ``complete``, bytes per
-    second or "idle", the server fetches all that is mapped into the cache by itself."""
+    second or "idle", the server fetches all that is mapped into the cache by itself.
+    ``via`` are rules about caches in front of sources, as Rule.to_dict() has them."""
 
     kind: ClassVar[str] = "lazy"
 
@@ -258,6 +259,7 @@ class LazySegment(Segment):
     unmapped: Literal["error", "zero"] = "error"
     deadline_s: float | None = 30
     complete: int | Literal["idle"] | None = None
+    via: Sequence[dict[str, Any]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -283,6 +285,9 @@ class LazySegment(Segment):
             )
         _check_deadline(self.deadline_s, self._where)
         _check_complete(self.complete, self.cache, self._where)
+        if not isinstance(self.via, list | tuple):
+            raise UsageError(f"{self._where}: via is {self.via!r}, not a list")
+        object.__setattr__(self, "via", tuple(self.via))
 
     def part(self, start: int, end: int) -> LazySegment:
         first = max(start, self.offset)

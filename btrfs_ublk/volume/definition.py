@@ -25,6 +25,7 @@ from btrfs_ublk.volume.entry import VolumeFile
 from btrfs_ublk.volume.settings import (
     AbsolutePath,
     BlockSize,
+    Caches,
     Choice,
     Count,
     Flag,
@@ -287,6 +288,22 @@ class VolumeDefinition:
         up="with a deadline of",
         check=_check_deadline,
     )
+    via: tuple[str, ...] | None = _setting(
+        None,
+        "via",
+        Caches(),
+        "A cache in front of its sources, http://HOST:PORT; may be repeated.",
+        more="`--via none` takes them back. See [site caches](how-to/site-caches.md).",
+        none="none",
+        unset="none, but those of hosts.toml",
+        up="with caches",
+    )
+    via_plain: bool = _setting(
+        False,
+        "via_plain",
+        Flag(),
+        "Credentials may go to those caches without TLS.",
+    )
     files: tuple[VolumeFile, ...] = _setting(
         (), "file", Files(), "The files in it.", change="at once"
     )
@@ -296,10 +313,22 @@ class VolumeDefinition:
         with deferred():
             for setting in SETTINGS.values():
                 setting.check_value(self)
+        self._check_caches()
         if self.image is not None and self.files:
             raise UsageError(
                 f"files cannot be added to a volume of an image ({self.image})",
                 hint="add them to another volume",
+            )
+
+    def _check_caches(self) -> None:
+        from btrfs_ublk.base.hosts import is_plain
+
+        # Of other sources, the server knows whether they have credentials.
+        plain = [url for url in self.via or () if is_plain(url)]
+        if plain and self.image is not None and not self.via_plain:
+            raise UsageError(
+                f"the registry's tokens would go to {plain[0]} without TLS",
+                hint="write https://, or allow it: --via-plain",
             )
 
     def with_files(self, more: Sequence[VolumeFile]) -> VolumeDefinition:

@@ -24,6 +24,8 @@ class Kind:
     """
 
     type: type | None = str
+    #: The option may be repeated, and parse() gets all values.
+    repeats = False
     choices: tuple[str, ...] = ()
     metavar: str | None = None
 
@@ -123,6 +125,29 @@ class Rate(Kind):
     def check(self, value: Any, noun: str) -> None:
         if value != "idle" and not 0 < value < 2**63:
             raise UsageError(f"{noun} {value} is no rate", hint="write 50M/s, or idle")
+
+
+class Caches(Kind):
+    """URLs of caches."""
+
+    metavar = "URL"
+    repeats = True
+
+    def read(self, value: object, key: str) -> tuple[str, ...]:
+        from btrfs_ublk.base.hosts import check_cache
+
+        if not isinstance(value, list) or not value:
+            raise UsageError(f"{key} is {value!r}, not a list of URLs")
+        return tuple(check_cache(each, key) for each in value)
+
+    def parse(self, value: Any, option: str) -> tuple[str, ...] | None:
+        return None if list(value) == ["none"] else self.read(list(value), option)
+
+    def write(self, value: Any) -> list[str]:
+        return list(value)
+
+    def show(self, value: Any) -> str:
+        return ", ".join(value)
 
 
 class BlockSize(Size):

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from btrfs_ublk import seed as seeds
+from btrfs_ublk.base.hosts import Rule
 from btrfs_ublk.base.jsonfile import RecordFormat
 from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.paths import StrPath
@@ -210,6 +211,7 @@ class VolumeDirectory:
             cache=str(self.cache_of(definition)),
             deadline_s=definition.deadline_s,
             complete=definition.complete,
+            via=_rules(definition),
         )
         return seed.description([lazy])
 
@@ -222,6 +224,12 @@ class VolumeDirectory:
                 hint=f"see which: fuser {self.lock}",
             )
         return lock
+
+
+def _rules(definition: VolumeDefinition) -> list[dict[str, Any]]:
+    if not definition.via:
+        return []
+    return [Rule("*", definition.via, definition.via_plain).to_dict()]
 
 
 def volumes_directory(base: StrPath | None = None, *, make: bool = False) -> Path:

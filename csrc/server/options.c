@@ -15,8 +15,11 @@
 
 #include "base/cleanup.h"
 #include "base/cpulist.h"
+#include "base/error.h"
+#include "base/json_text.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "lazy/mirror/via.h"
 #include "server/frontend/ublk_features.h"
 
 enum {
@@ -216,6 +219,22 @@ static int take_realtime(const char *text, struct server_options *options)
 	return 0;
 }
 
+static int take_via(const char *text, struct server_options *options)
+{
+	json_t *rules = json_text_parse(text, strlen(text), 0, NULL);
+	struct error error = {};
+	int err = rules ? via_rules_set(VIA_OF_HOST, rules, &error) :
+			  error_set(&error, -EINVAL, "it is no JSON");
+
+	(void)options;
+	json_decref(rules);
+	if (err)
+		msg_error("--via: %s", error.text);
+	if (err && *error.hint)
+		msg_hint("%s", error.hint);
+	return err;
+}
+
 static int take_page_cache(const char *text, struct server_options *options)
 {
 	(void)text;
@@ -309,6 +328,9 @@ static const struct row table[] = {
 	{ "realtime", NULL, take_realtime,
 	  "threads run before all that is not real-time (SCHED_RR 1):\n"
 	  "for latency on busy machines" },
+	{ "via", "JSON", take_via,
+	  "caches in front of hosts, for lazy segments: a list of\n"
+	  "{\"for\": PATTERN, \"caches\": [URL, ...], \"plain\": false}" },
 	{ "page-cache", NULL, take_page_cache,
 	  "fuse: those who read the file itself, no loop device, do so\n"
 	  "through the page cache" },

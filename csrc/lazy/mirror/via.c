@@ -19,8 +19,10 @@ struct rule {
 	bool plain;
 };
 
-static struct rule *rules;
-static unsigned rule_count;
+static struct rules {
+	struct rule *rules;
+	unsigned count;
+} all[VIA_RULES];
 
 static void free_caches(struct via *caches, unsigned count)
 {
@@ -89,15 +91,16 @@ void remote_free_caches(struct remote *remote)
 	free_caches(remote->via, remote->via_count);
 }
 
-void via_rules_free(void)
+void via_rules_free(enum via_rules whose)
 {
-	for (unsigned i = 0; i < rule_count; i++) {
-		free(rules[i].pattern);
-		free_caches(rules[i].caches, rules[i].count);
+	struct rules *rules = &all[whose];
+
+	for (unsigned i = 0; i < rules->count; i++) {
+		free(rules->rules[i].pattern);
+		free_caches(rules->rules[i].caches, rules->rules[i].count);
 	}
-	free(rules);
-	rules = NULL;
-	rule_count = 0;
+	free(rules->rules);
+	*rules = (struct rules){};
 }
 
 static int parse_rule(const json_t *text, struct rule *rule, struct error *error)
@@ -120,24 +123,35 @@ static int parse_rule(const json_t *text, struct rule *rule, struct error *error
 	return err;
 }
 
-int via_rules_set(const json_t *texts, struct error *error)
+int via_rules_set(enum via_rules whose, const json_t *texts, struct error *error)
 {
+	struct rules *rules = &all[whose];
 	size_t count = json_array_size(texts);
 
-	via_rules_free();
+	via_rules_free(whose);
 	if (!json_is_array(texts))
 		return error_set(error, -EINVAL, "\"via\" must be a list of rules");
-	rules = calloc(count ?: 1, sizeof(*rules));
-	if (!rules)
+	rules->rules = calloc(count ?: 1, sizeof(*rules->rules));
+	if (!rules->rules)
 		return error_set(error, -ENOMEM, "no memory for rules");
-	while (rule_count < count) {
-		struct rule *rule = &rules[rule_count++];
-		int err = parse_rule(json_array_get(texts, rule_count - 1), rule, error);
+	while (rules->count < count) {
+		struct rule *rule = &rules->rules[rules->count++];
+		int err = parse_rule(json_array_get(texts, rules->count - 1), rule, error);
 
 		if (err)
 			return err;
 	}
 	return 0;
+}
+
+static const struct rule *find_rule(const struct rules *rules, const char *host, const char *name)
+{
+	for (unsigned i = 0; i < rules->count; i++) {
+		if (!fnmatch(rules->rules[i].pattern, host, 0) ||
+		    !fnmatch(rules->rules[i].pattern, name, 0))
+			return &rules->rules[i];
+	}
+	return NULL;
 }
 
 static const struct rule *rule_for(const char *url)
@@ -151,11 +165,8 @@ static const struct rule *rule_for(const char *url)
 	snprintf(name, sizeof(name), "%s", host);
 	if (strrchr(name, ':'))
 		*strrchr(name, ':') = 0;
-	for (unsigned i = 0; i < rule_count; i++) {
-		if (!fnmatch(rules[i].pattern, host, 0) || !fnmatch(rules[i].pattern, name, 0))
-			return &rules[i];
-	}
-	return NULL;
+	return find_rule(&all[VIA_OF_DEVICE], host, name) ?:
+							    find_rule(&all[VIA_OF_HOST], host, name);
 }
 
 static int copy_caches(struct remote *remote, const struct rule *rule, struct error *error)

@@ -2,7 +2,8 @@
 /*
  * A range of virtual data that a map fills over time (docs/materialisation.md): `"map"`, `"cache"` (or
  * none), `"map_offset"` (bytes, default 0), `"unmapped"` ("error" or "zero"), `"deadline_s"` (default
- * 30; null: none), `"complete"` (bytes per second, or "idle"; default: not).
+ * 30; null: none), `"complete"` (bytes per second, or "idle"; default: not), `"via"` (rules of the
+ * server, for all maps: lazy/mirror/via.h).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include "lazy/cache.h"
 #include "lazy/complete.h"
 #include "lazy/fetcher.h"
+#include "lazy/mirror/via.h"
 #include "lazy/prefetch.h"
 #include "lazy/space.h"
 #include "server/engine.h"
@@ -84,6 +86,23 @@ static int parse_complete(struct segment *segment, json_t *keys)
 	return 0;
 }
 
+static int parse_via(json_t *keys)
+{
+	const json_t *rules = json_object_get(keys, "via");
+	struct error error = {};
+	int err;
+
+	if (!rules)
+		return 0;
+	err = via_rules_set(VIA_OF_DEVICE, rules, &error);
+	if (err)
+		msg_error("%s", error.text);
+	if (err && *error.hint)
+		msg_hint("%s", error.hint);
+	json_object_del(keys, "via");
+	return err;
+}
+
 static int lazy_parse(struct segment *segment, json_t *keys)
 {
 	struct lazy_segment *lazy = segment->private;
@@ -99,6 +118,8 @@ static int lazy_parse(struct segment *segment, json_t *keys)
 		err = parse_deadline(segment, keys);
 	if (!err)
 		err = parse_complete(segment, keys);
+	if (!err)
+		err = parse_via(keys);
 	if (err)
 		return err;
 	if (lazy->map_offset % BLOCK_BYTES || lazy->map_offset > INT64_MAX - segment->length) {
@@ -138,6 +159,7 @@ static void lazy_close(struct segment *segment)
 	space_close(lazy->space);
 	free(lazy->map_path);
 	free(lazy->cache_path);
+	via_rules_free(VIA_OF_DEVICE);
 }
 
 static void lazy_abandon(struct segment *segment)
