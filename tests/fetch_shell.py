@@ -60,6 +60,10 @@ class FetchShell:
         self._sources += 1
         return int(answer["source"])
 
+    def pin(self, source: int, identity: str) -> None:
+        """Pin the identity of its first mirror, before it is read."""
+        self._send({"identity": 1, "source": source, "text": identity})
+
     def begin(
         self, source: int, offset: int, length: int, *, deadline_s: float | None = 30
     ) -> int:

@@ -61,7 +61,7 @@ class Site:
         mirror = self.mirror(**keys)
         source = self.shell.add({"size": SIZE, "unit": UNIT, "mirrors": [mirror]})
         if pinned:
-            self.shell._send({"identity": 1, "source": source, "text": f"etag {ETAG}"})
+            self.shell.pin(source, f"etag {ETAG}")
         return source
 
     def read(self, source: int, offset: int = 0) -> float:

@@ -1,0 +1,199 @@
+"""``btrfs-ublk site-cache``"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from btrfs_ublk.base.entry import NounGroup, PathType, json_option
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import parse_block_size, parse_size
+
+_WORDS = {True: "ok", False: "WRONG", None: "?"}
+
+
+@click.group("site-cache", cls=NounGroup, aliases={})
+def command() -> None:
+    """Have caches in front of registries and stores, for many hosts.
+
+    nginx is the cache. Volumes, images and maps name it with `--via`, or
+    /etc/btrfs-ublk/hosts.toml does for all of a host.
+    """
+
+
+@command.command()
+@click.option(
+    "--nodes",
+    required=True,
+    multiple=True,
+    metavar="NODE",
+    help="A node of the ring: HOST, or HOST:PORT:PORT, the ports being for hosts (3128)"
+    " and for other nodes (3130). May be repeated, or a list with commas.",
+)
+@click.option(
+    "--origin",
+    "origins",
+    required=True,
+    multiple=True,
+    metavar="URL",
+    help="Whom it is in front of, https://HOST. May be repeated.",
+)
+@click.option(
+    "--unit",
+    default="256K",
+    metavar="SIZE",
+    help="The unit of the sources, which slices shall have.",
+)
+@click.option(
+    "--max-size", default="50G", metavar="SIZE", help="What a node stores at most."
+)
+@click.option(
+    "--directory",
+    type=PathType(),
+    default="/var/cache/btrfs-ublk-site",
+    help="Where it stores that.",
+)
+@click.option(
+    "--certificate",
+    type=PathType(),
+    help="Its certificate (PEM): hosts then ask it by https.  [none: http]",
+)
+@click.option("--key", type=PathType(), help="The key of the certificate (PEM).")
+@click.option(
+    "--origin-ca",
+    type=PathType(),
+    default="/etc/ssl/certs/ca-certificates.crt",
+    help="Certificates (PEM) to trust for the origins.",
+)
+@click.option(
+    "--resolver",
+    "resolvers",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A name server, for what origins redirect to.  [those of this machine]",
+)
+@click.option(
+    "--this",
+    metavar="NODE",
+    help="The node that the file is for, where nodes have several ports.",
+)
+@click.option(
+    "--public",
+    is_flag=True,
+    help="Ask no origin whether a caller may read: whoever reaches the cache may.",
+)
+@click.option(
+    "-o", "--output", type=PathType(), help="Where to write it.  [standard output]"
+)
+def config(
+    nodes: tuple[str, ...],
+    origins: tuple[str, ...],
+    unit: str,
+    max_size: str,
+    directory: Path,
+    certificate: Path | None,
+    key: Path | None,
+    origin_ca: Path,
+    resolvers: tuple[str, ...],
+    this: str | None,
+    public: bool,
+    output: Path | None,
+) -> None:
+    """Write the configuration of nginx for a ring of caches.
+
+    It is the same on each node, and belongs into /etc/nginx/conf.d. Requests are cut
+    into slices, which are spread over the nodes; each is fetched once for all hosts.
+    Whether a caller may read is asked of the origin, once in 60 s per token and object.
+
+    For example: btrfs-ublk site-cache config --nodes 10.0.0.1,10.0.0.2 --origin
+    https://registry.example.org -o /etc/nginx/conf.d/btrfs-ublk.conf
+    """
+    from btrfs_ublk.ops.site_cache.config import Node, SiteCache
+
+    texts = [text for each in nodes for text in each.split(",")]
+    text = SiteCache(
+        nodes=[Node.parse(text) for text in texts],
+        origins=origins,
+        slice_bytes=parse_block_size(unit, what="--unit"),
+        max_bytes=parse_size(max_size, what="--max-size"),
+        directory=directory,
+        certificate=certificate,
+        key=key,
+        origin_ca=origin_ca,
+        resolvers=resolvers,
+        this=None if this is None else Node.parse(this),
+        public=public,
+    ).text()
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+
+
+@command.command()
+@click.argument("cache", metavar="URL")
+@click.option(
+    "--object",
+    "url",
+    required=True,
+    metavar="URL",
+    help="An object behind it, with the host of its origin.",
+)
+@click.option("--unit", default="256K", metavar="SIZE", help="The unit of the sources.")
+@click.option(
+    "--token-file",
+    type=PathType(),
+    help="A file whose first line is a bearer token that may read it.",
+)
+@click.option("--ca-file", type=PathType(), help="Certificates (PEM) to trust.")
+@json_option
+def check(
+    cache: str,
+    url: str,
+    unit: str,
+    token_file: Path | None,
+    ca_file: Path | None,
+    as_json: bool,
+) -> int:
+    """Ask a running cache as hosts do, and say what is wrong.
+
+    URL is that of the cache, http://HOST:3128. The first unit of the object is asked of
+    the origin, and several times of the cache. Exit status 1: something is wrong.
+    """
+    from btrfs_ublk.ops.site_cache.check import Target, check_site_cache
+
+    target = Target(
+        cache,
+        url,
+        parse_block_size(unit, what="--unit"),
+        None if token_file is None else _first_line(token_file),
+        None if ca_file is None else str(ca_file),
+    )
+    findings = []
+    for finding in check_site_cache(target):
+        findings.append(finding)
+        if not as_json:
+            click.echo(f"{_WORDS[finding.right]:6}{finding.name}: {finding.text}")
+            if finding.hint and not finding.right:
+                click.echo(f"      {finding.hint}")
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in findings]))
+    return 1 if any(each.right is False for each in findings) else 0
+
+
+def _first_line(path: Path) -> str:
+    from btrfs_ublk.errors import why_unread
+
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {why_unread(error)}") from error
+    if not lines or not lines[0].strip():
+        raise UsageError(f"{path} has no token in its first line")
+    return lines[0].strip()

@@ -1,0 +1,1 @@
+"""A site's cache in front of origins, by nginx (docs/how-to/site-caches.md)."""

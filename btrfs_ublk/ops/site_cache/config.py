@@ -1,0 +1,337 @@
+"""The configuration of nginx, 1.22 or later, for one ring of caches: what stands within
+``http { }``, as of a file in /etc/nginx/conf.d."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from btrfs_ublk.base.hosts import check_cache
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import format_size
+
+FRONT_PORT, STORE_PORT = 3128, 3130
+CACHE_DIRECTORY = "/var/cache/btrfs-ublk-site"
+_RESOLV_CONF = Path("/etc/resolv.conf")
+_TRUSTED = "/etc/ssl/certs/ca-certificates.crt"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One nginx of the ring: hosts ask its front, the fronts of all nodes its store."""
+
+    host: str
+    front_port: int = FRONT_PORT
+    store_port: int = STORE_PORT
+
+    @classmethod
+    def parse(cls, text: str) -> Node:
+        """Parse HOST, or HOST:PORT of its front, or HOST:PORT:PORT of its front and its
+        store. Raises UsageError."""
+        host, *ports = text.split(":")
+        numbers = [int(x) for x in ports if x.isdecimal() and 0 < int(x) < 65536]
+        is_name = host and all(x.isalnum() or x in ".-" for x in host)
+        if not is_name or len(numbers) != len(ports) or len(ports) > 2:
+            raise UsageError(
+                f"node {text!r} is no HOST, HOST:PORT or HOST:PORT:PORT",
+                hint=f"the ports are {FRONT_PORT} for hosts, {STORE_PORT} for nodes",
+            )
+        if len(numbers) == 2 and numbers[0] == numbers[1]:
+            raise UsageError(f"node {text!r} has one port twice")
+        return cls(host, *numbers)
+
+    def addresses(self) -> list[str]:
+        """Return its addresses. Raises UsageError."""
+        try:
+            return [str(ipaddress.ip_address(self.host))]
+        except ValueError:
+            pass
+        try:
+            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise UsageError(
+                f"node {self.host} has no address: {error.strerror}",
+                hint="write its address instead",
+            ) from error
+        return sorted({str(each[4][0]) for each in found})
+
+
+@dataclass(frozen=True)
+class SiteCache:
+    """What a configuration is made of. ``this`` is the node that it is for, where nodes
+    have several ports; ``public``: nobody is asked whether a caller may read."""
+
+    nodes: Sequence[Node]
+    origins: Sequence[str]
+    slice_bytes: int
+    max_bytes: int
+    directory: Path = Path(CACHE_DIRECTORY)
+    certificate: Path | None = None
+    key: Path | None = None
+    origin_ca: Path = Path(_TRUSTED)
+    resolvers: Sequence[str] = ()
+    this: Node | None = None
+    public: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.nodes or not self.origins:
+            raise UsageError("a ring needs a node and an origin")
+        if len(set(self.nodes)) != len(self.nodes):
+            raise UsageError("a node is named twice")
+        for origin in self.origins:
+            check_cache(origin, "origin")
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("--certificate and --key belong together")
+        for path in (self.directory, self.certificate, self.key, self.origin_ca):
+            if path is not None and not _is_word(str(path)):
+                raise UsageError(
+                    f"nginx would misunderstand the path {str(path)!r}",
+                    hint="use an absolute one of letters, digits, and _ - . /",
+                )
+        for each in self.resolvers:
+            _check_address(each)
+        ports = {(node.front_port, node.store_port) for node in self.nodes}
+        if self.this is None and len(ports) > 1:
+            raise UsageError(
+                "the nodes have several ports, so each has a file of its own",
+                hint="name the node that it is for: --this HOST:PORT:PORT",
+            )
+        if self.this is not None and self.this not in self.nodes:
+            raise UsageError("--this is none of the nodes")
+
+    def text(self) -> str:
+        """Return the configuration."""
+        node = self.this or self.nodes[0]
+        listen = f"{node.host}:" if self.this else ""
+        tls = " ssl" if self.certificate else ""
+        return _Template(_CONFIGURATION).substitute(
+            slice=self.slice_bytes,
+            slice_text=format_size(self.slice_bytes),
+            max_size=f"{self.max_bytes >> 20}m",
+            directory=self.directory,
+            origins="\n".join(self._origins()),
+            uses="\n".join(self._uses()),
+            ring="\n".join(
+                f"    server {each.host}:{each.store_port} max_fails=1"
+                " fail_timeout=10s;"
+                for each in self.nodes
+            ),
+            allow="\n".join(f"    allow {each};" for each in self._addresses()),
+            front=f"{listen}{node.front_port}{tls}",
+            store=f"{listen}{node.store_port}",
+            tls=self._tls(),
+            may="" if self.public else "        auth_request /.may;\n",
+            origin_ca=self.origin_ca,
+            resolver=" ".join(self.resolvers or _resolvers()),
+        )
+
+    def _addresses(self) -> list[str]:
+        return sorted({x for node in self.nodes for x in node.addresses()})
+
+    def _tls(self) -> str:
+        if self.certificate is None:
+            return ""
+        return (
+            f"    ssl_certificate {self.certificate};\n"
+            f"    ssl_certificate_key {self.key};\n"
+        )
+
+    def _origins(self) -> list[str]:
+        lines = []
+        for number, origin in enumerate(self.origins):
+            parts = urlsplit(origin)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            lines += [
+                f"upstream btrfs_ublk_origin_{number} {{",
+                f"    server {_bracketed(parts.hostname)}:{port} max_fails=0;",
+                "    keepalive 16;",
+                "}",
+            ]
+        return lines
+
+    def _uses(self) -> list[str]:
+        """Return rows: of what hosts write in "Host", and whom to ask for it."""
+        rows: dict[str, list[str]] = {"url": [], "name": []}
+        for number, origin in enumerate(self.origins):
+            parts = urlsplit(origin)
+            name = parts.netloc
+            url = f"{parts.scheme}://btrfs_ublk_origin_{number}"
+            rows["url"].append(f'    "{name}" {url};')
+            rows["name"].append(f'    "{name}" {_bracketed(parts.hostname)};')
+        lines = []
+        for what, pairs in rows.items():
+            lines += [f"map $http_host $btrfs_ublk_{what} {{", '    default "";']
+            lines += [*dict.fromkeys(pairs), "}"]
+        return lines
+
+
+def _bracketed(host: str | None) -> str:
+    return f"[{host}]" if host and ":" in host else host or ""
+
+
+def _is_word(path: str) -> bool:
+    return path.startswith("/") and all(x.isalnum() or x in "_-./" for x in path)
+
+
+def _check_address(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError as error:
+        raise UsageError(f"resolver {text!r} is no address") from error
+    return text
+
+
+def _resolvers() -> list[str]:
+    """Return the name servers of this machine."""
+    try:
+        lines = _RESOLV_CONF.read_text().splitlines()
+    except OSError:
+        lines = []
+    words = [line.split() for line in lines]
+    found = [x[1].partition("%")[0] for x in words if x[:1] == ["nameserver"] and x[1:]]
+    return [_bracketed(x) for x in found] or ["127.0.0.1"]
+
+
+class _Template(string.Template):
+    delimiter = "%"
+
+
+_CONFIGURATION = """\
+# Caches in front of origins, for btrfs-ublk: made by `btrfs-ublk site-cache config`.
+# It belongs within http { }, as a file in /etc/nginx/conf.d, on each node of the ring.
+
+# What is stored: slices of %slice_text, which should be the unit of the sources.
+proxy_cache_path %directory levels=1:2 keys_zone=btrfs_ublk_data:64m
+    max_size=%max_size inactive=30d use_temp_path=off;
+# What an origin has said of a caller and an object.
+proxy_cache_path %directory.callers levels=1:2 keys_zone=btrfs_ublk_may:16m
+    max_size=64m inactive=1h use_temp_path=off;
+
+%origins
+
+# Other hosts are not asked: this is no open proxy.
+%uses
+
+upstream btrfs_ublk_ring {
+    hash $http_host$uri$slice_range consistent;
+%ring
+    keepalive 64;
+}
+
+# The front, which hosts ask.
+server {
+    listen %front;
+%tls    access_log off;
+    client_max_body_size 1;
+    proxy_http_version 1.1;
+    proxy_ssl_server_name on;
+    proxy_ssl_name $btrfs_ublk_name;
+    proxy_ssl_verify on;
+    proxy_ssl_verify_depth 4;
+    proxy_ssl_trusted_certificate %origin_ca;
+
+    location / {
+        if ($btrfs_ublk_url = "") { return 421; }
+        limit_except GET { deny all; }
+%may        slice %slice;
+        proxy_pass http://btrfs_ublk_ring;
+        proxy_set_header Connection "";
+        proxy_set_header Host $http_host;
+        proxy_set_header Range $slice_range;
+        # A node that is gone or silent, and not an origin that fails.
+        proxy_next_upstream error timeout;
+        proxy_next_upstream_tries 2;
+        proxy_connect_timeout 1s;
+        proxy_read_timeout 5s;
+        # A client that gives up must not hide a silent node.
+        proxy_ignore_client_abort on;
+        proxy_max_temp_file_size 0;
+        add_header X-Site-Cache-Slice %slice always;
+    }
+
+    # May this caller have this object? Its origin says.
+    location = /.may {
+        internal;
+        proxy_pass $btrfs_ublk_url$request_uri;
+        proxy_method HEAD;
+        proxy_pass_request_body off;
+        proxy_set_header Connection "";
+        proxy_set_header Host $http_host;
+        proxy_set_header Content-Length "";
+        proxy_set_header Range "";
+        proxy_connect_timeout 2s;
+        proxy_read_timeout 5s;
+        proxy_cache btrfs_ublk_may;
+        proxy_cache_convert_head off;
+        proxy_cache_key "$http_host$request_uri $http_authorization";
+        proxy_ignore_headers Cache-Control Expires Set-Cookie Vary;
+        proxy_cache_valid 200 206 301 302 303 307 308 60s;
+        proxy_cache_lock on;
+        proxy_cache_use_stale error timeout updating
+            http_500 http_502 http_503 http_504;
+        proxy_intercept_errors on;
+        # An origin that would send the caller elsewhere lets it have the object.
+        error_page 301 302 303 307 308 =204 @allowed;
+        error_page 400 404 405 410 =403 @refused;
+    }
+    location @allowed { return 204; }
+    location @refused { return 403; }
+}
+
+# The store, which the fronts of all nodes ask.
+server {
+    listen %store;
+    access_log off;
+%allow
+    deny all;
+    proxy_http_version 1.1;
+    proxy_ssl_server_name on;
+    proxy_ssl_verify on;
+    proxy_ssl_verify_depth 4;
+    proxy_ssl_trusted_certificate %origin_ca;
+    resolver %resolver;
+
+    # One fetch of a slice for all who wait for it, and none once it is there.
+    proxy_cache btrfs_ublk_data;
+    proxy_cache_key "$http_host$request_uri $http_range";
+    proxy_cache_valid 206 30d;
+    proxy_cache_lock on;
+    proxy_cache_lock_timeout 30s;
+    proxy_cache_lock_age 30s;
+    proxy_ignore_headers Cache-Control Expires Set-Cookie Vary X-Accel-Expires;
+    proxy_cache_use_stale error timeout updating http_500 http_502 http_503 http_504;
+    proxy_ignore_client_abort on;
+    proxy_connect_timeout 3s;
+    proxy_read_timeout 30s;
+    proxy_max_temp_file_size 1024m;
+    proxy_intercept_errors on;
+    add_header X-Site-Cache $upstream_cache_status always;
+
+    location / {
+        if ($btrfs_ublk_url = "") { return 421; }
+        proxy_pass $btrfs_ublk_url;
+        proxy_ssl_name $btrfs_ublk_name;
+        proxy_set_header Connection "";
+        proxy_set_header Host $http_host;
+        proxy_set_header Range $http_range;
+        error_page 301 302 303 307 308 = @elsewhere;
+    }
+
+    # Where an origin has its objects. The caller's credentials do not go there.
+    location @elsewhere {
+        set $btrfs_ublk_target $upstream_http_location;
+        proxy_pass $btrfs_ublk_target;
+        proxy_ssl_name $proxy_host;
+        proxy_set_header Connection "";
+        proxy_set_header Host $proxy_host;
+        proxy_set_header Range $http_range;
+        proxy_set_header Authorization "";
+        proxy_set_header Cookie "";
+    }
+}
+"""

@@ -1,0 +1,438 @@
+"""A ring of nginx site caches, real origins behind it, and hosts that ask it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from click.testing import CliRunner
+from conftest import Need
+from fetch_shell import FetchShell, fetch_shell
+from registry_server import PASSWORD, REGISTRY, USER, Registry, registry_server
+from s3_server import ACCESS_KEY, BUCKET, PUBLIC_BUCKET, SECRET_KEY, WEED, s3_server
+from scripted_server import ScriptedServer, response, scripted_server
+from site_cache_ring import Ring, ring
+from web_server import NGINX
+
+from btrfs_ublk.cli.main import command
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.ops.site_cache.check import Target, check_site_cache
+from btrfs_ublk.ops.site_cache.config import Node, SiteCache
+
+pytestmark = pytest.mark.usefixtures("nginx")
+
+UNIT = 256 << 10
+UNITS = 16
+SIZE = UNITS * UNIT
+DATA = b"".join(hashlib.sha256(b"%d" % n).digest() * (UNIT // 32) for n in range(UNITS))
+
+
+@pytest.fixture(scope="module")
+def nginx(need: Need) -> None:
+    need(NGINX)
+
+
+def served(request: str) -> bytes:
+    """Answer as a server of ranges, also to HEAD."""
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    if request.startswith("HEAD "):
+        return response('200 OK\nETag: "it"', length=SIZE)
+    if not found:
+        return response('200 OK\nETag: "it"', DATA)
+    first, last = int(found[1]), min(int(found[2]), SIZE - 1)
+    head = (
+        f'206 Partial Content\nETag: "it"\nContent-Range: bytes {first}-{last}/{SIZE}'
+    )
+    return response(head, DATA[first : last + 1])
+
+
+def gets(origin: ScriptedServer) -> list[str]:
+    return [one for one in origin.requests if one.startswith("GET ")]
+
+
+@pytest.fixture
+def origin() -> Iterator[ScriptedServer]:
+    with scripted_server(served) as server:
+        yield server
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, origin: ScriptedServer) -> Iterator[Ring]:
+    url = origin.url("").rstrip("/")
+    with ring(tmp_path, 3, origins=[url], slice_bytes=UNIT) as running:
+        yield running
+
+
+@dataclass
+class Host:
+    """A machine of the site: its fetcher, and what it has read."""
+
+    shell: FetchShell
+    source: int
+
+    def read_all(self, *, deadline_s: float = 30) -> float:
+        """Read all units at once, and return the longest time in ms."""
+        reads = {
+            self.shell.begin(self.source, at, UNIT, deadline_s=deadline_s): at
+            for at in range(0, SIZE, UNIT)
+        }
+        answers = self.shell.finish()
+        for number, at in reads.items():
+            assert answers[number].result == 0
+            assert answers[number].data == DATA[at : at + UNIT], at
+        return max(answer.ms for answer in answers.values())
+
+
+def hosts(
+    stack: ExitStack, build: Path, mirror: dict[str, Any], count: int, tmp_path: Path
+) -> list[Host]:
+    made = []
+    for number in range(count):
+        log = tmp_path / f"log{number}"
+        shell = stack.enter_context(fetch_shell(build, log=log))
+        source = shell.add({"size": SIZE, "unit": UNIT, "mirrors": [mirror]})
+        if mirror["kind"] == "http":
+            shell.pin(source, 'etag "it"')
+        made.append(Host(shell, source))
+    return made
+
+
+def at_once(site: list[Host]) -> float:
+    """Have all hosts read all, and return the longest time of a read in ms."""
+    longest: list[float] = []
+    threads = [
+        threading.Thread(target=lambda host=host: longest.append(host.read_all()))
+        for host in site
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(longest) == len(site)  # nothing was wrong
+    return max(longest)
+
+
+def mirror_of(origin: ScriptedServer, nodes: Ring) -> dict[str, Any]:
+    return {"kind": "http", "url": origin.url(), "via": nodes.urls}
+
+
+def test_four_hosts_cost_the_origin_one(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        at_once(hosts(stack, sanitized_build, mirror, 4, tmp_path))
+        ranges = [re.search(r"(?im)^range: (.*)\r$", one) for one in gets(origin)]
+        asked = sorted(found[1] for found in ranges if found)
+        assert asked == sorted(
+            f"bytes={at}-{at + UNIT - 1}" for at in range(0, SIZE, UNIT)
+        )
+        # Warm, it is asked for nothing; nor with an origin that is gone.
+        origin.requests.clear()
+        origin.script = lambda _: response("503 Service Unavailable")
+        at_once(hosts(stack, sanitized_build, mirror, 2, tmp_path))
+        assert gets(origin) == []
+
+
+def test_a_node_that_is_killed(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        site = hosts(stack, sanitized_build, mirror, 4, tmp_path)
+        site[0].read_all()
+        nodes.kill(1)
+        at_once(site)
+        # Its slices are fetched again, by one of the others.
+        assert len(gets(origin)) <= 2 * UNITS
+
+
+@pytest.mark.slow
+def test_a_node_that_is_silent(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        site = hosts(stack, sanitized_build, mirror, 4, tmp_path)
+        site[0].read_all()
+        nodes.silence(1)
+        at_once(site)  # no read fails, with the deadline that is the default
+        at_once(site)
+
+
+def test_a_ring_that_is_gone(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        site = hosts(stack, sanitized_build, mirror, 1, tmp_path)
+        for number in range(3):
+            nodes.kill(number)
+        site[0].read_all()
+        assert len(gets(origin)) == UNITS
+
+
+def test_a_redirecting_origin_is_cached(sanitized_build: Path, tmp_path: Path) -> None:
+    """As registries do that keep their blobs in a store."""
+    with ExitStack() as stack:
+        store = stack.enter_context(scripted_server(served))
+        to = response(f"307 Temporary Redirect\nLocation: {store.url('there?sig=x')}")
+        origin = stack.enter_context(scripted_server(lambda _: to))
+        url = origin.url("").rstrip("/")
+        keys: dict[str, Any] = {"origins": [url], "slice_bytes": UNIT}
+        nodes = stack.enter_context(ring(tmp_path, 2, **keys))
+        token = tmp_path / "token"
+        token.write_text("t0ken\n")
+        token.chmod(0o600)
+        mirror = mirror_of(origin, nodes) | {"bearer_token_file": str(token)}
+        at_once(hosts(stack, sanitized_build, mirror, 3, tmp_path))
+        assert len(gets(store)) == UNITS
+        assert not any("t0ken" in one for one in store.requests)
+        assert all("t0ken" in one for one in gets(origin))
+
+
+# A registry with tokens
+
+
+@dataclass
+class Site:
+    registry: Registry
+    nodes: Ring
+    digest: str
+    config: Path
+
+    @property
+    def mirror(self) -> dict[str, Any]:
+        return {
+            "kind": "oci",
+            "registry": self.registry.host,
+            "repository": "some/image",
+            "digest": self.digest,
+            "insecure": True,
+            "docker_config": str(self.config),
+            "via": self.nodes.urls,
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.registry.host}/v2/some/image/blobs/{self.digest}"
+
+    @property
+    def token(self) -> str:
+        return self.registry.tokens.token("repository:some/image:pull")
+
+
+@pytest.fixture
+def site(tmp_path: Path, need: Need) -> Iterator[Site]:
+    need(REGISTRY)
+    home = tmp_path / "registry"
+    home.mkdir()
+    config = tmp_path / "config.json"
+    with registry_server(home) as registry:
+        login = {"username": USER, "password": PASSWORD}
+        config.write_text(json.dumps({"auths": {registry.host: login}}))
+        config.chmod(0o600)
+        keys: dict[str, Any] = {
+            "origins": [f"http://{registry.host}"],
+            "slice_bytes": UNIT,
+        }
+        with ring(tmp_path, 2, **keys) as nodes:
+            digest = registry.push("some/image", DATA)
+            yield Site(registry, nodes, digest, config)
+
+
+def get(site: Site, authorization: str | None) -> int:
+    headers = {"Host": site.registry.host, "Range": f"bytes=0-{UNIT - 1}"}
+    if authorization:
+        headers["Authorization"] = authorization
+    path = site.url.partition(site.registry.host)[2]
+    with requests.get(
+        site.nodes.urls[0] + path, headers=headers, timeout=30, stream=True
+    ) as found:
+        return found.status_code
+
+
+def test_a_registry_behind_a_ring(
+    sanitized_build: Path, tmp_path: Path, site: Site
+) -> None:
+    with ExitStack() as stack:
+        all_hosts = hosts(stack, sanitized_build, site.mirror, 3, tmp_path)
+        at_once(all_hosts)
+        for host in all_hosts:
+            names = set(host.shell.stats()["hosts"])
+            assert {url.partition("://")[2] for url in site.nodes.urls} & names
+    # What is cached is still only for whom the registry allows it.
+    assert get(site, None) == 401
+    assert get(site, "Bearer x") == 401
+    assert get(site, f"Bearer {site.token}") == 206
+    other = site.registry.tokens.token("repository:another/image:pull")
+    assert get(site, f"Bearer {other}") == 401
+
+
+def test_check_finds_nothing_wrong(site: Site) -> None:
+    target = Target(site.nodes.urls[0], site.url, UNIT, site.token)
+    findings = list(check_site_cache(target))
+    assert [each.name for each in findings if not each.right] == []
+    names = {each.name for each in findings}
+    assert names == {"answers", "content", "cached", "slice", "authorisation"}
+
+
+def test_the_command_says_what_is_wrong(site: Site, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(site.token)
+    words = ["--object", site.url, "--token-file", str(token), "--unit", "1M"]
+    result = CliRunner().invoke(
+        command, ["site-cache", "check", site.nodes.urls[0], *words]
+    )
+    assert "slices of 256 KiB do not fit units of 1 MiB" in result.output
+    assert "ok    authorisation" in result.output
+    result = CliRunner().invoke(
+        command, ["site-cache", "check", site.nodes.urls[0], *words, "--json"]
+    )
+    wrong = [
+        each["name"] for each in json.loads(result.output) if each["right"] is False
+    ]
+    assert wrong == ["slice"]
+
+
+def findings_about(
+    origin: ScriptedServer, cache: ScriptedServer, token: str | None = None
+) -> dict[str, str]:
+    url = cache.url("").rstrip("/")
+    found = check_site_cache(Target(url, origin.url(), UNIT, token))
+    return {each.name: each.text for each in found if each.right is False}
+
+
+def test_check_finds_what_is_wrong(origin: ScriptedServer) -> None:
+    def guarded(request: str) -> bytes:
+        return served(request) if "Bearer t" in request else response("401 No")
+
+    def stale(request: str) -> bytes:
+        return served(request).replace(DATA[:4], b"\0\0\0\0")
+
+    def miss(request: str) -> bytes:
+        return served(request).replace(b"ETag", b"X-Cache: MISS from here\r\nETag")
+
+    with scripted_server(served) as cache:
+        assert findings_about(origin, cache) == {}
+        cache.script = miss
+        assert "no hit (MISS)" in findings_about(origin, cache)["cached"]
+        cache.script = stale
+        assert "not those of the origin" in findings_about(origin, cache)["content"]
+        cache.script = lambda _: response("421 Misdirected Request")
+        assert "HTTP 421" in findings_about(origin, cache)["answers"]
+        cache.script = lambda _: response("200 OK", DATA)
+        assert "whole object" in findings_about(origin, cache)["answers"]
+        origin.script, cache.script = guarded, served
+        assert (
+            "refuses to no token" in findings_about(origin, cache, "t")["authorisation"]
+        )
+
+
+# An S3 store
+
+
+@pytest.mark.slow
+def test_a_store_behind_a_ring(
+    sanitized_build: Path, tmp_path: Path, need: Need
+) -> None:
+    """Signatures cover Host, so it has to pass."""
+    need(WEED)
+    keys = tmp_path / "keys"
+    keys.write_text(
+        f"[default]\naws_access_key_id = {ACCESS_KEY}\n"
+        f"aws_secret_access_key = {SECRET_KEY}\n"
+    )
+    keys.chmod(0o600)
+    with ExitStack() as stack:
+        (tmp_path / "s3").mkdir()
+        store = stack.enter_context(s3_server(tmp_path / "s3"))
+        options: dict[str, Any] = {"origins": [store.endpoint], "slice_bytes": UNIT}
+        nodes = stack.enter_context(ring(tmp_path, 2, public=True, **options))
+        for bucket in (BUCKET, PUBLIC_BUCKET):
+            store.put(bucket, "it", DATA)
+            login = {"anonymous": True}
+            if bucket == BUCKET:
+                login = {"credentials_file": str(keys)}  # type: ignore[dict-item]
+            mirror = {
+                "kind": "s3",
+                "endpoint": store.endpoint,
+                "bucket": bucket,
+                "key": "it",
+                "via": nodes.urls,
+                **login,
+            }
+            site = hosts(stack, sanitized_build, mirror, 2, tmp_path)
+            for host in site:
+                answer = host.shell.ask(
+                    {"probe": 1, "source": host.source, "timeout_ms": 9000}
+                )
+                host.shell.pin(host.source, answer["identity"])
+            at_once(site)
+            for host in site:
+                # Nothing was fetched from the store itself.
+                stats = host.shell.stats()["hosts"]
+                there = stats.get(store.endpoint.partition("://")[2], {})
+                assert there.get("bytes", 0) == 0
+                assert sum(each["bytes"] for each in stats.values()) >= SIZE
+
+
+# The configuration
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"nodes": []}, "a ring needs a node"),
+        ({"nodes": [Node("a"), Node("a")]}, "named twice"),
+        ({"nodes": [Node("a"), Node("b", 1, 2)]}, "--this"),
+        ({"origins": ["https://o/path"]}, "more than scheme, host and port"),
+        ({"certificate": Path("/c")}, "belong together"),
+        ({"directory": Path("/a b;")}, "nginx would misunderstand"),
+        ({"resolvers": ["dns"]}, "is no address"),
+    ],
+)
+def test_bad_settings_are_refused(keys: dict[str, Any], words: str) -> None:
+    good: dict[str, Any] = {
+        "nodes": [Node("127.0.0.1")],
+        "origins": ["https://o"],
+        "slice_bytes": UNIT,
+        "max_bytes": 1 << 30,
+    }
+    with pytest.raises(UsageError, match=re.escape(words)):
+        SiteCache(**(good | keys))
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "a:1:2:3", "a:0", "a;b", "a:7:7"])
+def test_bad_nodes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="node"):
+        Node.parse(text)
+
+
+def test_the_command_writes_it(tmp_path: Path) -> None:
+    output = tmp_path / "conf"
+    words = ["--nodes", "127.0.0.1,127.0.0.2", "--origin", "https://o.example:5000"]
+    words += ["--unit", "64K", "-o", str(output)]
+    result = CliRunner().invoke(command, ["site-cache", "config", *words])
+    assert result.exception is None, result.output
+    text = output.read_text()
+    assert "slice 65536;" in text
+    assert "server 127.0.0.2:3130" in text
+    assert "allow 127.0.0.2;" in text and "deny all;" in text
+    assert '"o.example:5000" https://btrfs_ublk_origin_0;' in text
+
+
+def test_other_hosts_are_refused(nodes: Ring) -> None:
+    with requests.get(
+        nodes.urls[0] + "/x", headers={"Host": "e.example"}, timeout=9
+    ) as r:
+        assert r.status_code == 421
