@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,8 +12,10 @@ from threading import Event
 from typing import Any
 
 import pytest
+from engine_shell import describe, engine_shell
 from fetch_shell import FetchShell, fetch_shell
 from scripted_server import ScriptedServer, response, scripted_server
+from store_shell import StoreShell, units_of
 
 UNIT = 64 << 10
 #: Hosts agree on a cache for as much of an object.
@@ -369,3 +372,64 @@ def test_other_kinds_take_no_caches(site: Site) -> None:
     source = {"size": SIZE, "kind": "file", "path": "/f", "via": ["http://cache"]}
     answer = site.shell.ask({"source": source})
     assert "unknown key" in answer["error"]
+
+
+# With a map, whose digests decide
+
+
+def digested(url: str, data: bytes, **keys: Any) -> dict[str, Any]:
+    units = [unit.hex() for unit in units_of(data, UNIT)]
+    source = {"size": len(data), "unit": UNIT, "digests": units}
+    return source | {"kind": "http", "url": url} | keys
+
+
+def wrong(request: str) -> bytes:
+    head, _, body = good(request).partition(b"\r\n\r\n")
+    return head + b"\r\n\r\n" + b"\xff" * len(body)
+
+
+@pytest.mark.parametrize("named", ["in the map", "for the device"])
+def test_wrong_bytes_of_a_cache_are_never_delivered(
+    sanitized_build: Path, tmp_path: Path, named: str
+) -> None:
+    data = b"".join(content(at, UNIT) for at in range(0, PART, UNIT))
+    with scripted_server(good) as origin, scripted_server(wrong) as cache:
+        caches = [cache.url("").rstrip("/")]
+        keys: dict[str, Any] = {"via": caches} if named == "in the map" else {}
+        with StoreShell(sanitized_build, tmp_path / "map") as store:
+            source = digested(origin.url(), data, **keys) | {"size": SIZE}
+            source["digests"] += ["00" * 32] * ((SIZE - PART) // UNIT)
+            store.add([[0, PART, 0, 0]], source)
+        lazy = {"kind": "lazy", "length": PART, "map": str(tmp_path / "map")}
+        if named == "for the device":
+            lazy["via"] = [{"for": "127.0.0.*", "caches": caches}]
+        with engine_shell(sanitized_build, describe(lazy)) as shell:
+            for offset in range(0, PART, UNIT):
+                assert shell.request(f"read {offset} 4096") == data[offset:][:4096]
+            stats = shell.stats()["lazy"][0]["fetcher"]
+        units = PART // UNIT
+        # It has given three wrong answers in a row, and is left alone.
+        assert stats["failures"]["wrong_digest"] == len(cache.requests) == 3
+        assert len(origin.requests) == units
+        assert stats["read_errors"] == 0
+
+
+def test_a_right_cache_serves_all_that_has_digests(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Without a request to the origin, which nobody needs to say what is right."""
+    data = b"".join(content(at, UNIT) for at in range(0, PART, UNIT))
+    with scripted_server(good) as cache:
+        source = digested("http://127.0.0.1:1/gone", data) | {"size": SIZE}
+        source["digests"] += ["00" * 32] * ((SIZE - PART) // UNIT)
+        source["via"] = [cache.url("").rstrip("/")]
+        with StoreShell(sanitized_build, tmp_path / "map") as store:
+            store.add([[0, PART, 0, 0]], source)
+        lazy = {"kind": "lazy", "length": PART, "map": str(tmp_path / "map")}
+        with engine_shell(sanitized_build, describe(lazy)) as shell:
+            for offset in range(0, PART, UNIT):
+                assert shell.request(f"read {offset} 4096") == data[offset:][:4096]
+    with sqlite3.connect(tmp_path / "map") as db:
+        # A cache says nothing that is pinned.
+        assert list(db.execute("SELECT * FROM identities")) == []
+    db.close()
