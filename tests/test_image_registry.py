@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from registry_server import (
     Registry,
     registry_server,
 )
+from scripted_server import response, scripted_server
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
@@ -468,3 +470,37 @@ def test_a_download_goes_on_where_an_earlier_one_ended(
         with pytest.raises(InvalidImageError, match=f"answers for blob {one.digest}"):
             repository.download(one, part)
     assert not part.exists()
+
+
+@pytest.mark.parametrize("answer", ["right", "wrong", "too much", "404 Not Found"])
+def test_pull_asks_a_cache_for_the_metadata(
+    target: Reference, access: RegistryAccess, tmp_path: Path, answer: str
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+
+    def cache(request: str) -> bytes:
+        digest = request.split()[1].rpartition("/sha256:")[2]
+        blob = (image.name.path / "blobs/sha256" / digest).read_bytes()
+        bodies = {"right": blob, "wrong": bytes(len(blob)), "too much": blob * 2}
+        if answer not in bodies:
+            return response(answer)
+        return response("200 OK", bodies[answer])
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        store = ImageStore(tmp_path / "store")
+        pulled = pull_image(target, access, store, policy=allowing(target))
+    assert pulled.digest == image.sealed
+    found = store.find(str(target))
+    assert found is not None and found.pack.stat().st_size == image.pack_bytes
+    (request,) = server.requests
+    assert f"Host: {target.registry}\r\n" in request
+    assert "Authorization: Bearer " in request
+
+
+def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -> None:
+    access = replace(access, via=("http://cache.example:3128",))
+    with pytest.raises(UsageError, match="tokens would go to http://cache.example"):
+        Repository(target, access)
+    Repository(target, replace(access, via_plain=True)).close()

@@ -519,12 +519,15 @@ def push(
 @click.option("--pin", is_flag=True, help="Keep it: `image gc` leaves it.")
 @_base
 @_with_access
+@_via_options
 @json_option
 def pull(
     image: str,
     pin: bool,
     base: Path | None,
     access: images.RegistryAccess,
+    via: tuple[str, ...],
+    via_plain: bool,
     as_json: bool,
 ) -> None:
     """Get the metadata of a sealed image.
@@ -534,6 +537,7 @@ def pull(
     from where, or by whom, images may come; without it, only those named by digest.
     """
     reference = images.parse_reference(image)
+    access = replace(access, via=via or None, via_plain=via_plain)
     with progress(f"pull {image}"):
         pulled = images.pull_image(
             reference, access, images.ImageStore(base), pinned=pin

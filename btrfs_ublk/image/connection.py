@@ -7,6 +7,7 @@ the registry only, and passwords only to a token server with TLS, or on loopback
 from __future__ import annotations
 
 import base64
+import hashlib
 import ipaddress
 import re
 import ssl
@@ -19,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
+from btrfs_ublk.base.hosts import check_cache, find_rule, is_plain, read_hosts
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -28,6 +30,8 @@ _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
 _AGENT = "btrfs-ublk"
 #: Of a connection, and of each wait for more bytes.
 _TIMEOUT_S = (10.0, 60.0)
+#: The same of a cache: another one, or the registry, can be asked.
+_CACHE_TIMEOUT_S = (2.0, 10.0)
 _MAX_TRIES = 5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
 _MAX_REDIRECTIONS = 5
@@ -56,11 +60,31 @@ class RegistryError(BtrfsUblkError):
 @dataclass(frozen=True)
 class RegistryAccess:
     """How to get to a registry: a config.json with its login, certificates to trust
-    instead of the system's, and whether to ask by http, which is for loopback."""
+    instead of the system's, and whether to ask by http, which is for loopback.
+
+    ``via``: caches that are asked for large blobs first; None: those of hosts.toml.
+    ``via_plain``: tokens may go to them without TLS."""
 
     docker_config: Path | None = None
     ca_file: Path | None = None
     insecure: bool = False
+    via: tuple[str, ...] | None = None
+    via_plain: bool = False
+
+    def caches(self, netloc: str) -> tuple[str, ...]:
+        """Return the caches in front of a registry. Raises UsageError."""
+        if self.via:
+            for url in self.via:
+                if is_plain(check_cache(url, "--via")) and not self.via_plain:
+                    raise UsageError(
+                        f"the registry's tokens would go to {url} without TLS",
+                        hint="write https://, or allow it: --via-plain",
+                    )
+            return self.via
+        rule = find_rule(read_hosts(), netloc)
+        if rule is None:
+            return ()
+        return tuple(x for x in rule.caches if rule.plain or not is_plain(x))
 
 
 class Connection:
@@ -91,6 +115,7 @@ class Connection:
                 f"--insecure is for registries on loopback, not for {registry}",
                 hint="--ca-file names a certificate of your own to trust",
             )
+        self._caches = access.caches(host) if actions == "pull" else ()
         self._session = requests.Session()
         self._session.headers["User-Agent"] = _AGENT
         self._session.verify = _system_certificates()
@@ -171,6 +196,32 @@ class Connection:
                 continue
             with response:
                 self._refused(what, response)
+
+    def caches(self, path: str) -> list[str]:
+        """Return the caches to ask for ``path``, in the order that all hosts have."""
+        return sorted(
+            self._caches,
+            key=lambda url: hashlib.sha256(f"{url} {path}".encode()).digest(),
+        )
+
+    def ask_cache(self, cache: str, path: str) -> requests.Response:
+        """Ask a cache for what is at ``path``, as the registry would be asked; once,
+        and no redirection is followed. The caller reads the body, as a stream, and
+        closes it. Raises requests.RequestException."""
+        parts = urlsplit(self.url(path))
+        request = requests.Request(
+            "GET",
+            cache.rstrip("/") + parts.path,
+            headers=self._headers({"Host": parts.netloc}, authorized=True),
+            auth=_as_it_is,
+        )
+        return self._session.send(
+            self._session.prepare_request(request),
+            allow_redirects=False,
+            verify=self._verify or self._session.verify,
+            stream=True,
+            timeout=_CACHE_TIMEOUT_S,
+        )
 
     def _follow(
         self,

@@ -30,6 +30,8 @@ _COPY_BYTES = 256 << 10
 CHUNK_BYTES = 16 << 20
 #: Without any progress between them.
 _MAX_BREAKS = 5
+#: Caches that are asked for a blob before the registry.
+_MAX_CACHES = 2
 _PAUSE_S = 0.1
 _ACCEPT = ", ".join((*INDEXES, *MANIFESTS))
 
@@ -147,8 +149,12 @@ class Repository:
         """Get a blob into the file ``path``, which may hold its beginning from a
         download that broke. Raises RegistryError, InvalidImageError, OSError.
 
-        When the content is another one, the file is removed.
+        When the content is another one, the file is removed. Caches are asked first,
+        and nothing that one says is a failure.
         """
+        if self._download_by_cache(one, path):
+            progress(one.size)
+            return
         found = hashlib.sha256()
         with open(path, "ab+") as file:
             if file.tell() > one.size:
@@ -167,6 +173,38 @@ class Repository:
         if digest != one.digest:
             path.unlink()
             raise self._is_another(one, digest)
+
+    def _download_by_cache(self, one: Descriptor, path: Path) -> bool:
+        """Get all of a blob from a cache, verified. Returns whether one had it."""
+        where = self._path(f"blobs/{one.digest}")
+        caches = self._connection.caches(where)[:_MAX_CACHES]
+        if not caches or (path.exists() and path.stat().st_size):
+            return False
+        for cache in caches:
+            found, count = hashlib.sha256(), 0
+            try:
+                with (
+                    self._connection.ask_cache(cache, where) as response,
+                    open(path, "wb") as file,
+                ):
+                    if response.status_code != 200:
+                        raise requests.HTTPError(f"HTTP {response.status_code}")
+                    for part in response.iter_content(_COPY_BYTES):
+                        count += len(part)
+                        if count > one.size:
+                            raise requests.HTTPError("it sends more")
+                        file.write(part)
+                        found.update(part)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except requests.RequestException as error:
+                log.info("%s: cache %s: %s", self.place, cache, type(error).__name__)
+                continue
+            if f"sha256:{found.hexdigest()}" == one.digest:
+                return True
+            log.warning("%s: cache %s has wrong bytes", self.place, cache)
+        path.unlink(missing_ok=True)
+        return False
 
     def parts(self, one: Descriptor, done: int = 0) -> Iterator[bytes]:
         """Yield a blob from byte ``done`` on, unverified; a download that breaks goes

@@ -147,6 +147,8 @@ def _access(definition: VolumeDefinition) -> RegistryAccess:
         docker_config=definition.image_docker_config,
         ca_file=definition.image_ca_file,
         insecure=definition.image_insecure,
+        via=definition.via,
+        via_plain=definition.via_plain,
     )
 
 
