@@ -85,6 +85,8 @@ btrfs-ublk top --count 1
 eval "$(btrfs-ublk completion bash)"
 btrfs-ublk completion zsh > zsh
 btrfs-ublk completion fish > fish
+btrfs-ublk site-cache config --nodes 10.0.0.1,10.0.0.2 --origin https://registry.example.org \
+    --unit 256K --max-size 200G --certificate /etc/ssl/c.pem --key /etc/ssl/c.key -o c.conf
 """,
     ),
     "cache": Scenario(
@@ -180,6 +182,9 @@ btrfs-ublk bench compare --list
 
 #: By command and options.
 ELSEWHERE = {
+    "btrfs-ublk site-cache check --object --token-file": (
+        "tests/test_site_cache.py::test_the_command_says_what_is_wrong"
+    ),
     "btrfs-ublk bench compare": (
         "tests/test_bench_compare.py::TestCommand::test_peers_in_turn"
     ),

@@ -37,6 +37,7 @@ NO_JSON = {
     "btrfs-ublk cache unpin": "prints nothing",
     "btrfs-ublk completion": "prints a script, for a shell",
     "btrfs-ublk image export": "prints a tar",
+    "btrfs-ublk site-cache config": "prints lines for a file of nginx",
     "btrfs-ublk snapshotter config": "prints lines for another program's file",
     "btrfs-ublk snapshotter serve": "prints nothing; it stays in the foreground",
     "btrfs-ublk volume logs": "prints the log as it is",

@@ -13,6 +13,7 @@ from device_support import remove_all
 from registry_server import REGISTRY
 from s3_server import WEED
 from transcript import PROJECT, replay_steps, session, steps
+from web_server import NGINX
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability, Program
 from btrfs_ublk.base.process import run
@@ -23,6 +24,7 @@ _VM = "vm.md"
 _NEEDED: dict[str, tuple[Capability, ...]] = {
     "images.md": (REGISTRY, Program("skopeo", "skopeo"), Program("busybox", "busybox")),
     "registry-and-s3.md": (REGISTRY, WEED),
+    "site-caches.md": (NGINX,),
 }
 
 
