@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -433,3 +434,25 @@ def test_a_right_cache_serves_all_that_has_digests(
         # A cache says nothing that is pinned.
         assert list(db.execute("SELECT * FROM identities")) == []
     db.close()
+
+
+@pytest.mark.parametrize("site", [1], indirect=True)
+def test_a_slow_cache_does_not_send_all_to_the_origin(site: Site) -> None:
+    source = site.add()
+    for number in range(20):  # so that it is known to be quick
+        site.read(source, number * UNIT)
+    site.asked()
+    order = count()
+
+    def slow(request: str) -> bytes:
+        time.sleep(0.25 * next(order))  # one after the other, up to 5 s
+        return good(request)
+
+    site.caches[0].script = slow
+    reads = {
+        site.shell.begin(source, number * UNIT, UNIT): number * UNIT
+        for number in range(20, 40)
+    }
+    for number, answer in site.shell.finish().items():
+        assert answer.data == content(reads[number], UNIT)
+    assert site.asked()[0] <= 4 + 40 // 20

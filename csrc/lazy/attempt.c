@@ -36,6 +36,10 @@ enum {
 	CACHE_SILENT_MAX_MS = 5000,
 	CACHE_SLOWER = 4,
 	CACHE_KNOWN_AFTER = 16,
+	/* Of those that wait for a slow cache: 4, and 1 of 20; and all after this long. */
+	CACHE_SLOW_FIRST = 4,
+	CACHE_SLOW_SHARE = 20,
+	CACHE_SLOW_MAX_MS = 10000,
 	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */
 	BACK_OFF_LAST_MS = 5000,
 	BUSY_MIN_MS = 100,
@@ -127,6 +131,39 @@ static uint64_t silence_ns(uint64_t deadline_ns, uint64_t now_ns)
 	return half_ns > SILENT_MIN_MS * NS_PER_MS ? half_ns : SILENT_MIN_MS * NS_PER_MS;
 }
 
+/* How long a cache may be silent before another one, or the origin, is asked. */
+static uint64_t cache_silence_ns(const struct mirror *mirror)
+{
+	const struct histogram *past = mirror->latency ? &mirror->latency->histogram : NULL;
+	uint64_t ns;
+
+	if (!past || histogram_count(past) < CACHE_KNOWN_AFTER)
+		return CACHE_SILENT_MS * NS_PER_MS;
+	ns = CACHE_SLOWER * histogram_percentile_ns(past, 950);
+	if (ns < CACHE_SILENT_MIN_MS * NS_PER_MS)
+		return CACHE_SILENT_MIN_MS * NS_PER_MS;
+	return ns < CACHE_SILENT_MAX_MS * NS_PER_MS ? ns : CACHE_SILENT_MAX_MS * NS_PER_MS;
+}
+
+/*
+ * A cache that is silent altogether is given up at once. One that answers others is slow, perhaps
+ * because its origin is; and if all that wait for it asked the origin, that would be slower still.
+ * So only some of them do.
+ */
+static bool is_given_up(const struct unit *unit, uint64_t now_ns)
+{
+	const struct mirror *mirror = unit->fetch.mirror;
+	struct host *host = mirror->host;
+
+	if (!mirror->via || host->answered_ns + cache_silence_ns(mirror) < now_ns ||
+	    unit->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS <= now_ns)
+		return true;
+	if (host->given_up >= CACHE_SLOW_FIRST + host->attempts / CACHE_SLOW_SHARE)
+		return false;
+	host->given_up++;
+	return true;
+}
+
 static void look_for_progress(struct timer *timer)
 {
 	struct unit *unit = container_of(timer, struct unit, timer);
@@ -134,8 +171,10 @@ static void look_for_progress(struct timer *timer)
 
 	if (unit->fetch.progress != unit->progress)
 		watch(unit, now_ns + silence_ns(unit_last_deadline_ns(unit), now_ns));
-	else
+	else if (is_given_up(unit, now_ns))
 		unit->fetch.mirror->ops->cancel(&unit->fetch);
+	else
+		watch(unit, now_ns + cache_silence_ns(unit->fetch.mirror));
 }
 
 /* Cancels an attempt whose kind cannot keep the deadline itself. */
@@ -166,20 +205,6 @@ void unit_joined(struct unit *unit, uint64_t deadline_ns)
 	 */
 	if (!watched || !unit_reader(unit) || at_ns < unit->timer.at_ns)
 		watch(unit, at_ns);
-}
-
-/* How long a cache may be silent before another one, or the origin, is asked. */
-static uint64_t cache_silence_ns(const struct mirror *mirror)
-{
-	const struct histogram *past = mirror->latency ? &mirror->latency->histogram : NULL;
-	uint64_t ns;
-
-	if (!past || histogram_count(past) < CACHE_KNOWN_AFTER)
-		return CACHE_SILENT_MS * NS_PER_MS;
-	ns = CACHE_SLOWER * histogram_percentile_ns(past, 950);
-	if (ns < CACHE_SILENT_MIN_MS * NS_PER_MS)
-		return CACHE_SILENT_MIN_MS * NS_PER_MS;
-	return ns < CACHE_SILENT_MAX_MS * NS_PER_MS ? ns : CACHE_SILENT_MAX_MS * NS_PER_MS;
 }
 
 static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
@@ -435,8 +460,10 @@ static void fetch_succeeded(struct unit *unit)
 
 	relaxed_add(&counts->units_fetched, 1);
 	relaxed_add(&counts->bytes_fetched, unit->length);
-	if (mirror->host)
+	if (mirror->host) {
 		host_succeeded(mirror->host, unit->length);
+		mirror->host->answered_ns = clock_now_ns();
+	}
 	if (mirror->latency)
 		histogram_add(&mirror->latency->histogram, clock_now_ns() - unit->began_ns, 1);
 	unit_verify(unit);

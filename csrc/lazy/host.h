@@ -45,6 +45,8 @@ struct host {
 	uint64_t open_until_ns;	   /* of its breaker; 0: closed */
 	unsigned opened;	   /* how often it has opened since it was last closed */
 	bool probing;		   /* one fetch is probing the host */
+	uint64_t answered_ns;	   /* when a fetch has last succeeded */
+	uint64_t given_up;	   /* attempts at a cache that was only slow, as it seems */
 
 	/* Statistics; see base/relaxed.h. */
 	uint64_t attempts, failures, bytes, in_flight, openings;
