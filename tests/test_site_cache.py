@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import requests
+import trustme
 from click.testing import CliRunner
 from conftest import Need
 from fetch_shell import FetchShell, fetch_shell
@@ -198,6 +199,36 @@ def test_a_redirecting_origin_is_cached(sanitized_build: Path, tmp_path: Path) -
         assert len(gets(store)) == UNITS
         assert not any("t0ken" in one for one in store.requests)
         assert all("t0ken" in one for one in gets(origin))
+
+
+def test_a_ring_with_certificates(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer
+) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    paths = {name: tmp_path / name for name in ("ca", "certificate", "key", "token")}
+    authority.cert_pem.write_to_path(paths["ca"])
+    issued.cert_chain_pems[0].write_to_path(paths["certificate"])
+    issued.private_key_pem.write_to_path(paths["key"])
+    paths["token"].write_text("t0ken\n")
+    paths["token"].chmod(0o600)
+    with ExitStack() as stack:
+        keys: dict[str, Any] = {
+            "origins": [origin.url("").rstrip("/")],
+            "slice_bytes": UNIT,
+            "certificate": paths["certificate"],
+            "key": paths["key"],
+        }
+        nodes = stack.enter_context(ring(tmp_path, 2, **keys))
+        mirror = mirror_of(origin, nodes) | {"bearer_token_file": str(paths["token"])}
+        trusting = mirror | {"ca_file": str(paths["ca"])}
+        at_once(hosts(stack, sanitized_build, trusting, 2, tmp_path))
+        assert len(gets(origin)) == UNITS
+        assert all("Authorization: Bearer t0ken" in one for one in gets(origin))
+        # A cache that nobody vouches for gets no token: the origin is asked.
+        origin.requests.clear()
+        at_once(hosts(stack, sanitized_build, mirror, 1, tmp_path))
+        assert len(gets(origin)) == UNITS
 
 
 # A registry with tokens
