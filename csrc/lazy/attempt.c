@@ -32,15 +32,15 @@ enum {
 	 * bounds; the first value while few are known.
 	 */
 	CACHE_SILENT_MS = 3000,
-	CACHE_SILENT_MIN_MS = 1000,
+	CACHE_SILENT_MIN_MS = 2000,
 	CACHE_SILENT_MAX_MS = 5000,
 	CACHE_SLOWER = 4,
 	CACHE_KNOWN_AFTER = 16,
 	/* Of those that wait for a slow cache: 4, and 1 of 20; and all after this long. */
 	CACHE_SLOW_FIRST = 4,
 	CACHE_SLOW_SHARE = 20,
-	CACHE_SLOW_MAX_MS = 10000,
-	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */
+	CACHE_SLOW_MAX_MS = 6000, /* longer than its own time-outs, see site-cache config */
+	BACK_OFF_FIRST_MS = 50,	  /* doubled after each failure */
 	BACK_OFF_LAST_MS = 5000,
 	BUSY_MIN_MS = 100,
 	/* A server may ask for days, or send nonsense, while readers wait for it. */
@@ -146,17 +146,19 @@ static uint64_t cache_silence_ns(const struct mirror *mirror)
 }
 
 /*
- * A cache that is silent altogether is given up at once. One that answers others is slow, perhaps
- * because its origin is; and if all that wait for it asked the origin, that would be slower still.
- * So only some of them do.
+ * A cache that is silent altogether is given up at once. One that has answered others since is slow,
+ * perhaps because its origin is; and if all that wait for it asked the origin, that would be slower
+ * still. So only some of them do.
  */
-static bool is_given_up(const struct unit *unit, uint64_t now_ns)
+static bool is_given_up(struct unit *unit, uint64_t now_ns)
 {
 	const struct mirror *mirror = unit->fetch.mirror;
 	struct host *host = mirror->host;
 
-	if (!mirror->via || host->answered_ns + cache_silence_ns(mirror) < now_ns ||
-	    unit->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS <= now_ns)
+	if (!mirror->via || host->answered_ns < unit->began_ns)
+		return true;
+	unit->slow = true;
+	if (unit->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS <= now_ns)
 		return true;
 	if (host->given_up >= CACHE_SLOW_FIRST + host->attempts / CACHE_SLOW_SHARE)
 		return false;
@@ -214,6 +216,7 @@ static void begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 
 	unit->tries[mirror->index]++;
 	unit->began_ns = now_ns;
+	unit->slow = false;
 	mirror->recent_ns = now_ns;
 	relaxed_add(&counts->attempts, 1);
 	if (unit->rounds)
@@ -395,6 +398,15 @@ static void avoid(struct unit *unit, struct mirror *mirror, uint32_t wait_ms, ui
 	mirror->avoid_until_ns = now_ns + wait_ms * NS_PER_MS;
 }
 
+/* What makes one slow, the others wait for as well. */
+static void leave_caches(struct unit *unit)
+{
+	const struct source *source = unit->source;
+
+	for (unsigned i = source->mirror_count; i < source->place_count; i++)
+		unit->out |= 1u << i;
+}
+
 static void handle_failure(struct unit *unit)
 {
 	struct fetch *fetch = &unit->fetch;
@@ -403,7 +415,9 @@ static void handle_failure(struct unit *unit)
 	uint64_t now_ns = clock_now_ns();
 
 	relaxed_add(&unit->core->counts.failures[fetch->failure], 1);
-	if (host && fetch->failure != FETCH_TRANSIENT)
+	if (unit->slow)
+		leave_caches(unit);
+	if (host && (fetch->failure != FETCH_TRANSIENT || unit->slow))
 		host_ended(host);
 	else if (host && host_failed(host, now_ns))
 		is_worse(unit, mirror);

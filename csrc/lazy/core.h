@@ -117,6 +117,7 @@ struct unit {
 	unsigned rounds;
 	bool cut;     /* an attempt got no complete response; see struct fetch */
 	bool waited;  /* it has waited once for an open breaker */
+	bool slow;    /* the attempt is given up, though its cache answers others */
 	uint32_t out; /* bit set: mirrors that this unit does not ask again */
 	uint8_t tries[SOURCE_PLACES_MAX];
 	uint8_t wrong[SOURCE_PLACES_MAX];

@@ -220,7 +220,6 @@ proxy_cache_path %directory.callers levels=1:2 keys_zone=btrfs_ublk_may:16m
 upstream btrfs_ublk_ring {
     hash $http_host$uri$slice_range consistent;
 %ring
-    keepalive 64;
 }
 
 # The front, which hosts ask.
@@ -243,7 +242,8 @@ server {
         proxy_set_header Connection "";
         proxy_set_header Host $http_host;
         proxy_set_header Range $slice_range;
-        # A node that is gone or silent, and not an origin that fails.
+        # A node that is gone or silent, and not an origin that fails. Connections are
+        # new, so that a machine that has vanished costs a second.
         proxy_next_upstream error timeout;
         proxy_next_upstream_tries 2;
         proxy_connect_timeout 1s;
