@@ -85,8 +85,9 @@ btrfs-ublk top --count 1
 eval "$(btrfs-ublk completion bash)"
 btrfs-ublk completion zsh > zsh
 btrfs-ublk completion fish > fish
-btrfs-ublk site-cache config --nodes 10.0.0.1,10.0.0.2 --origin https://registry.example.org \
-    --unit 256K --max-size 200G --certificate /etc/ssl/c.pem --key /etc/ssl/c.key -o c.conf
+btrfs-ublk site-cache config --nodes 10.0.0.1,10.0.0.2 --unit 256K \
+    --origin https://registry.example.org --max-size 200G \
+    --certificate /etc/ssl/c.pem --key /etc/ssl/c.key -o c.conf
 """,
     ),
     "cache": Scenario(

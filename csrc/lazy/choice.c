@@ -11,6 +11,7 @@ enum {
 	PROBE_WAIT_MS = 50,
 	MEMORY_WAIT_MS = 50,
 	UNHEALTHY_MS = 30000, /* how long others are preferred, as it may have recovered by then */
+	CACHE_UNHEALTHY_MS = 10000, /* the same for caches: others cost the origin */
 	/*
 	 * Of the object, for which hosts choose the same caches: several units, so that neighbours
 	 * may be asked for together.
@@ -71,7 +72,8 @@ static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, u
 static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
 	const struct host *host = mirror->host;
-	uint64_t for_ns = (unit->core->options.unhealthy_ms ?: UNHEALTHY_MS) * NS_PER_MS;
+	uint64_t usual_ms = mirror->via ? CACHE_UNHEALTHY_MS : UNHEALTHY_MS;
+	uint64_t for_ns = (unit->core->options.unhealthy_ms ?: usual_ms) * NS_PER_MS;
 
 	if (mirror->bad_in_a_row >= UNHEALTHY_FAILURES && now_ns < mirror->recent_ns + for_ns)
 		return true;

@@ -158,7 +158,7 @@ static int http_parse(struct mirror *mirror, json_t *keys, struct error *error)
 	if (http->url && http->url_file)
 		return error_set(error, -EINVAL, "\"url\" and \"url_file\" exclude each other");
 	secret = http->headers_file || http->bearer_token_file || http->basic_auth_file ||
-		 http->url_file || strchr(http->url, '?');
+		 http->url_file || (http->url && strchr(http->url, '?'));
 	if (secret)
 		secret_guard_process();
 	if (http->url && !http->headers_file && !http->bearer_token_file &&

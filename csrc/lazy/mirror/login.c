@@ -161,6 +161,9 @@ static void check_deadlines(uv_timer_t *timer)
 	while (*link) {
 		struct exchange *exchange = *link;
 
+		/* A cache is not silent while it has not been asked. */
+		if (exchange->via)
+			++*exchange->progress;
 		if (exchange->deadline_ns > now_ns) {
 			link = &exchange->next_waiting;
 			continue;
