@@ -37,6 +37,14 @@ static void end_read(struct lazy_read *read, int result)
 	read->done(read, result);
 }
 
+/* Whether a unit has all bytes of a read, and that may be answered with the unit's memory. */
+static bool is_in_place(const struct lazy_read *read, const struct unit *unit)
+{
+	return read->in_place && read->count == 1 &&
+	       read->offset + read->length <=
+		       unit_extent(unit->source, unit->number).offset + unit->length;
+}
+
 /* Copies what the unit and the read have in common. */
 static void copy(const struct lazy_read *read, const struct unit *unit)
 {
@@ -54,7 +62,13 @@ static void unit_is_right(struct subscription *subscription, const struct unit *
 {
 	struct lazy_read *read = container_of(subscription, struct read_unit, subscription)->read;
 
-	copy(read, unit);
+	if (is_in_place(read, unit)) {
+		read->found = unit->data +
+			      (read->offset - unit_extent(unit->source, unit->number).offset);
+	} else {
+		copy(read, unit);
+		read->found = read->data;
+	}
 	if (!--read->left)
 		end_read(read, 0);
 }

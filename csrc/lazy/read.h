@@ -23,12 +23,16 @@ struct lazy_read {
 	uint64_t offset;
 	uint32_t length; /* bytes */
 	uint8_t *data;
+	/* The caller can do with verified bytes that are elsewhere, and need not be copied. */
+	bool in_place;
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC */
 	/*
-	 * Called once, on any thread. `result` is 0, and `data` is filled and verified, or a
-	 * negative errno.
+	 * Called once, on any thread. `result` is 0, and `found` is verified, or a negative errno.
 	 */
 	void (*done)(struct lazy_read *read, int result);
+
+	/* `data`, which was filled; or, with `in_place`, perhaps what stays until done() returns. */
+	const uint8_t *found;
 
 	/* The fetcher's own. */
 	struct completion sent;

@@ -139,11 +139,11 @@ int engine_fetch_data(struct io *io)
 }
 
 /* Returns false when the request is over. */
-static bool finish_part(struct io *io, int result)
+static bool finish_part(struct io *io, struct worker_stats *stats, int result)
 {
 	if (io->detached && io->op == IO_OP_READ && !io->part.in_place && result >= 0)
 		result = io->worker->copy(io, io->done, io->part.length);
-	worker_stats_part(io->worker->stats, io->segment->kind, io->op, io->part.length, result,
+	worker_stats_part(stats, io->segment->kind, io->op, io->part.length, result,
 			  io->started_ns);
 	if (result < 0) {
 		io->result = result;
@@ -169,7 +169,7 @@ static void run(struct io *io)
 		result = start_part(io);
 		if (result == PART_PENDING)
 			return;
-		if (!finish_part(io, result))
+		if (!finish_part(io, io->worker->stats, result))
 			break;
 	}
 	answer(io);
@@ -204,10 +204,54 @@ void engine_submit(struct worker *worker, struct io *io)
 
 void engine_part_done(struct io *io, int result)
 {
-	if (finish_part(io, result))
+	if (finish_part(io, io->worker->stats, result))
 		run(io);
 	else
 		answer(io);
+}
+
+bool engine_lend(struct io *io)
+{
+	struct worker *worker = io->worker;
+
+	if (!worker->reply || io->op != IO_OP_READ || io->detached ||
+	    io->done + io->part.length != io->length)
+		return false;
+	worker->lent++;
+	return true;
+}
+
+void engine_take_back(struct io *io)
+{
+	io->worker->lent--;
+}
+
+/* NB: whoever has received the answer may ask for statistics at once. */
+static void count_elsewhere(struct io *io, int result)
+{
+	struct engine *engine = io->worker->engine;
+
+	pthread_mutex_lock(&engine->elsewhere_lock);
+	finish_part(io, engine->elsewhere, result);
+	worker_stats_time_answers(engine->elsewhere);
+	pthread_mutex_unlock(&engine->elsewhere_lock);
+	worker_stats_answer_elsewhere(io->worker->stats);
+}
+
+/*
+ * NB: of two exchanges of `wants_back` one is the first. Either the worker finds the message after
+ * its own, or it is seen here that it sleeps. All that is touched after the message is the worker,
+ * which stays until the segments have been closed.
+ */
+void engine_answer(struct io *io, int result, const uint8_t *data)
+{
+	struct worker *worker = io->worker;
+
+	count_elsewhere(io, result);
+	worker->reply(io, data ?: io->data);
+	message_queue_put(&worker->back, &io->message);
+	if (__atomic_exchange_n(&worker->wants_back, false, __ATOMIC_ACQ_REL))
+		eventfd_write(worker->messages_fd, 1);
 }
 
 void engine_complete(struct io *io, int cqe_result)
@@ -260,6 +304,35 @@ static void arm(struct worker *worker)
 	worker->messages_armed = true;
 }
 
+bool worker_take_back(struct worker *worker)
+{
+	struct message *message;
+
+	if (!relaxed_load(&worker->back.newest))
+		return false;
+	message = message_queue_take(&worker->back);
+	while (message) {
+		struct io *io = container_of(message, struct io, message);
+
+		message = message->next;
+		worker->lent--;
+		worker_stats_take_answer(worker->stats);
+		worker->io_back(io);
+	}
+	worker_stats_end_round(worker->stats);
+	return true;
+}
+
+bool worker_await_back(struct worker *worker)
+{
+	(void)__atomic_exchange_n(&worker->wants_back, true, __ATOMIC_ACQ_REL);
+	if (worker_take_back(worker))
+		return true;
+	if (!worker->messages_armed)
+		arm(worker);
+	return false;
+}
+
 /* Completes that read. The messages are taken whatever its result. */
 static int take_messages(struct segment *segment, struct io *messages_io, int cqe_result)
 {
@@ -278,6 +351,7 @@ static int take_messages(struct segment *segment, struct io *messages_io, int cq
 		worker->expected--;
 		engine_complete(io, io->message_result);
 	}
+	worker_take_back(worker);
 	if (worker->expected && !worker->messages_armed)
 		arm(worker);
 	return PART_PENDING;
@@ -365,6 +439,12 @@ int engine_open(struct engine *engine, unsigned worker_count)
 		if (err)
 			return err;
 	}
+	if (!engine->wants_messages)
+		return 0;
+	engine->elsewhere = worker_stats_new(engine->kind_count);
+	if (!engine->elsewhere)
+		return -ENOMEM;
+	pthread_mutex_init(&engine->elsewhere_lock, NULL);
 	return 0;
 }
 
@@ -388,6 +468,9 @@ void engine_close(struct engine *engine)
 		close(engine->files[i]);
 	for (unsigned i = 0; i < engine->worker_count; i++)
 		worker_deinit(&engine->workers[i]);
+	if (engine->elsewhere)
+		pthread_mutex_destroy(&engine->elsewhere_lock);
+	worker_stats_free(engine->elsewhere);
 	free(engine->workers);
 	free(engine->files);
 	free(engine->segments);
@@ -442,6 +525,8 @@ void engine_count(const struct engine *engine, unsigned kind, struct kind_stats 
 		if (stats)
 			worker_stats_merge(sum, &stats->kinds[kind]);
 	}
+	if (engine->elsewhere)
+		worker_stats_merge(sum, &engine->elsewhere->kinds[kind]);
 }
 
 uint64_t engine_count_refused(const struct engine *engine)

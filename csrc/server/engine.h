@@ -4,13 +4,15 @@
  *
  * A front end has one `struct io` per tag, fills in the request and calls engine_submit() on the
  * worker (thread) that it belongs to. The worker's io_done() is called once on the same thread,
- * perhaps before engine_submit() returns. A request that spans segments is split into parts, which
+ * perhaps before engine_submit() returns; or, where another thread has the data, that one sends the
+ * answer, and io_back() is called instead, later. A request that spans segments is split into parts, which
  * run one after the other. That is rare, and keeps common requests free of allocation and counting.
  * A request is answered as a whole, or fails as a whole.
  */
 #ifndef SERVER_ENGINE_H
 #define SERVER_ENGINE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,6 +40,10 @@ struct engine {
 
 	bool wants_messages; /* some kind calls worker_expect(); its open() sets this */
 
+	/* What engine_answer() has answered; NULL if no kind wants messages. */
+	struct worker_stats *elsewhere;
+	pthread_mutex_t elsewhere_lock;
+
 	struct worker *workers;
 	unsigned worker_count;
 };
@@ -54,6 +60,15 @@ struct worker {
 	 * that of a detached write. Returns 0 or a negative errno. NULL: no io is detached.
 	 */
 	int (*copy)(struct io *io, uint32_t offset, uint32_t length);
+	/*
+	 * Sends the answer to a read, whose bytes are at `data`; any thread may be the caller.
+	 * NULL: only the worker's thread can do that.
+	 */
+	void (*reply)(struct io *io, const uint8_t *data);
+	/* With `reply`: the worker has the io again, which was answered. */
+	void (*io_back)(struct io *io);
+	/* With `reply`: number of requests that other threads answer, or have answered. */
+	unsigned lent;
 
 	/* Internal. */
 	struct segment *last_segment;
@@ -61,11 +76,13 @@ struct worker {
 
 	/* Answers from other threads; see worker_expect(). */
 	struct message_queue messages;
-	int messages_fd;	 /* eventfd; 0: there is none */
-	uint64_t messages_count; /* the read's buffer */
-	unsigned expected;	 /* number of parts that are with other threads */
-	bool messages_armed;	 /* a read of messages_fd is in the ring */
-	struct io messages_io;	 /* identifies the completion of that read */
+	int messages_fd;	   /* eventfd; 0: there is none */
+	uint64_t messages_count;   /* the read's buffer */
+	unsigned expected;	   /* number of parts that are with other threads */
+	bool messages_armed;	   /* a read of messages_fd is in the ring */
+	struct message_queue back; /* of ios that were lent */
+	bool wants_back;	   /* atomic: it sleeps until one of them comes */
+	struct io messages_io;	   /* identifies the completion of that read */
 };
 
 /* Opens the segments. Returns 0, or a negative errno after a message. */
@@ -114,6 +131,30 @@ void worker_expect_no_more(struct io *io);
  * the io's worker.
  */
 void worker_answer(struct io *io, int result);
+
+/*
+ * For segment kinds: another thread sends the answer to this read, whose last part it finishes.
+ * Returns false when that cannot be. To be called on the io's worker; then engine_answer() has to
+ * be called once, or engine_take_back() on the worker.
+ */
+bool engine_lend(struct io *io);
+void engine_take_back(struct io *io);
+/*
+ * Any thread may call this, which sends the answer. The bytes are those of io->data, or those of the
+ * part at `data` (then it is the whole request). NB: the io may be reused before this returns.
+ */
+void engine_answer(struct io *io, int result, const uint8_t *data);
+
+/*
+ * For front ends: takes the ios back that other threads have answered. Returns whether there were
+ * any.
+ */
+bool worker_take_back(struct worker *worker);
+/*
+ * The same, and if there are none, the ring has a completion when one comes. To be called before a
+ * thread that has lent some waits for that; then it submits what is in the ring.
+ */
+bool worker_await_back(struct worker *worker);
 
 /* Brings the data of a write to `data`. For segment kinds. Returns 0 or a negative errno. */
 int engine_fetch_data(struct io *io);

@@ -69,7 +69,7 @@ struct io {
 	struct part part;
 	uint32_t done;
 	uint64_t started_ns;	/* of the part; see worker_stats_start_ns() */
-	struct message message; /* sent by worker_answer() */
+	struct message message; /* sent by worker_answer() and engine_answer() */
 	int message_result;	/* the result that it brings */
 };
 

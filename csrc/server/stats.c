@@ -66,7 +66,7 @@ static int add_queues(json_t *object, const struct engine *engine)
 		err = json_array_append_new(
 			queues,
 			json_pack("{s:I, s:I}", "in_flight",
-				  (json_int_t)relaxed_load(&stats->in_flight), "max_in_flight",
+				  (json_int_t)worker_stats_in_flight(stats), "max_in_flight",
 				  (json_int_t)relaxed_load(&stats->max_in_flight)));
 	}
 	return err;

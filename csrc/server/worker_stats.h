@@ -2,7 +2,7 @@
 /*
  * Statistics of one worker, by segment kind: requests, bytes, errors and latencies; and the number
  * of requests in flight and refused. The worker writes and any thread may read them, as relaxed
- * atomics.
+ * atomics. What other threads answer counts in statistics that have no worker, under a lock.
  *
  * A latency is the time from when the front end hands a request to the engine until its answer
  * leaves, measured in rounds. A round is all that the front end does between two waits (a batch of
@@ -59,6 +59,8 @@ struct worker_stats {
 	uint32_t max_in_flight;
 	uint32_t answered; /* requests answered in this round */
 	uint32_t rounds;   /* rounds in which something was answered */
+	/* atomic: requests that other threads have answered since, and that count in `in_flight` */
+	uint32_t answered_elsewhere;
 	uint64_t refused;  /* requests that failed before they reached a segment */
 	uint64_t round_ns; /* when this round began; 0: not needed so far */
 	unsigned answers_count;
@@ -101,6 +103,28 @@ static inline void worker_stats_request(struct worker_stats *stats)
 static inline void worker_stats_answer(struct worker_stats *stats)
 {
 	stats->answered++;
+}
+
+/* Another thread has answered; any thread may call this. */
+static inline void worker_stats_answer_elsewhere(struct worker_stats *stats)
+{
+	__atomic_add_fetch(&stats->answered_elsewhere, 1, __ATOMIC_RELAXED);
+}
+
+/* The worker knows that, and this round counts the answer. */
+static inline void worker_stats_take_answer(struct worker_stats *stats)
+{
+	__atomic_sub_fetch(&stats->answered_elsewhere, 1, __ATOMIC_RELAXED);
+	stats->answered++;
+}
+
+/* Requests without an answer. Any thread may call this. */
+static inline uint32_t worker_stats_in_flight(const struct worker_stats *stats)
+{
+	uint32_t all = relaxed_load(&stats->in_flight);
+	uint32_t answered = relaxed_load(&stats->answered_elsewhere);
+
+	return all > answered ? all - answered : 0;
 }
 
 static inline void worker_stats_refusal(struct worker_stats *stats)

@@ -88,6 +88,13 @@ static void io_done(struct io *io)
 	finished = true;
 }
 
+/* In the place of a front end that sends answers from any thread. */
+static void reply(struct io *io, const uint8_t *data)
+{
+	if (!io->result && data != io->data)
+		memcpy(io->data, data, io->length);
+}
+
 /* Returns false when the line is not a request. */
 static bool parse_request(const char *line, struct io *io, int *byte)
 {
@@ -121,12 +128,16 @@ static bool parse_request(const char *line, struct io *io, int *byte)
 static int run(struct worker *worker, struct io *io)
 {
 	finished = false;
+	/* By turns as a front end that can do that, and one that cannot. */
+	worker->reply = worker->reply ? NULL : reply;
 	engine_submit(worker, io);
 	worker_end_round(worker);
 	while (!finished) {
 		struct io_uring_cqe *cqe;
 		int err;
 
+		if (worker->lent && worker_await_back(worker))
+			continue;
 		note_sqes(worker->ring);
 		err = io_uring_submit_and_wait(worker->ring, 1);
 		if (err < 0)
@@ -238,6 +249,7 @@ int main(int argc, char **argv)
 	worker = &engine.workers[0];
 	worker->ring = &ring;
 	worker->io_done = io_done;
+	worker->io_back = io_done;
 	err = worker_prepare(worker);
 	if (!err)
 		err = io_uring_queue_init(8, &ring, 0);

@@ -13,11 +13,19 @@
 #include "base/relaxed.h"
 #include "base/size.h"
 
-/* How often a thread checks whether it needs help: a check costs as much as a small read. */
-enum { LOOK_BYTES = 64 << 10 };
+enum {
+	/* How often a thread checks whether it needs help: a check costs as much as a small read. */
+	LOOK_BYTES = 64 << 10,
+	LENT_LOOK_MS = 10,
+};
 
 /* The queue of the calling thread, because libfuse passes no context through. */
 static __thread struct fuse_queue *own_queue;
+/*
+ * Where the calling thread writes replies: the descriptor that the request came from, as the kernel
+ * looks for it there. -1: nowhere.
+ */
+static __thread int reply_fd = -1;
 
 static ssize_t read_request(int fd, void *data, size_t bytes, void *userdata)
 {
@@ -34,13 +42,13 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *userdat
 
 	(void)fd;
 	(void)userdata;
-	if (!own_queue) {
+	if (reply_fd < 0) {
 		/* fuse_introduce() has called, so there is no kernel request to answer. */
 		for (int i = 0; i < count; i++)
 			bytes += (ssize_t)parts[i].iov_len;
 		return bytes;
 	}
-	return writev(own_queue->device_fd, parts, count);
+	return writev(reply_fd, parts, count);
 }
 
 const struct fuse_custom_io fuse_queue_io = {
@@ -49,12 +57,12 @@ const struct fuse_custom_io fuse_queue_io = {
 };
 
 /* ENOENT is no failure: the kernel does not want the reply any more. */
-static void reply(fuse_req_t request, const struct io *io)
+static void reply(fuse_req_t request, const struct io *io, const uint8_t *data)
 {
 	if (io->result < 0)
 		fuse_reply_err(request, -io->result);
 	else if (io->op == IO_OP_READ)
-		fuse_reply_buf(request, (const char *)io->data, io->length);
+		fuse_reply_buf(request, (const char *)data, io->length);
 	else if (io->op == IO_OP_WRITE)
 		fuse_reply_write(request, io->length);
 	else
@@ -75,10 +83,34 @@ static void io_done(struct io *io)
 
 	if (io->op != IO_OP_READ)
 		fuse_record_execute(tag->record, io->result);
-	reply(tag->request, io);
+	reply(tag->request, io, io->data);
 	fuse_record_clear(tag->record);
 	tag->queue->running--;
 	free_tag(tag);
+}
+
+/* See worker.reply. The record stays until the reply has left, whichever thread sends it. */
+static void reply_anywhere(struct io *io, const uint8_t *data)
+{
+	struct fuse_tag *tag = (struct fuse_tag *)io;
+
+	reply_fd = tag->queue->device_fd;
+	reply(tag->request, io, data);
+	fuse_record_clear(tag->record);
+}
+
+static void io_back(struct io *io)
+{
+	struct fuse_tag *tag = (struct fuse_tag *)io;
+
+	tag->queue->running--;
+	free_tag(tag);
+}
+
+/* Whether it waits for something itself, and not only for other threads' answers. */
+static bool is_busy(const struct fuse_queue *queue)
+{
+	return queue->running > queue->worker->lent;
 }
 
 /* FOPEN_DIRECT_IO lets any range through; accept only whole blocks, like a disk with O_DIRECT. */
@@ -166,6 +198,8 @@ static int init_ring(struct fuse_queue *queue)
 	queue->ring_ready = true;
 	queue->worker->ring = &queue->ring;
 	queue->worker->io_done = io_done;
+	queue->worker->reply = reply_anywhere;
+	queue->worker->io_back = io_back;
 	if (!engine->file_count)
 		return 0;
 	return io_uring_register_files(&queue->ring, engine->files, engine->file_count);
@@ -247,6 +281,7 @@ static void give_records_back(struct fuse_queue *queue)
 	if (!relaxed_load(&queue->give_back))
 		return;
 	relaxed_store(&queue->give_back, false);
+	worker_take_back(queue->worker);
 	if (queue->running || relaxed_load(&queue->need) != FUSE_NEED_NOTHING)
 		return;
 	while (queue->filled > FUSE_KEPT_RECORDS) {
@@ -277,6 +312,7 @@ static int queue_init(void *owner)
 	int err = worker_prepare(queue->worker);
 
 	own_queue = queue;
+	reply_fd = queue->device_fd;
 	if (!err)
 		err = allocate_tags(queue);
 	/* The previous server may have left it in the other mode. */
@@ -286,10 +322,24 @@ static int queue_init(void *owner)
 	return err ? err : init_ring(queue);
 }
 
+/*
+ * Other threads still use the tags that are lent. There are some only after a failure, after which
+ * the process ends, or fails all reads.
+ */
+static void wait_for_lent(struct fuse_queue *queue)
+{
+	worker_take_back(queue->worker);
+	while (queue->worker->lent) {
+		poll(NULL, 0, LENT_LOOK_MS);
+		worker_take_back(queue->worker);
+	}
+}
+
 static void queue_deinit(void *owner)
 {
 	struct fuse_queue *queue = owner;
 
+	wait_for_lent(queue);
 	if (queue->ring_ready)
 		io_uring_queue_exit(&queue->ring);
 	queue->worker->ring = NULL;
@@ -330,16 +380,25 @@ static enum fuse_phase phase_of(const struct fuse_queue *queue)
 	return __atomic_load_n(queue->phase, __ATOMIC_ACQUIRE);
 }
 
-/* Waits until the ring, or the connection if a request may be received, has something. */
+/*
+ * Waits until the ring, or the connection if a request may be received, has something. Tags that are
+ * lent are waited for where the thread lacks some, or is to end when all are back.
+ */
 static int wait_for_either(struct fuse_queue *queue)
 {
-	bool takes = phase_of(queue) != FUSE_LEAVE, may_take = takes && queue->free_tags;
+	enum fuse_phase phase = phase_of(queue);
+	bool takes = phase != FUSE_LEAVE, may_take = takes && queue->free_tags;
 	struct pollfd fds[] = {
 		{ .fd = queue->ring.ring_fd, .events = POLLIN },
 		{ .fd = may_take ? queue->device_fd : -1, .events = POLLIN },
 		{ .fd = takes ? queue->filled_fd : -1, .events = POLLIN },
 	};
 
+	if (queue->worker->lent && (phase != FUSE_SERVE || !may_take)) {
+		if (worker_await_back(queue->worker))
+			return 0;
+		io_uring_submit(&queue->ring);
+	}
 	if (poll(fds, 3, -1) < 0)
 		return errno == EINTR ? 0 : -errno;
 	handle_completions(queue);
@@ -436,7 +495,7 @@ static int serve_what_was_left(struct fuse_queue *queue)
 
 /*
  * Receives one request and serves it. The leader waits in read(2), which is cheapest, while it has
- * nothing in flight. Otherwise a thread must not wait there, as another one may take the request
+ * nothing in flight, or only what other threads answer. Otherwise a thread must not wait there, as another one may take the request
  * that poll(2) has announced. Returns false when the thread shall end, and sets `error`.
  */
 static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
@@ -444,7 +503,7 @@ static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
 	struct fuse_tag *tag = queue->free_tags;
 	struct fuse_buf buffer = { .mem = &tag->record->header };
 	bool leads = phase == FUSE_SERVE && lead(queue);
-	int err = set_blocking(queue, leads && !queue->running);
+	int err = set_blocking(queue, leads && !is_busy(queue));
 
 	if (leads && queue->resting)
 		end_rest(queue);
@@ -454,6 +513,7 @@ static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
 		if (queue->resting)
 			end_rest(queue);
 		queue->free_tags = tag->next_free;
+		worker_take_back(queue->worker);
 		relaxed_store(&queue->received, queue->received + 1);
 		serve_request(queue, tag);
 		return true;
@@ -467,9 +527,17 @@ static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
 			tag->record); /* from a request that the kernel failed to deliver */
 		return false;
 	}
-	if (phase == FUSE_SERVE && !leads && !queue->running)
+	if (phase == FUSE_SERVE && !leads && !is_busy(queue))
 		rest(queue);
 	return phase == FUSE_SERVE || queue->running;
+}
+
+/* Whether it must not wait where it receives requests; see receive(). */
+static bool needs_to_wait(struct fuse_queue *queue, enum fuse_phase phase)
+{
+	if (!queue->running)
+		return false;
+	return is_busy(queue) || phase != FUSE_SERVE || !has_free_tag(queue);
 }
 
 static int queue_serve(void *owner)
@@ -483,8 +551,9 @@ static int queue_serve(void *owner)
 		enum fuse_phase phase = phase_of(queue);
 		int err = settle(queue);
 
+		worker_take_back(queue->worker);
 		give_records_back(queue);
-		if (!err && queue->running) {
+		if (!err && needs_to_wait(queue, phase)) {
 			if (!has_free_tag(queue))
 				step_down(queue);
 			err = wait_for_either(queue);

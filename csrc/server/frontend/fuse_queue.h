@@ -80,7 +80,7 @@ struct fuse_queue {
 	struct fuse_tag *free_tags;
 	/* its request has been received and not yet submitted to the engine */
 	struct fuse_tag *current;
-	unsigned running; /* tags that are with the engine */
+	unsigned running; /* tags that are with the engine, including those that are lent */
 	bool resting;	  /* it counts in threads->resting, and is not asleep yet */
 	size_t unseen;	  /* bytes served since the last check for waiting requests */
 

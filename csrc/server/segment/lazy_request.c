@@ -2,7 +2,8 @@
 /*
  * Walks through the mappings of a part. Computed ranges are filled in, cached ranges are read one
  * after the other through the worker's ring, and all others are given to the fetcher at once, which
- * may finish before or after the walk.
+ * may finish before or after the walk. After it, the fetcher sends the answer, if the front end lets
+ * it; for a request in one piece, without a copy of the bytes.
  */
 #include "server/segment/lazy_request.h"
 
@@ -34,6 +35,7 @@ struct lazy_request {
 	/* atomic: pieces that the fetcher has, plus 1 for the walk until it is over */
 	unsigned left;
 	int error; /* atomic: the error of a piece */
+	bool lent; /* set before the walk is over: who finishes the last piece answers */
 
 	/* The cached range that is being read, at io->part.done. */
 	const struct cache_object *reading; /* NULL: none is */
@@ -41,17 +43,52 @@ struct lazy_request {
 	struct source *source;
 	uint64_t source_offset;
 	uint32_t length, length_done;
+
+	struct piece first; /* most requests have one */
 };
+
+/* Ends the request, and returns its result. */
+static int end(struct lazy_request *request)
+{
+	int error = __atomic_load_n(&request->error, __ATOMIC_RELAXED);
+
+	while (request->pieces) {
+		struct piece *piece = request->pieces;
+
+		request->pieces = piece->next;
+		if (piece != &request->first)
+			free(piece);
+	}
+	request->io->part.private = NULL;
+	free(request);
+	return error;
+}
+
+/* Whether the walk is over, and this piece is the whole request. */
+static bool is_whole(struct lazy_request *request, const struct piece *piece)
+{
+	return __atomic_load_n(&request->left, __ATOMIC_ACQUIRE) == 1 && request->lent &&
+	       piece->read.length == request->io->length;
+}
 
 static void piece_done(struct lazy_read *read, int result)
 {
 	struct piece *piece = container_of(read, struct piece, read);
 	struct lazy_request *request = piece->request;
 	struct io *io = request->io;
+	const uint8_t *data = NULL;
 
 	if (result)
 		__atomic_store_n(&request->error, result, __ATOMIC_RELAXED);
-	if (!__atomic_sub_fetch(&request->left, 1, __ATOMIC_ACQ_REL))
+	else if (read->found != read->data && is_whole(request, piece))
+		data = read->found;
+	else if (read->found != read->data)
+		memcpy(read->data, read->found, read->length);
+	if (__atomic_sub_fetch(&request->left, 1, __ATOMIC_ACQ_REL))
+		return;
+	if (request->lent)
+		engine_answer(io, end(request), data);
+	else
 		worker_answer(io, 0);
 }
 
@@ -61,8 +98,10 @@ static int fetch(struct segment *segment, struct lazy_request *request, struct s
 {
 	const struct lazy_segment *lazy = segment->private;
 	struct part *part = &request->io->part;
-	struct piece *piece = calloc(1, sizeof(*piece));
+	struct piece *piece = &request->first;
 
+	if (request->pieces)
+		piece = calloc(1, sizeof(*piece));
 	if (!piece)
 		return -EIO;
 	if (!request->deadline_ns)
@@ -75,6 +114,7 @@ static int fetch(struct segment *segment, struct lazy_request *request, struct s
 	piece->read.offset = offset;
 	piece->read.length = length;
 	piece->read.data = part->data + part->done;
+	piece->read.in_place = true;
 	piece->read.deadline_ns = request->deadline_ns;
 	piece->read.done = piece_done;
 	__atomic_add_fetch(&request->left, 1, __ATOMIC_RELAXED);
@@ -241,21 +281,6 @@ static int step(struct segment *segment, struct lazy_request *request)
 	return result == PART_PENDING ? result : end_cached(segment, request, result);
 }
 
-static int end(struct lazy_request *request)
-{
-	int error = __atomic_load_n(&request->error, __ATOMIC_RELAXED);
-
-	while (request->pieces) {
-		struct piece *piece = request->pieces;
-
-		request->pieces = piece->next;
-		free(piece);
-	}
-	request->io->part.private = NULL;
-	free(request);
-	return error;
-}
-
 static int walk(struct segment *segment, struct lazy_request *request)
 {
 	struct io *io = request->io;
@@ -270,10 +295,15 @@ static int walk(struct segment *segment, struct lazy_request *request)
 		__atomic_store_n(&request->error, result, __ATOMIC_RELAXED);
 	if (!request->pieces)
 		return end(request);
-	worker_expect(io);
+	request->lent = engine_lend(io);
+	if (!request->lent)
+		worker_expect(io);
 	if (__atomic_sub_fetch(&request->left, 1, __ATOMIC_ACQ_REL))
 		return PART_PENDING;
-	worker_expect_no_more(io);
+	if (request->lent)
+		engine_take_back(io);
+	else
+		worker_expect_no_more(io);
 	return end(request);
 }
 
