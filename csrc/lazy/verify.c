@@ -17,7 +17,7 @@ enum {
 	 * meanwhile.
 	 */
 	AT_ONCE_BYTES = 16 << 10,
-	ALONE_AT_ONCE_BYTES = 64 << 10,
+	ALONE_AT_ONCE_BYTES = 256 << 10,
 };
 
 static struct unit *of_job(struct pool_job *job)
