@@ -10,7 +10,6 @@ read-only, and so has no directory.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -35,8 +34,7 @@ from btrfs_ublk.kernel.btrfs import (
     commit_transaction,
     create_snapshot,
     create_subvolume,
-    delete_nested_subvolumes,
-    delete_subvolume,
+    delete_subvolumes,
     enable_simple_quota,
     filesystem_uuid,
     set_read_only,
@@ -115,16 +113,8 @@ class Snapshots:
         self._delete_unknown(there)
 
     def _delete(self, number: int) -> None:
-        path = self._path(number)
         try:
-            try:
-                delete_subvolume(path)
-            except BtrfsUblkError as error:
-                if getattr(error.__cause__, "errno", None) != errno.ENOTEMPTY:
-                    raise
-                set_read_only(path, False)  # else nothing in it can be deleted
-                delete_nested_subvolumes(path)
-                delete_subvolume(path)
+            delete_subvolumes(self._path(number))
         except BtrfsUblkError as error:
             # Somebody still uses it; cleanup() tries again.
             log.warning("%s", error)

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import struct
 import uuid
 from collections.abc import Iterator
@@ -36,13 +37,26 @@ _IOC_SNAP_CREATE = 0x50009417
 _IOC_SNAP_DESTROY = 0x5000940F
 _IOC_SUBVOL_GETFLAGS = 0x80089419
 _IOC_SUBVOL_SETFLAGS = 0x4008941A
+_IOC_SUBVOL_INFO = 0x81F8943C
 
 #: struct btrfs_ioctl_vol_args: fd, name.
 _VOL_ARGS = struct.Struct("=q4088s")
-#: struct btrfs_ioctl_vol_args_v2: fd, transaction, flags, 32 unused bytes, name.
-_VOL_ARGS_V2 = struct.Struct("=qQQ32x4040s")
-#: BTRFS_SUBVOL_RDONLY
+#: struct btrfs_ioctl_vol_args_v2: fd, transaction, flags, size and address of a struct
+#: btrfs_qgroup_inherit, 16 unused bytes, name.
+_VOL_ARGS_V2 = struct.Struct("=qQQQQ16x4040s")
+#: BTRFS_SUBVOL_RDONLY, BTRFS_SUBVOL_QGROUP_INHERIT
 _READ_ONLY = 1 << 1
+_INHERIT = 1 << 2
+#: struct btrfs_qgroup_inherit: flags, three counts, and a struct btrfs_qgroup_limit:
+#: flags, most bytes, three other limits. The flags are BTRFS_QGROUP_INHERIT_SET_LIMITS
+#: and BTRFS_QGROUP_LIMIT_MAX_RFER.
+_INHERITED = struct.Struct("=Q24xQQ24x")
+_SET_LIMITS = 1
+_LIMIT_MOST = 1
+#: struct btrfs_ioctl_get_subvol_info_args: id, name, 32 unused bytes, its UUID, and
+#: that of what it is a snapshot of; 504 bytes in all.
+_SUBVOL_INFO = struct.Struct("=Q256x32x16s16s")
+_SUBVOL_INFO_BYTES = 504
 #: struct btrfs_ioctl_ino_lookup_args: tree, object id, name.
 _INO_LOOKUP = struct.Struct("=QQ4080x")
 #: struct btrfs_ioctl_quota_ctl_args: command, status.
@@ -75,6 +89,9 @@ _QUOTA_TREE = 8
 _QGROUP_INFO_KEY = 242
 #: struct btrfs_qgroup_info_item begins: generation, bytes that are charged.
 _QGROUP_INFO = struct.Struct("<QQ")
+_QGROUP_LIMIT_KEY = 244
+#: struct btrfs_qgroup_limit_item begins: flags, most bytes.
+_QGROUP_LIMIT = struct.Struct("<QQ")
 #: struct file_handle, and in it struct btrfs_fid without a parent: object id, tree,
 #: generation (fs/btrfs/export.h).
 _HANDLE = struct.Struct("=Ii")
@@ -198,18 +215,32 @@ def create_subvolume(directory: Path, name: str) -> Path:
 
 
 def create_snapshot(
-    subvolume: Path, directory: Path, name: str, *, read_only: bool = False
+    subvolume: Path,
+    directory: Path,
+    name: str,
+    *,
+    read_only: bool = False,
+    quota_bytes: int | None = None,
 ) -> Path:
     """Make a snapshot of a subvolume in a directory of the same file system; it is
-    writable unless ``read_only``. Raises BtrfsUblkError."""
+    writable unless ``read_only``. ``quota_bytes`` limits what it may be charged for,
+    from the beginning; see enable_simple_quota(). Raises BtrfsUblkError."""
     path = directory / name
     what = f"cannot make {path}, a snapshot of {subvolume}"
+    flags = _READ_ONLY if read_only else 0
+    inherited = ctypes.create_string_buffer(0)
+    if quota_bytes is not None:
+        flags |= _INHERIT
+        limit = _INHERITED.pack(_SET_LIMITS, _LIMIT_MOST, quota_bytes)
+        inherited = ctypes.create_string_buffer(limit, len(limit))
     try:
         with deferred():
             source = os.open(subvolume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                flags = _READ_ONLY if read_only else 0
-                argument = _VOL_ARGS_V2.pack(source, 0, flags, os.fsencode(name))
+                place = (len(inherited), ctypes.addressof(inherited))
+                argument = _VOL_ARGS_V2.pack(
+                    source, 0, flags, *place, os.fsencode(name)
+                )
                 _ioctl(directory, _IOC_SNAP_CREATE, argument, what=what)
             finally:
                 os.close(source)
@@ -223,6 +254,19 @@ def delete_subvolume(path: Path) -> None:
     frees the space later. Raises BtrfsUblkError, also while it is mounted here."""
     argument = _VOL_ARGS.pack(0, os.fsencode(path.name))
     _ioctl(path.parent, _IOC_SNAP_DESTROY, argument, what=f"cannot delete {path}")
+
+
+def delete_subvolumes(path: Path) -> None:
+    """Delete a subvolume, also one that is read-only, with those in it. Raises
+    BtrfsUblkError."""
+    try:
+        delete_subvolume(path)
+    except BtrfsUblkError as error:
+        if getattr(error.__cause__, "errno", None) != errno.ENOTEMPTY:
+            raise
+        set_read_only(path, False)  # else nothing in it can be deleted
+        delete_nested_subvolumes(path)
+        delete_subvolume(path)
 
 
 def delete_nested_subvolumes(subvolume: Path) -> None:
@@ -277,6 +321,25 @@ def subvolume_id(path: Path) -> int:
     return number
 
 
+def is_subvolume(path: Path) -> bool:
+    """Whether the path is that of a subvolume's top directory, for what is known to lie
+    on a btrfs."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_ino == _TOP_INODE
+
+
+def subvolume_uuids(path: Path) -> tuple[uuid.UUID, uuid.UUID | None]:
+    """Return the UUID of the subvolume that holds ``path``, and that of the one it is a
+    snapshot of. Raises BtrfsUblkError."""
+    what = f"{path} is in no subvolume"
+    answer = _ioctl(path, _IOC_SUBVOL_INFO, bytes(_SUBVOL_INFO_BYTES), what=what)
+    _, own, parent = _SUBVOL_INFO.unpack_from(answer)
+    return uuid.UUID(bytes=own), uuid.UUID(bytes=parent) if any(parent) else None
+
+
 def commit_transaction(target: Path) -> None:
     """Wait until all that was done to a file system lies on its disk. Raises
     BtrfsUblkError."""
@@ -288,6 +351,14 @@ def enable_simple_quota(target: Path) -> None:
     It takes Linux 6.7. Raises BtrfsUblkError, not if that is so already."""
     what = f"cannot enable simple quotas of the btrfs at {target}"
     _ioctl(target, _IOC_QUOTA_CTL, _QUOTA_CTL.pack(_ENABLE_SIMPLE_QUOTA, 0), what=what)
+    # NB: where quotas of the other kind are enabled, the ioctl does nothing.
+    mode = Path(f"/sys/fs/btrfs/{filesystem_uuid(target)}/qgroups/mode").read_text()
+    if mode.strip() != "squota":
+        raise BtrfsUblkError(
+            f"{what}: it has quotas of the other kind, which charge snapshots for what "
+            "they share",
+            hint=f"if nobody needs those: btrfs quota disable {target}",
+        )
 
 
 def charged_bytes(target: Path, subvolume: int) -> int:
@@ -297,6 +368,15 @@ def charged_bytes(target: Path, subvolume: int) -> int:
     item = _find_item(target, _QUOTA_TREE, 0, _QGROUP_INFO_KEY, subvolume, what=what)
     number: int = _QGROUP_INFO.unpack_from(item)[1]
     return number
+
+
+def quota_limit(target: Path, subvolume: int) -> int | None:
+    """Return how many bytes a subvolume may be charged for; None: it has no limit.
+    Raises BtrfsUblkError without quotas."""
+    what = f"subvolume {subvolume} of the btrfs at {target} has no quota"
+    key = (_QUOTA_TREE, 0, _QGROUP_LIMIT_KEY, subvolume)
+    flags, most = _QGROUP_LIMIT.unpack_from(_find_item(target, *key, what=what))
+    return most if flags & _LIMIT_MOST else None
 
 
 def set_default_subvolume(subvolume: Path) -> None:

@@ -22,6 +22,7 @@ from btrfs_ublk.kernel.users import pids, pids_using
 _KIND = "mount"
 #: linux/mount.h
 _MS_RDONLY = 1
+_UMOUNT_NOFOLLOW = 8
 
 _MOUNT_TIMEOUT_S = 60.0
 #: btrfs shows this for a device that was taken away under it (btrfs_show_devname).
@@ -107,7 +108,7 @@ def mounted(
         namespace=mount_namespace(),
     ) as entry:
         if by_kernel:
-            _mount(source, target, fs_type, options=options, read_only=read_only)
+            mount_now(source, target, fs_type, options=options, read_only=read_only)
         else:
             words = ["ro" if read_only else "rw", *options]
             # mount(8) inherits the lock, so gc waits for it if we are killed now.
@@ -128,13 +129,13 @@ def mounted(
 
 
 @deferred()
-def _mount(
+def mount_now(
     source: str,
     target: Path,
     fs_type: str,
     *,
-    options: Sequence[str],
-    read_only: bool,
+    options: Sequence[str] = (),
+    read_only: bool = False,
 ) -> None:
     """mount(2). Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
@@ -145,6 +146,15 @@ def _mount(
     ):
         number = ctypes.get_errno()
         raise OSError(number, f"mount as {fs_type}: {os.strerror(number)}", str(source))
+
+
+@deferred()
+def unmount_now(target: Path) -> None:
+    """umount2(2), which follows no symbolic link. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.umount2(os.fsencode(target), _UMOUNT_NOFOLLOW):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(target))
 
 
 def _source_names(source: str) -> list[str]:
