@@ -24,7 +24,12 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
+from btrfs_ublk.cli.volume_options import (
+    confirm,
+    take_down,
+    volume_name,
+    volumes_base,
+)
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size, parse_size
@@ -673,21 +678,88 @@ def up(
 @volume_name
 @click.argument("fork")
 @click.option(
+    "--mode",
+    type=click.Choice(volumes.FORK_MODES),
+    default=volumes.DEFAULT_FORK_MODE,
+    help="A snapshot, which is all of btrfs; or an overlay, which shares memory with"
+    f" other forks.  [{volumes.DEFAULT_FORK_MODE}]",
+)
+@click.option(
+    "--quota",
+    metavar="SIZE",
+    help="How much may be written to it. It takes Linux 6.7.  [no limit]",
+)
+@click.option(
     "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
 )
 @volumes_base
 @json_option
 def fork(
-    name: str, fork: str, layer: str | None, base: Path | None, as_json: bool
+    name: str,
+    fork: str,
+    mode: volumes.ForkMode,
+    quota: str | None,
+    layer: str | None,
+    base: Path | None,
+    as_json: bool,
 ) -> None:
     """Make a writable copy of an image's root file system.
 
     NAME is a volume that `image up` has mounted, FORK a name of yours. No data are
-    moved: it is a snapshot, below `forks`, which is kept with the volume.
+    moved. It is below `forks`, and is kept with the volume.
     """
-    made = volumes.fork_image(name, fork, layer=layer, base=base)
-    keys = {"name": name, "fork": fork, "path": str(made)}
+    made = volumes.fork_image(
+        name,
+        fork,
+        layer=layer,
+        mode=mode,
+        quota_bytes=None if quota is None else parse_size(quota, what="--quota"),
+        base=base,
+    )
+    keys = {"name": name, "fork": fork, "path": str(made), "mode": mode}
     click.echo(json.dumps(keys) if as_json else made)
+
+
+@command.command()
+@volume_name
+@volumes_base
+@json_option
+def forks(name: str, base: Path | None, as_json: bool) -> None:
+    """List the forks of an image.
+
+    USED is what was written to a fork since the first one with a quota was made.
+    """
+    found = volumes.forks_of_image(name, base=base)
+    if as_json:
+        click.echo(json.dumps([each.to_dict() for each in found], indent=2))
+        return
+    rows = [("FORK", "MODE", "USED", "QUOTA", "PATH")]
+    for each in found:
+        path = visible(str(each.path)) + ("" if each.is_mounted else " (not mounted)")
+        used, quota = (
+            "-" if size is None else format_size(size)
+            for size in (each.used_bytes, each.quota_bytes)
+        )
+        rows.append((visible(each.name), each.mode, used, quota, path))
+    print_rows(rows)
+
+
+@command.command()
+@volume_name
+@click.argument("fork")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@volumes_base
+@json_option
+def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) -> None:
+    """Remove a fork of an image.
+
+    All that was written to it is lost. Asks before, without --yes.
+    """
+    if not yes:
+        confirm(f"Remove fork {fork} of {name}, with all that was written to it?")
+    volumes.unfork_image(name, fork, base=base)
+    if as_json:
+        click.echo(json.dumps({"name": name, "fork": fork, "result": "removed"}))
 
 
 @command.command()

@@ -23,7 +23,12 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
+from btrfs_ublk.cli.volume_options import (
+    confirm,
+    take_down,
+    volume_name,
+    volumes_base,
+)
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_block_size, parse_size
 
@@ -222,7 +227,7 @@ def remove(name: str, yes: bool, base: Path | None, as_json: bool) -> None:
         if volume.used_bytes is not None:
             size = format_size(volume.used_bytes)
             lost = f"{size} that were written to the volume"
-        _confirm(f"Remove {volume.directory}, with {lost}?")
+        confirm(f"Remove {volume.directory}, with {lost}?")
     volumes.remove_volume(name, base=base)
     if as_json:
         click.echo(json.dumps({"name": name, "result": "removed"}))
@@ -249,16 +254,6 @@ def resize(name: str, size: str, base: Path | None, as_json: bool) -> None:
             f"volume {name} is down: it has that with: btrfs-ublk volume up {name}",
             err=True,
         )
-
-
-def _confirm(question: str) -> None:
-    try:
-        if not click.confirm(question, err=True):
-            raise BtrfsUblkError("nothing was removed")
-    except click.Abort as error:
-        if isinstance(error.__context__, EOFError):
-            raise UsageError("nobody answers", hint="use --yes") from error
-        raise
 
 
 @command.command("list")

@@ -11,6 +11,7 @@ from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import PathType, completing
 from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
 volumes_base = click.option(
     "--base",
@@ -32,3 +33,14 @@ def take_down(name: str, base: Path | None, *, as_json: bool) -> None:
         click.echo(json.dumps({"name": name, "result": result}))
     elif not was_up:
         click.echo(f"volume {name} was down", err=True)
+
+
+def confirm(question: str) -> None:
+    """Ask, and go on only after yes. Raises BtrfsUblkError, UsageError."""
+    try:
+        if not click.confirm(question, err=True):
+            raise BtrfsUblkError("nothing was removed")
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            raise UsageError("nobody answers", hint="use --yes") from error
+        raise

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
     from btrfs_ublk.volume.entry import VolumeFile
     from btrfs_ublk.volume.find import FoundDefinition, find_definition
-    from btrfs_ublk.volume.image import fork_image
+    from btrfs_ublk.volume.forks import DEFAULT_FORK_MODE, FORK_MODES, Fork, ForkMode
+    from btrfs_ublk.volume.image import fork_image, forks_of_image, unfork_image
     from btrfs_ublk.volume.kept import kept_volume
     from btrfs_ublk.volume.report import (
         KeptFile,
@@ -44,7 +45,8 @@ else:
             "down": "down_volume may_be_up remove_volume",
             "entry": "VolumeFile",
             "find": "FoundDefinition find_definition",
-            "image": "fork_image",
+            "forks": "DEFAULT_FORK_MODE FORK_MODES Fork ForkMode",
+            "image": "fork_image forks_of_image unfork_image",
             "kept": "kept_volume",
             "report": "KeptFile KeptVolume list_volumes show_volume",
             "resize": "resize_volume",
@@ -57,6 +59,10 @@ else:
 
 __all__ = [
     "Access",
+    "DEFAULT_FORK_MODE",
+    "FORK_MODES",
+    "Fork",
+    "ForkMode",
     "FoundDefinition",
     "KeptFile",
     "KeptVolume",
@@ -70,6 +76,7 @@ __all__ = [
     "down_volume",
     "find_definition",
     "fork_image",
+    "forks_of_image",
     "kept_volume",
     "list_volumes",
     "may_be_up",
@@ -78,6 +85,7 @@ __all__ = [
     "remove_volume",
     "resize_volume",
     "show_volume",
+    "unfork_image",
     "unmapped_bytes",
     "up_volume",
     "volume_directories",

@@ -16,13 +16,15 @@ from btrfs_ublk.volume.device import (
     forget,
     refuse_removed_directory,
 )
+from btrfs_ublk.volume.forks import FORKS_DIRECTORY, unmount_overlays
 from btrfs_ublk.volume.kept_ledger import collect_kept
 from btrfs_ublk.volume.make import LOCK_TIMEOUT_S, discard
 from btrfs_ublk.volume.mounts import (
     is_mounted,
-    mount_points,
+    mounts_of,
     users_elsewhere,
     wait_for_openers,
+    wait_for_users,
 )
 from btrfs_ublk.volume.store import (
     DamagedVolumeError,
@@ -93,6 +95,8 @@ def take_down(volume: VolumeDirectory) -> None:
     _refuse_if_used(volume)
     with deferred(), step(f"take volume {volume.name} down"):
         try:
+            if (fsid := volume.fsid()) is not None:
+                unmount_overlays(fsid)
             for outcome in collect_kept(volume.ledgers):
                 if outcome.entry.kind == "loop" and "path" in outcome.entry.details:
                     forget(Path(outcome.entry.details["path"]))
@@ -115,8 +119,16 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     if fsid is None or not is_mounted(fsid):
         return
     ours = Path(session.target) if session is not None else None
-    points = mount_points(fsid)
-    others = [str(point) for point in points if point != ours]
+    mounts = mounts_of(fsid)
+    points = [mount.target for mount in mounts]
+    overlays = [
+        mount.target
+        for mount in mounts
+        if mount.fs_type == "overlay"
+        and ours is not None
+        and mount.target.parent == ours / FORKS_DIRECTORY
+    ]
+    others = [str(each) for each in points if each != ours and each not in overlays]
     if others:
         raise _not_down(volume, f"it is mounted at {', '.join(others)} as well")
     users = users_elsewhere(fsid)
@@ -129,6 +141,10 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
             "it is mounted out of sight, as in another mount namespace, and no process "
             "that this one can see uses it",
         )
+    if overlays and ours is not None:
+        # Else the first ones would be unmounted, and the others not.
+        if users := wait_for_users(ours, timeout_s=_OPEN_TIMEOUT_S):
+            raise _not_down(volume, f"it is in use: {'; '.join(users)}")
     openers = wait_for_openers(fsid, timeout_s=_OPEN_TIMEOUT_S)
     if openers:
         raise _not_down(volume, f"its device is in use: {'; '.join(openers)}")

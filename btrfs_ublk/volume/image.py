@@ -20,11 +20,20 @@ from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
 from btrfs_ublk.content import Source
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel.btrfs import create_snapshot, filesystem_uuid
+from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.physmap.physical_map import ContiguousRun
 from btrfs_ublk.seed.layout import Seed, VirtualData
 from btrfs_ublk.units import BLOCK_BYTES
 from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.forks import (
+    DEFAULT_FORK_MODE,
+    LAYERS_DIRECTORY,
+    Fork,
+    ForkMode,
+    list_forks,
+    make_fork,
+    remove_fork,
+)
 from btrfs_ublk.volume.make import LOCK_TIMEOUT_S
 from btrfs_ublk.volume.report import look_at_volume
 from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
@@ -33,8 +42,6 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.connection import RegistryAccess
     from btrfs_ublk.image.pack import PackHeader
 
-LAYERS_DIRECTORY = "layers"
-FORKS_DIRECTORY = "forks"
 _DIGESTS = "digests"
 #: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
 _ACCESS_KEYS = ("docker_config", "ca_file", "insecure")
@@ -254,16 +261,18 @@ def fork_image(
     fork: str,
     *,
     layer: str | None = None,
+    mode: ForkMode = DEFAULT_FORK_MODE,
+    quota_bytes: int | None = None,
     base: os.PathLike[str] | str | None = None,
 ) -> Path:
     """Make a writable copy of the root file system of an image's volume that is up, in
-    no time: a snapshot below ``forks``. Returns its path.
+    no time, below ``forks``: a snapshot, or an overlay. Returns its path.
 
-    ``layer`` is the chain ID of another layer than the last. Raises UsageError for a
-    volume that is not up or of no image, and for a name that is taken.
+    ``layer`` is the chain ID of another layer than the last. ``quota_bytes`` limits
+    what may be written to it. Raises UsageError for a volume that is not up or of no
+    image, and for a name that is taken, CapabilityError for a quota where there can be
+    none.
     """
-    if not fork or "/" in fork or fork in (".", "..") or len(os.fsencode(fork)) > 255:
-        raise UsageError(f"{fork!r} cannot be the name of a fork")
     with _up_with_image(name, base) as (mount, layers):
         if layer is not None and layer not in layers:
             raise UsageError(
@@ -271,13 +280,22 @@ def fork_image(
                 hint=f"there are: {', '.join(layers)}",
             )
         source = mount / LAYERS_DIRECTORY / (layer or layers[-1])
-        forks = mount / FORKS_DIRECTORY
-        if os.path.lexists(forks / fork):
-            raise UsageError(
-                f"there is {forks / fork} already", hint="choose another name"
-            )
-        try:
-            forks.mkdir(mode=0o755, exist_ok=True)
-        except OSError as error:
-            raise BtrfsUblkError(f"cannot make {forks}: {error.strerror}") from error
-        return create_snapshot(source, forks, fork)
+        return make_fork(mount, fork, source, mode=mode, quota_bytes=quota_bytes)
+
+
+def forks_of_image(
+    name: str, *, base: os.PathLike[str] | str | None = None
+) -> list[Fork]:
+    """Return the forks of an image's volume that is up. Raises UsageError."""
+    with _up_with_image(name, base) as (mount, _):
+        return list_forks(mount)
+
+
+def unfork_image(
+    name: str, fork: str, *, base: os.PathLike[str] | str | None = None
+) -> None:
+    """Remove a fork of an image's volume that is up, with what was written to it.
+    Raises UsageError when there is none of that name, LeftoverError while it is in use.
+    """
+    with _up_with_image(name, base) as (mount, _):
+        remove_fork(mount, fork)

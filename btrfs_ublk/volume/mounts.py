@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
@@ -27,23 +27,37 @@ def is_mounted(fsid: UUID) -> bool:
 
 def mount_points(fsid: UUID) -> list[Path]:
     """List its mount points in this namespace in the order of mounting, including those
-    of its subvolumes and directories (mount --bind).
+    of its subvolumes and directories (mount --bind), and of overlays."""
+    return [mount.target for mount in mounts_of(fsid)]
+
+
+def mounts_of(fsid: UUID) -> list[MountInfo]:
+    """List its mounts in this namespace, as mount_points() does.
 
     NB: btrfs shows one of its devices as a mount's source.
     """
-    names = _device_names(fsid)
-    return [mount.target for mount in read_mountinfo() if _is_of(mount, names)]
+    names = _sources(fsid)
+    return [mount for mount in read_mountinfo() if mount.source in names]
 
 
-def users_elsewhere(fsid: UUID) -> list[str]:
+def overlay_source(fsid: UUID) -> str:
+    """Return what mounts of overlays in a volume show as their source, which overlayfs
+    itself makes no use of."""
+    return f"btrfs-ublk:{fsid}"
+
+
+def users_elsewhere(
+    fsid: UUID, is_meant: Callable[[MountInfo], bool] = lambda mount: True
+) -> list[str]:
     """Describe, for people, the mounts in other namespaces that stay when it is
-    unmounted here; one process for each namespace.
+    unmounted here; one process for each namespace. ``is_meant`` chooses from the mounts
+    of its file system.
 
     NB: unmounting below a shared mount also unmounts below all mounts of its peer group
     and their slaves, and nowhere else (mount_namespaces(7)).
     """
-    names, texts = _device_names(fsid), dict(texts_elsewhere())
-    if not any(f" /dev/{name} " in text for name in names for text in texts.values()):
+    names, texts = _sources(fsid), dict(texts_elsewhere())
+    if not any(f" {name} " in text for name in names for text in texts.values()):
         return []  # With many namespaces, parsing all of their mounts takes long.
     elsewhere = {pid: parse_mountinfo(text) for pid, text in texts.items()}
     groups: set[str] = set()
@@ -66,6 +80,8 @@ def users_elsewhere(fsid: UUID) -> list[str]:
     users = []
     for pid, mounts in elsewhere.items():
         for mount, parent in _with_parents(mounts, names):
+            if not is_meant(mount):
+                continue
             follows = (
                 parent is not None
                 and groups & _groups(parent, "shared", "master", "propagate_from")
@@ -83,16 +99,23 @@ def wait_for_openers(fsid: UUID, *, timeout_s: float) -> list[str]:
 
     NB: our own descriptor (attach(), ``lifeline``) is closed when a loop is detached.
     """
+    names = _device_names(fsid)
+    loops = [Path("/dev", name) for name in names if name.startswith("loop")]
+    return wait_for_users(*loops, timeout_s=timeout_s)
+
+
+def wait_for_users(*places: Path, timeout_s: float) -> list[str]:
+    """Wait until no other process uses anything at or below these places, which are
+    directories or devices. Returns [], or the users, for people."""
     found: list[str] = []
-    loops = [name for name in _device_names(fsid) if name.startswith("loop")]
 
     def are_free() -> bool:
-        users = pids_using(*(Path("/dev", name) for name in loops))
+        users = pids_using(*places)
         found[:] = (who for pid, who in users.items() if pid != os.getpid())
         return not found
 
     with suppress(TimeoutError):
-        resources.wait_until(are_free, timeout_s=timeout_s, what="devices are open")
+        resources.wait_until(are_free, timeout_s=timeout_s, what="it is in use")
     return found
 
 
@@ -103,12 +126,9 @@ def _device_names(fsid: UUID) -> set[str]:
         return set()
 
 
-def _is_of(mount: MountInfo, names: set[str]) -> bool:
-    return (
-        mount.fs_type == "btrfs"
-        and mount.source.startswith("/dev/")
-        and Path(mount.source).name in names
-    )
+def _sources(fsid: UUID) -> set[str]:
+    """Return what its mounts may show as their source."""
+    return {f"/dev/{name}" for name in _device_names(fsid)} | {overlay_source(fsid)}
 
 
 def _with_parents(
@@ -117,7 +137,7 @@ def _with_parents(
     """Yield the volume's mounts with their parents; None for a parent out of sight."""
     by_id = {mount.mount_id: mount for mount in mounts}
     for mount in mounts:
-        if _is_of(mount, names):
+        if mount.source in names:
             yield mount, by_id.get(mount.parent_id)
 
 

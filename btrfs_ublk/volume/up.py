@@ -34,6 +34,7 @@ from btrfs_ublk.volume.device import (
 )
 from btrfs_ublk.volume.down import take_down
 from btrfs_ublk.volume.files import add_files, as_made, check_files
+from btrfs_ublk.volume.forks import mount_overlays
 from btrfs_ublk.volume.image import (
     check_seed_of_image,
     find_image,
@@ -100,6 +101,8 @@ def up_volume(
             on_failure.push(undoing(lambda: take_down(volume)))
             _bring_up(volume, definition)
         target = volume.target_of(definition)
+        if volume.made().image is not None:
+            mount_overlays(target)
         add_files(volume, target, definition.files, resolved=resolved)
         limit_cache(volume, definition)
         # This cannot be undone, so it comes after all else that may fail.

@@ -1,0 +1,352 @@
+"""Forks: writable root file systems in a mounted volume, each of one subvolume, its
+layer (docs/design/images.md).
+
+    MOUNT/forks/NAME       a snapshot of the layer; or where an overlay is mounted
+    MOUNT/overlays/NAME    what an overlay holds, and what it is made of
+
+Functions here get the mount point of the volume's file system, and lock nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.undo import undoing
+from btrfs_ublk.errors import (
+    BtrfsUblkError,
+    CapabilityError,
+    LeftoverError,
+    UsageError,
+)
+from btrfs_ublk.kernel.attributes import NO_COW, remove_attributes
+from btrfs_ublk.kernel.btrfs import (
+    charged_bytes,
+    create_snapshot,
+    delete_subvolumes,
+    enable_simple_quota,
+    filesystem_uuid,
+    is_subvolume,
+    quota_limit,
+    subvolume_id,
+    subvolume_uuids,
+)
+from btrfs_ublk.kernel.mount import mount_now, unmount_now
+from btrfs_ublk.kernel.mountinfo import MountInfo
+from btrfs_ublk.kernel.users import pids_using
+from btrfs_ublk.units import exact_size
+from btrfs_ublk.volume.mounts import mounts_of, overlay_source, users_elsewhere
+
+ForkMode = Literal["snapshot", "overlay"]
+FORK_MODES: tuple[ForkMode, ...] = get_args(ForkMode)
+DEFAULT_FORK_MODE: ForkMode = "snapshot"
+
+LAYERS_DIRECTORY = "layers"
+FORKS_DIRECTORY = "forks"
+OVERLAYS_DIRECTORY = "overlays"
+#: In the subvolume of an overlay: its directories, and a link to its layer.
+OVERLAY = ".btrfs-ublk-overlay"
+UPPER = "upper"
+_WORK = "work"
+_LAYER = "layer"
+#: Btrfs needs a few tree blocks before anything can be written.
+MIN_QUOTA_BYTES = 1 << 20
+#: Then the upper directory has whole files, under their own names.
+_OPTIONS = ("index=off", "metacopy=off", "redirect_dir=off")
+#: Options are one text, in which these have a meaning.
+_SPECIAL = ",:\\"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork:
+    """A fork. ``layer`` is the subvolume that it was made of, None when that is not
+    known. ``is_mounted`` is false for an overlay that is not mounted. ``used_bytes`` is
+    what it is charged for, None without quotas; ``quota_bytes`` is its limit."""
+
+    name: str
+    mode: ForkMode
+    path: Path
+    layer: Path | None
+    is_mounted: bool
+    used_bytes: int | None
+    quota_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {
+            "path": str(self.path),
+            "layer": self.layer.name if self.layer else None,
+        }
+
+
+def make_fork(
+    mount: Path,
+    name: str,
+    layer: Path,
+    *,
+    mode: ForkMode = DEFAULT_FORK_MODE,
+    quota_bytes: int | None = None,
+) -> Path:
+    """Make a fork of the subvolume ``layer``; return its path. Raises UsageError for a
+    name that cannot be, or is taken, CapabilityError for a quota where there can be
+    none, and BtrfsUblkError; nothing is made then."""
+    if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
+        raise UsageError(f"{name!r} cannot be the name of a fork")
+    path, own = mount / FORKS_DIRECTORY / name, mount / OVERLAYS_DIRECTORY / name
+    if _is_half_made(own):
+        delete_subvolumes(own)
+    for one in (path, own):
+        if os.path.lexists(one):
+            raise UsageError(f"there is {one} already", hint="choose another name")
+    is_overlay = mode == "overlay"
+    if is_overlay and any(character in _SPECIAL for character in str(path)):
+        raise UsageError(
+            f"no overlay can be at {path}: its options cannot have a comma, a colon or "
+            "a backslash in paths",
+            hint="choose another name, or mount point; or make a snapshot",
+        )
+    if quota_bytes is not None:
+        _prepare_quota(mount, quota_bytes)
+    _make_directory(path.parent, 0o755)
+    if not is_overlay:
+        return create_snapshot(layer, path.parent, name, quota_bytes=quota_bytes)
+    _make_directory(own.parent, 0o700)
+    with ExitStack() as on_failure:
+        on_failure.push(undoing(lambda: _discard(own)))
+        create_snapshot(layer, own.parent, name, quota_bytes=quota_bytes)
+        _furnish(own, layer)
+        _mount_overlay(mount, name)
+        on_failure.pop_all()
+    return path
+
+
+def _make_directory(path: Path, mode: int) -> None:
+    try:
+        path.mkdir(mode=mode, exist_ok=True)
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot make {path}: {error.strerror}") from error
+
+
+def _prepare_quota(mount: Path, quota_bytes: int) -> None:
+    if quota_bytes < MIN_QUOTA_BYTES:
+        raise UsageError(
+            f"a quota of {exact_size(quota_bytes)} is too small",
+            hint=f"it is {exact_size(MIN_QUOTA_BYTES)} at least, as metadata count",
+        )
+    try:
+        enable_simple_quota(mount)
+    except BtrfsUblkError as error:
+        raise CapabilityError(
+            f"no fork can have a quota: {error.message}",
+            hint=(
+                error.hint
+                if error.__cause__ is None
+                else "simple quotas take Linux 6.7; without them, leave the quota out"
+            ),
+        ) from error
+
+
+def _furnish(own: Path, layer: Path) -> None:
+    """Make the directories of an overlay; the link to the layer makes it whole."""
+    top = own / OVERLAY
+    try:
+        top.mkdir(mode=0o700)
+        # NB: it is inherited. Copies of files with checksums would not be clones then.
+        remove_attributes(top, NO_COW)
+        status = layer.stat()
+        for each in (UPPER, _WORK):
+            (top / each).mkdir()
+        # The upper directory is what the fork shows as its top.
+        os.chown(top / UPPER, status.st_uid, status.st_gid)
+        os.chmod(top / UPPER, status.st_mode & 0o7777)
+        for attribute in os.listxattr(layer):
+            os.setxattr(top / UPPER, attribute, os.getxattr(layer, attribute))
+        os.utime(top / UPPER, ns=(status.st_atime_ns, status.st_mtime_ns))
+        (top / _LAYER).symlink_to(os.path.relpath(layer, top))
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot make {top}: {error.strerror}") from error
+
+
+def _is_half_made(own: Path) -> bool:
+    return is_subvolume(own) and not (own / OVERLAY / _LAYER).is_symlink()
+
+
+def _discard(own: Path) -> None:
+    if is_subvolume(own):
+        delete_subvolumes(own)
+    with suppress(OSError):  # it is no empty directory
+        (own.parent.parent / FORKS_DIRECTORY / own.name).rmdir()
+
+
+def upper_of(mount: Path, name: str) -> Path:
+    """Return the directory that takes what is written to an overlay."""
+    return mount / OVERLAYS_DIRECTORY / name / OVERLAY / UPPER
+
+
+def _mount_overlay(mount: Path, name: str) -> None:
+    path, top = mount / FORKS_DIRECTORY / name, upper_of(mount, name).parent
+    _make_directory(path, 0o755)
+    directories = {"lowerdir": _LAYER, "upperdir": UPPER, "workdir": _WORK}
+    options = [f"{key}={top / each}" for key, each in directories.items()]
+    try:
+        mount_now(
+            overlay_source(filesystem_uuid(mount)),
+            path,
+            "overlay",
+            options=[*options, *_OPTIONS],
+        )
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot mount fork {name!r}: {error.strerror}",
+            hint="see the kernel log: dmesg | grep overlayfs",
+        ) from error
+
+
+def mount_overlays(mount: Path) -> None:
+    """Mount all overlays that are not mounted, and remove what is half-made. An overlay
+    that cannot be mounted causes a warning."""
+    there = {each.target for each in _overlays_at(mount)}
+    for name in _names(mount / OVERLAYS_DIRECTORY):
+        own = mount / OVERLAYS_DIRECTORY / name
+        try:
+            if _is_half_made(own):
+                _discard(own)
+            elif is_subvolume(own) and mount / FORKS_DIRECTORY / name not in there:
+                _mount_overlay(mount, name)
+        except BtrfsUblkError as error:
+            log.warning("%s", error)
+
+
+def unmount_overlays(fsid: UUID) -> None:
+    """Unmount all overlays of a volume's file system. Raises LeftoverError."""
+    for one in reversed(mounts_of(fsid)):
+        if one.fs_type == "overlay":
+            _unmount(one.target)
+
+
+def _unmount(target: Path) -> None:
+    try:
+        unmount_now(target)
+    except OSError as error:
+        users = "; ".join(pids_using(target).values())
+        raise LeftoverError(
+            f"{target} is still mounted: {users or error.strerror}",
+            hint=f"end what uses it, or: umount {target}",
+        ) from error
+
+
+def _overlays_at(mount: Path) -> list[MountInfo]:
+    fsid = filesystem_uuid(mount)
+    return [each for each in mounts_of(fsid) if each.fs_type == "overlay"]
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+
+
+def list_forks(mount: Path) -> list[Fork]:
+    """Return the forks by name."""
+    layers = {
+        subvolume_uuids(path)[0]: path
+        for name in _names(mount / LAYERS_DIRECTORY)
+        if is_subvolume(path := mount / LAYERS_DIRECTORY / name)
+    }
+    mounted = {each.target for each in _overlays_at(mount)}
+    found = []
+    for name in _names(mount / OVERLAYS_DIRECTORY):
+        own = mount / OVERLAYS_DIRECTORY / name
+        if is_subvolume(own) and not _is_half_made(own):
+            layer = Path(os.path.realpath(own / OVERLAY / _LAYER))
+            path = mount / FORKS_DIRECTORY / name
+            found.append(_fork(path, own, "overlay", layer, path in mounted))
+    overlays = {each.name for each in found}
+    for name in _names(mount / FORKS_DIRECTORY):
+        path = mount / FORKS_DIRECTORY / name
+        if name not in overlays and is_subvolume(path):
+            parent = subvolume_uuids(path)[1]
+            layer_ = layers.get(parent) if parent else None
+            found.append(_fork(path, path, "snapshot", layer_, True))
+    return sorted(found, key=lambda each: each.name)
+
+
+def _fork(
+    path: Path, own: Path, mode: ForkMode, layer: Path | None, is_mounted: bool
+) -> Fork:
+    number = subvolume_id(own)
+    used_bytes = quota_bytes = None
+    with suppress(BtrfsUblkError):  # there are no quotas
+        used_bytes = charged_bytes(own, number)
+        quota_bytes = quota_limit(own, number)
+    return Fork(
+        name=path.name,
+        mode=mode,
+        path=path,
+        layer=layer,
+        is_mounted=is_mounted,
+        used_bytes=used_bytes,
+        quota_bytes=quota_bytes,
+    )
+
+
+def find_fork(mount: Path, name: str) -> Fork:
+    """Return one of the forks. Raises UsageError when there is none of that name."""
+    found = list_forks(mount)
+    for each in found:
+        if each.name == name:
+            return each
+    names = ", ".join(each.name for each in found)
+    raise UsageError(
+        f"there is no fork {name!r} in {mount}", hint=f"there are: {names or 'none'}"
+    )
+
+
+def remove_fork(mount: Path, name: str) -> None:
+    """Remove a fork with what was written to it. Raises UsageError when there is none
+    of that name, LeftoverError while it is in use."""
+    fork = find_fork(mount, name)
+    users = _users_of(fork, mount)
+    if users:
+        raise LeftoverError(
+            f"fork {name!r} is in use, and was not removed: {'; '.join(users)}",
+            hint="end what uses it, and try again",
+        )
+    if fork.mode == "snapshot":
+        delete_subvolumes(fork.path)
+        return
+    if fork.is_mounted:
+        _unmount(fork.path)
+    own = mount / OVERLAYS_DIRECTORY / name
+    # From here on it is half-made, and the next command goes on with it.
+    (own / OVERLAY / _LAYER).unlink(missing_ok=True)
+    _discard(own)
+
+
+def _users_of(fork: Fork, mount: Path) -> list[str]:
+    """Describe, for people, who uses a fork."""
+    fsid = filesystem_uuid(mount)
+    here = mounts_of(fsid)
+    tops = [each.root for each in here if each.target == mount]
+    place = Path(*tops[:1]) / fork.path.relative_to(mount)
+    devices = {each.device for each in here if each.target == fork.path}
+
+    def is_of_fork(one: MountInfo) -> bool:
+        if fork.mode == "overlay":
+            return one.device in devices
+        return one.fs_type == "btrfs" and one.root.is_relative_to(place)
+
+    return [
+        *pids_using(fork.path).values(),
+        *(
+            f"it is mounted at {each.target} as well"
+            for each in here
+            if is_of_fork(each) and each.target != fork.path
+        ),
+        *users_elsewhere(fsid, is_of_fork),
+    ]

@@ -1,0 +1,349 @@
+"""Forks of a sealed image, as snapshots and as overlays: what is read, and who sees
+what; that they are kept, limited, and removed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Need
+from volume_support import NAME, Place
+
+from btrfs_ublk import server as servers
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
+from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
+from btrfs_ublk.kernel.btrfs import commit_transaction, create_snapshot, filesystem_uuid
+from btrfs_ublk.kernel.mount import unmount_now
+from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume import (
+    FORK_MODES,
+    ForkMode,
+    down_volume,
+    fork_image,
+)
+from btrfs_ublk.volume import forks as fork_module
+from btrfs_ublk.volume import forks_of_image, unfork_image, up_volume
+from btrfs_ublk.volume.device import find_device
+from btrfs_ublk.volume.mounts import mounts_of
+from btrfs_ublk.volume.store import volume_directory
+
+BIG = random.Random(7).randbytes(8 * MIB)
+SMALL_FILES = 40
+
+each_mode = pytest.mark.parametrize("mode", FORK_MODES)
+
+
+@pytest.fixture
+def place(
+    need: Need,
+    sparse_path: Path,
+    front_end: FrontEndName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Place]:
+    """An image that is up. Its files would be fetched from a layout."""
+    need(ROOT, BTRFS, LOOP)
+    monkeypatch.setenv(IMAGES_VARIABLE, str(sparse_path / "images"))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
+    found = Place(sparse_path, front_end)
+    tree = sparse_path / "tree"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "big").write_bytes(BIG)
+    (tree / "etc/motd").write_text("hello\n")
+    for number in range(SMALL_FILES):
+        (tree / f"etc/{number}").write_text(str(number))
+    tree.chmod(0o751)
+    os.chown(tree, 3, 4)
+    os.setxattr(tree, "user.of", b"top")
+    image = build_image(
+        tree, sparse_path / "layout", BuildOptions(compression="none"), tag="app"
+    )
+    up(found, str(image.name))
+    yield found
+    found.take_all_down()
+
+
+def up(place: Place, image: str | None = None) -> None:
+    if image is None:
+        image = volume_directory(NAME, place.base).definition().image
+    up_volume(NAME, place.definition(image=image), base=place.base)
+
+
+def fork(
+    place: Place, name: str, mode: ForkMode, quota_bytes: int | None = None
+) -> Path:
+    return fork_image(NAME, name, mode=mode, quota_bytes=quota_bytes, base=place.base)
+
+
+def fetched_bytes(place: Place) -> int:
+    device = find_device(volume_directory(NAME, place.base), ask=True)
+    assert device is not None and device.stats is not None
+    stats = servers.ServerStats.parse(device.stats)
+    return sum(lazy.fetcher.bytes_fetched for lazy in stats.lazy)
+
+
+@contextmanager
+def using(directory: Path, *before: str) -> Iterator[int]:
+    """Run a process whose working directory is this one."""
+    process = subprocess.Popen(
+        [*before, "sh", "-c", "echo ready; exec sleep 100"],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@each_mode
+def test_a_fork_can_be_written_to_and_fetches_nothing(
+    place: Place, mode: ForkMode
+) -> None:
+    before = fetched_bytes(place)
+    one, two = fork(place, "one", mode), fork(place, "two", mode)
+    with open(one / "big", "r+b") as file:
+        os.pwrite(file.fileno(), b"x" * 4 * KIB, MIB)
+    (one / "etc/motd").write_text("changed\n")
+    (one / "etc/3").unlink()
+    with open(one / "clone", "wb") as new, open(one / "big", "rb") as old:
+        fcntl.ioctl(new.fileno(), 0x40049409, old.fileno())  # FICLONE
+    commit_transaction(place.target)
+    assert fetched_bytes(place) == before
+    expected = BIG[:MIB] + b"x" * 4 * KIB + BIG[MIB + 4 * KIB :]
+    assert (one / "clone").read_bytes() == (one / "big").read_bytes() == expected
+    assert (two / "big").read_bytes() == BIG
+    assert (two / "etc/motd").read_text() == "hello\n"
+    assert (two / "etc/3").exists() and not (one / "etc/3").exists()
+    top = one.stat()
+    assert (top.st_mode & 0o7777, top.st_uid, top.st_gid) == (0o751, 3, 4)
+    assert os.getxattr(one, "user.of") == b"top"
+
+
+def test_new_files_of_an_overlay_have_inode_numbers_of_their_own(place: Place) -> None:
+    """Both sides have one device number, so `cp` and `mv` would take two files with
+    the same number for one."""
+    one = fork(place, "one", "overlay")
+    old = {path.lstat().st_ino for path in one.rglob("*")}
+    for number in range(3 * SMALL_FILES):
+        (one / f"new-{number}").write_text("new")
+    new = {path.lstat().st_ino for path in one.glob("new-*")}
+    assert len(new) == 3 * SMALL_FILES and not old & new
+    assert len({path.lstat().st_dev for path in one.iterdir() if path.is_file()}) == 1
+    for path in sorted((one / "etc").iterdir()):
+        shutil.copyfile(one / "new-0", path)
+        assert path.read_text() == "new"
+
+
+def test_overlays_share_the_page_cache(place: Place) -> None:
+    """What one has read, the next does not read from the device."""
+    paths = [fork(place, name, "overlay") / "big" for name in ("one", "two")]
+    device = find_device(volume_directory(NAME, place.base))
+    assert device is not None and device.path is not None
+    read_file = Path("/sys/class/block") / device.path.name / "stat"
+
+    def sectors() -> int:
+        return int(read_file.read_text().split()[2])
+
+    assert paths[0].read_bytes() == BIG
+    before = sectors()
+    assert paths[1].read_bytes() == BIG
+    assert sectors() == before
+
+
+@each_mode
+def test_forks_are_kept(place: Place, mode: ForkMode) -> None:
+    one = fork(place, "one", mode)
+    (one / "etc/motd").write_text("changed\n")
+    (one / "etc/3").unlink()
+    up(place)  # changes nothing
+    assert (one / "etc/motd").read_text() == "changed\n"
+    for _ in range(2):
+        assert down_volume(NAME, base=place.base)
+        assert not os.path.lexists(one)
+        up(place)
+        assert (one / "etc/motd").read_text() == "changed\n"
+        assert not (one / "etc/3").exists() and (one / "etc/4").exists()
+    (found,) = forks_of_image(NAME, base=place.base)
+    assert (found.name, found.mode, found.path) == ("one", mode, one)
+    assert found.is_mounted and found.used_bytes is None and found.quota_bytes is None
+    (layer,) = (place.target / "layers").iterdir()
+    assert found.layer == layer
+
+
+def test_up_mounts_what_is_missing(place: Place) -> None:
+    one, two = (fork(place, name, "overlay") for name in ("one", "two"))
+    (one / "etc/motd").write_text("changed\n")
+    unmount_now(one)
+    found = forks_of_image(NAME, base=place.base)
+    assert [each.is_mounted for each in found] == [False, True]
+    up(place)
+    assert (one / "etc/motd").read_text() == "changed\n"
+    fsid = filesystem_uuid(place.target)
+    assert [x.target for x in mounts_of(fsid)] == [place.target, two, one]
+
+
+def test_one_broken_overlay_stops_no_other(place: Place) -> None:
+    fork(place, "one", "overlay")
+    two = fork(place, "two", "overlay")
+    down_volume(NAME, base=place.base)
+    up(place)
+    for name in ("one", "two"):
+        unmount_now(place.target / "forks" / name)
+    fork_module.upper_of(place.target, "one").rmdir()
+    up(place)
+    assert (two / "etc/motd").read_text() == "hello\n"
+    unfork_image(NAME, "one", base=place.base)
+    assert not os.path.lexists(place.target / "overlays/one")
+
+
+def test_what_a_killed_command_left_is_removed(place: Place) -> None:
+    (layer,) = (place.target / "layers").iterdir()
+    fork(place, "zero", "overlay")
+    overlays = place.target / "overlays"
+    create_snapshot(layer, overlays, "one")
+    create_snapshot(layer, overlays, "two")
+    fork(place, "one", "overlay")
+    up(place)
+    assert sorted(os.listdir(overlays)) == ["one", "zero"]
+
+
+def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:
+    one, two = (fork(place, name, "overlay") for name in ("one", "two"))
+    with using(one / "etc") as pid:
+        with pytest.raises(LeftoverError, match=f"pid {pid} .*forks/one/etc"):
+            down_volume(NAME, base=place.base)
+        assert (two / "etc/motd").exists()
+        with pytest.raises(LeftoverError, match=f"was not removed: pid {pid} "):
+            unfork_image(NAME, "one", base=place.base)
+        unfork_image(NAME, "two", base=place.base)
+    unshare = ("unshare", "--mount", "--propagation", "private")
+    with using(Path("/"), *unshare) as pid:
+        with pytest.raises(LeftoverError, match=f"another mount namespace.*{pid}"):
+            down_volume(NAME, base=place.base)
+        with pytest.raises(LeftoverError, match=f"was not removed: pid {pid} "):
+            unfork_image(NAME, "one", base=place.base)
+    assert down_volume(NAME, base=place.base)
+
+
+@each_mode
+def test_a_fork_is_removed_with_all_it_has(place: Place, mode: ForkMode) -> None:
+    one = fork(place, "one", mode)
+    (one / "etc/new").write_text("new")
+    bound = place.root / "bound"
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", one, bound], check=True, timeout=60)
+    with pytest.raises(LeftoverError, match="it is mounted at .*bound as well"):
+        unfork_image(NAME, "one", base=place.base)
+    subprocess.run(["umount", bound], check=True, timeout=60)
+    unfork_image(NAME, "one", base=place.base)
+    assert os.listdir(one.parent) == [] and forks_of_image(NAME, base=place.base) == []
+    overlays = place.target / "overlays"
+    assert not overlays.exists() or os.listdir(overlays) == []
+    with pytest.raises(UsageError, match="no fork 'one'.*"):
+        unfork_image(NAME, "one", base=place.base)
+    again = fork(place, "one", mode)
+    assert not (again / "etc/new").exists()
+
+
+@each_mode
+def test_a_quota_is_right_to_the_block(place: Place, mode: ForkMode) -> None:
+    limit = 4 * MIB
+    one = fork(place, "one", mode, limit)
+    other = fork(place, "other", mode)
+    before = fetched_bytes(place)
+    (other / "more").write_bytes(os.urandom(2 * limit))
+    with pytest.raises(OSError) as caught, open(one / "new", "wb", 0) as file:
+        for _ in range(2 * limit // (4 * KIB)):
+            os.write(file.fileno(), os.urandom(4 * KIB))
+            os.fsync(file.fileno())
+    assert caught.value.errno == errno.EDQUOT
+    commit_transaction(place.target)
+    forks = {x.name: x for x in forks_of_image(NAME, base=place.base)}
+    used = forks["one"].used_bytes
+    assert used is not None and limit - 256 * KIB < used <= limit
+    assert forks["one"].quota_bytes == limit and forks["other"].quota_bytes is None
+    assert (forks["other"].used_bytes or 0) >= 2 * limit
+    assert fetched_bytes(place) == before
+    (one / "new").unlink()
+    commit_transaction(place.target)
+    (one / "new").write_bytes(os.urandom(MIB))
+    down_volume(NAME, base=place.base)
+    up(place)
+    assert forks_of_image(NAME, base=place.base)[0].quota_bytes == limit
+
+
+def test_where_there_are_no_simple_quotas(place: Place) -> None:
+    with pytest.raises(UsageError, match="quota of 4K is too small"):
+        fork(place, "one", "snapshot", 4 * KIB)
+    subprocess.run(["btrfs", "quota", "enable", place.target], check=True, timeout=60)
+    with pytest.raises(CapabilityError, match="has quotas of the other kind"):
+        fork(place, "one", "snapshot", 4 * MIB)
+    assert not (place.target / "forks").exists()
+
+
+def test_a_kernel_without_simple_quotas(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know the number of the ioctl's command."""
+    monkeypatch.setattr("btrfs_ublk.kernel.btrfs._ENABLE_SIMPLE_QUOTA", 77)
+    with pytest.raises(CapabilityError, match="no fork can have a quota") as caught:
+        fork(place, "one", "overlay", 4 * MIB)
+    assert "Linux 6.7" in str(caught.value)
+    assert not (place.target / "overlays").exists()
+
+
+def test_overlays_have_checksums_as_the_image_has(place: Place) -> None:
+    """Otherwise copy-up would read the file instead of cloning it."""
+    fork(place, "one", "overlay")
+    upper = fork_module.upper_of(place.target, "one")
+    for path in (upper, upper.with_name("work")):
+        assert not get_attributes(path) & NO_COW
+
+
+def test_names_and_places_that_cannot_be(place: Place) -> None:
+    with pytest.raises(UsageError, match="cannot have a comma, a colon"):
+        fork(place, "a:b", "overlay")
+    fork(place, "a:b", "snapshot")
+    with pytest.raises(UsageError, match="a:b already"):
+        fork(place, "a:b", "snapshot")
+    fork(place, "one", "overlay")
+    with pytest.raises(UsageError, match="one already"):
+        fork(place, "one", "snapshot")
+    blocked = place.target / "overlays/two"
+    blocked.mkdir()
+    with pytest.raises(BtrfsUblkError, match="two already"):
+        fork(place, "two", "overlay")
+
+
+def test_the_commands(place: Place) -> None:
+    done = place.command(
+        *("fork", NAME, "one", "--mode=overlay", "--quota=16M"), noun="image"
+    )
+    one = place.target / "forks/one"
+    assert (done.returncode, done.stdout) == (0, f"{one}\n"), done.stderr
+    place.command("fork", NAME, "two", "--mode=snapshot", noun="image")
+    done = place.command("forks", NAME, noun="image")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:2] for row in rows[1:]] == [["one", "overlay"], ["two", "snapshot"]]
+    assert "16 MiB" in done.stdout and str(one) in done.stdout
+    done = place.command("unfork", NAME, "one", noun="image")
+    assert done.returncode == 2 and "use --yes" in done.stderr
+    done = place.command("unfork", NAME, "one", "--yes", noun="image")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert os.listdir(one.parent) == ["two"]
