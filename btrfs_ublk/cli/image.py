@@ -727,7 +727,8 @@ def fork(
 def forks(name: str, base: Path | None, as_json: bool) -> None:
     """List the forks of an image.
 
-    USED is what was written to a fork since the first one with a quota was made.
+    NAME is a volume that `image up` has mounted. USED is what was written to a fork
+    since the first one with a quota was made.
     """
     found = volumes.forks_of_image(name, base=base)
     if as_json:
@@ -753,13 +754,80 @@ def forks(name: str, base: Path | None, as_json: bool) -> None:
 def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) -> None:
     """Remove a fork of an image.
 
-    All that was written to it is lost. Asks before, without --yes.
+    NAME is a volume that `image up` has mounted. All that was written to FORK is lost.
+    Asks before, without --yes.
     """
     if not yes:
         confirm(f"Remove fork {fork} of {name}, with all that was written to it?")
     volumes.unfork_image(name, fork, base=base)
     if as_json:
         click.echo(json.dumps({"name": name, "fork": fork, "result": "removed"}))
+
+
+@command.command()
+@volume_name
+@click.argument("fork")
+@click.option(
+    "-t",
+    "--tag",
+    "target",
+    required=True,
+    metavar="IMAGE",
+    help="Its name: oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(images.COMPRESSIONS),
+    default="gzip",
+    help="Of the new layer.  [gzip, which all clients know]",
+)
+@volumes_base
+@_with_access
+@json_option
+def commit(
+    name: str,
+    fork: str,
+    target: str,
+    compression: images.Compression,
+    base: Path | None,
+    access: images.RegistryAccess,
+    as_json: bool,
+) -> None:
+    """Make an ordinary image of what a fork shows.
+
+    It has the layers of the image that NAME, a volume, is of, and one of what FORK has
+    changed. Only what has changed is read, and files of which anything has changed, as
+    layers have whole files. In a registry, layers that are there are not sent.
+
+    Options of the registry are those of IMAGE's; without any, it is asked as that of
+    the volume's image.
+    """
+    made = images.parse_name(target)
+    if isinstance(made, images.Reference) and made.digest is not None:
+        raise UsageError(
+            f"{target} has a digest, which follows from the content",
+            hint="name a tag: REGISTRY/REPOSITORY:TAG",
+        )
+    if isinstance(made, images.LayoutName):
+        made = replace(made, path=made.path.absolute())
+    with progress(f"commit fork {fork} of {name}") as task:
+        image, sockets = volumes.commit_fork(
+            name,
+            fork,
+            made,
+            access=None if access == images.RegistryAccess() else access,
+            compression=compression,
+            base=base,
+            say=task.say,
+        )
+    if as_json:
+        click.echo(json.dumps(vars(image) | {"sockets_left_out": sockets}))
+        return
+    click.echo(image.name)
+    size = format_size(image.layer_bytes)
+    click.echo(f"a layer of {size}; {format_size(image.sent_bytes)} sent", err=True)
+    if sockets:
+        click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
 
 
 @command.command()

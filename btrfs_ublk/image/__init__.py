@@ -7,6 +7,7 @@ from btrfs_ublk.base.exports import exporter
 if TYPE_CHECKING:
     from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
     from btrfs_ublk.image.check import CheckReport, check_image
+    from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
     from btrfs_ublk.image.diff import Difference, DiffReport, check_layers, diff_images
     from btrfs_ublk.image.export import ExportReport, export_image
@@ -32,6 +33,7 @@ else:
         {
             "build": "BuildOptions BuiltImage build_image",
             "check": "CheckReport check_image",
+            "commit": "COMPRESSIONS CommittedImage Compression",
             "connection": "RegistryAccess RegistryError",
             "diff": "DiffReport Difference check_layers diff_images",
             "export": "ExportReport export_image",
@@ -53,7 +55,10 @@ else:
 __all__ = [
     "BuildOptions",
     "BuiltImage",
+    "COMPRESSIONS",
     "CheckReport",
+    "CommittedImage",
+    "Compression",
     "DiffReport",
     "Difference",
     "ExportReport",

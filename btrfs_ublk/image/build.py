@@ -156,14 +156,8 @@ def make_image(
         value = getattr(options, key)
         if value is not None:
             description[key] = value
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    if epoch is not None:
-        if not re.fullmatch("[0-9]{1,18}", epoch):
-            raise UsageError(
-                f"SOURCE_DATE_EPOCH is {epoch!r}, no number of seconds",
-                hint="unset it, or: SOURCE_DATE_EPOCH=$(date +%s)",
-            )
-        description["time"] = int(epoch)
+    if (epoch := source_date_epoch()) is not None:
+        description["time"] = epoch
     answer = run(
         [helper_path(MKIMAGE)],
         input=json.dumps(description),
@@ -175,6 +169,20 @@ def make_image(
         raise error_of_status(answer.returncode)(words)
     report: dict[str, Any] = json.loads(answer.stdout)
     return report | {"unit": options.unit_bytes}
+
+
+def source_date_epoch() -> int | None:
+    """Return the time that what is made is to have, if the user gives one. Raises
+    UsageError."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is None:
+        return None
+    if not re.fullmatch("[0-9]{1,18}", epoch):
+        raise UsageError(
+            f"SOURCE_DATE_EPOCH is {epoch!r}, no number of seconds",
+            hint="unset it, or: SOURCE_DATE_EPOCH=$(date +%s)",
+        )
+    return int(epoch)
 
 
 def seal(

@@ -126,7 +126,18 @@ def fetch_into(
     parsed = parse_document(document.data, document.digest)
     for one in blobs_of(parsed, document.digest):
         if wanted(one) and not layout.has(one):
-            part = layout.path / "blobs" / f".part-{one.digest.partition(':')[2]}"
-            repository.download(one, part, progress)
-            layout.take(part, one.media_type)
+            fetch_blob(layout, repository, one, progress=progress)
     return layout.add(document.media_type, document.data)
+
+
+def fetch_blob(
+    layout: Layout,
+    repository: Repository,
+    one: Descriptor,
+    *,
+    progress: Progress = lambda count: None,
+) -> None:
+    """Copy a blob of a registry into a layout. Raises RegistryError, OSError."""
+    part = layout.path / "blobs" / f".part-{one.digest.partition(':')[2]}"
+    repository.download(one, part, progress)
+    layout.take(part, one.media_type)

@@ -290,6 +290,11 @@ def delete_nested_subvolumes(subvolume: Path) -> None:
                 os.close(directory)
 
 
+def nested_subvolumes(subvolume: Path) -> list[bytes]:
+    """Return the names of those that were made in one. Raises BtrfsUblkError."""
+    return [name for *_, name in _children(subvolume, subvolume_id(subvolume))]
+
+
 def _children(target: Path, subvolume: int) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield of each subvolume that is in another, but not deeper: the other's id, its
     own, the inode number of its directory, its name."""

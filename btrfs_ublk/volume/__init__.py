@@ -10,6 +10,7 @@ from btrfs_ublk.base.exports import exporter
 if TYPE_CHECKING:
     from btrfs_ublk.volume.access import Access
     from btrfs_ublk.volume.clone import clone_in_volume, unmapped_bytes
+    from btrfs_ublk.volume.commit import commit_fork
     from btrfs_ublk.volume.definition import (
         SETTINGS,
         VolumeDefinition,
@@ -39,6 +40,7 @@ else:
         {
             "access": "Access",
             "clone": "clone_in_volume unmapped_bytes",
+            "commit": "commit_fork",
             "definition": (
                 "SETTINGS VolumeDefinition parse_definition read_definition"
             ),
@@ -73,6 +75,7 @@ __all__ = [
     "VolumeFile",
     "Volumes",
     "clone_in_volume",
+    "commit_fork",
     "down_volume",
     "find_definition",
     "fork_image",

@@ -127,7 +127,7 @@ def find_image(definition: VolumeDefinition) -> FoundImage | None:
             mirror = {"kind": "file", "path": str(path)}
         pack = layout.verify(manifest.pack)
         return FoundImage(pack, manifest.digest, mirror, manifest.data_bytes)
-    store, access = ImageStore(), _access(definition)
+    store, access = ImageStore(), image_access(definition)
     found = store.find(str(name))
     if found is None:
         with step(f"pull {name}"):
@@ -147,7 +147,8 @@ def find_image(definition: VolumeDefinition) -> FoundImage | None:
     return FoundImage(found.pack, found.digest, mirror, manifest.data_bytes)
 
 
-def _access(definition: VolumeDefinition) -> RegistryAccess:
+def image_access(definition: VolumeDefinition) -> RegistryAccess:
+    """Return how the registry of a volume's image is asked."""
     from btrfs_ublk.image.connection import RegistryAccess
 
     return RegistryAccess(
@@ -190,7 +191,7 @@ def refuse_other_access(
     how its registry is asked was kept with it. None: it fits."""
     if source is None or source["kind"] != "oci":
         return None
-    given = _keys(_access(definition))
+    given = _keys(image_access(definition))
     for key in _ACCESS_KEYS:
         before, now = source.get(key), given.get(key)
         if before != now:
@@ -233,11 +234,20 @@ def check_seed_of_image(volume: VolumeDirectory, target: Path) -> None:
         )
 
 
+@dataclass(frozen=True)
+class UpImage:
+    """An image's volume that is up: its mount point, the image's name, the chain IDs of
+    its layers, and the volume's definition."""
+
+    mount: Path
+    name: str
+    layers: list[str]
+    definition: VolumeDefinition
+
+
 @contextmanager
-def _up_with_image(
-    name: str, base: os.PathLike[str] | str | None
-) -> Iterator[tuple[Path, list[str]]]:
-    """Lock a volume of an image that is up; yield its mount point, and chain IDs."""
+def up_with_image(name: str, base: os.PathLike[str] | str | None) -> Iterator[UpImage]:
+    """Lock a volume of an image that is up. Raises UsageError."""
     volume = volume_directory(name, base)
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):
@@ -253,7 +263,8 @@ def _up_with_image(
                 f"volume {name!r} is {found.state}",
                 hint=f"btrfs-ublk volume up {name}",
             )
-        yield found.mount, image["layers"]
+        definition = volume.definition()
+        yield UpImage(found.mount, image["name"], image["layers"], definition)
 
 
 def fork_image(
@@ -273,22 +284,22 @@ def fork_image(
     image, and for a name that is taken, CapabilityError for a quota where there can be
     none.
     """
-    with _up_with_image(name, base) as (mount, layers):
-        if layer is not None and layer not in layers:
+    with up_with_image(name, base) as up:
+        if layer is not None and layer not in up.layers:
             raise UsageError(
                 f"volume {name!r} has no layer {layer}",
-                hint=f"there are: {', '.join(layers)}",
+                hint=f"there are: {', '.join(up.layers)}",
             )
-        source = mount / LAYERS_DIRECTORY / (layer or layers[-1])
-        return make_fork(mount, fork, source, mode=mode, quota_bytes=quota_bytes)
+        source = up.mount / LAYERS_DIRECTORY / (layer or up.layers[-1])
+        return make_fork(up.mount, fork, source, mode=mode, quota_bytes=quota_bytes)
 
 
 def forks_of_image(
     name: str, *, base: os.PathLike[str] | str | None = None
 ) -> list[Fork]:
     """Return the forks of an image's volume that is up. Raises UsageError."""
-    with _up_with_image(name, base) as (mount, _):
-        return list_forks(mount)
+    with up_with_image(name, base) as up:
+        return list_forks(up.mount)
 
 
 def unfork_image(
@@ -297,5 +308,5 @@ def unfork_image(
     """Remove a fork of an image's volume that is up, with what was written to it.
     Raises UsageError when there is none of that name, LeftoverError while it is in use.
     """
-    with _up_with_image(name, base) as (mount, _):
-        remove_fork(mount, fork)
+    with up_with_image(name, base) as up:
+        remove_fork(up.mount, fork)

@@ -1,0 +1,121 @@
+"""What differs between two read-only subvolumes, one of which was made of the other, by
+btrfs' send (linux/btrfs.h, fs/btrfs/send.h).
+
+The kernel compares their trees of metadata, and skips what they share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.btrfs import subvolume_id
+
+_IOC_SEND = 0x40489426
+#: struct btrfs_ioctl_send_args: descriptor, count and address of clone sources, parent,
+#: flags, version, 28 unused bytes.
+_SEND = struct.Struct("=qQQQQI28x")
+#: BTRFS_SEND_FLAG_NO_FILE_DATA
+_NO_DATA = 1
+#: struct btrfs_stream_header: magic, version.
+_STREAM = struct.Struct("<13sI")
+_MAGIC = b"btrfs-stream\0"
+#: struct btrfs_cmd_header: length of what follows, command, checksum.
+_COMMAND = struct.Struct("<IHI")
+#: struct btrfs_tlv_header: attribute, length of its value.
+_ATTRIBUTE = struct.Struct("<HH")
+_END = 21
+_SUBVOLUME_COMMANDS = (1, 2)
+#: BTRFS_SEND_A_PATH and _PATH_TO. A third one names what a new link leads to.
+_PATHS = (15, 16)
+_MAX_COMMAND_BYTES = 1 << 20
+
+
+def changed_paths(subvolume: Path, parent: Path) -> set[bytes]:
+    """Return the paths that a stream of what has changed since ``parent`` names: all
+    that were added, removed, or changed, and some that are there only meanwhile. Of a
+    file with several names, one may be missing. No data are read.
+
+    Both must be read-only. Raises BtrfsUblkError.
+    """
+    parent_id = subvolume_id(parent)
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    failures: list[OSError] = []
+    sender = threading.Thread(
+        target=_send, args=(subvolume, parent_id, writing, failures)
+    )
+    with open(reading, "rb") as stream:
+        sender.start()
+        try:
+            found = set(_paths(stream))
+        except (EOFError, ValueError) as error:
+            found, why = set(), str(error)
+        else:
+            why = ""
+    # NB: the end that reads is closed, so the kernel does not go on for nobody.
+    sender.join()
+    if failures:
+        why = failures[0].strerror or str(failures[0])
+    if why:
+        raise BtrfsUblkError(
+            f"cannot compare {subvolume} with {parent}: {why}",
+            hint="see the kernel log: dmesg | grep -i btrfs",
+        )
+    return found
+
+
+def _send(
+    subvolume: Path, parent_id: int, writing: int, failures: list[OSError]
+) -> None:
+    try:
+        source = os.open(subvolume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            clones = ctypes.c_uint64(parent_id)
+            place = (1, ctypes.addressof(clones))
+            argument = _SEND.pack(writing, *place, parent_id, _NO_DATA, 0)
+            # NB: the other thread must read meanwhile, which fcntl.ioctl() does not
+            # promise to let it do.
+            library = ctypes.CDLL(None, use_errno=True)
+            if library.ioctl(source, ctypes.c_ulong(_IOC_SEND), argument):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            os.close(source)
+    except OSError as error:
+        failures.append(error)
+    finally:
+        os.close(writing)
+
+
+def _paths(stream: IO[bytes]) -> Iterator[bytes]:
+    magic, _ = _STREAM.unpack(_read(stream, _STREAM.size))
+    if magic != _MAGIC:
+        raise ValueError(f"the stream begins with {magic!r}")
+    while True:
+        length, command, _ = _COMMAND.unpack(_read(stream, _COMMAND.size))
+        if length > _MAX_COMMAND_BYTES:
+            raise ValueError(f"a command of {length} bytes")
+        data = _read(stream, length)
+        if command == _END:
+            return
+        if command in _SUBVOLUME_COMMANDS:
+            continue
+        at = 0
+        while at < length:
+            kind, size = _ATTRIBUTE.unpack_from(data, at)
+            at += _ATTRIBUTE.size + size
+            if kind in _PATHS:
+                yield data[at - size : at]
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError("the stream ends early")
+    return data
