@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
@@ -24,17 +22,12 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.volume_options import (
-    confirm,
-    take_down,
-    volume_name,
-    volumes_base,
-)
+from btrfs_ublk.cli.image_forks import commit, fork, forks, unfork
+from btrfs_ublk.cli.image_options import registry_options, via_options, with_access
+from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size, parse_size
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _base = click.option(
     "--base",
@@ -42,67 +35,6 @@ _base = click.option(
     help="Where images are kept."
     "  [BTRFS_UBLK_IMAGES_DIR, else /var/lib/btrfs-ublk/images]",
 )
-
-
-def _registry_options(function: _Function) -> _Function:
-    for option in reversed(
-        [
-            click.option(
-                "--docker-config",
-                type=PathType(),
-                help="A config.json with the registry's login, closed to all others."
-                "  [Docker's own]",
-            ),
-            click.option(
-                "--ca-file",
-                type=PathType(),
-                help="Certificates (PEM) to trust for the registry.  [the system's]",
-            ),
-            click.option(
-                "--insecure",
-                is_flag=True,
-                help="Ask the registry by http; on loopback only.",
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
-def _via_options(function: _Function) -> _Function:
-    for option in (
-        click.option(
-            "--via-plain",
-            is_flag=True,
-            help="Tokens may go to those caches without TLS.",
-        ),
-        click.option(
-            "--via",
-            multiple=True,
-            metavar="URL",
-            help="A cache in front of the registry, http://HOST:PORT; may be repeated."
-            "  [those of hosts.toml]",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def _with_access(function: _Function) -> _Function:
-    """Add the options of a registry; the command gets them as ``access``."""
-
-    @wraps(function)
-    def command(
-        *args: Any,
-        docker_config: Path | None,
-        ca_file: Path | None,
-        insecure: bool,
-        **keys: Any,
-    ) -> Any:
-        access = images.RegistryAccess(docker_config, ca_file, insecure)
-        return function(*args, access=access, **keys)
-
-    return cast(_Function, _registry_options(command))
 
 
 @click.group("image", cls=NounGroup, aliases={"ls": "list", "show": "inspect"})
@@ -169,7 +101,7 @@ def command() -> None:
     is_flag=True,
     help="Read all layers back, and compare them with what the source makes anew.",
 )
-@_with_access
+@with_access
 @json_option
 def build(
     source: str,
@@ -245,7 +177,7 @@ def build(
 
 @command.command()
 @click.argument("image")
-@_with_access
+@with_access
 @json_option
 def inspect(
     image: str,
@@ -292,7 +224,7 @@ def inspect(
     is_flag=True,
     help="Leave `btrfs check` out, and compare digests only.",
 )
-@_with_access
+@with_access
 @json_option
 def check(
     image: str,
@@ -356,7 +288,7 @@ def _print_check(report: images.CheckReport) -> None:
     help="Where the temporary file goes, which is as large as the image."
     "  [TMPDIR, else /tmp]",
 )
-@_with_access
+@with_access
 def export(
     image: str,
     output: Path | None,
@@ -405,7 +337,7 @@ def export(
     type=PathType(),
     help="Where temporary files go, which are as large as both.  [TMPDIR, else /tmp]",
 )
-@_with_access
+@with_access
 @json_option
 def diff(
     first: str,
@@ -463,7 +395,7 @@ def diff(
     metavar="REPOSITORY",
     help="A repository of the same registry that may have the blobs already.",
 )
-@_with_access
+@with_access
 @json_option
 def push(
     layout: str,
@@ -523,8 +455,8 @@ def push(
 @click.argument("image")
 @click.option("--pin", is_flag=True, help="Keep it: `image gc` leaves it.")
 @_base
-@_with_access
-@_via_options
+@with_access
+@via_options
 @json_option
 def pull(
     image: str,
@@ -619,8 +551,8 @@ def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
     help="Size of the sparse image that takes what is written.  [1G]",
 )
 @volumes_base
-@_registry_options
-@_via_options
+@registry_options
+@via_options
 @json_option
 def up(
     image: str,
@@ -676,162 +608,6 @@ def up(
 
 @command.command()
 @volume_name
-@click.argument("fork")
-@click.option(
-    "--mode",
-    type=click.Choice(volumes.FORK_MODES),
-    default=volumes.DEFAULT_FORK_MODE,
-    help="A snapshot, which is all of btrfs; or an overlay, which shares memory with"
-    f" other forks.  [{volumes.DEFAULT_FORK_MODE}]",
-)
-@click.option(
-    "--quota",
-    metavar="SIZE",
-    help="How much may be written to it. It takes Linux 6.7.  [no limit]",
-)
-@click.option(
-    "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
-)
-@volumes_base
-@json_option
-def fork(
-    name: str,
-    fork: str,
-    mode: volumes.ForkMode,
-    quota: str | None,
-    layer: str | None,
-    base: Path | None,
-    as_json: bool,
-) -> None:
-    """Make a writable copy of an image's root file system.
-
-    NAME is a volume that `image up` has mounted, FORK a name of yours. No data are
-    moved. It is below `forks`, and is kept with the volume.
-    """
-    made = volumes.fork_image(
-        name,
-        fork,
-        layer=layer,
-        mode=mode,
-        quota_bytes=None if quota is None else parse_size(quota, what="--quota"),
-        base=base,
-    )
-    keys = {"name": name, "fork": fork, "path": str(made), "mode": mode}
-    click.echo(json.dumps(keys) if as_json else made)
-
-
-@command.command()
-@volume_name
-@volumes_base
-@json_option
-def forks(name: str, base: Path | None, as_json: bool) -> None:
-    """List the forks of an image.
-
-    NAME is a volume that `image up` has mounted. USED is what was written to a fork
-    since the first one with a quota was made.
-    """
-    found = volumes.forks_of_image(name, base=base)
-    if as_json:
-        click.echo(json.dumps([each.to_dict() for each in found], indent=2))
-        return
-    rows = [("FORK", "MODE", "USED", "QUOTA", "PATH")]
-    for each in found:
-        path = visible(str(each.path)) + ("" if each.is_mounted else " (not mounted)")
-        used, quota = (
-            "-" if size is None else format_size(size)
-            for size in (each.used_bytes, each.quota_bytes)
-        )
-        rows.append((visible(each.name), each.mode, used, quota, path))
-    print_rows(rows)
-
-
-@command.command()
-@volume_name
-@click.argument("fork")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@volumes_base
-@json_option
-def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) -> None:
-    """Remove a fork of an image.
-
-    NAME is a volume that `image up` has mounted. All that was written to FORK is lost.
-    Asks before, without --yes.
-    """
-    if not yes:
-        confirm(f"Remove fork {fork} of {name}, with all that was written to it?")
-    volumes.unfork_image(name, fork, base=base)
-    if as_json:
-        click.echo(json.dumps({"name": name, "fork": fork, "result": "removed"}))
-
-
-@command.command()
-@volume_name
-@click.argument("fork")
-@click.option(
-    "-t",
-    "--tag",
-    "target",
-    required=True,
-    metavar="IMAGE",
-    help="Its name: oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG.",
-)
-@click.option(
-    "--compression",
-    type=click.Choice(images.COMPRESSIONS),
-    default="gzip",
-    help="Of the new layer.  [gzip, which all clients know]",
-)
-@volumes_base
-@_with_access
-@json_option
-def commit(
-    name: str,
-    fork: str,
-    target: str,
-    compression: images.Compression,
-    base: Path | None,
-    access: images.RegistryAccess,
-    as_json: bool,
-) -> None:
-    """Make an ordinary image of what a fork shows.
-
-    It has the layers of the image that NAME, a volume, is of, and one of what FORK has
-    changed. Only what has changed is read, and files of which anything has changed, as
-    layers have whole files. In a registry, layers that are there are not sent.
-
-    Options of the registry are those of IMAGE's; without any, it is asked as that of
-    the volume's image.
-    """
-    made = images.parse_name(target)
-    if isinstance(made, images.Reference) and made.digest is not None:
-        raise UsageError(
-            f"{target} has a digest, which follows from the content",
-            hint="name a tag: REGISTRY/REPOSITORY:TAG",
-        )
-    if isinstance(made, images.LayoutName):
-        made = replace(made, path=made.path.absolute())
-    with progress(f"commit fork {fork} of {name}") as task:
-        image, sockets = volumes.commit_fork(
-            name,
-            fork,
-            made,
-            access=None if access == images.RegistryAccess() else access,
-            compression=compression,
-            base=base,
-            say=task.say,
-        )
-    if as_json:
-        click.echo(json.dumps(vars(image) | {"sockets_left_out": sockets}))
-        return
-    click.echo(image.name)
-    size = format_size(image.layer_bytes)
-    click.echo(f"a layer of {size}; {format_size(image.sent_bytes)} sent", err=True)
-    if sockets:
-        click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
-
-
-@command.command()
-@volume_name
 @volumes_base
 @json_option
 def down(name: str, base: Path | None, as_json: bool) -> None:
@@ -840,3 +616,7 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
     The same as `volume down NAME`; `volume remove NAME` removes it with its forks.
     """
     take_down(name, base, as_json=as_json)
+
+
+for _each in (fork, forks, unfork, commit):
+    command.add_command(_each)

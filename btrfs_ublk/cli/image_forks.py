@@ -1,0 +1,174 @@
+"""The commands of ``btrfs-ublk image`` that are about forks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from btrfs_ublk import image as images
+from btrfs_ublk import volume as volumes
+from btrfs_ublk.base.entry import json_option, print_rows, visible
+from btrfs_ublk.base.progress import progress
+from btrfs_ublk.cli.image_options import with_access
+from btrfs_ublk.cli.volume_options import confirm, volume_name, volumes_base
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import format_size, parse_size
+
+
+@click.command()
+@volume_name
+@click.argument("fork")
+@click.option(
+    "--mode",
+    type=click.Choice(volumes.FORK_MODES),
+    default=volumes.DEFAULT_FORK_MODE,
+    help="A snapshot, which is all of btrfs; or an overlay, which shares memory with"
+    f" other forks.  [{volumes.DEFAULT_FORK_MODE}]",
+)
+@click.option(
+    "--quota",
+    metavar="SIZE",
+    help="How much may be written to it. It takes Linux 6.7.  [no limit]",
+)
+@click.option(
+    "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
+)
+@volumes_base
+@json_option
+def fork(
+    name: str,
+    fork: str,
+    mode: volumes.ForkMode,
+    quota: str | None,
+    layer: str | None,
+    base: Path | None,
+    as_json: bool,
+) -> None:
+    """Make a writable copy of an image's root file system.
+
+    NAME is a volume that `image up` has mounted, FORK a name of yours. No data are
+    moved. It is below `forks`, and is kept with the volume.
+    """
+    made = volumes.fork_image(
+        name,
+        fork,
+        layer=layer,
+        mode=mode,
+        quota_bytes=None if quota is None else parse_size(quota, what="--quota"),
+        base=base,
+    )
+    keys = {"name": name, "fork": fork, "path": str(made), "mode": mode}
+    click.echo(json.dumps(keys) if as_json else made)
+
+
+@click.command()
+@volume_name
+@volumes_base
+@json_option
+def forks(name: str, base: Path | None, as_json: bool) -> None:
+    """List the forks of an image.
+
+    NAME is a volume that `image up` has mounted. USED is what was written to a fork
+    since the first one with a quota was made.
+    """
+    found = volumes.forks_of_image(name, base=base)
+    if as_json:
+        click.echo(json.dumps([each.to_dict() for each in found], indent=2))
+        return
+    rows = [("FORK", "MODE", "USED", "QUOTA", "PATH")]
+    for each in found:
+        path = visible(str(each.path)) + ("" if each.is_mounted else " (not mounted)")
+        used, quota = (
+            "-" if size is None else format_size(size)
+            for size in (each.used_bytes, each.quota_bytes)
+        )
+        rows.append((visible(each.name), each.mode, used, quota, path))
+    print_rows(rows)
+
+
+@click.command()
+@volume_name
+@click.argument("fork")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@volumes_base
+@json_option
+def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) -> None:
+    """Remove a fork of an image.
+
+    NAME is a volume that `image up` has mounted. All that was written to FORK is lost.
+    Asks before, without --yes.
+    """
+    if not yes:
+        confirm(f"Remove fork {fork} of {name}, with all that was written to it?")
+    volumes.unfork_image(name, fork, base=base)
+    if as_json:
+        click.echo(json.dumps({"name": name, "fork": fork, "result": "removed"}))
+
+
+@click.command()
+@volume_name
+@click.argument("fork")
+@click.option(
+    "-t",
+    "--tag",
+    "target",
+    required=True,
+    metavar="IMAGE",
+    help="Its name: oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(images.COMPRESSIONS),
+    default="gzip",
+    help="Of the new layer.  [gzip, which all clients know]",
+)
+@volumes_base
+@with_access
+@json_option
+def commit(
+    name: str,
+    fork: str,
+    target: str,
+    compression: images.Compression,
+    base: Path | None,
+    access: images.RegistryAccess,
+    as_json: bool,
+) -> None:
+    """Make an ordinary image of what a fork shows.
+
+    It has the layers of the image that NAME, a volume, is of, and one of what FORK has
+    changed. Only what has changed is read, and files of which anything has changed, as
+    layers have whole files. In a registry, layers that are there are not sent.
+
+    Options of the registry are those of IMAGE's; without any, it is asked as that of
+    the volume's image.
+    """
+    made = images.parse_name(target)
+    if isinstance(made, images.Reference) and made.digest is not None:
+        raise UsageError(
+            f"{target} has a digest, which follows from the content",
+            hint="name a tag: REGISTRY/REPOSITORY:TAG",
+        )
+    if isinstance(made, images.LayoutName):
+        made = replace(made, path=made.path.absolute())
+    with progress(f"commit fork {fork} of {name}") as task:
+        image, sockets = volumes.commit_fork(
+            name,
+            fork,
+            made,
+            access=None if access == images.RegistryAccess() else access,
+            compression=compression,
+            base=base,
+            say=task.say,
+        )
+    if as_json:
+        click.echo(json.dumps(vars(image) | {"sockets_left_out": sockets}))
+        return
+    click.echo(image.name)
+    size = format_size(image.layer_bytes)
+    click.echo(f"a layer of {size}; {format_size(image.sent_bytes)} sent", err=True)
+    if sockets:
+        click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
