@@ -22,7 +22,7 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.image_forks import commit, fork, forks, unfork
+from btrfs_ublk.cli.image_forks import commit, detach, fork, forks, unfork
 from btrfs_ublk.cli.image_options import registry_options, via_options, with_access
 from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
@@ -618,5 +618,5 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
     take_down(name, base, as_json=as_json)
 
 
-for _each in (fork, forks, unfork, commit):
+for _each in (fork, forks, unfork, commit, detach):
     command.add_command(_each)

@@ -1,4 +1,4 @@
-"""The commands of ``btrfs-ublk image`` that are about forks."""
+"""The commands of ``btrfs-ublk image`` that work on what is up."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from btrfs_ublk.units import format_size, parse_size
     "--mode",
     type=click.Choice(volumes.FORK_MODES),
     default=volumes.DEFAULT_FORK_MODE,
-    help="A snapshot, which is all of btrfs; or an overlay, which shares memory with"
-    f" other forks.  [{volumes.DEFAULT_FORK_MODE}]",
+    help="An overlay shares memory with other forks; a snapshot is all of btrfs."
+    f"  [{volumes.DEFAULT_FORK_MODE}]",
 )
 @click.option(
     "--quota",
@@ -172,3 +172,28 @@ def commit(
     click.echo(f"a layer of {size}; {format_size(image.sent_bytes)} sent", err=True)
     if sockets:
         click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
+
+
+@click.command()
+@volume_name
+@volumes_base
+@json_option
+def detach(name: str, base: Path | None, as_json: bool) -> None:
+    """Make all data of an image local, for good.
+
+    NAME is a volume that `image up` has mounted; it can be used meanwhile. All that was
+    not read yet is fetched, and is in the volume then; the image may go. It needs as
+    much room as the image has data; `volume resize` makes more. Stopped, or after an
+    error, it goes on where it was.
+    """
+    with progress(f"detach {name}", in_bytes=True) as task:
+        done = volumes.detach_image(
+            name, base=base, expect=task.expect, progress=task.advance
+        )
+    if as_json:
+        keys = {"name": name, "copied_bytes": done.copied_bytes}
+        click.echo(json.dumps(keys))
+    elif done.copied_bytes:
+        click.echo(f"{format_size(done.copied_bytes)} copied", err=True)
+    else:
+        click.echo(f"volume {name} was detached", err=True)

@@ -170,16 +170,28 @@ def grow_filesystem(target: Path, device: Path, size_bytes: int) -> None:
 def _device_of(target: Path, device: Path) -> tuple[int, int]:
     """Return the id that a mounted btrfs has for a device, and how many bytes it uses.
     Raises BtrfsUblkError."""
-    what = f"{device} is no device of the btrfs at {target}"
+    try:
+        number, _, total_bytes = devices_of(target)[device]
+    except KeyError:
+        raise BtrfsUblkError(
+            f"{device} is no device of the btrfs at {target}"
+        ) from None
+    return number, total_bytes
+
+
+def devices_of(target: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the devices of a mounted btrfs, each with its id, how many bytes belong to
+    chunks, and how many it has. Raises BtrfsUblkError."""
+    what = f"cannot list the devices of the btrfs at {target}"
     answer = _ioctl(target, _IOC_FS_INFO, bytes(_FS_INFO_BYTES), what=what)
-    last = _FS_INFO.unpack_from(answer)[0]
-    for number in range(1, last + 1):
+    devices = {}
+    for number in range(1, _FS_INFO.unpack_from(answer)[0] + 1):
         asked = _DEV_INFO.pack(number, b"", 0, 0, b"", b"")
         with suppress(BtrfsUblkError):  # the device of this id was removed
             found = _DEV_INFO.unpack(_ioctl(target, _IOC_DEV_INFO, asked, what=what))
-            if Path(os.fsdecode(found[5].rstrip(b"\0"))) == device:
-                return number, found[3]
-    raise BtrfsUblkError(what)
+            path = Path(os.fsdecode(found[5].rstrip(b"\0")))
+            devices[path] = (number, found[2], found[3])
+    return devices
 
 
 def forget_device(device: Path) -> None:

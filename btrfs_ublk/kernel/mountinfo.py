@@ -31,6 +31,8 @@ class MountInfo:
 
 
 def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
     return _OCTAL.sub(lambda match: chr(int(match.group(1), 8)), text)
 
 
@@ -58,9 +60,19 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
     return mounts
 
 
-def read_mountinfo(process: int | str = "self") -> list[MountInfo]:
-    """Return the mounts that this process, or one of that id, sees. Raises OSError."""
-    return parse_mountinfo(_read_text(process))
+def read_mountinfo(
+    process: int | str = "self", *, fs_type: str | None = None
+) -> list[MountInfo]:
+    """Return the mounts that this process, or one of that id, sees; all, or those of a
+    type. Raises OSError."""
+    text = _read_text(process)
+    if fs_type is not None:
+        # NB: parsing takes long where there are thousands of mounts.
+        mark = f" - {fs_type} "
+        text = "\n".join(line for line in text.splitlines() if mark in line)
+    return [
+        mount for mount in parse_mountinfo(text) if fs_type in (None, mount.fs_type)
+    ]
 
 
 def _read_text(process: int | str) -> str:

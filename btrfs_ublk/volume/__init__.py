@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         parse_definition,
         read_definition,
     )
+    from btrfs_ublk.volume.detach import Detached, detach_image
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
     from btrfs_ublk.volume.entry import VolumeFile
     from btrfs_ublk.volume.find import FoundDefinition, find_definition
@@ -44,6 +45,7 @@ else:
             "definition": (
                 "SETTINGS VolumeDefinition parse_definition read_definition"
             ),
+            "detach": "Detached detach_image",
             "down": "down_volume may_be_up remove_volume",
             "entry": "VolumeFile",
             "find": "FoundDefinition find_definition",
@@ -62,6 +64,7 @@ else:
 __all__ = [
     "Access",
     "DEFAULT_FORK_MODE",
+    "Detached",
     "FORK_MODES",
     "Fork",
     "ForkMode",
@@ -76,6 +79,7 @@ __all__ = [
     "Volumes",
     "clone_in_volume",
     "commit_fork",
+    "detach_image",
     "down_volume",
     "find_definition",
     "fork_image",

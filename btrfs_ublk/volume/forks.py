@@ -44,7 +44,8 @@ from btrfs_ublk.volume.mounts import mounts_of, overlay_source, users_elsewhere
 
 ForkMode = Literal["snapshot", "overlay"]
 FORK_MODES: tuple[ForkMode, ...] = get_args(ForkMode)
-DEFAULT_FORK_MODE: ForkMode = "snapshot"
+#: Readers of several overlays share the page cache (python -m btrfs_ublk.bench.forks).
+DEFAULT_FORK_MODE: ForkMode = "overlay"
 
 LAYERS_DIRECTORY = "layers"
 FORKS_DIRECTORY = "forks"
@@ -223,9 +224,8 @@ def mount_overlays(mount: Path) -> None:
 
 def unmount_overlays(fsid: UUID) -> None:
     """Unmount all overlays of a volume's file system. Raises LeftoverError."""
-    for one in reversed(mounts_of(fsid)):
-        if one.fs_type == "overlay":
-            _unmount(one.target)
+    for one in reversed(mounts_of(fsid, fs_type="overlay")):
+        _unmount(one.target)
 
 
 def _unmount(target: Path) -> None:
@@ -240,8 +240,7 @@ def _unmount(target: Path) -> None:
 
 
 def _overlays_at(mount: Path) -> list[MountInfo]:
-    fsid = filesystem_uuid(mount)
-    return [each for each in mounts_of(fsid) if each.fs_type == "overlay"]
+    return mounts_of(filesystem_uuid(mount), fs_type="overlay")
 
 
 def _names(directory: Path) -> list[str]:

@@ -237,12 +237,16 @@ def check_seed_of_image(volume: VolumeDirectory, target: Path) -> None:
 @dataclass(frozen=True)
 class UpImage:
     """An image's volume that is up: its mount point, the image's name, the chain IDs of
-    its layers, and the volume's definition."""
+    its layers, and how many bytes its data have; the volume's definition, its device,
+    and the file that takes what is written."""
 
     mount: Path
     name: str
     layers: list[str]
+    data_bytes: int
     definition: VolumeDefinition
+    device: Path
+    writable: Path
 
 
 @contextmanager
@@ -251,20 +255,28 @@ def up_with_image(name: str, base: os.PathLike[str] | str | None) -> Iterator[Up
     volume = volume_directory(name, base)
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):
-        image = volume.made().image
+        made = volume.made()
+        image = made.image
         if image is None:
             raise UsageError(
                 f"volume {name!r} was not made of an image, so it has no layers",
                 hint="see: btrfs-ublk volume list",
             )
         found = look_at_volume(volume, is_ours=True)
-        if not found.is_up or found.mount is None:
+        if not found.is_up or found.mount is None or found.device is None:
             raise UsageError(
                 f"volume {name!r} is {found.state}",
                 hint=f"btrfs-ublk volume up {name}",
             )
-        definition = volume.definition()
-        yield UpImage(found.mount, image["name"], image["layers"], definition)
+        yield UpImage(
+            mount=found.mount,
+            name=image["name"],
+            layers=image["layers"],
+            data_bytes=image["source"]["size"] if image["source"] else 0,
+            definition=volume.definition(),
+            device=found.device,
+            writable=volume.sprout_image,
+        )
 
 
 def fork_image(

@@ -27,17 +27,18 @@ def is_mounted(fsid: UUID) -> bool:
 
 def mount_points(fsid: UUID) -> list[Path]:
     """List its mount points in this namespace in the order of mounting, including those
-    of its subvolumes and directories (mount --bind), and of overlays."""
-    return [mount.target for mount in mounts_of(fsid)]
+    of its subvolumes and directories (mount --bind), but not of overlays."""
+    return [mount.target for mount in mounts_of(fsid, fs_type="btrfs")]
 
 
-def mounts_of(fsid: UUID) -> list[MountInfo]:
-    """List its mounts in this namespace, as mount_points() does.
+def mounts_of(fsid: UUID, *, fs_type: str | None = None) -> list[MountInfo]:
+    """List its mounts in this namespace, in the order of mounting, and those of its
+    overlays; all, or those of a type.
 
     NB: btrfs shows one of its devices as a mount's source.
     """
-    names = _sources(fsid)
-    return [mount for mount in read_mountinfo() if mount.source in names]
+    names, found = _sources(fsid), read_mountinfo(fs_type=fs_type)
+    return [mount for mount in found if mount.source in names]
 
 
 def overlay_source(fsid: UUID) -> str:
