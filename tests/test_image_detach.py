@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -48,13 +49,20 @@ def test_it_goes_on_after_an_error(place: Place) -> None:
         for path in (place.root / "layout/blobs/sha256").iterdir()
         if path.stat().st_size >= len(BIG)
     )
-    good = data.read_bytes()
+    good, times = data.read_bytes(), data.stat()
     data.chmod(0o600)
-    data.write_bytes(good[: 5 * MIB] + bytes(MIB) + good[6 * MIB :])
+
+    def rot(content: bytes) -> None:
+        """Change what is on the disk, as a disk does: a file that somebody writes to
+        is another one, and is refused."""
+        data.write_bytes(content)
+        os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    rot(good[: 5 * MIB] + bytes(MIB) + good[6 * MIB :])
     with pytest.raises(BtrfsUblkError, match="is not detached: .*Input/output error"):
         detach_image(NAME, base=place.base)
     (place.target / "still-writable").write_text("yes")
-    data.write_bytes(good)
+    rot(good)
     drop(place)
     assert detach_image(NAME, base=place.base).copied_bytes > 0
     commit_transaction(place.target)

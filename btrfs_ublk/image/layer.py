@@ -49,9 +49,12 @@ class Changes:
         return bool(self.taken or self.removed)
 
 
-def changes_between(tree: Path, base: Path, touched: Iterable[bytes]) -> Changes:
+def changes_between(
+    tree: Path, base: Path, touched: Iterable[bytes], attributes: Iterable[bytes] = ()
+) -> Changes:
     """Return what has changed from the subvolume ``base`` to its snapshot ``tree``,
-    where it differs at most in the paths ``touched``. Raises OSError."""
+    where it differs at most in the paths ``touched``, and in attributes of others.
+    Raises OSError."""
     top, below = os.fsencode(tree), os.fsencode(base)
     found = Changes()
     linked: set[int] = set()
@@ -67,7 +70,7 @@ def changes_between(tree: Path, base: Path, touched: Iterable[bytes]) -> Changes
             for entry in _walk(top, path):
                 take(*entry)
 
-    def look_at(path: bytes) -> None:
+    def look_at(path: bytes, *, of_attributes: bool = False) -> None:
         parts = path.split(b"/")
         for count in range(1, len(parts) + 1):
             here = b"/".join(parts[:count])
@@ -83,13 +86,18 @@ def changes_between(tree: Path, base: Path, touched: Iterable[bytes]) -> Changes
                     found.opaque.add(here)
                 return
             if count == len(parts):
-                take(here, now)
+                # NB: who reads a file changes the time of its last access.
+                if not of_attributes or _differ(now, then):
+                    take(here, now)
             elif not _are_directories(now, then):
                 return  # The path was one of others, for a while.
 
     for path in touched:
         if path:
             look_at(path)
+    for path in attributes:
+        if path:
+            look_at(path, of_attributes=True)
     if linked:
         # All names of a file must be in one layer.
         found.taken.update(
@@ -113,6 +121,12 @@ def changes_of_overlay(upper: Path) -> Changes:
                 if os.getxattr(where, _OPAQUE_ATTRIBUTE) == b"y":
                     found.opaque.add(path)
     return found
+
+
+def _differ(one: os.stat_result, other: os.stat_result) -> bool:
+    fields = ("st_mode", "st_uid", "st_gid", "st_mtime_ns")
+    sizes = stat.S_ISREG(one.st_mode) and one.st_size != other.st_size
+    return sizes or any(getattr(one, x) != getattr(other, x) for x in fields)
 
 
 def _are_directories(*statuses: os.stat_result) -> bool:
@@ -147,8 +161,8 @@ def write_layer(tree: Path, changes: Changes, out: IO[bytes]) -> int:
     for path in sorted(changes.taken):
         if os.path.basename(path).startswith(_WHITEOUT):
             raise UsageError(
-                f"/{os.fsdecode(path)!r} cannot be in a layer: there, names that begin "
-                "with .wh. say what is removed",
+                f"{os.fsdecode(b'/' + path)!r} cannot be in a layer: there, names that "
+                "begin with .wh. say what is removed",
                 hint="rename it",
             )
     gone = {

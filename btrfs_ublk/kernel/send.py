@@ -10,7 +10,7 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -31,16 +31,27 @@ _COMMAND = struct.Struct("<IHI")
 #: struct btrfs_tlv_header: attribute, length of its value.
 _ATTRIBUTE = struct.Struct("<HH")
 _END = 21
+#: Truncate, chmod, chown and utimes.
+_ATTRIBUTE_COMMANDS = (17, 18, 19, 20)
 _SUBVOLUME_COMMANDS = (1, 2)
 #: BTRFS_SEND_A_PATH and _PATH_TO. A third one names what a new link leads to.
 _PATHS = (15, 16)
 _MAX_COMMAND_BYTES = 1 << 20
 
 
-def changed_paths(subvolume: Path, parent: Path) -> set[bytes]:
-    """Return the paths that a stream of what has changed since ``parent`` names: all
-    that were added, removed, or changed, and some that are there only meanwhile. Of a
-    file with several names, one may be missing. No data are read.
+@dataclass
+class ChangedPaths:
+    """Paths that a stream names: all that were added, removed or changed, and some that
+    are there only meanwhile. Of a file with several names, some may be missing. Of
+    those in ``attributes`` at most size, mode, owner and times have changed; reading
+    changes a time, too."""
+
+    paths: set[bytes] = field(default_factory=set)
+    attributes: set[bytes] = field(default_factory=set)
+
+
+def changed_paths(subvolume: Path, parent: Path) -> ChangedPaths:
+    """Return what has changed since ``parent``. No data are read.
 
     Both must be read-only. Raises BtrfsUblkError.
     """
@@ -53,11 +64,9 @@ def changed_paths(subvolume: Path, parent: Path) -> set[bytes]:
     with open(reading, "rb") as stream:
         sender.start()
         try:
-            found = set(_paths(stream))
+            found, why = parse_stream(stream), ""
         except (EOFError, ValueError) as error:
-            found, why = set(), str(error)
-        else:
-            why = ""
+            found, why = ChangedPaths(), str(error)
     # NB: the end that reads is closed, so the kernel does not go on for nobody.
     sender.join()
     if failures:
@@ -93,7 +102,9 @@ def _send(
         os.close(writing)
 
 
-def _paths(stream: IO[bytes]) -> Iterator[bytes]:
+def parse_stream(stream: IO[bytes]) -> ChangedPaths:
+    """Return what a stream of send names. Raises EOFError, ValueError."""
+    found = ChangedPaths()
     magic, _ = _STREAM.unpack(_read(stream, _STREAM.size))
     if magic != _MAGIC:
         raise ValueError(f"the stream begins with {magic!r}")
@@ -103,15 +114,17 @@ def _paths(stream: IO[bytes]) -> Iterator[bytes]:
             raise ValueError(f"a command of {length} bytes")
         data = _read(stream, length)
         if command == _END:
-            return
+            found.attributes -= found.paths
+            return found
         if command in _SUBVOLUME_COMMANDS:
             continue
+        named = found.attributes if command in _ATTRIBUTE_COMMANDS else found.paths
         at = 0
         while at < length:
             kind, size = _ATTRIBUTE.unpack_from(data, at)
             at += _ATTRIBUTE.size + size
             if kind in _PATHS:
-                yield data[at - size : at]
+                named.add(data[at - size : at])
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:

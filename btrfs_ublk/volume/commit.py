@@ -104,8 +104,11 @@ def _changes(fork: Fork, moment: Path) -> tuple[Changes, Path]:
             hint="remove them, or copy them to directories; see: btrfs subvolume list "
             f"-o {fork.path}",
         )
-    touched = changed_paths(moment, fork.layer)
-    return changes_between(moment, fork.layer, touched), moment
+    found = changed_paths(moment, fork.layer)
+    return (
+        changes_between(moment, fork.layer, found.paths, found.attributes),
+        moment,
+    )
 
 
 @contextmanager

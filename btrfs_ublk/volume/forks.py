@@ -9,6 +9,7 @@ Functions here get the mount point of the volume's file system, and lock nothing
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -203,7 +204,11 @@ def _mount_overlay(mount: Path, name: str) -> None:
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot mount fork {name!r}: {error.strerror}",
-            hint="see the kernel log: dmesg | grep overlayfs",
+            hint=(
+                "the kernel lacks overlayfs: modprobe overlay, or make a snapshot"
+                if error.errno == errno.ENODEV
+                else "see the kernel log: dmesg | grep overlayfs"
+            ),
         ) from error
 
 
