@@ -26,11 +26,9 @@ from btrfs_ublk.bench.report import Document, make_document, merged, number, sho
 from btrfs_ublk.bench.stats import (
     bootstrap_interval,
     grouped,
-    in_parts,
     latency_record,
     median_of,
     quantile,
-    undisturbed,
 )
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import EIB, GIB, TIB
@@ -70,11 +68,6 @@ class TestStats:
             "max_us": 1000,
         }
 
-    def test_series_are_cut_into_equal_parts(self) -> None:
-        assert in_parts([1, 2, 3, 4, 5], parts=2) == [[1, 2], [3, 4, 5]]
-        assert in_parts([1, 2], parts=100) == [[1], [2]]
-        assert in_parts([], parts=3) == [[]]
-
     def test_groups_keep_the_order_of_the_first(self) -> None:
         assert grouped([3, 1, 5, 2], lambda number: number % 2) == {
             1: [3, 1, 5],
@@ -86,11 +79,6 @@ class TestStats:
         assert median_of(results, "a") == 2
         assert math.isnan(median_of(results, "c"))
         assert number(median_of(results, "c")) == "-"
-
-    def test_disturbed_turns_are_told_apart(self) -> None:
-        calm, busy = {"other_cores": 0.1}, {"other_cores": 1.5}
-        assert undisturbed([calm, busy], most_cores=0.3) == [calm]
-        assert undisturbed([busy, busy], most_cores=0.3) == []
 
 
 class TestBootstrapInterval:

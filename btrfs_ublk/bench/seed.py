@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Helper
@@ -15,19 +16,21 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.helpers import MKSEED
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
+from btrfs_ublk.bench.file_systems import forgotten
 from btrfs_ublk.bench.report import Document, Result, Table
-from btrfs_ublk.bench.sprouts import WRITABLE_BYTES, Stopwatch
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.btrfs import add_device, forget_device
+from btrfs_ublk.kernel.btrfs import add_device
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.reflink import clone_file
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed import Seed, make_seed
-from btrfs_ublk.units import BLOCK_BYTES, MIB
+from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB
 from btrfs_ublk.volume.virtual_file import assert_mapping, virtual_file_of
 
+#: Its file is sparse: only written data take memory.
+_WRITABLE_BYTES = 16 * GIB
 #: The timed steps in order: name in a result, and in the table.
 STEPS = {
     "make_s": "make",
@@ -38,6 +41,18 @@ STEPS = {
     "unmount_s": "unmount",
     "mount_sprout_s": "sprout mount",
 }
+
+
+class Stopwatch:
+    """``lap()`` returns the seconds since the last call."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def lap(self) -> float:
+        now_s = time.monotonic()
+        lap_s, self._last_s = now_s - self._last_s, now_s
+        return lap_s
 
 
 def measure(kind: options.SeedSize, *, parent: Path) -> Result:
@@ -62,10 +77,10 @@ def measure(kind: options.SeedSize, *, parent: Path) -> Result:
             "metadata_bytes": seed.metadata_bytes,
         }
         with (directory / "writable.img").open("xb") as file:
-            file.truncate(WRITABLE_BYTES)
+            file.truncate(_WRITABLE_BYTES)
         below = stack.enter_context(loop_device(seed.path, read_only=True)).path
         local = stack.enter_context(loop_device(directory / "writable.img")).path
-        stack.callback(_forget, local)
+        stack.enter_context(forgotten(local))
         # For a small file system, most of mount(8)'s time is its own start.
         watch.lap()
         run_program(["mount", "--version"], timeout_s=20)
@@ -97,11 +112,6 @@ def _prove(target: Path, seed: Seed) -> None:
         clone_file(source, clone, source_offset=offset, size_bytes=BLOCK_BYTES)
     if clone.read_bytes() != bytes(BLOCK_BYTES):
         raise BtrfsUblkError("a clone of virtual data does not read as zeroes")
-
-
-def _forget(device: Path) -> None:
-    with suppress(BtrfsUblkError):
-        forget_device(device)
 
 
 _NAMES = {

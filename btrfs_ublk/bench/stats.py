@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
-_Result = TypeVar("_Result", bound=Mapping[str, Any])
 
 #: The quantiles that are reported for latencies.
 LATENCY_QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
@@ -36,13 +35,6 @@ def latency_record(latencies_ns: Iterable[int]) -> dict[str, float]:
     return record | {"max_us": ordered[-1] / 1e3}
 
 
-def in_parts(series: Sequence[int], *, parts: int) -> list[Sequence[int]]:
-    """Cut a series into equal parts; a shorter one into parts of one element."""
-    parts = max(1, min(parts, len(series)))
-    ends = [len(series) * number // parts for number in range(parts + 1)]
-    return [series[begin:end] for begin, end in zip(ends, ends[1:])]
-
-
 def grouped(
     items: Iterable[_Item], key: Callable[[_Item], object]
 ) -> dict[Any, list[_Item]]:
@@ -57,11 +49,6 @@ def median_of(results: Iterable[Mapping[str, Any]], name: str) -> float:
     """Return the median of one value of the results; NaN when none has it."""
     values = [result[name] for result in results if result.get(name) is not None]
     return float(median(values)) if values else math.nan
-
-
-def undisturbed(results: Sequence[_Result], *, most_cores: float) -> list[_Result]:
-    """Return results during which others used at most so many "other_cores"."""
-    return [result for result in results if result["other_cores"] <= most_cores]
 
 
 def bootstrap_interval(

@@ -25,10 +25,7 @@ from btrfs_ublk.base.capabilities import (
     Program,
 )
 from btrfs_ublk.base.process import run
-from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
-from btrfs_ublk.bench.measurements.trees import TreePlan, write
-from btrfs_ublk.bench.peer import Setting
-from btrfs_ublk.bench.read_only import (
+from btrfs_ublk.bench.file_systems import (
     EROFS,
     EXT4,
     MKFS_EROFS,
@@ -38,6 +35,9 @@ from btrfs_ublk.bench.read_only import (
     make_erofs,
     overlay,
 )
+from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
+from btrfs_ublk.bench.measurements.trees import TreePlan, write
+from btrfs_ublk.bench.peer import Setting
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
 from btrfs_ublk.bench.scale import Amounts

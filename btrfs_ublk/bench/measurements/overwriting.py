@@ -22,21 +22,21 @@ from btrfs_ublk.base.capabilities import (
     UBLK,
     Capability,
 )
-from btrfs_ublk.bench.files import sync_file_system
-from btrfs_ublk.bench.known_content import STAMPS, write_content
-from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
-from btrfs_ublk.bench.peer import Setting
-from btrfs_ublk.bench.read_only import (
+from btrfs_ublk.bench.file_systems import (
     EROFS,
     MKFS_EROFS,
     OVERLAY,
     erofs_on_loop,
+    formatted_btrfs,
     make_erofs,
     overlay,
+    sync_file_system,
 )
+from btrfs_ublk.bench.known_content import STAMPS, write_content
+from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
+from btrfs_ublk.bench.peer import Setting
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.scale import Amounts
-from btrfs_ublk.bench.sprouts import formatted_btrfs
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.reflink import clone_file
