@@ -21,7 +21,6 @@ from rich.console import Console
 from btrfs_ublk.bench import options, report
 from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
 from btrfs_ublk.bench.mappings import command as mappings_command
-from btrfs_ublk.bench.physmap import command as physmap_command
 from btrfs_ublk.bench.report import Document, make_document, merged, number, show
 from btrfs_ublk.bench.stats import (
     bootstrap_interval,
@@ -152,18 +151,17 @@ class TestEnvironment:
 def document(tmp_path: Path) -> Document:
     results = [
         {
-            "form": "tsv",
-            "layout": "[one] run",
-            "rows": 1234567,
+            "mappings": 1234567,
+            "threads": "[one]",
             "load": load,
-            "parse_s": 0.1,
-            "assert_s": 0.2 * load,
-            "total_s": 0.3,
+            "add_s": 0.2 * load,
+            "load_s": 0.1,
+            "lookup_ns": 50,
         }
         for load in (1.0, 2.0, 4.0)
     ]
     return make_document(
-        "physmap", parameters={}, directory=tmp_path, results=list(results)
+        "mappings", parameters={}, directory=tmp_path, results=list(results)
     )
 
 
@@ -180,8 +178,8 @@ class TestReport:
         environment_lines, table = text.split("\n\n")
         assert platform.release() in environment_lines and "load" in environment_lines
         last = table.splitlines()[-1]
-        assert last.split("  ")[:2] == ["tsv", " [one] run"]
-        assert "1,234,567" in last and "400.0 (200.0)" in last
+        assert last.split()[:3] == ["1,234,567", "[one]", "3"]
+        assert "400.0 (200.0)" in last
         assert last.endswith("2.0")
 
     def test_a_vm_is_named(self, document: Document) -> None:
@@ -213,7 +211,7 @@ class TestReport:
         path = tmp_path / "document.json"
         path.write_text(json.dumps(document))
         done = CliRunner().invoke(report.command, [str(path), str(path)])
-        assert done.exit_code == 0 and "[one] run  1,234,567      6" in done.stdout
+        assert done.exit_code == 0 and "1,234,567    [one]      6" in done.stdout
         done = CliRunner().invoke(report.command, ["--json", str(path), str(path)])
         assert len(json.loads(done.stdout)["results"]) == 6
 
@@ -256,17 +254,6 @@ class TestOptions:
         assert names == ["275 GiB", "250 TiB", "4 EiB"]
 
 
-def test_physmap_prints_tables_and_json() -> None:
-    words = ["--rows", "50", "--repeats", "2"]
-    done = CliRunner().invoke(physmap_command, words)
-    assert done.exit_code == 0, done.output
-    assert "with gaps" in done.stdout
-    done = CliRunner().invoke(physmap_command, [*words, "--json"])
-    results = json.loads(done.stdout)["results"]
-    assert len(results) == 8 and {result["rows"] for result in results} == {50}
-    assert CliRunner().invoke(physmap_command, ["--rows", "0"]).exit_code == 2
-
-
 def test_mappings_prints_tables_and_json() -> None:
     words = ["--mappings", "50", "--lookups", "100", "--repeats", "2"]
     done = CliRunner().invoke(mappings_command, words)
@@ -275,3 +262,4 @@ def test_mappings_prints_tables_and_json() -> None:
     done = CliRunner().invoke(mappings_command, [*words, "--json"])
     results = json.loads(done.stdout)["results"]
     assert [result["threads"] for result in results] == [1, 2] * 2
+    assert CliRunner().invoke(mappings_command, ["--mappings", "0"]).exit_code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from btrfs_ublk.bench import physmap as bench
 from btrfs_ublk.physmap import ContiguousRun, MappingError, MapRow, PhysicalMap
 from btrfs_ublk.physmap.parse import BINARY_MAGIC, TSV_HEADER
 from btrfs_ublk.physmap.rows import type_code, type_text
@@ -371,15 +369,3 @@ def test_other_binary_data_is_refused() -> None:
         PhysicalMap.parse_binary(b"buphys2\n")
     with pytest.raises(MappingError, match="only a part"):
         PhysicalMap.parse_binary(BINARY_MAGIC + bytes(71))
-
-
-def test_the_benchmark_measures_what_it_says(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    results = [*bench.measure(50, gap_every=50), *bench.measure(50, gap_every=45)]
-    assert [result["form"] for result in results] == ["binary", "tsv"] * 2
-    assert json.dumps(results)
-    cells = bench.numbers(50, gap_every=45)
-    assert list(PhysicalMap.parse_tsv(bench.tsv(cells))) == list(
-        PhysicalMap.parse_binary(BINARY_MAGIC + cells.tobytes())
-    )
