@@ -97,7 +97,7 @@ def test_a_server_in_batch_policy(sparse_path: Path, need: Need) -> None:
 
     peer = replace(all_peers()["fuse"], serving=serving)
     with setting(sparse_path, size_bytes=SIZE, runtime_s=0.1) as common:
-        with _reader(peer, False, BATCH).taking_part(common):
+        with _reader(peer, False, BATCH).serving(common):
             pass
     assert policies == {os.SCHED_BATCH}
 

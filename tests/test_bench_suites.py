@@ -13,17 +13,20 @@ from click.testing import CliRunner, Result
 from conftest import Need
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Fio
-from btrfs_ublk.bench import scale as scales
+from btrfs_ublk.bench import suite as suites
 from btrfs_ublk.bench.commands.compare import command
-from btrfs_ublk.bench.comparison_tables import tables
+from btrfs_ublk.bench.compare import tables
 from btrfs_ublk.bench.measurements.trees import TreePlan, write
 from btrfs_ublk.bench.report import FAILED, OK
-from btrfs_ublk.bench.scale import Cost, Quantity, Scaling, parse_factor
 from btrfs_ublk.bench.suite import (
+    Cost,
     Figure,
     Published,
+    Quantity,
+    Scaling,
     Suite,
     find_suite,
+    parse_factor,
     suite_names,
 )
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -99,7 +102,7 @@ class TestScale:
         assert record["factor"] == 0.01 and record["full"]["files"] == 100
 
     def fit(self, monkeypatch: pytest.MonkeyPatch, free: int, turns: int) -> float:
-        monkeypatch.setattr(scales, "_free_bytes", lambda _: float(free))
+        monkeypatch.setattr(suites, "_free_bytes", lambda _: float(free))
         return self.SCALING.factor_for(Path("/"), turns=turns)
 
     def test_auto_fits_memory_and_time(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from conftest import Need
 from btrfs_ublk.base.capabilities import Fio
 from btrfs_ublk.base.process import run, spawn
 from btrfs_ublk.bench.commands.compare import command
-from btrfs_ublk.bench.comparison_tables import (
+from btrfs_ublk.bench.compare import (
     FASTER,
     SAME,
     SLOWER,

@@ -1,147 +1,319 @@
-"""Comparing peers in turn: what ``btrfs-ublk bench compare`` measures."""
+"""Tables of a comparison: pure functions on its document.
+
+A peer is called faster or slower if three things hold: its ratio to the first peer is
+at least 5 % from 1; the ratio's 95 % interval excludes 1; and so does a test with the
+signs of the differences within turns, corrected for the number of tests (Holm).
+"""
 
 from __future__ import annotations
 
-import random
-import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple, TypeVar
 
-from btrfs_ublk.bench.comparison_tables import tables
-from btrfs_ublk.bench.cpu_load import hogs
-from btrfs_ublk.bench.environment import wait_until_quiet
-from btrfs_ublk.bench.measurement import Contestant, Measure, Turn
-from btrfs_ublk.bench.peer import Setting, setting, why_not
-from btrfs_ublk.bench.report import FAILED, OK, SKIPPED, Result
-from btrfs_ublk.bench.suite import Comparison
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.bench.report import OK, Document, Result, Table, number
+from btrfs_ublk.bench.stats import (
+    bootstrap_interval,
+    grouped,
+    holm,
+    median_of,
+    sign_flip_probability,
+)
+from btrfs_ublk.bench.study import Column
 
-__all__ = ["FAILED", "OK", "SKIPPED", "Plan", "blocks", "compare", "tables"]
+_Key = TypeVar("_Key")
+
+_IOPS = {"name": "iops", "unit": "IOPS", "better": "more", "digits": 0}
+#: The names of figures in the table of bars; others keep their own name.
+_FIGURE_NAMES = {"iops": "I/O per second", "per_core": "I/O per CPU second"}
+
+#: Smaller differences are not reported.
+_LEAST_EFFECT = 0.05
+_LEVEL = 0.05
+SAME, FASTER, SLOWER, UNKNOWN = "same", "faster", "slower", "too few turns"
+#: With fewer turns, no test can reach the level.
+_LEAST_TURNS = 6
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How comparisons are measured, in seconds and bytes. ``queues`` and ``depth`` are
-    for block servers; with None, each uses its own default. ``hog``: see hogs().
-    ``disk`` is a block device that is only read.
+class Ratio(NamedTuple):
+    """The ratio of medians, over the turns that both have, its 95 % interval, and the
+    ratio of each turn. The interval is NaN when there are too few turns.
     """
 
-    turns: int
-    runtime_s: float
-    size_bytes: int
-    queues: int | None
-    depth: int | None
-    seed: int
-    patience_s: float = 0.0
-    realtime: bool = False
-    hog: str | None = None
-    disk: Path | None = None
+    middle: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    turns: Sequence[float] = ()
 
 
-def compare(
-    comparison: Comparison,
-    plan: Plan,
-    *,
-    parent: Path,
-    progress: Callable[[str], None] = lambda text: None,
-) -> Iterator[Result]:
-    """Yield a result for each peer, workload and turn, and one, with the reason, for
-    each peer that is not measured. All peers are up from the first turn to the last.
+def _value(result: Result, figure: str) -> float:
+    if figure == "per_core":
+        return 1 / result["cpu_us"] if result.get("cpu_us") else 0.0
+    return float(result.get(figure) or 0.0)
 
-    A block is all peers once, in random order, with one workload. A peer that fails, or
-    whose data are wrong, is left out from then on; one that cannot do a workload is
-    left out of that. Raises UsageError for unknown names before anything is made, and
-    CapabilityError for a workload that this machine cannot do.
+
+def ratio_of(
+    results: Sequence[Result], baseline: Sequence[Result], figure: str
+) -> Ratio:
+    """Return the ratio of one figure. Different runs share turn numbers."""
+    below = {(x.get("run"), x.get("turn")): _value(x, figure) for x in baseline}
+    both = [
+        (_value(x, figure), below.get((x.get("run"), x.get("turn")), 0.0))
+        for x in results
+    ]
+    both = [pair for pair in both if min(pair) > 0]
+    if not both:
+        return Ratio()
+    values, bases = zip(*both)
+    low, high = bootstrap_interval(values, bases, paired=True)
+    turns = [value / base for value, base in both]
+    return Ratio(median(values) / median(bases), low, high, turns)
+
+
+Verdicts = dict[tuple[str, str, str], str]
+
+
+def verdicts(document: Document) -> Verdicts:
+    """Return the verdict on the first measure for each comparison, workload and peer
+    except the first peer that was measured.
     """
-    for workload in comparison.workloads:
-        comparison.contest.check(workload)
-    contestants = comparison.contest.find(comparison.peers)
-    reasons = {each.name: why_not(each) for each in contestants}
-    run = secrets.token_hex(4)
-    about = {
-        each.name: {
-            "comparison": comparison.title,
-            "run": run,
-            "peer": each.name,
-            "layer": each.layer,
-        }
-        for each in contestants
-    }
-    with (
-        setting(
-            parent,
-            size_bytes=plan.size_bytes,
-            queues=plan.queues,
-            depth=plan.depth,
-            realtime=plan.realtime,
-            runtime_s=plan.runtime_s,
-            disk=plan.disk,
-        ) as place,
-        ExitStack() as stack,
-    ):
-        turns: dict[str, Turn] = {}
-        for each in contestants:
-            reason = reasons[each.name]
-            if reason is not None:
-                yield {**about[each.name], "status": SKIPPED, "reason": reason}
-                continue
-            progress(f"{each.name}: {each.description}")
-            try:
-                turns[each.name] = _brought_up(each, place, stack)
-            except (BtrfsUblkError, OSError) as error:
-                yield about[each.name] | _failure(error)
-        cannot: set[tuple[str, str]] = set()
-        for turn, workload, name in blocks(list(turns), comparison.workloads, plan):
-            if name not in turns or (name, workload) in cannot:
-                continue
-            wait_until_quiet(timeout_s=plan.patience_s)
-            result = _take_turn(turns[name], workload, plan, turn)
-            if result["status"] == FAILED:
-                del turns[name]
-            elif result["status"] == SKIPPED:
-                cannot.add((name, workload))
-            result = about[name] | {"workload": workload, "turn": turn} | result
-            yield result
-            progress(_line(result, comparison.contest.measures))
+    tests: dict[tuple[str, str, str], tuple[Ratio, str]] = {}
+    for comparison, workload, by_peer in _groups(document):
+        measure = _measures(comparison)[0]
+        baseline, *others = by_peer
+        for peer in others:
+            ratio = ratio_of(by_peer[peer], by_peer[baseline], measure["name"])
+            tests[comparison["title"], workload, peer] = ratio, measure["better"]
+    return judged(tests)
 
 
-def _brought_up(each: Contestant, place: Setting, stack: ExitStack) -> Turn:
-    with ExitStack() as mine:
-        turn = mine.enter_context(each.taking_part(place))
-        stack.enter_context(mine.pop_all())
-    return turn
+def judged(tests: Mapping[_Key, tuple[Ratio, str]]) -> dict[_Key, str]:
+    """Return SAME, FASTER, SLOWER or UNKNOWN for each ratio, of which "more" or "less"
+    is better. More tests make each of them harder to pass (Holm), so UNKNOWN is also
+    returned for a test that would have passed with more turns of the same kind.
+    """
+    found = dict.fromkeys(tests, UNKNOWN)
+    enough = {key: x for key, x in tests.items() if len(x[0].turns) >= _LEAST_TURNS}
+    probabilities = [
+        sign_flip_probability([math.log(turn) for turn in ratio.turns])
+        for ratio, _ in enough.values()
+    ]
+    for key, alone, corrected in zip(enough, probabilities, holm(probabilities)):
+        ratio, better = tests[key]
+        found[key] = _verdict(ratio, corrected, better)
+        unanimous = alone <= 2.0 ** (1 - len(ratio.turns)) * (1 + 1e-9)
+        # All turns agree, so only their number keeps this from a verdict.
+        if found[key] == SAME and unanimous and _verdict(ratio, 0.0, better) != SAME:
+            found[key] = UNKNOWN
+    return found
 
 
-def blocks(
-    names: Sequence[str], workloads: Sequence[str], plan: Plan
-) -> Iterator[tuple[int, str, str]]:
-    """Yield (turn, workload, peer) in the order of measuring, given by the seed."""
-    chances = random.Random(plan.seed)
-    for turn in range(1, plan.turns + 1):
-        for workload in workloads:
-            for name in chances.sample(names, k=len(names)):
-                yield turn, workload, name
+def _verdict(ratio: Ratio, probability: float, better: str) -> str:
+    beyond = ratio.low > 1 or ratio.high < 1
+    if not beyond or abs(ratio.middle - 1) < _LEAST_EFFECT or probability > _LEVEL:
+        return SAME
+    return FASTER if (ratio.middle > 1) == (better == "more") else SLOWER
 
 
-def _take_turn(turn: Turn, workload: str, plan: Plan, number: int) -> Result:
-    try:
-        with hogs(plan.hog):
-            result = turn(workload, random.Random(f"{plan.seed} {number}"))
-    except (BtrfsUblkError, OSError, EOFError) as error:
-        return _failure(error)
-    return {"status": OK} | result
+def _measures(comparison: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return a comparison's measures; documents of older versions have only one."""
+    measures: Sequence[Mapping[str, Any]] = comparison.get("measures") or [_IOPS]
+    return measures
 
 
-def _failure(error: Exception) -> Result:
-    cannot = isinstance(error, CapabilityError)
-    return {"status": SKIPPED if cannot else FAILED, "reason": str(error)}
+def _groups(
+    document: Document,
+) -> list[tuple[dict[str, Any], str, dict[str, list[Result]]]]:
+    """Return each comparison and workload with the results of each peer that was
+    measured; all are compared with the first.
+    """
+    by_comparison = grouped(document["results"], lambda result: result["comparison"])
+    found = []
+    for comparison in document["parameters"]["comparisons"]:
+        results = by_comparison.get(comparison["title"], [])
+        measured = [result for result in results if result["status"] == OK]
+        by_workload = grouped(measured, lambda result: result["workload"])
+        for workload, turns in by_workload.items():
+            by_peer = grouped(turns, lambda result: result["peer"])
+            ordered = [name for name in comparison["peers"] if name in by_peer]
+            found.append(
+                (comparison, workload, {name: by_peer[name] for name in ordered})
+            )
+    return found
 
 
-def _line(result: Result, measures: Sequence[Measure]) -> str:
-    what = f"turn {result['turn']}: {result['workload']} {result['peer']}"
-    if result["status"] != OK:
-        return f"{what}: {result['reason']}"
-    figures = (f"{result[x.name]:,.{x.digits}f} {x.unit}" for x in measures)
-    return f"{what}: {', '.join(figures)}"
+def tables(document: Document) -> list[Table]:
+    """Make a table for each comparison and workload; then of the bars, of published
+    figures, and of what was not measured.
+    """
+    found = verdicts(document)
+    groups = _groups(document)
+    made = [_table(*group, found) for group in groups]
+    measured = {(x["title"], workload): by_peer for x, workload, by_peer in groups}
+    bars = [
+        _bar(x, bar, measured.get((x["title"], bar["workload"]), {}))
+        for x in document["parameters"]["comparisons"]
+        for bar in x["bars"]
+    ]
+    if bars:
+        head = ("bar", "workload", "of", "to", "wanted", "ratio", "95 %", "")
+        made.append(Table("Bars", head, bars, left=4))
+    published = document["parameters"].get("published")
+    if published:
+        made.append(_published(published, groups))
+    missing = [
+        (result["peer"], result.get("workload", "-"), result["reason"].splitlines()[0])
+        for result in document["results"]
+        if result["status"] != OK
+    ]
+    if missing:
+        made.append(
+            Table("Not measured", ("peer", "workload", "reason"), missing, left=3)
+        )
+    return made
+
+
+_VERDICT_NOTE = (
+    "Verdict, of the first measure: faster or slower by 5 % at least, with an interval "
+    "that leaves 1 out, and less likely than 1 in 20 by chance (signs of the "
+    "differences within turns, Holm); from 6 turns on, and more where there are many "
+    "peers and workloads."
+)
+
+
+#: Columns of fio's figures, after the verdict.
+_FIO_COLUMNS = (
+    Column("p50 us", "p50_us", 1),
+    Column("p99 us", "p99_us", 1),
+    Column("fio us", "fio_us", 1),
+    Column("server us", "server_us", 1),
+    Column("kernel us", "kernel_us", 1),
+    Column("per core", "per_core", 2),
+    Column("cores", "cores", 2),
+    Column("others", "other_cores", 2),
+)
+_FIO_NOTE = (
+    " CPU time per I/O: of the reader, of the server's threads, of the rest of the "
+    "kernel; per core: ratio of I/O per CPU second. Cores: in use by these three, and "
+    "by other processes."
+)
+
+
+def _table(
+    comparison: Mapping[str, Any],
+    workload: str,
+    by_peer: dict[str, list[Result]],
+    judged: Verdicts,
+) -> Table:
+    """Show each measure with its ratio; for fio, also its other figures."""
+    baseline = next(iter(by_peer))
+    measures = _measures(comparison)
+    by_fio = measures[0]["name"] == "iops"
+    rows = []
+    for name, turns in by_peer.items():
+        cells = [name, str(len(turns))]
+        for measure in measures:
+            ratio = ratio_of(turns, by_peer[baseline], measure["name"])
+            cells += [
+                number(median_of(turns, measure["name"]), measure["digits"]),
+                number(ratio.middle, 2),
+                _interval(ratio) if name != baseline else "-",
+            ]
+        cells.append(judged.get((comparison["title"], workload, name), "-"))
+        for column in _FIO_COLUMNS if by_fio else ():
+            if column.of == "per_core":
+                per_core = ratio_of(turns, by_peer[baseline], "per_core")
+                cells.append(number(per_core.middle, column.digits))
+            else:
+                cells.append(column.cell(turns))
+        rows.append(cells)
+    heads = [head for each in measures for head in (_label(each), "ratio", "95 %")]
+    more = [column.head for column in _FIO_COLUMNS] if by_fio else []
+    one = "Ratio: of the medians, to that of", "a bootstrap interval that draws"
+    many = "Ratios: of the medians, to those of", "bootstrap intervals that draw"
+    ratio_words, interval_words = one if by_fio else many
+    return Table(
+        f"{comparison['title']}: {workload}",
+        ["peer", "turns", *heads, "verdict", *more],
+        rows,
+        note=f"Medians. {ratio_words} {baseline}, over the turns that both have, with "
+        f"{interval_words} pairs of them.{_FIO_NOTE if by_fio else ''} {_VERDICT_NOTE}",
+    )
+
+
+def _label(measure: Mapping[str, Any]) -> str:
+    """Make a heading: "cold ms" of cold_ms, "seconds" of seconds."""
+    label: str = measure["name"].replace("_", " ")
+    return label.replace(" mib", " MiB").replace("iops", "IOPS")
+
+
+def _interval(ratio: Ratio) -> str:
+    low, high = ratio.low, ratio.high
+    return "-" if low != low else f"{low:.2f} - {high:.2f}"
+
+
+def _bar(
+    comparison: Mapping[str, Any],
+    bar: Mapping[str, Any],
+    by_peer: Mapping[str, list[Result]],
+) -> tuple[str, ...]:
+    """NB: a bar is always a ratio to the first peer, even if that was not measured."""
+    baseline = comparison["peers"][0]
+    mine, theirs = (by_peer.get(name, []) for name in (bar["peer"], baseline))
+    ratio = ratio_of(mine, theirs, bar["of"])
+    verdict = "not measured" if not ratio.turns else "missed"
+    if ratio.middle >= bar["ratio"]:
+        verdict = "met"
+    return (
+        bar["peer"],
+        bar["workload"],
+        _FIGURE_NAMES.get(bar["of"], bar["of"]),
+        baseline,
+        number(bar["ratio"], 2),
+        number(ratio.middle, 2),
+        _interval(ratio),
+        verdict,
+    )
+
+
+def _published(
+    published: Mapping[str, Any],
+    groups: Sequence[tuple[dict[str, Any], str, dict[str, list[Result]]]],
+) -> Table:
+    """Show each published figure with its ratio to the first of its workload, and our
+    ratio of the same two peers, if both were measured.
+    """
+    ours = {workload: by_peer for _, workload, by_peer in groups}
+    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    rows = []
+    for figure in published["figures"]:
+        key = (figure["workload"], figure["measure"], figure["setting"])
+        base = first.setdefault(key, figure)
+        by_peer = ours.get(figure["workload"], {})
+        mine = by_peer.get(figure["like"], [])
+        value = median_of(mine, figure["measure"])
+        ratio = ratio_of(mine, by_peer.get(base["like"], []), figure["measure"])
+        rows.append(
+            (
+                figure["workload"],
+                ", ".join(filter(None, (figure["peer"], figure["setting"]))),
+                figure["like"] or "-",
+                figure["measure"],
+                f"{figure['value']:,g}",
+                number(figure["value"] / base["value"], 2),
+                f"{value:,.4g}" if value == value else "-",
+                number(ratio.middle, 2),
+            )
+        )
+    return Table(
+        "Published, on other hardware: compare only ratios",
+        (
+            *("workload", "theirs", "ours", "measure", "their figure", "ratio"),
+            *("our figure", "ratio"),
+        ),
+        rows,
+        left=4,
+        note=f"{published['source']}; {published['hardware']}. {published['note']} "
+        "Ratios: to the first of the same workload, measure and setting.",
+    )

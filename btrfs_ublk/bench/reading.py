@@ -22,8 +22,16 @@ from btrfs_ublk.bench.cpu import Usage
 from btrfs_ublk.bench.cpu_load import stolen_time
 from btrfs_ublk.bench.fio import parse_output, run_watched
 from btrfs_ublk.bench.known_content import check_content
-from btrfs_ublk.bench.measurement import Contestant, Measure, Turn, check_names
-from btrfs_ublk.bench.peer import Peer, Setting, Subject, all_peers
+from btrfs_ublk.bench.peer import (
+    Contest,
+    Contestant,
+    Measure,
+    Peer,
+    Setting,
+    Subject,
+    Turn,
+    all_peers,
+)
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.workloads import WRITTEN_BLOCK, Workload, parse_workload
 from btrfs_ublk.errors import CapabilityError, UsageError
@@ -35,8 +43,6 @@ _SAMPLES = 16
 AGAIN, SLOWED, BATCH = "again:", "slowed:", "batch:"
 #: The share of time that a slowed peer, and all else, loses.
 _STOLEN_SHARE = 0.1
-
-MEASURES = (Measure("iops", "IOPS", "more"),)
 
 
 def measure(
@@ -160,20 +166,15 @@ def _reader(peer: Peer, writing: bool, prefix: str = "") -> Contestant:
 
 
 @dataclass(frozen=True)
-class FioContest:
+class FioContest(Contest):
     """A contest of all peers. With ``writing``, only writable peers take part, and
     their blocks may have the old content or what fio writes.
     """
 
+    measures: Sequence[Measure] = (Measure("iops", "IOPS", "more"),)
     writing: bool = False
-    measures: Sequence[Measure] = MEASURES
 
-    def find(self, names: Sequence[str]) -> Sequence[Contestant]:
-        known = self._known(names)
-        check_names(names, known)
-        return [known[name] for name in names]
-
-    def _known(self, names: Sequence[str]) -> Mapping[str, Contestant]:
+    def known(self, names: Sequence[str]) -> Mapping[str, Contestant]:
         peers = all_peers()
         known = {name: _reader(peer, self.writing) for name, peer in peers.items()}
         for name in names:

@@ -1,27 +1,42 @@
 """Comparisons that belong together: one file of ``suites`` each, with figures that
 others have published.
 
-HACKING.md has an example; ``parse_suite`` lists the keys.
+HACKING.md has an example; ``parse_suite`` lists the keys. A suite with published
+figures names its amounts (bytes, seconds, counts) as published. A factor from 0 to 1
+reduces all of them, each down to a sensible minimum, to fit this machine.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from btrfs_ublk.bench.measurement import Contest, OwnContest
+import psutil
+
+from btrfs_ublk.bench.peer import Contest, OwnContest
 from btrfs_ublk.bench.reading import READING, WRITING
-from btrfs_ublk.bench.scale import Amounts, Cost, Quantity, Scaling
-from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import parse_size
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.units import MIB, format_size, parse_size
 
 _DIRECTORY = Path(__file__).with_name("suites")
 _BY_FIO = {"reading": READING, "writing": WRITING}
+
+#: The amounts of a suite, by name.
+Amounts = Mapping[str, float]
+#: These amounts are known to all comparisons: bytes to read of each, seconds of a turn.
+SIZE, RUNTIME = "size_bytes", "runtime_s"
+
+#: "auto" takes the first factor that fits.
+_FACTORS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+#: The limit of all turns together, and of the shares of free memory and space.
+_MOST_S = 1200.0
+_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,7 @@ class Comparison:
             "peers": list(self.peers),
             "workloads": list(self.workloads),
             "bars": [asdict(bar) for bar in self.bars],
-            "measures": [measure.to_dict() for measure in self.contest.measures],
+            "measures": [asdict(measure) for measure in self.contest.measures],
         }
 
 
@@ -89,44 +104,140 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """``full`` is the published value, ``least`` the sensible minimum."""
+
+    name: str
+    full: float
+    least: float
+    unit: Literal["bytes", "s", ""] = ""
+
+    def scaled(self, factor: float) -> float:
+        """Scale, and round to whole MiB, tenths of a second, or whole numbers."""
+        value = max(self.least, self.full * factor)
+        if self.unit == "s":
+            return round(value, 1)
+        if self.unit == "bytes":
+            return max(self.least, value // MIB * MIB)
+        return int(value)
+
+    def text(self, value: float) -> str:
+        if self.unit == "bytes":
+            return format_size(int(value))
+        return f"{value:g} s" if self.unit == "s" else f"{value:,g}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a suite: memory (and files on tmpfs), and one turn of all."""
+
+    memory_bytes: float
+    turn_s: float
+
+
+@dataclass(frozen=True)
+class Scaling:
+    quantities: Sequence[Quantity]
+    cost: Callable[[Amounts], Cost]
+
+    def amounts(self, factor: float) -> dict[str, float]:
+        return {each.name: each.scaled(factor) for each in self.quantities}
+
+    def factor_for(self, parent: Path, *, turns: int) -> float:
+        """Return the largest factor that fits half of the free memory and space, and 20
+        minutes. Raises BtrfsUblkError when nothing fits the memory.
+        """
+        free_bytes = _free_bytes(parent)
+        for factor in _FACTORS:
+            cost = self.cost(self.amounts(factor))
+            if cost.memory_bytes > free_bytes * _MEMORY_SHARE:
+                continue
+            if factor == _FACTORS[-1] or cost.turn_s * turns <= _MOST_S:
+                return factor
+        least = self.cost(self.amounts(_FACTORS[-1])).memory_bytes
+        raise BtrfsUblkError(
+            f"{format_size(int(free_bytes))} are free in memory and in {parent}: "
+            f"half of that is too little, {format_size(int(least))} are needed",
+            hint="end what uses memory, or name another --parent",
+        )
+
+    def told(self, factor: float) -> str:
+        """Describe a factor: "scaled by 0.01: size_bytes 8 GiB -> 81 MiB, …"."""
+        amounts = self.amounts(factor)
+        parts = [
+            f"{each.name} {each.text(each.full)} -> {each.text(amounts[each.name])}"
+            for each in self.quantities
+            if amounts[each.name] != each.full
+        ]
+        return f"scaled by {factor:g}: {', '.join(parts)}" if parts else "full size"
+
+    def record(self, factor: float) -> dict[str, Any]:
+        """Return the scale for a document."""
+        return {
+            "factor": factor,
+            "full": {each.name: each.full for each in self.quantities},
+            "used": self.amounts(factor),
+            "units": {each.name: each.unit for each in self.quantities},
+        }
+
+
+def _free_bytes(parent: Path) -> float:
+    space = os.statvfs(parent)
+    free_bytes = space.f_bavail * space.f_frsize
+    return float(min(free_bytes, psutil.virtual_memory().available))
+
+
+def parse_factor(text: str) -> float | None:
+    """Parse a factor; "auto" is None. Raises UsageError for an invalid one."""
+    if text == "auto":
+        return None
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= 1:
+        raise UsageError(
+            f"--scale {text!r} is neither auto nor a number above 0, up to 1",
+            hint="0.01 is a hundredth of what was published",
+        )
+    return factor
+
+
+@dataclass(frozen=True)
 class Suite:
     """``queues`` and ``depth`` are for block servers; None leaves them to each. With
     ``scaling``, the comparisons depend on its amounts.
     """
 
     description: str
-    entries: Sequence[Mapping[str, Any]]
+    comparison: Sequence[Mapping[str, Any]]
     queues: int | None = None
     depth: int | None = None
     scaling: Scaling | None = None
     published: Published | None = None
 
     def comparisons_of(self, amounts: Amounts) -> Sequence[Comparison]:
-        return [_comparison(amounts, **entry) for entry in self.entries]
+        return [_comparison(amounts, **entry) for entry in self.comparison]
 
 
 def _comparison(
     amounts: Amounts,
     title: str,
     contest: str = "reading",
-    peers: Sequence[str] | None = None,
-    workloads: Sequence[str] | None = None,
+    peers: Sequence[str] = (),
+    workloads: Sequence[str] = (),
     bars: Sequence[tuple[Any, ...]] = (),
 ) -> Comparison:
     """Make a comparison. A contest that is not by fio is a module of ``measurements``,
     which knows its peers and workloads.
     """
-    found: Contest
-    if contest in _BY_FIO:
-        found = _BY_FIO[contest]
-    else:
+    found: Contest | None = _BY_FIO.get(contest)
+    if found is None:
         module = import_module(f"{__package__}.measurements.{contest}")
         own: OwnContest = module.contest(amounts)
-        found, peers = own, peers or [each.name for each in own.contestants]
-        workloads = workloads or list(own.workloads)
-    return Comparison(
-        title, peers or (), workloads or (), [Bar(*bar) for bar in bars], found
-    )
+        found, peers = own, [each.name for each in own.contestants]
+        workloads = list(own.workloads)
+    return Comparison(title, peers, workloads, [Bar(*bar) for bar in bars], found)
 
 
 def _scaling(
@@ -183,20 +294,13 @@ def parse_suite(text: str) -> Suite:
     and the time of each measurement.
     """
     values = tomllib.loads(text)
-    published = values.get("published")
-    given = {
-        "description": values["description"],
-        "entries": values["comparison"],
-        "queues": values.get("queues"),
-        "depth": values.get("depth"),
-    }
-    if "amounts" in values:
-        given["scaling"] = _scaling(Suite(**given), values["amounts"], values["cost"])
-    if published:
+    amounts, cost = values.pop("amounts", None), values.pop("cost", {})
+    if published := values.get("published"):
         tables = published.pop("table")
         figures = [figure for table in tables for figure in _figures(**table)]
-        given["published"] = Published(**published, figures=figures)
-    return Suite(**given)
+        values["published"] = Published(**published, figures=figures)
+    suite = Suite(**values)
+    return replace(suite, scaling=_scaling(suite, amounts, cost)) if amounts else suite
 
 
 def suite_names() -> list[str]:

@@ -21,10 +21,9 @@ from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MAKE_FILES, MKSEED
 from btrfs_ublk.bench.file_systems import forgotten, sync_file_system
 from btrfs_ublk.bench.files import Plan, PlannedFile, make_files
-from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
-from btrfs_ublk.bench.peer import Setting
+from btrfs_ublk.bench.peer import Contestant, Measure, OwnContest, Setting, Turn
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.bench.scale import Amounts
+from btrfs_ublk.bench.suite import Amounts
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.kernel.loop import loop_device

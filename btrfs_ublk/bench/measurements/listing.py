@@ -35,12 +35,11 @@ from btrfs_ublk.bench.file_systems import (
     make_erofs,
     overlay,
 )
-from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
 from btrfs_ublk.bench.measurements.trees import TreePlan, write
-from btrfs_ublk.bench.peer import Setting
+from btrfs_ublk.bench.peer import Contestant, Measure, OwnContest, Setting, Turn
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
-from btrfs_ublk.bench.scale import Amounts
+from btrfs_ublk.bench.suite import Amounts
 from btrfs_ublk.errors import CapabilityError, CommandError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted

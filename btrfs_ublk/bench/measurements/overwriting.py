@@ -33,10 +33,9 @@ from btrfs_ublk.bench.file_systems import (
     sync_file_system,
 )
 from btrfs_ublk.bench.known_content import STAMPS, write_content
-from btrfs_ublk.bench.measurement import Contestant, Measure, OwnContest, Turn
-from btrfs_ublk.bench.peer import Setting
+from btrfs_ublk.bench.peer import Contestant, Measure, OwnContest, Setting, Turn
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.bench.scale import Amounts
+from btrfs_ublk.bench.suite import Amounts
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.reflink import clone_file

@@ -11,7 +11,7 @@ from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
-from btrfs_ublk.bench.comparison_tables import FASTER, SAME, SLOWER, Test, judged
+from btrfs_ublk.bench.compare import FASTER, SAME, SLOWER, Ratio, judged, ratio_of
 from btrfs_ublk.bench.page.inputs import DocumentData
 from btrfs_ublk.bench.page.measures import (
     Measure,
@@ -62,21 +62,10 @@ class Block:
     more: Sequence[Table] = ()
 
 
-class Ratio(NamedTuple):
-    """The ratio of medians, over common turns, with each turn's own ratio. The interval
-    is NaN when there are too few turns.
-    """
-
-    middle: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    turns: Sequence[float] = ()
-
-    @property
-    def interval_text(self) -> str:
-        """Format the interval as "0.80 – 0.90", or "" if there is none."""
-        text = f"{ratio_text(self.low)} – {ratio_text(self.high)}"
-        return text if self.low == self.low else ""
+def interval_text(ratio: Ratio) -> str:
+    """Format the interval as "0.80 – 0.90", or "" if there is none."""
+    text = f"{ratio_text(ratio.low)} – {ratio_text(ratio.high)}"
+    return text if ratio.low == ratio.low else ""
 
 
 def is_ours(peer: str) -> bool:
@@ -109,14 +98,7 @@ class Contest:
         }
 
     def ratio(self, peer: str, other: str) -> Ratio:
-        mine, theirs = self.turns(peer), self.turns(other)
-        shared = [x for x in mine if mine[x] > 0 and theirs.get(x, 0) > 0]
-        values, bases = [mine[x] for x in shared], [theirs[x] for x in shared]
-        if not shared:
-            return Ratio()
-        ends = bootstrap_interval(values, bases, paired=True)
-        turns = [one / base for one, base in zip(values, bases)]
-        return Ratio(median(values) / median(bases), *ends, turns)
+        return ratio_of(self.peers[peer], self.peers[other], self.measure.key)
 
     def published(self, peer: str, other: str) -> float | None:
         """Return the ratio that others published, from other hardware."""
@@ -234,7 +216,7 @@ def _ratios_plots(contest: Contest) -> Iterator[Rows]:
     lines = []
     for name in others:
         middle, low, high, turns = found = contest.ratio(name, baseline)
-        interval = f" ({found.interval_text})" if found.interval_text else ""
+        interval = f" ({interval_text(found)})" if interval_text(found) else ""
         text, ours = f"{ratio_text(middle)}{interval}", is_ours(name)
         there = contest.published(name, baseline)
         if turns:
@@ -320,12 +302,11 @@ def judgements(found: Sequence[Contest]) -> list[Judgement]:
     for number, contest in enumerate(found):
         better = "more" if contest.measure.more_is_better else "less"
         for name, other in _pairs(contest):
-            middle, low, high, turns = contest.ratio(name, other)
-            tests[number, name, other] = Test(turns, (middle, low, high), better)
+            tests[number, name, other] = contest.ratio(name, other), better
     made = []
-    for (number, name, other), verdict in judged(tests).items():
-        contest = found[number]
-        ratio = contest.ratio(name, other)
+    for key, verdict in judged(tests).items():
+        number, name, other = key
+        contest, ratio = found[number], tests[key][0]
         words = _verdict_words(verdict, ratio, contest.measure)
         made.append(Judgement(contest, name, other, ratio, words))
     return made
@@ -364,7 +345,7 @@ def _findings(verdicts: Sequence[Judgement]) -> list[Finding]:
         weight = (weight if is_ours(name) else -100) - list(contest.peers).index(other)
         figure, headline = f"{ratio_text(ratio.middle)}×", f"{name} against {other}"
         head = f"{headline}: {words}"
-        made.append(Finding(figure, ratio.interval_text, head, sentence, weight))
+        made.append(Finding(figure, interval_text(ratio), head, sentence, weight))
     return made
 
 
@@ -388,7 +369,7 @@ def _ratio_table(verdicts: Sequence[Judgement]) -> Table | None:
             contest.measure.noun,
             str(len(ratio.turns)),
             ratio_text(ratio.middle),
-            ratio.interval_text or "–",
+            interval_text(ratio) or "–",
             ratio_text(contest.published(name, other) or math.nan),
             words,
         )
