@@ -15,12 +15,14 @@ import os
 import random
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 
@@ -50,16 +52,13 @@ from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, format_size
 TC, CC = Program("tc", package="iproute2"), Program("cc", package="gcc")
 _START = Path(__file__).with_name("start.json")
 _FAILING = Path(__file__).parents[2] / "csrc/tests/fail-writes.c"
+#: What each kind of measurement shows: its title, columns, measure, and note.
+KINDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 _READS = 400
 _SMALL = 4 * KIB
 _UNITS = (_SMALL, 16 * KIB, 64 * KIB, DEFAULT_UNIT_BYTES)
-GET, FRONT_END, OURS, DEFAULT = (
-    "bare GET",
-    "front end alone",
-    "ours",
-    "ours, as by default",
-)
-_DIGEST = "curl | openssl dgst"
+GET, FRONT_END, OURS = "bare GET", "front end alone", "ours"
+DEFAULT = "ours, as by default"
 
 Open = Callable[[Bed], AbstractContextManager[Opened]]
 Work = Callable[[Bed], Result]
@@ -72,22 +71,6 @@ class Case:
     subject: str
     work: Work
     unit: int = DEFAULT_UNIT_BYTES
-    readers: int = 1
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A workload, and the measures that are shown. Ratios are to the case whose subject
-    is ``against``, of the same unit if there is one, and turn, in ``measure``.
-    """
-
-    title: str
-    cases: Sequence[Case]
-    columns: Sequence[Column]
-    note: str
-    measure: str
-    against: str
-    far: bool = False
 
 
 def _first_reads(size_bytes: int, unit_bytes: int, seed: int) -> list[int]:
@@ -159,36 +142,24 @@ def _at_once(readers: int, runtime_s: float, place: Bed) -> Result:
     return {"iops": outcome.total_iops, "p50_us": outcome.latency_us["p50"]}
 
 
-def _children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def _timed(place: Bed, work: Callable[[], object], device: Opened | None) -> Result:
     """Return the time, CPU time of programs and servers, and requests that it took."""
 
     def cpu_s() -> float:
-        return _children_cpu_s() + (device.cpu_s() if device else 0.0)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime + (device.cpu_s() if device else 0.0)
 
-    before, used_s, start_s = place.requests(), cpu_s(), time.monotonic()
+    before, began_s, start_s = place.requests(), cpu_s(), time.monotonic()
     work()
-    seconds = time.monotonic() - start_s
-    used_s = cpu_s() - used_s
-    return {
-        "seconds": seconds,
-        "cpu_s": used_s,
-        "requests": place.requests() - before,
-    }
+    seconds, used_s = time.monotonic() - start_s, cpu_s() - began_s
+    requests = place.requests() - before
+    return {"seconds": seconds, "cpu_s": used_s, "requests": requests}
 
 
 def _read_all(place: Bed, device: Opened) -> Result:
     words = [f"if={device.path}", "of=/dev/null", "bs=1M", "status=none"]
-    count = f"count={place.size_bytes // MIB}"
-    return _timed(
-        place,
-        lambda: run_program(["dd", *words, count], timeout_s=TIMEOUT_S),
-        device,
-    )
+    argv = ["dd", *words, f"count={place.size_bytes // MIB}"]
+    return _timed(place, lambda: run_program(argv, timeout_s=TIMEOUT_S), device)
 
 
 def _sequential(opened: Open, place: Bed) -> Result:
@@ -282,159 +253,76 @@ _BAD: dict[str, dict[str, str]] = {
 }
 
 
-def _mib_per_s(size_bytes: int) -> Column:
-    return Column(
-        "MiB/s", lambda turns: size_bytes / MIB / median(x["seconds"] for x in turns)
-    )
+def cases(name: str, runtime_s: float) -> list[Case]:
+    """Return the rows of a kind."""
 
+    def cold(opened: Open, unit: int = DEFAULT_UNIT_BYTES) -> Work:
+        return partial(_one_by_one, opened, unit, False)
 
-_P50, _IOPS = Column("p50, us", "p50_us", 1), Column("reads/s", "iops")
-_SECONDS, _CPU = Column("s", "seconds", 2), Column("CPU, s", "cpu_s", 2)
-_REQUESTS, _ERRORS = Column("requests", "requests"), Column("errors", "errors")
-_STORED = Column("stored", "stored", 2)
+    def warm(opened: Open) -> Work:
+        return partial(_one_by_one, opened, DEFAULT_UNIT_BYTES, True)
 
+    def whole(opened: Open) -> Work:
+        return partial(_sequential, opened)
 
-def _peers(work: Callable[[Open], Work]) -> list[Case]:
-    opens: dict[str, Open] = {"nbdkit": Bed.nbdkit, "rclone": Bed.rclone}
-    return [
-        Case(name + UNVERIFIED, work(opens[name]), DEFAULT_UNIT_BYTES) for name in PEERS
-    ]
-
-
-def kinds(size_bytes: int, runtime_s: float) -> dict[str, Kind]:
-    """Return all workloads; sizes and times are those that the caller chose."""
-
-    def random_read(opened: Open, unit: int, warm: bool = False) -> Work:
-        return partial(_one_by_one, opened, unit, warm)
+    def peers(work: Callable[[Open], Work]) -> list[Case]:
+        opens: dict[str, Open] = {"nbdkit": Bed.nbdkit, "rclone": Bed.rclone}
+        return [Case(each + UNVERIFIED, work(opens[each])) for each in PEERS]
 
     def ours(unit: int) -> Open:
         return lambda place: place.ours(unit)
 
-    def cached(pins: bool = False) -> Open:
-        return lambda place: place.with_cache(pins=pins)
+    def pinned(place: Bed) -> AbstractContextManager[Opened]:
+        return place.with_cache(pins=True)
 
-    at_random = [
-        *(Case(GET, partial(_bare, unit), unit) for unit in _UNITS),
-        *(Case("SHA-256", partial(_hash, unit), unit) for unit in _UNITS),
-        Case(FRONT_END, random_read(Bed.alone, _SMALL), _SMALL),
-        *(Case(OURS, random_read(ours(unit), unit), unit) for unit in _UNITS),
-        Case(DEFAULT, random_read(cached(), DEFAULT_UNIT_BYTES)),
-        Case(
-            f"{DEFAULT}, pins",
-            random_read(cached(pins=True), DEFAULT_UNIT_BYTES),
-        ),
-        *_peers(lambda opened: random_read(opened, DEFAULT_UNIT_BYTES)),
-    ]
-    warm = [
-        Case(DEFAULT, random_read(cached(), DEFAULT_UNIT_BYTES, True)),
-        Case(FRONT_END, random_read(Bed.alone, DEFAULT_UNIT_BYTES, True)),
-        *_peers(lambda opened: random_read(opened, DEFAULT_UNIT_BYTES, True)),
-    ]
-    in_order = [
-        Case(_DIGEST, partial(_curl, "| openssl dgst -sha256")),
-        Case("curl", partial(_curl, "-o /dev/null")),
-        Case(OURS, partial(_sequential, Bed.ours)),
-        *_peers(lambda opened: partial(_sequential, opened)),
-    ]
-
-    def readers(*numbers: int) -> list[Case]:
+    if name == "random":
         return [
-            Case(f"{each} at once", partial(_at_once, each, runtime_s), _SMALL, each)
-            for each in numbers
+            *(Case(GET, partial(_bare, unit), unit) for unit in _UNITS),
+            *(Case("SHA-256", partial(_hash, unit), unit) for unit in _UNITS),
+            Case(FRONT_END, cold(Bed.alone, _SMALL), _SMALL),
+            *(Case(OURS, cold(ours(unit), unit), unit) for unit in _UNITS),
+            Case(DEFAULT, cold(Bed.with_cache)),
+            Case(f"{DEFAULT}, pins", cold(pinned)),
+            *peers(cold),
         ]
-
-    return {
-        "random": Kind(
-            "Cold random reads of 4 KiB, one at a time",
-            at_random,
-            [_P50],
-            "Each read is the first one of its unit, or of 256 KiB. The bare GET "
-            "fetches that unit over a kept connection, with a client that does nothing "
-            "else. By default: a new cache on disk, digests (pins: what comes is "
-            "pinned). nbdkit: curl plugin, cache filter, nbdfuse. rclone: mount, which "
-            "goes on reading, so many reads find what has come meanwhile. Both without "
-            "a loop device.",
-            "p50_us",
-            GET,
-        ),
-        "warm": Kind(
-            "Random reads of 4 KiB that the cache has, page cache dropped",
-            warm,
-            [_P50],
-            "One reader; the same 4 KiB as were read cold just before.",
-            "p50_us",
-            DEFAULT,
-        ),
-        "sequential": Kind(
-            "Cold sequential read",
-            in_order,
-            [_mib_per_s(size_bytes), _CPU, _REQUESTS],
-            f"Of {format_size(size_bytes)}, no cache of ours. CPU: of these programs, "
-            "readers and servers, without the kernel's threads and the web server. "
-            "Ratios are of speed.",
-            "seconds",
-            _DIGEST,
-        ),
-        "readers": Kind(
-            "Cold random reads of 4 KiB, many at once, units of 4 KiB",
-            readers(1, 8, 64, 96),
-            [_IOPS, _P50],
-            "One fio with so many reads in flight. No cache.",
-            "iops",
-            "8 at once",
-        ),
-        "far": Kind(
-            "Far away: cold random reads of 4 KiB, units of 4 KiB",
-            readers(1, 64),
-            [_IOPS, _P50],
-            "With netem's delay.",
-            "iops",
-            "1 at once",
-            far=True,
-        ),
-        "start": Kind(
-            "The start of a root file system",
-            [
-                Case(f"units of {format_size(unit)}", partial(_start, unit), unit)
-                for unit in (64 * KIB, DEFAULT_UNIT_BYTES, MIB)
-            ],
-            [_SECONDS, _REQUESTS],
-            "The first reads of a Debian 12 that starts bash, Python, perl, dpkg and "
-            "apt: 20.7 MB in 4 KiB, by read(2) and mmap(2) by turns, as recorded. New "
-            "cache; ratios are of speed.",
-            "seconds",
-            f"units of {format_size(DEFAULT_UNIT_BYTES)}",
-            far=True,
-        ),
-        "bad-cache": Kind(
-            "Cold sequential read while the cache's disk is bad",
-            [Case(each, partial(_bad, each)) for each in _BAD],
-            [_mib_per_s(size_bytes), _ERRORS, _STORED],
-            f"Of {format_size(size_bytes)}. Errors: of readers. Stored: the share of "
-            "units that the cache has when all is read. Writes and syncs of its files "
-            "fail, or take longer, by a preloaded library. Ratios are of speed.",
-            "seconds",
-            _NO_CACHE,
-        ),
-    }
+    if name == "warm":
+        return [
+            Case(DEFAULT, warm(Bed.with_cache)),
+            Case(FRONT_END, warm(Bed.alone)),
+            *peers(warm),
+        ]
+    if name == "sequential":
+        return [
+            Case("curl | openssl dgst", partial(_curl, "| openssl dgst -sha256")),
+            Case("curl", partial(_curl, "-o /dev/null")),
+            Case(OURS, whole(Bed.ours)),
+            *peers(whole),
+        ]
+    if name == "start":
+        return [
+            Case(f"units of {format_size(unit)}", partial(_start, unit), unit)
+            for unit in (64 * KIB, DEFAULT_UNIT_BYTES, MIB)
+        ]
+    if name == "bad-cache":
+        return [Case(each, partial(_bad, each)) for each in _BAD]
+    return [
+        Case(f"{each} at once", partial(_at_once, each, runtime_s), _SMALL)
+        for each in ((1, 64) if name == "far" else (1, 8, 64, 96))
+    ]
 
 
-def _values(turns: Sequence[Result], kind: Kind) -> dict[int, float]:
-    """Return speeds by turn: the more the better, except for latencies."""
-    values = {x["turn"]: x[kind.measure] for x in turns}
-    if kind.measure == "seconds":
-        return {turn: 1 / value for turn, value in values.items()}
-    return values
-
-
-def _ratio(kind: Kind, results: Sequence[Result]) -> Column:
+def _ratio(kind: Mapping[str, Any], results: Sequence[Result]) -> Column:
     """Make the column of ratios, with their 95 % intervals; of pairs within a turn."""
 
+    def values(turns: Sequence[Result]) -> dict[int, float]:
+        """Return speeds by turn: the more the better, except for latencies."""
+        power = -1 if kind["measure"] == "seconds" else 1
+        return {x["turn"]: x[kind["measure"]] ** power for x in turns}
+
     def of(turns: Sequence[Result]) -> str:
-        its = turns[0]
-        found = [x for x in results if x["subject"] == kind.against]
-        same = [x for x in found if x["unit"] == its["unit"]]
-        mine, base = _values(turns, kind), _values(same or found, kind)
+        found = [x for x in results if x["subject"] == kind["against"]]
+        same = [x for x in found if x["unit"] == turns[0]["unit"]]
+        mine, base = values(turns), values(same or found)
         both = sorted(mine.keys() & base.keys())
         if not both:
             return "-"
@@ -444,31 +332,46 @@ def _ratio(kind: Kind, results: Sequence[Result]) -> Column:
         )
         return text if low != low else f"{text} ({low:.2f}-{high:.2f})"
 
-    return Column(f"to {kind.against}", of)
+    return Column(f"to {kind['against']}", of)
 
 
 def tables(document: Document) -> list[Table]:
     """Make a table for each kind of measurement that was made."""
     given = document["parameters"]
-    known = kinds(given["size_bytes"], given["runtime_s"])
+    size_bytes = given["size_bytes"]
+
+    def mib_per_s(turns: Sequence[Result]) -> float:
+        return float(size_bytes / MIB / median(x["seconds"] for x in turns))
+
+    columns = {
+        "p50_us": Column("p50, us", "p50_us", 1),
+        "iops": Column("reads/s", "iops"),
+        "mib_per_s": Column("MiB/s", mib_per_s),
+        "seconds": Column("s", "seconds", 2),
+        "cpu_s": Column("CPU, s", "cpu_s", 2),
+        "requests": Column("requests", "requests"),
+        "errors": Column("errors", "errors"),
+        "stored": Column("stored", "stored", 2),
+    }
+    rate = f", {given['mbit']} Mbit/s" if given["mbit"] else ""
+    distance = f"{given['round_trip_ms']} ms of round trip{rate}."
+    names = {
+        "": lambda x: str(x["subject"]),
+        "unit": lambda x: format_size(x["unit"]),
+    }
     found = []
     for name, results in grouped(document["results"], lambda x: x["what"]).items():
-        kind = known[name]
-        order = [(each.subject, each.unit) for each in kind.cases]
+        kind = KINDS[name]
+        order = [(each.subject, each.unit) for each in cases(name, 0.0)]
         results.sort(key=lambda x: order.index((x["subject"], x["unit"])))
-        note = kind.note
-        if kind.far:
-            rate = f", {given['mbit']} Mbit/s" if given["mbit"] else ""
-            note = f"{given['round_trip_ms']} ms of round trip{rate}. {note}"
+        shown = [columns[each] for each in kind["columns"]]
+        note = kind["note"].format(size=format_size(size_bytes), distance=distance)
         found.append(
             table(
-                kind.title,
+                kind["title"],
                 results,
-                {
-                    "": lambda x: str(x["subject"]),
-                    "unit": lambda x: format_size(x["unit"]),
-                },
-                [TURNS, *kind.columns, _ratio(kind, results), LOAD],
+                names,
+                [TURNS, *shown, _ratio(kind, results), LOAD],
                 note=note,
             )
         )
@@ -503,7 +406,7 @@ def _can_run(case: Case) -> bool:
     "fetching",
     click.option(
         *("--what", "chosen"),
-        type=click.Choice(sorted(kinds(MIB, 1))),
+        type=click.Choice(sorted(KINDS)),
         multiple=True,
         default=("sequential", "random"),
     ),
@@ -548,12 +451,11 @@ def command(
     what else a user could have, by turns, in an order that is drawn anew for each.
     """
     chances = random.Random(1)
-    known = kinds(size_bytes, runtime_s)
     with bed(run.parent, disk, size_bytes=size_bytes, front_end=front_end) as place:
         plan = [
             (name, case)
             for name in chosen
-            for case in known[name].cases
+            for case in cases(name, runtime_s)
             if _can_run(case)
         ]
         for turn in run.turns(tell=True):
@@ -561,7 +463,7 @@ def command(
                 about = {"what": name, "subject": case.subject, "unit": case.unit}
                 about |= {"turn": turn, "load": os.getloadavg()[0]}
                 with ExitStack() as stack:
-                    if known[name].far:
+                    if KINDS[name].get("far"):
                         stack.enter_context(_distant(round_trip_ms, mbit))
                     run.add(about | case.work(place))
 
