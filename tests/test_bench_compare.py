@@ -16,12 +16,12 @@ from btrfs_ublk.base.capabilities import Fio
 from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import Plan, blocks, command, compare
 from btrfs_ublk.bench.compare import ratio_of, tables
-from btrfs_ublk.bench.known_content import STAMPS, write_content
+from btrfs_ublk.bench.content import STAMPS, write_content
+from btrfs_ublk.bench.fio import WRITTEN_BLOCK, parse_workload
 from btrfs_ublk.bench.peer import Subject, all_peers
 from btrfs_ublk.bench.reading import measure
 from btrfs_ublk.bench.report import Document
 from btrfs_ublk.bench.suite import Bar, Comparison, suite_names
-from btrfs_ublk.bench.workloads import WRITTEN_BLOCK, parse_workload
 from btrfs_ublk.errors import (
     BtrfsUblkError,
     CapabilityError,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK
 from btrfs_ublk.base.readers import read_buffered, read_direct
-from btrfs_ublk.bench.known_content import STAMPS, check_content, write_content
+from btrfs_ublk.bench.content import STAMPS, check_blocks, write_content
 from btrfs_ublk.bench.peer import (
     Peer,
     Setting,
@@ -62,7 +62,7 @@ def assert_contract(names: Iterable[str], where: Path) -> set[str]:
 
 
 def assert_right(peer: Peer, subject: Subject) -> None:
-    check_content(
+    check_blocks(
         subject.path,
         subject.content,
         SIZE,
@@ -203,7 +203,7 @@ class TestStamps:
         write_content(path, STAMPS, SIZE)
 
         def check() -> None:
-            check_content(
+            check_blocks(
                 *(path, STAMPS, SIZE),
                 read=read_buffered,
                 samples=2,

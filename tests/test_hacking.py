@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
-from btrfs_ublk.bench.known_content import STAMPS
+from btrfs_ublk.bench.content import STAMPS
 from btrfs_ublk.bench.peer import all_peers, setting
 from btrfs_ublk.bench.suite import parse_suite
 

@@ -1,7 +1,8 @@
-"""What benchmarks read: a clone of ranges of virtual data, and its expected bytes.
+"""The content of what benchmarks read, and the check of it.
 
-A clone has a quarter from the start of the virtual data, half of it from around the
-middle, and a quarter from the end. These are the sources of the data:
+Peers are filled with STAMPS. A run of the matrix reads a clone, which has a quarter
+from the start of the virtual data, half of it from around the middle, and a quarter
+from the end. These are the sources of the data:
 
 memset    one repeated byte, the cheapest source; does not show positions
 pattern   each 8 bytes contain their own position, so that misplaced blocks are noticed
@@ -11,15 +12,21 @@ file      a local file of up to 256 MiB with such a pattern, repeated
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 from btrfs_ublk.base.readers import Reader
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.kernel.reflink import clone_range, match_checksums
 from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment, Segment
 from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size
+
+_WORD_BYTES = 8
+_SEED = 20261120
 
 BYTE = ord("a")
 _FILE_BYTES = 256 * MIB
@@ -31,8 +38,108 @@ CHECK_SIZES = (1, 511, BLOCK_BYTES, 3 * BLOCK_BYTES + 1, 64 << 10, MIB)
 CHECK_PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
+class Content(Protocol):
+    """The bytes that should be read. Segments of a description have this method."""
+
+    def content(self, offset: int, length: int) -> bytes:
+        """Return the bytes of [offset, offset + length)."""
+
+
+class Stamps:
+    """Repeated random bytes, except that each block begins with its offset in 8 bytes.
+
+    They are random, since compressible data (on zram) would be answered differently.
+    """
+
+    def content(self, offset: int, length: int) -> bytes:
+        start = offset // BLOCK_BYTES * BLOCK_BYTES
+        end = -(-(offset + length) // BLOCK_BYTES) * BLOCK_BYTES
+        data = bytearray()
+        while start + len(data) < end:
+            within = (start + len(data)) % MIB
+            data += _noise()[within : within + end - start - len(data)]
+        for position in range(0, end - start, BLOCK_BYTES):
+            stamp = (start + position).to_bytes(_WORD_BYTES, "little")
+            data[position : position + _WORD_BYTES] = stamp
+        return bytes(data[offset - start :][:length])
+
+
+@cache
+def _noise() -> bytes:
+    return random.Random(_SEED).randbytes(MIB)
+
+
+STAMPS = Stamps()
+
+
+def write_content(path: Path, content: Content, size_bytes: int) -> None:
+    """Fill a new file, or a block device, from its start. Afterwards it is on the
+    medium, and no longer in the page cache.
+    """
+    with path.open("r+b" if path.exists() else "xb", buffering=0) as file:
+        for offset in range(0, size_bytes, MIB):
+            piece = content.content(offset, min(MIB, size_bytes - offset))
+            if file.write(piece) != len(piece):
+                raise BtrfsUblkError(f"{path} takes no more than {file.tell()} bytes")
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 class WrongDataError(BtrfsUblkError):
     """A byte was not as expected."""
+
+
+def check(
+    path: Path,
+    content: Content,
+    ranges: Iterable[tuple[int, int]],
+    read: Reader,
+    or_else: bytes | None = None,
+) -> int:
+    """Read ranges, offset and length, and compare them with the content, or with
+    ``or_else``; returns their number. Raises WrongDataError for the first wrong byte,
+    OSError for what cannot be read.
+    """
+    count = 0
+    for offset, length in ranges:
+        found, wanted = read(path, offset, length), content.content(offset, length)
+        count += 1
+        if found in (wanted, or_else):
+            continue
+        wrong = first_difference(found, wanted)
+        raise WrongDataError(
+            f"wrong data: byte {offset + wrong} is "
+            f"{found[wrong : wrong + 1].hex() or 'missing'}, not "
+            f"{wanted[wrong : wrong + 1].hex()} (read of {length} at {offset})"
+        )
+    return count
+
+
+def check_blocks(
+    path: Path,
+    content: Content,
+    size_bytes: int,
+    *,
+    read: Reader,
+    samples: int,
+    chances: random.Random,
+    or_else: bytes | None = None,
+) -> None:
+    """Check the first block, the last one, and ``samples`` others."""
+    blocks = size_bytes // BLOCK_BYTES
+    chosen = [0, blocks - 1, *(chances.randrange(blocks) for _ in range(samples))]
+    ranges = [(block * BLOCK_BYTES, BLOCK_BYTES) for block in chosen]
+    check(path, content, ranges, read, or_else)
+
+
+def first_difference(one: bytes, other: bytes) -> int:
+    """Return the index of the first byte that differs; if one begins with the other,
+    the length of the shorter.
+    """
+    for index, (left, right) in enumerate(zip(one, other)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
 
 
 @dataclass(frozen=True)
@@ -72,25 +179,46 @@ def make_clone(virtual_file: Path, path: Path, pieces: Sequence[Piece]) -> None:
 
 @dataclass(frozen=True)
 class Contents:
-    """The segments that are served, and those expected when reading, with offsets in
-    the virtual file. What is expected does not depend on what the server finds.
+    """A clone's content: the segments that are served, and those expected when reading,
+    with offsets in the virtual file. What is expected does not depend on what the
+    server finds.
     """
 
     served: Sequence[Segment]
     expected: Sequence[Segment]
+    pieces: Sequence[Piece]
+
+    def content(self, offset: int, length: int) -> bytes:
+        """Return the bytes that a range of the clone must have."""
+        parts = []
+        end = offset + length
+        for piece in self.pieces:
+            start = max(offset, piece.offset)
+            stop = min(end, piece.offset + piece.size_bytes)
+            shift = piece.virtual_offset - piece.offset
+            for segment in self.expected if start < stop else ():
+                first = max(start + shift, segment.offset)
+                last = min(stop + shift, segment.end)
+                if first < last:
+                    parts.append(segment.content(first, last - first))
+        return b"".join(parts)
 
 
-def _memset(virtual_data_bytes: int, _: Sequence[Piece], __: Path) -> Contents:
-    segments = [MemsetSegment(offset=0, length=virtual_data_bytes, byte=BYTE)]
-    return Contents(segments, segments)
+def make_contents(
+    source: str, *, virtual_data_bytes: int, pieces: Sequence[Piece], directory: Path
+) -> Contents:
+    """Make the contents of that kind, with their files in ``directory``. Raises
+    CapabilityError when that has no room.
+    """
+    if source == "file":
+        return _file_contents(pieces, directory)
+    whole: Segment = PatternSegment(offset=0, length=virtual_data_bytes)
+    if source == "memset":
+        whole = MemsetSegment(offset=0, length=virtual_data_bytes, byte=BYTE)
+    return Contents([whole], [whole], pieces)
 
 
-def _pattern(virtual_data_bytes: int, _: Sequence[Piece], __: Path) -> Contents:
-    segments = [PatternSegment(offset=0, length=virtual_data_bytes)]
-    return Contents(segments, segments)
-
-
-def _file(_: int, pieces: Sequence[Piece], directory: Path) -> Contents:
+def _file_contents(pieces: Sequence[Piece], directory: Path) -> Contents:
     """Serve only what is cloned, as each repetition of the file takes a segment."""
     file_bytes = min(_FILE_BYTES, max(piece.size_bytes for piece in pieces))
     space = os.statvfs(directory)
@@ -118,46 +246,13 @@ def _file(_: int, pieces: Sequence[Piece], directory: Path) -> Contents:
             PatternSegment(offset=offset, length=length, base=-offset)
             for offset, length in ranges
         ],
+        pieces,
     )
 
 
 def _repeated(piece: Piece, *, length: int) -> Iterator[tuple[int, int]]:
     for offset in range(0, piece.size_bytes, length):
         yield piece.virtual_offset + offset, min(length, piece.size_bytes - offset)
-
-
-_SOURCES: dict[str, Callable[[int, Sequence[Piece], Path], Contents]] = {
-    "memset": _memset,
-    "pattern": _pattern,
-    "file": _file,
-}
-
-
-def make_contents(
-    source: str, *, virtual_data_bytes: int, pieces: Sequence[Piece], directory: Path
-) -> Contents:
-    """Make the contents of that kind, with their files in ``directory``. Raises
-    CapabilityError when that has no room.
-    """
-    return _SOURCES[source](virtual_data_bytes, pieces, directory)
-
-
-def expected(
-    contents: Contents, pieces: Sequence[Piece], offset: int, length: int
-) -> bytes:
-    """Return the bytes that a range of the clone must have."""
-    parts = []
-    end = offset + length
-    for piece in pieces:
-        start = max(offset, piece.offset)
-        stop = min(end, piece.offset + piece.size_bytes)
-        shift = piece.virtual_offset - piece.offset
-        for segment in contents.expected if start < stop else ():
-            first = max(start + shift, segment.offset)
-            last = min(stop + shift, segment.end)
-            if first < last:
-                parts.append(segment.content(first, last - first))
-    return b"".join(parts)
 
 
 def check_ranges(clone_bytes: int) -> list[tuple[int, int]]:
@@ -169,30 +264,3 @@ def check_ranges(clone_bytes: int) -> list[tuple[int, int]]:
             offset = int(place * clone_bytes) - length // 2
             ranges.append((min(max(offset, 0), clone_bytes - length), length))
     return ranges
-
-
-def check(path: Path, contents: Contents, pieces: Sequence[Piece], read: Reader) -> int:
-    """Read the ranges back; returns their number. Raises WrongDataError for the first
-    wrong byte, OSError for what cannot be read.
-    """
-    ranges = check_ranges(sum(piece.size_bytes for piece in pieces))
-    for offset, length in ranges:
-        found = read(path, offset, length)
-        wanted = expected(contents, pieces, offset, length)
-        if found != wanted:
-            wrong = first_difference(found, wanted)
-            raise WrongDataError(
-                f"byte {offset + wrong} of the clone is {found[wrong : wrong + 1]!r}, "
-                f"not {wanted[wrong : wrong + 1]!r} (read of {length} at {offset})"
-            )
-    return len(ranges)
-
-
-def first_difference(one: bytes, other: bytes) -> int:
-    """Return the index of the first byte that differs; if one begins with the other,
-    the length of the shorter.
-    """
-    for index, (left, right) in enumerate(zip(one, other)):
-        if left != right:
-            return index
-    return min(len(one), len(other))

@@ -1,18 +1,24 @@
-"""Running fio: what it measured, and who used the CPUs meanwhile."""
+"""fio: its workloads, which have names ("randread-psync", "randread-uring-d64-j2",
+"seqwrite-libaio-j4"), what it measured, and who used the CPUs meanwhile.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from btrfs_ublk.base.process import Argument, Child, describe_exit, run, spawn
+from btrfs_ublk.base.process import Child, describe_exit, run, spawn
 from btrfs_ublk.bench.cpu import RawSnapshot, Usage, children_of
-from btrfs_ublk.bench.workloads import parse_workload
-from btrfs_ublk.errors import BtrfsUblkError, CommandError
+from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
+
+Direction = Literal["read", "write"]
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.02
@@ -28,17 +34,119 @@ _QUANTILES = {
     "p99.99": 0.9999,
 }
 
+_MOST = 256  # the most jobs, and the largest depth
 
-def _wait_for_jobs(fio: Child, count: int) -> set[int]:
-    """Return the reading processes as soon as all exist; none if fio has ended."""
-    deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while len(found := children_of(fio.pid)) < count:
-        if time.monotonic() > deadline_s:
-            raise CommandError(fio.failure(f"did not start {count} jobs"))
-        # The kernel reports no event for a child's children.
-        if fio.wait(_POLL_S) is not None:
-            return set()
-    return found
+_PATTERN = b"btrfublk"
+#: The content of every block that fio wrote.
+WRITTEN_BLOCK = _PATTERN * (BLOCK_BYTES // len(_PATTERN))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``jobs`` processes read or write, each with ``depth`` requests in flight. With
+    ``sync``, each write waits until it is on the medium (O_SYNC).
+    """
+
+    name: str
+    pattern: str
+    block_bytes: int
+    engine: str
+    depth: int = 1
+    jobs: int = 1
+    sync: bool = False
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it uses the page cache even if other workloads bypass it."""
+        return self.engine == "mmap"
+
+    @property
+    def writes(self) -> bool:
+        return self.pattern.endswith("write")
+
+    def argv(
+        self,
+        path: Path,
+        *,
+        size_bytes: int,
+        direct: bool,
+        ramp_s: float,
+        runtime_s: float,
+        output: Path,
+    ) -> list[str | Path]:
+        """Return the argv of fio, which reads or writes the first ``size_bytes`` for a
+        time. What it does during ``ramp_s`` is left out of the results, which go to
+        ``output``.
+        """
+        if self.writes:
+            how = [f"--buffer_pattern=0x{_PATTERN.hex()}", "--fallocate=none"]
+            how += [f"--sync={int(self.sync)}", "--overwrite=0"]
+        else:
+            how = ["--readonly"]
+        return [
+            *("fio", "--name=job", f"--filename={path}", *how),
+            *(f"--rw={self.pattern}", f"--bs={self.block_bytes}", "--norandommap"),
+            *(f"--size={size_bytes}", f"--ioengine={self.engine}"),
+            *(f"--iodepth={self.depth}", f"--numjobs={self.jobs}"),
+            *(f"--direct={int(direct and not self.is_mapped)}", "--time_based"),
+            *(
+                f"--ramp_time={ramp_s * 1e3:.0f}ms",
+                f"--runtime={runtime_s * 1e3:.0f}ms",
+            ),
+            *("--output-format=json+", f"--output={output}", "--eta=never"),
+        ]
+
+
+_PATTERNS = {
+    "randread": "randread",
+    "seqread": "read",
+    "randwrite": "randwrite",
+    "seqwrite": "write",
+}
+_BLOCKS = {"4k": 4 * KIB, "1m": MIB}
+_ENGINES = {
+    "psync": "psync",
+    "uring": "io_uring",
+    "libaio": "libaio",
+    "mmap": "mmap",
+    "osync": "psync",
+}
+#: Engines with several requests in flight, and their default depths.
+_DEPTHS = {"uring": 16, "libaio": 16}
+_NAME = re.compile(
+    rf"({'|'.join(_PATTERNS)})(?:-({'|'.join(_BLOCKS)}))?(?:-({'|'.join(_ENGINES)}))?"
+    r"(?:-d([0-9]{1,3}))?(?:-j([0-9]{1,3}))?"
+)
+NAMES = (
+    f"{'|'.join(_PATTERNS)}[-{'|'.join(_BLOCKS)}]-{'|'.join(_ENGINES)}[-dN] "
+    "(uring, libaio)"
+)
+HINT = f"known: {NAMES}; each with -jN for N jobs"
+
+
+def parse_workload(name: str) -> Workload:
+    """Parse a name. Raises UsageError for an invalid one."""
+    match = _NAME.fullmatch(name)
+    # Block size or engine must be given, so that no default is taken for the only way.
+    if match is None or not (match[2] or match[3]):
+        raise UsageError(f"there is no workload {name!r}", hint=HINT)
+    pattern, block, engine = match[1], match[2] or "4k", match[3] or "psync"
+    depth, jobs = int(match[4] or _DEPTHS.get(engine, 1)), int(match[5] or 1)
+    if not (1 <= depth <= _MOST and 1 <= jobs <= _MOST):
+        raise UsageError(f"workload {name!r}: depth and jobs are 1 to {_MOST}")
+    if match[4] and engine not in _DEPTHS:
+        raise UsageError(f"workload {name!r}: {engine} has no depth", hint=HINT)
+    if engine == "osync" and not pattern.endswith("write"):
+        raise UsageError(f"workload {name!r}: osync is for writing", hint=HINT)
+    return Workload(
+        name,
+        _PATTERNS[pattern],
+        _BLOCKS[block],
+        _ENGINES[engine],
+        depth,
+        jobs,
+        sync=engine == "osync",
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +161,7 @@ class Outcome:
         return sum(self.job_iops)
 
 
-def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> Outcome:
+def parse_output(text: str, *, direction: Direction = "read") -> Outcome:
     """Parse fio's json+. Raises BtrfsUblkError for other text, for errors that fio met,
     and when it has read (written) nothing.
     """
@@ -63,7 +171,7 @@ def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> 
         jobs: list[dict[str, Any]] = document["jobs"]
         reads = [job[direction] for job in jobs]
         errors = {job["error"] for job in jobs} - {0}
-        bins = [read["clat_ns"].get("bins", {}) for read in reads]
+        bins = merged(read["clat_ns"].get("bins", {}) for read in reads)
         count = sum(read["total_ios"] for read in reads)
         iops = tuple(float(read["iops"]) for read in reads)
     except (ValueError, LookupError, TypeError) as error:
@@ -75,15 +183,8 @@ def parse_output(text: str, *, direction: Literal["read", "write"] = "read") -> 
     if not count:
         done = {"read": "read", "write": "written"}[direction]
         raise BtrfsUblkError(f"fio has {done} nothing", hint="give it more time")
-    return Outcome(
-        job_iops=iops,
-        latency_us={
-            name: nanoseconds / 1e3
-            for name, nanoseconds in histogram_quantiles(
-                merged(bins), _QUANTILES
-            ).items()
-        },
-    )
+    latencies_ns = histogram_quantiles(bins, _QUANTILES)
+    return Outcome(iops, {name: value / 1e3 for name, value in latencies_ns.items()})
 
 
 def random_reads(
@@ -111,10 +212,9 @@ def random_reads(
 
 def merged(histograms: Iterable[Mapping[str, int]]) -> dict[int, int]:
     """Return the sum of histograms: how often each value occurred."""
-    total: dict[int, int] = {}
+    total: Counter[int] = Counter()
     for histogram in histograms:
-        for value, count in histogram.items():
-            total[int(value)] = total.get(int(value), 0) + count
+        total.update({int(value): count for value, count in histogram.items()})
     return total
 
 
@@ -138,19 +238,31 @@ def histogram_quantiles(
     return found | {"max": float(ordered[-1])}
 
 
-def run_watched(
-    argv: Sequence[Argument],
+def run_fio(
+    workload: Workload,
+    path: Path,
     *,
-    jobs: int,
+    size_bytes: int,
+    direct: bool,
     ramp_s: float,
     runtime_s: float,
+    output: Path,
     server_pids: Iterable[int],
-) -> Usage | None:
-    """Run fio (Workload.argv()) to its end. Returns None when it ended too soon to
-    measure its CPU use, as after a slow start. Raises CommandError when fio fails.
+) -> tuple[Outcome, Usage | None]:
+    """Run a workload to its end. There is no usage if it ended too soon to measure
+    that, as after a slow start. Raises CommandError when fio fails, and what
+    parse_output() raises.
     """
+    argv = workload.argv(
+        path,
+        size_bytes=size_bytes,
+        direct=direct,
+        ramp_s=ramp_s,
+        runtime_s=runtime_s,
+        output=output,
+    )
     with spawn(argv) as fio:
-        readers = _wait_for_jobs(fio, jobs)
+        readers = _wait_for_jobs(fio, workload.jobs)
         began_s = time.monotonic()
         fio.wait(ramp_s)
         before = RawSnapshot.take()
@@ -159,15 +271,25 @@ def run_watched(
         fio.wait(max(0.0, end_s - time.monotonic()))
         after = RawSnapshot.take()
         was_reading = fio.wait(0) is None and bool(readers)
-        _finish(fio, timeout_s=_END_TIMEOUT_S + runtime_s)
-    if not was_reading:
-        return None
-    parts = {"fio": {fio.pid, *readers}, "server": server_pids}
-    return Usage(before.parse(), after.parse(), parts)
+        if fio.wait(_END_TIMEOUT_S + runtime_s) is None:
+            raise CommandError(fio.failure("does not end"))
+        if fio.returncode:
+            raise CommandError(fio.failure(describe_exit(fio.returncode)))
+    usage = None
+    if was_reading:
+        parts = {"fio": {fio.pid, *readers}, "server": server_pids}
+        usage = Usage(before.parse(), after.parse(), parts)
+    direction: Direction = "write" if workload.writes else "read"
+    return parse_output(output.read_text(), direction=direction), usage
 
 
-def _finish(fio: Child, *, timeout_s: float) -> None:
-    if fio.wait(timeout_s) is None:
-        raise CommandError(fio.failure("does not end"))
-    if fio.returncode:
-        raise CommandError(fio.failure(describe_exit(fio.returncode)))
+def _wait_for_jobs(fio: Child, count: int) -> set[int]:
+    """Return the reading processes as soon as all exist; none if fio has ended."""
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while len(found := children_of(fio.pid)) < count:
+        if time.monotonic() > deadline_s:
+            raise CommandError(fio.failure(f"did not start {count} jobs"))
+        # The kernel reports no event for a child's children.
+        if fio.wait(_POLL_S) is not None:
+            return set()
+    return found

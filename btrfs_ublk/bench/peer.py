@@ -28,7 +28,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 from btrfs_ublk.base.capabilities import Capability
 from btrfs_ublk.bench import peers
-from btrfs_ublk.bench.known_content import STAMPS, Content, write_content
+from btrfs_ublk.bench.content import STAMPS, Content, write_content
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.temporary import tempdir

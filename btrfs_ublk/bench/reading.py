@@ -18,10 +18,10 @@ from pathlib import Path
 
 from btrfs_ublk.base.capabilities import Fio, require
 from btrfs_ublk.base.readers import read_buffered, read_direct
+from btrfs_ublk.bench.content import check_blocks
 from btrfs_ublk.bench.cpu import Usage
 from btrfs_ublk.bench.cpu_load import stolen_time
-from btrfs_ublk.bench.fio import parse_output, run_watched
-from btrfs_ublk.bench.known_content import check_content
+from btrfs_ublk.bench.fio import WRITTEN_BLOCK, Workload, parse_workload, run_fio
 from btrfs_ublk.bench.peer import (
     Contest,
     Contestant,
@@ -33,7 +33,6 @@ from btrfs_ublk.bench.peer import (
     all_peers,
 )
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.bench.workloads import WRITTEN_BLOCK, Workload, parse_workload
 from btrfs_ublk.errors import CapabilityError, UsageError
 
 #: The share of the runtime in which fio reads before it is measured, and the least
@@ -66,7 +65,7 @@ def measure(
     direct = subject.direct and not workload.is_mapped
 
     def check() -> None:
-        check_content(
+        check_blocks(
             subject.path,
             subject.content,
             size_bytes,
@@ -76,26 +75,17 @@ def measure(
             or_else=WRITTEN_BLOCK if subject.writable else None,
         )
 
-    ramp_s = max(_LEAST_RAMP_S, _RAMP_SHARE * runtime_s)
-    argv = workload.argv(
+    check()
+    load = os.getloadavg()[0]
+    outcome, usage = run_fio(
+        workload,
         subject.path,
         size_bytes=size_bytes,
         direct=direct,
-        ramp_s=ramp_s,
+        ramp_s=max(_LEAST_RAMP_S, _RAMP_SHARE * runtime_s),
         runtime_s=runtime_s,
         output=output,
-    )
-    check()
-    load = os.getloadavg()[0]
-    usage = run_watched(
-        argv,
-        jobs=workload.jobs,
-        ramp_s=ramp_s,
-        runtime_s=runtime_s,
         server_pids=subject.server_pids,
-    )
-    outcome = parse_output(
-        output.read_text(), direction="write" if workload.writes else "read"
     )
     check()
     iops = outcome.total_iops

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.cpu import Usage
 from btrfs_ublk.bench.environment import environment_id, versions
-from btrfs_ublk.bench.fio import Outcome, parse_output, run_watched
-from btrfs_ublk.bench.workloads import Workload
+from btrfs_ublk.bench.fio import Outcome, Workload, run_fio
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer
@@ -136,9 +135,7 @@ def measure(configuration: Configuration, *, parent: Path) -> Row:
                 content.make_clone(virtual, path, pieces)
             # Dirty data would otherwise be written while fio reads.
             run(["sync", "--file-system", target], timeout_s=_SYNC_TIMEOUT_S)
-            return _measure_volume(
-                configuration, made, path, contents, pieces, directory
-            )
+            return _measure_volume(configuration, made, path, contents, directory)
 
 
 def _require_room(parent: Path) -> None:
@@ -157,14 +154,13 @@ def _measure_volume(
     made: Volume,
     path: Path,
     contents: content.Contents,
-    pieces: Sequence[content.Piece],
     directory: Path,
 ) -> Row:
     direct = configuration.direct and configuration.engine != "mmap"
     reader = read_direct if direct else read_buffered
-    checked = _check(path, contents, pieces, reader, "before")
+    checked = _check(path, contents, reader, "before")
     outcome, usage = _run_fio(configuration, made.server, path, directory)
-    checked += _check(path, contents, pieces, reader, "after")
+    checked += _check(path, contents, reader, "after")
     # NB: st_blocks counts 512-byte units (stat(2)). The file was empty at first.
     written_bytes = made.sprout.writable.backing_file.stat().st_blocks * 512
     if written_bytes > _MAX_WRITTEN_BYTES:
@@ -190,17 +186,12 @@ def _measure_volume(
     }
 
 
-def _check(
-    path: Path,
-    contents: content.Contents,
-    pieces: Sequence[content.Piece],
-    reader: Reader,
-    when: str,
-) -> int:
+def _check(path: Path, contents: content.Contents, reader: Reader, when: str) -> int:
+    size_bytes = sum(piece.size_bytes for piece in contents.pieces)
     try:
-        return content.check(path, contents, pieces, reader)
+        return content.check(path, contents, content.check_ranges(size_bytes), reader)
     except (content.WrongDataError, OSError, EOFError) as error:
-        raise VoidError(f"wrong data {when} the run: {error}") from error
+        raise VoidError(f"{when} the run: {error}") from error
 
 
 def _run_fio(
@@ -208,8 +199,6 @@ def _run_fio(
 ) -> tuple[Outcome, Usage | None]:
     """Return no usage if it ran too briefly to be watched."""
     runtime_s = configuration.runtime_s
-    ramp_s = min(1.0, max(0.2, runtime_s / 10))
-    output = directory / "fio.json"
     workload = Workload(
         "randread",
         "randread",
@@ -218,20 +207,13 @@ def _run_fio(
         configuration.depth,
         configuration.jobs,
     )
-    argv = workload.argv(
+    return run_fio(
+        workload,
         path,
         size_bytes=configuration.total_clone_bytes,
         direct=configuration.direct,
-        ramp_s=ramp_s,
+        ramp_s=min(1.0, max(0.2, runtime_s / 10)),
         runtime_s=runtime_s,
-        output=output,
-    )
-    usage = run_watched(
-        argv,
-        jobs=configuration.jobs,
-        ramp_s=ramp_s,
-        runtime_s=runtime_s,
+        output=directory / "fio.json",
         server_pids=[server.pid],
     )
-    outcome = parse_output(output.read_text())
-    return outcome, usage

@@ -22,6 +22,7 @@ from btrfs_ublk.base.capabilities import (
     UBLK,
     Capability,
 )
+from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.file_systems import (
     EROFS,
     MKFS_EROFS,
@@ -32,7 +33,6 @@ from btrfs_ublk.bench.file_systems import (
     overlay,
     sync_file_system,
 )
-from btrfs_ublk.bench.known_content import STAMPS, write_content
 from btrfs_ublk.bench.peer import Contestant, Measure, OwnContest, Setting, Turn
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.suite import Amounts

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from btrfs_ublk.bench.workloads import parse_workload
+from btrfs_ublk.bench.fio import parse_workload
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.helpers import FUSE_STAND_IN, helper_path
 from btrfs_ublk.base.process import readable, run, spawn
-from btrfs_ublk.bench.known_content import STAMPS, write_content
+from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo

@@ -17,8 +17,8 @@ from typing import ClassVar
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Capability
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.file_systems import EXT4, MKFS_EXT4, formatted_btrfs
-from btrfs_ublk.bench.known_content import STAMPS, write_content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
 from btrfs_ublk.bench.resources.kernel_module import (
     IN_VM_VARIABLE,

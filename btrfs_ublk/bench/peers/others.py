@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from btrfs_ublk.base.capabilities import ROOT, UBLK
-from btrfs_ublk.bench.known_content import STAMPS, Content
+from btrfs_ublk.bench.content import STAMPS, Content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
 from btrfs_ublk.bench.peers.kernel import ASYNC_DISK, async_disk
 from btrfs_ublk.bench.resources.foreign import foreign_device

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, Capability
-from btrfs_ublk.bench.known_content import STAMPS, Content
+from btrfs_ublk.bench.content import STAMPS, Content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
 from btrfs_ublk.bench.peers.kernel import ASYNC_DISK, async_disk
 from btrfs_ublk.content import Addition
