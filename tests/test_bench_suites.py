@@ -16,7 +16,7 @@ from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Fio
 from btrfs_ublk.bench import suite as suites
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.compare import tables
-from btrfs_ublk.bench.measurements.trees import TreePlan, write
+from btrfs_ublk.bench.measurements.listing import TreePlan, write
 from btrfs_ublk.bench.report import FAILED, OK
 from btrfs_ublk.bench.suite import (
     Cost,

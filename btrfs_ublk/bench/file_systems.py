@@ -32,10 +32,22 @@ def make_erofs(source: Path, image: Path) -> None:
 
 
 @contextmanager
-def erofs_on_loop(image: Path, target: Path, *, direct_io: bool) -> Iterator[None]:
-    with loop_device(image, read_only=True, direct_io=direct_io) as device:
-        with mounted(device.path, target, fs_type="erofs", read_only=True):
-            yield
+def on_loop(
+    image: Path,
+    target: Path,
+    *,
+    fs_type: str = "btrfs",
+    options: Sequence[str] = (),
+    read_only: bool = False,
+    direct_io: bool = False,
+    inside: str = "",
+) -> Iterator[Path]:
+    """Mount an image over a loop device; yields the directory ``inside`` of it."""
+    with loop_device(image, read_only=read_only, direct_io=direct_io) as device:
+        with mounted(
+            device.path, target, fs_type=fs_type, options=options, read_only=read_only
+        ):
+            yield target / inside
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from btrfs_ublk.bench.file_systems import (
     EROFS,
     MKFS_EROFS,
     OVERLAY,
-    erofs_on_loop,
     formatted_btrfs,
     make_erofs,
+    on_loop,
     overlay,
     sync_file_system,
 )
@@ -102,33 +102,28 @@ def _device_written(device: Path) -> Callable[[], int]:
     return lambda: int(stat.read_text().split()[_SECTORS_WRITTEN]) * _SECTOR_BYTES
 
 
-def _clone(front_end: FrontEndName) -> Prepare:
-    def prepare(setting: Setting, stack: ExitStack) -> Freshly:
-        size_bytes = setting.size_bytes
-        served = PatternSegment(offset=0, length=size_bytes)
-        made = stack.enter_context(
-            volume(
-                setting.new_directory(front_end),
-                [served],
-                virtual_data_size=max(size_bytes, GIB),
-                parent=setting.directory,
-                front_end=front_end,
-            )
+def _clone(front_end: FrontEndName, setting: Setting, stack: ExitStack) -> Freshly:
+    size_bytes = setting.size_bytes
+    served = PatternSegment(offset=0, length=size_bytes)
+    made = stack.enter_context(
+        volume(
+            setting.new_directory(front_end),
+            [served],
+            virtual_data_size=max(size_bytes, GIB),
+            parent=setting.directory,
+            front_end=front_end,
         )
+    )
+    written = _device_written(made.sprout.writable.path)
 
-        @contextmanager
-        def fresh() -> Iterator[Fresh]:
-            path = made.clone("clone", offset=0, size_bytes=size_bytes)
-            written = _device_written(made.sprout.writable.path)
-            sync_file_system(made.target)
-            try:
-                yield Fresh(path, served.content, written)
-            finally:
-                path.unlink()
+    @contextmanager
+    def fresh() -> Iterator[Fresh]:
+        path = made.clone("clone", offset=0, size_bytes=size_bytes)
+        sync_file_system(made.target)
+        yield Fresh(path, served.content, written)
+        path.unlink()
 
-        return fresh
-
-    return prepare
+    return fresh
 
 
 def _reflink(setting: Setting, stack: ExitStack) -> Freshly:
@@ -142,10 +137,8 @@ def _reflink(setting: Setting, stack: ExitStack) -> Freshly:
             target / "file", path, source_offset=0, size_bytes=setting.size_bytes
         )
         sync_file_system(target)
-        try:
-            yield Fresh(path, STAMPS.content, _device_written(device))
-        finally:
-            path.unlink()
+        yield Fresh(path, STAMPS.content, _device_written(device))
+        path.unlink()
 
     return fresh
 
@@ -184,7 +177,7 @@ def _overlay_on_erofs(setting: Setting, stack: ExitStack) -> Freshly:
     os.link(setting.source_file(), tree / "file")
     image = setting.new_directory("image") / "erofs.img"
     make_erofs(tree, image)
-    stack.enter_context(erofs_on_loop(image, lower, direct_io=False))
+    stack.enter_context(on_loop(image, lower, fs_type="erofs", read_only=True))
 
     @contextmanager
     def fresh() -> Iterator[Fresh]:
@@ -202,8 +195,16 @@ def _overlay_on_erofs(setting: Setting, stack: ExitStack) -> Freshly:
 
 
 _KINDS: dict[str, tuple[str, Sequence[Capability], Prepare]] = {
-    "fuse-clone": ("a clone on a sprout of ours, through FUSE", [FUSE], _clone("fuse")),
-    "ublk-clone": ("a clone on a sprout of ours, through ublk", [UBLK], _clone("ublk")),
+    "fuse-clone": (
+        "a clone on a sprout of ours, through FUSE",
+        [FUSE],
+        partial(_clone, "fuse"),
+    ),
+    "ublk-clone": (
+        "a clone on a sprout of ours, through ublk",
+        [UBLK],
+        partial(_clone, "ublk"),
+    ),
     "btrfs-reflink": (
         "a reflink of a file that is here, on btrfs",
         [MKFS_BTRFS],
