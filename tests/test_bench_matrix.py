@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 from matrix_support import ENVIRONMENT, full_row, runs_in
 
-from btrfs_ublk.bench.commands.matrix import duration
+from btrfs_ublk.bench.commands.matrix import (
+    Progress,
+    Runner,
+    duration,
+    is_settled,
+)
 from btrfs_ublk.bench.config import Configuration, configuration_of
 from btrfs_ublk.bench.environment import environment, environment_id
 from btrfs_ublk.bench.matrices import MATRICES, Matrix, parse_filters, run_key
-from btrfs_ublk.bench.matrix import Progress, Runner, is_settled
 from btrfs_ublk.bench.results import open_results
 from btrfs_ublk.bench.run import Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError

@@ -1,13 +1,15 @@
-"""The known matrices, parts of them, and the order of their runs."""
+"""The matrices of matrices.toml, parts of them, and the order of their runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from btrfs_ublk.bench.config import Configuration, parse_value
@@ -15,10 +17,11 @@ from btrfs_ublk.errors import UsageError
 
 FORMAT_VERSION = 1
 
-_ENGINES = (("io_uring", 4), ("io_uring", 16), ("mmap", 8), ("psync", 8))
-_SEEDS = (("fallocate", "275G"), ("mega-extent", "275G"), ("mega-extent", "4E"))
-_CLONES = ("2G", "200G")
-_JOBS = ((1, 2), (2, 2), (6, 3), (12, 3))
+#: What one combination of a part consists of, in this order.
+_KEYS = (
+    *("btrfs.seed", "btrfs.virtual_data_size", "btrfs.total_clone_size"),
+    *("fio.engine", "fio.depth", "fio.jobs", "ublk.num_queues"),
+)
 
 
 @dataclass(frozen=True)
@@ -123,50 +126,24 @@ def _matches(
     return all(values[key] in wanted for key, wanted in filters.items())
 
 
-def _configuration(
-    seed: tuple[str, str],
-    clone: str,
-    engine: tuple[str, int],
-    jobs: tuple[int, int],
-    runtime: float,
-) -> Configuration:
-    return Configuration.from_dict(
-        {
-            "btrfs.seed": seed[0],
-            "btrfs.virtual_data_size": seed[1],
-            "btrfs.total_clone_size": clone,
-            "fio.depth": engine[1],
-            "fio.direct": 1,
-            "fio.engine": engine[0],
-            "fio.jobs": jobs[0],
-            "fio.runtime": runtime,
-            "ublk.num_queues": jobs[1],
-        }
+def _matrix(
+    name: str, *, least: int, most: int, runtime: float, parts: Sequence[Any]
+) -> Matrix:
+    common = {"fio.direct": 1, "fio.runtime": runtime}
+    configurations = tuple(
+        Configuration.from_dict(dict(zip(_KEYS, (*kind, *engine, *jobs))) | common)
+        for part in parts
+        for kind, engine, jobs in product(part["kinds"], part["engines"], part["jobs"])
     )
+    return Matrix(name, configurations, least, most)
 
 
-def _full() -> Iterator[Configuration]:
-    for seed, clone, engine, jobs in product(_SEEDS, _CLONES, _ENGINES, _JOBS):
-        yield _configuration(seed, clone, engine, jobs, 10)
-
-
-def _quick() -> Iterator[Configuration]:
-    """Yield one seed with every engine and two numbers of jobs; then, with two jobs,
-    the other seeds and clones: enough for each comparison of the summary.
-    """
-    base, runtime = ("mega-extent", "4E"), 2
-    for engine, jobs in product(_ENGINES, _JOBS[:2]):
-        yield _configuration(base, "2G", engine, jobs, runtime)
-    for engine in _ENGINES[1:]:
-        for seed in _SEEDS[:2]:
-            yield _configuration(seed, "2G", engine, _JOBS[1], runtime)
-        yield _configuration(base, "200G", engine, _JOBS[1], runtime)
-
-
-#: The matrices by name; add new ones here.
+#: The matrices by name.
 MATRICES = {
-    "full": Matrix("full", tuple(_full()), least=10, most=30),
-    "quick": Matrix("quick", tuple(_quick()), least=3, most=3),
+    name: _matrix(name, **values)
+    for name, values in tomllib.loads(
+        Path(__file__).with_suffix(".toml").read_text()
+    ).items()
 }
 
 

@@ -154,11 +154,9 @@ def _check_run(line: Mapping[str, Any], matrix: Matrix, where: str) -> None:
 
 
 def _checked(
-    lines: Iterable[str], matrix: Matrix | None, name: str
+    lines: Iterable[str], matrix: Matrix, name: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line with its place. If ``matrix`` is None, it is the one of the first
-    line, which must be known.
-    """
+    """Yield each line with its place."""
     for number, text in enumerate(lines, start=1):
         where = f"{name}, line {number}"
         if number > 1 and not text.strip():
@@ -169,10 +167,7 @@ def _checked(
                 f"{where} is of the kind {line['kind']}",
                 hint="a file of results begins with one line of the kind matrix",
             )
-        if line["kind"] == "matrix":
-            matrix = matrix or _matrix_of(line, where)
-        elif line["kind"] == "run":
-            assert matrix is not None
+        if line["kind"] == "run":
             _check_run(line, matrix, where)
         yield where, line
 
@@ -213,18 +208,15 @@ def check_results(text: str, name: str) -> dict[str, Any] | None:
     another version, and for runs that do not belong to it.
     """
     lines = text.split("\n")[:-1]
-    if not lines or not _is_header(lines[0]):
-        return None
-    (_, header), *_ = _checked(lines, None, name)
-    return header
-
-
-def _is_header(text: str) -> bool:
     try:
-        line = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(line, dict) and line.get("kind") == "matrix"
+        header = json.loads(lines[0])
+    except (ValueError, IndexError):
+        return None
+    if not isinstance(header, dict) or header.get("kind") != "matrix":
+        return None
+    for _ in _checked(lines, _matrix_of(header, f"{name}, line 1"), name):
+        pass  # an error is raised where it is
+    return header
 
 
 def _matrix_of(header: Mapping[str, Any], where: str) -> Matrix:
