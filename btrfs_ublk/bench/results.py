@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.log import log
 from btrfs_ublk.bench.config import configuration_of
 from btrfs_ublk.bench.environment import environment_id
@@ -192,7 +193,7 @@ def open_results(path: Path, matrix: Matrix, *, seed: int) -> Iterator[ResultsFi
             raise BtrfsUblkError(
                 f"{path} is being written by another process"
             ) from None
-        _sync_directory(path)
+        sync(path.absolute().parent)  # so that a new file's name is on disk
         results = ResultsFile(path, fd)
         results._read(matrix, seed)
         yield results
@@ -244,12 +245,3 @@ def _matrix_of(header: Mapping[str, Any], where: str) -> Matrix:
             hint="use the version of btrfs-ublk that wrote it",
         )
     return matrix
-
-
-def _sync_directory(path: Path) -> None:
-    """Sync the directory, so that a new file's name is on disk."""
-    directory = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

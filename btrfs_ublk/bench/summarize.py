@@ -33,23 +33,22 @@ _HEADINGS = {
     "btrfs.virtual_data_size": "virtual data",
     "btrfs.total_clone_size": "clones",
     "fio.depth": "depth",
-    "fio.direct": "direct",
     "fio.engine": "engine",
     "fio.jobs": "jobs",
-    "fio.runtime": "runtime",
     "ublk.num_queues": "queues",
 }
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The keys that are compared, and those that must be equal."""
+    """The keys that are compared, and those that must be equal. With ``varied``, only
+    engines are compared that were run with several values of the former.
+    """
 
     title: str
     alike: tuple[str, ...]
     compared: tuple[str, ...]
-    #: Restricts it to engines that were run with several values of this key.
-    varied: str | None = None
+    varied: bool = False
 
 
 COMPARISONS = (
@@ -61,7 +60,7 @@ COMPARISONS = (
         "Depth, by engine and jobs",
         ("fio.engine", "fio.jobs"),
         ("fio.depth",),
-        varied="fio.depth",
+        varied=True,
     ),
     Comparison(
         "Jobs and queues, by engine and size of the clones",
@@ -93,18 +92,6 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Costs of an engine's best configuration with a number of jobs: medians."""
-
-    engine: str
-    jobs: int
-    depth: int
-    cores: Mapping[str, float]
-    us_per_io: Mapping[str, float]
-    latency_us: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class Part:
     """The runs of one environment, front end and source, which may be compared."""
 
@@ -114,7 +101,8 @@ class Part:
     statuses: Mapping[str, int]
     reasons: Mapping[str, int]
     comparisons: Sequence[tuple[Comparison, Sequence[Figure]]]
-    costs: Sequence[Cost]
+    #: Of each engine's best configuration with a number of jobs: medians.
+    costs: Sequence[Mapping[str, Any]]
     #: The number of counted runs that other programs disturbed.
     disturbed: int = 0
 
@@ -140,8 +128,7 @@ class Part:
                     "figures": [figure.to_dict() for figure in figures],
                 }
                 for comparison, figures in self.comparisons
-            ],
-            "costs": [dict(vars(cost)) for cost in self.costs],
+            ]
         }
 
 
@@ -242,26 +229,31 @@ def figure(rows: Sequence[Row], keys: Sequence[str]) -> Figure:
 
 def compare(comparison: Comparison, rows: Sequence[Row]) -> list[Figure]:
     """Return a figure for each combination of values, in order."""
+
+    def values(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
+        its = configuration_of(row).to_dict()
+        return tuple(its[key] for key in keys)
+
+    def order(found: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            parse_size(value) if key.endswith("_size") else value
+            for key, value in zip(keys, found)
+        )
+
     keys = (*comparison.alike, *comparison.compared)
-    if comparison.varied is not None:
-        depths = grouped(rows, lambda row: row["fio.engine"])
-        rows = [
-            row
-            for row in rows
-            if len({each[comparison.varied] for each in depths[row["fio.engine"]]}) > 1
+    if comparison.varied:
+        engines = grouped(rows, lambda row: row["fio.engine"]).values()
+        several = [
+            its
+            for its in engines
+            if len({values(row, comparison.compared) for row in its}) > 1
         ]
-    groups = grouped(
-        rows, lambda row: tuple(configuration_of(row).to_dict()[key] for key in keys)
-    )
-    ordered = sorted(groups, key=lambda values: tuple(map(_sortable, keys, values)))
-    return [figure(groups[values], keys) for values in ordered]
+        rows = [row for its in several for row in its]
+    groups = grouped(rows, lambda row: values(row, keys))
+    return [figure(groups[found], keys) for found in sorted(groups, key=order)]
 
 
-def _sortable(key: str, value: Any) -> Any:
-    return parse_size(value) if key.endswith("_size") else value
-
-
-def costs(rows: Sequence[Row]) -> list[Cost]:
+def costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the cost of each engine's best runs by jobs, from rows that have it."""
     told = [row for row in rows if row.get("cpu") and row.get("latency_us")]
     found = []
@@ -274,46 +266,38 @@ def costs(rows: Sequence[Row]) -> list[Cost]:
             values = [row[name] for row in its_rows]
             return {key: median_of(values, key) for key in values[0]}
 
-        found.append(
-            Cost(
-                engine=engine,
-                jobs=jobs,
-                depth=best.depth,
-                cores=medians("cpu"),
-                us_per_io=medians("cpu_us_per_io"),
-                latency_us=medians("latency_us"),
-            )
-        )
+        cost = {"engine": engine, "jobs": jobs, "depth": best.depth}
+        cost |= {"cores": medians("cpu"), "us_per_io": medians("cpu_us_per_io")}
+        found.append(cost | {"latency_us": medians("latency_us")})
     return found
 
 
 def _part_of(row: Row) -> tuple[str, str, str]:
-    return (
-        str(row.get("environment", _UNSAID)),
-        str(row.get("front_end", _UNSAID)),
-        str(row.get("source", _UNSAID)),
+    environment, front_end, source = (
+        str(row.get(key, _UNSAID)) for key in ("environment", "front_end", "source")
     )
+    return environment, front_end, source
 
 
 def summarize(rows: Iterable[Row]) -> list[Part]:
     """Summarise runs. Only those with status "ok", or without one, count."""
     parts = []
-    for (environment, front_end, source), group in sorted(
-        grouped(rows, _part_of).items()
-    ):
-        good = [row for row in group if row.get("status", "ok") == "ok"]
-        reasons = Counter(
+    parts_of = sorted(grouped(rows, _part_of).items())
+    for (environment, front_end, source), group in parts_of:
+        by_status = grouped(group, lambda row: row.get("status", "ok"))
+        good = by_status.get("ok", [])
+        reasons = [
             f"{row['status']}: {str(row.get('reason', _UNSAID)).splitlines()[0]}"
             for row in group
             if row.get("status", "ok") != "ok"
-        )
+        ]
         parts.append(
             Part(
-                environment=environment,
-                front_end=front_end,
-                source=source,
-                statuses=Counter(row.get("status", "ok") for row in group),
-                reasons=reasons,
+                environment,
+                front_end,
+                source,
+                statuses={name: len(its) for name, its in by_status.items()},
+                reasons=Counter(reasons),
                 comparisons=[(each, compare(each, good)) for each in COMPARISONS],
                 costs=costs(good),
                 disturbed=sum(map(_is_disturbed, good)),
@@ -341,28 +325,26 @@ def tables(part: Part) -> Iterator[Table]:
 
 def _comparison_table(comparison: Comparison, figures: Sequence[Figure]) -> Table:
     keys = (*comparison.alike, *comparison.compared)
-    leaders = {
-        alike: max(each.p75 for each in group)
-        for alike, group in grouped(
-            figures, lambda each: _values(each, comparison.alike)
-        ).items()
-    }
+
+    def values(each: Figure, keys: Sequence[str]) -> tuple[str, ...]:
+        return tuple(str(each.values[key]) for key in keys)
+
     rows = []
-    for each in figures:
-        leader = leaders[_values(each, comparison.alike)]
-        low, high = each.interval
-        interval = "-" if each.runs < 2 else f"{number(low)} .. {number(high)}"
-        rows.append(
-            (
-                *_values(each, keys),
-                number(each.p75),
-                number(each.p75 / leader if leader else float("nan"), 2),
-                number(each.median),
-                interval,
-                str(each.runs),
-                _best_text(each, keys),
+    for alike in grouped(figures, lambda x: values(x, comparison.alike)).values():
+        leader = max(each.p75 for each in alike)
+        for each in alike:
+            low, high = each.interval
+            rows.append(
+                (
+                    *values(each, keys),
+                    number(each.p75),
+                    number(each.p75 / leader if leader else float("nan"), 2),
+                    number(each.median),
+                    "-" if each.runs < 2 else f"{number(low)} .. {number(high)}",
+                    str(each.runs),
+                    _best_text(each, keys),
+                )
             )
-        )
     columns = ("75 %", "of best", "median", "95 % interval", "runs", "configuration")
     return Table(
         comparison.title,
@@ -372,10 +354,6 @@ def _comparison_table(comparison: Comparison, figures: Sequence[Figure]) -> Tabl
         note="IOPS of the configuration whose 75th percentile is highest. Of best: "
         "to the highest of the group.",
     )
-
-
-def _values(each: Figure, keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(each.values[key]) for key in keys)
 
 
 def _best_text(each: Figure, keys: Sequence[str]) -> str:
@@ -393,27 +371,27 @@ def _best_text(each: Figure, keys: Sequence[str]) -> str:
     return f"{' '.join(left)}, 1 of {each.configurations}"
 
 
-def _cost_table(costs_found: Sequence[Cost]) -> Table:
+def _cost_table(costs_found: Sequence[Mapping[str, Any]]) -> Table:
     parts = ("total", "fio", "server", "rest")
+    quantiles = ("p50", "p99", "p99.99")
+
+    def numbers(values: Mapping[str, float], names: Sequence[str], digits: int) -> Any:
+        return (number(values.get(name, float("nan")), digits) for name in names)
+
     return Table(
         "What the best runs cost",
         (
             *("engine", "jobs", "depth"),
             *(f"{part} cores" for part in parts),
             *(f"{part} us" for part in parts),
-            *("p50 us", "p99 us", "p99.99 us"),
+            *(f"{quantile} us" for quantile in quantiles),
         ),
         [
             (
-                cost.engine,
-                str(cost.jobs),
-                str(cost.depth),
-                *(number(cost.cores.get(part, float("nan")), 2) for part in parts),
-                *(number(cost.us_per_io.get(part, float("nan")), 1) for part in parts),
-                *(
-                    number(cost.latency_us.get(name, float("nan")), 0)
-                    for name in ("p50", "p99", "p99.99")
-                ),
+                *(cost["engine"], str(cost["jobs"]), str(cost["depth"])),
+                *numbers(cost["cores"], parts, 2),
+                *numbers(cost["us_per_io"], parts, 1),
+                *numbers(cost["latency_us"], quantiles, 0),
             )
             for cost in costs_found
         ],
