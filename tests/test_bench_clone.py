@@ -17,7 +17,6 @@ from btrfs_ublk.bench import seed
 from btrfs_ublk.bench.files import PlannedFile
 from btrfs_ublk.bench.measurements import cloning
 from btrfs_ublk.bench.measurements.cloning import stamp, verify, verify_physical
-from btrfs_ublk.bench.options import SeedSize
 from btrfs_ublk.bench.report import Result, tables_of
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.loop import loop_device
@@ -104,7 +103,7 @@ class TestClone:
 @pytest.mark.native
 class TestSeed:
     def test_each_step_takes_its_time(self, sparse_path: Path) -> None:
-        result = seed.measure(SeedSize(4 * EIB), parent=sparse_path)
+        result = seed.measure(seed.SeedSize(4 * EIB), parent=sparse_path)
         assert result["chunks"] == 16_449 and result["stub_chunk"]
         assert 6e6 < result["metadata_bytes"] <= result["allocated_bytes"] < 8e6
         for name in seed.STEPS:

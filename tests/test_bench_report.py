@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from btrfs_ublk.bench import options, report
+from btrfs_ublk.bench import options, report, seed
 from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
 from btrfs_ublk.bench.mappings import command as mappings_command
 from btrfs_ublk.bench.report import Document, make_document, merged, number, show
@@ -227,19 +227,19 @@ class TestReport:
 class TestOptions:
     def parse(self, *words: str) -> tuple[Any, Any]:
         @click.command()
-        @click.option("--size", callback=options.parse_sizes, default="4K")
-        @click.option("--seed", callback=options.parse_seed_sizes, multiple=True)
-        def command(size: int, seed: tuple[options.SeedSize, ...]) -> tuple[Any, Any]:
-            return size, seed
+        @click.option("--size", callback=options.parse_size, default="4K")
+        @click.option("--seed", "seeds", callback=seed.parse_seed_sizes, multiple=True)
+        def command(size: int, seeds: list[seed.SeedSize]) -> tuple[Any, Any]:
+            return size, seeds
 
         answer: tuple[Any, Any] = command(list(words), standalone_mode=False)
         return answer
 
     def test_sizes(self) -> None:
-        assert self.parse() == (4096, ())
+        assert self.parse() == (4096, [])
         assert self.parse("--seed", "4E", "--seed=4T:4G", "--size", "16K") == (
             16384,
-            ((4 * EIB, None), (4 * TIB, 4 * GIB)),
+            [(4 * EIB, None), (4 * TIB, 4 * GIB)],
         )
 
     @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ class TestOptions:
             self.parse(*words)
 
     def test_sizes_are_told_apart(self) -> None:
-        names = [options.seed_name(size) for size in (275 * GIB, 250 * TIB, 4 * EIB)]
+        names = [seed.seed_name(size) for size in (275 * GIB, 250 * TIB, 4 * EIB)]
         assert names == ["275 GiB", "250 TiB", "4 EiB"]
 
 

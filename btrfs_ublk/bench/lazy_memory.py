@@ -125,7 +125,7 @@ def tables(document: Document) -> list[Table]:
 @study(
     "lazy_memory",
     click.option("--mappings", type=options.COUNT, default=100_000),
-    options.size_option("1T"),
+    options.size_option("1T", "Of the object."),
     options.runtime_option(5.0),
     needs=(ROOT, LOOP, FUSE, NGINX, Fio("io_uring")),
     repeats=None,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from btrfs_ublk.base.capabilities import sparse_directory
 from btrfs_ublk.base.entry import PathType, json_option
-from btrfs_ublk.units import EIB, TIB, format_size, parse_block_size
+from btrfs_ublk.units import EIB, parse_block_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -25,42 +25,9 @@ SETTINGS = {
 COUNT = click.IntRange(min=1)
 
 
-class SeedSize(NamedTuple):
-    """Sizes in bytes; with None, chunks are as long as possible."""
-
-    virtual_data_size: int
-    chunk_bytes: int | None = None
-
-
-def parse_sizes(
-    _context: click.Context, parameter: click.Parameter, value: str | Sequence[str]
-) -> int | tuple[int, ...]:
-    """Parse an option of one size or several: "4096", "16K", "4E"."""
-    what = parameter.opts[-1]
-    if isinstance(value, str):
-        return parse_block_size(value, what=what)
-    return tuple(parse_block_size(text, what=what) for text in value)
-
-
-def parse_seed_sizes(
-    _context: click.Context, parameter: click.Parameter, value: Sequence[str]
-) -> tuple[SeedSize, ...]:
-    """Parse virtual data and, after a colon, the length of chunks: "4E", "4T:4G"."""
-    return tuple(_parse_seed_size(text, parameter.opts[-1]) for text in value)
-
-
-def _parse_seed_size(text: str, what: str) -> SeedSize:
-    size, colon, chunk = text.partition(":")
-    chunk_bytes = parse_block_size(chunk, what=f"chunk of {what}") if colon else None
-    return SeedSize(parse_block_size(size, what=what), chunk_bytes)
-
-
-def seed_name(virtual_data_bytes: int) -> str:
-    """Format like the table of sizes: "275 GiB", "4 EiB"; never rounded."""
-    for unit, letter in ((EIB, "EiB"), (TIB, "TiB")):
-        if virtual_data_bytes % unit == 0:
-            return f"{virtual_data_bytes // unit} {letter}"
-    return format_size(virtual_data_bytes)
+def parse_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Parse an option of a size: "4096", "16K", "4E"."""
+    return parse_block_size(value, what=parameter.opts[-1])
 
 
 def _parent(
@@ -92,34 +59,13 @@ front_end_option = click.option(
 )
 
 
-def sizes_option(
-    *names: str, default: str | Sequence[str], help: str | None = None
-) -> Callable[[_Function], _Function]:
-    """Add an option of one size, or of several if there are several defaults."""
-    return click.option(
-        *names,
-        multiple=not isinstance(default, str),
-        default=default,
-        callback=parse_sizes,
-        metavar="SIZE",
-        help=help,
-    )
-
-
-def size_option(
-    default: str, help: str | None = None
-) -> Callable[[_Function], _Function]:
+def size_option(default: str, help: str) -> Callable[[_Function], _Function]:
     """Add --size, in bytes: the size of what is read."""
-    return sizes_option("--size", "size_bytes", default=default, help=help)
-
-
-def seeds_option(*default: str, help: str) -> Callable[[_Function], _Function]:
     return click.option(
-        *("--seed", "seeds"),
-        multiple=True,
+        *("--size", "size_bytes"),
         default=default,
-        callback=parse_seed_sizes,
-        metavar="SIZE[:CHUNK]",
+        callback=parse_size,
+        metavar="SIZE",
         help=help,
     )
 

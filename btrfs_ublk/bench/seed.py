@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
+
+import click
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Helper
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.helpers import MKSEED
 from btrfs_ublk.base.process import run as run_program
-from btrfs_ublk.bench import options
 from btrfs_ublk.bench.file_systems import forgotten
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
@@ -26,7 +28,15 @@ from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.reflink import clone_file
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed import Seed, make_seed
-from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB
+from btrfs_ublk.units import (
+    BLOCK_BYTES,
+    EIB,
+    GIB,
+    MIB,
+    TIB,
+    format_size,
+    parse_block_size,
+)
 from btrfs_ublk.volume.virtual_file import assert_mapping, virtual_file_of
 
 #: Its file is sparse: only written data take memory.
@@ -43,6 +53,35 @@ STEPS = {
 }
 
 
+class SeedSize(NamedTuple):
+    """Sizes in bytes; with None, chunks are as long as possible."""
+
+    virtual_data_size: int
+    chunk_bytes: int | None = None
+
+
+def parse_seed_sizes(
+    _context: click.Context, parameter: click.Parameter, value: Sequence[str]
+) -> list[SeedSize]:
+    """Parse virtual data and, after a colon, the length of chunks: "4E", "4T:4G"."""
+    what, found = parameter.opts[-1], []
+    for text in value:
+        size, colon, chunk = text.partition(":")
+        chunk_bytes = (
+            parse_block_size(chunk, what=f"chunk of {what}") if colon else None
+        )
+        found.append(SeedSize(parse_block_size(size, what=what), chunk_bytes))
+    return found
+
+
+def seed_name(virtual_data_bytes: int) -> str:
+    """Format like the table of sizes: "275 GiB", "4 EiB"; never rounded."""
+    for unit, letter in ((EIB, "EiB"), (TIB, "TiB")):
+        if virtual_data_bytes % unit == 0:
+            return f"{virtual_data_bytes // unit} {letter}"
+    return format_size(virtual_data_bytes)
+
+
 class Stopwatch:
     """``lap()`` returns the seconds since the last call."""
 
@@ -55,7 +94,7 @@ class Stopwatch:
         return lap_s
 
 
-def measure(kind: options.SeedSize, *, parent: Path) -> Result:
+def measure(kind: SeedSize, *, parent: Path) -> Result:
     """Measure one turn: each step once, on a new seed. Seconds, and bytes."""
     with ExitStack() as stack:
         directory = stack.enter_context(tempdir(parent=parent))
@@ -115,7 +154,7 @@ def _prove(target: Path, seed: Seed) -> None:
 
 
 _NAMES = {
-    "virtual data": lambda x: options.seed_name(x["virtual_data_size"]),
+    "virtual data": lambda x: seed_name(x["virtual_data_size"]),
     "chunks": lambda x: f"{x['chunks']:,}{' + stub' if x['stub_chunk'] else ''}",
 }
 
@@ -146,17 +185,18 @@ def tables(document: Document) -> list[Table]:
 
 @study(
     "seed",
-    options.seeds_option(
-        "275G",
-        "250T",
-        "4E",
-        "4E:128T",
+    click.option(
+        *("--seed", "seeds"),
+        multiple=True,
+        default=("275G", "250T", "4E", "4E:128T"),
+        callback=parse_seed_sizes,
+        metavar="SIZE[:CHUNK]",
         help="Virtual data, and the length of its chunks.",
     ),
     needs=(ROOT, BTRFS, LOOP, Helper(MKSEED)),
     repeats=11,
 )
-def command(run: Run, seeds: Sequence[options.SeedSize]) -> None:
+def command(run: Run, seeds: Sequence[SeedSize]) -> None:
     """Time each step from nothing to a sprout, for seeds of several sizes."""
     for _ in run.turns(tell=True):
         for kind in seeds:
