@@ -24,8 +24,7 @@ from btrfs_ublk.bench.page.comparisons import (
     contests,
     judgements,
 )
-from btrfs_ublk.bench.page.inputs import DocumentData, read_inputs
-from btrfs_ublk.bench.page.machines import labels_of
+from btrfs_ublk.bench.page.inputs import DocumentData, labels_of, read_inputs
 from btrfs_ublk.bench.page.plots import Rows, Scatter
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmark_matrix_results"

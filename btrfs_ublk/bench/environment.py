@@ -44,12 +44,14 @@ def environment(directory: Path) -> dict[str, Any]:
     """
     memory = psutil.virtual_memory()
     space = os.statvfs(directory)
+    cpu = _cpuinfo()
+    model = cpu.get("model name") or cpu.get("Model") or platform.processor()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "kernel": platform.release(),
         "architecture": platform.machine(),
-        "cpu": _cpu_model(),
-        "cpu_flags": _cpu_flags(),
+        "cpu": model or "unknown",
+        "cpu_flags": (cpu.get("flags") or cpu.get("Features", "")).split(),
         "cpus": len(os.sched_getaffinity(0)),
         "guest": os.environ.get(VM_VARIABLE),
         "memory_bytes": memory.total,
@@ -105,21 +107,13 @@ def _mitigations() -> dict[str, str]:
     return found
 
 
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model"):
-            return value.strip()
-    return platform.processor() or "unknown"
-
-
-def _cpu_flags() -> list[str]:
-    """NB: emulated string instructions are slow, so VMs may hide erms."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return value.split()
-    return []
+def _cpuinfo() -> dict[str, str]:
+    """Return the fields of the first CPU. NB: emulated string instructions are slow, so
+    VMs may hide erms among the flags.
+    """
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    pairs = (line.partition(":") for line in reversed(lines))
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _fs_type(directory: Path) -> str:

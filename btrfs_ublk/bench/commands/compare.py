@@ -228,20 +228,13 @@ def command(
     peers: Sequence[str],
     suite: str | None,
     workloads: Sequence[str],
-    turns: int,
     runtime_s: float | None,
     size: str | None,
     scale: str,
-    queues: int | None,
-    depth: int | None,
-    realtime: bool,
-    disk: Path | None,
-    hog: str | None,
-    seed: int,
     parent: Path,
-    patience_s: float,
     as_json: bool,
     listed: bool,
+    **given: Any,
 ) -> int:
     """Measure peers in turn, against the first one.
 
@@ -253,18 +246,8 @@ def command(
         return 0
     if (suite is None) == (not peers):
         raise UsageError("name peers to compare, or a --suite", hint="see --list")
-    plan = Plan(
-        turns=turns,
-        runtime_s=runtime_s or _RUNTIME_S,
-        size_bytes=parse_block_size(size, what="--size") if size else _SIZE_BYTES,
-        queues=queues,
-        depth=depth,
-        seed=seed,
-        patience_s=patience_s,
-        realtime=realtime,
-        hog=hog,
-        disk=disk,
-    )
+    # What else is given are fields of the plan.
+    plan = Plan(runtime_s=_RUNTIME_S, size_bytes=_SIZE_BYTES, **given)
     about: dict[str, Any] = {"suite": suite}
     comparisons: Sequence[Comparison]
     if suite is None:
@@ -275,15 +258,21 @@ def command(
     else:
         chosen = find_suite(suite)
         plan = replace(
-            plan, queues=queues or chosen.queues, depth=depth or chosen.depth
+            plan,
+            queues=plan.queues or chosen.queues,
+            depth=plan.depth or chosen.depth,
         )
-        plan, found, scaled = _scaled(chosen, plan, scale, parent, (size, runtime_s))
+        plan, found, scaled = _scaled(chosen, plan, scale, parent)
         about |= scaled
         comparisons = _with_workloads(found, workloads)
         if chosen.published is not None:
             about["published"] = chosen.published.to_dict()
-    if disk is not None:
-        check_disk(disk, plan.size_bytes)
+    if size is not None:
+        plan = replace(plan, size_bytes=parse_block_size(size, what="--size"))
+    if runtime_s is not None:
+        plan = replace(plan, runtime_s=runtime_s)
+    if plan.disk is not None:
+        check_disk(plan.disk, plan.size_bytes)
     for comparison in comparisons:
         comparison.contest.find(comparison.peers)
         for name in comparison.workloads:
@@ -294,7 +283,7 @@ def command(
             **about,
             **asdict(plan),
             # Reports must not contain paths of this machine.
-            "disk": disk is not None,
+            "disk": plan.disk is not None,
             "comparisons": [each.to_dict() for each in comparisons],
         },
         directory=parent,
@@ -316,17 +305,11 @@ def command(
 
 
 def _scaled(
-    suite: Suite,
-    plan: Plan,
-    scale: str,
-    parent: Path,
-    given: tuple[str | None, float | None],
+    suite: Suite, plan: Plan, scale: str, parent: Path
 ) -> tuple[Plan, Sequence[Comparison], dict[str, Any]]:
-    """Scale the plan and the comparisons; also returns the scale for the document. What
-    is ``given`` (size, runtime) stays.
-    """
-    factor = parse_factor(scale)
-    if suite.scaling is None:
+    """Scale the plan and the comparisons; also returns the scale for the document."""
+    factor, scaling = parse_factor(scale), suite.scaling
+    if scaling is None:
         if factor is not None:
             raise UsageError(
                 "--scale is for suites of published workloads; this one has no size "
@@ -334,19 +317,15 @@ def _scaled(
             )
         return plan, suite.comparisons_of({}), {}
     if factor is None:
-        factor = suite.scaling.factor_for(parent, turns=plan.turns)
-    options.progress(suite.scaling.told(factor))
-    amounts = suite.scaling.amounts(factor)
-    size, runtime_s = given
-    if size is None and SIZE in amounts:
-        plan = replace(plan, size_bytes=int(amounts[SIZE]))
-    if runtime_s is None and RUNTIME in amounts:
-        plan = replace(plan, runtime_s=amounts[RUNTIME])
-    return (
+        factor = scaling.factor_for(parent, turns=plan.turns)
+    options.progress(scaling.told(factor))
+    amounts = scaling.amounts(factor)
+    plan = replace(
         plan,
-        suite.comparisons_of(amounts),
-        {"scale": suite.scaling.record(factor)},
+        size_bytes=int(amounts.get(SIZE, plan.size_bytes)),
+        runtime_s=amounts.get(RUNTIME, plan.runtime_s),
     )
+    return plan, suite.comparisons_of(amounts), {"scale": scaling.record(factor)}
 
 
 def _with_workloads(

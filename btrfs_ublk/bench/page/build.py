@@ -18,8 +18,15 @@ from btrfs_ublk.bench.config import configuration_of
 from btrfs_ublk.bench.environment import QUIET_CORES
 from btrfs_ublk.bench.page import matrices
 from btrfs_ublk.bench.page.comparisons import Block, Finding, comparison_blocks
-from btrfs_ublk.bench.page.inputs import Data, MatrixData, naming
-from btrfs_ublk.bench.page.machines import BUSY_LOAD, how_real, labels_of, machine_key
+from btrfs_ublk.bench.page.inputs import (
+    BUSY_LOAD,
+    Data,
+    MatrixData,
+    how_real,
+    labels_of,
+    machine_key,
+    naming,
+)
 from btrfs_ublk.bench.page.plots import Plot
 from btrfs_ublk.bench.page.story import stories
 from btrfs_ublk.bench.stats import grouped

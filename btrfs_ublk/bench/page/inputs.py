@@ -1,4 +1,6 @@
-"""Files of results, read and checked: matrices, bare runs, documents of benchmarks."""
+"""Files of results, read and checked: matrices, bare runs, documents of benchmarks;
+the kind of machine that they are from, and whether they are reliable.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 from btrfs_ublk.base.log import log
+from btrfs_ublk.bench.environment import QUIET_CORES
 from btrfs_ublk.bench.report import Document, Table, tables_of
 from btrfs_ublk.bench.results import check_results
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.summarize import parse_rows
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import GIB
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
@@ -29,6 +34,13 @@ _NEEDED: dict[str, Any] = {
     **{"memory_bytes": (int, float), "load": list},
 }
 _KNOWN: dict[str, Any] = {"cpu_flags": list, "mitigations": dict}
+
+#: If more tasks than this per CPU run when a benchmark begins, others are running.
+BUSY_LOAD = 3.0
+#: Kinds by a record's "guest". Results of real machines are shown before those of
+#: emulated ones.
+_KINDS = {None: "native", "kvm": "vm", "icount": "icount", "tcg": "emulated"}
+_ORDER = [*_KINDS.values(), "unknown"]
 
 
 @dataclass(frozen=True)
@@ -190,3 +202,49 @@ def clean(text: str) -> str:
         "\ufffd" if unicodedata.category(each)[0] == "C" and each != "\n" else each
         for each in text
     )
+
+
+def labels_of(data: Data) -> list[str]:
+    """Return the kind of machine, "busy" if it was, and "interrupted": words that
+    page.html explains.
+    """
+    kind = "unknown"
+    if data.record is not None:
+        kind = _KINDS.get(data.record.get("guest"), "vm")
+    # A clock that counts instructions stops while others run.
+    found = [kind, *(["busy"] if kind != "icount" and _is_busy(data) else [])]
+    if not isinstance(data, MatrixData) and data.document.get("complete") is False:
+        found.append("interrupted")
+    return found
+
+
+def how_real(data: Data) -> tuple[int, int]:
+    """A sort key: native measurements come first, and quiet machines."""
+    labels = labels_of(data)
+    return _ORDER.index(labels[0]), len(labels)
+
+
+def _is_busy(data: Data) -> bool:
+    record = data.record
+    if record is not None and record["load"]:
+        if float(record["load"][0]) > BUSY_LOAD * int(record["cpus"]):
+            return True
+    found: list[object] = []
+    if isinstance(data, MatrixData):
+        found = [(row.get("cpu") or {}).get("other") for row in data.rows]
+    elif data.benchmark == "compare":
+        # In other benchmarks, this key includes their own kernel threads.
+        found = [result.get("other_cores") for result in data.document["results"]]
+    others = [float(str(value)) for value in found if value is not None]
+    return bool(others) and median(others) > QUIET_CORES
+
+
+def machine_key(data: Data) -> tuple[object, ...]:
+    """Return a key that is equal for data of one section."""
+    record = data.record
+    if record is None:
+        return ("unknown",)
+    keys = ("guest", "kernel", "architecture", "cpu", "cpus")
+    # The kernel reserves a slightly different amount in each boot.
+    memory = round(record["memory_bytes"] / GIB)
+    return *(record.get(key) for key in keys), memory, "busy" in labels_of(data)

@@ -17,8 +17,7 @@ from btrfs_ublk.bench.page.comparisons import (
     measured_line,
     values_plot,
 )
-from btrfs_ublk.bench.page.inputs import Data, DocumentData
-from btrfs_ublk.bench.page.machines import labels_of
+from btrfs_ublk.bench.page.inputs import Data, DocumentData, labels_of
 from btrfs_ublk.bench.page.measures import measure_named, ratio_text
 from btrfs_ublk.bench.page.plots import Line, Plot, Rows
 from btrfs_ublk.bench.stats import grouped
