@@ -79,7 +79,7 @@ def verdicts(document: Document) -> Verdicts:
     except the first peer that was measured.
     """
     tests: dict[tuple[str, str, str], tuple[Ratio, str]] = {}
-    for comparison, workload, by_peer in _groups(document):
+    for comparison, workload, by_peer in groups(document):
         measure = _measures(comparison)[0]
         baseline, *others = by_peer
         for peer in others:
@@ -122,7 +122,7 @@ def _measures(comparison: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return measures
 
 
-def _groups(
+def groups(
     document: Document,
 ) -> list[tuple[dict[str, Any], str, dict[str, list[Result]]]]:
     """Return each comparison and workload with the results of each peer that was
@@ -148,9 +148,9 @@ def tables(document: Document) -> list[Table]:
     figures, and of what was not measured.
     """
     found = verdicts(document)
-    groups = _groups(document)
-    made = [_table(*group, found) for group in groups]
-    measured = {(x["title"], workload): by_peer for x, workload, by_peer in groups}
+    every = groups(document)
+    made = [_table(*group, found) for group in every]
+    measured = {(x["title"], workload): by_peer for x, workload, by_peer in every}
     bars = [
         _bar(x, bar, measured.get((x["title"], bar["workload"]), {}))
         for x in document["parameters"]["comparisons"]
@@ -161,7 +161,7 @@ def tables(document: Document) -> list[Table]:
         made.append(Table("Bars", head, bars, left=4))
     published = document["parameters"].get("published")
     if published:
-        made.append(_published(published, groups))
+        made.append(_published(published, every))
     missing = [
         (result["peer"], result.get("workload", "-"), result["reason"].splitlines()[0])
         for result in document["results"]

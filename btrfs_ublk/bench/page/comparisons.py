@@ -11,7 +11,15 @@ from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
-from btrfs_ublk.bench.compare import FASTER, SAME, SLOWER, Ratio, judged, ratio_of
+from btrfs_ublk.bench.compare import (
+    FASTER,
+    SAME,
+    SLOWER,
+    Ratio,
+    groups,
+    judged,
+    ratio_of,
+)
 from btrfs_ublk.bench.page.inputs import DocumentData
 from btrfs_ublk.bench.page.measures import (
     Measure,
@@ -108,24 +116,24 @@ class Contest:
 
 def contests(data: DocumentData) -> Iterator[Contest]:
     """Yield contests by comparison, workload and measure."""
-    parameters = data.document["parameters"]
-    by_title = grouped(data.document["results"], lambda each: each["comparison"])
-    for comparison in parameters["comparisons"]:
-        title = str(comparison["title"])
-        measured = [x for x in by_title.get(title, []) if x["status"] == "ok"]
-        for workload, turns in grouped(measured, lambda x: str(x["workload"])).items():
-            measures = [told_measure(each) for each in comparison.get("measures") or ()]
-            measures = measures or main_measure(turns)
-            for rank, measure in enumerate(measures):
-                told = [each for each in turns if is_number(each.get(measure.key))]
-                peers = grouped(told, lambda each: str(each["peer"]))
-                names = map(str, comparison["peers"])
-                ordered = {name: peers[name] for name in names if name in peers}
-                many = len(measures) > 1
-                name = f"{workload}: {measure.title}" if many else workload
-                theirs = _theirs(parameters.get("published"), workload, measure.key)
-                if ordered:
-                    yield Contest(title, workload, measure, rank, name, ordered, theirs)
+    published = data.document["parameters"].get("published")
+    for comparison, workload, by_peer in groups(data.document):
+        measures = [told_measure(each) for each in comparison.get("measures") or ()]
+        measures = measures or main_measure(
+            [x for its in by_peer.values() for x in its]
+        )
+        for rank, measure in enumerate(measures):
+            peers = {
+                str(name): told
+                for name, its in by_peer.items()
+                if (told := [x for x in its if is_number(x.get(measure.key))])
+            }
+            many = len(measures) > 1
+            title = f"{workload}: {measure.title}" if many else str(workload)
+            theirs = _theirs(published, str(workload), measure.key)
+            if peers:
+                about = str(comparison["title"]), str(workload)
+                yield Contest(*about, measure, rank, title, peers, theirs)
 
 
 def _theirs(

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, Capability
 from btrfs_ublk.bench.content import STAMPS, Content
@@ -39,31 +39,22 @@ _BYTE = 97
 @contextmanager
 def contents(setting: Setting, source: Source) -> Iterator[tuple[Segment, Content]]:
     """Yield the segment to serve, and its expected content. See prepare()."""
-    size_bytes = setting.size_bytes
+    whole: Any = {"offset": 0, "length": setting.size_bytes}
     if source == "cached":
         directory = setting.new_directory("lazy")
-        yield LazySegment(
-            offset=0,
-            length=size_bytes,
-            map=str(directory / "map"),
-            cache=str(directory / "cache"),
-        ), STAMPS
+        at, cache = str(directory / "map"), str(directory / "cache")
+        yield LazySegment(**whole, map=at, cache=cache), STAMPS
         shutil.rmtree(directory)
-        return
-    if source == "memset":
-        memset = MemsetSegment(offset=0, length=size_bytes, byte=_BYTE)
+    elif source == "memset":
+        memset = MemsetSegment(**whole, byte=_BYTE)
         yield memset, memset
-        return
-    if source == "disk":
-        path = str(async_disk(setting))
-        zeroes = ZeroSegment(offset=0, length=size_bytes)
-        yield FileSegment(offset=0, length=size_bytes, path=path, direct=True), zeroes
-        return
-    with setting.content_file() as file:
-        writable = setting.writable
-        yield FileSegment(
-            offset=0, length=size_bytes, path=str(file), writable=writable
-        ), STAMPS
+    elif source == "disk":
+        disk = FileSegment(**whole, path=str(async_disk(setting)), direct=True)
+        yield disk, ZeroSegment(**whole)
+    else:
+        with setting.content_file() as path:
+            writable = setting.writable
+            yield FileSegment(**whole, path=str(path), writable=writable), STAMPS
 
 
 def prepare(setting: Setting, source: Source, server: BlockServer) -> None:
@@ -87,36 +78,31 @@ def prepare(setting: Setting, source: Source, server: BlockServer) -> None:
 
 
 @contextmanager
-def served(
-    setting: Setting,
-    source: Source,
-    front_end: FrontEndName,
-    *,
-    page_cache: bool = False,
-) -> Iterator[tuple[BlockServer, Content, bool]]:
-    """Yield a server, its expected content, and whether it can be written."""
-    with ExitStack() as stack:
-        segment, content = stack.enter_context(contents(setting, source))
-        writable = setting.writable and source == "file"
-        server = BlockServer(
+def _served(
+    front_end: FrontEndName, source: Source, plain: bool, cached: bool, setting: Setting
+) -> Iterator[Subject]:
+    """Serve a device, or the ``plain`` file of FUSE. NB: unless that is ``cached``,
+    nothing is, whatever a reader asks for.
+    """
+    writable = setting.writable and source == "file"
+    with contents(setting, source) as (segment, content):
+        with BlockServer(
             Description(setting.size_bytes, [segment], read_only=not writable),
             front_end=front_end,
             queues=setting.queues,
             depth=setting.depth,
             realtime=setting.realtime,
-            page_cache=page_cache,
-        )
-        stack.enter_context(server)
-        prepare(setting, source, server)
-        yield server, content, writable
-
-
-@contextmanager
-def _device(
-    front_end: FrontEndName, source: Source, setting: Setting
-) -> Iterator[Subject]:
-    with served(setting, source, front_end) as (server, content, may_write):
-        yield Subject(server.device, content, [server.pid], writable=may_write)
+            page_cache=cached,
+        ) as server:
+            prepare(setting, source, server)
+            yield Subject(
+                server.file if plain else server.device,
+                content,
+                [server.pid],
+                direct=not cached,
+                writable=writable and not cached,
+                mappable=cached or not plain,
+            )
 
 
 @contextmanager
@@ -126,42 +112,23 @@ def _clone(
     size_bytes = setting.size_bytes
     # Writes go to the sprout's own device, so what is served is only read.
     read_only = replace(setting, writable=False)
-    with ExitStack() as stack:
-        segment, content = stack.enter_context(contents(read_only, source))
-        made = stack.enter_context(
-            volume(
-                setting.new_directory(f"{front_end}-clone"),
-                [segment],
-                virtual_data_size=size_bytes,
-                writable_bytes=DEFAULT_WRITABLE_BYTES + size_bytes,
-                parent=setting.directory,
-                front_end=front_end,
-                queues=setting.queues,
-                depth=setting.depth,
-                realtime=setting.realtime,
-            )
-        )
+    with (
+        contents(read_only, source) as (segment, content),
+        volume(
+            setting.new_directory(f"{front_end}-clone"),
+            [segment],
+            virtual_data_size=size_bytes,
+            writable_bytes=DEFAULT_WRITABLE_BYTES + size_bytes,
+            parent=setting.directory,
+            front_end=front_end,
+            queues=setting.queues,
+            depth=setting.depth,
+            realtime=setting.realtime,
+        ) as made,
+    ):
         prepare(read_only, source, made.server)
         path = made.clone("clone", offset=0, size_bytes=size_bytes)
         yield Subject(path, content, [made.server.pid], writable=True)
-
-
-@contextmanager
-def _fuse_file(source: Source, cached: bool, setting: Setting) -> Iterator[Subject]:
-    """NB: unless ``cached``, nothing is cached, whatever a reader asks for."""
-    with served(setting, source, "fuse", page_cache=cached) as (
-        server,
-        content,
-        may_write,
-    ):
-        yield Subject(
-            server.file,
-            content,
-            [server.pid],
-            direct=not cached,
-            writable=may_write and not cached,
-            mappable=cached,
-        )
 
 
 def _peers() -> Iterator[Peer]:
@@ -180,7 +147,7 @@ def _peers() -> Iterator[Peer]:
                 "device",
                 f"our server's device, {front_end}, on {what}",
                 needs,
-                partial(_device, front_end, source),
+                partial(_served, front_end, source, False, False),
             )
             yield Peer(
                 f"{name}-clone",
@@ -194,14 +161,14 @@ def _peers() -> Iterator[Peer]:
         "device",
         "our server's device, ublk, on an asynchronous disk (null_blk), O_DIRECT",
         (ROOT, UBLK, LOOP, ASYNC_DISK),
-        partial(_device, "ublk", "disk"),
+        partial(_served, "ublk", "disk", False, False),
     )
-    plain: list[tuple[str, Source, bool]] = [
-        ("fuse-plain", "memset", False),
-        ("fuse-plain-file", "file", False),
-        ("fuse-plain-file-cached", "file", True),
-    ]
-    for name, source, cached in plain:
+    plain: dict[str, tuple[Source, bool]] = {
+        "fuse-plain": ("memset", False),
+        "fuse-plain-file": ("file", False),
+        "fuse-plain-file-cached": ("file", True),
+    }
+    for name, (source, cached) in plain.items():
         how = ", through the page cache" if cached else ""
         yield Peer(
             name,
@@ -209,7 +176,7 @@ def _peers() -> Iterator[Peer]:
             f"our server's file in FUSE, no loop device{how}, {sources[source][1]}",
             # The server also makes a loop device, which nobody uses.
             (ROOT, FUSE, LOOP),
-            partial(_fuse_file, source, cached),
+            partial(_served, "fuse", source, True, cached),
         )
 
 
