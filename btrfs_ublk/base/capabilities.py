@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -43,6 +43,15 @@ class Capability(Protocol):
 
     def probe(self) -> str | None:
         """Return None when it is available, else the reason why not."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A capability that a function probes."""
+
+    name: str
+    hint: str
+    probe: Callable[[], str | None]
 
 
 def checkout() -> Path | None:

@@ -9,12 +9,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from btrfs_ublk.base.capabilities import FUSE, ROOT
+from btrfs_ublk.base.capabilities import FUSE, ROOT, Probed
 from btrfs_ublk.base.helpers import FUSE_STAND_IN, helper_path
 from btrfs_ublk.base.process import readable, run, spawn
 from btrfs_ublk.bench.content import STAMPS, write_content
@@ -28,27 +27,23 @@ _NAME = "file"
 _TIMEOUT_S = 20.0
 
 
-@dataclass(frozen=True)
-class _WritableVirtiofs:
-    name: ClassVar[str] = "virtiofs"
-    hint: ClassVar[str] = "run this in a VM: scripts/vm"
-
-    def target(self) -> Path | None:
-        """Return where a writable one is mounted."""
-        mounts = (x for x in read_mountinfo() if x.fs_type == "virtiofs")
-        return next((x.target for x in mounts if not x.read_only), None)
-
-    def probe(self) -> str | None:
-        return None if self.target() else "nothing of it is mounted writable here"
+def _virtiofs_target() -> Path | None:
+    """Return where a writable one is mounted."""
+    mounts = (x for x in read_mountinfo() if x.fs_type == "virtiofs")
+    return next((x.target for x in mounts if not x.read_only), None)
 
 
-_VIRTIOFS = _WritableVirtiofs()
+_VIRTIOFS = Probed(
+    "virtiofs",
+    "run this in a VM: scripts/vm",
+    lambda: None if _virtiofs_target() else "nothing of it is mounted writable here",
+)
 
 
 @peer("virtiofs", "file", "a file of the host through virtiofs", (_VIRTIOFS,))
 def _virtiofs(setting: Setting) -> Iterator[Subject]:
     """The host's caching depends on how the guest was started."""
-    with tempdir(parent=_VIRTIOFS.target()) as directory:
+    with tempdir(parent=_virtiofs_target()) as directory:
         path = directory / _NAME
         write_content(path, STAMPS, setting.size_bytes)
         yield Subject(path, STAMPS, writable=True)
@@ -71,30 +66,21 @@ _CURES: dict[How, str] = {
 }
 
 
-@dataclass(frozen=True)
-class _FuseBy:
-    """A way to reach a FUSE server; the probe tries it."""
+def _fuse_by(how: How) -> Probed:
+    """Make the capability of a way to reach a FUSE server; the probe tries it."""
 
-    how: How
-
-    @property
-    def name(self) -> str:
-        return f"FUSE by {self.how}"
-
-    @property
-    def hint(self) -> str:
-        return _CURES[self.how]
-
-    def probe(self) -> str | None:
+    def probe() -> str | None:
         with tempfile.NamedTemporaryFile(prefix="btrfs-ublk-") as file:
             file.truncate(BLOCK_BYTES)
             try:
-                run(_argv(self.how, Path(file.name)), timeout_s=_TIMEOUT_S)
+                run(_argv(how, Path(file.name)), timeout_s=_TIMEOUT_S)
             except CapabilityError as error:
                 return error.message
             except BtrfsUblkError:
-                return f"the kernel refuses it; {self.hint}"
+                return f"the kernel refuses it; {_CURES[how]}"
         return None
+
+    return Probed(f"FUSE by {how}", _CURES[how], probe)
 
 
 def _argv(how: How, path: Path) -> list[str | Path]:
@@ -130,7 +116,7 @@ def _stand_in(how: How, setting: Setting) -> Iterator[Subject]:
 
 PEERS = [
     *(
-        Peer(name, "file", what, (ROOT, FUSE, _FuseBy(how)), partial(_stand_in, how))
+        Peer(name, "file", what, (ROOT, FUSE, _fuse_by(how)), partial(_stand_in, how))
         for name, (how, what) in _STAND_INS.items()
     ),
     _virtiofs,

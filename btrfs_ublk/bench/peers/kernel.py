@@ -9,12 +9,17 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
-from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Capability
+from btrfs_ublk.base.capabilities import (
+    BTRFS,
+    LOOP,
+    MKFS_BTRFS,
+    ROOT,
+    Capability,
+    Probed,
+)
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench.content import STAMPS, write_content
@@ -25,7 +30,7 @@ from btrfs_ublk.bench.resources.kernel_module import (
     LoadableModule,
     loaded_module,
 )
-from btrfs_ublk.bench.resources.zram import ZRAM, zram_device
+from btrfs_ublk.bench.resources.zram import ZRAM, ZRAM_CONTROL, zram_device
 from btrfs_ublk.errors import CapabilityError, CommandError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.loop import loop_device
@@ -104,7 +109,7 @@ def _brd(setting: Setting, _size_bytes: int) -> Iterator[Path]:
 @contextmanager
 def _zram(setting: Setting, size_bytes: int) -> Iterator[Path]:
     """Make a zram device; its content here cannot be compressed."""
-    if not Path(ZRAM.path).exists():
+    if not ZRAM_CONTROL.exists():
         setting.shared("zram", lambda: loaded_module("zram", {"num_devices": 0}))
     with zram_device(size_bytes) as path:
         yield path
@@ -200,27 +205,29 @@ def check_disk(path: Path, size_bytes: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _PersistentMemory:
-    name: ClassVar[str] = "persistent memory"
-    hint: ClassVar[str] = "run this in a VM that has some: scripts/vm --pmem 512M"
+def _why_no_pmem() -> str | None:
+    if os.environ.get(IN_VM_VARIABLE) != "1":
+        return "what it holds would be lost, so only that of scripts/vm is used"
+    if not _PMEM.exists():
+        try:
+            run(["modprobe", "--all", *_PMEM_MODULES], timeout_s=_TIMEOUT_S)
+        except CommandError as error:
+            return error.message.splitlines()[-1].strip()
+    return None if _PMEM.exists() else f"there is no {_PMEM}"
 
-    def probe(self) -> str | None:
-        if os.environ.get(IN_VM_VARIABLE) != "1":
-            return "what it holds would be lost, so only that of scripts/vm is used"
-        if not _PMEM.exists():
-            try:
-                run(["modprobe", "--all", *_PMEM_MODULES], timeout_s=_TIMEOUT_S)
-            except CommandError as error:
-                return error.message.splitlines()[-1].strip()
-        return None if _PMEM.exists() else f"there is no {_PMEM}"
+
+_PERSISTENT_MEMORY = Probed(
+    "persistent memory",
+    "run this in a VM that has some: scripts/vm --pmem 512M",
+    _why_no_pmem,
+)
 
 
 @peer(
     "dax-ext4",
     "file",
     "a file of ext4 with DAX, on persistent memory",
-    (ROOT, _PersistentMemory(), EXT4, MKFS_EXT4),
+    (ROOT, _PERSISTENT_MEMORY, EXT4, MKFS_EXT4),
 )
 def _dax_ext4(setting: Setting) -> Iterator[Subject]:
     """This bypasses the page cache, and so comes closest to doing nothing."""

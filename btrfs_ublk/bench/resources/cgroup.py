@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from btrfs_ublk.base.capabilities import ROOT, require
+from btrfs_ublk.base.capabilities import ROOT, Probed, require
 from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
@@ -20,31 +18,26 @@ _PREFIX = "btrfs-ublk-"
 _PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
 
 
-@dataclass(frozen=True)
-class _MemoryGroups:
-    name: ClassVar[str] = "control groups that count memory"
-    hint: ClassVar[str] = "mount cgroup2, or memory of version 1, below /sys/fs/cgroup"
-
-    def root(self) -> Path | None:
-        """Return where groups can be made: version 1 if it has memory, else 2."""
-        mounts = [x for x in read_mountinfo() if not x.read_only]
-        for mount in mounts:
-            if mount.fs_type == "cgroup" and mount.target.name == "memory":
-                return mount.target
-        for mount in mounts:
-            if mount.fs_type != "cgroup2":
-                continue
+def _root() -> Path | None:
+    """Return where groups can be made: version 1 if it has memory, else 2."""
+    mounts = [x for x in read_mountinfo() if not x.read_only]
+    for mount in mounts:
+        if mount.fs_type == "cgroup" and mount.target.name == "memory":
+            return mount.target
+    for mount in mounts:
+        if mount.fs_type == "cgroup2":
             with suppress(OSError):
                 names = (mount.target / "cgroup.controllers").read_text().split()
                 if "memory" in names:
                     return mount.target
-        return None
-
-    def probe(self) -> str | None:
-        return None if self.root() else "there are none"
+    return None
 
 
-MEMORY_GROUPS = _MemoryGroups()
+MEMORY_GROUPS = Probed(
+    "control groups that count memory",
+    "mount cgroup2, or memory of version 1, below /sys/fs/cgroup",
+    lambda: None if _root() else "there are none",
+)
 
 
 class MemoryGroup:
@@ -81,7 +74,7 @@ def memory_group(*, ledger: Ledger | None = None) -> Iterator[MemoryGroup]:
     """Make a control group, removed at the end of the block, after all its members."""
     require(ROOT, MEMORY_GROUPS)
     ledger = ledger or process_ledger()
-    root = MEMORY_GROUPS.root()
+    root = _root()
     assert root is not None
     with suppress(OSError):  # for version 2; it may be enabled already
         (root / "cgroup.subtree_control").write_text("+memory")

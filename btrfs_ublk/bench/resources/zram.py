@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from btrfs_ublk.base.capabilities import ROOT, or_vm, require
+from btrfs_ublk.base.capabilities import ROOT, Probed, or_vm, require
 from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule
@@ -19,21 +17,13 @@ _KIND = "zram"
 _TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True)
-class ZramDriver:
-    """The driver of zram; it makes new devices, so existing ones are left alone."""
-
-    name: ClassVar[str] = "zram"
-    hint: ClassVar[str] = or_vm("use a kernel that has CONFIG_ZRAM")
-    path: ClassVar[str] = "/sys/class/zram-control"
-
-    def probe(self) -> str | None:
-        there = Path(self.path).exists()
-        return None if there else LoadableModule("zram").probe()
-
-
-ZRAM = ZramDriver()
-_CONTROL = Path(ZRAM.path)
+ZRAM_CONTROL = Path("/sys/class/zram-control")
+#: Its driver makes new devices, so existing ones are left alone.
+ZRAM = Probed(
+    "zram",
+    or_vm("use a kernel that has CONFIG_ZRAM"),
+    lambda: None if ZRAM_CONTROL.exists() else LoadableModule("zram").probe(),
+)
 
 
 @contextmanager
@@ -47,7 +37,7 @@ def zram_device(size_bytes: int, *, ledger: Ledger | None = None) -> Iterator[Pa
     with ledger.holding(_KIND) as entry:
         with deferred():
             # NB: the read itself makes a device.
-            number = int((_CONTROL / "hot_add").read_text())
+            number = int((ZRAM_CONTROL / "hot_add").read_text())
             path = Path(f"/dev/zram{number}")
             ledger.amend(entry, path=str(path), sequence=_disk_sequence(path))
         blockdev.wait_for_node(path, timeout_s=_TIMEOUT_S)
@@ -82,5 +72,5 @@ def _remove(entry: Entry) -> bool:
             hint="unmount it first",
         )
     (_sysfs(path) / "reset").write_text("1")
-    (_CONTROL / "hot_remove").write_text(path.name.removeprefix("zram"))
+    (ZRAM_CONTROL / "hot_remove").write_text(path.name.removeprefix("zram"))
     return True
