@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast, get_args
 
 from btrfs_ublk.errors import UsageError
@@ -61,52 +61,39 @@ def _seconds(key: str, value: Any) -> float:
     return float(value)
 
 
-@dataclass(frozen=True)
-class _Key:
-    attribute: str
-    parse: Callable[[str, Any], Any]
-    #: Converts to JSON: all spellings of one value become the same.
-    write: Callable[[Any], Any] = lambda value: value
-
-
 def _write_seconds(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-#: The keys that have no default.
-REQUIRED = {
-    "btrfs.seed": _Key("seed", _choice(*STRATEGIES)),
-    "btrfs.virtual_data_size": _Key("virtual_data_bytes", _size, exact_size),
-    "btrfs.total_clone_size": _Key("total_clone_bytes", _size, exact_size),
-    "fio.depth": _Key("depth", _count(4096)),
-    "fio.direct": _Key("direct", _flag, int),
-    "fio.engine": _Key("engine", _choice(*ENGINES)),
-    "fio.jobs": _Key("jobs", _count(256)),
-    "fio.runtime": _Key("runtime_s", _seconds, _write_seconds),
-    "ublk.num_queues": _Key("num_queues", _count(256)),
-}
-OPTIONAL = {
-    "front_end": _Key("front_end", _choice(*get_args(FrontEndName))),
-    "source": _Key("source", _choice(*SOURCES)),
-}
-KEYS = REQUIRED | OPTIONAL
+def _key(
+    key: str,
+    parse: Callable[[str, Any], Any],
+    write: Callable[[Any], Any] = lambda value: value,
+    **default: Any,
+) -> Any:
+    """Make a field that has a key in JSON. ``write`` converts to JSON: all spellings of
+    one value become the same.
+    """
+    return field(metadata={"key": key, "parse": parse, "write": write}, **default)
 
 
 @dataclass(frozen=True)
 class Configuration:
     """One configuration. ``num_queues`` is the server's threads with any front end."""
 
-    seed: str
-    virtual_data_bytes: int
-    total_clone_bytes: int
-    depth: int
-    direct: bool
-    engine: str
-    jobs: int
-    runtime_s: float
-    num_queues: int
-    front_end: FrontEndName = "auto"
-    source: str = "memset"
+    seed: str = _key("btrfs.seed", _choice(*STRATEGIES))
+    virtual_data_bytes: int = _key("btrfs.virtual_data_size", _size, exact_size)
+    total_clone_bytes: int = _key("btrfs.total_clone_size", _size, exact_size)
+    depth: int = _key("fio.depth", _count(4096))
+    direct: bool = _key("fio.direct", _flag, int)
+    engine: str = _key("fio.engine", _choice(*ENGINES))
+    jobs: int = _key("fio.jobs", _count(256))
+    runtime_s: float = _key("fio.runtime", _seconds, _write_seconds)
+    num_queues: int = _key("ublk.num_queues", _count(256))
+    front_end: FrontEndName = _key(
+        "front_end", _choice(*get_args(FrontEndName)), default="auto"
+    )
+    source: str = _key("source", _choice(*SOURCES), default="memset")
 
     def __post_init__(self) -> None:
         least = _PIECES * BLOCK_BYTES
@@ -132,12 +119,11 @@ class Configuration:
             raise UsageError(
                 f"missing option {', '.join(missing)}", hint="none has a default"
             )
-        return cls(
-            **{
-                KEYS[key].attribute: KEYS[key].parse(key, value)
-                for key, value in values.items()
-            }
-        )
+        parsed = {
+            KEYS[key].name: KEYS[key].metadata["parse"](key, value)
+            for key, value in values.items()
+        }
+        return cls(**parsed)
 
     @classmethod
     def from_json(
@@ -155,8 +141,14 @@ class Configuration:
     def to_dict(self) -> dict[str, Any]:
         """Return all keys. Equal configurations give equal dictionaries."""
         return {
-            name: key.write(getattr(self, key.attribute)) for name, key in KEYS.items()
+            key: each.metadata["write"](getattr(self, each.name))
+            for key, each in KEYS.items()
         }
+
+
+#: The fields by key, and the keys that have no default.
+KEYS = {each.metadata["key"]: each for each in fields(Configuration)}
+REQUIRED = [key for key, each in KEYS.items() if each.default is MISSING]
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -173,12 +165,12 @@ def parse_value(key: str, text: str) -> Any:
     """
     if key not in KEYS:
         raise UsageError(f"there is no key {key!r}", hint=f"known: {', '.join(KEYS)}")
-    kind = KEYS[key]
+    how = KEYS[key].metadata
     try:
         value = json.loads(text)
     except ValueError:
         value = text
-    return kind.write(kind.parse(key, value))
+    return how["write"](how["parse"](key, value))
 
 
 def configuration_of(row: Mapping[str, Any]) -> Configuration:
