@@ -17,7 +17,7 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.fio import random_reads
 from btrfs_ublk.bench.origin import NGINX, origin
-from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.report import Document, Table
 from btrfs_ublk.bench.study import Column, Run, study, table
 from btrfs_ublk.content import Addition, Digests
 from btrfs_ublk.content.cache import Cache
@@ -45,61 +45,6 @@ def _zero_digests(size_bytes: int) -> Digests:
     one = hashlib.sha256(bytes(DEFAULT_UNIT_BYTES)).digest()
     units = size_bytes // DEFAULT_UNIT_BYTES
     return Digests(size_bytes, DEFAULT_UNIT_BYTES, one * units)
-
-
-def measure(
-    parent: Path, *, mappings: int, size_bytes: int, runtime_s: float
-) -> list[Result]:
-    """Return one result for each stage, with all files in memory."""
-    found: list[Result] = []
-    with ExitStack() as stack:
-        root = stack.enter_context(tempdir(parent=parent))
-        served = root / "served"
-        served.mkdir()
-        with (served / "object").open("wb") as file:
-            file.truncate(size_bytes)
-        host, port = stack.enter_context(origin(root, served))
-        digests = _zero_digests(size_bytes)
-        digests.write(root / "digests")
-        cache = root / "cache"
-        cache.mkdir(mode=0o700)
-        Cache(cache).limit(max_bytes=_CACHE_BYTES, reserve_bytes=MIB)
-        segment = LazySegment(
-            offset=0, length=2 * size_bytes, map=str(root / "map"), cache=str(cache)
-        )
-        description = Description(2 * size_bytes, [segment])
-        server = stack.enter_context(BlockServer(description, front_end="fuse"))
-
-        def note(stage: str, **more: float) -> None:
-            found.append({"stage": stage} | memory_bytes(server.pid) | more)
-
-        note("started")
-        at = [
-            Addition(offset=8 * KIB * each, length=4 * KIB) for each in range(mappings)
-        ]
-        server.map_add([_SMALL], at)
-        note("mappings added")
-        source = {
-            "kind": "http",
-            "url": f"http://{host}:{port}/object",
-            "proxy": "none",
-            "size": size_bytes,
-            "unit": DEFAULT_UNIT_BYTES,
-            "digests": {"path": str(root / "digests")},
-            "root": digests.root,
-        }
-        server.map_add([source], [Addition(offset=size_bytes, length=size_bytes)])
-        note("source added")
-        outcome = random_reads(
-            server.device,
-            size_bytes=size_bytes,
-            depth=_DEPTH,
-            runtime_s=runtime_s,
-            output=root / "fio.json",
-            more=[f"--offset={size_bytes}"],
-        )
-        note("read at random", iops=outcome.total_iops)
-    return found
 
 
 def tables(document: Document) -> list[Table]:
@@ -134,11 +79,53 @@ def tables(document: Document) -> list[Table]:
 )
 def command(run: Run, mappings: int, size_bytes: int, runtime_s: float) -> None:
     """Memory of a server: when it starts, with mappings, and under cold reads."""
-    run.add(
-        *measure(
-            run.parent, mappings=mappings, size_bytes=size_bytes, runtime_s=runtime_s
+    with ExitStack() as stack:
+        root = stack.enter_context(tempdir(parent=run.parent))
+        served = root / "served"
+        served.mkdir()
+        with (served / "object").open("wb") as file:
+            file.truncate(size_bytes)
+        host, port = stack.enter_context(origin(root, served))
+        digests = _zero_digests(size_bytes)
+        digests.write(root / "digests")
+        cache = root / "cache"
+        cache.mkdir(mode=0o700)
+        Cache(cache).limit(max_bytes=_CACHE_BYTES, reserve_bytes=MIB)
+        segment = LazySegment(
+            offset=0, length=2 * size_bytes, map=str(root / "map"), cache=str(cache)
         )
-    )
+        description = Description(2 * size_bytes, [segment])
+        server = stack.enter_context(BlockServer(description, front_end="fuse"))
+
+        def note(stage: str, **more: float) -> None:
+            run.add({"stage": stage} | memory_bytes(server.pid) | more)
+
+        note("started")
+        at = [
+            Addition(offset=8 * KIB * each, length=4 * KIB) for each in range(mappings)
+        ]
+        server.map_add([_SMALL], at)
+        note("mappings added")
+        source = {
+            "kind": "http",
+            "url": f"http://{host}:{port}/object",
+            "proxy": "none",
+            "size": size_bytes,
+            "unit": DEFAULT_UNIT_BYTES,
+            "digests": {"path": str(root / "digests")},
+            "root": digests.root,
+        }
+        server.map_add([source], [Addition(offset=size_bytes, length=size_bytes)])
+        note("source added")
+        outcome = random_reads(
+            server.device,
+            size_bytes=size_bytes,
+            depth=_DEPTH,
+            runtime_s=runtime_s,
+            output=root / "fio.json",
+            more=[f"--offset={size_bytes}"],
+        )
+        note("read at random", iops=outcome.total_iops)
 
 
 if __name__ == "__main__":

@@ -17,24 +17,11 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.helpers import MEASURE_MAP, helper_path
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Result, Table, number
+from btrfs_ublk.bench.report import Document, Table, number
 from btrfs_ublk.bench.stats import median_of
 from btrfs_ublk.bench.study import TURNS, Column, Run, study, table
 
 _TIMEOUT_S = 600.0
-
-
-def measure(mappings: int, lookups: int, threads: int, parent: Path) -> Result:
-    """Measure one new map, in its own directory under ``parent``."""
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="mappings-", dir=parent) as directory:
-        path = Path(directory) / "it.map"
-        counts = [str(count) for count in (mappings, lookups, threads)]
-        argv: list[str | Path] = [helper_path(MEASURE_MAP), path, *counts]
-        measured = json.loads(run_program(argv, timeout_s=_TIMEOUT_S).stdout)
-        size_bytes = path.stat().st_size
-    about = {"mappings": mappings, "lookups": lookups, "threads": threads}
-    return {**about, "load": load, "file_bytes": size_bytes, **measured}
 
 
 def tables(document: Document) -> list[Table]:
@@ -68,7 +55,15 @@ def command(run: Run, mappings: int, lookups: int) -> None:
     for _ in run.turns():
         for threads in (1, 2):
             run.wait_until_quiet()
-            run.add(measure(mappings, lookups, threads, run.parent))
+            load = os.getloadavg()[0]
+            with tempfile.TemporaryDirectory(dir=run.parent) as directory:
+                path = Path(directory) / "it.map"
+                counts = [str(count) for count in (mappings, lookups, threads)]
+                argv: list[str | Path] = [helper_path(MEASURE_MAP), path, *counts]
+                measured = json.loads(run_program(argv, timeout_s=_TIMEOUT_S).stdout)
+                size_bytes = path.stat().st_size
+            about = {"mappings": mappings, "lookups": lookups, "threads": threads}
+            run.add({**about, "load": load, "file_bytes": size_bytes, **measured})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -45,8 +45,8 @@ from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.server import FrontEndName, choose_front_end
 
 _TOLERANCE = 0.03
-
-Measure = Callable[[Configuration], Row]
+#: What is done again with --retry.
+_AGAIN = (FAILED, SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -81,34 +81,26 @@ def is_settled(rows: Sequence[Row], *, least: int, most: int, tolerance: float) 
     return bool(max(high - middle, middle - low) <= tolerance * middle)
 
 
+@dataclass
 class Runner:
-    """Makes those runs of a matrix that a file of results does not have yet."""
+    """Makes those runs of a matrix that a file of results does not have yet; with
+    ``retry``, also those that failed or were skipped.
+    """
 
-    def __init__(
-        self,
-        matrix: Matrix,
-        results: ResultsFile,
-        *,
-        selected: Sequence[Configuration],
-        environment: str,
-        seed: int,
-        tolerance: float,
-        measure: Measure,
-        retry: bool = False,
-    ) -> None:
-        self.matrix = matrix
-        self._results = results
-        self._selected = set(selected)
-        self._environment = environment
-        self._seed = seed
-        self._tolerance = tolerance
-        self._measure = measure
-        self._again = {FAILED, SKIPPED} if retry else set()
-        self._durations: list[float] = []
+    matrix: Matrix
+    results: ResultsFile
+    _: KW_ONLY
+    selected: Sequence[Configuration]
+    environment: str
+    seed: int
+    tolerance: float
+    measure: Callable[[Configuration], Row]
+    retry: bool = False
+    _durations: list[float] = field(default_factory=list)
 
     def _done(self, configuration: Configuration, block: int) -> Row | None:
-        key = run_key(configuration, environment=self._environment, block=block)
-        return self._results.rows.get(key)
+        key = run_key(configuration, environment=self.environment, block=block)
+        return self.results.rows.get(key)
 
     def _rows_before(self, configuration: Configuration, block: int) -> list[Row]:
         rows = [self._done(configuration, earlier) for earlier in range(1, block)]
@@ -120,13 +112,13 @@ class Runner:
         """
         return [
             configuration
-            for configuration in self.matrix.order(block, seed=self._seed)
-            if configuration in self._selected
+            for configuration in self.matrix.order(block, seed=self.seed)
+            if configuration in self.selected
             and not is_settled(
                 self._rows_before(configuration, block),
                 least=self.matrix.least,
                 most=self.matrix.most,
-                tolerance=self._tolerance,
+                tolerance=self.tolerance,
             )
         ]
 
@@ -137,11 +129,11 @@ class Runner:
             plan = self.plan(block)
             if not plan:
                 break
-            later = len(self._selected) * max(0, self.matrix.least - block)
+            later = len(self.selected) * max(0, self.matrix.least - block)
             for position, configuration in enumerate(plan):
                 to_come = len(plan) - position + later
                 found = self._done(configuration, block)
-                if found is None or found["status"] in self._again:
+                if found is None or (self.retry and found["status"] in _AGAIN):
                     if not self._durations:
                         yield self._progress(done, to_come, block)
                     row = self._run(configuration, block)
@@ -150,8 +142,8 @@ class Runner:
 
     def _run(self, configuration: Configuration, block: int) -> Row:
         start_s = time.monotonic()
-        row = self._measure(configuration)
-        row = self._results.append_run(row, block=block)
+        row = self.measure(configuration)
+        row = self.results.append_run(row, block=block)
         self._durations.append(time.monotonic() - start_s)
         return row
 
