@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from btrfs_ublk.bench.matrices import PUBLISHED
 from btrfs_ublk.bench.page.comparisons import Block, Finding, original
 from btrfs_ublk.bench.page.inputs import MatrixData
 from btrfs_ublk.bench.page.measures import is_number, quantity, ratio_text
@@ -19,13 +20,6 @@ Row = Mapping[str, Any]
 _READS = "Reads per second"
 #: With a larger ratio of the largest to the least, an axis from zero hides much.
 _WIDE = 30.0
-#: The best IOPS of the matrix of 2023, by engine and jobs; ublk with memset. Those of
-#: mmap are warm: from the page cache.
-_THEIRS: dict[str, dict[int, float]] = {
-    "io_uring": {1: 224e3, 2: 361e3, 6: 601e3, 12: 643e3},
-    "psync": {1: 78e3, 2: 126e3, 6: 246e3, 12: 311e3},
-    "mmap": {1: 151e3, 2: 714e3, 6: 2.5e6, 12: 3.0e6},
-}
 
 
 def matrix_blocks(data: MatrixData) -> tuple[list[Block], list[Finding]]:
@@ -111,7 +105,7 @@ class Gain(NamedTuple):
 
     @property
     def published(self) -> float | None:
-        theirs = _THEIRS.get(self.engine, {})
+        theirs = PUBLISHED.get(self.engine, {})
         return theirs[self.jobs] / theirs[1] if self.jobs in theirs else None
 
 
@@ -174,19 +168,15 @@ def _gains_table(gains: Sequence[Gain]) -> Table:
 def _theirs() -> Table:
     rows = [
         [engine, *(f"{value / 1e3:,.0f}" for value in figures.values())]
-        for engine, figures in _THEIRS.items()
+        for engine, figures in PUBLISHED.items()
     ]
     note = (
         "Thousand IOPS of the best configuration. mmap: warm, from the page cache. "
         "Kind of seed and size of the virtual data: 2 % of a difference at most."
     )
     columns = ("engine", "1 job", "2 jobs", "6 jobs", "12 jobs")
-    return Table(
-        f"Published, on other hardware ({original()['hardware']})",
-        columns,
-        rows,
-        note=note,
-    )
+    title = f"Published, on other hardware ({original()['hardware']})"
+    return Table(title, columns, rows, note=note)
 
 
 def _runs_table(rows: Sequence[Row]) -> Table:
