@@ -280,7 +280,7 @@ class TestCommand:
         plan = Plan(3, 0.5, SIZE, None, None, seed=1)
         results = compare(comparison, plan, parent=sparse_path)
         assert next(results)["status"] == "ok"
-        (source,) = sparse_path.glob("*/source")
+        (source,) = sparse_path.glob("*/disk-0")
         source.write_bytes(bytes(SIZE))
         rest = list(results)
         (failed,) = [x for x in rest if x["status"] == "failed"]

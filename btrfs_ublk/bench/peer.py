@@ -20,6 +20,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -67,37 +68,31 @@ class Setting:
             self._shared[name] = self._stack.enter_context(make())
         return cast(_Shared, self._shared[name])
 
-    def source_file(self) -> Path:
-        """Return a shared file full of STAMPS, for peers that only read it."""
-        return self.shared("source file", self._source_file)
-
     @contextmanager
-    def _source_file(self) -> Iterator[Path]:
-        path = self.directory / "source"
-        write_content(path, STAMPS, self.size_bytes)
-        yield path
-
-    @contextmanager
-    def new_file(self, size_bytes: int) -> Iterator[Path]:
-        """Make a sparse file, which is removed, to free its memory, after the block."""
-        number = next(self._numbers)
-        path = self.directory / f"disk-{number}"
+    def new_file(self, size_bytes: int, *, filled: bool = False) -> Iterator[Path]:
+        """Make a sparse file, or one ``filled`` with STAMPS, which is removed, to free
+        its memory, after the block.
+        """
+        path = self.directory / f"disk-{next(self._numbers)}"
         try:
             with path.open("xb") as file:
                 file.truncate(size_bytes)
+            if filled:
+                write_content(path, STAMPS, size_bytes)
             yield path
         finally:
             path.unlink(missing_ok=True)
 
+    def source_file(self) -> Path:
+        """Return a shared file full of STAMPS, for peers that only read it."""
+        make = partial(self.new_file, self.size_bytes, filled=True)
+        return self.shared("source file", make)
+
     def content_file(self) -> AbstractContextManager[Path]:
         """Yield a file full of STAMPS: the peer's own, if it is to be written to."""
-        return self._own_file() if self.writable else nullcontext(self.source_file())
-
-    @contextmanager
-    def _own_file(self) -> Iterator[Path]:
-        with self.new_file(self.size_bytes) as path:
-            write_content(path, STAMPS, self.size_bytes)
-            yield path
+        if self.writable:
+            return self.new_file(self.size_bytes, filled=True)
+        return nullcontext(self.source_file())
 
     def new_directory(self, name: str) -> Path:
         """Make a directory whose name begins with ``name``."""
