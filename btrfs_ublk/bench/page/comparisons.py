@@ -144,10 +144,10 @@ def _theirs(
     """
     settings: dict[object, dict[str, float]] = {}
     for x in (published or original())["figures"]:
-        name = x["workload"]
+        names = [x["workload"], workload]
         if not published:
-            name, workload = _without_depth(name), _without_depth(workload)
-        if (name, x["measure"]) == (workload, measure) and x["like"]:
+            names = [re.sub(r"-d\d+", "", name) for name in names]
+        if names[0] == names[1] and x["measure"] == measure and x["like"]:
             its = settings.setdefault(x.get("setting"), {})
             its.setdefault(str(x["like"]), float(x["value"]))
     return list(settings.values())
@@ -159,10 +159,6 @@ def original() -> dict[str, Any]:
     published = find_suite("randread").published
     assert published
     return published.to_dict()
-
-
-def _without_depth(workload: str) -> str:
-    return re.sub(r"-d\d+", "", workload)
 
 
 def comparison_blocks(data: DocumentData) -> tuple[list[Block], list[Finding]]:
@@ -251,15 +247,19 @@ def _scaling_plots(its: Sequence[Contest]) -> Iterator[Plot]:
     """Plot what was measured with several numbers of jobs."""
     first = [each for each in its if each.rank == 0]
     for base, family in grouped(first, lambda x: split_jobs(x.workload)[0]).items():
-        points: dict[str, list[tuple[float, float]]] = {}
         jobs = {float(split_jobs(each.workload)[1]): each for each in family}
-        for number, each in jobs.items():
-            for name in each.peers:
-                found = [(number, value) for value in each.values(name)]
-                points.setdefault(name, []).extend(found)
+        points = [
+            (name, (number, value))
+            for number, each in jobs.items()
+            for name in each.peers
+            for value in each.values(name)
+        ]
         if len(jobs) > 1:
             measure, title = family[0].measure, f"{base}: scaling with jobs"
-            series = [Series(name, found, True) for name, found in points.items()]
+            series = [
+                Series(name, [point for _, point in its], True)
+                for name, its in grouped(points, lambda x: x[0]).items()
+            ]
             yield Scatter(
                 *(title, measure.title, measure.unit),
                 x_axis="Jobs",
@@ -383,19 +383,9 @@ def _ratio_table(verdicts: Sequence[Judgement]) -> Table | None:
         )
         for contest, name, other, ratio, words in verdicts
     ]
-    first = (
-        ("ours", "peer") if any(is_ours(x.name) for x in verdicts) else ("peer", "to")
-    )
-    columns = (
-        "workload",
-        *first,
-        "of",
-        "turns",
-        "ratio",
-        "95 %",
-        "published",
-        "verdict",
-    )
+    ours = any(is_ours(each.name) for each in verdicts)
+    columns = ["workload", *(("ours", "peer") if ours else ("peer", "to")), "of"]
+    columns += ["turns", "ratio", "95 %", "published", "verdict"]
     return Table("Ratios to each peer", columns, rows, 4, _RATIO_NOTE) if rows else None
 
 

@@ -74,8 +74,13 @@ def _scaling_plots(rows: Sequence[Row]) -> Iterator[Plot]:
 
 def _cores_plots(rows: Sequence[Row]) -> Iterator[Plot]:
     told = [x for x in rows if x.get("cpu") and is_number(x["cpu"].get("total"))]
+
+    def point(row: Row) -> tuple[float, float]:
+        cores = float(row["cpu"]["total"]) - float(row["cpu"].get("other") or 0.0)
+        return cores, float(row["total_iops"])
+
     series = [
-        Series(way, [(_cores(row["cpu"]), float(row["total_iops"])) for row in its])
+        Series(way, [point(row) for row in its])
         for way, its in sorted(grouped(told, _way).items())
     ]
     rates = [float(row["total_iops"]) for row in told if row["total_iops"] > 0]
@@ -85,10 +90,6 @@ def _cores_plots(rows: Sequence[Row]) -> Iterator[Plot]:
         yield Scatter(
             "What reads cost", _READS, x_axis=axis, series=series, y_logarithmic=wide
         )
-
-
-def _cores(cpu: Mapping[str, Any]) -> float:
-    return float(cpu["total"]) - float(cpu.get("other") or 0.0)
 
 
 class Gain(NamedTuple):
