@@ -356,4 +356,4 @@ class TestCommand:
 
 def test_a_capability_has_an_error(sparse_path: Path) -> None:
     with pytest.raises(CapabilityError):
-        run_module._require_room(Path("/proc"))
+        run_module.content.require_room(Path("/proc"), 1, "a run takes")

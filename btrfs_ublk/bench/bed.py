@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,10 +20,11 @@ import psutil
 from btrfs_ublk.base.capabilities import FUSE, Capability, Program
 from btrfs_ublk.base.helpers import GET_RANGES, helper_path
 from btrfs_ublk.base.process import Child, run, spawn
+from btrfs_ublk.bench.content import require_room
 from btrfs_ublk.bench.origin import origin
 from btrfs_ublk.content import Addition, Digests, digest_file
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import (
     BlockServer,
@@ -231,13 +231,7 @@ def bed(
         root = stack.enter_context(tempdir(parent=parent))
         served = root / "served"
         served.mkdir()
-        free_bytes = shutil.disk_usage(root).free
-        if free_bytes < size_bytes:
-            raise CapabilityError(
-                f"{parent} has {free_bytes >> 20} MiB left, the object takes "
-                f"{size_bytes >> 20}",
-                hint="make room there, or choose a smaller --size",
-            )
+        require_room(parent, size_bytes, "the object takes")
         chance = random.Random(1)
         with (served / "object").open("wb") as file:
             for _ in range(size_bytes // MIB):

@@ -218,17 +218,22 @@ def make_contents(
     return Contents([whole], [whole], pieces)
 
 
+def require_room(directory: Path, size_bytes: int, what: str) -> None:
+    """Raise CapabilityError unless the directory has room for so much."""
+    space = os.statvfs(directory)
+    free_bytes = space.f_bavail * space.f_frsize
+    if free_bytes < size_bytes:
+        raise CapabilityError(
+            f"{directory} has {format_size(free_bytes)} left, {what} "
+            f"{format_size(size_bytes)}",
+            hint="make room there, or name another directory",
+        )
+
+
 def _file_contents(pieces: Sequence[Piece], directory: Path) -> Contents:
     """Serve only what is cloned, as each repetition of the file takes a segment."""
     file_bytes = min(_FILE_BYTES, max(piece.size_bytes for piece in pieces))
-    space = os.statvfs(directory)
-    free_bytes = space.f_bavail * space.f_frsize
-    if free_bytes < file_bytes:
-        raise CapabilityError(
-            f"{directory} has {format_size(free_bytes)} left, the source takes "
-            f"{format_size(file_bytes)}",
-            hint="make room there, or name another directory",
-        )
+    require_room(directory, file_bytes, "the source takes")
     path = directory / "source"
     numbers = PatternSegment(offset=0, length=file_bytes)
     with path.open("xb") as file:

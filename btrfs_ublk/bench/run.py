@@ -107,7 +107,7 @@ def measure(configuration: Configuration, *, parent: Path) -> Row:
     """
     require(ROOT, BTRFS, LOOP, Helper(MKSEED), Helper(SERVER), Helper(MAP_PHYSICAL))
     require(Fio(configuration.engine))
-    _require_room(parent)
+    content.require_room(parent, _ROOM_BYTES, "a run takes up to")
     pieces = content.clone_pieces(
         virtual_data_bytes=configuration.virtual_data_bytes,
         clone_bytes=configuration.total_clone_bytes,
@@ -136,17 +136,6 @@ def measure(configuration: Configuration, *, parent: Path) -> Row:
             # Dirty data would otherwise be written while fio reads.
             run(["sync", "--file-system", target], timeout_s=_SYNC_TIMEOUT_S)
             return _measure_volume(configuration, made, path, contents, directory)
-
-
-def _require_room(parent: Path) -> None:
-    space = os.statvfs(parent)
-    free_bytes = space.f_bavail * space.f_frsize
-    if free_bytes < _ROOM_BYTES:
-        raise CapabilityError(
-            f"{parent} has {format_size(free_bytes)} left, a run takes up to "
-            f"{format_size(_ROOM_BYTES)}",
-            hint="make room there, or name another directory",
-        )
 
 
 def _measure_volume(
