@@ -10,19 +10,21 @@ from collections.abc import Sequence
 from btrfs_ublk.bench.report import Document, Result, Table, number
 from btrfs_ublk.bench.stats import grouped, quantile
 
-_BOTH = ["server", "supervisor"]
+_BOTH = ["daemon", "servers"]
 ALL = "all three"
-#: What is killed at once; and again, up to half a second after one of them is back.
+#: What is killed at once, of all volumes; and again, or what else, up to half a second
+#: after what was killed before is back.
 KINDS: dict[str, Sequence[Sequence[str]]] = {
-    "server": [["server"]],
-    "server + supervisor": [_BOTH],
-    "server, server": [["server"], ["server"]],
-    "server + supervisor, again": [_BOTH, _BOTH],
-    "server + keeper": [["server", "keeper"]],
-    "supervisor": [["supervisor"]],
-    "keeper": [["keeper"]],
-    "supervisor + keeper": [["supervisor", "keeper"]],
-    ALL: [[*_BOTH, "keeper"]],
+    "daemon": [["daemon"]],
+    "daemon + servers": [_BOTH],
+    "daemon, servers, keepers": [["daemon"], ["servers"], ["keepers"]],
+    "servers": [["servers"]],
+    "servers, servers": [["servers"], ["servers"]],
+    "daemon + servers, again": [_BOTH, _BOTH],
+    "servers + keepers": [["servers", "keepers"]],
+    "keepers": [["keepers"]],
+    "daemon + keepers": [["daemon", "keepers"]],
+    ALL: [[*_BOTH, "keepers"]],
 }
 #: Counts of a round that must be 0 for readers and writers.
 _COUNTED = {"read_errors": "failed reads", "wrong_bytes": "wrong bytes read"}
@@ -55,8 +57,8 @@ def _different(result: Result) -> int:
     return max((len(x) for x in result.get("different", {}).values()), default=0)
 
 
-def _ms(rounds: Sequence[Result], share: float) -> str:
-    times = sorted(each["recovery_s"] for each in rounds if "recovery_s" in each)
+def _ms(rounds: Sequence[Result], share: float, key: str = "recovery_s") -> str:
+    times = sorted(each[key] for each in rounds if key in each)
     return number(quantile(times, share) * 1e3 if times else math.nan)
 
 
@@ -69,6 +71,7 @@ def _row(name: str, rounds: Sequence[Result]) -> tuple[str, ...]:
         number(len(rounds)),
         total("kills"),
         *(_ms(rounds, share) for share in (0.5, 0.99, 1.0)),
+        _ms(rounds, 0.99, "settled_s"),
         *(total(key) for key in _COUNTED),
         number(sum(len(each.get("write_errors", ())) for each in rounds)),
         number(sum(_different(each) for each in rounds)),
@@ -85,22 +88,32 @@ def tables(document: Document) -> list[Table]:
     rows += [_row("all", rounds)] if rounds else []
     operations = number(sum(each.get("operations", 0) for each in rounds))
     reads = number(sum(each.get("reads", 0) for each in rounds))
+    volumes = document["parameters"]["volumes"]
     return [
         Table(
-            f"A volume's processes killed: {document['parameters']['front_end']}",
+            f"Volumes' processes killed: {document['parameters']['front_end']}",
             (
                 *("killed", "rounds", "kills", "p50 ms", "p99 ms", "max ms"),
-                *("failed reads", "wrong bytes", "failed writes", "differ", "check"),
+                *(
+                    "settled p99 ms",
+                    "failed reads",
+                    "wrong bytes",
+                    "failed writes",
+                    "differ",
+                    "check",
+                ),
                 "hangs",
             ),
             rows,
             1,
-            "From the first kill to the first answer to an uncached read that began "
-            "after the last one. After a comma: who is killed again, up to 0.5 s after "
-            f"one of them is back. {operations} operations were mirrored; what "
-            "differs was compared at once, after a sync with empty caches, and after "
-            "down and up; check counts complaints of btrfs check. Reads fail when all "
-            f"three are killed and fuse has lost its connection. {reads} reads were "
-            "verified.",
+            f"{volumes} volumes are up, with one daemon, and a server and a keeper "
+            "each. The times are from the last kill until each volume has answered an "
+            "uncached read that began after it; settled is until all devices have "
+            "servers, keepers and a daemon again. After a comma: what is killed up to "
+            f"0.5 s after what was killed before is back. {operations} operations were "
+            "mirrored; what differs was compared at once, after a sync with empty "
+            "caches, and after down and up; check counts complaints of btrfs check. "
+            "Reads fail when all three are killed and fuse has lost its connection. "
+            f"{reads} reads were verified.",
         )
     ]

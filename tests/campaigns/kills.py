@@ -1,11 +1,12 @@
-"""Checks that nothing gets lost when servers, supervisors and keepers are killed.
+"""Checks that nothing gets lost when the daemon, servers and keepers are killed.
 
-``python tests/campaigns/kills.py --help``. In each round, a process writes to a kept
-volume (shadowed_writer.py), while others read and verify what is served. Some of the
-volume's processes are killed at a random moment. Its content is compared with what has
-been written: as soon as reads are answered again; after all was flushed and dropped
-from memory; and after the volume was taken down and up. All random choices follow from
---seed. Nothing is left, whatever happens.
+``python tests/campaigns/kills.py --help``. Several kept volumes are up, so the daemon
+supervises several devices. In each round, a process writes to the first volume
+(shadowed_writer.py), while others read and verify what all of them serve. The daemon,
+all servers or all keepers are killed at a random moment. The content of the first
+volume is compared with what has been written: as soon as reads of all volumes are
+answered again; after all was flushed and dropped from memory; and after it was taken
+down and up. All random choices follow from --seed. Nothing is left, whatever happens.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from btrfs_ublk.units import GIB, KIB, MIB, TIB
 from btrfs_ublk.volume import VolumeDefinition, VolumeFile, down_volume, up_volume
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE, volume_directory
 
+#: The volume that is written to. Others, which are only read, have a number appended.
 NAME = "campaign"
 _WRITER = Path(__file__).with_name("shadowed_writer.py")
 _PATTERN_BYTES = 256 * GIB
@@ -131,6 +133,7 @@ class Campaign:
         deadline_s: int,
         drop_caches: bool,
         small_files: int,
+        volumes: int,
     ) -> None:
         self._small_files = small_files
         self._front_end = front_end
@@ -154,8 +157,21 @@ class Campaign:
                 VolumeFile("lazy", {"kind": "file", "path": str(self._content)}),
             ),
         )
+        #: Volumes that are only read, by name.
+        self._others = {
+            f"{NAME}-{number}": VolumeDefinition(
+                size_bytes=TIB,
+                writable_bytes=GIB,
+                mount=directory / f"mnt-{number}",
+                front_end=front_end,
+                files=(VolumeFile("direct", pattern | {"base": 0}),),
+            )
+            for number in range(2, volumes + 1)
+        }
+        self._names = [NAME, *self._others]
         self._writer: Writer | None = None
-        self._reads: list[VerifiedReads] = []
+        #: Those that read each volume, by its name.
+        self._reads: dict[str, list[VerifiedReads]] = {}
 
     def run(self, kinds: Sequence[str], *, limit_s: float) -> Iterator[Result]:
         """Yield the result of each round. After a hang, start with a new volume."""
@@ -177,33 +193,33 @@ class Campaign:
 
     @contextmanager
     def _volume(self) -> Iterator[None]:
-        try:
-            up_volume(NAME, self._definition)
+        with ExitStack() as stack:
+            for name, definition in [(NAME, self._definition), *self._others.items()]:
+                stack.callback(self._take_down, name)
+                up_volume(name, definition)
             yield
-        finally:
-            self._take_down()
 
-    def _take_down(self) -> None:
-        """Take the volume down, even if nothing in it answers any more."""
+    def _take_down(self, name: str) -> None:
+        """Take a volume down, even if nothing in it answers any more."""
         with suppress(BtrfsUblkError):
-            recover_device(NAME)
+            recover_device(name)
         try:
-            self._down()
+            self._down(name)
         except BtrfsUblkError:
             # Make waiting requests fail.
-            self._kill(("keeper", "supervisor", "server"))
+            self._kill(("keepers", "daemon", "servers"))
             with suppress(BtrfsUblkError):
-                remove_device(NAME, timeout_s=10)
-            self._down()
+                remove_device(name, timeout_s=10)
+            self._down(name)
 
-    def _down(self) -> None:
-        """Take the volume down. Retry, as another process, of other tests perhaps,
+    def _down(self, name: str) -> None:
+        """Take a volume down. Retry, as another process, of other tests perhaps,
         may have copied the mount to its own mount namespace.
         """
         end_s = time.monotonic() + self._deadline_s
         while True:
             try:
-                down_volume(NAME)
+                down_volume(name)
                 return
             except LeftoverError:
                 if time.monotonic() > end_s:
@@ -229,10 +245,8 @@ class Campaign:
         many = self._small_files if result["number"] % _MANY_EVERY == 0 else 0
         result["small_files"] = chances.randint(many * 3 // 8, many)
         with self._reading(chances, result):
-            for each in self._reads:
-                each.mark()
-            for each in self._reads:
-                each.wait_served(timeout_s=self._deadline_s)
+            self._mark()
+            self._served_ns()
             writer.ask(f"go {result['small_files']}")
             time.sleep(chances.uniform(0, _LONGEST_WORK_S))
             self._kill_and_recover(kind, chances, result)
@@ -246,7 +260,11 @@ class Campaign:
                 self._flush()
                 different["flushed"] = writer.ask("compare")["differences"]
         writer.ask("release")
-        self._down()
+        self._down(NAME)
+        if "over" in result:
+            for name, definition in self._others.items():
+                self._down(name)
+                up_volume(name, definition)
         result["check"] = self._check()
         up_volume(NAME, self._definition)
         different["up again"] = writer.ask("compare")["differences"]
@@ -255,37 +273,69 @@ class Campaign:
         self, kind: str, chances: random.Random, result: Result
     ) -> None:
         with ExitStack() as stack:
-            begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
             result["kills"] = 0
-            for position, roles in enumerate(KINDS[kind]):
-                if position:
+            before: Sequence[str] = ()
+            for roles in KINDS[kind]:
+                if before:
                     if self._is_by_hand():
                         stack.enter_context(self._recovering())
-                    soon(lambda: self._alive(roles) or None, f"no {roles} has come")
+                    soon(lambda: self._all_have(before), f"no {before} has come")
                     time.sleep(chances.uniform(0, _LONGEST_GAP_S))
-                shuffled = chances.sample(roles, len(roles))
-                result["kills"] += self._kill(shuffled)
-            for each in self._reads:
-                each.mark()
+                begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+                result["kills"] += self._kill(chances.sample(roles, len(roles)))
+                before = roles
+            self._mark()
         if kind == ALL and self._front_end == "fuse":
-            # The FUSE connection has ended. Data in memory must still reach the disk.
+            # The FUSE connections have ended. Data in memory must still reach the disk.
             result["over"] = True
             return
         if self._is_by_hand():
-            with self._recovering() as child:
-                if child.wait(_COMMAND_TIMEOUT_S) != 0:
-                    raise BtrfsUblkError(child.failure("failed"))
-        events = [each.wait_served(timeout_s=self._deadline_s) for each in self._reads]
-        first_ns = min(event["at_ns"] for event in events)
-        result["recovery_s"] = (first_ns - begin_ns) / 1e9
-        soon(lambda: show_device(NAME).is_well or None, "the device is not well")
+            with self._recovering() as children:
+                for child in children:
+                    if child.wait(_COMMAND_TIMEOUT_S) != 0:
+                        raise BtrfsUblkError(child.failure("failed"))
+        result["recovery_s"] = (self._served_ns() - begin_ns) / 1e9
+        for name in self._names:
+            soon(
+                lambda: show_device(name).is_well or None,
+                f"device {name} is not well",
+            )
         settled_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         result["settled_s"] = (settled_ns - begin_ns) / 1e9
 
+    def _mark(self) -> None:
+        for reads in self._reads.values():
+            for each in reads:
+                each.mark()
+
+    def _served_ns(self) -> int:
+        """Wait until all readers have an answer to a read that began after _mark().
+        Return when each volume had answered one of them (CLOCK_MONOTONIC)."""
+        timeout_s = self._deadline_s
+        return max(
+            min(int(each.wait_served(timeout_s=timeout_s)["at_ns"]) for each in reads)
+            for reads in self._reads.values()
+        )
+
     def _alive(self, roles: Sequence[str]) -> list[ProcessIdentity]:
-        state = device_directory(NAME).state()
-        found = [each for role in roles for each in _processes(state, role)]
+        """Return the processes of these roles, of all volumes. Those that supervise
+        several devices are there once."""
+        found = {
+            process: None
+            for name in self._names
+            for role in roles
+            for process in _processes(device_directory(name).state(), role)
+        }
         return [each for each in found if each.is_alive()]
+
+    def _all_have(self, roles: Sequence[str]) -> bool | None:
+        """Return whether each volume has a process of each role; None if not."""
+        for name in self._names:
+            state = device_directory(name).state()
+            for role in roles:
+                if not any(each.is_alive() for each in _processes(state, role)):
+                    return None
+        return True
 
     def _kill(self, roles: Sequence[str]) -> int:
         """Kill the processes of these roles, and return how many there were."""
@@ -298,31 +348,42 @@ class Campaign:
         return len(alive)
 
     def _is_by_hand(self) -> bool:
-        """Return whether the device has neither keeper nor supervisor."""
-        return not self._alive(("keeper", "supervisor"))
+        """Return whether the devices have neither keepers nor a daemon."""
+        return not self._alive(("keepers", "daemon"))
 
     @contextmanager
-    def _recovering(self) -> Iterator[Child]:
-        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "recover", NAME]
-        with spawn(argv, death_signal=None) as child:
-            yield child
+    def _recovering(self) -> Iterator[list[Child]]:
+        """Run a command for each device that has it supervised again."""
+        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "recover"]
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(spawn([*argv, name], death_signal=None))
+                for name in self._names
+            ]
 
     @contextmanager
     def _reading(self, chances: random.Random, result: Result) -> Iterator[None]:
         with ExitStack() as stack:
-            self._reads = [
-                stack.enter_context(
+
+            def reads(path: Path, depth: int, threads: int | None) -> VerifiedReads:
+                return stack.enter_context(
                     verified_reads(
-                        self._target / name,
-                        name=name,
+                        path,
+                        name=str(path),
                         threads=threads,
-                        depth=16,
+                        depth=depth,
                         seed=chances.randrange(1 << 30),
                         deadline_s=self._deadline_s,
                     )
                 )
-                for name, threads in (("direct", None), ("mmap", 2))
+
+            self._reads[NAME] = [
+                reads(self._target / "direct", 16, None),
+                reads(self._target / "mmap", 16, 2),
             ]
+            for name, definition in self._others.items():
+                assert definition.mount is not None
+                self._reads[name] = [reads(Path(definition.mount) / "direct", 1, None)]
             stack.callback(self._reads.clear)
             buffered = BufferedReads(self._target / "buffered", chances.getrandbits(30))
             try:
@@ -332,7 +393,9 @@ class Campaign:
                 raise
             finally:
                 buffered.stop(self._deadline_s)
-            reports: list[Any] = [each.finish() for each in self._reads]
+            reports: list[Any] = [
+                each.finish() for reads in self._reads.values() for each in reads
+            ]
             result["reads"] = buffered.reads + sum(each["reads"] for each in reports)
             for to, what in (("read_errors", "errors"), ("wrong_bytes", "wrong_bytes")):
                 theirs = sum(each[what] for each in reports)
@@ -369,20 +432,18 @@ class Campaign:
 
     def _describe(self) -> str:
         """Describe where each process hangs."""
-        directory = device_directory(NAME)
-        pids = [each.pid for each in self._reads]
+        pids = [each.pid for reads in self._reads.values() for each in reads]
         pids += [self._writer.pid] if self._writer else []
-        log = directory.log.read_text() if directory.log.exists() else ""
-        return "\n".join(
-            [*map(where_it_waits, pids), log[-4000:], kernel_log()[-4000:]]
-        )
+        logs = [device_directory(name).log for name in self._names]
+        words = [log.read_text()[-4000:] for log in logs if log.exists()]
+        return "\n".join([*map(where_it_waits, pids), *words, kernel_log()[-4000:]])
 
 
 def _processes(state: DeviceState, role: str) -> list[ProcessIdentity]:
     """Return a role's processes. There are two keepers while one replaces the other."""
-    if role == "keeper":
+    if role == "keepers":
         return [each.process for each in state.keepers]
-    process = state.server if role == "server" else state.supervisor
+    process = state.server if role == "servers" else state.supervisor
     return [] if process is None else [process]
 
 
@@ -429,6 +490,13 @@ def _apart(directory: Path) -> Iterator[None]:
 @click.option(
     "--drop-caches", is_flag=True, help="Of the whole machine, not of what was written."
 )
+@click.option(
+    "--volumes",
+    type=campaign.COUNT,
+    default=3,
+    show_default=True,
+    help="How many are up; one of them is written to.",
+)
 @options.parent_option
 @campaign.output_option
 def command(
@@ -440,10 +508,11 @@ def command(
     limit_s: float,
     small_files: int | None,
     drop_caches: bool,
+    volumes: int,
     parent: Path,
     output: Path | None,
 ) -> None:
-    """Kill what serves a volume, and compare the volume with what was written to it.
+    """Kill what serves volumes, and compare one with what was written to it.
 
     Fails when a byte is wrong or lost, a read or write fails, or something hangs.
     """
@@ -457,6 +526,7 @@ def command(
         "rounds": rounds,
         "seed": seed,
         "small_files": small_files,
+        "volumes": volumes,
     }
     if drop_caches:
         parameters["drop_caches"] = True
@@ -474,6 +544,7 @@ def command(
             deadline_s=deadline_s,
             drop_caches=drop_caches,
             small_files=small_files,
+            volumes=volumes,
         )
         try:
             for result in made.run(kinds, limit_s=limit_s):
