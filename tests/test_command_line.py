@@ -36,6 +36,7 @@ NO_JSON = {
     "btrfs-ublk cache pin": "prints nothing",
     "btrfs-ublk cache unpin": "prints nothing",
     "btrfs-ublk completion": "prints a script, for a shell",
+    "btrfs-ublk daemon serve": "prints nothing; it stays in the foreground",
     "btrfs-ublk image export": "prints a tar",
     "btrfs-ublk site-cache config": "prints lines for a file of nginx",
     "btrfs-ublk snapshotter config": "prints lines for another program's file",

@@ -18,6 +18,8 @@ _OPERATING = _PROJECT / "docs/how-to/operating.md"
 _INSTALLED = "/etc/systemd/system"
 _RELOAD = "systemctl daemon-reload\n"
 _UNITS = _PROJECT / "systemd"
+DAEMON_UNIT = _UNITS / "btrfs-ublk.service"
+SOCKET_UNIT = _UNITS / "btrfs-ublk.socket"
 UNIT = _UNITS / "btrfs-ublk@.service"
 VOLUME_UNIT = _UNITS / "btrfs-ublk-volume@.service"
 SNAPSHOTTER_UNIT = _UNITS / "btrfs-ublk-snapshotter.service"
@@ -26,13 +28,18 @@ COMMAND = Path(sys.executable).with_name("btrfs-ublk")
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A directory with the units, put there as the document has it."""
+    """A directory with the units."""
+    install_units(tmp_path)
+    return tmp_path
+
+
+def install_units(directory: Path) -> None:
+    """Install the units as the document has it."""
     (recipe,) = re.findall(r"^```sh\n(.*?)^```", _OPERATING.read_text(), re.M | re.S)
     assert _INSTALLED in recipe and recipe.endswith(_RELOAD)
-    recipe = recipe.replace(_INSTALLED, str(tmp_path)).replace(_RELOAD, "true\n")
+    recipe = recipe.replace(_INSTALLED, str(directory)).replace(_RELOAD, "true\n")
     path = f"{COMMAND.parent}:{os.environ['PATH']}"
     run(["sh", "-euc", recipe], timeout_s=60, env=os.environ | {"PATH": path})
-    return tmp_path
 
 
 def test_all_are_installed_with_the_path_of_the_command(installed: Path) -> None:
@@ -45,13 +52,15 @@ def test_all_are_installed_with_the_path_of_the_command(installed: Path) -> None
             (_UNITS / name).read_text(),
         )
         assert (installed / name).read_text() == wanted
-        commands = 1 if name == SNAPSHOTTER_UNIT.name else 3
+        commands = 3 if "@" in name else int(name.endswith(".service"))
         assert wanted.count(str(COMMAND)) == commands
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
 @pytest.mark.parametrize(
-    "unit", [UNIT, VOLUME_UNIT, SNAPSHOTTER_UNIT], ids=lambda path: path.stem
+    "unit",
+    [DAEMON_UNIT, SOCKET_UNIT, UNIT, VOLUME_UNIT, SNAPSHOTTER_UNIT],
+    ids=lambda path: path.name,
 )
 def test_systemd_accepts_it(unit: Path, installed: Path) -> None:
     instance = installed / unit.name.replace("@", "@one")
@@ -61,23 +70,41 @@ def test_systemd_accepts_it(unit: Path, installed: Path) -> None:
     assert unit.name not in done.stderr and instance.name not in done.stderr
 
 
-def test_only_the_supervisor_is_signalled() -> None:
-    """Or stopping the unit would take the server from under a mounted file system."""
-    service = _service(UNIT)
+def test_only_the_daemon_is_signalled() -> None:
+    """Or stopping the unit would take servers from under mounted file systems."""
+    service = _service(DAEMON_UNIT)
     assert service["KillMode"] == "process"
     assert service["Type"] == "notify"
-    assert service["ExecStop"].startswith("-")
 
 
-@pytest.mark.parametrize("unit", [UNIT, VOLUME_UNIT], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "unit", [DAEMON_UNIT, UNIT, VOLUME_UNIT], ids=lambda path: path.stem
+)
 def test_memory_is_locked_and_kept(unit: Path) -> None:
+    """systemd stops a unit, by default, when the OOM killer takes one process of it."""
     service = _service(unit)
     assert service["LimitMEMLOCK"] == "infinity"
     assert service["OOMScoreAdjust"] == "-900"
+    assert service["OOMPolicy"] == "continue"
 
 
-def test_a_volume_outlives_its_command() -> None:
-    service = _service(VOLUME_UNIT)
+def test_the_daemon_is_never_given_up() -> None:
+    """Or systemd would forget what it stores, and readers would wait for nobody."""
+    unit = _sections(DAEMON_UNIT)
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    service = unit["Service"]
+    assert service["Restart"] == "on-failure"
+    assert service["TasksMax"] == "infinity"
+
+
+def test_only_root_may_ask_the_daemon() -> None:
+    socket = _sections(SOCKET_UNIT)["Socket"]
+    assert (socket["SocketMode"], socket["DirectoryMode"]) == ("0600", "0700")
+
+
+@pytest.mark.parametrize("unit", [UNIT, VOLUME_UNIT], ids=lambda path: path.stem)
+def test_it_outlives_its_command(unit: Path) -> None:
+    service = _service(unit)
     assert service["KillMode"] == "process"
     assert (service["Type"], service["RemainAfterExit"]) == ("oneshot", "yes")
 
@@ -91,7 +118,11 @@ def test_a_snapshotter_is_stopped_alone() -> None:
 
 
 def _service(path: Path) -> configparser.SectionProxy:
+    return _sections(path)["Service"]
+
+
+def _sections(path: Path) -> configparser.ConfigParser:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(path)
-    return unit["Service"]
+    return unit

@@ -138,10 +138,21 @@ def command() -> None:
 @click.argument("name")
 @click.argument("description", type=PathType())
 @_making_options
+@click.option(
+    "--if-missing",
+    is_flag=True,
+    help="A device that is there already is recovered if need be; it may have grown "
+    "out of DESCRIPTION.",
+)
 @_timeout
 @json_option
 def up(
-    name: str, description: Path, timeout_s: float, as_json: bool, **options: Any
+    name: str,
+    description: Path,
+    if_missing: bool,
+    timeout_s: float,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Make a device, and print its path.
 
@@ -152,7 +163,8 @@ def up(
     one (auto, where the kernel can), queue fails them; new reads wait. fail-io fails
     these too, until the next server is there. none: the device goes.
     """
-    device = devices.add_device(
+    make = devices.have_device if if_missing else devices.add_device
+    device = make(
         name,
         _read(description),
         _options(**options),
@@ -293,7 +305,7 @@ def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
 @_making_options
 @_timeout
 def serve(name: str, description: Path | None, timeout_s: float, **options: Any) -> int:
-    """Supervise a device in the foreground, for systemd.
+    """Supervise a device in the foreground, for a service manager.
 
     The device NAME is made of DESCRIPTION if it is not there; it may have grown out of
     that since. TERM and INT end this command only: the device is served on. Recoveries

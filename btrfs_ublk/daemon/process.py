@@ -1,10 +1,12 @@
-"""The daemon's process: python -m btrfs_ublk.daemon [--detach] --lock=FD [--listen=FD]
-[--devices=FD] DIRECTORY
+"""The daemon's process: python -m btrfs_ublk.daemon [--detach | --managed] --lock=FD
+[--listen=FD] [--devices=FD] DIRECTORY
 
 It holds the lock in its directory and listens on the socket there; --lock and --listen
 are descriptors of both. It is started by a command (device/daemon.py), by a keeper when
-the last daemon has died, or by itself, as a newer program in its own place. With
---detach, it continues in a new process. --devices is a descriptor of a file that lists
+the last daemon has died, by systemd (``btrfs-ublk daemon serve``), or by itself, as a
+newer program in its own place. With --detach, it continues in a new process. With
+--managed, it is a service of systemd, which starts it again when it has died, listens
+on the socket, and stores descriptors. --devices is a descriptor of a file that lists
 the devices which the program before supervised.
 """
 
@@ -33,8 +35,15 @@ from btrfs_ublk.device.endurance import stay_in_memory
 from btrfs_ublk.device.keeper import reviving
 from btrfs_ublk.device.locks import Lock, lock_file
 from btrfs_ublk.device.logbook import Logbook
+from btrfs_ublk.device.notify import ServiceManager, StoredFds
 from btrfs_ublk.device.requests import Detach, Replace, Requests, requests_by_signals
-from btrfs_ublk.device.state import RUN_VARIABLE, DeviceDirectory, device_directories
+from btrfs_ublk.device.state import (
+    RUN_VARIABLE,
+    DeviceDirectory,
+    DeviceState,
+    device_directories,
+    device_directory,
+)
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
 #: The time for a command that has connected to send its request. Others wait meanwhile.
@@ -44,7 +53,12 @@ _MOST_FDS = 2
 #: The time for all supervisors to reach a point where another program can continue.
 _PARK_TIMEOUT_S = 40.0
 _CHECK_TIMEOUT_S = 30.0
+#: How long a daemon of systemd without devices waits for requests. NB: systemd gives up
+#: a socket whose service is started more than 20 times in 2 s.
+_IDLE_S = 30.0
 _FOREVER_S = 1e6
+#: A device of these kinds of status is not supervised unless a command asks for it.
+_OVER = ("failed", "lost", "removing")
 _DESCRIPTORS = ("lock", "listen", "devices")
 #: The stack of a device's thread; all of it is locked into memory.
 _STACK_BYTES = 256 << 10
@@ -53,7 +67,8 @@ _ARENA_MAX = -8
 
 
 class Daemon:
-    """The daemon in the directory ``place``, with its ``lock`` and its ``listener``."""
+    """The daemon in the directory ``place``, with its ``lock`` and its ``listener``.
+    ``manager`` is systemd, if it runs this process."""
 
     def __init__(
         self,
@@ -61,8 +76,10 @@ class Daemon:
         lock: Lock,
         listener: socket.socket,
         asked: Requests,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._place = place
+        self._manager = manager
         self._lock = lock
         self._listener = listener
         self._devices: dict[str, Supervised] = {}
@@ -78,11 +95,13 @@ class Daemon:
         for each in before:
             self._go_on(each)
         self._adopt()
+        self._say("READY=1")
         while True:
             try:
                 self._serve()
                 return 0
             except Detach:
+                self._say("STOPPING=1")
                 self._let_all_go()
                 return 0
             except Replace:
@@ -92,13 +111,23 @@ class Daemon:
         while True:
             ready = self._asked.wait(
                 [self._listener, self._woken],
-                timeout_s=_FOREVER_S if self._devices else 0.0,
+                timeout_s=_FOREVER_S if self._devices else self._idle_s(),
             )
             self._forget_ended()
             if self._listener.fileno() in ready:
                 self._answer()
             elif not ready and not self._devices:
                 return
+
+    def _idle_s(self) -> float:
+        if self._manager is None:
+            return 0.0
+        # NB: at our end, systemd drops what it stores of devices not supervised yet.
+        return _FOREVER_S if self._manager.passed else _IDLE_S
+
+    def _say(self, *assignments: str) -> None:
+        if self._manager is not None:
+            self._manager.notify(*assignments)
 
     def _forget_ended(self) -> None:
         with suppress(Replace):
@@ -121,6 +150,8 @@ class Daemon:
 
     def _revival(self) -> list[str]:
         """Return a keeper's arguments. It appends the lock's descriptor to them."""
+        if self._manager is not None:
+            return []  # systemd starts the next daemon.
         return [
             *("--lock", str(self._place.lock)),
             *daemon_command(self._python),
@@ -128,16 +159,25 @@ class Daemon:
         ]
 
     def _adopt(self) -> None:
-        """Supervise devices whose daemon has died."""
+        """Supervise devices whose daemon has died. systemd's daemon supervises all that
+        nobody does, as stopping a service and starting it again is to change nothing.
+        """
         for directory in device_directories():
             with suppress(BtrfsUblkError, OSError):
-                if reviving(directory.state()) is None:
+                if not self._is_to_adopt(directory.state()):
                     continue
                 if str(directory.path) in self._devices:
                     continue
                 lock = lock_file(directory.lock)
                 if lock is not None:
                     self._supervise(directory, lock)
+        if self._manager is not None:
+            _forget_removed(self._manager)
+
+    def _is_to_adopt(self, state: DeviceState) -> bool:
+        if self._manager is None:
+            return reviving(state) is not None
+        return state.device is not None and state.status not in _OVER
 
     def _go_on(self, before: Mapping[str, Any]) -> None:
         lock = Lock(before["lock"])
@@ -169,6 +209,7 @@ class Daemon:
                 revival=self._revival(),
                 inherited=inherited,
                 environment=environment,
+                stored=self._stored(directory),
                 ended=self._has_ended,
             )
             device.thread.start()
@@ -176,6 +217,11 @@ class Daemon:
             lock.close()
             raise
         self._devices[str(directory.path)] = device
+
+    def _stored(self, directory: DeviceDirectory) -> StoredFds | None:
+        if self._manager is None:
+            return None
+        return StoredFds(self._manager, _name_in_store(directory))
 
     # Commands
 
@@ -217,7 +263,9 @@ class Daemon:
                 if device is None:
                     return {"is_last": False}
                 device.requests.ask(Detach)
-                return {"is_last": len(self._devices) == 1}
+                # The command waits for the end of a daemon that ends at once.
+                is_last = len(self._devices) == 1 and self._manager is None
+                return {"is_last": is_last}
             case "replace":
                 if message["python"] is not None:
                     self._python = message["python"]
@@ -287,13 +335,18 @@ class Daemon:
             os.write(file, json.dumps([record_of(x) for x in devices]).encode())
             for fd in kept:
                 os.set_inheritable(fd, True)
-            os.execv(
+            managed, variables = [], dict(os.environ)
+            if self._manager is not None:
+                managed = ["--managed"]
+                variables |= self._manager.variables
+            os.execve(
                 self._python,
                 [
-                    *daemon_command(self._python),
+                    *(*daemon_command(self._python), *managed),
                     *(f"--lock={self._lock.fileno()}", f"--devices={file}"),
                     *(f"--listen={self._listener.fileno()}", str(self._place.path)),
                 ],
+                variables,
             )
         finally:
             for fd in kept:
@@ -311,6 +364,30 @@ def record_of(device: Supervised) -> dict[str, Any]:
     }
 
 
+def _name_in_store(directory: DeviceDirectory) -> str:
+    """Return the name of a device in systemd's store. Another device of the same name
+    has another tag. Raises BtrfsUblkError."""
+    return f"{directory.name}/{directory.spec().tag}"
+
+
+def _forget_removed(manager: ServiceManager) -> None:
+    """Have systemd close what it stores of devices that were removed meanwhile."""
+    for name in list(manager.passed):
+        with suppress(BtrfsUblkError):  # A device with damaged files is still there.
+            directory = device_directory(name.partition("/")[0])
+            if not directory.path.exists() or _name_in_store(directory) != name:
+                StoredFds(manager, name).drop()
+
+
+def _passed_listener(manager: ServiceManager) -> int | None:
+    """Return the socket that systemd listens on, if it passed one. The names of all
+    else that it passes have a slash."""
+    for name in manager.passed:
+        if "/" not in name:
+            return manager.passed.pop(name)
+    return None
+
+
 def _detach() -> None:
     """Continue in a new process, which has no terminal, and whose parent has ended."""
     if os.fork():
@@ -318,18 +395,23 @@ def _detach() -> None:
     os.setsid()
 
 
-def _talk_to(log_file: Path) -> None:
+def _talk_to(log_file: Path, *, is_managed: bool) -> None:
+    """Log to the file; with ``is_managed``, to the present stderr as well."""
     os.chdir("/")
-    os.environ.pop("NOTIFY_SOCKET", None)  # It is for the process that started us.
     null = os.open(os.devnull, os.O_RDWR)
     talk = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target, source in ((0, null), (1, null), (2, talk)):
-        os.dup2(source, target)
+        if target != 2 or not is_managed:
+            os.dup2(source, target)
     os.close(null)
     os.close(talk)
     logbook = Logbook(log_file)
     logbook.trim()
     log.handlers[:] = [logbook.handler(thread="MainThread")]
+    if is_managed:
+        journal = logging.StreamHandler()
+        journal.setFormatter(logging.Formatter("%(threadName)s: %(message)s"))
+        log.addHandler(journal)
     log.setLevel(logging.INFO)
     log.propagate = False
 
@@ -358,18 +440,24 @@ def main() -> int:
     (path,) = (word for word in sys.argv[1:] if word[:2] != "--")
     place = DaemonDirectory(Path(path))
     fds = {name: int(options[name]) for name in _DESCRIPTORS if name in options}
+    # NB: if no systemd runs us, the variables are for the process that started us.
+    manager = ServiceManager(os.environ)
+    if "managed" in options and "listen" not in fds:
+        passed = _passed_listener(manager)
+        if passed is not None:
+            fds["listen"] = passed
     before: list[dict[str, Any]] = []
     if "devices" in fds:
         with os.fdopen(fds.pop("devices")) as file:
             file.seek(0)
             before = json.load(file)
     else:
-        _close_all_but(set(fds.values()))
+        _close_all_but({*fds.values(), *manager.passed.values()})
     for fd in fds.values():
         os.set_inheritable(fd, False)
     if "detach" in options:
         _detach()
-    _talk_to(place.log)
+    _talk_to(place.log, is_managed="managed" in options)
     # NB: the variable may have been relative to the directory that we were started in.
     os.environ[RUN_VARIABLE] = str(place.path.parent)
     _be_able_to_hold_many()
@@ -381,7 +469,10 @@ def main() -> int:
         listener = place.listening_socket()
     with requests_by_signals() as asked:
         try:
-            daemon = Daemon(place, lock, listener, asked)
+            daemon = Daemon(
+                *(place, lock, listener, asked),
+                manager if "managed" in options else None,
+            )
             status = daemon.run(before)
         except Exception:
             log.exception("the daemon failed")  # A keeper starts another daemon.

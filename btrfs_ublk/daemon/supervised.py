@@ -11,6 +11,7 @@ from btrfs_ublk.base.log import log
 from btrfs_ublk.device.keeper import environment_of, kept_fds
 from btrfs_ublk.device.locks import Lock
 from btrfs_ublk.device.logbook import Logbook
+from btrfs_ublk.device.notify import StoredFds
 from btrfs_ublk.device.requests import Detach, Replace, Requests
 from btrfs_ublk.device.state import DeviceDirectory
 from btrfs_ublk.device.supervisor import Supervisor
@@ -25,7 +26,8 @@ class Supervised:
     """A device and its thread. It takes over ``lock``, the directory's. ``inherited``
     are keep_open_fds of the supervisor before. The thread calls ``ended`` at its end.
 
-    Servers get ``environment``; None: the same as the ones before."""
+    Servers get ``environment``; None: the same as the ones before. ``stored`` is
+    systemd's store, if it runs this process."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Supervised:
         revival: Sequence[str],
         inherited: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        stored: StoredFds | None = None,
         ended: Callable[[Supervised], object],
     ) -> None:
         """Raises BtrfsUblkError when the device's files are not valid."""
@@ -46,10 +49,20 @@ class Supervised:
         self.is_to_park = False
         self._revival = revival
         self._ended = ended
+        self._stored = stored
         self._logbook = Logbook(directory.log)
         try:
-            state = directory.state()
-            self.environment = dict(environment or environment_of(state) or os.environ)
+            inherited = inherited or kept_fds(directory.state().keepers)
+            environment = environment or environment_of(directory.state())
+            restored = stored.restored() if stored is not None else None
+            if restored is not None:
+                environment = environment or restored[1]
+                if inherited:  # They are of the same connection.
+                    for fd in restored[0]:
+                        os.close(fd)
+                else:
+                    inherited = restored[0]
+            self.environment = dict(environment or os.environ)
             self._first = self._make(inherited)
             self._first.begin()
         except BaseException:
@@ -67,6 +80,7 @@ class Supervised:
             inherited=inherited or kept_fds(self.directory.state().keepers),
             revival=self._revival,
             environment=self.environment,
+            stored=self._stored,
         )
 
     def _run(self) -> None:

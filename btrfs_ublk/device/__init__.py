@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.device.lifecycle import (
         DeviceOptions,
         add_device,
+        have_device,
         recover_device,
         remove_device,
         serve_device,
@@ -30,7 +31,8 @@ else:
         {
             "collect": "Collected collect_devices",
             "lifecycle": (
-                "DeviceOptions add_device recover_device remove_device serve_device"
+                "DeviceOptions add_device have_device recover_device remove_device "
+                "serve_device"
             ),
             "maps": "device_map",
             "report": "Device list_devices look_at show_device",
@@ -55,6 +57,7 @@ __all__ = [
     "device_directories",
     "device_directory",
     "device_map",
+    "have_device",
     "list_devices",
     "look_at",
     "recover_device",

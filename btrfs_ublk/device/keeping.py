@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from btrfs_ublk.base.log import log
 from btrfs_ublk.device.endurance import pin_program_of
 from btrfs_ublk.device.keeper import Keeper, end_keepers, start_keeper
+from btrfs_ublk.device.notify import StoredFds
 from btrfs_ublk.device.state import DeviceDirectory, KeeperRecord
 from btrfs_ublk.errors import BtrfsUblkError
 
@@ -19,7 +20,8 @@ _FAILURE_DELAY_S = 30.0
 class Keeping:
     """The keeper of one device. ``records`` are the keepers that were recorded before;
     ``note`` records others. ``revival`` are a keeper's arguments; it is empty if others
-    start supervisors. ``environment`` is for the device's servers."""
+    start supervisors. ``environment`` is for the device's servers. ``stored`` is where
+    systemd keeps what a keeper does, if it runs us."""
 
     def __init__(
         self,
@@ -28,12 +30,14 @@ class Keeping:
         records: list[KeeperRecord],
         note: Callable[[list[KeeperRecord]], object],
         environment: Mapping[str, str] | None,
+        stored: StoredFds | None,
     ) -> None:
         self._directory = directory
         self._revival = revival
         self._records = records
         self._note = note
         self._environment = environment
+        self._stored = stored
         self._not_before_s = 0.0
         #: The keeper that we have started.
         self.keeper: Keeper | None = None
@@ -44,6 +48,8 @@ class Keeping:
 
     def keep(self, fds: list[int]) -> None:
         """Start a keeper of these descriptors, unless one runs; end earlier ones."""
+        if self._stored is not None and fds:
+            self._stored.keep(fds, self._environment or {})
         now_s = time.monotonic()
         if self.keeper is not None and self.keeper.has_ended():
             log.warning("keeper %d has ended", self.keeper.pid)
@@ -78,6 +84,7 @@ class Keeping:
 
     def give_up(self) -> None:
         """End the keeper that we have started: what it holds is useless now."""
+        self._drop_stored()
         self._forget(kill=True)
         self._not_before_s = 0.0
 
@@ -90,6 +97,7 @@ class Keeping:
 
     def leave(self) -> None:
         """Let the keeper hold what it has for the next supervisor, but start none."""
+        self._drop_stored()  # Commands that remove the device can only end keepers.
         if self.keeper is not None:
             self.keeper.tell("stay")
             self._forget()
@@ -97,6 +105,10 @@ class Keeping:
     def close(self) -> None:
         """Forget the keeper. It takes us for dead; the next supervisor ends it."""
         self._forget()
+
+    def _drop_stored(self) -> None:
+        if self._stored is not None:
+            self._stored.drop()
 
     def _forget(self, *, kill: bool = False) -> None:
         if self.keeper is not None:

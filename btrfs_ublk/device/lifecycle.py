@@ -119,6 +119,25 @@ def add_device(
     return look_at(directory)
 
 
+def have_device(
+    name: str,
+    description: Description,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    made: Callable[[], object] | None = None,
+) -> Device:
+    """Do as add_device() when there is no such device, else as recover_device(). A
+    device that is there must have this description, or have grown out of it."""
+    directory = device_directory(name)
+    if not os.path.lexists(directory.path):
+        return add_device(name, description, options, timeout_s=timeout_s, made=made)
+    directory.check()
+    _check_same(directory, description)
+    recover_device(name, timeout_s=timeout_s)
+    return look_at(directory)
+
+
 def _spec(name: str, description: Description, options: DeviceOptions) -> DeviceSpec:
     """Make a spec, and check it as far as possible before anything is made."""
     check_name(name)

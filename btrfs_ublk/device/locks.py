@@ -101,11 +101,17 @@ def holder_of(path: Path) -> ProcessIdentity:
     NB: /proc/locks shows who took the lock, not who inherited it.
     """
     if is_locked(path):
-        for pid in pids():
-            if pid != os.getpid() and any(x == str(path) for _, x in links_of(pid)):
-                with suppress(ProcessLookupError):  # It has ended meanwhile.
-                    return ProcessIdentity.of(pid)
+        for process in openers_of(path):
+            return process
     raise ProcessLookupError(f"nobody holds {path}")
+
+
+def openers_of(path: Path) -> Iterator[ProcessIdentity]:
+    """Yield the other processes that have the file open: they may wait for its lock."""
+    for pid in pids():
+        if pid != os.getpid() and any(x == str(path) for _, x in links_of(pid)):
+            with suppress(ProcessLookupError):  # It has ended meanwhile.
+                yield ProcessIdentity.of(pid)
 
 
 @contextmanager

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.device.daemon import (
+    DaemonDirectory,
     NoDaemon,
     ask_daemon,
+    daemon_command,
     have_daemon_supervise,
     identity_in,
     is_daemon,
 )
 from btrfs_ublk.device.inotify import wait_for_change
-from btrfs_ublk.device.locks import Lock, is_locked, lock_file
+from btrfs_ublk.device.locks import Lock, is_locked, lock_file, openers_of
 from btrfs_ublk.device.logbook import Logbook
 from btrfs_ublk.device.report import is_alive
 from btrfs_ublk.device.running import RunningServer, continue_process, is_stopped
@@ -30,6 +35,9 @@ _LOOK_S = 0.1
 _DETACH_TIMEOUT_S = 5.0
 #: The time for a daemon to end that has nothing left to supervise.
 _END_TIMEOUT_S = 2.0
+#: The time for others to let go of the daemon's lock, before and after they are asked.
+_DAEMON_LOCK_TIMEOUT_S = 0.5
+_MOST_DAEMONS = 10
 #: The time between two checks of a lock.
 _RETRY_S = 0.01
 
@@ -223,3 +231,25 @@ def end_supervisor(supervisor: ProcessIdentity) -> None:
                     )
         finally:
             process.close()
+
+
+def become_daemon() -> NoReturn:
+    """Execute the daemon in this process, for systemd. One that a command or a keeper
+    has started is asked to end. Raises BtrfsUblkError when it does not."""
+    place = DaemonDirectory.of_host(make=True)
+    for _ in range(_MOST_DAEMONS):
+        lock = lock_file(place.lock, timeout_s=_DAEMON_LOCK_TIMEOUT_S)
+        if lock is not None:
+            break
+        # NB: keepers have the file open, too, and one may start a daemon meanwhile.
+        for process in filter(is_daemon, openers_of(place.lock)):
+            log.info("daemon %d is asked to end: systemd has started this", process.pid)
+            end_supervisor(process)
+    else:
+        raise BtrfsUblkError(
+            f"another daemon holds {place.lock}",
+            hint=f"see who that is: fuser {place.lock}",
+        )
+    os.set_inheritable(lock.fileno(), True)
+    words = ["--managed", f"--lock={lock.fileno()}", str(place.path)]
+    os.execv(sys.executable, [*daemon_command(sys.executable), *words])

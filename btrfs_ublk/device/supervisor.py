@@ -25,7 +25,7 @@ from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.keeping import RETRY_S, Keeping
 from btrfs_ublk.device.locks import holder_of, lock_file
 from btrfs_ublk.device.logbook import Logbook
-from btrfs_ublk.device.notify import notify
+from btrfs_ublk.device.notify import StoredFds, notify
 from btrfs_ublk.device.requests import Detach, Requests
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceDirectory, Status
@@ -56,7 +56,8 @@ class Supervisor:
 
     ``inherited`` are keep_open_fds of the supervisor before. ``revival`` are arguments
     with which a keeper starts another supervisor when we have died; it is empty if
-    others do that. ``environment`` is for the servers; ours by default."""
+    others do that. ``environment`` is for the servers; ours by default. ``stored`` is
+    systemd's store, if it runs this process."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Supervisor:
         inherited: Sequence[int] = (),
         revival: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        stored: StoredFds | None = None,
     ) -> None:
         self._directory = directory
         self._asked = asked
@@ -81,6 +83,7 @@ class Supervisor:
             self._state.keepers,
             lambda records: self._note(keepers=records),
             environment,
+            stored,
         )
         self._environment = environment
         self._served_since_s = 0.0

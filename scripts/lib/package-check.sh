@@ -43,7 +43,7 @@ MANWIDTH=100 man btrfs-ublk-volume | grep -qF 'btrfs-ublk volume up'
 for unit in btrfs-ublk btrfs-ublk-volume; do
     systemd-analyze verify "$unit@one.service"
 done
-systemd-analyze verify btrfs-ublk-snapshotter.service
+systemd-analyze verify btrfs-ublk.socket btrfs-ublk-snapshotter.service
 bash -c '. /usr/share/bash-completion/completions/btrfs-ublk && complete -p btrfs-ublk'
 python3 -c 'from importlib.metadata import entry_points as found, version
 import btrfs_ublk
