@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from kill_tables import KINDS, faults_of
+from shadowed_writer import Held, Node
 
 from btrfs_ublk.bench.report import tables_of
 from btrfs_ublk.server import FrontEndName
@@ -71,6 +74,21 @@ def test_it_is_interrupted(sparse_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         running.stderr.read()
     assert running.returncode == 130
+
+
+def test_a_page_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    """The writer, which knows what must be there, must survive what is over."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    fd = os.open(path, os.O_RDWR)
+    held = Held(Node(0o644, bytearray(8192)), fd, mmap.mmap(fd, 0))
+    held.write(4094, b"data")
+    assert path.read_bytes()[4094:4098] == b"data"
+    os.truncate(path, 4096)
+    for offset in (4094, 4096):
+        with pytest.raises(OSError):
+            held.write(offset, b"data")
+    held.close()
 
 
 def test_what_counts_as_a_fault() -> None:

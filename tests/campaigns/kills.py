@@ -31,7 +31,14 @@ from verified_reads import NoAnswerError, VerifiedReads, verified_reads
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.base.process import Child, ProcessIdentity, readable, run, spawn
+from btrfs_ublk.base.process import (
+    Child,
+    ProcessIdentity,
+    describe_exit,
+    readable,
+    run,
+    spawn,
+)
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Result, make_document, show
 from btrfs_ublk.device import recover_device, remove_device, show_device
@@ -79,7 +86,9 @@ class Writer:
             raise NoAnswerError(f"writer: {command!r} takes over {self._timeout_s} s")
         line = self._child.stdout.readline()
         if not line:
-            raise BtrfsUblkError(self._child.failure("the writer has ended"))
+            status = self._child.wait(self._timeout_s)
+            how = "is silent" if status is None else describe_exit(status)
+            raise BtrfsUblkError(self._child.failure(f"the writer {how}"))
         answer: dict[str, Any] = json.loads(line)
         return answer
 

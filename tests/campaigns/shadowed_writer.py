@@ -14,6 +14,7 @@ release  close these files and mappings
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -70,6 +71,23 @@ class Held:
     node: Node
     fd: int
     mapping: mmap.mmap | None
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write through the mapping, or else to the file. Raises OSError."""
+        if self.mapping is None:
+            os.pwrite(self.fd, data, offset)
+            return
+        file = os.memfd_create("data", os.MFD_CLOEXEC)
+        # NB: a store would end this process by SIGBUS where the page cannot be had, as
+        # nobody serves the device any more. A system call that copies there fails.
+        with (
+            os.fdopen(file, "wb", buffering=0) as source,
+            memoryview(self.mapping) as whole,
+            whole[offset : offset + len(data)] as part,
+        ):
+            source.write(data)
+            if os.preadv(file, [part], 0) != len(data):
+                raise OSError(errno.EFAULT, "a part of the mapping cannot be written")
 
     def close(self) -> None:
         if self.mapping is not None:
@@ -215,22 +233,21 @@ class Writer:
         assert node.data is not None
         if held.mapping is None:
             offset, data = self._chances.randint(0, len(node.data)), self._bytes()
-            # If this fails, the file may have a new time, or a part of the data.
-            self._touched |= {name for name, each in self._tree.items() if each is node}
-            try:
-                os.pwrite(held.fd, data, offset)
-            except OSError:
-                self._held.remove(held)
-                held.close()
-                raise
         else:
-            # NB: access beyond the end of a truncated file would raise SIGBUS.
+            # There is nothing beyond the end of a truncated file.
             end = min(len(held.mapping), len(node.data))
             if not end:
                 return
             offset = self._chances.randrange(end)
             data = self._bytes(min(end - offset, 3 * BLOCK_BYTES))
-            held.mapping[offset : offset + len(data)] = data
+        # If this fails, the file may have a new time, or a part of the data.
+        self._touched |= {name for name, each in self._tree.items() if each is node}
+        try:
+            held.write(offset, data)
+        except OSError:
+            self._held.remove(held)
+            held.close()
+            raise
         node.write(offset, data)
         node.mtime_ns = os.fstat(held.fd).st_mtime_ns
 
