@@ -54,7 +54,12 @@ UNUSED = {
     ("module", "unused"),
     [
         ("btrfs_ublk.volume.up", UNUSED | {"btrfs_ublk.device.supervisor"}),
-        ("btrfs_ublk.volume.down", UNUSED | {"btrfs_ublk.device.supervisor"}),
+        (
+            "btrfs_ublk.volume.down",
+            UNUSED
+            | {"btrfs_ublk.base.capabilities", "btrfs_ublk.device.supervisor"}
+            | {"btrfs_ublk.volume.make", "tempfile"},
+        ),
         ("btrfs_ublk.daemon.process", UNUSED | {"btrfs_ublk.base.capabilities"}),
     ],
 )
@@ -64,6 +69,16 @@ def test_volumes_import_what_they_need(
     argv = Starter(tmp_path).argv(None)
     argv[-1] = f"import sys, {module}; print(*sys.modules)"
     assert not unused & set(run(argv, timeout_s=60.0).stdout.split())
+
+
+def test_down_knows_how_to_remove_what_up_has_made(tmp_path: Path) -> None:
+    """Otherwise it would import all modules that make things, those of bench too."""
+    argv = Starter(tmp_path).argv(None)
+    argv[-1] = (
+        "import btrfs_ublk.volume.down; from btrfs_ublk.base.ledger import knows;"
+        "print(knows('loop'), knows('mount'))"
+    )
+    assert run(argv, timeout_s=60.0).stdout == "True True\n"
 
 
 def test_commands_run_from_a_package_of_their_own(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from btrfs_ublk.base.capabilities import MOUNT, ROOT, require
 from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import readable, run
@@ -91,6 +90,9 @@ def mounted(
     two mounts could not be told apart), CommandError when mount(8) and OSError when
     mount(2) fails, and at the end LeftoverError when the mount stays busy.
     """
+    with deferred():
+        # Who only unmounts needs none of this.
+        from btrfs_ublk.base.capabilities import MOUNT, ROOT, require
     require(ROOT, MOUNT)
     ledger = ledger or process_ledger()
     source, target = os.fspath(source), Path(os.path.realpath(target))

@@ -10,9 +10,8 @@ from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.reflink import clone_beneath
 from btrfs_ublk.volume.files import opened_top, opened_virtual_data
-from btrfs_ublk.volume.make import LOCK_TIMEOUT_S
 from btrfs_ublk.volume.report import look_at_volume
-from btrfs_ublk.volume.store import volume_directory
+from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, volume_directory
 
 
 def clone_in_volume(

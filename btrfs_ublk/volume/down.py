@@ -18,7 +18,6 @@ from btrfs_ublk.volume.device import (
 )
 from btrfs_ublk.volume.forks import FORKS_DIRECTORY, unmount_overlays
 from btrfs_ublk.volume.kept_ledger import collect_kept
-from btrfs_ublk.volume.make import LOCK_TIMEOUT_S, discard
 from btrfs_ublk.volume.mounts import (
     is_mounted,
     mounts_of,
@@ -27,6 +26,7 @@ from btrfs_ublk.volume.mounts import (
     wait_for_users,
 )
 from btrfs_ublk.volume.store import (
+    LOCK_TIMEOUT_S,
     DamagedVolumeError,
     VolumeDirectory,
     volume_directory,
@@ -60,6 +60,9 @@ def remove_volume(name: str, *, base: StrPath | None = None) -> None:
     volumes can be removed as well. Raises LeftoverError while it is up, UsageError when
     there is none of that name, or the directory is no volume.
     """
+    with deferred():
+        # Taking a volume down needs none of what makes one.
+        from btrfs_ublk.volume.make import discard
     volume = volume_directory(name, base)
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):

@@ -34,9 +34,8 @@ from btrfs_ublk.volume.forks import (
     make_fork,
     remove_fork,
 )
-from btrfs_ublk.volume.make import LOCK_TIMEOUT_S
 from btrfs_ublk.volume.report import look_at_volume
-from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
+from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.connection import RegistryAccess

@@ -8,6 +8,9 @@ from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.ledger import Ledger, Outcome
 from btrfs_ublk.errors import LeftoverError
 
+# NB: these know how to remove what such ledgers list; gc would import all that do.
+from btrfs_ublk.kernel import loop, mount  # noqa: F401
+
 
 class KeptLedger(Ledger):
     """A ledger whose resources can be kept: they stay until collect_kept() or the next

@@ -19,11 +19,7 @@ from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.sprout import make_writable_file
-from btrfs_ublk.volume.store import Made, VolumeDirectory
-
-#: Another command may hold the lock: it fetches nothing, but may wait for a server.
-LOCK_TIMEOUT_S = 60.0
-
+from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, Made, VolumeDirectory
 
 #: Makes the seed in the directory of a volume; returns what is kept of its image, too.
 MakeSeed = Callable[[VolumeDirectory], tuple[seeds.Seed, dict[str, Any] | None]]

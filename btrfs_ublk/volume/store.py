@@ -33,6 +33,8 @@ from btrfs_ublk.server.description import Description, LazySegment
 from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
 
 FORMAT_VERSION = 1
+#: Another command may hold the lock: it fetches nothing, but may wait for a server.
+LOCK_TIMEOUT_S = 60.0
 
 _HINT = f"run as root, or name a directory of yours in {VOLUMES_VARIABLE}"
 
