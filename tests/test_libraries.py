@@ -17,6 +17,7 @@ from btrfs_ublk.base.helpers import (
     helper_path,
 )
 from btrfs_ublk.base.libraries import library_error
+from btrfs_ublk.device import DeviceOptions, add_device, list_devices
 from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import BlockServer, Description, PatternSegment
@@ -56,6 +57,9 @@ def test_a_server_says_what_to_install() -> None:
     with pytest.raises(CapabilityError, match=f"{SERVER} needs the library libjansson"):
         with BlockServer(description, front_end="fuse"):
             pass
+    with pytest.raises(CapabilityError, match=f"{SERVER} needs the library libjansson"):
+        add_device("none", description, DeviceOptions(front_end="fuse"))
+    assert not list_devices()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from btrfs_ublk.base.helpers import SERVER, check_helper
+from btrfs_ublk.base.helpers import SERVER, check_helper, helper_path
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import OptionalPath
 from btrfs_ublk.base.process import ProcessIdentity, run
@@ -111,7 +111,14 @@ def add_device(
             on_failure.push(undoing(lambda: _undo(directory)))
             with lock:
                 supervisor = start_supervisor(directory, lock, spec.python)
-        wait_until_serving(directory, supervisor, timeout_s=timeout_s, is_to_stay=False)
+        try:
+            wait_until_serving(
+                directory, supervisor, timeout_s=timeout_s, is_to_stay=False
+            )
+        except BtrfsUblkError:
+            if spec.server is None:
+                check_helper(SERVER)  # It says what to install if a library is missing.
+            raise
         with deferred():
             if made is not None:
                 made()
@@ -145,7 +152,7 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
         raise _exists(name)
     number, server = options.device_id, options.server
     if server is None:
-        check_helper(SERVER)  # Report it here, not in the supervisor.
+        helper_path(SERVER)  # Report it here, not in the supervisor.
     if number is not None and Path(f"/sys/class/ublk-char/ublkc{number}").exists():
         raise UsageError(
             f"there is a ublk device {number} already",
@@ -448,6 +455,8 @@ def serve_device(
         raise UsageError(
             f"there is no device {name!r}", hint="give a description to make it"
         )
+    if options.server is None:
+        check_helper(SERVER)
     spec = _spec(name, description, options)
     with ExitStack() as on_failure:
         with deferred():
