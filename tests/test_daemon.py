@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -37,7 +38,12 @@ from btrfs_ublk.device import (
     update_device,
     upgrade_device,
 )
-from btrfs_ublk.device.daemon import DaemonDirectory, NoDaemon, ask_daemon
+from btrfs_ublk.device.daemon import (
+    DaemonDirectory,
+    NoDaemon,
+    ask_daemon,
+    daemon_command,
+)
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.uevents import wait_until
@@ -94,6 +100,42 @@ def test_it_supervises_all_and_ends_with_the_last(devices: list[Device]) -> None
     assert not daemon.is_alive()
     with pytest.raises(NoDaemon):
         ask_daemon("release", {"directory": "none"}, timeout_s=5)
+
+
+@with_fuse
+def test_a_command_that_forks_it_leaves_nothing_in_it(
+    front_end: FrontEndName, tmp_path: Path
+) -> None:
+    """It outlives the terminal, and has neither files nor the directory or name of the
+    command. It works as one that was executed."""
+    may_be_killed(front_end)
+    file = description_file(tmp_path)
+    words = [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one", file]
+    line = shlex.join([*map(str, words), "--front-end", "fuse"])
+    with file.open() as held:
+        subprocess.run(
+            ["script", "--quiet", "--return", "--command", line, os.devnull],
+            check=True,
+            cwd=tmp_path,
+            pass_fds=[held.fileno()],
+            stdout=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+        )
+    daemon = daemon_of("one")
+    process = Path(f"/proc/{daemon.pid}")
+    options = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    assert options == [*map(os.fsencode, daemon_command(sys.executable))]
+    assert (process / "comm").read_text().strip() == Path(sys.executable).name[:15]
+    assert (process / "cwd").readlink() == Path("/")
+    files = [str(each.readlink()) for each in (process / "fd").iterdir()]
+    assert not [name for name in files if name.startswith(("/dev/pts", str(tmp_path)))]
+    # proc_pid_stat(5): field 7, counted from field 3, is the terminal.
+    assert (process / "stat").read_text().rpartition(")")[2].split()[4] == "0"
+    kill(show_device("one").state.server, signal.SIGKILL)
+    wait_for("one", lambda state: state.recoveries == 1)
+    kill(daemon, signal.SIGKILL)
+    wait_for_another(daemon, "one")
+    remove_device("one")
 
 
 def test_it_is_killed_with_all_servers(devices: list[Device]) -> None:

@@ -198,6 +198,17 @@ class _Deferral:
 _deferral = _Deferral()
 
 
+def forget_handlers() -> None:
+    """Handle signals as a program does that was just executed; for a forked child."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    sys.unraisablehook = sys.__unraisablehook__
+    global _deferral
+    _deferral = _Deferral()
+
+
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 

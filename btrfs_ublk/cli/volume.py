@@ -173,6 +173,7 @@ def up(
     definition = _changed(definition, given)
     definition = definition.with_files(access.given_to(added))
     images: list[tuple[str, str]] = []
+    devices.allow_fork()
     with progress(f"bring volume {name} up"):
         volume = volumes.up_volume(
             name,

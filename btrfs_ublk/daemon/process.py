@@ -27,6 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.fork import close_all_but
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.process import ProcessIdentity, run
 from btrfs_ublk.daemon.supervised import Supervised
@@ -424,13 +425,6 @@ def _be_able_to_hold_many() -> None:
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
-def _close_all_but(kept: set[int]) -> None:
-    """Close the descriptors of the keeper that started us: they are for one device."""
-    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept - {0, 1, 2}:
-        with suppress(OSError):
-            os.close(fd)
-
-
 def main() -> int:
     """Run as the module's docstring says."""
     pairs = [word[2:].partition("=") for word in sys.argv[1:] if word[:2] == "--"]
@@ -452,7 +446,8 @@ def main() -> int:
             file.seek(0)
             before = json.load(file)
     else:
-        _close_all_but({*fds.values(), *manager.passed.values()})
+        # NB: a keeper that started us has more, which are for one device.
+        close_all_but({*fds.values(), *manager.passed.values()})
     for fd in fds.values():
         os.set_inheritable(fd, False)
     if "detach" in options:

@@ -6,6 +6,7 @@ from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
     from btrfs_ublk.device.collect import Collected, collect_devices
+    from btrfs_ublk.device.daemon import allow_fork
     from btrfs_ublk.device.lifecycle import (
         DeviceOptions,
         add_device,
@@ -30,6 +31,7 @@ else:
         __name__,
         {
             "collect": "Collected collect_devices",
+            "daemon": "allow_fork",
             "lifecycle": (
                 "DeviceOptions add_device have_device recover_device remove_device "
                 "serve_device"
@@ -53,6 +55,7 @@ __all__ = [
     "DeviceState",
     "StateError",
     "add_device",
+    "allow_fork",
     "collect_devices",
     "device_directories",
     "device_directory",

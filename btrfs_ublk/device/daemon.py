@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.fork import start_by_fork
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.process import ProcessIdentity, readable, run
@@ -42,6 +44,10 @@ _MAX_BYTES = 1 << 20
 #: Processes in the daemon's namespaces of these kinds see its files and network.
 _NAMESPACES = ("mnt", "net")
 _HINT = "set BTRFS_UBLK_RUN_DIR to a directory that only you can write to"
+
+
+#: Whether this process may fork the daemon.
+_may_fork = False
 
 
 class NoDaemon(Exception):
@@ -195,21 +201,40 @@ def _ask_new_daemon(request: Request, python: str, said: list[str]) -> dict[str,
         # there is nothing to do.
         connection = stack.enter_context(place.connected())
         request.send(connection)
-        done = run(
-            [
-                *daemon_command(python),
-                *("--detach", f"--lock={lock.fileno()}"),
-                *(f"--listen={listener.fileno()}", str(place.path)),
-            ],
-            timeout_s=_START_TIMEOUT_S,
-            hint=_hint_for(python),
-            keep_open_fds=[lock.fileno(), listener.fileno()],
-        )
-        said.append(done.stderr)
+        said.append(_start_daemon(place, python, lock.fileno(), listener.fileno()))
         # NB: once only the daemon has the listener, the connection ends when it does.
         listener.close()
         lock.close()
         return request.reply(connection, timeout_s=_REPLY_TIMEOUT_S)
+
+
+def allow_fork() -> None:
+    """Let this process fork the daemon, instead of executing it. For commands, which
+    know what they have done: the daemon keeps what they have imported."""
+    global _may_fork
+    _may_fork = True
+
+
+def _start_daemon(place: DaemonDirectory, python: str, lock: int, listener: int) -> str:
+    """Start a daemon with these descriptors, and return its stderr, unless it is in its
+    log. Raises CommandError."""
+    command, fds = daemon_command(python), [lock, listener]
+    options = [f"--lock={lock}", f"--listen={listener}", str(place.path)]
+    if _may_fork and python == sys.executable:
+        if start_by_fork(
+            "btrfs_ublk.daemon.process",
+            options,
+            title=command,
+            talk=place.log,
+            keep_open_fds=fds,
+        ):
+            return ""
+    return run(
+        [*command, "--detach", *options],
+        timeout_s=_START_TIMEOUT_S,
+        hint=_hint_for(python),
+        keep_open_fds=fds,
+    ).stderr
 
 
 def _wake_daemon() -> None:
