@@ -4,9 +4,11 @@ Also here: groups of commands, and options that commands have in common."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
+import threading
 from collections.abc import (
     Callable,
     Collection,
@@ -15,6 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -109,6 +112,20 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
             status = exit_status_of(signalled)
             _tell_notes(signalled)
     sys.exit(status)
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process as sys.exit() does, but leave it to the kernel to free what was
+    imported: Python does that piece by piece, which takes a tenth of a short command.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # It joins all threads.
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # Nobody reads it any more.
+                stream.flush()
+    finally:
+        os._exit(status)
 
 
 def _open_standard_streams() -> None:

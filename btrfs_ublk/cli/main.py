@@ -6,7 +6,7 @@ import json
 
 import click
 
-from btrfs_ublk.base.entry import ModuleGroup, run_command
+from btrfs_ublk.base.entry import ModuleGroup, end_process, run_command
 from btrfs_ublk.base.log import setup_logging
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError
@@ -80,7 +80,10 @@ def _print_versions(as_json: bool) -> None:
 
 def main() -> None:
     """The entry point; run_command() describes the exit status."""
-    run_command(command, name="btrfs-ublk")
+    try:
+        run_command(command, name="btrfs-ublk")
+    except SystemExit as end:
+        end_process(int(end.code or 0))
 
 
 if __name__ == "__main__":
