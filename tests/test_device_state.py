@@ -25,7 +25,6 @@ from btrfs_ublk.base.signals import Interrupted, interruptible
 from btrfs_ublk.device import control, lifecycle, supervision
 from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.inotify import wait_for_change
-from btrfs_ublk.device.lifecycle import from_anywhere
 from btrfs_ublk.device.locks import (
     Lock,
     holder_of,
@@ -460,7 +459,7 @@ def test_a_description_means_the_same_from_anywhere(
     lazy = LazySegment(offset=8192, length=4096, map="my.map", cache="my.cache")
     uncached = LazySegment(offset=4096, length=4096, map="/a/map")
     file = FileSegment(offset=0, length=4096, path="seed")
-    found = from_anywhere(Description(12288, [file, uncached, lazy])).segments
+    found = Description(12288, [file, uncached, lazy]).absolute().segments
     here = {"map": f"{tmp_path}/my.map", "cache": f"{tmp_path}/my.cache"}
     path = f"{tmp_path}/seed"
     assert found == (replace(file, path=path), uncached, replace(lazy, **here))

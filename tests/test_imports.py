@@ -58,9 +58,12 @@ UNUSED = {
             "btrfs_ublk.volume.down",
             UNUSED
             | {"btrfs_ublk.base.capabilities", "btrfs_ublk.device.supervisor"}
-            | {"btrfs_ublk.volume.make", "tempfile"},
+            | {"btrfs_ublk.server.description", "btrfs_ublk.volume.make", "tempfile"},
         ),
-        ("btrfs_ublk.daemon.process", UNUSED | {"btrfs_ublk.base.capabilities"}),
+        (
+            "btrfs_ublk.daemon.process",
+            UNUSED | {"btrfs_ublk.base.capabilities", "btrfs_ublk.server.description"},
+        ),
     ],
 )
 def test_volumes_import_what_they_need(

@@ -6,8 +6,9 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from btrfs_ublk.base.helpers import SERVER, check_helper, helper_path
 from btrfs_ublk.base.log import log
@@ -50,14 +51,11 @@ from btrfs_ublk.device.supervision import (
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.server.control import ControlError, InUseError
-from btrfs_ublk.server.description import (
-    Description,
-    FileSegment,
-    LazySegment,
-    Segment,
-)
 from btrfs_ublk.server.front_ends import choose_front_end
 from btrfs_ublk.server.names import FrontEndName
+
+if TYPE_CHECKING:
+    from btrfs_ublk.server.description import Description
 
 _VERSION_TIMEOUT_S = 10.0
 
@@ -232,7 +230,7 @@ def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, 
                 assert lock is not None
                 on_failure.callback(lock.close)
                 made.write_spec(spec)
-                made.write_description(from_anywhere(description).to_json())
+                made.write_description(description.absolute().to_json())
                 half.rename(target)
             except OSError as error:
                 raise BtrfsUblkError(
@@ -240,24 +238,6 @@ def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, 
                 ) from error
             on_failure.pop_all()
     return DeviceDirectory(target), lock
-
-
-def from_anywhere(description: Description) -> Description:
-    """Make its paths absolute, for servers that start in another directory."""
-    return Description(
-        description.size,
-        [_segment_from_anywhere(segment) for segment in description.segments],
-        description.read_only,
-    )
-
-
-def _segment_from_anywhere(segment: Segment) -> Segment:
-    if isinstance(segment, FileSegment):
-        return replace(segment, path=os.path.abspath(segment.path))
-    if isinstance(segment, LazySegment):
-        cache = segment.cache and os.path.abspath(segment.cache)
-        return replace(segment, map=os.path.abspath(segment.map), cache=cache)
-    return segment
 
 
 def _undo(directory: DeviceDirectory) -> None:
@@ -479,8 +459,8 @@ def _undo_unless_served(directory: DeviceDirectory) -> None:
 def _check_same(directory: DeviceDirectory, description: Description | None) -> None:
     if description is None:
         return
-    name, given = directory.name, from_anywhere(description)
-    served = Description.from_json(directory.description.read_text())
+    name, given = directory.name, description.absolute()
+    served = type(given).from_json(directory.description.read_text())
     if _is_growth(given, served):
         if given.size < served.size:
             log.warning(

@@ -16,7 +16,6 @@ from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device.lifecycle import (
     checked_server,
-    from_anywhere,
     recover_device,
 )
 from btrfs_ublk.device.locks import lock_file, registry_locked
@@ -72,7 +71,7 @@ def update_device(
     """
     directory = device_directory(name)
     directory.check()
-    description = from_anywhere(description)
+    description = description.absolute()
     with _updating(directory, timeout_s=timeout_s):
         before = Description.from_json(directory.description.read_text())
         before.check_growth(description)

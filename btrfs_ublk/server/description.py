@@ -82,6 +82,11 @@ class Segment:
         first = max(start, self.offset)
         return replace(self, offset=first, length=min(end, self.end) - first)
 
+    def absolute(self) -> Segment:
+        """Return the segment with absolute paths, for a server that starts in another
+        directory."""
+        return self
+
     def content(self, offset: int, length: int) -> bytes:
         """Return what a read of [offset, offset + length) of the device must return;
         the server is tested against this. Raises OSError where the read must fail."""
@@ -149,6 +154,9 @@ class FileSegment(Segment):
             length=min(end, self.end) - first,
             file_offset=self.file_offset + first - self.offset,
         )
+
+    def absolute(self) -> FileSegment:
+        return replace(self, path=os.path.abspath(self.path))
 
     def content(self, offset: int, length: int) -> bytes:
         with open(self.path, "rb") as file:
@@ -298,6 +306,10 @@ class LazySegment(Segment):
             map_offset=self.map_offset + first - self.offset,
         )
 
+    def absolute(self) -> LazySegment:
+        cache = self.cache and os.path.abspath(self.cache)
+        return replace(self, map=os.path.abspath(self.map), cache=cache)
+
     def content(self, offset: int, length: int) -> bytes:
         """Raise LookupError, because the content is in the map."""
         raise LookupError(f"{self._where}: what it holds is in {self.map}")
@@ -397,6 +409,11 @@ class Description:
             start = max(offset, segment.offset)
             parts.append(segment.content(start, min(end, segment.end) - start))
         return b"".join(parts)
+
+    def absolute(self) -> Description:
+        """Return the description with absolute paths, for a server that starts in
+        another directory."""
+        return replace(self, segments=[x.absolute() for x in self.segments])
 
     def check_growth(self, larger: Description) -> None:
         """Raise UsageError, with the reason, unless ``larger`` extends this

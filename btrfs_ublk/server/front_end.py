@@ -4,13 +4,15 @@ a block device. Each kind is one file: ublk.py, fuse.py."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from btrfs_ublk.base.ledger import Entry, Ledger
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.server.control import Message
-from btrfs_ublk.server.description import Description
+
+if TYPE_CHECKING:
+    from btrfs_ublk.server.description import Description
 
 #: In this time, a server notices that its owner died, and usually ends.
 _LIFELINE_TIMEOUT_S = 3.0

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from btrfs_ublk.base.ledger import Entry, Ledger, remover
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.kernel import loop
 from btrfs_ublk.server.control import ControlError, Message
-from btrfs_ublk.server.description import Description
 from btrfs_ublk.server.front_end import end_server
+
+if TYPE_CHECKING:
+    from btrfs_ublk.server.description import Description
 
 KIND = "fuse-server"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from btrfs_ublk.base.ledger import Entry, Ledger
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server.control import ControlError, Message
-from btrfs_ublk.server.description import Description
 from btrfs_ublk.server.devices import KIND, refuse_if_used, remove_device
+
+if TYPE_CHECKING:
+    from btrfs_ublk.server.description import Description
 
 _NODE_TIMEOUT_S = 10.0
 

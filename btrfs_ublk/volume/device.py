@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,6 @@ from btrfs_ublk import device as devices
 from btrfs_ublk.device.state import DeviceDirectory, device_directory
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import forget_device
-from btrfs_ublk.server.description import Description, FileSegment
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
 from btrfs_ublk.volume.store import VolumeDirectory
 
@@ -91,12 +91,13 @@ def forget(path: Path) -> None:
 
 def _is_of(directory: DeviceDirectory, volume: VolumeDirectory) -> bool:
     """Whether the device serves the volume's seed."""
-    try:
-        description = Description.from_json(directory.description.read_text())
-    except (OSError, ValueError, UsageError):
-        return False
     seed = os.path.realpath(volume.seed_image)
-    return any(
-        isinstance(segment, FileSegment) and os.path.realpath(segment.path) == seed
-        for segment in description.segments
-    )
+    # NB: the class Description takes long to import, and most commands ask this.
+    try:
+        segments = json.loads(directory.description.read_text())["segments"]
+        return any(
+            each["kind"] == "file" and os.path.realpath(each["path"]) == seed
+            for each in segments
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from btrfs_ublk import seed as seeds
@@ -25,12 +25,15 @@ from btrfs_ublk.base.private_dirs import (
     check_private,
     make_private,
 )
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content import Source
 from btrfs_ublk.device.locks import Lock, lock_file
 from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE, check_name
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.server.description import Description, LazySegment
 from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
+
+if TYPE_CHECKING:
+    from btrfs_ublk.server.description import Description
 
 FORMAT_VERSION = 1
 #: Another command may hold the lock: it fetches nothing, but may wait for a server.
@@ -205,6 +208,9 @@ class VolumeDirectory:
 
     def description(self, definition: VolumeDefinition) -> Description:
         """Return the description of its device."""
+        with deferred():
+            # Importing it takes long, and most commands need none of it.
+            from btrfs_ublk.server.description import LazySegment
         seed = self.seed()
         lazy = LazySegment(
             offset=0,
