@@ -13,7 +13,7 @@ from btrfs_ublk.base.capabilities import FileSystem, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.btrfs import forget_device
+from btrfs_ublk.kernel.btrfs import filesystem_uuid, forget_device
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 
@@ -98,3 +98,10 @@ def sync_file_system(directory: Path) -> float:
         return time.monotonic() - begin_s
     finally:
         os.close(fd)
+
+
+def metadata_used_bytes(target: Path) -> int:
+    """Return the bytes of a mounted btrfs' tree blocks, counting copies once."""
+    fsid = filesystem_uuid(target)
+    path = Path(f"/sys/fs/btrfs/{fsid}/allocation/metadata/bytes_used")
+    return int(path.read_text())

@@ -19,13 +19,16 @@ from pathlib import Path
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MAKE_FILES, MKSEED
-from btrfs_ublk.bench.file_systems import forgotten, sync_file_system
+from btrfs_ublk.bench.file_systems import (
+    forgotten,
+    metadata_used_bytes,
+    sync_file_system,
+)
 from btrfs_ublk.bench.files import Plan, PlannedFile, make_files
 from btrfs_ublk.bench.peer import Contestant, Measure, OwnContest, Setting, Turn
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.suite import Amounts
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.reflink import clone_file
@@ -127,10 +130,10 @@ def _make_clones(
         directory = target / "clones"
         directory.mkdir()
         sync_file_system(target)
-        before_bytes = _metadata_used_bytes(target)
+        before_bytes = metadata_used_bytes(target)
         result = make_files(directory, plan, sources=paths)
         sync_s = sync_file_system(target)
-        used_bytes = _metadata_used_bytes(target) - before_bytes
+        used_bytes = metadata_used_bytes(target) - before_bytes
         files = [
             (plan.path(directory, file.number, processes=processes), file)
             for file in plan.sample(samples)
@@ -142,13 +145,6 @@ def _make_clones(
         "rate_with_sync": len(plan) / (result["wall_s"] + sync_s),
         "metadata_bytes": used_bytes / len(plan),
     }
-
-
-def _metadata_used_bytes(target: Path) -> int:
-    """Return the bytes of a mounted btrfs' tree blocks, counting copies once."""
-    fsid = filesystem_uuid(target)
-    path = Path(f"/sys/fs/btrfs/{fsid}/allocation/metadata/bytes_used")
-    return int(path.read_text())
 
 
 def _stamp_offsets(file: PlannedFile) -> Iterator[int]:
