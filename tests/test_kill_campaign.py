@@ -43,7 +43,7 @@ def campaign(
 def test_nothing_is_lost(sparse_path: Path) -> None:
     """With ublk it takes an emulated machine longer than a test may: by hand only."""
     results = sparse_path / "results.json"
-    kinds = ["daemon + servers, again", "daemon, servers, keepers"]
+    kinds = ["daemon, servers, keepers", "daemon + servers, again"]
     kinds += ["servers + keepers", "all three"]
     arguments = ["--rounds=4", "--seed=5", "--volumes=2", "-o", str(results)]
     arguments += [f"--kind={kind}" for kind in kinds]
@@ -53,7 +53,7 @@ def test_nothing_is_lost(sparse_path: Path) -> None:
     document = json.loads(results.read_text())
     rounds = document["results"]
     assert [each["kind"] for each in rounds] == kinds
-    for each, least in zip(rounds, [6, 5, 4, 5], strict=True):
+    for each, least in zip(rounds, [5, 6, 4, 5], strict=True):
         assert each["kills"] >= least
     # One has thousands of small files.
     assert rounds[2]["operations"] > 1000
