@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from btrfs_ublk import device as devices
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import (
@@ -599,6 +600,7 @@ def up(
         raise UsageError(
             f"volume {name!r} is defined in {found.file}", hint="write it there"
         )
+    devices.allow_fork()
     with progress(f"bring image {image} up"):
         volume = volumes.up_volume(
             name, replace(found.definition, **changed), base=base, made=too_late
