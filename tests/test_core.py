@@ -13,7 +13,8 @@ TURNS = 100_000
 
 
 def run(build: Path, *arguments: str | Path) -> list[int]:
-    """Return how many subscriptions were served, failed, and were ended."""
+    """Return how many subscriptions were served, failed, and were ended; the units of
+    the longest run, and how many runs have waited for memory."""
     result = subprocess.run(
         [build / "csrc/tests/core-shell", *arguments],
         stdout=subprocess.PIPE,
@@ -26,13 +27,19 @@ def run(build: Path, *arguments: str | Path) -> list[int]:
     return [int(word) for word in result.stdout.split()]
 
 
+@pytest.mark.parametrize("units", [1, 2, 32])
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_ends_leave_nothing_behind(
-    sanitized_build: Path, tmp_path: Path, seed: int, cached: bool
+    sanitized_build: Path, tmp_path: Path, seed: int, cached: bool, units: int
 ) -> None:
     """The program itself checks the data, that no subscription is called after its
-    end, also when another one's callback ends it, and that no unit is left."""
+    end, also when another one's callback ends it, and that no unit is left. Runs that
+    break off make the next ones shorter."""
     cache = [tmp_path / "cache"] if cached else []
-    delivered, failed, ended = run(sanitized_build, str(seed), str(TURNS), *cache)
+    words = [str(seed), str(TURNS), str(units)]
+    found = run(sanitized_build, *words, *cache)
+    delivered, failed, ended, longest, resumed = found
     assert delivered and failed and ended
+    assert longest == units or 4 < longest < units
+    assert bool(resumed) == (units > 1)

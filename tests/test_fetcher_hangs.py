@@ -138,7 +138,9 @@ def test_hung_prefetches_are_in_nobodys_way(
     """More of them than a host that fails may have of what is waited for."""
     with (
         hanging_origin() as (origin, server),
-        fetch_shell(sanitized_build, "transfers=8", log=tmp_path / "log") as shell,
+        fetch_shell(
+            sanitized_build, "transfers=8", "run=1", log=tmp_path / "log"
+        ) as shell,
     ):
         number = heal_after_prefetch(shell, origin, server, 4)
         origin.errors = 3
@@ -154,7 +156,7 @@ def test_a_prefetch_that_hangs_ends_by_itself(
 ) -> None:
     with (
         hanging_origin() as (origin, server),
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        fetch_shell(sanitized_build, "run=1", log=tmp_path / "log") as shell,
     ):
         heal_after_prefetch(shell, origin, server, 2)
         assert shell.stats()["units_in_flight"] == 2

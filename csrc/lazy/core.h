@@ -24,6 +24,10 @@
 
 enum {
 	UNIT_BUCKETS = 1024, /* a power of two */
+	/* SHA-256 of so much takes no longer than waking a worker and being woken by it. */
+	HASH_AT_ONCE_BYTES = 16 << 10,
+	/* A single unit in flight may be larger: nothing else is to be done meanwhile. */
+	HASH_ALONE_BYTES = 256 << 10,
 	/* of one mirror for one unit, after which the unit does not ask it again */
 	WRONG_ANSWERS_MAX = 3,
 };
@@ -32,7 +36,8 @@ enum unit_state {
 	UNIT_WANTED,   /* waits in a queue, if anybody wants it */
 	UNIT_RESTING,  /* waits until it is queued again (timer) */
 	UNIT_LOOKING,  /* a worker looks it up in the cache; waits for that, until its timer */
-	UNIT_FETCHING, /* a mirror is being asked */
+	UNIT_ASKED,    /* a mirror was asked for it; those before it come first */
+	UNIT_FETCHING, /* it arrives, or is whole (then its run is NULL) */
 	UNIT_CHECKING, /* a worker verifies it */
 	UNIT_RIGHT,    /* its data are verified */
 };
@@ -77,9 +82,12 @@ struct unit_check {
 	int disk_err; /* the map could not be read or written; a negative errno */
 	bool known;   /* it was checked against a digest */
 	bool pinned;
+	bool hashed; /* `digest` is that of its data */
+	uint8_t digest[SOURCE_DIGEST_BYTES];
 };
 
 struct look_up;
+struct run;
 
 /* A unit in flight, or kept in memory. free_unused() frees it. */
 struct unit {
@@ -106,18 +114,14 @@ struct unit {
 	struct unit_check check;
 
 	/* Attempts. */
-	struct fetch fetch;
-	/*
-	 * RESTING: when it ends. LOOKING: when it goes on without. FETCHING: when to check for
-	 * progress; see unit_joined()
-	 */
-	struct timer timer;
-	unsigned progress; /* of the fetch, when the timer was set */
-	uint64_t began_ns; /* the last attempt */
+	struct run *run;       /* ASKED, FETCHING: the request that it is part of */
+	struct mirror *mirror; /* the last one that was asked */
+	char *identity;	       /* of that one's object: to be pinned with this content; or NULL */
+	struct timer timer;    /* RESTING: when it ends. LOOKING: when it goes on without */
+	uint64_t began_ns;     /* the last attempt */
 	unsigned rounds;
-	bool cut;     /* an attempt got no complete response; see struct fetch */
+	bool cut;     /* an attempt got no complete response; see struct run */
 	bool waited;  /* it has waited once for an open breaker */
-	bool slow;    /* the attempt is given up, though its cache answers others */
 	uint32_t out; /* bit set: mirrors that this unit does not ask again */
 	uint8_t tries[SOURCE_PLACES_MAX];
 	uint8_t wrong[SOURCE_PLACES_MAX];
@@ -126,6 +130,7 @@ struct unit {
 struct core_options {
 	unsigned max_transfers;	   /* most units in flight */
 	uint64_t max_buffer_bytes; /* most memory for units */
+	uint64_t run_bytes;	   /* most bytes of a request; 0: see host_run_bytes() */
 	unsigned changed_ms;	   /* how long a mirror that has changed is not asked */
 	unsigned unhealthy_ms;	   /* how long other mirrors are preferred to one that fails */
 };
@@ -180,6 +185,8 @@ struct core {
 	unsigned units;
 	unsigned busy;	      /* units with something in progress */
 	unsigned prefetching; /* how many of them no reader has asked for */
+	uint64_t asked_bytes; /* of units that are ASKED */
+	struct link paused;   /* runs that wait for memory */
 	struct link kept;     /* right, not in the cache; in memory until that is needed */
 	struct link unstored; /* right, and to be put in the cache: the oldest first */
 	unsigned storing;
@@ -205,6 +212,8 @@ void core_receive(struct core *core);
 /* Submits a job to the core's own workers, or to those of the cache. */
 void core_submit(struct core *core, struct pool_job *job);
 void core_cache_submit(struct core *core, struct pool_job *job);
+/* How many fetches a host may have for such units, if it does not fail. */
+uint64_t core_slots(const struct core *core, const struct source *source);
 /* Does what is to be done. Returns whether something is left, so that others have their turn. */
 bool core_step(struct core *core);
 
@@ -244,6 +253,8 @@ void unit_queue(struct unit *unit, struct host *host, bool first);
 void unit_rest(struct unit *unit, uint64_t at_ns);
 /* Gives it memory, which may be there only later (NULL). */
 void unit_reserve(struct unit *unit, uint8_t *data);
+/* Rests or fails, because there is no memory. */
+void unit_has_no_memory(struct unit *unit);
 /* Gives it memory now. Returns false when there is none, and the unit rests or has failed. */
 bool unit_allocate(struct unit *unit);
 /* Makes room for a unit that shall begin. Returns false when others need the memory. */
@@ -281,13 +292,6 @@ void units_choose_again(struct core *core, struct host *host);
 void unit_choose(struct unit *unit, bool first);
 /* Asks a mirror, rests or fails. It was the first in the queue of its host. */
 void unit_begin(struct unit *unit);
-/* Its fetch is over. */
-void unit_attempt_over(struct unit *unit);
-/*
- * To be called before a reader is added that waits until `deadline_ns`: the running attempt may
- * have begun for nobody.
- */
-void unit_joined(struct unit *unit, uint64_t deadline_ns);
 /* Has all mirrors asked again. */
 void unit_forget_attempts(struct unit *unit);
 /* Handles wrong content; unit->check.err says what is wrong. */

@@ -230,6 +230,7 @@ static void set_options(struct fetcher *fetcher, const struct fetcher_options *o
 	fetcher->core.options = (struct core_options){
 		.max_transfers = options->max_transfers ?: TRANSFERS_DEFAULT,
 		.max_buffer_bytes = options->max_buffer_bytes ?: BUFFER_DEFAULT_BYTES,
+		.run_bytes = options->run_bytes,
 		.changed_ms = options->changed_ms,
 		.unhealthy_ms = options->unhealthy_ms,
 	};

@@ -25,6 +25,7 @@ struct fetcher_options {
 	unsigned workers;	   /* threads, besides one spare; 0: one per CPU, from 2 to 8 */
 	unsigned max_transfers;	   /* most units in flight; 0: 96 */
 	uint64_t max_buffer_bytes; /* most memory for units; 0: 24 MiB */
+	uint64_t run_bytes;	   /* most bytes of a request; 0: 8 MiB; 1: one unit each */
 	unsigned changed_ms;	   /* how long a mirror that has changed is not asked; 0: 60000 */
 	/* how long other mirrors are preferred to one that fails; 0: 30000 */
 	unsigned unhealthy_ms;

@@ -18,6 +18,16 @@ enum {
 	OPEN_AFTER_S = 10,
 	OPEN_FIRST_S = 1, /* doubled each time a probe fails */
 	OPEN_LAST_S = 5,  /* readers wait that long */
+
+	/* Of runs: before a host is measured; so that stores need few requests; at most. */
+	RUN_FIRST_BYTES = 1 << 20,
+	RUN_LEAST_BYTES = 4 << 20,
+	RUN_MOST_BYTES = 8 << 20,
+	RUN_ROUND_TRIPS = 4, /* what is asked for takes so many, so that few of them are lost */
+	RUN_PER_S = 2,	     /* it takes at most half a second of a slow link */
+	CUTS_MAX = 11,
+	SMOOTH = 8,
+	RATE_MIN_BYTES = 64 << 10, /* less says how long a round trip takes, not how fast it is */
 };
 
 void host_init(struct host *host)
@@ -145,9 +155,8 @@ void host_ended(struct host *host)
 	relaxed_add(&host->in_flight, -1);
 }
 
-void host_succeeded(struct host *host, uint32_t bytes)
+void host_gave(struct host *host, uint32_t bytes)
 {
-	host_ended(host);
 	relaxed_add(&host->bytes, bytes);
 	if (host->open_until_ns)
 		event_log_host("breaker_closed", host->name, "it answers again");
@@ -155,6 +164,47 @@ void host_succeeded(struct host *host, uint32_t bytes)
 	host->open_until_ns = 0;
 	host->opened = 0;
 	relaxed_store(&host->is_open, 0);
+}
+
+void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes)
+{
+	uint64_t rate = bytes * 1000000 / (all_ns / 1000 + 1);
+
+	/* It was about as long as it may be. */
+	if (host->cuts && bytes >= host_run_bytes(host) / 2)
+		host->cuts--;
+	/* A new connection takes longer. */
+	if (!host->rtt_ns || first_byte_ns < host->rtt_ns)
+		host->rtt_ns = first_byte_ns;
+	host->rtt_ns += (first_byte_ns - host->rtt_ns) / SMOOTH;
+	if (bytes < RATE_MIN_BYTES)
+		return;
+	/* So does what shares the link with others. */
+	if (rate > host->bytes_per_s)
+		host->bytes_per_s = rate;
+	host->bytes_per_s -= (host->bytes_per_s - rate) / SMOOTH;
+}
+
+void host_cut(struct host *host)
+{
+	if (host->cuts < CUTS_MAX)
+		host->cuts++;
+}
+
+uint64_t host_run_bytes(const struct host *host)
+{
+	uint64_t bytes = RUN_FIRST_BYTES, rate = host->bytes_per_s;
+
+	if (rate) {
+		bytes = RUN_ROUND_TRIPS * (host->rtt_ns / 1000) * (rate / 1000) / 1000;
+		if (bytes < RUN_LEAST_BYTES)
+			bytes = RUN_LEAST_BYTES;
+		if (bytes > RUN_MOST_BYTES)
+			bytes = RUN_MOST_BYTES;
+		if (bytes > rate / RUN_PER_S)
+			bytes = rate / RUN_PER_S;
+	}
+	return bytes >> host->cuts;
 }
 
 bool host_failed(struct host *host, uint64_t now_ns)

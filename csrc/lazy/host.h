@@ -48,6 +48,10 @@ struct host {
 	uint64_t answered_ns;	   /* when a fetch has last succeeded */
 	uint64_t given_up;	   /* attempts at a cache that was only slow, as it seems */
 
+	/* What requests have taken, smoothed: up to the first byte, and of all bytes. 0: none yet. */
+	uint64_t rtt_ns, bytes_per_s;
+	unsigned cuts; /* how often runs are halved, because such were cut */
+
 	/* Statistics; see base/relaxed.h. */
 	uint64_t attempts, failures, bytes, in_flight, openings;
 	uint64_t is_open;
@@ -81,10 +85,17 @@ enum breaker_answer host_ask(const struct host *host, uint64_t now_ns);
  * ends. host_failed() returns whether units that wait for it should choose again.
  */
 void host_begin(struct host *host, uint64_t now_ns);
-void host_succeeded(struct host *host, uint32_t bytes);
 bool host_failed(struct host *host, uint64_t now_ns);
-/* The fetch ended in a way that says nothing about the host. */
+/* The fetch ended otherwise. */
 void host_ended(struct host *host);
+/* A unit of so many bytes has come. */
+void host_gave(struct host *host, uint32_t bytes);
+/* All of a request has come: what it took. */
+void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes);
+/* A request of several units has broken off: the next ones are for less. */
+void host_cut(struct host *host);
+/* How many bytes a request may be for. */
+uint64_t host_run_bytes(const struct host *host);
 /*
  * Whether it has as many fetches as it may have, where a host may have `most` that does not fail.
  * A host that does not answer must not take all slots, or readers of other hosts would wait for its

@@ -14,13 +14,12 @@
 
 #include "base/error.h"
 
-struct coded_fetch;
 struct codec_index;
 struct codec_ops;
-struct fetcher;
 struct host;
 struct latency;
 struct mirror_ops;
+struct run;
 struct source;
 
 enum {
@@ -99,45 +98,6 @@ enum fetch_failure {
 	FETCH_WRONG, /* a response that makes no sense: 200 for a range, an encoding, another length */
 };
 
-/* One attempt to read [offset, offset + length) of the source from one mirror. */
-struct fetch {
-	/* Set by the fetcher. */
-	struct fetcher *fetcher;
-	struct mirror *mirror;
-	uint64_t offset; /* bytes, in the source */
-	uint32_t length; /* bytes; the range ends within the source */
-	/* malloc()ed. A kind may free it and leave a buffer of its own instead. */
-	uint8_t *data;
-	uint64_t deadline_ns; /* CLOCK_MONOTONIC: when this attempt shall be given up */
-	/* Use no kept connection, because an earlier attempt got no complete response. */
-	bool fresh;
-
-	/*
-	 * A counter of what has arrived, for kinds that can be cancelled. An attempt that gets
-	 * nothing for a while may be cancelled before its deadline.
-	 */
-	unsigned progress;
-
-	/*
-	 * The outcome. `result` is 0, and all of `data` is filled; or it is a negative errno, with
-	 * the failure and the text for the log, which contains no credentials and no query of a
-	 * URL.
-	 */
-	int result;
-	enum fetch_failure failure;
-	uint32_t retry_after_ms; /* 0: the server did not say */
-	struct error error;
-	bool cut; /* no complete response came: its connection may be dead */
-	/*
-	 * When `result` is 0 and mirror->identity is NULL: the identity to pin (malloc()ed; the
-	 * fetcher takes ownership), or NULL where the kind has none.
-	 */
-	char *identity;
-
-	void *private;		   /* only for the mirror's kind, while the fetch runs */
-	struct coded_fetch *coded; /* not NULL: what arrives is to be decoded; see coded.h */
-};
-
 /* What a mirror says about its object when it is probed, before anything is mapped. */
 struct mirror_probe {
 	uint64_t size;	/* bytes */
@@ -176,19 +136,20 @@ struct mirror_ops {
 	int (*look_up)(struct mirror *mirror, const char *name, uint32_t timeout_ms, char **text,
 		       struct error *error);
 	/*
-	 * Starts a fetch, on the fetcher's thread, which must not wait. fetch_done() is then called
-	 * once on that thread, perhaps before this returns; it calls nothing back. The kind keeps the deadline itself (but
-	 * see `blocking`).
+	 * Starts a run (run.h), on the fetcher's thread, which must not wait. The kind keeps the
+	 * run's deadline itself (but see `blocking`).
 	 */
-	void (*fetch)(struct fetch *fetch);
+	void (*start)(struct run *run);
 	/*
-	 * Gives up early. fetch_done() is still called, with -ECANCELED. NULL: a fetch runs to its
+	 * Gives up early. sink->over() is still called, with -ECANCELED. NULL: a run goes on to its
 	 * end.
 	 */
-	void (*cancel)(struct fetch *fetch);
+	void (*cancel)(struct run *run);
+	/* There may be space again after sink->space() has returned 0. */
+	void (*resume)(struct run *run);
 	/*
-	 * Fetches occupy workers, which cannot be stopped even when a fetch is given up. So few of
-	 * them run at a time, and the fetcher keeps the deadline with cancel().
+	 * Runs occupy workers, which cannot be stopped even when a run is given up. So few of them
+	 * go on at a time, each is one unit, and the core keeps the deadline with cancel().
 	 */
 	bool blocking;
 
@@ -229,13 +190,5 @@ static inline struct mirror *mirror_object(struct mirror *mirror)
 {
 	return mirror->origin ?: mirror;
 }
-
-/* Kinds call this when `fetch` is over. */
-void fetch_done(struct fetch *fetch);
-/* fetch_done() calls this for what is to be decoded, and does nothing more. */
-void coded_arrived(struct fetch *fetch);
-/* Fills in the outcome of a failed fetch, printf()-like, and calls fetch_done(). */
-void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)
-	__attribute__((format(printf, 4, 5)));
 
 #endif

@@ -113,7 +113,10 @@ static int open_cache(struct space *space, struct error *error)
 
 static int open_parts(struct space *space, struct error *error)
 {
-	const struct fetcher_options fetcher_options = {};
+	const char *run_bytes = getenv("BTRFS_UBLK_RUN_BYTES"); /* to measure, and for tests */
+	const struct fetcher_options fetcher_options = {
+		.run_bytes = run_bytes ? strtoull(run_bytes, NULL, 10) : 0,
+	};
 	int err;
 
 	err = check_names(space->map_path, error);

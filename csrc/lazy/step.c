@@ -5,6 +5,7 @@
 
 #include "base/relaxed.h"
 #include "lazy/core.h"
+#include "lazy/run.h"
 
 enum {
 	ROUNDS_MAX = 8,
@@ -76,7 +77,8 @@ static void take_some(struct core *core)
 static bool is_needed(const struct unit *unit)
 {
 	return !list_is_empty(&unit->subscriptions) || unit->holds || unit->state == UNIT_LOOKING ||
-	       unit->state == UNIT_FETCHING || unit->state == UNIT_CHECKING;
+	       unit->state == UNIT_ASKED || unit->state == UNIT_FETCHING ||
+	       unit->state == UNIT_CHECKING;
 }
 
 static void unit_free(struct unit *unit)
@@ -88,6 +90,7 @@ static void unit_free(struct unit *unit)
 	unit->core->units--;
 	list_remove(&unit->in_unused);
 	list_remove(&unit->in_bucket);
+	free(unit->identity);
 	free(unit->data);
 	free(unit);
 }
@@ -113,19 +116,22 @@ static bool may_begin(const struct core *core, enum urgency urgency)
 	return core->busy < most && (urgency == URGENCY_DEMAND || core->prefetching < most / 2);
 }
 
+uint64_t core_slots(const struct core *core, const struct source *source)
+{
+	uint64_t most = core->options.max_buffer_bytes / source->unit_bytes;
+
+	return most < core->options.max_transfers ? most : core->options.max_transfers;
+}
+
 /* The first unit that waits for a host, or NULL when that may have no more fetches. */
 static struct unit *next_of(const struct core *core, const struct host *host, enum urgency urgency)
 {
 	struct link *first = list_first(&host->waiting[urgency]);
 	struct unit *unit = first ? container_of(first, struct unit, in_queue) : NULL;
-	uint64_t most;
 
-	if (!unit)
+	if (unit && host_is_full(host, urgency, core_slots(core, unit->source)))
 		return NULL;
-	most = core->options.max_buffer_bytes / unit->source->unit_bytes;
-	if (most > core->options.max_transfers)
-		most = core->options.max_transfers;
-	return host_is_full(host, urgency, most) ? NULL : unit;
+	return unit;
 }
 
 /*
@@ -159,6 +165,7 @@ bool core_step(struct core *core)
 	for (unsigned round = 0; round < ROUNDS_MAX; round++) {
 		take_some(core);
 		free_unused(core);
+		runs_resume(core);
 		for (unsigned urgency = URGENCIES; urgency && start_runs(core, urgency - 1);)
 			urgency--;
 		if (list_is_empty(&core->completions) && list_is_empty(&core->unused))

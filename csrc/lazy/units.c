@@ -6,6 +6,7 @@
 #include "base/relaxed.h"
 #include "lazy/core.h"
 #include "lazy/layout.h"
+#include "lazy/run.h"
 
 static struct link *bucket_of(struct core *core, const struct source *source, uint64_t number)
 {
@@ -29,6 +30,7 @@ void core_init(struct core *core)
 		list_init(&core->buckets[i]);
 	list_init(&core->kept);
 	list_init(&core->unstored);
+	list_init(&core->paused);
 	list_init(&core->reads);
 	host_init(&core->lane);
 	host_init(&core->nowhere);
@@ -48,6 +50,10 @@ void unit_set(struct unit *unit, enum unit_state state)
 	core->busy += (unsigned)busy;
 	if (unit->urgency != URGENCY_DEMAND)
 		core->prefetching += (unsigned)busy;
+	if (unit->state == UNIT_ASKED)
+		core->asked_bytes -= unit->length;
+	if (state == UNIT_ASKED)
+		core->asked_bytes += unit->length;
 	list_remove(&unit->news.link);
 	list_remove(&unit->in_queue);
 	timer_clear(&unit->timer);
@@ -148,8 +154,9 @@ static void take_news(struct core *core, struct completion *completion)
 		unit_look_up_is_late(unit);
 		break;
 	case UNIT_FETCHING:
-		unit_attempt_over(unit);
+		unit_verify(unit);
 		break;
+	case UNIT_ASKED:
 	case UNIT_CHECKING:
 		break;
 	case UNIT_RIGHT:
@@ -233,7 +240,6 @@ static enum urgency urgency_of(const struct unit *unit)
 static void raise_urgency(struct unit *unit, enum urgency urgency)
 {
 	struct core *core = unit->core;
-	struct host *host = unit->state == UNIT_FETCHING ? unit->fetch.mirror->host : NULL;
 
 	if (unit->state == UNIT_RIGHT && urgency == URGENCY_DEMAND && unit->fate == FATE_LOST &&
 	    link_is_in_list(&unit->in_queue)) {
@@ -244,9 +250,9 @@ static void raise_urgency(struct unit *unit, enum urgency urgency)
 		return;
 	if (urgency == URGENCY_DEMAND && is_busy(unit->state))
 		core->prefetching--;
-	if (urgency == URGENCY_DEMAND && host)
-		host->prefetching--;
 	unit->urgency = urgency;
+	if (urgency == URGENCY_DEMAND && unit->run)
+		run_is_demanded(unit);
 	queue_again(unit);
 }
 
@@ -254,8 +260,8 @@ static int join(struct core *core, struct unit *unit, struct subscription *subsc
 {
 	if (!unit)
 		return -ENOMEM;
-	if (subscription->deadline_ns)
-		unit_joined(unit, subscription->deadline_ns);
+	if (subscription->deadline_ns && unit->run)
+		run_joined(unit, subscription->deadline_ns);
 	subscription->unit = unit;
 	list_append(&unit->subscriptions, &subscription->link);
 	raise_urgency(unit, subscription->ops->urgency);
@@ -282,6 +288,8 @@ void subscription_end(struct subscription *subscription)
 	list_remove(&subscription->link);
 	if (urgency_of(unit) < unit->urgency)
 		queue_again(unit);
+	if (unit->state == UNIT_ASKED && list_is_empty(&unit->subscriptions))
+		run_trim(unit->run);
 	unit_let_go(unit);
 }
 
@@ -384,19 +392,23 @@ void unit_reserve(struct unit *unit, uint8_t *data)
 	relaxed_add(&unit->core->counts.buffer_bytes, unit->length);
 }
 
+/* Readers with time left wait until there may be some. */
+void unit_has_no_memory(struct unit *unit)
+{
+	relaxed_add(&unit->core->counts.local_failures, 1);
+	if (unit_fail(unit, -EIO))
+		unit_rest(unit, clock_now_ns() + NS_PER_S);
+}
+
 bool unit_allocate(struct unit *unit)
 {
 	uint8_t *data = malloc(unit->length);
 
-	if (data) {
+	if (data)
 		unit_reserve(unit, data);
-		return true;
-	}
-	/* Readers with time left wait until there may be some. */
-	relaxed_add(&unit->core->counts.local_failures, 1);
-	if (unit_fail(unit, -EIO))
-		unit_rest(unit, clock_now_ns() + NS_PER_S);
-	return false;
+	else
+		unit_has_no_memory(unit);
+	return data;
 }
 
 /*
@@ -474,9 +486,8 @@ void core_stop(struct core *core)
 			struct unit *unit = container_of(link, struct unit, in_bucket);
 
 			subscription_end(&unit->ahead);
-			if (unit->state == UNIT_FETCHING && !link_is_in_list(&unit->news.link) &&
-			    unit->fetch.mirror->ops->cancel)
-				unit->fetch.mirror->ops->cancel(&unit->fetch);
+			if (unit->state == UNIT_FETCHING && unit->run)
+				run_cancel(unit->run);
 		}
 	}
 	units_flush(core);

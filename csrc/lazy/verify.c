@@ -11,13 +11,6 @@
 enum {
 	/* the place of jobs that may pin, and so wait for whoever writes to the map */
 	MAP_PLACE = 1,
-	/*
-	 * SHA-256 of this many bytes takes no longer than waking a worker and being woken by it. A
-	 * single unit in flight may be larger: the fetcher's thread has nothing else to do
-	 * meanwhile.
-	 */
-	AT_ONCE_BYTES = 16 << 10,
-	ALONE_AT_ONCE_BYTES = 256 << 10,
 };
 
 static struct unit *of_job(struct pool_job *job)
@@ -36,11 +29,9 @@ static void have_done(struct unit *unit, uint64_t place, void (*work)(struct poo
 
 static int pin_identity(const struct unit *unit)
 {
-	const struct fetch *fetch = &unit->fetch;
-
-	if (!fetch->identity)
+	if (!unit->identity)
 		return 0;
-	return store_pin_identity(unit->core->store, fetch->mirror, fetch->identity);
+	return store_pin_identity(unit->core->store, unit->mirror, unit->identity);
 }
 
 static int pin_digest(struct unit *unit, const uint8_t digest[static SOURCE_DIGEST_BYTES])
@@ -52,18 +43,30 @@ static int pin_digest(struct unit *unit, const uint8_t digest[static SOURCE_DIGE
 	return err == -ESTALE ? -EBADMSG : err;
 }
 
+/* Returns false when there is no memory. */
+static bool hash(struct unit *unit)
+{
+	struct unit_check *check = &unit->check;
+
+	if (!check->hashed)
+		check->hashed = EVP_Digest(unit->data, unit->length, check->digest, NULL,
+					   unit->core->sha256, NULL);
+	return check->hashed;
+}
+
 static int check(struct unit *unit)
 {
-	uint8_t found[SOURCE_DIGEST_BYTES], expected[SOURCE_DIGEST_BYTES];
+	const uint8_t *found = unit->check.digest;
+	uint8_t expected[SOURCE_DIGEST_BYTES];
 	int known = store_digest(unit->core->store, unit->source, unit->number, expected);
 	int err;
 
 	if (known < 0)
 		return known;
-	if (!EVP_Digest(unit->data, unit->length, found, NULL, unit->core->sha256, NULL))
+	if (!hash(unit))
 		return -ENOMEM;
 	unit->check.known = known;
-	if (known && memcmp(found, expected, sizeof(found)) != 0)
+	if (known && memcmp(found, expected, sizeof(expected)) != 0)
 		return -EBADMSG;
 	/*
 	 * NB: pin the identity before the digest. If another identity had been pinned first, our
@@ -76,8 +79,8 @@ static int check(struct unit *unit)
 	if (err && err != -ESTALE) {
 		/* The digest proves the content, whatever identity the object has. */
 		unit->check.disk_err = err;
-		free(unit->fetch.identity);
-		unit->fetch.identity = NULL;
+		free(unit->identity);
+		unit->identity = NULL;
 		err = 0;
 	}
 	return err;
@@ -113,17 +116,17 @@ static void verified(struct pool_job *job)
 static bool verify_at_once(struct unit *unit)
 {
 	const struct core *core = unit->core;
-	uint8_t found[SOURCE_DIGEST_BYTES], expected[SOURCE_DIGEST_BYTES];
+	uint8_t expected[SOURCE_DIGEST_BYTES];
 
-	if (unit->length > (core->busy > 1 ? AT_ONCE_BYTES : ALONE_AT_ONCE_BYTES))
+	if (!unit->check.hashed &&
+	    unit->length > (core->busy > 1 ? HASH_AT_ONCE_BYTES : HASH_ALONE_BYTES))
 		return false;
 	/* Pinning an identity waits for the disk. */
-	if (!core->store || unit->fetch.identity ||
-	    !store_digest_at_hand(core->store, unit->source, unit->number, expected) ||
-	    !EVP_Digest(unit->data, unit->length, found, NULL, core->sha256, NULL))
+	if (!core->store || unit->identity ||
+	    !store_digest_at_hand(core->store, unit->source, unit->number, expected) || !hash(unit))
 		return false;
 	unit->check.known = true;
-	unit->check.err = memcmp(found, expected, sizeof(found)) ? -EBADMSG : 0;
+	unit->check.err = memcmp(unit->check.digest, expected, sizeof(expected)) ? -EBADMSG : 0;
 	verified(&unit->job);
 	return true;
 }
@@ -155,7 +158,7 @@ void unit_expect(const struct unit *unit)
 	uint8_t unused[SOURCE_DIGEST_BYTES];
 	struct digest_load *load;
 
-	if (unit->length > ALONE_AT_ONCE_BYTES || !store || !unit->source->has_digests ||
+	if (!store || !unit->source->has_digests ||
 	    store_digest_at_hand(store, unit->source, unit->number, unused))
 		return;
 	load = malloc(sizeof(*load));
@@ -174,10 +177,13 @@ void unit_verify(struct unit *unit)
 {
 	bool may_pin;
 
-	unit->check = (struct unit_check){};
 	unit_set(unit, UNIT_CHECKING);
+	if (unit->check.err) {
+		unit_refuse(unit);
+		return;
+	}
 	if (verify_at_once(unit))
 		return;
-	may_pin = !unit->source->has_digests || unit->fetch.identity;
+	may_pin = !unit->source->has_digests || unit->identity;
 	have_done(unit, may_pin ? MAP_PLACE : 0, verify, verified);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * core-shell SEED TURNS [CACHE]: the core of the fetcher without its thread. A kind of mirror of
- * this program lets fetches end in any order, also while they begin. First, a reader leaves, the
+ * core-shell SEED TURNS RUN_UNITS [CACHE]: the core of the fetcher without its thread. A kind of mirror of
+ * this program lets runs of at most RUN_UNITS end in any order, also while they begin. First, a reader leaves, the
  * end of a subscription ends others, and memory is short; then come random subscriptions, ends of
- * them, completions, failures and steps. Prints what was delivered, failed and ended, and fails when
- * data are wrong, or something is left at the end. With a cache, what is right is also put there.
+ * them, completions, failures and steps. Prints what was delivered, failed and ended, how many units
+ * the longest run had, and how often one went on after it had waited for memory. Fails when data are wrong, or something is left at the end. With a cache, what is right is also put there.
  */
 #include <errno.h>
 #include <limits.h>
@@ -21,6 +21,7 @@
 #include "lazy/core.h"
 #include "lazy/keys.h"
 #include "lazy/layout.h"
+#include "lazy/run.h"
 
 enum {
 	SOURCES = 3,
@@ -45,8 +46,8 @@ static struct core core;
 static uv_loop_t loop;
 static struct source *sources[SOURCES];
 static struct wanted wanted[WANTED_MAX];
-static struct fetch *running[RUNNING_MAX];
-static unsigned delivered, failed, ended;
+static struct run *running[RUNNING_MAX];
+static unsigned delivered, failed, ended, resumed, run_units, longest;
 static bool gentle; /* all that is asked succeeds from now on, when it begins */
 static bool held;   /* nothing ends by itself */
 static uint64_t random_state;
@@ -93,55 +94,105 @@ static const char *random_host(const struct mirror *mirror, char *text, size_t b
 	return text;
 }
 
-static void succeed(struct fetch *fetch)
+static void keep_running(struct run *run)
 {
-	for (uint32_t i = 0; i < fetch->length; i++)
-		fetch->data[i] = byte_of(fetch->mirror->source, fetch->offset + i);
-	fetch->result = 0;
-	fetch_done(fetch);
-}
-
-static void end_fetch(struct fetch *fetch)
-{
-	if (gentle || chance(3))
-		succeed(fetch);
-	else
-		fetch_failed(fetch, -EIO, chance(FETCH_WRONG + 1), "it shall fail");
-}
-
-static void random_fetch(struct fetch *fetch)
-{
-	if (!held && (gentle || !chance(3))) {
-		end_fetch(fetch);
-		return;
-	}
 	for (unsigned i = 0; i < RUNNING_MAX; i++) {
 		if (!running[i]) {
-			running[i] = fetch;
+			running[i] = run;
 			return;
 		}
 	}
-	end_fetch(fetch);
+	require(false, "too many are running");
 }
 
-static void random_cancel(struct fetch *fetch)
+/* Returns false when there is no place for so many bytes. */
+static bool give(struct run *run, uint64_t bytes)
+{
+	uint64_t given = (uintptr_t)run->private;
+	struct iovec part;
+
+	while (bytes && given < run->length) {
+		if (!run->sink->space(run, &part, 1))
+			return false;
+		if (part.iov_len > bytes)
+			part.iov_len = bytes;
+		for (size_t i = 0; i < part.iov_len; i++)
+			((uint8_t *)part.iov_base)[i] =
+				byte_of(run->mirror->source, run->offset + given + i);
+		given += part.iov_len;
+		bytes -= part.iov_len;
+		run->private = (void *)(uintptr_t)given;
+		run->sink->take(run, part.iov_len);
+	}
+	return true;
+}
+
+/* It goes on when there is a place for the rest. */
+static void succeed(struct run *run)
+{
+	if (!give(run, run->length)) {
+		keep_running(run);
+		return;
+	}
+	run->result = 0;
+	run->sink->over(run);
+}
+
+static void end_run(struct run *run)
+{
+	if (gentle || chance(3)) {
+		succeed(run);
+		return;
+	}
+	if (chance(2))
+		give(run, chance(run->length));
+	run->cut = chance(2);
+	run_failed(run, -EIO, run->private ? FETCH_TRANSIENT : chance(FETCH_WRONG + 1),
+		   "it shall fail");
+}
+
+static void random_start(struct run *run)
+{
+	unsigned free_places = 0;
+
+	if (longest < run->count)
+		longest = run->count;
+	for (unsigned i = 0; i < RUNNING_MAX; i++)
+		free_places += !running[i];
+	if (!free_places || (!held && (gentle || !chance(3)))) {
+		end_run(run);
+		return;
+	}
+	if (chance(2))
+		give(run, chance(run->length));
+	keep_running(run);
+}
+
+static void random_cancel(struct run *run)
 {
 	for (unsigned i = 0; i < RUNNING_MAX; i++) {
-		if (running[i] == fetch) {
+		if (running[i] == run) {
 			running[i] = NULL;
-			fetch_failed(fetch, -ECANCELED, FETCH_TRANSIENT, "cancelled");
+			run_failed(run, -ECANCELED, FETCH_TRANSIENT, "cancelled");
 			return;
 		}
 	}
-	require(false, "a fetch was cancelled that is over");
+	require(false, "a run was cancelled that is over");
+}
+
+static void random_resume(struct run *run)
+{
+	resumed++;
+	give(run, chance(run->length));
 }
 
 static const struct mirror_ops random_ops = {
 	.name = "random",
 	.private_bytes = sizeof(struct random_mirror),
 	.parse = random_parse,
-	.fetch = random_fetch,
+	.start = random_start,
 	.cancel = random_cancel,
+	.resume = random_resume,
 	.host = random_host,
 };
 MIRROR_KIND(random_ops);
@@ -217,14 +268,14 @@ static void want_any(void)
 	want(one, sources[chance(SOURCES)], chance(SOURCE_UNITS), kind, kind ? 0 : deadline_ns);
 }
 
-static void end_any_fetch(void)
+static void end_any_run(void)
 {
 	unsigned place = chance(RUNNING_MAX);
-	struct fetch *fetch = running[place];
+	struct run *run = running[place];
 
 	running[place] = NULL;
-	if (fetch)
-		end_fetch(fetch);
+	if (run)
+		end_run(run);
 }
 
 static void run_loop(void)
@@ -232,6 +283,15 @@ static void run_loop(void)
 	uv_run(&loop, UV_RUN_NOWAIT);
 	core_receive(&core);
 	core_step(&core);
+}
+
+static void read_ahead_any(void)
+{
+	unsigned first = chance(SOURCE_UNITS), end = first + 1 + chance(16);
+	struct source *source = sources[chance(SOURCES)];
+
+	for (unsigned number = first; number < end && number < SOURCE_UNITS; number++)
+		unit_read_ahead(&core, source, number);
 }
 
 static void take_turn(void)
@@ -246,10 +306,10 @@ static void take_turn(void)
 		end_one(&wanted[chance(WANTED_MAX)]);
 		break;
 	case 4:
-		unit_read_ahead(&core, sources[chance(SOURCES)], chance(SOURCE_UNITS));
+		read_ahead_any();
 		break;
 	case 5:
-		end_any_fetch();
+		end_any_run();
 		break;
 	case 6:
 		core_step(&core);
@@ -295,14 +355,14 @@ static void try_ends_of_others(void)
 	require(core.units == 2, "there are more than two units");
 	while (!failed) {
 		unsigned first = running[0] && !running[0]->offset ? 0 : 1;
-		struct fetch *fetch = running[first];
+		struct run *run = running[first];
 
-		if (fetch && fetch->offset)
-			fetch = NULL;
+		if (run && run->offset)
+			run = NULL;
 		else
 			running[first] = NULL;
-		if (fetch)
-			fetch_failed(fetch, -ENOENT, FETCH_GONE, "it is gone");
+		if (run)
+			run_failed(run, -ENOENT, FETCH_GONE, "it is gone");
 		require(core.units == 2, "a unit was freed outside of a step");
 		run_loop();
 	}
@@ -358,11 +418,11 @@ static void finish_running(void)
 {
 	while (core.busy) {
 		for (unsigned i = 0; i < RUNNING_MAX; i++) {
-			struct fetch *fetch = running[i];
+			struct run *run = running[i];
 
 			running[i] = NULL;
-			if (fetch)
-				succeed(fetch);
+			if (run)
+				succeed(run);
 		}
 		run_loop();
 	}
@@ -399,6 +459,7 @@ static void set_up(const char *cache_path)
 
 	core.options = (struct core_options){ .max_transfers = 16,
 					      .max_buffer_bytes = BUFFER_UNITS * UNIT_BYTES,
+					      .run_bytes = run_units * UNIT_BYTES,
 					      .changed_ms = 20,
 					      .unhealthy_ms = 20 };
 	core_init(&core);
@@ -453,7 +514,7 @@ static void settle(void)
 
 	gentle = true;
 	while (clock_now_ns() < until_ns) {
-		end_any_fetch();
+		end_any_run();
 		run_loop();
 	}
 	for (unsigned i = 0; i < WANTED_MAX; i++)
@@ -473,8 +534,9 @@ static void check_counters(void)
 {
 	const struct fetch_counts *counts = &core.counts;
 
-	require(!core.busy && !core.prefetching && !core.storing && !core.storing_bytes &&
-			!counts->buffer_bytes && !counts->unstored_bytes && !counts->units_queued,
+	require(!core.busy && !core.prefetching && !core.asked_bytes && !core.storing &&
+			!core.storing_bytes && !counts->buffer_bytes && !counts->unstored_bytes &&
+			!counts->units_queued,
 		"something still counts");
 	for (const struct host *host = core.hosts; host; host = host->next)
 		require(!host->in_flight && !host->prefetching, "a host has fetches");
@@ -504,13 +566,14 @@ int main(int argc, char **argv)
 	unsigned turns;
 
 	message_init("core-shell");
-	if (argc < 3 || argc > 4) {
-		msg_error("usage: core-shell SEED TURNS [CACHE]");
+	if (argc < 4 || argc > 5) {
+		msg_error("usage: core-shell SEED TURNS RUN_UNITS [CACHE]");
 		return EXIT_USAGE;
 	}
 	random_state = strtoull(argv[1], NULL, 10) * 2654435769u + 1;
 	turns = (unsigned)strtoul(argv[2], NULL, 10);
-	set_up(argc > 3 ? argv[3] : NULL);
+	run_units = (unsigned)strtoul(argv[3], NULL, 10);
+	set_up(argc > 4 ? argv[4] : NULL);
 	start_workers();
 	try_reader_leaves();
 	try_ends_of_others();
@@ -520,6 +583,6 @@ int main(int argc, char **argv)
 	settle();
 	check_counters();
 	tear_down();
-	printf("%u %u %u\n", delivered, failed, ended);
+	printf("%u %u %u %u %u\n", delivered, failed, ended, longest, resumed);
 	return EXIT_OK;
 }

@@ -19,6 +19,7 @@
 #include "base/message.h"
 #include "lazy/event.h"
 #include "lazy/fetcher.h"
+#include "lazy/run.h"
 #include "lazy/source.h"
 
 struct fetcher {
@@ -27,7 +28,9 @@ struct fetcher {
 };
 
 struct request {
-	struct fetch fetch;
+	struct run run;
+	uint8_t *data;
+	size_t filled;
 	bool done;
 };
 
@@ -98,9 +101,38 @@ void event_log(const struct event *event, const char *format, ...)
 	(void)format;
 }
 
-void fetch_done(struct fetch *fetch)
+static struct request *request_of(struct run *run)
 {
-	struct request *request = container_of(fetch, struct request, fetch);
+	return container_of(run, struct request, run);
+}
+
+static int space(struct run *run, struct iovec *parts, int room)
+{
+	struct request *request = request_of(run);
+
+	(void)room;
+	parts->iov_base = request->data + request->filled;
+	parts->iov_len = run->length - request->filled;
+	return 1;
+}
+
+static void take(struct run *run, size_t bytes)
+{
+	request_of(run)->filled += bytes;
+}
+
+static uint8_t *take_all(struct run *run, uint8_t *data)
+{
+	struct request *request = request_of(run);
+	uint8_t *unused = request->data;
+
+	request->data = data;
+	return unused;
+}
+
+static void over(struct run *run)
+{
+	struct request *request = request_of(run);
 
 	if (request->done)
 		abort(); /* a mirror has to call this only once */
@@ -110,16 +142,23 @@ void fetch_done(struct fetch *fetch)
 		uv_stop(&here.loop);
 }
 
-void fetch_failed(struct fetch *fetch, int err, enum fetch_failure failure, const char *format, ...)
+static const struct run_sink sink = {
+	.space = space,
+	.take = take,
+	.take_all = take_all,
+	.over = over,
+};
+
+void run_failed(struct run *run, int err, enum fetch_failure failure, const char *format, ...)
 {
 	va_list args;
 
 	va_start(args, format);
-	vsnprintf(fetch->error.text, sizeof(fetch->error.text), format, args);
+	vsnprintf(run->error.text, sizeof(run->error.text), format, args);
 	va_end(args);
-	fetch->result = err;
-	fetch->failure = failure;
-	fetch_done(fetch);
+	run->result = err;
+	run->failure = failure;
+	over(run);
 }
 
 static void print(json_t *object)
@@ -134,53 +173,55 @@ static void set_text(json_t *object, const char *key, const char *text)
 	json_object_set_new(object, key, text ? json_string(text) : json_null());
 }
 
-static void print_fetch(const struct fetch *fetch)
+static void print_fetch(const struct request *request)
 {
+	const struct run *run = &request->run;
 	static const char *const failures[] = {
 		[FETCH_TRANSIENT] = "transient", [FETCH_BUSY] = "busy",
 		[FETCH_NO_LOGIN] = "no_login",	 [FETCH_DENIED] = "denied",
 		[FETCH_GONE] = "gone",		 [FETCH_CHANGED] = "changed",
 		[FETCH_WRONG] = "wrong",
 	};
-	json_t *object = json_pack("{s:i}", "result", fetch->result);
+	json_t *object = json_pack("{s:i}", "result", run->result);
 
-	if (fetch->result) {
-		set_text(object, "failure", failures[fetch->failure]);
-		set_text(object, "text", fetch->error.text);
-		set_text(object, "hint", fetch->error.hint);
-		json_object_set_new(object, "retry_after_ms", json_integer(fetch->retry_after_ms));
+	if (run->result) {
+		set_text(object, "failure", failures[run->failure]);
+		set_text(object, "text", run->error.text);
+		set_text(object, "hint", run->error.hint);
+		json_object_set_new(object, "retry_after_ms", json_integer(run->retry_after_ms));
 	} else {
-		set_text(object, "identity", fetch->identity);
+		set_text(object, "identity", run->identity);
 	}
 	print(object);
-	if (!fetch->result)
-		fwrite(fetch->data, 1, fetch->length, stdout);
+	if (!run->result)
+		fwrite(request->data, 1, run->length, stdout);
 }
 
 static void start(struct request *request, struct mirror *mirror, uint64_t offset, uint32_t length,
 		  unsigned timeout_ms)
 {
 	*request = (struct request){
-		.fetch = {
+		.data = malloc(length),
+		.run = {
+			.sink = &sink,
 			.fetcher = &here,
 			.mirror = mirror,
 			.offset = offset,
 			.length = length,
-			.data = malloc(length),
 			.deadline_ns = uv_hrtime() + (uint64_t)timeout_ms * 1000000,
 		},
 	};
-	if (!request->fetch.data)
+	if (!request->data)
 		abort();
 	running++;
-	mirror->ops->fetch(&request->fetch);
+	mirror->ops->start(&request->run);
 }
 
 static void finish(struct request *request)
 {
-	print_fetch(&request->fetch);
-	free(request->fetch.data);
-	free(request->fetch.identity);
+	print_fetch(request);
+	free(request->data);
+	free(request->run.identity);
 }
 
 static void fetch(struct mirror *mirror, uint64_t offset, uint32_t length, unsigned timeout_ms,
@@ -204,7 +245,7 @@ static void on_timer(uv_timer_t *timer)
 	struct request *request = timer->data;
 
 	if (!request->done)
-		request->fetch.mirror->ops->cancel(&request->fetch);
+		request->run.mirror->ops->cancel(&request->run);
 }
 
 static void cancel(struct mirror *mirror, uint64_t offset, uint32_t length, unsigned after_ms)

@@ -25,6 +25,8 @@ enum {
 	CARRIER_NOT_MINE = 1,
 	/* What ops->space() returns for a body that is not wanted. */
 	CARRIER_UNWANTED = -1,
+	/* What it returns where there is no place now; carrier->resume() follows, or stop(). */
+	CARRIER_PAUSED = -2,
 };
 
 struct carriage;
@@ -40,7 +42,7 @@ struct carriage_ops {
 	/*
 	 * Stores where the next bytes of the body belong to `parts`, of which there are `room`, and
 	 * returns how many it has stored. 0: no more belong anywhere, so that the request has
-	 * failed. CARRIER_UNWANTED: this body is thrown away.
+	 * failed. Or CARRIER_UNWANTED (this body is thrown away), or CARRIER_PAUSED.
 	 */
 	int (*space)(struct carriage *carriage, struct iovec *parts, int room);
 	/* These bytes are there, at the beginning of what space() has said last. */
@@ -58,6 +60,8 @@ struct carrier {
 	int (*start)(struct carriage *carriage, struct fetcher *fetcher);
 	/* Gives up: over() is not called any more. */
 	void (*stop)(struct carriage *carriage);
+	/* There may be a place again after CARRIER_PAUSED. */
+	void (*resume)(struct carriage *carriage);
 };
 
 struct carriage {
@@ -85,6 +89,7 @@ struct carriage {
 	struct transfer transfer;
 	struct curl_handles *handles;
 	struct curl_handle *handle;
+	size_t taken; /* of what libcurl brings again after a pause */
 	struct timer timer;
 	struct link waiting; /* for a connection */
 	struct http1_host *host;

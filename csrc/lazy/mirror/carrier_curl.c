@@ -177,8 +177,10 @@ static size_t on_header(char *line, size_t size, size_t count, void *owner)
 static size_t on_body(char *data, size_t size, size_t count, void *owner)
 {
 	struct carriage *carriage = owner;
-	size_t bytes = size * count, done = 0;
+	size_t bytes = size * count;
+	size_t done = carriage->taken < bytes ? carriage->taken : bytes;
 
+	carriage->taken -= done;
 	while (done < bytes) {
 		struct iovec part;
 		int parts = carriage->ops->space(carriage, &part, 1);
@@ -187,6 +189,10 @@ static size_t on_body(char *data, size_t size, size_t count, void *owner)
 		if (parts == CARRIER_UNWANTED) {
 			carriage->thrown_away += length;
 			return carriage->thrown_away > CARRIER_THROW_AWAY_BYTES ? 0 : bytes;
+		}
+		if (parts == CARRIER_PAUSED) {
+			carriage->taken = done;
+			return CURL_WRITEFUNC_PAUSE;
 		}
 		if (!parts)
 			return 0;
@@ -393,6 +399,11 @@ static void curl_stop(struct carriage *carriage)
 	free_handle(carriage->handle);
 }
 
+static void curl_resume(struct carriage *carriage)
+{
+	curl_easy_pause(carriage->handle->easy, CURLPAUSE_CONT);
+}
+
 CURLcode carrier_curl_perform(struct carriage *carriage)
 {
 	CURLcode code;
@@ -406,4 +417,6 @@ CURLcode carrier_curl_perform(struct carriage *carriage)
 	return code;
 }
 
-const struct carrier carrier_curl = { .start = curl_start, .stop = curl_stop };
+const struct carrier carrier_curl = { .start = curl_start,
+				      .stop = curl_stop,
+				      .resume = curl_resume };

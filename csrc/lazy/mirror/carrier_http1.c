@@ -19,7 +19,7 @@ enum {
 	/* As libcurl does: an older connection may have been forgotten by somebody on the way. */
 	IDLE_MAX_S = 118,
 	CONNECT_MAX_MS = 3600000,
-	PARTS = 4,
+	PARTS = 16,
 };
 
 /* Each fetcher has one. */
@@ -62,9 +62,12 @@ struct http1_connection {
 	uint64_t left;		/* of the body */
 	uint64_t arrived;	/* bytes, since speed was looked at */
 	bool unwanted;		/* the body */
+	bool paused;		/* nothing is received, because it has no place */
+	char *early;		/* what has come before that was known, malloc()ed, or NULL */
+	size_t early_bytes;
 };
 
-/* What has become of a request. */
+/* What has become of a request. OVER: it has ended, perhaps with its connection, or pauses. */
 enum progress { GOES_ON, OVER };
 
 /* The key of the attachment. */
@@ -149,6 +152,7 @@ static void close_connection(struct http1_connection *connection)
 	connection->host->connections--;
 	secret_free(connection->unsent);
 	free(connection->begun);
+	free(connection->early);
 	if (connection->fd < 0) {
 		transfer_stop(&connection->connecting);
 		curl_easy_cleanup(connection->connecting.easy);
@@ -209,13 +213,14 @@ static void on_idle_for_long(struct timer *timer)
 
 static int connect_for(struct carriage *carriage);
 static int send_request(struct http1_connection *connection);
+static int watch(struct http1_connection *connection);
 static void set_timer(struct carriage *carriage, uint64_t now_ns);
 
 static void attach(struct http1_connection *connection, struct carriage *carriage)
 {
 	connection->carriage = carriage;
 	connection->head = (struct http1_head){};
-	connection->unwanted = false;
+	connection->unwanted = connection->paused = false;
 	connection->arrived = 0;
 	carriage->connection = connection;
 }
@@ -355,23 +360,30 @@ static enum progress broken(struct http1_connection *connection, int err)
 	return OVER;
 }
 
-/* Asks where the next bytes belong. Returns how many parts there are; 0: it is over. */
+static int watch(struct http1_connection *connection);
+
+/* What find_space() returns where there are no parts: the request is over, or pauses. */
+enum { NO_CONNECTION = -1, NO_SPACE = 0 };
+
+/* Asks where the next bytes belong. Returns how many parts there are, or one of the above. */
 static int find_space(struct http1_connection *connection, struct iovec *parts, int room)
 {
 	struct carriage *carriage = connection->carriage;
 	int count = carriage->ops->space(carriage, parts, room);
 
+	if (count > 0)
+		return count;
 	if (count == CARRIER_UNWANTED && connection->left <= CARRIER_THROW_AWAY_BYTES) {
 		connection->unwanted = true;
 		parts[0].iov_base = connection->host->http1->head;
 		parts[0].iov_len = HTTP1_HEAD_MAX_BYTES;
 		return 1;
 	}
-	if (count <= 0) {
-		fail(connection, CURLE_WRITE_ERROR);
-		return 0;
-	}
-	return count;
+	connection->paused = count == CARRIER_PAUSED;
+	if (connection->paused && !watch(connection))
+		return NO_SPACE;
+	fail(connection, CURLE_WRITE_ERROR);
+	return NO_CONNECTION;
 }
 
 static void took(struct http1_connection *connection, size_t bytes)
@@ -382,6 +394,18 @@ static void took(struct http1_connection *connection, size_t bytes)
 		connection->carriage->ops->take(connection->carriage, bytes);
 }
 
+/* Keeps what has come already until there is a place for it. */
+static void keep_early(struct http1_connection *connection, const char *data, size_t bytes)
+{
+	connection->early = malloc(bytes);
+	if (!connection->early) {
+		fail(connection, CURLE_OUT_OF_MEMORY);
+		return;
+	}
+	memcpy(connection->early, data, bytes);
+	connection->early_bytes = bytes;
+}
+
 /* Takes the part of the body that has come together with the head. */
 static enum progress take_first(struct http1_connection *connection, const char *data, size_t bytes)
 {
@@ -389,8 +413,13 @@ static enum progress take_first(struct http1_connection *connection, const char 
 		struct iovec part;
 		size_t length = bytes;
 
-		if (!find_space(connection, &part, 1))
+		switch (find_space(connection, &part, 1)) {
+		case NO_SPACE:
+			keep_early(connection, data, bytes);
 			return OVER;
+		case NO_CONNECTION:
+			return OVER;
+		}
 		if (length > part.iov_len)
 			length = part.iov_len;
 		if (!connection->unwanted)
@@ -410,7 +439,7 @@ static enum progress receive_body(struct http1_connection *connection)
 	ssize_t got;
 	int count = find_space(connection, parts, PARTS);
 
-	if (!count)
+	if (count <= 0)
 		return OVER;
 	for (; message.msg_iovlen < (size_t)count && most < connection->left;
 	     message.msg_iovlen++) {
@@ -545,8 +574,11 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 
 static int watch(struct http1_connection *connection)
 {
-	int events = UV_READABLE | (connection->unsent ? UV_WRITABLE : 0);
+	int events = (connection->paused ? 0 : UV_READABLE) |
+		     (connection->unsent ? UV_WRITABLE : 0);
 
+	if (!events)
+		return uv_poll_stop(&connection->poll);
 	return uv_poll_start(&connection->poll, events, on_ready);
 }
 
@@ -728,7 +760,7 @@ static bool is_slow(struct http1_connection *connection)
 	uint64_t arrived = connection->arrived;
 
 	connection->arrived = 0;
-	return connection->fd >= 0 &&
+	return connection->fd >= 0 && !connection->paused &&
 	       arrived < TRANSFER_LOW_SPEED_BYTES_PER_S * TRANSFER_LOW_SPEED_S;
 }
 
@@ -790,6 +822,21 @@ static void http1_stop(struct carriage *carriage)
 	serve_waiting(host);
 }
 
+static void http1_resume(struct carriage *carriage)
+{
+	struct http1_connection *connection = carriage->connection;
+	char *early = connection->early;
+
+	connection->paused = false;
+	connection->early = NULL;
+	set_timer(carriage, clock_now_ns());
+	if (watch(connection))
+		broken(connection, EIO);
+	else if (early)
+		take_first(connection, early, connection->early_bytes);
+	free(early);
+}
+
 static void close_all(struct fetcher_attachment *attachment)
 {
 	struct http1 *http1 = container_of(attachment, struct http1, attachment);
@@ -805,4 +852,6 @@ static void close_all(struct fetcher_attachment *attachment)
 	free(http1);
 }
 
-const struct carrier carrier_http1 = { .start = http1_start, .stop = http1_stop };
+const struct carrier carrier_http1 = { .start = http1_start,
+				       .stop = http1_stop,
+				       .resume = http1_resume };

@@ -103,11 +103,12 @@ static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 {
 	struct exchange *exchange = exchange_of(carriage);
 
-	(void)room;
 	note_progress(exchange);
 	if (!exchange->judged) {
 		exchange->verdict = judge(exchange);
 		exchange->judged = true;
+		if (!exchange->verdict.err && exchange->accepted)
+			exchange->accepted(exchange);
 	}
 	if (exchange->verdict.err)
 		return CARRIER_UNWANTED;
@@ -119,6 +120,8 @@ static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 		return 1;
 	}
 	exchange->too_long = exchange->received == exchange->wanted.length;
+	if (exchange->run && !exchange->too_long)
+		return exchange->run->sink->space(exchange->run, parts, room) ?: CARRIER_PAUSED;
 	parts->iov_base = exchange->data + exchange->received;
 	parts->iov_len = exchange->wanted.length - exchange->received;
 	return !exchange->too_long;
@@ -132,6 +135,8 @@ static void on_take(struct carriage *carriage, size_t bytes)
 		exchange->received += (uint32_t)bytes;
 	else
 		exchange->text_length += bytes;
+	if (exchange->run)
+		exchange->run->sink->take(exchange->run, bytes);
 }
 
 static void on_over(struct carriage *carriage, CURLcode code);
@@ -535,6 +540,11 @@ void exchange_cancel(struct exchange *exchange)
 	fail(exchange, -ECANCELED, FETCH_TRANSIENT,
 	     "given up, because nothing has arrived for a while");
 	finish(exchange);
+}
+
+void exchange_resume(struct exchange *exchange)
+{
+	exchange->carrier->resume(&exchange->carriage);
 }
 
 void exchange_clear(struct exchange *exchange)

@@ -13,6 +13,7 @@
 #include "lazy/mirror/carrier.h"
 #include "lazy/mirror/remote.h"
 #include "lazy/mirror/response.h"
+#include "lazy/run.h"
 #include "lazy/source.h"
 
 struct exchange {
@@ -21,10 +22,16 @@ struct exchange {
 	struct fetcher *fetcher; /* NULL: the exchange blocks, on a worker */
 	char *url; /* malloc()ed; the exchange frees it. A URL in the login takes precedence */
 	struct wanted_range wanted; /* length 0: no range; the text is wanted */
-	uint8_t *data;		    /* wanted.length */
-	const char *via;	    /* the cache to ask, for what is at home; NULL: none */
-	const char *if_range;	    /* NULL: none is sent */
-	const char *accept;	    /* media types; NULL: any */
+	struct run *run; /* takes the range; NULL: it belongs to `data`, of wanted.length */
+	uint8_t *data;
+	/*
+	 * Called when the response is a range that was asked for, before any of it is taken. It may
+	 * refuse that by a verdict, and a reason. May be NULL.
+	 */
+	void (*accepted)(struct exchange *exchange);
+	const char *via;      /* the cache to ask, for what is at home; NULL: none */
+	const char *if_range; /* NULL: none is sent */
+	const char *accept;   /* media types; NULL: any */
 	char *form;	      /* POST, as application/x-www-form-urlencoded; freed like `url` */
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC */
 	bool fresh;	      /* use no kept connection */
@@ -63,6 +70,8 @@ struct exchange {
 void exchange_start(struct exchange *exchange);
 /* Gives up and calls done() with -ECANCELED. Not for exchanges that block. */
 void exchange_cancel(struct exchange *exchange);
+/* There may be space again. */
+void exchange_resume(struct exchange *exchange);
 /* Frees the response. */
 void exchange_clear(struct exchange *exchange);
 

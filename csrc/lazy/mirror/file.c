@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A regular file of this machine: `"path"` (absolute) and `"file_offset"` (bytes, default 0). Its
- * identity is device, inode, size and time of change. It is opened for each fetch, in the host's
+ * identity is device, inode, size and time of change. It is opened for each run, in the host's
  * mount namespace.
  */
 #include <errno.h>
@@ -18,6 +18,7 @@
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
 #include "lazy/mirror/hint.h"
+#include "lazy/run.h"
 #include "lazy/source.h"
 
 enum { IDENTITY_BYTES = 128 };
@@ -27,10 +28,10 @@ struct file_mirror {
 	uint64_t file_offset;
 };
 
-/* The job of a fetch, on a worker. It may hang for longer than the fetch lasts. */
-struct file_fetch {
+/* The job of a run, on a worker. It may hang for longer than the run lasts. */
+struct file_run {
 	struct pool_job job;
-	struct fetch *fetch; /* only for the fetcher's thread; NULL: the fetch was given up */
+	struct run *run; /* only for the fetcher's thread; NULL: the run was given up */
 	const struct mirror *mirror;
 	uint64_t offset;
 	uint32_t length;
@@ -141,14 +142,14 @@ static int file_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_
 	return 0;
 }
 
-static int refuse(struct file_fetch *job, enum fetch_failure failure, int err)
+static int refuse(struct file_run *job, enum fetch_failure failure, int err)
 {
 	job->failure = failure;
 	return err;
 }
 
 /* Checks that the file has its identity, before and after it is read. */
-static int check_identity(struct file_fetch *job, int fd, const char *expected)
+static int check_identity(struct file_run *job, int fd, const char *expected)
 {
 	const struct file_mirror *file = job->mirror->private;
 	struct stat status = {};
@@ -163,7 +164,7 @@ static int check_identity(struct file_fetch *job, int fd, const char *expected)
 	return refuse(job, FETCH_CHANGED, -ESTALE);
 }
 
-static int read_file(struct file_fetch *job)
+static int read_file(struct file_run *job)
 {
 	const struct file_mirror *file = job->mirror->private;
 	uint64_t needed = file->file_offset + job->mirror->source->object_bytes;
@@ -199,12 +200,12 @@ static int read_file(struct file_fetch *job)
 
 static void file_work(struct pool_job *done)
 {
-	struct file_fetch *job = (struct file_fetch *)done; /* the job is its first member */
+	struct file_run *job = (struct file_run *)done; /* the job is its first member */
 
 	job->err = read_file(job);
 }
 
-static void free_job(struct file_fetch *job)
+static void free_job(struct file_run *job)
 {
 	free(job->expected);
 	free(job->data);
@@ -213,27 +214,23 @@ static void free_job(struct file_fetch *job)
 
 static void file_done(struct pool_job *done)
 {
-	struct file_fetch *job = (struct file_fetch *)done;
-	struct fetch *fetch = job->fetch;
+	struct file_run *job = (struct file_run *)done;
+	struct run *run = job->run;
 
-	if (fetch) {
-		fetch->result = job->err;
-		fetch->failure = job->failure;
-		fetch->error = job->error;
-		/* NB: swap the buffers. Copying would take the thread that all units wait for. */
-		if (!job->err) {
-			uint8_t *unused = fetch->data;
-
-			fetch->data = job->data;
-			job->data = unused;
-		}
+	if (run) {
+		run->result = job->err;
+		run->failure = job->failure;
+		run->error = job->error;
+		run->private = NULL;
 		if (!job->err && !job->expected)
-			fetch->identity = strdup(job->found);
-		fetch->private = NULL;
+			run->identity = strdup(job->found);
+		/* NB: swap the buffers. Copying would take the thread that all units wait for. */
+		if (!job->err)
+			job->data = run->sink->take_all(run, job->data);
 	}
 	free_job(job);
-	if (fetch)
-		fetch_done(fetch);
+	if (run)
+		run->sink->over(run);
 }
 
 /*
@@ -264,39 +261,39 @@ static uint64_t place_of(const struct mirror *mirror)
 	return sum | 1;
 }
 
-static void file_fetch(struct fetch *fetch)
+static void file_start(struct run *run)
 {
-	struct file_fetch *job = calloc(1, sizeof(*job));
+	struct file_run *job = calloc(1, sizeof(*job));
 
-	if (job && fetch->mirror->identity)
-		job->expected = strdup(fetch->mirror->identity);
-	if (!job || (fetch->mirror->identity && !job->expected)) {
+	if (job && run->mirror->identity)
+		job->expected = strdup(run->mirror->identity);
+	if (!job || (run->mirror->identity && !job->expected)) {
 		free(job);
-		fetch_failed(fetch, -ENOMEM, FETCH_TRANSIENT, "no memory");
+		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory");
 		return;
 	}
-	job->fetch = fetch;
-	job->mirror = fetch->mirror;
-	job->offset = fetch->offset;
-	job->length = fetch->length;
+	job->run = run;
+	job->mirror = run->mirror;
+	job->offset = run->offset;
+	job->length = run->length;
 	job->job.work = file_work;
 	job->job.done = file_done;
-	job->job.place = place_of(fetch->mirror);
-	fetch->private = job;
-	fetcher_mirror_submit(fetch->fetcher, &job->job);
+	job->job.place = place_of(run->mirror);
+	run->private = job;
+	fetcher_mirror_submit(run->fetcher, &job->job);
 }
 
-static void file_cancel(struct fetch *fetch)
+static void file_cancel(struct run *run)
 {
-	const struct file_mirror *file = fetch->mirror->private;
-	struct file_fetch *job = fetch->private;
+	const struct file_mirror *file = run->mirror->private;
+	struct file_run *job = run->private;
 
-	job->fetch = NULL;
-	fetch->private = NULL;
-	if (fetcher_mirror_cancel(fetch->fetcher, &job->job))
+	job->run = NULL;
+	run->private = NULL;
+	if (fetcher_mirror_cancel(run->fetcher, &job->job))
 		free_job(job);
-	fetch_failed(fetch, -ECANCELED, FETCH_TRANSIENT,
-		     "given up, '%.200s' could not be read in time", file->path);
+	run_failed(run, -ECANCELED, FETCH_TRANSIENT, "given up, '%.200s' could not be read in time",
+		   file->path);
 }
 
 static const char *file_host(const struct mirror *mirror, char *text, size_t bytes)
@@ -314,7 +311,7 @@ static const struct mirror_ops file_ops = {
 	.parse = file_parse,
 	.close = file_close,
 	.probe = file_probe,
-	.fetch = file_fetch,
+	.start = file_start,
 	.cancel = file_cancel,
 	.blocking = true,
 	.host = file_host,

@@ -205,9 +205,9 @@ static int http_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_
 	return object_probe(&http_object_ops, mirror, timeout_ms, probe, error);
 }
 
-static void http_fetch(struct fetch *fetch)
+static void http_start(struct run *run)
 {
-	object_fetch(&http_object_ops, fetch);
+	object_start(&http_object_ops, run);
 }
 
 static const char *http_host(const struct mirror *mirror, char *text, size_t bytes)
@@ -227,8 +227,9 @@ static const struct mirror_ops http_ops = {
 	.parse = http_parse,
 	.close = http_close,
 	.probe = http_probe,
-	.fetch = http_fetch,
+	.start = http_start,
 	.cancel = object_cancel,
+	.resume = object_resume,
 	.host = http_host,
 	.cache = remote_cache,
 };

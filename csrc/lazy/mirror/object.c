@@ -30,29 +30,30 @@ static bool is_date(const char *identity)
 	return !strncmp(identity, "modified ", 9);
 }
 
-struct object_fetch {
+struct object_run {
 	struct exchange exchange;
 	const struct object_ops *ops;
-	struct fetch *fetch;
+	struct run *run;
 	char *pinned; /* the identity that was sent as If-Range */
+	bool another; /* the object has another identity */
 };
 
-static void report(const struct exchange *exchange, struct fetch *fetch)
+static void report(const struct exchange *exchange, struct run *run)
 {
-	fetch->result = exchange->result;
-	fetch->failure = exchange->failure;
-	if (fetch->mirror->via && fetch->failure == FETCH_GONE)
-		fetch->failure = FETCH_ABSENT;
-	fetch->retry_after_ms = exchange->retry_after_ms;
-	fetch->error = exchange->error;
-	fetch->cut = exchange->cut;
+	run->result = exchange->result;
+	run->failure = exchange->failure;
+	if (run->mirror->via && run->failure == FETCH_GONE)
+		run->failure = FETCH_ABSENT;
+	run->retry_after_ms = exchange->retry_after_ms;
+	run->error = exchange->error;
+	run->cut = exchange->cut;
 }
 
 /*
  * A range need not repeat the date of If-Range (RFC 9110, 15.3.7), but would have to repeat a
  * strong ETag.
  */
-static bool is_confirmed(const struct object_fetch *object)
+static bool is_confirmed(const struct object_run *object)
 {
 	const struct exchange *exchange = &object->exchange;
 	const struct response *response = &exchange->response;
@@ -66,7 +67,7 @@ static bool is_confirmed(const struct object_fetch *object)
  * When If-Range does not match, the response is the whole object (200). One without any identity
  * may come from a proxy.
  */
-static bool is_another(const struct object_fetch *object, const char *pinned, const char *identity)
+static bool is_another(const struct object_run *object, const char *pinned, const char *identity)
 {
 	const struct exchange *exchange = &object->exchange;
 
@@ -77,56 +78,76 @@ static bool is_another(const struct object_fetch *object, const char *pinned, co
 	return pinned && (!identity || strcmp(pinned, identity) != 0);
 }
 
-static void say_changed(struct fetch *fetch, const char *pinned, const char *identity)
+static void say_changed(struct run *run, const char *pinned, const char *identity)
 {
-	fetch->error = (struct error){};
-	fetch->failure = FETCH_CHANGED;
-	fetch->result = error_set(&fetch->error, -ESTALE,
-				  "the object has changed: it is '%s', and was '%s'",
-				  identity ? identity : "(without identity)", pinned);
+	run->error = (struct error){};
+	run->failure = FETCH_CHANGED;
+	run->result = error_set(&run->error, -ESTALE,
+				"the object has changed: it is '%s', and was '%s'",
+				identity ? identity : "(without identity)", pinned);
+}
+
+static char *identity_of(const struct object_run *object)
+{
+	if (!object->ops->identity)
+		return NULL;
+	return object->ops->identity(&object->exchange.response);
+}
+
+/* NB: what is taken is delivered at once, so another object has to be refused here. */
+static void on_accepted(struct exchange *exchange)
+{
+	struct object_run *object = container_of(exchange, struct object_run, exchange);
+	struct run *run = object->run;
+	/* NB: it may have been pinned after the request was made. */
+	const char *pinned = mirror_object(run->mirror)->identity;
+	char *identity = identity_of(object);
+
+	object->another = is_another(object, pinned, identity);
+	if (object->another) {
+		exchange->verdict = (struct response_verdict){ -ESTALE, FETCH_CHANGED };
+	} else if (!pinned && !run->mirror->via) {
+		free(run->identity);
+		run->identity = identity;
+		identity = NULL;
+	}
+	free(identity);
 }
 
 static void on_done(struct exchange *exchange)
 {
-	struct object_fetch *object = container_of(exchange, struct object_fetch, exchange);
-	struct fetch *fetch = object->fetch;
-	/* NB: it may have been pinned after the request was made. */
-	const char *pinned = mirror_object(fetch->mirror)->identity;
-	char *identity = NULL;
+	struct object_run *object = container_of(exchange, struct object_run, exchange);
+	struct run *run = object->run;
+	const char *pinned = mirror_object(run->mirror)->identity;
+	char *identity = identity_of(object);
 
-	if (object->ops->identity)
-		identity = object->ops->identity(&exchange->response);
-	report(exchange, fetch);
-	if (is_another(object, pinned, identity)) {
-		say_changed(fetch, pinned, identity);
-	} else if (!exchange->result && !pinned && !fetch->mirror->via) {
-		fetch->identity = identity;
-		identity = NULL;
-	}
+	report(exchange, run);
+	if (object->another || (exchange->result && is_another(object, pinned, identity)))
+		say_changed(run, pinned, identity);
 	free(identity);
 	exchange_clear(exchange);
 	free(object->pinned);
 	free(object);
-	fetch->private = NULL;
-	fetch_done(fetch);
+	run->private = NULL;
+	run->sink->over(run);
 }
 
-void object_fetch(const struct object_ops *ops, struct fetch *fetch)
+void object_start(const struct object_ops *ops, struct run *run)
 {
-	struct mirror *mirror = fetch->mirror;
+	struct mirror *mirror = run->mirror;
 	const char *pinned = mirror_object(mirror)->identity;
-	struct object_fetch *object = calloc(1, sizeof(*object));
+	struct object_run *object = calloc(1, sizeof(*object));
 
 	if (object)
 		object->exchange.url = ops->url(mirror);
 	if (!object || !object->exchange.url) {
 		free(object);
-		fetch_failed(fetch, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
+		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
 		return;
 	}
 	object->ops = ops;
-	object->fetch = fetch;
-	fetch->private = object;
+	object->run = run;
+	run->private = object;
 	if (pinned && ops->validator) {
 		object->pinned = strdup(pinned);
 		if (object->pinned)
@@ -134,26 +155,34 @@ void object_fetch(const struct object_ops *ops, struct fetch *fetch)
 	}
 	object->exchange.remote = mirror->private;
 	object->exchange.via = mirror->via;
-	object->exchange.fetcher = fetch->fetcher;
+	object->exchange.fetcher = run->fetcher;
 	object->exchange.wanted = (struct wanted_range){
-		.offset = fetch->offset,
-		.length = fetch->length,
+		.offset = run->offset,
+		.length = run->length,
 		.size = mirror->source->object_bytes,
 	};
-	object->exchange.data = fetch->data;
-	object->exchange.deadline_ns = fetch->deadline_ns;
-	object->exchange.fresh = fetch->fresh;
-	object->exchange.progress = &fetch->progress;
+	object->exchange.run = run;
+	object->exchange.accepted = on_accepted;
+	object->exchange.deadline_ns = run->deadline_ns;
+	object->exchange.fresh = run->fresh;
+	object->exchange.progress = &run->progress;
 	object->exchange.done = on_done;
 	exchange_start(&object->exchange);
 }
 
-void object_cancel(struct fetch *fetch)
+void object_cancel(struct run *run)
 {
-	struct object_fetch *object = fetch->private;
+	struct object_run *object = run->private;
 
 	if (object)
 		exchange_cancel(&object->exchange);
+}
+
+void object_resume(struct run *run)
+{
+	struct object_run *object = run->private;
+
+	exchange_resume(&object->exchange);
 }
 
 void object_add_hint(const struct exchange *exchange, const char *kind, struct error *error)

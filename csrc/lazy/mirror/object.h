@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Fetches and probes a mirror that is one object behind a URL, and whose data begin with a struct
+ * Runs and probes of a mirror that is one object behind a URL, and whose data begin with a struct
  * remote.
  */
 #ifndef LAZY_MIRROR_OBJECT_H
@@ -25,8 +25,9 @@ char *object_identity(const struct response *response);
 
 int object_probe(const struct object_ops *ops, struct mirror *mirror, uint32_t timeout_ms,
 		 struct mirror_probe *probe, struct error *error);
-void object_fetch(const struct object_ops *ops, struct fetch *fetch);
-void object_cancel(struct fetch *fetch);
+void object_start(const struct object_ops *ops, struct run *run);
+void object_cancel(struct run *run);
+void object_resume(struct run *run);
 
 struct exchange;
 /* Adds a hint to the error of a failed exchange; `kind` is for hint.h. */

@@ -368,9 +368,9 @@ static int oci_look_up(struct mirror *mirror, const char *name, uint32_t timeout
 	return exchange.result;
 }
 
-static void oci_fetch(struct fetch *fetch)
+static void oci_start(struct run *run)
 {
-	object_fetch(&oci_object_ops, fetch);
+	object_start(&oci_object_ops, run);
 }
 
 static const char *oci_host(const struct mirror *mirror, char *text, size_t bytes)
@@ -389,8 +389,9 @@ static const struct mirror_ops oci_ops = {
 	.close = oci_close,
 	.probe = oci_probe,
 	.look_up = oci_look_up,
-	.fetch = oci_fetch,
+	.start = oci_start,
 	.cancel = object_cancel,
+	.resume = object_resume,
 	.host = oci_host,
 	.cache = remote_cache,
 	.immutable = true,

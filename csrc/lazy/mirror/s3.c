@@ -245,9 +245,9 @@ static int s3_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_pr
 	return object_probe(&s3_object_ops, mirror, timeout_ms, probe, error);
 }
 
-static void s3_fetch(struct fetch *fetch)
+static void s3_start(struct run *run)
 {
-	object_fetch(&s3_object_ops, fetch);
+	object_start(&s3_object_ops, run);
 }
 
 static const char *s3_host(const struct mirror *mirror, char *text, size_t bytes)
@@ -263,8 +263,9 @@ static const struct mirror_ops s3_ops = {
 	.parse = s3_parse,
 	.close = s3_close,
 	.probe = s3_probe,
-	.fetch = s3_fetch,
+	.start = s3_start,
 	.cancel = object_cancel,
+	.resume = object_resume,
 	.host = s3_host,
 	.cache = remote_cache,
 };

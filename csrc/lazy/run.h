@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A run: one request, for units that are neighbours, to one mirror. Each of them is the core's again
+ * as soon as it is whole, so a failure costs only those that lack.
+ */
+#ifndef LAZY_RUN_H
+#define LAZY_RUN_H
+
+#include <openssl/types.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "base/error.h"
+#include "lazy/completion.h"
+#include "lazy/source.h"
+#include "lazy/timer_queue.h"
+
+struct coded_run;
+struct core;
+struct fetcher;
+struct run;
+struct unit;
+
+/* Where what arrives belongs. A mirror's kind calls these on the fetcher's thread. */
+struct run_sink {
+	/*
+	 * Stores where the next bytes belong to `parts`, of which there are `room`. Returns how
+	 * many it has stored; 0: there is no place for them now, and ops->resume() follows, or
+	 * ops->cancel().
+	 */
+	int (*space)(struct run *run, struct iovec *parts, int room);
+	/* These bytes are there, at the beginning of what space() has said last. */
+	void (*take)(struct run *run, size_t bytes);
+	/*
+	 * For kinds that block, instead of both: all bytes are there, in `data`, which is
+	 * malloc()ed. Returns what the caller shall free.
+	 */
+	uint8_t *(*take_all)(struct run *run, uint8_t *data);
+	/*
+	 * The kind has no data of this run any more. To be called once, perhaps before ops->start()
+	 * returns; it calls nothing back.
+	 */
+	void (*over)(struct run *run);
+};
+
+struct run {
+	/* Set by whoever starts it. */
+	const struct run_sink *sink;
+	struct fetcher *fetcher;
+	struct mirror *mirror;
+	uint64_t offset;      /* bytes, in the source */
+	uint32_t length;      /* bytes; the range ends within the source */
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC: when the kind shall give it up */
+	/* Use no kept connection, because an earlier attempt got no complete response. */
+	bool fresh;
+
+	/*
+	 * A counter of what has arrived, for kinds that can be cancelled. A run that gets nothing
+	 * for a while may be cancelled before its deadline.
+	 */
+	unsigned progress;
+
+	/*
+	 * The outcome. `result` is 0, and all bytes were taken; or it is a negative errno, with the
+	 * failure and the text for the log, which contains no credentials and no query of a URL.
+	 */
+	int result;
+	enum fetch_failure failure;
+	uint32_t retry_after_ms; /* 0: the server did not say */
+	struct error error;
+	bool cut; /* no complete response came: its connection may be dead */
+	/*
+	 * The identity to pin, where mirror->identity is NULL (malloc()ed; the core frees it). It
+	 * is there before the first byte is taken. NULL where the kind has none.
+	 */
+	char *identity;
+
+	void *private;		 /* only for the mirror's kind, while the run goes on */
+	struct coded_run *coded; /* only for coded.c */
+
+	/* The core's own. */
+	struct core *core;
+	struct unit **units; /* those behind `count` have left */
+	struct unit *only;   /* is `units`, where it is one */
+	unsigned asked, count;
+	unsigned next;	  /* the unit that arrives; those before it have left */
+	uint32_t filled;  /* bytes of that */
+	EVP_MD_CTX *hash; /* of its first bytes; NULL: it was not needed yet */
+	uint32_t hashed;  /* how many */
+	bool demanded;	  /* a reader has waited for one of them */
+	bool is_over;
+	bool slow;   /* it is given up, though its cache answers others */
+	bool yields; /* it was cancelled because it has waited for memory for long */
+	uint64_t began_ns, first_ns; /* first_ns: when the first byte was there */
+	uint64_t until_ns;	     /* when the unit that arrives should be whole */
+	uint64_t arrived_bytes;
+	struct timer timer; /* what is checked then: silence, or a deadline */
+	unsigned progress_seen;
+	struct link paused; /* in core->paused: it waits for memory */
+	struct completion news;
+};
+
+/* Fills in the outcome of a failed run, printf()-like, and calls sink->over(). */
+void run_failed(struct run *run, int err, enum fetch_failure failure, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+
+/* What follows is for the core. */
+
+/* Asks that mirror for the unit, which has memory, and for neighbours that wait for its host. */
+void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns);
+/* Ends a run early, if that is possible. */
+void run_cancel(struct run *run);
+/* A reader waits for that unit of it. */
+void run_is_demanded(struct unit *unit);
+/*
+ * To be called before a reader is added to a unit of it that waits until `deadline_ns`: the run may
+ * have begun for nobody.
+ */
+void run_joined(struct unit *unit, uint64_t deadline_ns);
+/* To be called when nobody wants that unit of it any more. */
+void run_trim(struct run *run);
+/* Has those go on that have waited for memory. */
+void runs_resume(struct core *core);
+/* attempt.c: a failed one ends. Units that were charged with that leave it; others may be left. */
+void attempt_failed(struct run *run);
+
+#endif
