@@ -29,17 +29,20 @@ class Origin:
         self.held_units = 0
         self.go_on = threading.Event()
         self.bad: set[int] = set()
-        self.asked: list[int] = []
+        self.asked: list[int] = []  # units
+        self.requests = 0
 
     def __call__(self, request: str) -> bytes:
         found = re.search(r"Range: bytes=(\d+)-(\d+)", request, re.IGNORECASE)
         assert found, request
         first, last = int(found[1]), int(found[2])
-        self.asked.append(first // UNIT)
+        units = range(first // UNIT, last // UNIT + 1)
+        self.asked.extend(units)
+        self.requests += 1
         if first // UNIT < self.held_units:
             self.go_on.wait()
         time.sleep(self.delay_s)
-        if first // UNIT in self.bad:
+        if self.bad.intersection(units):
             return response("404 Not Found")
         head = (
             '206 Partial Content\nETag: "one"\n'

@@ -303,6 +303,22 @@ def test_few_requests_for_who_reads_in_order(
     assert fetcher["attempts"] == len(server.requests) <= UNITS // 8
 
 
+@pytest.mark.parametrize("rate", [None, 8 * SIZE])
+def test_few_requests_for_a_prefetch(
+    sanitized_build: Path, tmp_path: Path, rate: int | None
+) -> None:
+    keys = {} if rate is None else {"bytes_per_s": rate}
+    with scripted_server(right) as server:
+        with lazy_shell(sanitized_build, tmp_path, server) as shell:
+            shell.map_request("prefetch-start", **keys)
+
+            def stored() -> int:
+                return int(shell.stats()["lazy"][0]["fetcher"]["units_stored"])
+
+            wait_until(lambda: stored() == UNITS)
+    assert len(server.requests) <= UNITS // 8
+
+
 def test_runs_can_be_turned_off(
     sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ from btrfs_ublk.units import format_size, parse_size
     "--concurrency",
     type=click.IntRange(1, 64),
     metavar="N",
-    help="Units that it may fetch at a time.  [16]",
+    help="Units that it may fetch at a time.  [32]",
 )
 @click.option(
     "--wait/--no-wait",

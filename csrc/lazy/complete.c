@@ -20,7 +20,7 @@ enum {
 	TRIAL_UNITS = 4, /* after a page of which nothing was to be had */
 	QUIET_IDLE_MS = 1000,
 	QUIET_MS = 10,
-	AT_ONCE_IDLE = 4,
+	AT_ONCE_IDLE = 16,
 	PLACE = 2, /* of the job: others are left to readers */
 };
 

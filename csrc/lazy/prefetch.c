@@ -8,8 +8,8 @@
 #include "lazy/layout.h"
 
 enum {
-	/* How much of the rate may be caught up after a pause. */
-	BURST_MS = 50,
+	/* How much of the rate may be caught up after a pause, and is waited for together. */
+	BURST_MS = 100,
 	/* How often it checks whether a client still wants it when nothing else happens. */
 	TICK_MS = 500,
 	/* Cache lookups in one go, before others have their turn on the fetcher's thread. */
@@ -186,15 +186,33 @@ static void advance(struct prefetch *run)
 	run->extent++;
 }
 
+/*
+ * When the rate allows the next units: not each as soon as it may be, because neighbours that are
+ * asked for together are one request.
+ */
+static uint64_t allowed_ns(const struct prefetch *run, unsigned most)
+{
+	uint64_t wait_ns = BURST_MS * NS_PER_MS, batch_ns;
+
+	if (run->extent == run->plan.count)
+		return 0;
+	batch_ns = most / 2 * cost_ns(run, run->plan.extents[run->extent].source->unit_bytes);
+	return run->next_ns + (batch_ns < wait_ns ? batch_ns : wait_ns);
+}
+
 /* Returns when to call it again. */
 static uint64_t begin_some(struct prefetch *run, uint64_t now_ns)
 {
 	uint64_t quiet_at_ns = waits_until_ns(run, now_ns);
-	unsigned looks = 0;
+	unsigned most = most_under_way(run), looks = 0;
 
 	if (quiet_at_ns)
 		return quiet_at_ns;
-	while (run->extent < run->plan.count && run->under_way < most_under_way(run)) {
+	if (run->under_way > most / 2)
+		return UINT64_MAX;
+	if (allowed_ns(run, most) > now_ns)
+		return allowed_ns(run, most);
+	while (run->extent < run->plan.count && run->under_way < most) {
 		const struct prefetch_extent *extent = &run->plan.extents[run->extent];
 		uint64_t number = extent->first + run->in_extent;
 
@@ -203,7 +221,7 @@ static uint64_t begin_some(struct prefetch *run, uint64_t now_ns)
 		if (is_cached(extent->source, number))
 			relaxed_add(&run->cached_units, 1);
 		else if (run->next_ns > now_ns)
-			return run->next_ns;
+			return allowed_ns(run, most);
 		else
 			want(run, extent->source, number, now_ns);
 		advance(run);

@@ -17,7 +17,7 @@
 
 enum {
 	PREFETCH_EXTENTS_MAX = 1 << 18,
-	PREFETCH_AT_ONCE_DEFAULT = 16,
+	PREFETCH_AT_ONCE_DEFAULT = 32,
 	PREFETCH_AT_ONCE_MAX = 64,
 	PREFETCH_LEASE_S = 10,
 };
@@ -31,7 +31,7 @@ struct prefetch_plan {
 	struct prefetch_extent *extents; /* malloc()ed */
 	size_t count;
 	uint64_t bytes_per_s; /* 0: no limit */
-	unsigned at_once;     /* units */
+	unsigned at_once;     /* units; half of them are asked for together */
 	struct cache_room room;
 	bool followed; /* it ends unless prefetch_follow() is called every PREFETCH_LEASE_S */
 	/* Not 0: it begins nothing before no read has waited for so long. */

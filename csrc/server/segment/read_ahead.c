@@ -10,7 +10,7 @@
 /* Several threads serve one reader, so its reads arrive out of order by up to this much. */
 #define OUT_OF_ORDER_BYTES KIB(512)
 #define WINDOW_FIRST_BYTES KIB(256)
-#define WINDOW_LAST_BYTES MIB(4)
+#define WINDOW_LAST_BYTES MIB(5)
 /* A reader must want at least a fourth of the range that it passes. */
 #define DENSE_SHARE 4
 
@@ -84,12 +84,13 @@ static void note(struct read_ahead *state, struct fetcher *fetcher, const struct
 		return;
 	if (!stream->window)
 		stream->window = WINDOW_FIRST_BYTES;
-	/* More than half of the window is left, which is enough for now. */
-	if (stream->ahead > stream->next + stream->window / 2)
+	/* So much of the window is left that there is time to ask for a longer rest at once. */
+	if (stream->ahead > stream->next + stream->window * 2 / 5)
 		return;
 	ask(stream, fetcher, mapping);
-	if (stream->window < WINDOW_LAST_BYTES)
-		stream->window *= 2;
+	stream->window *= 2;
+	if (stream->window > WINDOW_LAST_BYTES)
+		stream->window = WINDOW_LAST_BYTES;
 }
 
 void read_ahead(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
