@@ -58,7 +58,9 @@ _READS = 400
 _SMALL = 4 * KIB
 _UNITS = (_SMALL, 16 * KIB, 64 * KIB, DEFAULT_UNIT_BYTES)
 GET, FRONT_END, OURS = "bare GET", "front end alone", "ours"
-DEFAULT = "ours, as by default"
+DEFAULT, ONE_EACH = "ours, as by default", "ours, a request per unit"
+#: Of a server, in its environment: the most bytes of a request.
+_RUN_BYTES = "BTRFS_UBLK_RUN_BYTES"
 
 Open = Callable[[Bed], AbstractContextManager[Opened]]
 Work = Callable[[Bed], Result]
@@ -171,7 +173,18 @@ def _curl(then: str, place: Bed) -> Result:
     return _timed(place, lambda: place.fetch(then), None)
 
 
-def _start(unit_bytes: int, place: Bed) -> Result:
+@contextmanager
+def _one_each(opened: Open, place: Bed) -> Iterator[Opened]:
+    """Have the server make a request for each unit."""
+    os.environ[_RUN_BYTES] = "1"
+    try:
+        with opened(place) as device:
+            yield device
+    finally:
+        del os.environ[_RUN_BYTES]
+
+
+def _start(opened: Open, place: Bed) -> Result:
     """Read what a root file system's start reads first: 4 KiB at a time by read(2) and
     through mmap(2) by turns, with the kernel's usual read-ahead.
     """
@@ -189,7 +202,7 @@ def _start(unit_bytes: int, place: Bed) -> Result:
                         else:
                             os.pread(file.fileno(), BLOCK_BYTES, offset)
 
-    with place.with_cache(unit_bytes) as device:
+    with opened(place) as device:
         return _timed(place, lambda: read(device.path), device)
 
 
@@ -272,6 +285,9 @@ def cases(name: str, runtime_s: float) -> list[Case]:
     def ours(unit: int) -> Open:
         return lambda place: place.ours(unit)
 
+    def started(unit: int) -> Open:
+        return lambda place: place.with_cache(unit)
+
     def pinned(place: Bed) -> AbstractContextManager[Opened]:
         return place.with_cache(pins=True)
 
@@ -296,12 +312,17 @@ def cases(name: str, runtime_s: float) -> list[Case]:
             Case("curl | openssl dgst", partial(_curl, "| openssl dgst -sha256")),
             Case("curl", partial(_curl, "-o /dev/null")),
             Case(OURS, whole(Bed.ours)),
+            Case(ONE_EACH, whole(partial(_one_each, Bed.ours))),
             *peers(whole),
         ]
     if name == "start":
         return [
-            Case(f"units of {format_size(unit)}", partial(_start, unit), unit)
+            Case(subject, partial(_start, opened), unit)
             for unit in (64 * KIB, DEFAULT_UNIT_BYTES, MIB)
+            for subject, opened in (
+                (f"units of {format_size(unit)}", started(unit)),
+                (ONE_EACH, partial(_one_each, started(unit))),
+            )
         ]
     if name == "bad-cache":
         return [Case(each, partial(_bad, each)) for each in _BAD]
