@@ -110,7 +110,7 @@ class Connection:
         self._authorization: str | None = None
         self._until_s = 0.0
         self._challenge: str | None = None
-        if access.insecure and not _is_loopback(self._base):
+        if access.insecure and not is_loopback(self._base):
             raise UsageError(
                 f"--insecure is for registries on loopback, not for {registry}",
                 hint="--ca-file names a certificate of your own to trust",
@@ -298,7 +298,7 @@ class Connection:
         given = {key.lower(): value for key, value in _PARAMETER.findall(challenge)}
         realm = given.get("realm", "")
         if not realm.startswith("https://") and not (
-            self._access.insecure and _is_loopback(realm)
+            self._access.insecure and is_loopback(realm)
         ):
             raise RegistryError(
                 f"{self._registry} wants its token got without TLS, from {realm!r}"
@@ -413,7 +413,7 @@ def _host(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

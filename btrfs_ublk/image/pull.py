@@ -85,6 +85,16 @@ def look_up(
     return document, data, parse_sealed_manifest(data, str(reference))
 
 
+def _listing(repository: Repository, name: Reference, digest: str) -> list[str]:
+    """Return the digest of the index of that name, if it has the manifest."""
+    index = repository.document(name.version)
+    document = parse_document(index.data, str(name))
+    if not is_index(document):
+        return []
+    manifests = descriptors(document, "manifests", str(name))
+    return [index.digest] if any(one.digest == digest for one in manifests) else []
+
+
 def pull_image(
     reference: Reference,
     access: RegistryAccess,
@@ -92,16 +102,24 @@ def pull_image(
     *,
     policy: Policy | None = None,
     pinned: bool = False,
+    listed_in: Reference | None = None,
     progress: Callable[[int], object] = lambda count: None,
 ) -> PulledImage:
     """Get the metadata of a sealed image into the store. Raises RegistryError,
-    InvalidImageError, and RefusedImageError when the policy does not let it in."""
+    InvalidImageError, and RefusedImageError when the policy does not let it in.
+
+    ``listed_in`` names an index of the same repository, for an image that is named by
+    its own digest: a signature of the index counts as well, if the image is in it.
+    """
     policy = policy or read_policy()
     with Repository(reference, access) as repository:
         document, data, sealed = look_up(reference, repository)
 
         def find_signer(keys: Sequence[Path]) -> Path | None:
-            for digest in dict.fromkeys((document.digest, sealed.digest)):
+            signed = [document.digest, sealed.digest]
+            if listed_in is not None:
+                signed += _listing(repository, listed_in, sealed.digest)
+            for digest in dict.fromkeys(signed):
                 if signer := signer_of(repository, digest, keys):
                     return signer
             return None

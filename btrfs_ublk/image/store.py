@@ -252,6 +252,12 @@ class ImageStore:
             self._remove_dead()
         return gone
 
+    def discard(self, digest: str, is_ours: Callable[[str], bool]) -> None:
+        """Remove an image, unless it is pinned, or has a name that is not ours."""
+        found = self.find(digest)
+        if found is not None and all(map(is_ours, found.names)):
+            self.collect({x.digest for x in self.images()} - {digest})
+
     def _remove_dead(self) -> None:
         for path in self.path.glob(".new-*"):
             lock = lock_file(path / ".lock")
