@@ -40,6 +40,8 @@ def tar_of(files: dict[str, bytes]) -> bytes:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
+            if data.startswith(b"\x7fELF"):
+                member.mode = 0o755
             tar.addfile(member, io.BytesIO(data))
     return made.getvalue()
 
@@ -64,10 +66,12 @@ def ordinary_image(
     return layout.add(MANIFEST, to_bytes(document), platform=PLATFORM)
 
 
-def tagged_image(path: Path, *layers: dict[str, bytes], tag: str = "app") -> LayoutName:
+def tagged_image(
+    path: Path, *layers: dict[str, bytes], tag: str = "app", **config: Any
+) -> LayoutName:
     """Make a layout of one ordinary image."""
     layout = Layout.made(path)
-    layout.tag(ordinary_image(layout, *layers), tag)
+    layout.tag(ordinary_image(layout, *layers, **config), tag)
     return LayoutName(path, tag)
 
 

@@ -95,11 +95,14 @@ def write_image(path: Path, layers: Sequence[bytes]) -> None:
 
 
 class Host:
-    """A containerd whose snapshotter is ours."""
+    """A containerd whose snapshotter is ours. ``options`` are further ones of it, and
+    ``configuration`` is containerd's."""
 
     def __init__(self, work: Path, root: Path) -> None:
         self.work = work
         self.root = root
+        self.options: list[str | Path] = []
+        self.configuration = _CONFIGURATION
         self._pid = 0
         self._socket = work / "snapshotter.sock"
 
@@ -107,7 +110,7 @@ class Host:
     def snapshotter(self) -> Iterator[subprocess.Popen[bytes]]:
         command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"]
         serve = ["serve", "--root", self.root, "--socket", self._socket]
-        process = subprocess.Popen(ending_with_us([*command, *serve]))
+        process = subprocess.Popen(ending_with_us([*command, *serve, *self.options]))
         try:
             wait_until(self._socket.exists, timeout_s=TIMEOUT_S)
             yield process
@@ -124,12 +127,14 @@ class Host:
             timeout_s=TIMEOUT_S,
         )
         configuration = self.work / "config.toml"
-        configuration.write_text(_CONFIGURATION.format(work=self.work) + done.stdout)
+        text = self.configuration.format(work=self.work)
+        configuration.write_text(text + done.stdout)
         # A mount namespace with a /run of its own: what containerd, its shims and ctr
-        # leave there goes with it.
+        # leave there goes with it. Volumes that are mounted later are seen there.
         script = 'mount -t tmpfs tmpfs /run && exec "$@"'
         argv = [
-            *("unshare", "--mount", "sh", "-c", script, "sh"),
+            *("unshare", "--mount", "--propagation", "slave"),
+            *("sh", "-c", script, "sh"),
             *(CONTAINERD.name, "--config", configuration),
         ]
         with (self.work / "log").open("wb") as log:
@@ -140,6 +145,8 @@ class Host:
             yield
         finally:
             stop(process)
+            # It is shown when the test fails.
+            print((self.work / "log").read_text())
 
     def ctr_command(self, *words: str | Path) -> list[str | Path]:
         """The command line of ctr, which shares files in /run with containerd."""
@@ -175,6 +182,7 @@ def host(test_root: Path) -> Iterator[Host]:
         run(["mkfs.btrfs", "-q", image], timeout_s=60)
         device = stack.enter_context(loop_device(image))
         stack.enter_context(mounted(device.path, target))
+        run(["mount", "--make-shared", target], timeout_s=60)
         yield Host(work, target / "root")
 
 

@@ -225,6 +225,9 @@ def test_status_of_one_that_serves(client: Client, root: Path) -> None:
         "root": str(root),
         "version": __version__,
         "snapshots": {"view": 0, "active": 2, "committed": 1},
+        "layers": {"": {"lazy": 0, "ordinary": 1}},
+        "fallbacks": {},
+        "images": [],
     }
     words = status(address, expected=0)
     assert f"serves {root}, version {__version__}" in words
@@ -311,6 +314,27 @@ def test_the_directory_of_the_socket_is_made(root: Path) -> None:
     with serving(root, directory / "sock"), connected(directory / "sock") as client:
         client.prepare("one")
     assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_of_the_version_before(tmp_path: Path) -> None:
+    """Version 1 had no images."""
+    path = tmp_path / "snapshots.db"
+    store = SnapshotStore(path)
+    store.add("one", "", Kind.ACTIVE, {"a": "b"})
+    store.close()
+    with sqlite3.connect(path) as old:
+        old.executescript(
+            "DROP INDEX of_image; ALTER TABLE snapshots DROP COLUMN image;"
+            "ALTER TABLE snapshots DROP COLUMN layer; DROP TABLE images;"
+            "PRAGMA user_version = 1;"
+        )
+    old.close()
+    for _ in range(2):
+        store = SnapshotStore(path)
+        (found,) = store.find()
+        assert (found.name, found.labels, found.image) == ("one", {"a": "b"}, None)
+        assert store.images() == []
+        store.close()
 
 
 @native
@@ -430,9 +454,9 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "snapshots.db"
     SnapshotStore(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 3")
     connection.close()
-    with pytest.raises(BtrfsUblkError, match="is of version 2"):
+    with pytest.raises(BtrfsUblkError, match="is of version 3"):
         SnapshotStore(path)
 
 

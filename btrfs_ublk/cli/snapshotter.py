@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
+from btrfs_ublk import image as images
 from btrfs_ublk.base.capabilities import CONTAINER_PACKAGES, require
-from btrfs_ublk.base.entry import PathType, json_option
+from btrfs_ublk.base.entry import PathType, json_option, visible
 from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.cli.image_options import with_access
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.units import format_size
+from btrfs_ublk.volume.definition import SETTINGS
 
 _ROOT = "/var/lib/btrfs-ublk/snapshotter"
 _SOCKET = "/run/btrfs-ublk/snapshotter.sock"
@@ -39,18 +43,69 @@ def command() -> None:
     help="A directory of a writable btrfs, where snapshots are kept.",
 )
 @_socket
-def serve_command(root: Path, socket: Path) -> None:
+@click.option(
+    "--require-lazy",
+    is_flag=False,
+    flag_value="sealed",
+    type=click.Choice(["sealed", "all"]),
+    help="Refuse to unpack images that have a sealed one; with =all, any image.",
+)
+@click.option(
+    "--repository",
+    "repositories",
+    multiple=True,
+    metavar="REGISTRY/REPOSITORY",
+    help="Where to look for sealed images when containerd does not say it; repeatable.",
+)
+@click.option(
+    "--writable",
+    default="64G",
+    metavar="SIZE",
+    help="What containers of one sealed image can write, together.",
+)
+@click.option(
+    "--complete",
+    metavar="RATE",
+    help="Fetch all of sealed images by itself, at 50M/s or when idle.  [off]",
+)
+@with_access
+def serve_command(
+    root: Path,
+    socket: Path,
+    require_lazy: Literal["sealed", "all"] | None,
+    repositories: Sequence[str],
+    writable: str,
+    complete: str | None,
+    access: images.RegistryAccess,
+) -> None:
     """Answer containerd until a signal comes.
 
     Containers go on while it is stopped; only what needs a new snapshot fails
     meanwhile.
+
+    Images that were pushed by `image push` arrive when they are read, if
+    /etc/btrfs-ublk/images.toml allows it, and containerd tells where they are.
     """
     require(*CONTAINER_PACKAGES)
     with deferred():
         # Nothing else needs gRPC.
+        from btrfs_ublk.containers.images import LazyOptions
         from btrfs_ublk.containers.service import serving
         from btrfs_ublk.device.notify import notify
-    with serving(root, socket) as server:
+    for repository in repositories:
+        images.parse_reference(f"{repository}:latest")
+    settings = {
+        key: SETTINGS[key].parse(value)
+        for key, value in (("writable", writable), ("complete", complete or "off"))
+    }
+    options = LazyOptions(
+        access=access,
+        repositories=repositories,
+        require=require_lazy,
+        writable_bytes=settings["writable"],
+        complete=settings["complete"],
+    )
+    with serving(root, socket, options) as server:
         click.echo(f"listening on {socket}")
         notify("READY=1")
         server.wait_for_termination()
@@ -63,7 +118,9 @@ def status_command(socket: Path, as_json: bool) -> int:
     """Print whether it serves, and what it has.
 
     How many snapshots of each kind there are, and the space that they use by the file
-    system's quotas.
+    system's quotas. Of each image, whether its layers are lazy or ordinary ones; of
+    sealed ones, how much of their data is on this machine. How many layers were
+    unpacked though they might have been lazy, and why.
 
     Exit status 1: nobody serves at the socket.
     """
@@ -88,18 +145,44 @@ def status_command(socket: Path, as_json: bool) -> int:
     if status.used_bytes is not None:
         used = format_size(status.used_bytes)
     click.echo(f"snapshots: {', '.join(kinds)}; space used: {used}")
+    for name, counts in status.layers.items():
+        numbers = f"{counts['lazy']} lazy layers, {counts['ordinary']} ordinary"
+        click.echo(f"{visible(name or 'images without a reference')}: {numbers}")
+    for image in status.images:
+        click.echo(f"sealed: {_sealed(image)}")
+    for reason, count in status.fallbacks.items():
+        click.echo(f"layers that did not arrive lazily ({reason}): {count}")
     return 0
+
+
+def _sealed(image: Mapping[str, Any]) -> str:
+    about = [visible(image["name"]), f"volume {image['volume']}"]
+    about.append("up" if image["is_up"] else "not up")
+    if image["problem"]:
+        about.append(visible(image["problem"]))
+    if image["fetched_bytes"] is not None:
+        fetched, total = image["fetched_bytes"], image["data_bytes"]
+        about.append(f"{format_size(fetched)} of {format_size(total)} fetched")
+    if image["failed_reads"]:
+        about.append(f"{image['failed_reads']} reads failed")
+    return ", ".join(about)
 
 
 @command.command("config")
 @_socket
 def config_command(socket: Path) -> None:
-    """Print what /etc/containerd/config.toml needs."""
+    """Print what /etc/containerd/config.toml needs.
+
+    The second table has containerd 2 tell where images are. containerd 1.6 and 1.7 take
+    that from `disable_snapshot_annotations = false` in CRI's table.
+    """
     click.echo(
         f"""\
 [proxy_plugins.btrfs-ublk]
   type = "snapshot"
   address = "{socket}"
+  [proxy_plugins.btrfs-ublk.exports]
+    enable_remote_snapshot_annotations = "true"
 """,
         nl=False,
     )

@@ -18,6 +18,7 @@ import grpc
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.containers import messages, status
+from btrfs_ublk.containers.images import LazyOptions
 from btrfs_ublk.containers.messages import CLASSES
 from btrfs_ublk.containers.snapshots import SnapshotMount, Snapshots, check_root
 from btrfs_ublk.containers.store import Kind, RefusedError, Snapshot
@@ -26,8 +27,9 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
 log = logging.getLogger(__name__)
 
-#: Calls at once: each takes milliseconds, and waits for the disk.
-_WORKERS = 16
+#: Calls at once. Most take milliseconds, and wait for the disk; those that open images
+#: wait for registries, which may hang. Threads are made when they are needed.
+_WORKERS = 256
 #: containerd gives up after ten seconds.
 _STOP_S = 5.0
 _LISTED_AT_ONCE = 100
@@ -170,10 +172,13 @@ def _status_handler(snapshots: Snapshots) -> grpc.GenericRpcHandler:
 
 
 @contextmanager
-def serving(root: StrPath, address: StrPath) -> Iterator[grpc.Server]:
+def serving(
+    root: StrPath, address: StrPath, options: LazyOptions | None = None
+) -> Iterator[grpc.Server]:
     """Answer calls at a Unix socket, which only this user may use, inside the block.
 
-    ``root``: see Snapshots; one process at a time has it. Raises BtrfsUblkError.
+    ``root``: see Snapshots; one process at a time has it. ``options`` say how sealed
+    images are opened. Raises BtrfsUblkError.
     """
     path = Path(os.path.abspath(address))
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
@@ -193,7 +198,7 @@ def serving(root: StrPath, address: StrPath) -> Iterator[grpc.Server]:
             f"{root} is served by another process", hint="one at a time: stop that one"
         )
     with lock:
-        snapshots = Snapshots(snapshots_root)
+        snapshots = Snapshots(snapshots_root, options)
         try:
             server = _start(snapshots, path)
             try:

@@ -2,6 +2,7 @@
 
     ROOT/snapshots.db       which there are
     ROOT/snapshots/ID       an active or a committed snapshot, or an empty view
+    ROOT/images/            sealed images, and what stands on them: see `images`
 
 A committed snapshot is the active one, made read-only: what was written stays charged
 to the same subvolume. A view of a committed snapshot is that one itself, mounted
@@ -20,6 +21,13 @@ from pathlib import Path
 
 from btrfs_ublk import __version__
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.containers.images import (
+    IMAGE_REF,
+    SNAPSHOTS_DIRECTORY,
+    Images,
+    LazyOptions,
+    layer_path,
+)
 from btrfs_ublk.containers.status import Status
 from btrfs_ublk.containers.store import (
     Kind,
@@ -59,7 +67,7 @@ class Snapshots:
     """The snapshots below ``root``, a directory of a btrfs that is writable. Methods
     may be called by several threads. Raises RefusedError and BtrfsUblkError."""
 
-    def __init__(self, root: StrPath) -> None:
+    def __init__(self, root: StrPath, options: LazyOptions | None = None) -> None:
         self.root = Path(root)
         self._directory = self.root / "snapshots"
         self._committing = threading.Lock()
@@ -70,51 +78,70 @@ class Snapshots:
             raise BtrfsUblkError(
                 f"cannot make {self._directory}: {error.strerror}"
             ) from error
-        self._has_quota = self._enable_quota()
+        self._has_quota = _enable_quota(self._directory)
         self._store = SnapshotStore(self.root / "snapshots.db")
-        self.reconcile()
+        self._images = Images(
+            self.root, self._store, options or LazyOptions(), self._settle_image
+        )
+        self._settle(None, self._directory)
+        self._images.start()
 
     def close(self) -> None:
+        self._images.close()
         self._store.close()
 
-    def _enable_quota(self) -> bool:
-        try:
-            enable_simple_quota(self._directory)
-        except BtrfsUblkError as error:
-            log.warning("%s; so the sizes of snapshots are not known", error)
-            return False
-        return True
+    def _path(self, one: Snapshot) -> Path:
+        """Return a snapshot's directory; its image comes up if it is not."""
+        if one.image is None:
+            return self._directory / str(one.id)
+        mount = self._images.mount_of(one.image)
+        if one.layer is not None:
+            return layer_path(mount, one.layer)
+        return mount / SNAPSHOTS_DIRECTORY / str(one.id)
 
-    def _path(self, number: int) -> Path:
-        return self._directory / str(number)
+    def _settle_image(self, image: str, mount: Path) -> None:
+        directory = mount / SNAPSHOTS_DIRECTORY
+        _enable_quota(directory)
+        self._settle(image, directory)
 
-    def reconcile(self) -> None:
-        """Bring directories and rows into line: what a killed process or a loss of
-        power has left half-made goes."""
-        there = {int(name) for name in os.listdir(self._directory) if name.isdecimal()}
-        rows = self._store.find()
-        bare = {one.id for one in rows if not _has_directory(one)}
-        for one in self._store.forget_lost(there | bare):
+    def _settle(self, image: str | None, directory: Path) -> None:
+        """Bring the directories and rows of one file system into line: what a killed
+        process or a loss of power has left half-made goes."""
+        there = _numbers_in(directory)
+        rows = [one for one in self._store.find() if one.image == image]
+        with_directory = {one.id for one in rows if _has_directory(one)}
+        for one in self._store.forget_lost(with_directory - there):
             log.warning("snapshot %r is lost: its directory is gone", one.name)
-        self._delete_unknown(there)
+        self._delete_unknown(image, directory, there)
         for one in self._store.find(["kind==active"]):
-            # A commit that was interrupted left it read-only.
-            set_read_only(self._path(one.id), False)
+            if one.image == image:
+                # A commit that was interrupted left it read-only.
+                set_read_only(directory / str(one.id), False)
 
-    def _delete_unknown(self, there: set[int]) -> None:
-        for number in there - {one.id for one in self._store.find()}:
-            log.info("removing %s, which no snapshot has", self._path(number))
-            self._delete(number)
+    def _delete_unknown(
+        self, image: str | None, directory: Path, there: set[int]
+    ) -> None:
+        known = {one.id for one in self._store.find() if one.image == image}
+        for number in there - known:
+            log.info("removing %s, which no snapshot has", directory / str(number))
+            self._delete(directory / str(number))
 
     def cleanup(self) -> None:
-        """Delete the directories of removed snapshots that could not be deleted."""
-        # NB: names are listed first, as a directory is made after its row.
-        there = {int(name) for name in os.listdir(self._directory) if name.isdecimal()}
-        self._delete_unknown(there)
+        """Delete the directories of removed snapshots that could not be deleted, and
+        the images on which none stands any more."""
+        directories = [(None, self._directory)] + [
+            (image, mount / SNAPSHOTS_DIRECTORY)
+            for image, mount in self._images.opened()
+        ]
+        for image, directory in directories:
+            # NB: names are listed first, as a directory is made after its row.
+            with suppress(FileNotFoundError):  # the image goes meanwhile
+                self._delete_unknown(image, directory, _numbers_in(directory))
+        self._images.cleanup()
 
-    def _delete(self, number: int) -> None:
+    def _delete(self, path: Path) -> None:
         try:
-            delete_subvolumes(self._path(number))
+            delete_subvolumes(path)
         except BtrfsUblkError as error:
             # Somebody still uses it; cleanup() tries again.
             log.warning("%s", error)
@@ -122,7 +149,13 @@ class Snapshots:
     def prepare(
         self, key: str, parent: str, labels: Mapping[str, str]
     ) -> list[SnapshotMount]:
-        """Make a writable snapshot of a committed one, or an empty one."""
+        """Make a writable snapshot of a committed one, or an empty one. Where labels
+        name a layer that can arrive when it is read, that is made a committed snapshot,
+        and ALREADY_EXISTS is the refusal: containerd then fetches no layer."""
+        if self._images.add_layer(key, parent, labels):
+            raise RefusedError(
+                Refusal.ALREADY_EXISTS, f"the layer of {key!r} arrives when it is read"
+            )
         return self._make(key, parent, Kind.ACTIVE, labels)
 
     def view(
@@ -134,22 +167,25 @@ class Snapshots:
     def _make(
         self, key: str, parent: str, kind: Kind, labels: Mapping[str, str]
     ) -> list[SnapshotMount]:
+        # NB: an image that comes up loses rows without a directory, so it has to be up
+        # before this one's is written.
+        above = self._path(self._store.get(parent)) if parent else None
         made = self._store.add(key, parent, kind, labels)
         if _has_directory(made):
             try:
-                self._make_directory(made)
+                self._make_directory(made, above)
             except BaseException:
                 self._store.remove(key)
                 raise
         return self._mounts_of(made)
 
-    def _make_directory(self, made: Snapshot) -> None:
-        name = str(made.id)
-        if made.parent_id is not None:
-            create_snapshot(self._path(made.parent_id), self._directory, name)
+    def _make_directory(self, made: Snapshot, above: Path | None) -> None:
+        path = self._path(made)
+        if above is not None:
+            create_snapshot(above, path.parent, path.name)
             return
         # The kernel gives it the caller's umask.
-        path = create_subvolume(self._directory, name)
+        create_subvolume(path.parent, path.name)
         os.chmod(path, _TOP_MODE)
         if made.kind is Kind.VIEW:
             set_read_only(path)
@@ -165,8 +201,7 @@ class Snapshots:
         return self._mounts_of(found)
 
     def _mounts_of(self, found: Snapshot) -> list[SnapshotMount]:
-        shown = found.id if _has_directory(found) else found.parent_id
-        assert shown is not None
+        shown = found if _has_directory(found) else self._store.get(found.parent)
         access = "ro" if found.kind is Kind.VIEW else "rw"
         return [SnapshotMount("bind", str(self._path(shown)), ("rbind", access))]
 
@@ -191,21 +226,20 @@ class Snapshots:
                 f"snapshot {key!r} was made from {found.parent!r}, and cannot be "
                 f"committed upon {parent!r}",
             )
-        path = self._path(found.id)
+        path = self._path(found)
         set_read_only(path)
         try:
             commit_transaction(path)
-            self._store.commit(name, key, labels, self._charged(found.id))
+            self._store.commit(name, key, labels, self._charged(path))
         except BaseException:
             set_read_only(path, False)
             raise
 
-    def _charged(self, number: int) -> int:
+    def _charged(self, path: Path) -> int:
         """Return how many bytes a snapshot holds by itself; 0 where the kernel has no
         simple quotas."""
         if not self._has_quota:
             return 0
-        path = self._path(number)
         return charged_bytes(path, subvolume_id(path))
 
     def usage(self, key: str) -> int:
@@ -215,15 +249,25 @@ class Snapshots:
     def _size_bytes(self, found: Snapshot) -> int:
         if found.size_bytes is not None:
             return found.size_bytes
-        return self._charged(found.id) if _has_directory(found) else 0
+        return self._charged(self._path(found)) if _has_directory(found) else 0
 
     def status(self) -> Status:
         """Return how many snapshots there are, and what they are charged for."""
         found = self._store.find()
         used_bytes = 0
+        up = {image for image, _ in self._images.opened()}
         for one in found:
+            if one.image is not None and one.image not in up:
+                used_bytes += one.size_bytes or 0
+                continue
             with suppress(BtrfsUblkError):  # it has been removed meanwhile
                 used_bytes += self._size_bytes(one)
+        layers: dict[str, dict[str, int]] = {}
+        for one in found:
+            if one.kind is Kind.COMMITTED:
+                name = one.labels.get(IMAGE_REF, "")
+                counts = layers.setdefault(name, {"lazy": 0, "ordinary": 0})
+                counts["ordinary" if one.layer is None else "lazy"] += 1
         return Status(
             root=str(self.root.absolute()),
             version=__version__,
@@ -231,13 +275,22 @@ class Snapshots:
                 kind.value: sum(one.kind is kind for one in found) for kind in Kind
             },
             used_bytes=used_bytes if self._has_quota else None,
+            layers=layers,
+            fallbacks=dict(self._images.fallbacks),
+            images=self._images.status(),
         )
 
     def remove(self, key: str) -> None:
         """Remove a snapshot that is no parent."""
         found = self._store.remove(key)
         if _has_directory(found):
-            self._delete(found.id)
+            try:
+                path = self._path(found)
+            except BtrfsUblkError as error:
+                # Its directory goes when its image comes up, or with it.
+                log.warning("snapshot %r: %s", key, error)
+            else:
+                self._delete(path)
 
     def stat(self, key: str) -> Snapshot:
         return self._store.get(key)
@@ -266,5 +319,22 @@ def check_root(root: Path) -> None:
         ) from error
 
 
+def _enable_quota(directory: Path) -> bool:
+    try:
+        enable_simple_quota(directory)
+    except BtrfsUblkError as error:
+        log.warning("%s; so the sizes of snapshots are not known", error)
+        return False
+    return True
+
+
+def _numbers_in(directory: Path) -> set[int]:
+    return {int(name) for name in os.listdir(directory) if name.isdecimal()}
+
+
 def _has_directory(snapshot: Snapshot) -> bool:
+    """Whether a directory is its own: views show their parents', and lazy layers what
+    their image has."""
+    if snapshot.layer is not None:
+        return False
     return snapshot.kind is not Kind.VIEW or snapshot.parent_id is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,13 @@ class Status:
     version: str  # of the package that serves
     snapshots: Mapping[str, int]  # how many there are of each kind
     used_bytes: int | None  # what all of them are charged for; None without quotas
+    #: By reference, as far as CRI has told it: how many of an image's layers are "lazy"
+    #: and how many "ordinary".
+    layers: Mapping[str, Mapping[str, int]]
+    fallbacks: Mapping[
+        str, int
+    ]  # by reason: layers that were not lazy, since the start
+    images: Sequence[Mapping[str, Any]]  # a SealedStatus each
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -11,18 +11,33 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from btrfs_ublk.containers.filters import lookup_of, parse_filters
 from btrfs_ublk.errors import BtrfsUblkError
 
+#: Label of a layer that is to be unpacked: its chain ID.
+SNAPSHOT_REF = "containerd.io/snapshot.ref"
+
 _BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x62756373  # "bucs"
-_VERSION = 1
+_VERSION = 2
+#: Version 2 has images; what a file of version 1 gets.
+_IMAGES = """
+CREATE TABLE images (
+    digest TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    ready_s REAL
+) STRICT;
+ALTER TABLE snapshots ADD COLUMN image TEXT REFERENCES images (digest);
+ALTER TABLE snapshots ADD COLUMN layer TEXT;
+CREATE INDEX of_image ON snapshots (image);
+"""
 _SCHEMA = """
 CREATE TABLE snapshots (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -35,10 +50,10 @@ CREATE TABLE snapshots (
     bytes INTEGER
 ) STRICT;
 CREATE INDEX children ON snapshots (parent);
-"""
+""" + _IMAGES
 _COLUMNS = """
 SELECT s.id, s.name, p.name, s.parent, s.kind, s.created_ns, s.updated_ns, s.labels,
-    s.bytes
+    s.bytes, s.image, s.layer
 FROM snapshots AS s LEFT JOIN snapshots AS p ON p.id = s.parent
 """
 
@@ -77,6 +92,18 @@ class Snapshot:
     updated_ns: int
     labels: Mapping[str, str] = field(default_factory=dict)
     size_bytes: int | None = None  # of committed ones: what it was charged for then
+    image: str | None = None  # in whose file system it is; None: in that of the root
+    layer: str | None = None  # of a lazy layer: its chain ID, which names its directory
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """A sealed image that was opened: the digest of its manifest, REGISTRY/REPOSITORY@
+    DIGEST, and how long it took until it could be read."""
+
+    digest: str
+    name: str
+    ready_s: float | None
 
 
 class SnapshotStore:
@@ -112,6 +139,11 @@ class SnapshotStore:
                     f"PRAGMA user_version = {_VERSION}; COMMIT;"
                 )
                 version, application = _VERSION, _APPLICATION_ID
+            elif version == 1 and application == _APPLICATION_ID:
+                self._connection.executescript(
+                    f"BEGIN; {_IMAGES} PRAGMA user_version = {_VERSION}; COMMIT;"
+                )
+                version = _VERSION
         except sqlite3.Error as error:
             raise BtrfsUblkError(
                 f"cannot open {path}: {error}", hint="is its disk full, or read-only?"
@@ -156,6 +188,18 @@ class SnapshotStore:
             raise RefusedError(Refusal.NOT_FOUND, f"snapshot {name!r} does not exist")
         return found
 
+    def _get_parent(self, name: str) -> Snapshot | None:
+        """Return a committed snapshot; None for no name."""
+        if not name:
+            return None
+        above = self._get(name)
+        if above.kind is not Kind.COMMITTED:
+            raise RefusedError(
+                Refusal.INVALID_ARGUMENT,
+                f"parent {name!r} is {above.kind.value}, not committed",
+            )
+        return above
+
     def get(self, name: str) -> Snapshot:
         with self._lock:
             return self._get(name)
@@ -178,29 +222,106 @@ class SnapshotStore:
                 Refusal.INVALID_ARGUMENT, "a snapshot needs a key that is not empty"
             )
         with self._changing():
-            above = None
-            if parent:
-                above = self._get(parent)
-                if above.kind is not Kind.COMMITTED:
-                    raise RefusedError(
-                        Refusal.INVALID_ARGUMENT,
-                        f"parent {parent!r} is {above.kind.value}, not committed",
-                    )
-            self._check_free(name)
-            now = time.time_ns()
-            self._connection.execute(
-                "INSERT INTO snapshots (name, parent, kind, created_ns, updated_ns,"
-                " labels) VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    name,
-                    above.id if above else None,
-                    kind.value,
-                    now,
-                    now,
-                    _encode(labels),
-                ),
+            above = self._get_parent(parent)
+            image = above.image if above else None
+            return self._insert(name, above, kind, labels, image=image)
+
+    def _insert(
+        self,
+        name: str,
+        above: Snapshot | None,
+        kind: Kind,
+        labels: Mapping[str, str],
+        *,
+        image: str | None,
+        layer: str | None = None,
+    ) -> Snapshot:
+        self._check_free(name)
+        now = time.time_ns()
+        self._connection.execute(
+            "INSERT INTO snapshots (name, parent, kind, created_ns, updated_ns, labels,"
+            " bytes, image, layer) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                name,
+                above.id if above else None,
+                kind.value,
+                now,
+                now,
+                _encode(labels),
+                None if layer is None else 0,
+                image,
+                layer,
+            ),
+        )
+        return self._get(name)
+
+    def find_layer(self, target: str, parent: str) -> Snapshot | None:
+        """Return the committed snapshot that containerd would take for a layer: with
+        its chain ID as a label, and this parent. Raises RefusedError for a parent that
+        there is not, or that is not committed."""
+        with self._lock:
+            above = self._get_parent(parent)
+            return self._find_layer(target, above)
+
+    def _find_layer(self, target: str, above: Snapshot | None) -> Snapshot | None:
+        row = self._connection.execute(
+            f"{_COLUMNS} WHERE s.parent IS ? AND s.kind = ?"
+            " AND json_extract(s.labels, ?) = ?",
+            (
+                above.id if above else None,
+                Kind.COMMITTED.value,
+                f'$."{SNAPSHOT_REF}"',
+                target,
+            ),
+        ).fetchone()
+        return None if row is None else _snapshot(row)
+
+    def add_layer(
+        self, name: str, parent: str, labels: Mapping[str, str], *, image: str
+    ) -> Snapshot:
+        """Add a lazy layer of an image that was added, as a committed snapshot, unless
+        containerd can take another one. Its labels have its chain ID."""
+        target = labels[SNAPSHOT_REF]
+        with self._changing():
+            above = self._get_parent(parent)
+            found = self._find_layer(target, above)
+            return found or self._insert(
+                name, above, Kind.COMMITTED, labels, image=image, layer=target
             )
-            return self._get(name)
+
+    def add_image(self, digest: str, name: str) -> None:
+        """Add an image, unless it is there."""
+        with self._changing():
+            self._connection.execute(
+                "INSERT INTO images (digest, name) VALUES (?, ?)"
+                " ON CONFLICT (digest) DO NOTHING",
+                (digest, name),
+            )
+
+    def set_ready(self, digest: str, ready_s: float) -> None:
+        """Record how long an image took until it could be read."""
+        with self._changing():
+            self._connection.execute(
+                "UPDATE images SET ready_s = ? WHERE digest = ?", (ready_s, digest)
+            )
+
+    def forget_image(self, digest: str) -> None:
+        """Remove an image that no snapshot is in."""
+        with self._changing():
+            self._connection.execute("DELETE FROM images WHERE digest = ?", (digest,))
+
+    def images(self, *, unused: bool = False) -> list[ImageRow]:
+        """Return all images, or those that no snapshot is in."""
+        where = (
+            "WHERE digest NOT IN (SELECT image FROM snapshots WHERE image IS NOT NULL)"
+            if unused
+            else ""
+        )
+        with self._lock:
+            rows = self._connection.execute(
+                f"SELECT digest, name, ready_s FROM images {where} ORDER BY digest"
+            ).fetchall()
+        return [ImageRow(*row) for row in rows]
 
     def _check_free(self, name: str) -> None:
         if self._row("s.name", name) is not None:
@@ -296,25 +417,24 @@ class SnapshotStore:
     def _forget(self, number: int) -> None:
         self._connection.execute("DELETE FROM snapshots WHERE id = ?", (number,))
 
-    def forget_lost(self, kept: set[int]) -> list[Snapshot]:
-        """Remove the snapshots whose directories are lost, that is not in ``kept``,
-        and all that stand on them; return them."""
+    def forget_lost(self, lost: Collection[int]) -> list[Snapshot]:
+        """Remove the snapshots whose directories are lost, and all that stand on them;
+        return them."""
         with self._changing():
             rows = self._connection.execute(f"{_COLUMNS} ORDER BY s.id").fetchall()
-            lost: dict[int, Snapshot] = {}
+            gone: dict[int, Snapshot] = {}
             for one in map(_snapshot, rows):
                 # A parent is older than its children, so it has the smaller id.
-                if one.id not in kept or one.parent_id in lost:
-                    lost[one.id] = one
-            for number in reversed(lost):
+                if one.id in lost or one.parent_id in gone:
+                    gone[one.id] = one
+            for number in reversed(gone):
                 self._forget(number)
-            return list(lost.values())
+            return list(gone.values())
 
 
-def _snapshot(
-    row: tuple[int, str, str | None, int | None, str, int, int, str, int],
-) -> Snapshot:
-    number, name, parent, parent_id, kind, created_ns, updated_ns, labels, size = row
+def _snapshot(row: tuple[Any, ...]) -> Snapshot:
+    number, name, parent, parent_id, kind, created_ns, updated_ns, labels, *rest = row
+    size_bytes, image, layer = rest
     return Snapshot(
         id=number,
         name=name,
@@ -324,7 +444,9 @@ def _snapshot(
         created_ns=created_ns,
         updated_ns=updated_ns,
         labels=json.loads(labels),
-        size_bytes=size,
+        size_bytes=size_bytes,
+        image=image,
+        layer=layer,
     )
 
 

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from btrfs_ublk.ops.monitor.samples import Sample, take_samples
+from btrfs_ublk.ops.monitor.samples import Sample, ask_snapshotter, take_samples
 from btrfs_ublk.server.stats import Latency, LazyStats
 
 PREFIX = "btrfs_ublk_"
@@ -99,6 +99,16 @@ _CACHE_GAUGES = (
 )
 
 
+#: A sealed image's that containerd uses.
+_IMAGE_GAUGES = {
+    "is_up": "1: it is mounted",
+    "ready_s": "How long it took until it could be read",
+    "data_bytes": "Bytes of its data",
+    "fetched_bytes": "Of those, bytes on this machine",
+    "failed_reads": "Reads that failed since its server started",
+}
+
+
 class _Families:
     """Metrics by name, each made with its first value."""
 
@@ -151,11 +161,46 @@ class DeviceCollector(Collector):
         families = _Families()
         for sample in take_samples():
             _add_sample(families, sample)
+        _add_snapshotter(families)
         yield from families.all()
 
     def describe(self) -> Iterable[Metric]:
         """Describe nothing, as the metrics depend on the devices."""
         return []
+
+
+def _add_snapshotter(families: _Families) -> None:
+    status = ask_snapshotter()
+    if status is None:
+        return
+    for reference, counts in status.layers.items():
+        for kind, count in counts.items():
+            families.gauge(
+                "snapshotter_layers",
+                "Layers of images that are lazy, or ordinary",
+                count,
+                reference=reference,
+                kind=kind,
+            )
+    for reason, count in status.fallbacks.items():
+        families.counter(
+            "snapshotter_fallbacks",
+            "Layers that could not arrive lazily",
+            count,
+            reason=reason,
+        )
+    for image in status.images:
+        for key, about in _IMAGE_GAUGES.items():
+            if image[key] is not None:
+                name = f"snapshotter_{key.removesuffix('_s')}"
+                name += "_seconds" * key.endswith("_s")
+                families.gauge(
+                    name,
+                    about,
+                    image[key],
+                    image=image["name"],
+                    device=image["volume"],
+                )
 
 
 def _add_sample(families: _Families, sample: Sample) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from btrfs_ublk.device import Device, list_devices, show_device
+from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import ServerStats
+
+if TYPE_CHECKING:
+    from btrfs_ublk.containers.status import Status
 
 #: Each hanging server takes seconds, so they are asked in parallel.
 _THREADS = 16
@@ -48,3 +55,17 @@ def _take_sample(name: str) -> Sample | None:
         except BtrfsUblkError:
             pass  # a server of another version
     return Sample(device, stats, taken_s)
+
+
+def ask_snapshotter() -> Status | None:
+    """Return the status of the snapshotter at its usual socket; None when there is
+    none, or when it does not answer within ten seconds."""
+    socket = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY, "snapshotter.sock")
+    if not socket.exists():
+        return None
+    try:
+        from btrfs_ublk.containers.status import ask
+
+        return ask(socket)
+    except (ImportError, BtrfsUblkError):
+        return None

@@ -1,0 +1,488 @@
+"""Sealed images that containerd starts from: each is a volume, which is made when one
+of its layers is asked for, and removed when no snapshot stands on it.
+
+    ROOT/images/HEX                     its mount point
+    ROOT/images/HEX/layers/CHAIN_ID     its layers, read-only
+    ROOT/images/HEX/snapshots/ID        what stands on them
+
+An image has a lock of its own, so none waits for another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from btrfs_ublk.containers.store import (
+    SNAPSHOT_REF,
+    ImageRow,
+    Refusal,
+    RefusedError,
+    SnapshotStore,
+)
+from btrfs_ublk.device import show_device
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.image.connection import RegistryAccess, RegistryError, is_loopback
+from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
+from btrfs_ublk.image.pack import InvalidPackError
+from btrfs_ublk.image.policy import RefusedImageError, read_policy
+from btrfs_ublk.image.pull import pull_image
+from btrfs_ublk.image.reference import Reference, check_digest, parse_reference
+from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.server import ServerStats
+from btrfs_ublk.units import GIB
+from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.down import down_volume, remove_volume
+from btrfs_ublk.volume.forks import LAYERS_DIRECTORY
+from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
+from btrfs_ublk.volume.up import up_volume
+
+log = logging.getLogger(__name__)
+
+#: Label that CRI adds: the reference that an image is pulled by.
+IMAGE_REF = "containerd.io/snapshot/cri.image-ref"
+SNAPSHOTS_DIRECTORY = "snapshots"
+DEFAULT_WRITABLE_BYTES = 64 * GIB
+_HEX_DIGITS = 16  # of a digest, in names
+#: containerd asks once for each layer: those of an image that cannot be opened shall
+#: not wait one after the other.
+_RETRY_S = 30.0
+#: Images that come up at once at the start.
+_STARTING = 8
+_ASKING = 16  # servers that are asked at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyOptions:
+    """How sealed images are opened. ``repositories`` are REGISTRY/REPOSITORY to ask for
+    an image when containerd does not say where it is. ``require``: refuse to unpack
+    images that are "sealed", or "all". The rest is for the volumes' definitions."""
+
+    access: RegistryAccess = field(default_factory=RegistryAccess)
+    repositories: Sequence[str] = ()
+    require: Literal["sealed", "all"] | None = None
+    writable_bytes: int = DEFAULT_WRITABLE_BYTES
+    complete: int | Literal["idle"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedStatus:
+    """A sealed image at one moment. ``fetched_bytes`` of ``data_bytes`` are on this
+    machine. ``problem`` says why it is not up, ``failed_reads`` counts since its server
+    started; None: its server did not answer."""
+
+    digest: str
+    name: str
+    volume: str
+    snapshots: int
+    is_up: bool
+    ready_s: float | None
+    data_bytes: int | None = None
+    fetched_bytes: int | None = None
+    failed_reads: int | None = None
+    problem: str | None = None
+
+
+class _WrongLayerError(BtrfsUblkError):
+    """An artifact does not have the layer that was asked for."""
+
+
+class _NoPlaceError(BtrfsUblkError):
+    """Nothing says which registry has an image."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    name: str  # REGISTRY/REPOSITORY@DIGEST
+    layers: Sequence[str]  # their chain IDs
+
+
+class Images:
+    """The images of a snapshotter. ``settle`` is called with the digest and the mount
+    point of each that has come up, to bring its directories and rows into line."""
+
+    def __init__(
+        self,
+        root: Path,
+        store: SnapshotStore,
+        options: LazyOptions,
+        settle: Callable[[str, Path], None],
+    ) -> None:
+        self._mounts = root / "images"
+        self._store = store
+        self._options = options
+        self._settle = settle
+        self._lock = threading.Lock()  # of the fields below; never held for long
+        self._locks: dict[str, threading.Lock] = {}
+        self._up: dict[str, Sequence[str]] = {}  # the layers of those that are up
+        self._failed: dict[str, tuple[float, Exception]] = {}
+        self._problems: dict[str, str] = {}
+        self.fallbacks = Counter[str]()
+        self._pool = ThreadPoolExecutor(_STARTING, thread_name_prefix="images")
+
+    def start(self) -> None:
+        """Bring all images up that there were before, in the background, and remove
+        those that a killed process has left without snapshots."""
+        for image in self._store.images():
+            self._pool.submit(self._restart, image.digest)
+
+    def _restart(self, digest: str) -> None:
+        try:
+            if not self._remove_unused(digest):
+                self.mount_of(digest)
+        except Exception as error:  # nobody else reports it
+            log.warning("image %s does not come up: %s", digest, str(error))
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    @contextmanager
+    def _locked(self, digest: str) -> Iterator[None]:
+        with self._lock:
+            lock = self._locks.setdefault(digest, threading.Lock())
+        with lock:
+            yield
+
+    def _mount(self, digest: str) -> Path:
+        return self._mounts / _hex(digest)
+
+    def add_layer(self, key: str, parent: str, labels: Mapping[str, str]) -> bool:
+        """Make a committed snapshot of the lazy layer that labels ask for. False: the
+        layer is to be unpacked, as it is in no sealed image, or that cannot be opened.
+        Raises RefusedError."""
+        target, digest = labels.get(SNAPSHOT_REF), labels.get(SEALED_IN)
+        if not target:
+            return False
+        if not digest:
+            if self._options.require == "all":
+                raise RefusedError(
+                    Refusal.FAILED_PRECONDITION,
+                    f"layer {target} of {labels.get(IMAGE_REF, 'an image')} is in no "
+                    "sealed image, and --require-lazy=all lets none be unpacked",
+                )
+            return False
+        if self._store.find_layer(target, parent) is not None:
+            return True
+        try:
+            check_digest(digest)
+            with self._locked(digest):
+                self._refuse_if_failed(digest)
+                try:
+                    found = self._find(digest, labels.get(IMAGE_REF))
+                    _check_layer(found, target, is_first=not parent)
+                    self._bring_up(digest, found)
+                except _WrongLayerError:
+                    raise  # the image itself may be asked for meanwhile
+                except (BtrfsUblkError, OSError) as error:
+                    self._failed[digest] = time.monotonic(), error
+                    raise
+                self._store.add_layer(key, parent, labels, image=digest)
+        except RefusedError:
+            raise
+        except (BtrfsUblkError, OSError) as error:
+            # NB: it may be kept, and what its frames hold is of this call.
+            self._fall_back(digest, target, labels, error.with_traceback(None))
+            return False
+        log.info("layer %s arrives when it is read, from %s", target, found.name)
+        return True
+
+    def _refuse_if_failed(self, digest: str) -> None:
+        when_s, error = self._failed.get(digest, (0.0, None))
+        if error is not None:
+            if time.monotonic() - when_s < _RETRY_S:
+                raise error
+            del self._failed[digest]
+
+    def _fall_back(
+        self, digest: str, target: str, labels: Mapping[str, str], error: Exception
+    ) -> None:
+        reason = _reason(error)
+        with self._lock:
+            self.fallbacks[reason] += 1
+        name = labels.get(IMAGE_REF, f"image {digest}")
+        if self._options.require is not None:
+            raise RefusedError(
+                Refusal.FAILED_PRECONDITION,
+                f"{name} is not unpacked (--require-lazy), and cannot be opened "
+                f"({reason}): {error}",
+            )
+        log.warning(
+            "%s: layer %s is unpacked, and does not arrive when it is read (%s): %s",
+            name,
+            target,
+            reason,
+            str(error),
+        )
+
+    def _find(self, digest: str, reference: str | None) -> _Found:
+        """Return an image, whose metadata are fetched when it is new."""
+        row = self._row(digest)
+        volume = _volume(digest)
+        if not os.path.lexists(volume.path):
+            if row is not None:
+                self._forget(digest)
+            return self._fetch(
+                digest, parse_reference(reference) if reference else None
+            )
+        if row is None:
+            raise BtrfsUblkError(
+                f"there is a volume {volume.name!r}, which this snapshotter has not "
+                "made",
+                hint=f"if nobody needs it: btrfs-ublk volume remove {volume.name}",
+            )
+        return _Found(row.name, self._up.get(digest) or _layers(volume))
+
+    def _row(self, digest: str) -> ImageRow | None:
+        rows = self._store.images()
+        return next((row for row in rows if row.digest == digest), None)
+
+    def _forget(self, digest: str) -> None:
+        """Forget an image whose volume has gone, and what stood on it. Raises
+        BtrfsUblkError when no volume is there, as on a disk that is not mounted yet."""
+        self._up.pop(digest, None)
+        volumes = _volume(digest).path.parent
+        if not volumes.is_dir():
+            raise BtrfsUblkError(
+                f"the directory of volumes, {volumes}, is missing",
+                hint="is its disk mounted? it has the snapshots of sealed images",
+            )
+        lost = {one.id for one in self._store.find() if one.image == digest}
+        for one in self._store.forget_lost(lost):
+            log.warning("snapshot %r is lost: the volume of its image is", one.name)
+        self._store.forget_image(digest)
+
+    def _fetch(self, digest: str, reference: Reference | None) -> _Found:
+        """Get the metadata of an image into the store."""
+        store = ImageStore()
+        stored = store.find(digest)
+        names = list(stored.names) if stored else []
+        places = [reference.place] if reference else []
+        places += [parse_reference(name).place for name in names]
+        places += self._options.repositories
+        if not places:
+            raise _NoPlaceError(
+                f"nothing says which registry has {digest}",
+                hint="let CRI tell references (disable_snapshot_annotations = false), "
+                "or name repositories with --repository",
+            )
+        # What pods name, root has not chosen: a digest does not suffice.
+        policy = replace(read_policy(), digests=False)
+        first: BtrfsUblkError | None = None
+        for place in dict.fromkeys(places):
+            wanted = parse_reference(f"{place}@{digest}")
+            listed_in = reference if reference and reference.place == place else None
+            try:
+                if stored is None:
+                    pull_image(
+                        wanted,
+                        self._access(wanted),
+                        store,
+                        policy=policy,
+                        listed_in=listed_in,
+                    )
+                header = store.header(digest)
+            except BtrfsUblkError as error:
+                first = first or error
+                continue
+            return _Found(str(wanted), [layer.chain_id for layer in header.layers])
+        assert first is not None
+        raise first
+
+    def _access(self, reference: Reference) -> RegistryAccess:
+        """Return how to get to a registry: only those on loopback are asked by http."""
+        access = self._options.access
+        insecure = access.insecure and is_loopback(f"http://{reference.registry}/")
+        return replace(access, insecure=insecure)
+
+    def _bring_up(self, digest: str, found: _Found) -> Path:
+        """Bring the volume of an image up, which is made if it is not there. The caller
+        has its lock."""
+        mount = self._mount(digest)
+        if digest in self._up and os.path.ismount(mount):
+            return mount
+        self._up.pop(digest, None)
+        start_s = time.monotonic()
+        volume = _volume(digest)
+        is_new = not os.path.lexists(volume.path)
+        if is_new:
+            definition = self._definition(found.name, mount)
+            self._store.add_image(digest, found.name)
+        else:
+            definition = replace(volume.definition(), mount=mount.absolute())
+        try:
+            self._mounts.mkdir(mode=0o700, exist_ok=True)
+            up_volume(volume.name, definition)
+        except BaseException as error:
+            self._problems[digest] = str(error)
+            if is_new and not os.path.lexists(volume.path):
+                self._store.forget_image(digest)
+            raise
+        (mount / SNAPSHOTS_DIRECTORY).mkdir(mode=0o700, exist_ok=True)
+        self._settle(digest, mount)
+        self._up[digest] = found.layers
+        self._problems.pop(digest, None)
+        if is_new:
+            self._store.set_ready(digest, time.monotonic() - start_s)
+        return mount
+
+    def _definition(self, name: str, mount: Path) -> VolumeDefinition:
+        access = self._access(parse_reference(name))
+        return VolumeDefinition(
+            image=name,
+            image_docker_config=access.docker_config,
+            image_ca_file=access.ca_file,
+            image_insecure=access.insecure,
+            mount=mount.absolute(),
+            writable_bytes=self._options.writable_bytes,
+            complete=self._options.complete,
+        )
+
+    def mount_of(self, digest: str) -> Path:
+        """Return where an image is mounted, on which snapshots stand; it is brought up
+        if it is not. Needs no network. Raises BtrfsUblkError."""
+        mount = self._mount(digest)
+        if digest in self._up and os.path.ismount(mount):
+            return mount
+        with self._locked(digest):
+            row, volume = self._row(digest), _volume(digest)
+            if row is None or not os.path.lexists(volume.path):
+                self._forget(digest)
+                raise BtrfsUblkError(f"the volume of image {digest} is lost")
+            return self._bring_up(digest, _Found(row.name, _layers(volume)))
+
+    def opened(self) -> list[tuple[str, Path]]:
+        """Return the images that are up, with their mount points."""
+        return [(digest, self._mount(digest)) for digest in list(self._up)]
+
+    def cleanup(self) -> None:
+        """Remove the images on which no snapshot stands any more. One that is being
+        opened stays, and so does one that is still mounted elsewhere."""
+        for image in self._store.images(unused=True):
+            try:
+                self._remove_unused(image.digest)
+            except BtrfsUblkError as error:
+                log.warning("%s", str(error))
+
+    def _remove_unused(self, digest: str) -> bool:
+        """Remove an image that no snapshot needs, unless it is being opened. Returns
+        whether none needs it. Raises BtrfsUblkError."""
+        if not self._is_unused(digest):
+            return False
+        with self._lock:
+            lock = self._locks.setdefault(digest, threading.Lock())
+        if not lock.acquire(blocking=False):
+            return True
+        try:
+            if self._is_unused(digest):
+                self._up.pop(digest, None)
+                volume = _volume(digest)
+                if os.path.lexists(volume.path):
+                    down_volume(volume.name)
+                    remove_volume(volume.name)
+                name = f"@{digest}"
+                ImageStore().discard(digest, lambda one: one.endswith(name))
+                self._store.forget_image(digest)
+                self._problems.pop(digest, None)
+                with suppress(OSError):
+                    self._mount(digest).rmdir()
+        finally:
+            lock.release()
+        return True
+
+    def _is_unused(self, digest: str) -> bool:
+        return any(one.digest == digest for one in self._store.images(unused=True))
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the SealedStatus of each image, as a dictionary. Takes as long as the
+        slowest server, at most about 5 s."""
+        used = Counter(one.image for one in self._store.find())
+        rows = self._store.images()
+        if not rows:
+            return []
+        with ThreadPoolExecutor(min(_ASKING, len(rows))) as pool:
+            found = pool.map(lambda row: self._look_at(row, used[row.digest]), rows)
+            return [asdict(one) for one in found]
+
+    def _look_at(self, row: ImageRow, snapshots: int) -> SealedStatus:
+        volume = _volume(row.digest)
+        found = SealedStatus(
+            digest=row.digest,
+            name=row.name,
+            volume=volume.name,
+            snapshots=snapshots,
+            is_up=row.digest in self._up and os.path.ismount(self._mount(row.digest)),
+            ready_s=row.ready_s,
+            problem=self._problems.get(row.digest),
+        )
+        with suppress(BtrfsUblkError, OSError):
+            found = replace(found, data_bytes=_data_bytes(volume))
+            stats = ServerStats.parse(show_device(volume.name).stats or {})
+            fetched = [int((lazy.cache or {}).get("bytes", 0)) for lazy in stats.lazy]
+            errors = stats.kinds["lazy"].errors if "lazy" in stats.kinds else 0
+            found = replace(found, fetched_bytes=sum(fetched), failed_reads=errors)
+        return found
+
+
+def layer_path(mount: Path, chain_id: str) -> Path:
+    return mount / LAYERS_DIRECTORY / chain_id
+
+
+def _hex(digest: str) -> str:
+    return digest.partition(":")[2][:_HEX_DIGITS]
+
+
+def _volume(digest: str) -> VolumeDirectory:
+    return volume_directory(f"snapshotter-{_hex(digest)}")
+
+
+def _layers(volume: VolumeDirectory) -> Sequence[str]:
+    image = volume.made().image
+    layers: Sequence[str] = image["layers"] if image else ()
+    return layers
+
+
+def _data_bytes(volume: VolumeDirectory) -> int:
+    image = volume.made().image
+    source = image["source"] if image else None
+    return int(source["size"]) if source else 0
+
+
+def _check_layer(found: _Found, target: str, *, is_first: bool) -> None:
+    """Refuse content under a name that it has not."""
+    if target not in found.layers:
+        raise _WrongLayerError(
+            f"{found.name} has no layer of the chain ID {target}",
+            hint="it is no artifact of the image that names it: build and push it anew",
+        )
+    if is_first != (target == found.layers[0]):
+        raise _WrongLayerError(
+            f"layer {target} of {found.name} stands "
+            + ("upon others, and not alone" if is_first else "upon no other one")
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Return one of the reasons that fallbacks are counted by."""
+    match error:
+        case RefusedImageError():
+            return "refused"
+        case _WrongLayerError():
+            return "chain-id"
+        case _NoPlaceError():
+            return "no-reference"
+        case RegistryError(status=404):
+            return "absent"
+        case RegistryError():
+            return "registry"
+        case InvalidImageError() | InvalidPackError():
+            return "invalid"
+    return "failed"

@@ -1,0 +1,459 @@
+"""Sealed images in the snapshotter: asked as containerd asks, with a real registry."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from conftest import Need
+from lazy_images import BIG, Image, Place, elsewhere, lazy_place, some_layers
+from loops import new_btrfs
+from registry_server import REGISTRY
+from snapshotter_client import Client, connected
+from stopping import ending_with_us, stop
+from test_image_policy import ec_key, sign
+from waiting import wait_until
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
+from btrfs_ublk.base.process import run
+from btrfs_ublk.containers.images import IMAGE_REF
+from btrfs_ublk.containers.service import serving
+from btrfs_ublk.containers.status import Status, ask
+from btrfs_ublk.containers.store import SNAPSHOT_REF
+from btrfs_ublk.device.state import RUN_VARIABLE
+from btrfs_ublk.image.documents import SEALED_IN
+from btrfs_ublk.image.pull import pull_image
+from btrfs_ublk.image.reference import parse_reference
+from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.ops.monitor.metrics import metrics_text
+from btrfs_ublk.volume import down_volume, list_volumes, remove_volume
+
+pytestmark = pytest.mark.native
+KILLS = 6
+EXISTS = grpc.StatusCode.ALREADY_EXISTS
+
+
+@pytest.fixture
+def place(
+    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    need(ROOT, BTRFS, LOOP, FUSE, REGISTRY)
+    with lazy_place(sparse_path, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def root(place: Place, test_root: Path) -> Iterator[Path]:
+    with new_btrfs(test_root, size_bytes=1 << 30) as mount:
+        try:
+            yield mount / "root"
+        finally:
+            place.take_down()
+
+
+@contextmanager
+def served(place: Place, root: Path, **changes: Any) -> Iterator[Client]:
+    socket = root.with_suffix(".sock")
+    options = replace(place.options, **changes)
+    with serving(root, socket, options), connected(socket) as client:
+        yield client
+
+
+def state(root: Path) -> Status:
+    return ask(root.with_suffix(".sock"))
+
+
+def ask_for(client: Client, key: str, parent: str, labels: dict[str, str]) -> Any:
+    """Prepare as containerd does for a layer; return the status code, None for OK."""
+    try:
+        client.call("Prepare", key=key, parent=parent, labels=labels)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAVAILABLE:  # it was killed
+            raise
+        return error.code()
+    return None
+
+
+def pull(client: Client, image: Image, *, who: str = "a") -> str:
+    """Get all layers of an image as containerd does, and return the last snapshot."""
+    parent = ""
+    for number, target in enumerate(image.chain):
+        labels = image.labels(number)
+        assert ask_for(client, f"{who}/{number} {target}", parent, labels) == EXISTS
+        wanted = f'labels."{SNAPSHOT_REF}"=={target},parent=="{parent}"'
+        (parent,) = client.names(wanted)
+    return parent
+
+
+def drop(client: Client, *names: str) -> None:
+    """Remove snapshots as containerd's garbage collection does."""
+    for name in names:
+        client.remove(name)
+    client.call("Cleanup")
+
+
+def test_an_image_arrives_when_it_is_read(place: Place, root: Path) -> None:
+    image = place.push("team/app", *some_layers())
+    with served(place, root) as client:
+        top = pull(client, image)
+        assert set(client.names().values()) == {"committed"}
+        (mount,) = client.call("View", key="view", parent=top).mounts
+        shown = Path(mount.source)
+        assert (shown / "etc/name").read_text() == "upper\n"
+        before = state(root).images[0]
+        assert before["is_up"] and before["fetched_bytes"] < before["data_bytes"]
+        assert (shown / "big").read_bytes() == image.layers[0]["big"]
+        assert (shown / "other").read_bytes() == image.layers[1]["other"]
+        after = state(root).images[0]
+        assert after["fetched_bytes"] > before["fetched_bytes"]
+        assert state(root).layers == {image.name: {"lazy": 2, "ordinary": 0}}
+        # The first layer has what it had before the second.
+        lower = client.info(top).parent
+        (mount,) = client.call("View", key="lower", parent=lower).mounts
+        assert (Path(mount.source) / "etc/name").read_text() == "lower\n"
+        assert not (Path(mount.source) / "other").exists()
+        assert client.call("Usage", key=top).size == 0
+
+        container = client.prepare("container", top)
+        (container / "new").write_bytes(b"x" * 5_000_000)
+        os.sync()
+        assert client.call("Usage", key="container").size >= 5_000_000
+        drop(client, "container", "view", "lower", top)
+        assert [one.is_up for one in list_volumes()] == [True]
+        drop(client, lower)
+        assert list_volumes() == [] and ImageStore().images() == []
+        assert os.listdir(root / "images") == [] and state(root).images == []
+
+
+def test_what_is_told_of_it(place: Place, root: Path) -> None:
+    """By the command, and by the exporter, which asks at the usual socket."""
+    image = place.push("team/app", *some_layers())
+    address = Path(os.environ[RUN_VARIABLE], "snapshotter.sock")
+    with serving(root, address, place.options), connected(address) as client:
+        pull(client, image)
+        labels = image.labels(0) | {SNAPSHOT_REF: "sha256:" + 64 * "5"}
+        assert ask_for(client, "ordinary", "", labels) is None
+        client.commit("ordinary layer", "ordinary", labels=labels)
+        command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"]
+        words = run([*command, "status", "--socket", address], timeout_s=60).stdout
+        assert f"{image.name}: 2 lazy layers, 1 ordinary\n" in words
+        (sealed,) = ask(address).images
+        assert f"sealed: {sealed['name']}, volume {sealed['volume']}, up, " in words
+        assert "layers that did not arrive lazily (chain-id): 1\n" in words
+        told = metrics_text()
+        start = "btrfs_ublk_snapshotter"
+        of_image = f'{{device="{sealed["volume"]}",image="{sealed["name"]}"}}'
+        for line in (
+            f'{start}_layers{{kind="lazy",reference="{image.name}"}} 2.0',
+            f'{start}_layers{{kind="ordinary",reference="{image.name}"}} 1.0',
+            f'{start}_fallbacks_total{{reason="chain-id"}} 1.0',
+            f"{start}_is_up{of_image} 1.0",
+            f"{start}_failed_reads{of_image} 0.0",
+            f"{start}_ready_seconds{of_image} {sealed['ready_s']}",
+        ):
+            assert line in told.splitlines()
+        assert sealed["data_bytes"] > BIG
+
+
+def test_a_layer_upon_a_lazy_one_is_kept(place: Place, root: Path) -> None:
+    image = place.push("team/app", *some_layers())
+    with served(place, root) as client:
+        top = pull(client, image)
+        built = client.prepare("build", top)
+        (built / "built").write_text("more")
+        (built / "big").unlink()
+        client.commit("mine", "build", labels={"a": "b"})
+        running = client.prepare("running", "mine")
+        (running / "state").write_text("kept")
+    with served(place, root) as client:
+        again = Path(client.call("Mounts", key="running").mounts[0].source)
+        assert again == running
+        assert (again / "state").read_text() == "kept"
+        assert (again / "built").read_text() == "more"
+        assert not (again / "big").exists()
+        assert (again / "other").read_bytes() == image.layers[1]["other"]
+        names = client.names()
+        assert names["mine"] == "committed" and names["running"] == "active"
+        drop(client, "running", "mine", top, client.info(top).parent)
+    assert list_volumes() == []
+
+
+def test_two_namespaces_and_two_images_share(place: Place, root: Path) -> None:
+    lower, upper = some_layers()
+    one = place.push("team/one", lower, upper)
+    two = place.push("team/two", lower, {"etc/name": b"another\n"})
+    with served(place, root) as client:
+        top = pull(client, one)
+        assert pull(client, one, who="b") == top
+        # As containerd has it when the lower layer is there: only the rest is asked.
+        shared = client.info(top).parent
+        key = "a/9 top of two"
+        assert ask_for(client, key, shared, two.labels(1)) == EXISTS
+        container = client.prepare("container", key)
+        assert (container / "etc/name").read_text() == "another\n"
+        assert (container / "big").read_bytes() == lower["big"]
+        assert len(list_volumes()) == 2
+        drop(client, "container", key, top, shared)
+        assert list_volumes() == []
+
+
+def refusal(client: Client, labels: dict[str, str]) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.call("Prepare", key="refused", parent="", labels=labels)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert list_volumes() == []
+    return caught.value.details() or ""
+
+
+def test_what_cannot_be_opened_is_unpacked_or_refused(place: Place, root: Path) -> None:
+    """Each has its reason, and is counted by it."""
+    image = place.push("team/app", *some_layers())
+    another = place.push("team/another", *some_layers(2))
+    labels = image.labels(0)
+    public, signature = ec_key()
+    (place.path / "etc/ours.pub").write_bytes(public)
+    absent = "sha256:" + 64 * "5"
+    signed = 'keys = ["ours.pub"]'
+    # The reason, the policy's pattern and keys, and the labels.
+    cases: list[tuple[str, str, str, dict[str, str]]] = [
+        ("refused", "other.example.org/*", "", labels),
+        # What pods name by its digest, root has not chosen.
+        ("refused", "other.example.org/*", "", labels | {IMAGE_REF: by_digest(image)}),
+        ("refused", "*", signed, labels),
+        ("chain-id", "*", "", labels | {SNAPSHOT_REF: another.chain[0]}),
+        # It is a layer of it, but not the first.
+        ("chain-id", "*", "", labels | {SNAPSHOT_REF: image.chain[1]}),
+        ("absent", "*", "", labels | {SEALED_IN: absent}),
+        ("registry", "*", "", labels | {IMAGE_REF: "127.0.0.1:1/team/app:1"}),
+        ("no-reference", "*", "", {k: labels[k] for k in (SEALED_IN, SNAPSHOT_REF)}),
+        ("failed", "*", "", labels | {SEALED_IN: "nonsense"}),
+    ]
+    for number, (reason, pattern, keys, asked) in enumerate(cases):
+        shutil.rmtree(place.path / "images", ignore_errors=True)
+        place.allow(pattern, keys=keys)
+        with served(place, root, require="sealed") as client:
+            assert f"({reason})" in refusal(client, asked)
+            assert client.names() == {}
+            assert state(root).fallbacks == {reason: 1}
+        with served(place, root) as client:
+            key = f"unpacked-{number}"
+            assert ask_for(client, key, "", asked) is None
+            assert client.names() == {key: "active"}
+            assert state(root).fallbacks == {reason: 1}
+            client.remove(key)
+            assert state(root).images == []
+    place.allow("*", keys=signed)
+    target = parse_reference(image.name)
+    with Repository(target, place.access) as repository:
+        index = repository.document("1").digest
+    sign(target, place.access, index, signature)
+    with served(place, root) as client:
+        pull(client, image)
+
+
+def by_digest(image: Image) -> str:
+    return image.name.rpartition(":")[0] + f"@{image.sealed}"
+
+
+def test_ordinary_images_are_refused_if_all_have_to_be_lazy(
+    place: Place, root: Path
+) -> None:
+    labels = {SNAPSHOT_REF: "sha256:" + 64 * "1"}
+    with served(place, root, require="sealed") as client:
+        assert ask_for(client, "ordinary", "", labels) is None
+    with served(place, root, require="all") as client:
+        assert "is in no sealed image" in refusal(client, labels)
+        assert ask_for(client, "container", "", {}) is None
+
+
+def test_where_an_image_is_without_its_reference(place: Place, root: Path) -> None:
+    image = place.push("team/app", *some_layers())
+    labels = image.labels(0)
+    del labels[IMAGE_REF]
+    wrong, right = (f"{place.registry.host}/team/{x}" for x in ("wrong", "app"))
+    with served(place, root, repositories=[wrong, right]) as client:
+        assert ask_for(client, "one", "", labels) == EXISTS
+        assert state(root).images[0]["name"] == f"{right}@{image.sealed}"
+        drop(client, "one")
+    # What root has pulled is known.
+    pull_image(parse_reference(image.name), place.access, ImageStore())
+    place.allow("nothing")
+    with served(place, root) as client:
+        assert ask_for(client, "two", "", labels) == EXISTS
+        drop(client, "two")
+        # It is not removed, as it has another name.
+        assert len(ImageStore().images()) == 1
+
+
+def test_what_was_fetched_is_there_without_the_registry(
+    place: Place, root: Path
+) -> None:
+    image = place.push("team/app", *some_layers())
+    another = place.push("team/another", *some_layers(2))
+    with served(place, root) as client:
+        top = pull(client, image)
+        container = client.prepare("container", top)
+        assert (container / "big").read_bytes() == image.layers[0]["big"]
+    (volume,) = list_volumes()
+    down_volume(volume.name)  # as a reboot does
+    place.stop_registry()
+    with served(place, root) as client:
+        client.call("Mounts", key="container")
+        assert (container / "big").read_bytes() == image.layers[0]["big"]
+        assert client.prepare("more", top).exists()
+        assert ask_for(client, "unpacked", "", another.labels(0)) is None
+        assert state(root).fallbacks == {"registry": 1}
+
+
+def test_a_volume_that_was_removed_takes_its_snapshots_along(
+    place: Place, root: Path
+) -> None:
+    image = place.push("team/app", *some_layers())
+    with served(place, root) as client:
+        client.prepare("ordinary")
+        client.prepare("container", pull(client, image))
+    (volume,) = list_volumes()
+    down_volume(volume.name)
+    remove_volume(volume.name)
+    with served(place, root) as client:
+        assert ask_for(client, "again", "", image.labels(0)) == EXISTS
+        assert client.names() == {"ordinary": "active", "again": "committed"}
+
+
+def test_the_volume_of_somebody_else_is_left_alone(place: Place, root: Path) -> None:
+    image = place.push("team/app", *some_layers())
+    with served(place, root) as client:
+        pull(client, image)
+    place.take_down()
+    shutil.move(root, root.with_name("before"))
+    with served(place, root, require="sealed") as client:
+        with pytest.raises(grpc.RpcError, match="which this snapshotter has not made"):
+            client.call("Prepare", key="one", parent="", labels=image.labels(0))
+        client.call("Cleanup")
+        assert len(list_volumes()) == 1
+
+
+@pytest.mark.slow
+def test_none_waits_for_an_image_that_hangs(place: Place, root: Path) -> None:
+    """A registry takes the connection and says nothing. The others come up meanwhile,
+    and who asks for the same image gets the same."""
+    images = [place.push(f"team/app{n}", *some_layers(n)) for n in range(3)]
+    with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
+        client = stack.enter_context(served(place, root))
+        hanging = elsewhere(images[0], f"127.0.0.1:{silent.getsockname()[1]}")
+        hanging = replace(hanging, sealed="sha256:" + 64 * "7")
+        pool = stack.enter_context(ThreadPoolExecutor(64))
+
+        def first_layer(image: Image, number: int) -> Any:
+            key = f"{image.sealed} {number}"
+            return ask_for(client, key, "", image.labels(0))
+
+        stuck = [pool.submit(first_layer, hanging, n) for n in range(20)]
+        accepted, _ = silent.accept()
+        stack.enter_context(accepted)
+        asked = [pool.submit(first_layer, one, n) for one in images for n in range(5)]
+        assert [each.result(60) for each in asked] == [EXISTS] * 15
+        assert not any(each.done() for each in stuck)
+        assert len(client.names()) == 3
+        client.call("Cleanup")
+        assert len(list_volumes()) == 3
+        silent.close()
+        accepted.close()
+        assert [each.result(60) for each in stuck] == [None] * 20
+        assert state(root).fallbacks == {"registry": 20}
+
+
+def test_a_kill_leaves_nothing_half_made(place: Place, root: Path) -> None:
+    """It is killed while images come and go. After the next start each layer that
+    containerd was told of is there, and in the end nothing is."""
+    images = [place.push(f"team/app{n}", *some_layers(n)) for n in range(2)]
+    moments = random.Random(seed := random.randrange(1 << 32))
+    print(f"seed {seed}")
+    for _ in range(KILLS):
+        with ExitStack() as stack:
+            process = stack.enter_context(serving_process(place, root))
+            with connected(root.with_suffix(".sock")) as client:
+                for name, kind in client.names().items():
+                    if kind == "committed":
+                        (shown,) = client.call("View", key="view", parent=name).mounts
+                        assert (Path(shown.source) / "etc/name").exists()
+                        client.remove("view")
+                worker = threading.Thread(target=come_and_go, args=(client, images))
+                worker.start()
+                threading.Event().wait(moments.uniform(0, 1.5))
+                process.kill()
+                process.wait(60)
+                worker.join(60)
+                assert not worker.is_alive()
+    with served(place, root) as client:
+        while names := client.names():
+            parents = {client.info(name).parent for name in names}
+            drop(client, *(name for name in names if name not in parents))
+        wait_until(lambda: cleaned(client), timeout_s=60)
+        assert os.listdir(root / "images") == os.listdir(root / "snapshots") == []
+
+
+def cleaned(client: Client) -> bool:
+    """Whether no image is there any more; one that still comes up is not removed."""
+    client.call("Cleanup")
+    return list_volumes() == []
+
+
+def come_and_go(client: Client, images: list[Image]) -> None:
+    """Pull, build and remove until the snapshotter has gone."""
+    with suppress(grpc.RpcError):
+        for turn in itertools.count():
+            for image in images:
+                top = pull(client, image, who=f"{time.monotonic_ns()}")
+                key = f"{turn} {image.sealed}"
+                try:
+                    client.prepare(f"{key} active", top)
+                    client.commit(f"{key} built", f"{key} active")
+                except grpc.RpcError as error:
+                    # It has the name from before it was killed.
+                    if error.code() != EXISTS:
+                        raise
+                    continue
+                if turn % 2:
+                    lower = client.info(top).parent
+                    above = [n for n in client.names() if client.info(n).parent == top]
+                    drop(client, *above, top, lower)
+
+
+@contextmanager
+def serving_process(place: Place, root: Path) -> Iterator[subprocess.Popen[bytes]]:
+    address = root.with_suffix(".sock")
+    address.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "serve"]
+    options: list[str | Path] = [
+        "--root",
+        root,
+        "--socket",
+        address,
+        "--writable",
+        "256M",
+    ]
+    process = subprocess.Popen(
+        ending_with_us([*command, *options, "--ca-file", place.registry.ca_file])
+    )
+    try:
+        wait_until(address.exists, timeout_s=60)
+        yield process
+    finally:
+        stop(process)
