@@ -175,9 +175,19 @@ def have_daemon_supervise(
         file.flush()
         request = Request("supervise", keys, [lock_fd, file.fileno()])
         while len(said) < _MOST_STARTS and time.monotonic() < deadline_s:
-            with suppress(NoDaemon), DaemonDirectory.of_host().connected() as running:
-                request.send(running)
-                return identity_in(request.reply(running, timeout_s=_REPLY_TIMEOUT_S))
+            try:
+                with DaemonDirectory.of_host().connected() as running:
+                    with suppress(NoDaemon):
+                        request.send(running)
+                        return identity_in(
+                            request.reply(running, timeout_s=_REPLY_TIMEOUT_S)
+                        )
+                    # NB: it ended. The socket may be systemd's, which starts the next
+                    # one: to listen in its place would make its own socket useless.
+                    time.sleep(_RETRY_S)
+                    continue
+            except NoDaemon:  # Nobody listens.
+                pass
             with suppress(NoDaemon):
                 return identity_in(_ask_new_daemon(request, python, said))
         raise BtrfsUblkError(
