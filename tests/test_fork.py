@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,18 @@ from btrfs_ublk.base.process import run
 CHILDREN = Path(__file__).parent / "children"
 
 
-def forked(tmp_path: Path, *options: str) -> tuple[str, Path]:
-    """Return what tests/children/forking.py prints, and the forked program's output."""
+def forked(
+    tmp_path: Path, *options: str, before: Sequence[str] = ()
+) -> tuple[str, Path]:
+    """Return what tests/children/forking.py, behind the words ``before``, prints, and
+    the forked program's output."""
     talk, kept = tmp_path / "talk", tmp_path / "kept"
     kept.touch()
     done = run(
-        [sys.executable, "-c", "import forking; forking.fork()", talk, kept, *options],
+        [
+            *(*before, sys.executable, "-c", "import forking; forking.fork()"),
+            *(talk, kept, *options),
+        ],
         timeout_s=60.0,
         env={**os.environ, "FORKING": "as given", "PYTHONPATH": str(CHILDREN)},
     )
@@ -54,6 +61,12 @@ def test_a_process_with_threads_does_not_fork(tmp_path: Path) -> None:
     printed, talk = forked(tmp_path, "thread")
     assert printed == "not written yet False undone\nat exit\n"
     assert not talk.exists()
+
+
+def test_a_process_that_ignores_its_children_forks(tmp_path: Path) -> None:
+    """So it was started, and the kernel does not tell it how its child has ended."""
+    printed, talk = forked(tmp_path, before=["env", "--ignore-signal=CHLD"])
+    assert printed == "not written yet True undone\nat exit\n"
 
 
 def test_a_title_that_does_not_fit(

@@ -72,7 +72,10 @@ def start_by_fork(
         return False
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return os.waitpid(pid, 0)[1] == 0
+    try:
+        return os.waitpid(pid, 0)[1] == 0
+    except ChildProcessError:
+        return True  # Whoever started us had us ignore SIGCHLD; the reply will tell.
 
 
 def close_all_but(kept: Collection[int]) -> None:
