@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -131,6 +132,7 @@ def test_a_command_that_forks_it_leaves_nothing_in_it(
     assert not [name for name in files if name.startswith(("/dev/pts", str(tmp_path)))]
     # proc_pid_stat(5): field 7, counted from field 3, is the terminal.
     assert (process / "stat").read_text().rpartition(")")[2].split()[4] == "0"
+    assert re.search(r"Max core file size +[01] ", (process / "limits").read_text())
     kill(show_device("one").state.server, signal.SIGKILL)
     wait_for("one", lambda state: state.recoveries == 1)
     kill(daemon, signal.SIGKILL)

@@ -425,6 +425,14 @@ def _be_able_to_hold_many() -> None:
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
+def _leave_no_core_dump() -> None:
+    """A command that has forked us may have known secrets, such as signed URLs. NB: 1
+    byte, since the kernel hands a dump to a program also where the limit is 0."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    with suppress(ValueError):  # It is 0 already.
+        resource.setrlimit(resource.RLIMIT_CORE, (1, most))
+
+
 def main() -> int:
     """Run as the module's docstring says."""
     pairs = [word[2:].partition("=") for word in sys.argv[1:] if word[:2] == "--"]
@@ -456,6 +464,7 @@ def main() -> int:
     # NB: the variable may have been relative to the directory that we were started in.
     os.environ[RUN_VARIABLE] = str(place.path.parent)
     _be_able_to_hold_many()
+    _leave_no_core_dump()
     stay_in_memory()
     lock = Lock(fds["lock"])
     if "listen" in fds:
