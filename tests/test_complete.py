@@ -28,6 +28,9 @@ from btrfs_ublk.server import LazySegment, ServerStats
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import VolumeFile, down_volume, show_volume, up_volume
 
+#: PREFETCH_AT_ONCE_DEFAULT in csrc/lazy/prefetch.h.
+AT_ONCE = 32
+
 
 @pytest.fixture
 def origin() -> Origin:
@@ -92,7 +95,7 @@ def test_all_comes_and_the_server_is_not_needed_any_more(
             assert done.fetched_bytes == SIZE and not done.failed_units
     # In the order of the virtual data, but for those that are under way at a time.
     assert sorted(origin.asked) == list(range(UNITS))
-    assert all(abs(unit - i) < 16 for i, unit in enumerate(origin.asked))
+    assert all(abs(unit - i) < AT_ONCE for i, unit in enumerate(origin.asked))
     with engine_shell(sanitized_build, described(tmp_path, complete)) as shell:
         assert until(shell, "done").fetched_bytes == 0
         for at in range(0, SIZE, UNIT):

@@ -102,8 +102,11 @@ def functions() -> Iterator[tuple[str, Callable[..., object]]]:
 
 
 def hints_of(thing: Any) -> dict[str, Any]:
-    # NB: at run time array.array has no parameters.
-    hints = get_type_hints(thing, localns={"array": list})
+    # NB: at run time array.array has no parameters, and what is only imported for type
+    # checkers is not there; it has to be among what is offered.
+    there = vars(sys.modules[thing.__module__])
+    lacking = {name: each for name, each in OFFERED.items() if name not in there}
+    hints = get_type_hints(thing, localns={**lacking, "array": list})
     return {name: hint for name, hint in hints.items() if not name.startswith("_")}
 
 
