@@ -212,7 +212,23 @@ def test_one_broken_overlay_stops_no_other(place: Place) -> None:
     assert not os.path.lexists(place.target / "overlays/one")
 
 
-def test_what_a_killed_command_left_is_removed(place: Place) -> None:
+def test_an_overlay_is_durable_when_it_is_made(place: Place) -> None:
+    """What lies on the disk at this moment is what there is after a power loss."""
+    fork(place, "one", "overlay")
+    disk = volume_directory(NAME, place.base).sprout_image
+    copy = place.root / "after-power-loss.img"
+    subprocess.run(["cp", "--sparse=always", disk, copy], check=True, timeout=60)
+    down_volume(NAME, base=place.base)
+    subprocess.run(["cp", "--sparse=always", copy, disk], check=True, timeout=60)
+    up(place)
+    (found,) = forks_of_image(NAME, base=place.base)
+    assert (found.name, found.mode, found.is_mounted) == ("one", "overlay", True)
+    assert (found.path / "etc/motd").read_text() == "hello\n"
+
+
+def test_what_a_killed_command_left_is_removed(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     (layer,) = (place.target / "layers").iterdir()
     fork(place, "zero", "overlay")
     overlays = place.target / "overlays"
@@ -221,6 +237,8 @@ def test_what_a_killed_command_left_is_removed(place: Place) -> None:
     fork(place, "one", "overlay")
     up(place)
     assert sorted(os.listdir(overlays)) == ["one", "zero"]
+    assert "removed fork two, which a command left half made" in caplog.text
+    assert caplog.text.count("removed fork") == 1
 
 
 def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:

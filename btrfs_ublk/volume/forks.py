@@ -28,6 +28,7 @@ from btrfs_ublk.errors import (
 from btrfs_ublk.kernel.attributes import NO_COW, remove_attributes
 from btrfs_ublk.kernel.btrfs import (
     charged_bytes,
+    commit_transaction,
     create_snapshot,
     delete_subvolumes,
     enable_simple_quota,
@@ -121,6 +122,9 @@ def make_fork(
         on_failure.push(undoing(lambda: _discard(own)))
         create_snapshot(layer, own.parent, name, quota_bytes=quota_bytes)
         _furnish(own, layer)
+        # The snapshot is on disk already. What makes it whole must be there before
+        # anybody writes to the fork: after a power loss, `up` removes half-made ones.
+        commit_transaction(own)
         _mount_overlay(mount, name)
         on_failure.pop_all()
     return path
@@ -213,14 +217,18 @@ def _mount_overlay(mount: Path, name: str) -> None:
 
 
 def mount_overlays(mount: Path) -> None:
-    """Mount all overlays that are not mounted, and remove what is half-made. An overlay
-    that cannot be mounted causes a warning."""
+    """Mount all overlays that are not mounted, and remove what is half-made, with a
+    warning. An overlay that cannot be mounted causes a warning, too."""
     there = {each.target for each in _overlays_at(mount)}
     for name in _names(mount / OVERLAYS_DIRECTORY):
         own = mount / OVERLAYS_DIRECTORY / name
         try:
             if _is_half_made(own):
                 _discard(own)
+                log.warning(
+                    "removed fork %s, which a command left half made, or half removed",
+                    name,
+                )
             elif is_subvolume(own) and mount / FORKS_DIRECTORY / name not in there:
                 _mount_overlay(mount, name)
         except BtrfsUblkError as error:
