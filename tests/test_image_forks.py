@@ -35,7 +35,7 @@ from btrfs_ublk.volume import (
     fork_image,
 )
 from btrfs_ublk.volume import forks as fork_module
-from btrfs_ublk.volume import forks_of_image, unfork_image, up_volume
+from btrfs_ublk.volume import forks_of_image, remove_volume, unfork_image, up_volume
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.mounts import mounts_of
 from btrfs_ublk.volume.store import volume_directory
@@ -347,6 +347,41 @@ def test_names_and_places_that_cannot_be(place: Place) -> None:
     blocked.mkdir()
     with pytest.raises(BtrfsUblkError, match="two already"):
         fork(place, "two", "overlay")
+
+
+@pytest.mark.parametrize("name", fork_module.OUR_DIRECTORIES)
+def test_symbolic_links_are_not_followed(tmp_path: Path, name: str) -> None:
+    """What is below our directories is deleted, and mounted over."""
+    mount, elsewhere = tmp_path / "mount", tmp_path / "elsewhere"
+    (elsewhere / "one").mkdir(parents=True)
+    mount.mkdir()
+    (mount / name).symlink_to(elsewhere)
+    for use in (
+        lambda: fork_module.make_fork(mount, "one", tmp_path),
+        lambda: fork_module.mount_overlays(mount),
+        lambda: fork_module.list_forks(mount),
+        lambda: fork_module.remove_fork(mount, "one"),
+        lambda: fork_module.make_directory(mount / name, 0o700),
+    ):
+        with pytest.raises(BtrfsUblkError, match="link to .*/elsewhere, and not foll"):
+            use()
+    assert os.listdir(elsewhere) == ["one"]
+
+
+def test_an_image_that_brings_our_directories_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No formatter makes such an image, so another name stands for these."""
+    volume = volume_directory(NAME, place.base)
+    image = volume.definition().image
+    down_volume(NAME, base=place.base)
+    monkeypatch.setattr("btrfs_ublk.volume.image.OUR_DIRECTORIES", ("rootfs",))
+    up(place)  # it was looked at when the volume was made
+    down_volume(NAME, base=place.base)
+    remove_volume(NAME, base=place.base)
+    with pytest.raises(BtrfsUblkError, match="the image has 'rootfs' at its top"):
+        up(place, image)
+    assert not os.path.lexists(volume.path)
 
 
 def test_the_commands(place: Place) -> None:

@@ -19,7 +19,15 @@ from btrfs_ublk.kernel.btrfs import (
     nested_subvolumes,
 )
 from btrfs_ublk.kernel.send import changed_paths
-from btrfs_ublk.volume.forks import OVERLAY, OVERLAYS_DIRECTORY, UPPER, Fork, find_fork
+from btrfs_ublk.volume.forks import (
+    COMMITS_DIRECTORY,
+    OVERLAY,
+    OVERLAYS_DIRECTORY,
+    UPPER,
+    Fork,
+    find_fork,
+    make_directory,
+)
 from btrfs_ublk.volume.image import image_access, up_with_image
 
 if TYPE_CHECKING:
@@ -27,8 +35,6 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.connection import RegistryAccess
     from btrfs_ublk.image.layer import Changes
     from btrfs_ublk.image.reference import Name
-
-COMMITS_DIRECTORY = "commits"
 
 
 def commit_fork(
@@ -122,12 +128,7 @@ def _moment(name: str, fork: Fork, mount: Path, base: StrPath | None) -> Iterato
     path, lock = commits / os.urandom(8).hex(), -1
     try:
         with deferred(), up_with_image(name, base):
-            try:
-                commits.mkdir(mode=0o700, exist_ok=True)
-            except OSError as error:
-                raise BtrfsUblkError(
-                    f"cannot make {commits}: {error.strerror}"
-                ) from error
+            make_directory(commits, 0o700)
             for left in commits.iterdir():
                 _remove_left(left)
             create_snapshot(source, commits, path.name, read_only=True)

@@ -3,6 +3,7 @@ layer (docs/design/images.md).
 
     MOUNT/forks/NAME       a snapshot of the layer; or where an overlay is mounted
     MOUNT/overlays/NAME    what an overlay holds, and what it is made of
+    MOUNT/commits          what `image commit` reads, meanwhile
 
 Functions here get the mount point of the volume's file system, and lock nothing.
 """
@@ -52,6 +53,9 @@ DEFAULT_FORK_MODE: ForkMode = "overlay"
 LAYERS_DIRECTORY = "layers"
 FORKS_DIRECTORY = "forks"
 OVERLAYS_DIRECTORY = "overlays"
+COMMITS_DIRECTORY = "commits"
+#: What is in these is deleted and mounted over, so no image may bring them.
+OUR_DIRECTORIES = (FORKS_DIRECTORY, OVERLAYS_DIRECTORY, COMMITS_DIRECTORY)
 #: In the subvolume of an overlay: its directories, and a link to its layer.
 OVERLAY = ".btrfs-ublk-overlay"
 UPPER = "upper"
@@ -99,6 +103,7 @@ def make_fork(
     none, and BtrfsUblkError; nothing is made then."""
     if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
         raise UsageError(f"{name!r} cannot be the name of a fork")
+    _refuse_links(mount)
     path, own = mount / FORKS_DIRECTORY / name, mount / OVERLAYS_DIRECTORY / name
     if _is_half_made(own):
         delete_subvolumes(own)
@@ -114,10 +119,10 @@ def make_fork(
         )
     if quota_bytes is not None:
         _prepare_quota(mount, quota_bytes)
-    _make_directory(path.parent, 0o755)
+    make_directory(path.parent, 0o755)
     if not is_overlay:
         return create_snapshot(layer, path.parent, name, quota_bytes=quota_bytes)
-    _make_directory(own.parent, 0o700)
+    make_directory(own.parent, 0o700)
     with ExitStack() as on_failure:
         on_failure.push(undoing(lambda: _discard(own)))
         create_snapshot(layer, own.parent, name, quota_bytes=quota_bytes)
@@ -130,7 +135,23 @@ def make_fork(
     return path
 
 
-def _make_directory(path: Path, mode: int) -> None:
+def _refuse_links(mount: Path) -> None:
+    for name in OUR_DIRECTORIES:
+        _refuse_link(mount / name)
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise BtrfsUblkError(
+            f"{path} is a symbolic link to {os.readlink(path)}, and not followed",
+            hint="a directory of ours belongs there: remove the link",
+        )
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Make a directory, unless it is there. Raises BtrfsUblkError, also for a symbolic
+    link to one."""
+    _refuse_link(path)
     try:
         path.mkdir(mode=mode, exist_ok=True)
     except OSError as error:
@@ -195,7 +216,7 @@ def upper_of(mount: Path, name: str) -> Path:
 
 def _mount_overlay(mount: Path, name: str) -> None:
     path, top = mount / FORKS_DIRECTORY / name, upper_of(mount, name).parent
-    _make_directory(path, 0o755)
+    make_directory(path, 0o755)
     directories = {"lowerdir": _LAYER, "upperdir": UPPER, "workdir": _WORK}
     options = [f"{key}={top / each}" for key, each in directories.items()]
     try:
@@ -218,7 +239,9 @@ def _mount_overlay(mount: Path, name: str) -> None:
 
 def mount_overlays(mount: Path) -> None:
     """Mount all overlays that are not mounted, and remove what is half-made, with a
-    warning. An overlay that cannot be mounted causes a warning, too."""
+    warning. An overlay that cannot be mounted causes a warning, too. Raises
+    BtrfsUblkError."""
+    _refuse_links(mount)
     there = {each.target for each in _overlays_at(mount)}
     for name in _names(mount / OVERLAYS_DIRECTORY):
         own = mount / OVERLAYS_DIRECTORY / name
@@ -265,6 +288,7 @@ def _names(directory: Path) -> list[str]:
 
 def list_forks(mount: Path) -> list[Fork]:
     """Return the forks by name."""
+    _refuse_links(mount)
     layers = {
         subvolume_uuids(path)[0]: path
         for name in _names(mount / LAYERS_DIRECTORY)

@@ -28,6 +28,7 @@ from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.forks import (
     DEFAULT_FORK_MODE,
     LAYERS_DIRECTORY,
+    OUR_DIRECTORIES,
     Fork,
     ForkMode,
     list_forks,
@@ -224,13 +225,21 @@ def map_image(volume: VolumeDirectory) -> None:
 
 
 def check_seed_of_image(volume: VolumeDirectory, target: Path) -> None:
-    """Raise BtrfsUblkError when what the kernel has mounted is not the image."""
+    """Raise BtrfsUblkError when what the kernel has mounted is not the image, or the
+    image has something where our directories will be. The seed is mounted alone."""
     found, expected = filesystem_uuid(target), volume.seed().fsid
     if found != expected:
         raise BtrfsUblkError(
             f"{volume.seed_image} holds btrfs {found}, and the image is {expected}",
             hint="another program has changed it: remove the volume, and make it again",
         )
+    for name in OUR_DIRECTORIES:
+        if os.path.lexists(target / name):
+            raise BtrfsUblkError(
+                f"the image has {name!r} at its top, where its volume has a directory "
+                "of its own",
+                hint="`image build` makes no such image: do not trust it",
+            )
 
 
 @dataclass(frozen=True)
