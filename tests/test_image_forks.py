@@ -259,6 +259,23 @@ def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:
     assert down_volume(NAME, base=place.base)
 
 
+def test_down_waits_for_users_that_come_late(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come when it has looked for users, and when some overlays are gone."""
+    monkeypatch.setattr("btrfs_ublk.volume.down.wait_for_users", lambda *_, **__: [])
+    one, two = (fork(place, name, "overlay") for name in ("one", "two"))
+    with using(one / "etc") as pid:
+        with pytest.raises(LeftoverError, match=f"is still up: .*pid {pid} "):
+            down_volume(NAME, base=place.base)
+        fsid = filesystem_uuid(place.target)
+        there = {each.target for each in mounts_of(fsid, fs_type="overlay")}
+        assert there == {one, two}
+        assert (two / "etc/motd").read_text() == "hello\n"
+    with subprocess.Popen(["sleep", "0.3"], cwd=one):
+        assert down_volume(NAME, base=place.base)
+
+
 @each_mode
 def test_a_fork_is_removed_with_all_it_has(place: Place, mode: ForkMode) -> None:
     one = fork(place, "one", mode)

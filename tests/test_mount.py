@@ -105,6 +105,12 @@ class TestMounted:
         assert target not in targets()
         user.wait(10)
 
+    def test_umount2_waits_for_them_as_well(self, target: Path) -> None:
+        run(["mount", "-t", "tmpfs", "none", target], timeout_s=10)
+        with subprocess.Popen(["sleep", "0.3"], cwd=target):
+            module.unmount_now(target)
+        assert target not in targets()
+
     def test_unmounted_by_someone_else_is_fine(self, target: Path) -> None:
         with mounted("none", target, fs_type="tmpfs") as mount:
             run(["umount", target], timeout_s=10)

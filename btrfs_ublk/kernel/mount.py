@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 import time
@@ -152,11 +153,16 @@ def mount_now(
 
 @deferred()
 def unmount_now(target: Path) -> None:
-    """umount2(2), which follows no symbolic link. Raises OSError."""
+    """umount2(2), which follows no symbolic link. Waits a little for what keeps the
+    mount busy. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
-    if library.umount2(os.fsencode(target), _UMOUNT_NOFOLLOW):
+    for attempt in range(1, _BUSY_ATTEMPTS + 1):
+        if not library.umount2(os.fsencode(target), _UMOUNT_NOFOLLOW):
+            return
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(target))
+        if number != errno.EBUSY or attempt == _BUSY_ATTEMPTS:
+            raise OSError(number, os.strerror(number), str(target))
+        _wait_for_users(target, timeout_s=_BUSY_TIMEOUT_S / _BUSY_ATTEMPTS)
 
 
 def _source_names(source: str) -> list[str]:
@@ -239,7 +245,6 @@ def _unmount(entry: Entry) -> bool:
     if _find(entry) is None:
         return False
     target = Path(entry.details["target"])
-    attempt_timeout_s = _BUSY_TIMEOUT_S / _BUSY_ATTEMPTS
     for attempt in range(1, _BUSY_ATTEMPTS + 1):
         try:
             run(
@@ -254,7 +259,7 @@ def _unmount(entry: Entry) -> bool:
             if "busy" not in error.message:
                 raise LeftoverError(f"{target} is still mounted: {error}") from error
             if attempt < _BUSY_ATTEMPTS:
-                _wait_for_users(target, timeout_s=attempt_timeout_s)
+                _wait_for_users(target, timeout_s=_BUSY_TIMEOUT_S / _BUSY_ATTEMPTS)
     users = "; ".join(pids_using(target).values())
     raise LeftoverError(
         f"{target} is still mounted and busy: "

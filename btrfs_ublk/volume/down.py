@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from btrfs_ublk.base.log import step
+from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.errors import LeftoverError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.device import (
     drop_device,
@@ -16,10 +16,11 @@ from btrfs_ublk.volume.device import (
     forget,
     refuse_removed_directory,
 )
-from btrfs_ublk.volume.forks import FORKS_DIRECTORY, unmount_overlays
+from btrfs_ublk.volume.forks import FORKS_DIRECTORY, mount_overlays, unmount_overlays
 from btrfs_ublk.volume.kept_ledger import collect_kept
 from btrfs_ublk.volume.mounts import (
     is_mounted,
+    mount_points,
     mounts_of,
     users_elsewhere,
     wait_for_openers,
@@ -105,6 +106,7 @@ def take_down(volume: VolumeDirectory) -> None:
                     forget(Path(outcome.entry.details["path"]))
             drop_device(volume)
         except LeftoverError as error:
+            _mount_again(volume)
             raise _not_down(volume, error.message) from error
         with suppress(OSError):
             volume.sprouting.rmdir()
@@ -114,6 +116,18 @@ def take_down(volume: VolumeDirectory) -> None:
                 with suppress(OSError):  # it is not empty
                     Path(session.target).rmdir()
             volume.forget_session()
+
+
+def _mount_again(volume: VolumeDirectory) -> None:
+    """Mount the overlays that went, if the volume is still mounted: it is up then."""
+    fsid, session = volume.fsid(), volume.session()
+    if fsid is None or session is None or volume.made().image is None:
+        return
+    if (target := Path(session.target)) in mount_points(fsid):
+        try:
+            mount_overlays(target)
+        except (BtrfsUblkError, OSError) as error:  # its device may be dead
+            log.warning("the forks of volume %s: %s", volume.name, error)
 
 
 def _refuse_if_used(volume: VolumeDirectory) -> None:
