@@ -13,7 +13,9 @@ import struct
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Need
@@ -40,7 +42,9 @@ from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume
 from btrfs_ublk.kernel.send import parse_stream
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volume import ForkMode, commit_fork
+from btrfs_ublk.volume import ForkMode
+from btrfs_ublk.volume import commit as commit_module
+from btrfs_ublk.volume import commit_fork, forks_of_image
 
 SKOPEO = Program("skopeo", package="skopeo")
 BIG = random.Random(9).randbytes(4 * MIB)
@@ -187,7 +191,7 @@ def test_the_image_is_what_the_fork_shows(place: Place, mode: ForkMode) -> None:
     assert differences(place, image.name, one) == []
     again = commit(place, "one", "again")
     assert again.digest == image.digest
-    assert not os.path.lexists(place.target / "commits")
+    assert os.listdir(place.target / "commits") == []
     with_zstd = commit(place, "one", "out-zstd", "zstd")
     assert differences(place, with_zstd.name, one) == []
 
@@ -340,7 +344,7 @@ def test_what_a_layer_cannot_hold(place: Place) -> None:
         commit(place, "one", "out")
     with pytest.raises(UsageError, match="no fork 'two'"):
         commit(place, "two", "out")
-    assert not os.path.lexists(place.target / "commits")
+    assert os.listdir(place.target / "commits") == []
     create_snapshot(place.target / "forks/one", place.target / "forks", "copy")
     with pytest.raises(UsageError, match="which layer fork 'copy' was made of"):
         commit(place, "copy", "out")
@@ -352,7 +356,28 @@ def test_what_a_killed_command_left_is_removed(place: Place) -> None:
     left.mkdir()
     create_snapshot(one, left, "left", read_only=True)
     commit(place, "one", "out")
-    assert not left.exists()
+    assert os.listdir(left) == []
+
+
+def test_a_commit_that_ends_stops_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends when another is about to make its snapshot. The end takes no lock."""
+    fork(place, "one", "overlay")
+    (found,) = forks_of_image(NAME, base=place.base)
+    with ExitStack() as first:
+        first.enter_context(
+            commit_module._moment(NAME, found, place.target, place.base)
+        )
+
+        def late(*words: Any, **options: Any) -> Path:
+            first.close()
+            return create_snapshot(*words, **options)
+
+        monkeypatch.setattr(commit_module, "create_snapshot", late)
+        commit(place, "one", "out")
+    commits = place.target / "commits"
+    assert os.listdir(commits) == [] and commits.stat().st_mode & 0o777 == 0o700
 
 
 def test_data_that_cannot_be_read(place: Place) -> None:
@@ -366,7 +391,7 @@ def test_data_that_cannot_be_read(place: Place) -> None:
     with pytest.raises(BtrfsUblkError, match="cannot read .*/big: Input/output error"):
         commit(place, "one", "out")
     assert not os.path.lexists(place.root / "out")
-    assert not os.path.lexists(place.target / "commits")
+    assert os.listdir(place.target / "commits") == []
 
 
 def test_what_a_stream_names() -> None:

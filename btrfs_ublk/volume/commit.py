@@ -120,7 +120,8 @@ def _changes(fork: Fork, moment: Path) -> tuple[Changes, Path]:
 @contextmanager
 def _moment(name: str, fork: Fork, mount: Path, base: StrPath | None) -> Iterator[Path]:
     """Yield a read-only snapshot of all that a fork has; it is removed at the end. What
-    killed commands left is removed first."""
+    killed commands left is removed first. The directory of such snapshots stays:
+    another command may be about to make one there."""
     commits = mount / COMMITS_DIRECTORY
     source = (
         fork.path if fork.mode == "snapshot" else mount / OVERLAYS_DIRECTORY / fork.name
@@ -141,8 +142,6 @@ def _moment(name: str, fork: Fork, mount: Path, base: StrPath | None) -> Iterato
                 _delete(path)
             if lock >= 0:
                 os.close(lock)
-            with suppress(OSError):  # another command is at work
-                commits.rmdir()
 
 
 def _remove_left(path: Path) -> None:

@@ -3,7 +3,7 @@ layer (docs/design/images.md).
 
     MOUNT/forks/NAME       a snapshot of the layer; or where an overlay is mounted
     MOUNT/overlays/NAME    what an overlay holds, and what it is made of
-    MOUNT/commits          what `image commit` reads, meanwhile
+    MOUNT/commits          snapshots that `image commit` reads; empty otherwise
 
 Functions here get the mount point of the volume's file system, and lock nothing.
 """
