@@ -323,6 +323,21 @@ def test_a_quota_is_right_to_the_block(place: Place, mode: ForkMode) -> None:
     assert forks_of_image(NAME, base=place.base)[0].quota_bytes == limit
 
 
+def test_of_a_fork_that_fails_only_enabled_quotas_stay(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork(place, "other", "overlay")
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module, "_WORK", "no/such")
+        with pytest.raises(BtrfsUblkError, match="cannot make .*: No such file"):
+            fork(place, "one", "overlay", 4 * MIB)
+    for directory in ("forks", "overlays"):
+        assert os.listdir(place.target / directory) == ["other"]
+    fsid = filesystem_uuid(place.target)
+    mode = Path(f"/sys/fs/btrfs/{fsid}/qgroups/mode").read_text()
+    assert mode.strip() == "squota"
+
+
 def test_where_there_are_no_simple_quotas(place: Place) -> None:
     with pytest.raises(UsageError, match="quota of 4K is too small"):
         fork(place, "one", "snapshot", 4 * KIB)

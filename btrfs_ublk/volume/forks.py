@@ -100,7 +100,8 @@ def make_fork(
 ) -> Path:
     """Make a fork of the subvolume ``layer``; return its path. Raises UsageError for a
     name that cannot be, or is taken, CapabilityError for a quota where there can be
-    none, and BtrfsUblkError; nothing is made then."""
+    none, and BtrfsUblkError. Nothing of the fork is left then; but quotas that were
+    enabled for it stay so, as others may have come to rely on them."""
     if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
         raise UsageError(f"{name!r} cannot be the name of a fork")
     _refuse_links(mount)
