@@ -30,7 +30,7 @@ from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volume import up_volume
+from btrfs_ublk.volume import detach_image, down_volume, up_volume
 
 ACCESS = RegistryAccess()
 UNIT = 4 * KIB
@@ -212,6 +212,21 @@ def test_a_volume_fetches_it_at_once(place: Place) -> None:
         assert done.is_complete and done.units == units
         assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
         assert place.command("down", NAME).returncode == 0
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+def test_a_detached_volume_fetches_nothing_first(place: Place) -> None:
+    source = tree(place.root / "tree")
+    image = build(source, place.root / "image", first=[("f", 0, 300_000)])
+    assert image.first_bytes > 0
+    definition = place.definition(image=str(image.name))
+    up_volume(NAME, definition, base=place.base)
+    detach_image(NAME, base=place.base)
+    down_volume(NAME, base=place.base)
+    up_volume(NAME, definition, base=place.base)
+    assert device_map(NAME).prefetch_status() is None
+    assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
 
 
 def test_usage(tmp_path: Path, need: Need) -> None:

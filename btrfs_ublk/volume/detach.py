@@ -5,7 +5,7 @@ that has what was written, and then needs the image's device no more
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from btrfs_ublk.base.paths import StrPath
@@ -14,6 +14,7 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import devices_of
 from btrfs_ublk.units import MIB, exact_size
 from btrfs_ublk.volume.image import up_with_image
+from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, volume_directory
 
 #: How often the size of what was copied is looked at.
 _WATCH_S = 0.5
@@ -48,6 +49,7 @@ def detach_image(
         writable = up.writable
     devices = devices_of(up.mount)
     if up.device not in devices:
+        _fetch_nothing_first(name, base)
         return Detached(up.mount, 0)
     room_bytes = sum(
         total - used for path, (_, used, total) in devices.items() if path != up.device
@@ -75,7 +77,17 @@ def detach_image(
                 hint="what was copied stays; try again when the cause is gone. See "
                 "the kernel log: dmesg | grep -i btrfs",
             )
+    _fetch_nothing_first(name, base)
     return Detached(up.mount, max(0, _stored_bytes(writable) - before))
+
+
+def _fetch_nothing_first(name: str, base: StrPath | None) -> None:
+    """Have `up` fetch nothing ahead: nobody will read it from there any more."""
+    volume = volume_directory(name, base)
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        made = volume.made()
+        if made.image is not None and made.image.get("first_bytes"):
+            volume.write_made(replace(made, image=made.image | {"first_bytes": 0}))
 
 
 def _stored_bytes(path: Path) -> int:

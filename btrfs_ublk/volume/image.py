@@ -219,7 +219,8 @@ def map_image(volume: VolumeDirectory) -> None:
             [content.Addition(source=0, offset=0)],
             names=[f"the data of {image['name']}"],
         )
-    # What is in the cache is passed over, so each `up` may begin with it.
+    # What is in the cache is passed over, so each `up` may begin with it. NB: of what
+    # is detached, first_bytes is 0.
     if first_bytes := image.get("first_bytes", 0):
         client.prefetch(end=first_bytes)
 
