@@ -445,7 +445,8 @@ def test_a_slow_cache_does_not_send_all_to_the_origin(site: Site) -> None:
     order = count()
 
     def slow(request: str) -> bytes:
-        time.sleep(0.25 * next(order))  # one after the other, up to 5 s
+        # One after the other; half of them take longer than the 2 s of silence.
+        time.sleep(1 + 0.1 * next(order))
         return good(request)
 
     site.caches[0].script = slow
