@@ -457,3 +457,32 @@ def test_a_slow_cache_does_not_send_all_to_the_origin(site: Site) -> None:
     for number, answer in site.shell.finish().items():
         assert answer.data == content(reads[number], UNIT)
     assert site.asked()[0] <= 4 + 40 // 20
+
+
+@pytest.mark.parametrize("site", [2], indirect=True)
+def test_a_slow_cache_that_dies_does_not_send_all_to_the_origin(site: Site) -> None:
+    """Those that had waited on for it go to another one."""
+    source = site.add()
+    for number in range(20):  # so that it is known to be quick
+        site.read(source, number * UNIT)
+    _, caches = site.asked()
+    order = count()
+    dies_s = time.monotonic() + 3.5
+
+    def dying(request: str) -> bytes:
+        if next(order) == 0:
+            time.sleep(1)  # it is slow, and not dead, for the others
+            return good(request)
+        time.sleep(max(dies_s - time.monotonic(), 0))
+        return b""
+
+    site.caches[caches.index(20)].script = dying
+    reads = {
+        site.shell.begin(source, number * UNIT, UNIT): number * UNIT
+        for number in range(20, 36)
+    }
+    for number, answer in site.shell.finish().items():
+        assert answer.data == content(reads[number], UNIT)
+    origin, after = site.asked()
+    assert origin <= 4 + 36 // 20
+    assert after[caches.index(0)] > 0

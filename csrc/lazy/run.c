@@ -198,12 +198,13 @@ static bool is_given_up(struct run *run, uint64_t now_ns)
 
 	if (!run->mirror->via || host->answered_ns < run->began_ns)
 		return true;
+	if (run->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS > now_ns) {
+		if (host->given_up >= CACHE_SLOW_FIRST + host->attempts / CACHE_SLOW_SHARE)
+			return false;
+		host->given_up++;
+	}
+	/* NB: one that waits on, and fails later, fails as any other. */
 	run->slow = true;
-	if (run->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS <= now_ns)
-		return true;
-	if (host->given_up >= CACHE_SLOW_FIRST + host->attempts / CACHE_SLOW_SHARE)
-		return false;
-	host->given_up++;
 	return true;
 }
 
