@@ -486,3 +486,15 @@ def test_a_slow_cache_that_dies_does_not_send_all_to_the_origin(site: Site) -> N
     origin, after = site.asked()
     assert origin <= 4 + 36 // 20
     assert after[caches.index(0)] > 0
+
+
+def test_caches_rest_when_the_origin_is_out(site: Site) -> None:
+    source = site.add()
+    site.origin.script = lambda _: response("403 Forbidden")
+    for cache in site.caches:
+        cache.script = lambda _: response("503 Service Unavailable")
+    answer = site.shell.read(source, 0, UNIT, deadline_s=2)
+    assert answer.result == -5
+    origin, caches = site.asked()
+    assert origin == 1
+    assert sum(caches) < 100  # not as fast as they refuse

@@ -216,10 +216,14 @@ bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
 	const struct source *source = unit->source;
 	unsigned left = 0;
 
-	for (unsigned i = 0; i < source->mirror_count; i++) {
-		if (is_out(unit, &source->mirrors[i], now_ns))
+	for (unsigned i = 0; i < source->place_count; i++) {
+		const struct mirror *mirror = &source->mirrors[i];
+
+		if (is_out(unit, mirror, now_ns) ||
+		    (mirror->via && !may_ask_caches(mirror->origin)))
 			continue;
-		if (unit->tries[i] < tries)
+		/* NB: most caches are not tried at all, as two of them are asked for a unit. */
+		if (!mirror->via && unit->tries[i] < tries)
 			return true;
 		left++;
 	}

@@ -281,7 +281,10 @@ void host_is_ready(struct core *core, struct host *host);
 struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns);
 /* Whether another mirror than that may be of use. */
 bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
-/* Whether there is no reason to wait: another mirror was tried less often, or none is left. */
+/*
+ * Whether there is no reason to wait: another mirror was tried less often; or none is left, nor a
+ * cache.
+ */
 bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns);
 /* Has all units choose again that wait for a host, because it is worse than it was. */
 void units_choose_again(struct core *core, struct host *host);
