@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 from engine_shell import describe, engine_shell
 from fetch_shell import FetchShell, fetch_shell
+from sanitized_build import SANITIZER_ENVIRONMENT
 from scripted_server import ScriptedServer, response, scripted_server
 from store_shell import StoreShell, units_of
 
@@ -434,6 +438,29 @@ def test_a_right_cache_serves_all_that_has_digests(
         # A cache says nothing that is pinned.
         assert list(db.execute("SELECT * FROM identities")) == []
     db.close()
+
+
+def test_segments_with_other_rules_are_refused(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """The rules are those of the server, so one segment's would replace another's."""
+    segments = [
+        {"kind": "lazy", "length": PART, "map": str(tmp_path / name)}
+        | {"via": [{"for": name, "caches": ["http://127.0.0.1:1"]}]}
+        for name in ("one", "two")
+    ]
+    description = tmp_path / "description"
+    description.write_text(json.dumps(describe(*segments)))
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/engine-shell", description],
+        env=os.environ | SANITIZER_ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode != 0
+    assert '"via" has other rules than before' in done.stderr
 
 
 @pytest.mark.parametrize("site", [1], indirect=True)

@@ -22,6 +22,7 @@ struct rule {
 static struct rules {
 	struct rule *rules;
 	unsigned count;
+	json_t *texts;
 } all[VIA_RULES];
 
 static void free_caches(struct via *caches, unsigned count)
@@ -100,6 +101,7 @@ void via_rules_free(enum via_rules whose)
 		free_caches(rules->rules[i].caches, rules->rules[i].count);
 	}
 	free(rules->rules);
+	json_decref(rules->texts);
 	*rules = (struct rules){};
 }
 
@@ -128,12 +130,17 @@ int via_rules_set(enum via_rules whose, const json_t *texts, struct error *error
 	struct rules *rules = &all[whose];
 	size_t count = json_array_size(texts);
 
+	if (rules->texts && !json_equal(rules->texts, texts)) {
+		error_set_hint(error, "they count for all sources: give all segments the same");
+		return error_set(error, -EINVAL, "\"via\" has other rules than before");
+	}
 	via_rules_free(whose);
 	if (!json_is_array(texts))
 		return error_set(error, -EINVAL, "\"via\" must be a list of rules");
 	rules->rules = calloc(count ?: 1, sizeof(*rules->rules));
 	if (!rules->rules)
 		return error_set(error, -ENOMEM, "no memory for rules");
+	rules->texts = json_incref((json_t *)texts);
 	while (rules->count < count) {
 		struct rule *rule = &rules->rules[rules->count++];
 		int err = parse_rule(json_array_get(texts, rules->count - 1), rule, error);

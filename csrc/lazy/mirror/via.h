@@ -13,7 +13,8 @@ enum via_rules { VIA_OF_DEVICE, VIA_OF_HOST, VIA_RULES };
 /*
  * Takes [{"for": PATTERN, "caches": [URL, ...], "plain": false}, ...], of which the first that
  * matches the host of a mirror without caches of its own counts. To be called before any source is
- * parsed. Returns 0, -EINVAL with the error filled in, or -ENOMEM.
+ * parsed; they count for all sources, so others than before are refused. Returns 0, -EINVAL with
+ * the error filled in, or -ENOMEM.
  */
 int via_rules_set(enum via_rules whose, const json_t *rules, struct error *error);
 /* To be called when no source is parsed any more. */
