@@ -275,8 +275,8 @@ void host_is_ready(struct core *core, struct host *host);
 
 /*
  * Chooses the mirror that was tried least, where an unhealthy one counts as tried once more; of
- * equals, the first, and two of the caches in front of it before it. Returns NULL when none can be asked now; `*at_ns` is when one can (UINT64_MAX:
- * unknown).
+ * equals, the first, and two of the caches in front of it before it. Returns NULL when none can be
+ * asked now; `*at_ns` is when one can (UINT64_MAX: unknown).
  */
 struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns);
 /* Whether another mirror than that may be of use. */

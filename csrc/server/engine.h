@@ -5,9 +5,9 @@
  * A front end has one `struct io` per tag, fills in the request and calls engine_submit() on the
  * worker (thread) that it belongs to. The worker's io_done() is called once on the same thread,
  * perhaps before engine_submit() returns; or, where another thread has the data, that one sends the
- * answer, and io_back() is called instead, later. A request that spans segments is split into parts, which
- * run one after the other. That is rare, and keeps common requests free of allocation and counting.
- * A request is answered as a whole, or fails as a whole.
+ * answer, and io_back() is called instead, later. A request that spans segments is split into
+ * parts, which run one after the other. That is rare, and keeps common requests free of allocation
+ * and counting. A request is answered as a whole, or fails as a whole.
  */
 #ifndef SERVER_ENGINE_H
 #define SERVER_ENGINE_H

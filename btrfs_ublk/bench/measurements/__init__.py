@@ -1,1 +1,1 @@
-"""Measurements other than reading by fio (``bench.measurement``)."""
+"""Measurements other than reading by fio (``bench.peer.Contest``)."""

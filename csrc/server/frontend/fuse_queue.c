@@ -495,8 +495,9 @@ static int serve_what_was_left(struct fuse_queue *queue)
 
 /*
  * Receives one request and serves it. The leader waits in read(2), which is cheapest, while it has
- * nothing in flight, or only what other threads answer. Otherwise a thread must not wait there, as another one may take the request
- * that poll(2) has announced. Returns false when the thread shall end, and sets `error`.
+ * nothing in flight, or only what other threads answer. Otherwise a thread must not wait there, as
+ * another one may take the request that poll(2) has announced. Returns false when the thread shall
+ * end, and sets `error`.
  */
 static bool receive(struct fuse_queue *queue, enum fuse_phase phase, int *error)
 {
