@@ -309,6 +309,32 @@ def test_a_registry_behind_a_ring(
     assert get(site, f"Bearer {other}") == 401
 
 
+def status(nodes: Ring, origin: ScriptedServer, **headers: str) -> int:
+    """Ask a node for the first unit of the origin's object."""
+    asked = {"Host": f"127.0.0.1:{origin.port}", "Range": f"bytes=0-{UNIT - 1}"}
+    url = nodes.urls[0] + "/object"
+    with requests.get(
+        url, headers=asked | headers, timeout=30, stream=True, allow_redirects=False
+    ) as found:
+        return found.status_code
+
+
+def test_who_is_known_by_another_header_asks_the_origin(
+    origin: ScriptedServer, nodes: Ring
+) -> None:
+    """What the origin says to a caller is remembered by Authorization alone."""
+
+    def guarded(request: str) -> bytes:
+        return served(request) if "a-cookie" in request else response("403 Forbidden")
+
+    origin.script = guarded
+    assert status(nodes, origin, Cookie="a-cookie") == 403
+    assert status(nodes, origin, **{"X-Key": "a-cookie"}) == 403
+    assert status(nodes, origin) == 403
+    origin.script = served
+    assert status(nodes, origin, Authorization="Bearer t") == 206
+
+
 def test_check_finds_nothing_wrong(site: Site) -> None:
     target = Target(site.nodes.urls[0], site.url, UNIT, site.token)
     findings = list(check_site_cache(target))

@@ -254,16 +254,19 @@ server {
         add_header X-Site-Cache-Slice %slice always;
     }
 
-    # May this caller have this object? Its origin says.
+    # May this caller have this object? Its origin says, which is told of the caller
+    # only what the key has, because its answer counts for all who send the same.
     location = /.may {
         internal;
         proxy_pass $btrfs_ublk_url$request_uri;
         proxy_method HEAD;
         proxy_pass_request_body off;
+        proxy_pass_request_headers off;
         proxy_set_header Connection "";
         proxy_set_header Host $http_host;
+        proxy_set_header Authorization $http_authorization;
+        proxy_set_header User-Agent $http_user_agent;
         proxy_set_header Content-Length "";
-        proxy_set_header Range "";
         proxy_connect_timeout 2s;
         proxy_read_timeout 5s;
         proxy_cache btrfs_ublk_may;
