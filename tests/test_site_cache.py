@@ -335,6 +335,42 @@ def test_who_is_known_by_another_header_asks_the_origin(
     assert status(nodes, origin, Authorization="Bearer t") == 206
 
 
+def test_a_redirect_lets_in_only_who_has_a_token(
+    origin: ScriptedServer, nodes: Ring
+) -> None:
+    """It may lead to where the object is, or to a login."""
+
+    def guarded(request: str) -> bytes:
+        if request.split()[1] == "/login":
+            return response("200 OK", b"who are you?")
+        if "Bearer t0ken" in request:
+            return served(request)
+        return response(f"302 Found\nLocation: {origin.url('login')}")
+
+    origin.script = guarded
+    assert status(nodes, origin, Authorization="Bearer t0ken") == 206
+    assert status(nodes, origin) == 403
+    target = Target(nodes.urls[0], origin.url(), UNIT, "t0ken")
+    wrong = [each.text for each in check_site_cache(target) if each.right is False]
+    # It cannot know that this redirect refuses.
+    assert wrong == ["it gives what the origin refuses to a wrong token (HTTP 206)"]
+
+
+def test_check_says_who_gets_what_an_origin_redirects(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        store = stack.enter_context(scripted_server(served))
+        to = response(f"307 Temporary Redirect\nLocation: {store.url('there')}")
+        origin = stack.enter_context(scripted_server(lambda _: to))
+        keys: dict[str, Any] = {"origins": [origin.url("").rstrip("/")]}
+        nodes = stack.enter_context(ring(tmp_path, 1, slice_bytes=UNIT, **keys))
+        target = Target(nodes.urls[0], origin.url(), UNIT)
+        (finding,) = check_site_cache(target)
+        assert finding.right is False and "--token-file" in finding.hint
+        target = Target(nodes.urls[0], origin.url(), UNIT, "t")
+        findings = list(check_site_cache(target))
+        assert [each.name for each in findings if each.right is False] == []
+
+
 def test_check_finds_nothing_wrong(site: Site) -> None:
     target = Target(site.nodes.urls[0], site.url, UNIT, site.token)
     findings = list(check_site_cache(target))

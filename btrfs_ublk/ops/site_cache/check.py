@@ -121,7 +121,7 @@ def check_site_cache(target: Target) -> Iterator[Finding]:
     yield _content(first, origin)
     yield _cached(target.get(authorization=token))
     yield _slice(target, first)
-    yield from _authorisation(target)
+    yield _authorisation(target, origin)
     if token is not None and is_plain(target.cache):
         yield Finding(
             "TLS",
@@ -142,11 +142,14 @@ def _host(target: Target, first: _Answer, origin: _Answer) -> Finding:
             "it answers with the whole object, not with the range",
             "pass Range on: slice, and proxy_set_header Range $slice_range",
         )
+    hint = f"does it pass Host ({host}) and Authorization on, and know that origin?"
+    if first.status == 403 and target.token is None:
+        hint = "does the origin redirect? Then only callers with a token: --token-file"
     return Finding(
         "answers",
         False,
         f"it answers HTTP {first.status}, and the origin {origin.status}",
-        f"does it pass Host ({host}) and Authorization on, and know that origin?",
+        hint,
     )
 
 
@@ -204,19 +207,22 @@ def _slice(target: Target, first: _Answer) -> Finding:
     )
 
 
-def _authorisation(target: Target) -> Iterator[Finding]:
-    refused = (401, 403, 404)
-    if target.get(direct=True).status not in refused:
-        yield Finding("authorisation", True, "the origin gives it to everybody")
-        return
+def _authorisation(target: Target, origin: _Answer) -> Finding:
     for authorization, who in ((None, "no token"), (_WRONG_TOKEN, "a wrong token")):
+        direct = target.get(direct=True, authorization=authorization)
+        # NB: a page to log in at is an answer as well.
+        if direct.status == 206 and direct.data == origin.data:
+            if authorization is None:
+                return Finding(
+                    "authorisation", True, "the origin gives it to everybody"
+                )
+            continue
         status = target.get(authorization=authorization).status
-        if status not in refused:
-            yield Finding(
+        if status == 206:
+            return Finding(
                 "authorisation",
                 False,
                 f"it gives what the origin refuses to {who} (HTTP {status})",
                 "ask the origin for each caller: auth_request",
             )
-            return
-    yield Finding("authorisation", True, "who may not read it at the origin gets none")
+    return Finding("authorisation", True, "who may not read it at the origin gets none")

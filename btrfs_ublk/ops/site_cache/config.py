@@ -278,11 +278,15 @@ server {
         proxy_cache_use_stale error timeout updating
             http_500 http_502 http_503 http_504;
         proxy_intercept_errors on;
-        # An origin that would send the caller elsewhere lets it have the object.
+        # An origin that would send the caller elsewhere lets it have the object;
+        # or sends somebody unknown to a login.
         error_page 301 302 303 307 308 =204 @allowed;
         error_page 400 404 405 410 =403 @refused;
     }
-    location @allowed { return 204; }
+    location @allowed {
+        if ($http_authorization = "") { return 403; }
+        return 204;
+    }
     location @refused { return 403; }
 }
 
