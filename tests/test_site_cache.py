@@ -524,6 +524,12 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert '"o.example:5000" https://btrfs_ublk_origin_0;' in text
 
 
+@pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]"])
+def test_resolvers_of_ipv6_have_brackets(text: str) -> None:
+    cache = SiteCache([Node("127.0.0.1")], ["https://o"], UNIT, 1, resolvers=[text])
+    assert "resolver [2001:db8::1];" in cache.text()
+
+
 def test_other_hosts_are_refused(nodes: Ring) -> None:
     with requests.get(
         nodes.urls[0] + "/x", headers={"Host": "e.example"}, timeout=9

@@ -94,7 +94,7 @@ class SiteCache:
                     hint="use an absolute one of letters, digits, and _ - . /",
                 )
         for each in self.resolvers:
-            _check_address(each)
+            _resolver(each)
         ports = {(node.front_port, node.store_port) for node in self.nodes}
         if self.this is None and len(ports) > 1:
             raise UsageError(
@@ -127,7 +127,7 @@ class SiteCache:
             tls=self._tls(),
             may="" if self.public else "        auth_request /.may;\n",
             origin_ca=self.origin_ca,
-            resolver=" ".join(self.resolvers or _resolvers()),
+            resolver=" ".join(map(_resolver, self.resolvers or _resolvers())),
         )
 
     def _addresses(self) -> list[str]:
@@ -178,12 +178,15 @@ def _is_word(path: str) -> bool:
     return path.startswith("/") and all(x.isalnum() or x in "_-./" for x in path)
 
 
-def _check_address(text: str) -> str:
+def _resolver(text: str) -> str:
+    """Return an address as nginx wants it: one of IPv6 has brackets."""
+    is_bracketed = text.startswith("[") and text.endswith("]")
+    address = text[1:-1] if is_bracketed else text
     try:
-        ipaddress.ip_address(text)
+        ipaddress.ip_address(address)
     except ValueError as error:
         raise UsageError(f"resolver {text!r} is no address") from error
-    return text
+    return _bracketed(address)
 
 
 def _resolvers() -> list[str]:
@@ -194,7 +197,7 @@ def _resolvers() -> list[str]:
         lines = []
     words = [line.split() for line in lines]
     found = [x[1].partition("%")[0] for x in words if x[:1] == ["nameserver"] and x[1:]]
-    return [_bracketed(x) for x in found] or ["127.0.0.1"]
+    return found or ["127.0.0.1"]
 
 
 class _Template(string.Template):
