@@ -8,6 +8,7 @@ import json
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -497,6 +498,39 @@ def test_pull_asks_a_cache_for_the_metadata(
     (request,) = server.requests
     assert f"Host: {target.registry}\r\n" in request
     assert "Authorization: Bearer " in request
+
+
+def test_what_a_cache_sends_is_apart_until_it_is_verified(
+    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
+) -> None:
+    """A killed download must not go on from a cache's bytes with the registry."""
+    data = random.Random(5).randbytes(6_000_000)
+    one = describe("application/octet-stream", data)
+    registry.push(target.repository, data)
+    path = tmp_path / "new" / "part"
+    path.parent.mkdir()
+    seen: list[bool] = []
+
+    def cache(_: str) -> Iterator[bytes]:
+        sent = response("200 OK", data)
+        yield sent[:4_000_000]
+        until_s = time.monotonic() + 9
+        while time.monotonic() < until_s:
+            if any(each.stat().st_size for each in path.parent.iterdir()):
+                break
+            time.sleep(0.01)
+        else:
+            raise AssertionError("nothing was written")
+        seen.append(path.exists())
+        yield sent[4_000_000:]
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        with Repository(target, access) as repository:
+            repository.download(one, path)
+    assert seen == [False]
+    assert path.read_bytes() == data
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -> None:

@@ -180,30 +180,41 @@ class Repository:
         caches = self._connection.caches(where)[:_MAX_CACHES]
         if not caches or (path.exists() and path.stat().st_size):
             return False
-        for cache in caches:
-            found, count = hashlib.sha256(), 0
-            try:
-                with (
-                    self._connection.ask_cache(cache, where) as response,
-                    open(path, "wb") as file,
-                ):
-                    if response.status_code != 200:
-                        raise requests.HTTPError(f"HTTP {response.status_code}")
-                    for part in response.iter_content(_COPY_BYTES):
-                        count += len(part)
-                        if count > one.size:
-                            raise requests.HTTPError("it sends more")
-                        file.write(part)
-                        found.update(part)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except requests.RequestException as error:
-                log.info("%s: cache %s: %s", self.place, cache, type(error).__name__)
-                continue
-            if f"sha256:{found.hexdigest()}" == one.digest:
-                return True
-            log.warning("%s: cache %s has wrong bytes", self.place, cache)
-        path.unlink(missing_ok=True)
+        # What is at ``path`` counts as the registry's, also after a kill.
+        part = path.with_name(f"{path.name}.cache")
+        try:
+            for cache in caches:
+                if self._ask_cache(cache, where, one, part):
+                    part.replace(path)
+                    return True
+        finally:
+            part.unlink(missing_ok=True)
+        return False
+
+    def _ask_cache(self, cache: str, where: str, one: Descriptor, path: Path) -> bool:
+        """Get all of a blob from one cache. Returns whether it is right."""
+        found, count = hashlib.sha256(), 0
+        try:
+            with (
+                self._connection.ask_cache(cache, where) as response,
+                open(path, "wb") as file,
+            ):
+                if response.status_code != 200:
+                    raise requests.HTTPError(f"HTTP {response.status_code}")
+                for part in response.iter_content(_COPY_BYTES):
+                    count += len(part)
+                    if count > one.size:
+                        raise requests.HTTPError("it sends more")
+                    file.write(part)
+                    found.update(part)
+                file.flush()
+                os.fsync(file.fileno())
+        except requests.RequestException as error:
+            log.info("%s: cache %s: %s", self.place, cache, type(error).__name__)
+            return False
+        if f"sha256:{found.hexdigest()}" == one.digest:
+            return True
+        log.warning("%s: cache %s has wrong bytes", self.place, cache)
         return False
 
     def parts(self, one: Descriptor, done: int = 0) -> Iterator[bytes]:
