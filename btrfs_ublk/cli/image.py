@@ -23,12 +23,20 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.cli.image_convert import convert
 from btrfs_ublk.cli.image_forks import commit, detach, fork, forks, unfork
-from btrfs_ublk.cli.image_options import registry_options, via_options, with_access
+from btrfs_ublk.cli.image_options import (
+    platform_option,
+    registry_options,
+    via_options,
+    with_access,
+    with_build_options,
+    with_first,
+)
 from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import new_file
-from btrfs_ublk.units import exact_size, format_size, parse_size
+from btrfs_ublk.units import exact_size, format_size
 
 _base = click.option(
     "--base",
@@ -58,45 +66,8 @@ def command() -> None:
     help="The OCI image layout, a directory; it is made if missing.",
 )
 @click.option("--tag", help="Its name in the layout.  [the source's, else latest]")
-@click.option(
-    "--platform",
-    metavar="OS/ARCHITECTURE",
-    help="Which image of an index.  [this machine's]",
-)
-@click.option(
-    "--compression",
-    metavar="NAME:LEVEL",
-    help="Of the data, which the kernel decompresses: none, or zstd:1 to zstd:19."
-    "  [zstd:9]",
-)
-@click.option(
-    "--max-inline",
-    metavar="SIZE",
-    help="Smaller files are in the metadata.  [2K]",
-)
-@click.option(
-    "--unit",
-    default="256K",
-    metavar="SIZE",
-    help="What is verified, and fetched, at once: a power of two from 4K to 1M.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 256),
-    metavar="N",
-    help="Threads that compress.  [as many as CPUs]",
-)
-@click.option(
-    "--trace",
-    type=PathType(),
-    help="Put first what this trace of another build has read (`trace record`);"
-    " `image up` fetches it at once.",
-)
-@click.option(
-    "--traced",
-    metavar="IMAGE",
-    help="The image that the trace is of.  [found in the output, or on this machine]",
-)
+@platform_option
+@with_build_options
 @click.option(
     "--check",
     is_flag=True,
@@ -109,10 +80,7 @@ def build(
     output: Path,
     tag: str | None,
     platform: str | None,
-    compression: str | None,
-    max_inline: str | None,
-    unit: str,
-    threads: int | None,
+    options: images.BuildOptions,
     trace: Path | None,
     traced: str | None,
     check: bool,
@@ -126,28 +94,10 @@ def build(
     as well, so that `image push` makes one name for all clients.
     """
     origin = images.parse_source(source)
-    if traced is not None and trace is None:
-        raise UsageError("--traced says of what a trace is", hint="name it: --trace")
-    options = images.BuildOptions(
-        compression=compression,
-        max_inline=(
-            None if max_inline is None else parse_size(max_inline, what="--max-inline")
-        ),
-        threads=threads,
-        unit_bytes=parse_size(unit, what="--unit"),
-    )
     with progress(f"make an image of {source}") as task:
         if trace is not None:
-            from btrfs_ublk.content.trace import Trace
-
             task.say("see what comes first")
-            first = images.traced_ranges(
-                Trace.load(trace),
-                output,
-                images.parse_name(traced) if traced is not None else None,
-                access,
-            )
-            options = replace(options, first=first)
+            options = with_first(options, trace, traced, output, access)
 
         def check_layers(name: images.LayoutName) -> None:
             if check:
@@ -620,5 +570,5 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
     take_down(name, base, as_json=as_json)
 
 
-for _each in (fork, forks, unfork, commit, detach):
+for _each in (convert, fork, forks, unfork, commit, detach):
     command.add_command(_each)

@@ -1,8 +1,9 @@
-"""The options of commands that ask a registry; not a command."""
+"""The options of commands that ask a registry, or make images; not a command."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,6 +12,8 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk.base.entry import PathType
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -76,3 +79,104 @@ def with_access(function: _Function) -> _Function:
         return function(*args, access=access, **keys)
 
     return cast(_Function, registry_options(command))
+
+
+platform_option = click.option(
+    "--platform",
+    metavar="OS/ARCHITECTURE",
+    help="Which image of an index.  [this machine's]",
+)
+
+
+def with_build_options(function: _Function) -> _Function:
+    """Add the options that say how an image is made; the command gets them as
+    ``options``, and ``trace`` and ``traced`` as they are."""
+
+    @wraps(function)
+    def command(
+        *args: Any,
+        compression: str | None,
+        max_inline: str | None,
+        unit: str,
+        threads: int | None,
+        trace: Path | None,
+        traced: str | None,
+        **keys: Any,
+    ) -> Any:
+        if traced is not None and trace is None:
+            raise UsageError(
+                "--traced says of what a trace is", hint="name it: --trace"
+            )
+        options = images.BuildOptions(
+            compression=compression,
+            max_inline=(
+                None
+                if max_inline is None
+                else parse_size(max_inline, what="--max-inline")
+            ),
+            threads=threads,
+            unit_bytes=parse_size(unit, what="--unit"),
+        )
+        return function(*args, options=options, trace=trace, traced=traced, **keys)
+
+    made: Any = command
+    for option in reversed(
+        [
+            click.option(
+                "--compression",
+                metavar="NAME:LEVEL",
+                help="Of the data, which the kernel decompresses: none, or zstd:1 to"
+                " zstd:19.  [zstd:9]",
+            ),
+            click.option(
+                "--max-inline",
+                metavar="SIZE",
+                help="Smaller files are in the metadata.  [2K]",
+            ),
+            click.option(
+                "--unit",
+                default="256K",
+                metavar="SIZE",
+                help="What is verified, and fetched, at once: a power of two from 4K to"
+                " 1M.",
+            ),
+            click.option(
+                "--threads",
+                type=click.IntRange(1, 256),
+                metavar="N",
+                help="Threads that compress.  [as many as CPUs]",
+            ),
+            click.option(
+                "--trace",
+                type=PathType(),
+                help="Put first what this trace of another build has read"
+                " (`trace record`); `image up` fetches it at once.",
+            ),
+            click.option(
+                "--traced",
+                metavar="IMAGE",
+                help="The image that the trace is of."
+                "  [found in the output, or on this machine]",
+            ),
+        ]
+    ):
+        made = option(made)
+    return cast(_Function, made)
+
+
+def with_first(
+    options: images.BuildOptions,
+    trace: Path,
+    traced: str | None,
+    layout: Path | None,
+    access: images.RegistryAccess,
+) -> images.BuildOptions:
+    """Return options by which what a trace has read comes first in the image; see
+    traced_ranges()."""
+    from btrfs_ublk.content.trace import Trace
+
+    name = images.parse_name(traced) if traced is not None else None
+    if isinstance(name, images.Reference):
+        access = access.of(name.registry)
+    first = images.traced_ranges(Trace.load(trace), layout, name, access)
+    return replace(options, first=first)

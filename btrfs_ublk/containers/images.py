@@ -31,7 +31,7 @@ from btrfs_ublk.containers.store import (
 )
 from btrfs_ublk.device import show_device
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError, is_loopback
+from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
 from btrfs_ublk.image.pack import InvalidPackError
 from btrfs_ublk.image.policy import RefusedImageError, read_policy
@@ -284,7 +284,7 @@ class Images:
                 if stored is None:
                     pull_image(
                         wanted,
-                        self._access(wanted),
+                        self._options.access.of(wanted.registry),
                         store,
                         policy=policy,
                         listed_in=listed_in,
@@ -296,12 +296,6 @@ class Images:
             return _Found(str(wanted), [layer.chain_id for layer in header.layers])
         assert first is not None
         raise first
-
-    def _access(self, reference: Reference) -> RegistryAccess:
-        """Return how to get to a registry: only those on loopback are asked by http."""
-        access = self._options.access
-        insecure = access.insecure and is_loopback(f"http://{reference.registry}/")
-        return replace(access, insecure=insecure)
 
     def _bring_up(self, digest: str, found: _Found) -> Path:
         """Bring the volume of an image up, which is made if it is not there. The caller
@@ -335,7 +329,7 @@ class Images:
         return mount
 
     def _definition(self, name: str, mount: Path) -> VolumeDefinition:
-        access = self._access(parse_reference(name))
+        access = self._options.access.of(parse_reference(name).registry)
         return VolumeDefinition(
             image=name,
             image_docker_config=access.docker_config,

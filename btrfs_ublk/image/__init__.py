@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+    from btrfs_ublk.image.convert import ConvertedImage, convert_image
     from btrfs_ublk.image.diff import Difference, DiffReport, check_layers, diff_images
     from btrfs_ublk.image.export import ExportReport, export_image
     from btrfs_ublk.image.first import traced_ranges
@@ -35,6 +36,7 @@ else:
             "check": "CheckReport check_image",
             "commit": "COMPRESSIONS CommittedImage Compression",
             "connection": "RegistryAccess RegistryError",
+            "convert": "ConvertedImage convert_image",
             "diff": "DiffReport Difference check_layers diff_images",
             "export": "ExportReport export_image",
             "first": "traced_ranges",
@@ -59,6 +61,7 @@ __all__ = [
     "CheckReport",
     "CommittedImage",
     "Compression",
+    "ConvertedImage",
     "DiffReport",
     "Difference",
     "ExportReport",
@@ -77,6 +80,7 @@ __all__ = [
     "build_image",
     "check_image",
     "check_layers",
+    "convert_image",
     "diff_images",
     "export_image",
     "inspect_image",

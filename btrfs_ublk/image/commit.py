@@ -54,7 +54,9 @@ class BaseImage:
 
     name: Name
     media_type: str
+    document: bytes  # its manifest
     config: Mapping[str, Any]
+    config_data: bytes
     config_type: str
     diff_ids: tuple[str, ...]
     layers: tuple[Descriptor, ...]
@@ -124,7 +126,8 @@ def _find(
     # What is no image for a machine, as an attestation, has another config.
     with suppress(InvalidImageError):
         config_blob, *layers = blobs_of(document, str(name))
-        config, diff_ids = read_config(read_blob(config_blob), str(name))
+        config_data = read_blob(config_blob)
+        config, diff_ids = read_config(config_data, str(name))
         chain: list[str] = []
         for diff_id in diff_ids[: len(chain_ids)]:
             chain.append(next_chain_id(chain[-1] if chain else None, diff_id))
@@ -133,7 +136,9 @@ def _find(
             return BaseImage(
                 name=name,
                 media_type=media_type,
+                document=data,
                 config=config,
+                config_data=config_data,
                 config_type=config_blob.media_type,
                 diff_ids=tuple(diff_ids[:count]),
                 layers=tuple(layers[:count]),

@@ -13,7 +13,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
@@ -70,6 +70,13 @@ class RegistryAccess:
     insecure: bool = False
     via: tuple[str, ...] | None = None
     via_plain: bool = False
+
+    def of(self, registry: str) -> RegistryAccess:
+        """Return how to get to one of several registries: only those on loopback are
+        asked by http."""
+        return replace(
+            self, insecure=self.insecure and is_loopback(f"http://{registry}/")
+        )
 
     def caches(self, netloc: str) -> tuple[str, ...]:
         """Return the caches in front of a registry. Raises UsageError."""

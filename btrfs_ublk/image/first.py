@@ -50,7 +50,7 @@ class _Extent:
 
 
 def traced_ranges(
-    trace: Trace, layout: Path, traced: Name | None, access: RegistryAccess
+    trace: Trace, layout: Path | None, traced: Name | None, access: RegistryAccess
 ) -> list[Range]:
     """Return what of an image's files a trace has read, in that order.
 
@@ -130,7 +130,7 @@ def _is_utf8(path: str) -> bool:
 
 def _pack_of(
     roots: set[str],
-    layout: Path,
+    layout: Path | None,
     traced: Name | None,
     access: RegistryAccess,
     new: Path,
@@ -143,14 +143,14 @@ def _pack_of(
     if traced is not None:
         raise UsageError(f"the trace was not recorded of {traced}")
     raise UsageError(
-        f"the image that the trace was recorded of is neither in {layout} nor among "
-        "the images on this machine",
+        "the image that the trace was recorded of is not among the images on this "
+        f"machine{f', nor in {layout}' if layout else ''}",
         hint="name it: --traced IMAGE",
     )
 
 
 def _packs(
-    layout: Path, traced: Name | None, access: RegistryAccess, new: Path
+    layout: Path | None, traced: Name | None, access: RegistryAccess, new: Path
 ) -> Iterator[Path]:
     if isinstance(traced, Reference):
         with Repository(traced, access) as repository:
@@ -162,7 +162,7 @@ def _packs(
         opened, manifest, _ = open_sealed(traced)
         yield opened.verify(manifest.pack)
         return
-    if layout.exists():
+    if layout is not None and layout.exists():
         for image in Layout.opened(layout).images():
             with suppress(UsageError):  # It is an ordinary image.
                 name = LayoutName(layout, image.annotations.get(TAG, image.digest))
