@@ -38,6 +38,8 @@ NO_JSON = {
     "btrfs-ublk completion": "prints a script, for a shell",
     "btrfs-ublk daemon serve": "prints nothing; it stays in the foreground",
     "btrfs-ublk image export": "prints a tar",
+    "btrfs-ublk podman remove": "prints nothing",
+    "btrfs-ublk podman setup": "prints lines for another program's file",
     "btrfs-ublk site-cache config": "prints lines for a file of nginx",
     "btrfs-ublk snapshotter config": "prints lines for another program's file",
     "btrfs-ublk snapshotter serve": "prints nothing; it stays in the foreground",

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from conftest import Need
 from device_support import remove_all
+from podman_support import PODMAN, PRIVATE, place_for_state
 from registry_server import REGISTRY
 from s3_server import WEED
-from transcript import PROJECT, replay_steps, session, steps
+from transcript import PROJECT, Step, replay_steps, session, steps
 from web_server import NGINX
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability, Program
@@ -23,6 +24,8 @@ _DOCUMENTS = sorted((PROJECT / "docs" / "how-to").glob("*.md"))
 _VM = "vm.md"
 _NEEDED: dict[str, tuple[Capability, ...]] = {
     "images.md": (REGISTRY, Program("skopeo", "skopeo"), Program("busybox", "busybox")),
+    "ci.md": (REGISTRY, Program("busybox", "busybox"), PODMAN),
+    "podman.md": (REGISTRY, Program("busybox", "busybox"), PODMAN),
     "registry-and-s3.md": (REGISTRY, WEED),
     "site-caches.md": (NGINX,),
 }
@@ -61,7 +64,13 @@ def test_it_does_what_it_says(document: Path, sparse_path: Path, need: Need) -> 
     directory = sparse_path / "work"
     directory.mkdir()
     output = sparse_path / "printed"
-    with session(directory, output, environment=_environment(sparse_path)) as shell:
+    with (
+        place_for_state(),
+        session(directory, output, environment=_environment(sparse_path)) as shell,
+    ):
+        if document.name in ("ci.md", "podman.md"):
+            private = Step(0, f"cd {sparse_path}\n{PRIVATE}\ncd {PROJECT}", "")
+            replay_steps(document, [private], shell)
         replay_steps(document, steps(document), shell)
 
 

@@ -164,7 +164,7 @@ def test_a_killed_one_is_gone_on_with(
     argv: list[str], registry: Registry, sparse_path: Path
 ) -> None:
     blobs = sparse_path / "work"
-    program = [Path(sys.executable).with_name("btrfs-ublk"), "image"]
+    program = [str(Path(sys.executable).with_name("btrfs-ublk")), "image"]
     new = f"{registry.host}/team/killed:1"
     for pattern in ("*/layout/blobs/sha256/*", "*/layout/blobs/.new-*/image/data"):
         with subprocess.Popen(

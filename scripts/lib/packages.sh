@@ -19,11 +19,11 @@ packages_of_part() { # build|demo|bench|test|package|vm
         # nginx, docker-registry: real servers that data are fetched from; skopeo: a
         # client of registries that is not ours; chromium, with
         # the widest letters that it may take: to look at reports of benchmarks;
-        # what shows man pages, and shells that complete; containerd and runc, which
-        # run containers on our snapshots, and what runs in them
+        # what shows man pages, and shells that complete; containerd, runc and podman,
+        # which run containers on our snapshots and images, and what runs in them
         echo clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
             chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils \
-            containerd runc busybox-static
+            containerd runc podman conmon busybox-static
         ;;
     package) echo mmdebstrap ;;
     vm)
@@ -148,6 +148,11 @@ apt_without_services() {
         nginx | docker-registry | containerd)
             # Without systemd, or already so: nothing to do.
             systemctl --quiet disable "$package" >/dev/null 2>&1 || :
+            ;;
+        podman)
+            systemctl --quiet disable podman.socket podman.service \
+                podman-restart.service podman-auto-update.service \
+                podman-auto-update.timer >/dev/null 2>&1 || :
             ;;
         esac
     done
