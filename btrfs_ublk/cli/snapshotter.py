@@ -15,7 +15,7 @@ from btrfs_ublk.base.capabilities import CONTAINER_PACKAGES, require
 from btrfs_ublk.base.entry import PathType, json_option, visible
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.cli.image_options import with_access
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import format_size
 from btrfs_ublk.volume.definition import SETTINGS
 
@@ -68,6 +68,16 @@ def command() -> None:
     metavar="RATE",
     help="Fetch all of sealed images by itself, at 50M/s or when idle.  [off]",
 )
+@click.option(
+    "--credential-provider-config",
+    type=PathType(),
+    help="The kubelet's CredentialProviderConfig: its plugins are asked for logins.",
+)
+@click.option(
+    "--credential-provider-bin-dir",
+    type=PathType(),
+    help="Where the programs of these plugins are.",
+)
 @with_access
 def serve_command(
     root: Path,
@@ -76,6 +86,8 @@ def serve_command(
     repositories: Sequence[str],
     writable: str,
     complete: str | None,
+    credential_provider_config: Path | None,
+    credential_provider_bin_dir: Path | None,
     access: images.RegistryAccess,
 ) -> None:
     """Answer containerd until a signal comes.
@@ -90,6 +102,7 @@ def serve_command(
     with deferred():
         # Nothing else needs gRPC.
         from btrfs_ublk.containers.images import LazyOptions
+        from btrfs_ublk.containers.kubelet_logins import Plugin, read_plugins
         from btrfs_ublk.containers.service import serving
         from btrfs_ublk.device.notify import notify
     for repository in repositories:
@@ -98,8 +111,18 @@ def serve_command(
         key: SETTINGS[key].parse(value)
         for key, value in (("writable", writable), ("complete", complete or "off"))
     }
+    plugins: Sequence[Plugin] = ()
+    if (credential_provider_config is None) != (credential_provider_bin_dir is None):
+        raise UsageError(
+            "--credential-provider-config and --credential-provider-bin-dir belong "
+            "together",
+            hint="give both, as to the kubelet",
+        )
+    if credential_provider_config and credential_provider_bin_dir:
+        plugins = read_plugins(credential_provider_config, credential_provider_bin_dir)
     options = LazyOptions(
         access=access,
+        plugins=plugins,
         repositories=repositories,
         require=require_lazy,
         writable_bytes=settings["writable"],

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from btrfs_ublk.containers.kubelet_logins import KubeletLogins, Plugin
 from btrfs_ublk.containers.store import (
     SNAPSHOT_REF,
     ImageRow,
@@ -63,11 +64,13 @@ _ASKING = 16  # servers that are asked at once
 
 @dataclass(frozen=True, kw_only=True)
 class LazyOptions:
-    """How sealed images are opened. ``repositories`` are REGISTRY/REPOSITORY to ask for
-    an image when containerd does not say where it is. ``require``: refuse to unpack
-    images that are "sealed", or "all". The rest is for the volumes' definitions."""
+    """How sealed images are opened. ``plugins`` are the kubelet's, which are asked for
+    logins. ``repositories`` are REGISTRY/REPOSITORY to ask for an image when containerd
+    does not say where it is. ``require``: refuse to unpack images that are "sealed", or
+    "all". The rest is for the volumes' definitions."""
 
     access: RegistryAccess = field(default_factory=RegistryAccess)
+    plugins: Sequence[Plugin] = ()
     repositories: Sequence[str] = ()
     require: Literal["sealed", "all"] | None = None
     writable_bytes: int = DEFAULT_WRITABLE_BYTES
@@ -127,6 +130,7 @@ class Images:
         self._failed: dict[str, tuple[float, Exception]] = {}
         self._problems: dict[str, str] = {}
         self.fallbacks = Counter[str]()
+        self._logins = KubeletLogins(root / "logins", options.plugins, options.access)
         self._pool = ThreadPoolExecutor(_STARTING, thread_name_prefix="images")
 
     def start(self) -> None:
@@ -144,6 +148,7 @@ class Images:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._logins.close()
 
     @contextmanager
     def _locked(self, digest: str) -> Iterator[None]:
@@ -284,7 +289,7 @@ class Images:
                 if stored is None:
                     pull_image(
                         wanted,
-                        self._options.access.of(wanted.registry),
+                        self._logins.access(wanted),
                         store,
                         policy=policy,
                         listed_in=listed_in,
@@ -312,6 +317,8 @@ class Images:
             self._store.add_image(digest, found.name)
         else:
             definition = replace(volume.definition(), mount=mount.absolute())
+            # Its login is renewed from now on; an image needs no network to come up.
+            self._logins.access(parse_reference(found.name), fresh=False)
         try:
             self._mounts.mkdir(mode=0o700, exist_ok=True)
             up_volume(volume.name, definition)
@@ -329,7 +336,7 @@ class Images:
         return mount
 
     def _definition(self, name: str, mount: Path) -> VolumeDefinition:
-        access = self._options.access.of(parse_reference(name).registry)
+        access = self._logins.access(parse_reference(name))
         return VolumeDefinition(
             image=name,
             image_docker_config=access.docker_config,
@@ -384,13 +391,24 @@ class Images:
                     remove_volume(volume.name)
                 name = f"@{digest}"
                 ImageStore().discard(digest, lambda one: one.endswith(name))
+                row = self._row(digest)
                 self._store.forget_image(digest)
                 self._problems.pop(digest, None)
+                self._forget_login(row)
                 with suppress(OSError):
                     self._mount(digest).rmdir()
         finally:
             lock.release()
         return True
+
+    def _forget_login(self, row: ImageRow | None) -> None:
+        """Forget the login of an image that has gone, if no other one has its place."""
+        if row is None:
+            return
+        place = parse_reference(row.name).place
+        others = (parse_reference(one.name).place for one in self._store.images())
+        if place not in others:
+            self._logins.forget(parse_reference(row.name))
 
     def _is_unused(self, digest: str) -> bool:
         return any(one.digest == digest for one in self._store.images(unused=True))

@@ -20,7 +20,7 @@ from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
 _HELPER_TIMEOUT_S = 10.0
 _MAX_BYTES = 1 << 20
 _HELPER = re.compile(r"[A-Za-z0-9._-]{1,63}")
-_HUB, _HUB_KEY, _HUB_ENTRY = (
+HUB, _HUB_KEY, HUB_ENTRY = (
     "docker.io",
     "https://index.docker.io/v1/",
     "index.docker.io",
@@ -48,14 +48,22 @@ def find_login(registry: str, docker_config: Path | None = None) -> Login:
     BtrfsUblkError when a credential helper fails.
     """
     path = docker_config or _usual_path()
-    if path is None or (docker_config is None and not path.exists()):
+    config = read_docker_config(docker_config)
+    if path is None or not config:
         return Login()
-    config = _read(path)
     helper = _helper_of(config, registry)
     if helper is not None:
-        return _ask(helper, _HUB_KEY if registry == _HUB else registry)
-    entry = _entry(config.get("auths"), _HUB_ENTRY if registry == _HUB else registry)
+        return _ask(helper, _HUB_KEY if registry == HUB else registry)
+    entry = _entry(config.get("auths"), HUB_ENTRY if registry == HUB else registry)
     return _login_of(entry, path)
+
+
+def read_docker_config(path: Path | None) -> dict[str, Any]:
+    """Return what is in a config.json; see find_login()."""
+    usual = path or _usual_path()
+    if usual is None or (path is None and not usual.exists()):
+        return {}
+    return _read(usual)
 
 
 def _usual_path() -> Path | None:

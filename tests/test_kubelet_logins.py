@@ -1,0 +1,209 @@
+"""Logins by the kubelet's plugins: what is asked, and that reads outlive their end."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import registry_server as registries
+from conftest import Need
+from lazy_images import Place, some_layers
+from loops import new_btrfs
+from registry_server import PASSWORD, REGISTRY, USER, registry_server
+from snapshotter_client import connected
+from test_snapshotter_lazy import pull, state
+from waiting import wait_until
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
+from btrfs_ublk.containers import kubelet_logins
+from btrfs_ublk.containers.images import LazyOptions
+from btrfs_ublk.containers.kubelet_logins import KubeletLogins, matches, read_plugins
+from btrfs_ublk.containers.service import serving
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.reference import parse_reference
+from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.units import MIB
+
+#: A plugin that answers with what is in the file `answer`, and keeps what it was asked.
+PLUGIN = (
+    '#!/bin/sh\ncat >> "$HERE/asked" && echo >> "$HERE/asked" && cat "$HERE/answer"\n'
+)
+
+
+def configuration(path: Path, *images: str, **keys: object) -> Path:
+    """Write a kubelet's configuration of one plugin, as YAML."""
+    program = path / "plugin"
+    program.write_text(PLUGIN)
+    program.chmod(0o755)
+    shown = "".join(f'  - "{one}"\n' for one in images)
+    more = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in keys.items())
+    file = path / "providers.yaml"
+    file.write_text(
+        "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\n"
+        f"providers:\n- name: plugin\n  matchImages:\n{shown}"
+        '  defaultCacheDuration: "12h"\n'
+        "  apiVersion: credentialprovider.kubelet.k8s.io/v1\n"
+        f"  env:\n  - name: HERE\n    value: {path}\n{more}"
+    )
+    return file
+
+
+def answer(path: Path, password: str, *, pattern: str, duration: str = "1s") -> None:
+    text = {
+        "kind": "CredentialProviderResponse",
+        "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+        "cacheKeyType": "Registry",
+        "cacheDuration": duration,
+        "auth": {
+            pattern: {"username": USER, "password": password},
+            "*.elsewhere.example.org": {"username": "no", "password": "no"},
+        },
+    }
+    new = path / "answer.new"
+    new.write_text(json.dumps(text))
+    new.replace(path / "answer")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "image", "expected"),
+    [
+        ("registry.example.org", "registry.example.org/team/app", True),
+        ("registry.example.org/team", "registry.example.org/team/app", True),
+        ("registry.example.org/other", "registry.example.org/team/app", False),
+        ("*.dkr.*.example.org", "12.dkr.east.example.org/app", True),
+        ("*.example.org", "a.b.example.org/app", False),
+        ("registry.example.org:5000", "registry.example.org/app", False),
+        ("127.0.0.1:5000", "127.0.0.1:5000/app", True),
+        ("https://registry.example.org", "registry.example.org/app", True),
+    ],
+)
+def test_images_of_a_pattern(pattern: str, image: str, expected: bool) -> None:
+    assert matches(pattern, image) is expected
+
+
+def test_a_plugin_is_asked_as_the_kubelet_does(tmp_path: Path) -> None:
+    (plugin,) = read_plugins(configuration(tmp_path, "*.example.org/team"), tmp_path)
+    usual = tmp_path / "config.json"
+    usual.touch(mode=0o600)
+    access = RegistryAccess(docker_config=usual)
+    usual.write_text("{}")
+    logins = KubeletLogins(tmp_path / "logins", [plugin], access)
+    try:
+        other = parse_reference("registry.example.com/team/app:1")
+        assert logins.access(other) == access
+        image = parse_reference("registry.example.org/team/app:1")
+        with pytest.raises(BtrfsUblkError, match="exited with status 1"):
+            logins.access(image)
+        answer(tmp_path, "secret", pattern="registry.example.org", duration="1h")
+        (tmp_path / "asked").unlink()
+        path = logins.access(image).docker_config
+        assert path and path.stat().st_mode & 0o777 == 0o600
+        auth = {"username": USER, "password": "secret"}
+        assert json.loads(path.read_text()) == {"auths": {"registry.example.org": auth}}
+        assert json.loads((tmp_path / "asked").read_text()) == {
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "kind": "CredentialProviderRequest",
+            "image": "registry.example.org/team/app",
+        }
+        (tmp_path / "answer").unlink()
+        assert logins.access(image).docker_config == path  # it is not asked again
+    finally:
+        logins.close()
+    # Another process, and no answer: the last login is kept.
+    logins = KubeletLogins(tmp_path / "logins", [plugin], access)
+    try:
+        assert logins.access(image).docker_config == path
+        logins.forget(image)
+        assert not path.exists()
+    finally:
+        logins.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("name: plugin", "name: ../plugin", "which is no file's"),
+        ("name: plugin", "name: missing", "there is no program"),
+        ("CredentialProviderConfig", "Pod", "is of the kind 'Pod'"),
+        ("kind:", "\tkind", "neither JSON nor YAML"),
+        ("credentialprovider.kubelet", "else.kubelet", "has apiVersion 'else"),
+        ("  env:", "  tokenAttributes: {a: b}\n  env:", "service accounts"),
+        ("  - name: HERE", "  - other: HERE", "has args or env"),
+    ],
+)
+def test_what_is_wrong_is_said(old: str, new: str, what: str, tmp_path: Path) -> None:
+    file = configuration(tmp_path, "*")
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=what):
+        read_plugins(file, tmp_path)
+
+
+@pytest.fixture
+def place(
+    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """A registry that wants tokens, by http."""
+    need(ROOT, BTRFS, LOOP, FUSE, REGISTRY)
+    for variable, name in (
+        (VOLUMES_VARIABLE, "volumes"),
+        (IMAGES_VARIABLE, "images"),
+        (CONFIG_VARIABLE, "etc"),
+    ):
+        monkeypatch.setenv(variable, str(sparse_path / name))
+    (sparse_path / "etc").mkdir()
+    (sparse_path / "registry").mkdir()
+    with ExitStack() as stack:
+        registry = stack.enter_context(registry_server(sparse_path / "registry"))
+        login = sparse_path / "config.json"
+        login.touch(mode=0o600)
+        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        login.write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
+        access = RegistryAccess(docker_config=login, insecure=True)
+        found = Place(sparse_path, registry, access, stack.close)
+        found.allow()
+        yield found
+
+
+@pytest.mark.native
+def test_reads_outlive_a_login(
+    place: Place, test_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The password changes, and tokens end: nobody notices."""
+    image = place.push("team/app", *some_layers())
+    host = place.registry.host
+    answer(place.path, PASSWORD, pattern=host)
+    plugins = read_plugins(configuration(place.path, host), place.path)
+    monkeypatch.setattr(kubelet_logins, "_LEAST_S", 0.1)
+    place.registry.tokens.life_s = place.registry.tokens.expires_in_s = 3
+    access = RegistryAccess(insecure=True)
+    options = LazyOptions(access=access, plugins=plugins, writable_bytes=256 * MIB)
+    with new_btrfs(test_root, size_bytes=1 << 30) as mount:
+        root = mount / "root"
+        socket = root.with_suffix(".sock")
+        try:
+            with (
+                serving(root, socket, options),
+                connected(socket) as client,
+            ):
+                top = pull(client, image)
+                monkeypatch.setattr(registries, "PASSWORD", "another one")
+                answer(place.path, "another one", pattern=host)
+                (file,) = (root / "logins").iterdir()
+                wait_until(lambda: "another one" in file.read_text())
+                count = len(place.registry.tokens.requests)
+                time.sleep(place.registry.tokens.life_s + 0.5)
+                (shown,) = client.call("View", key="view", parent=top).mounts
+                for files, name in zip(image.layers, ("big", "other"), strict=True):
+                    assert Path(shown.source, name).read_bytes() == files[name]
+                assert len(place.registry.tokens.requests) > count
+                assert state(root).images[0]["failed_reads"] == 0
+                client.remove("view")
+        finally:
+            place.take_down()
