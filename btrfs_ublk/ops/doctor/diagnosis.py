@@ -30,6 +30,7 @@ from btrfs_ublk.base.helpers import CHECKSEED, MKSEED, RESHAPE, SERVER
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device import list_devices, show_device
 from btrfs_ublk.errors import BtrfsUblkError, CommandError
+from btrfs_ublk.ops.doctor import containerd
 from btrfs_ublk.ops.doctor.access import (
     CERTIFICATES,
     DIRECTORIES,
@@ -187,8 +188,14 @@ def _abilities() -> list[Ability]:
             lambda: _first_line("fio", "--version"),
         ),
         _look("report", "report of benchmarks", REPORT_PACKAGES),
+        *([_containerd()] if containerd.is_installed() else ()),
         *([_vm()] if checkout() else ()),
     ]
+
+
+def _containerd() -> Ability:
+    about = "containers of containerd"
+    return _look("containerd", about, containerd.needs(), containerd.version)
 
 
 def _vm() -> Ability:
