@@ -211,6 +211,7 @@ ELSEWHERE = {
     "btrfs-ublk snapshotter status": (
         "tests/test_snapshotter.py::test_status_of_one_that_serves"
     ),
+    "scripts/package": "scripts/test",
     "scripts/setup --test": "apply-lint.sh",
     "scripts/test": ".ci/run",
     "scripts/test --quick --no-vm": ".ci/run",

@@ -1,0 +1,91 @@
+"""The manifest for Kubernetes, and the script that it runs: they parse, and name what
+there is. No kubelet runs here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from conftest import Need
+
+from btrfs_ublk import __version__
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.cli.main import command
+from btrfs_ublk.image.policy import read_policy
+
+PROJECT = Path(__file__).parents[1]
+KUBERNETES = PROJECT / "packaging" / "kubernetes"
+SCRIPT = KUBERNETES / "install-on-node"
+
+
+def objects() -> dict[str, Any]:
+    text = (KUBERNETES / "btrfs-ublk.yaml").read_text()
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    assert list(found) == ["Namespace", "ConfigMap", "DaemonSet"]
+    return found
+
+
+def check(words: list[str]) -> None:
+    """Parse a command without running it. Raises click.UsageError."""
+    group: click.Command = command
+    context: click.Context | None = None
+    while isinstance(group, click.Group):
+        context = click.Context(group, parent=context, info_name=words[0])
+        found = group.get_command(context, words[1])
+        assert found is not None, words
+        group, words = found, words[1:]
+    group.make_context(words[0], words[1:], parent=context)
+
+
+def test_settings_are_valid(tmp_path: Path) -> None:
+    data = objects()["ConfigMap"]["data"]
+    (options,) = re.findall(r'^OPTIONS="(.*)"$', data["snapshotter.conf"], re.MULTILINE)
+    check(["btrfs-ublk", "snapshotter", "serve", *shlex.split(options)])
+    (tmp_path / "images.toml").write_text(data["images.toml"])
+    assert len(read_policy(tmp_path / "images.toml").rules) == 1
+    with pytest.raises(click.UsageError):
+        check(["btrfs-ublk", "snapshotter", "serve", "--no-such"])
+
+
+def test_the_pod_has_what_the_script_needs() -> None:
+    found = objects()
+    spec = found["DaemonSet"]["spec"]
+    pod = spec["template"]["spec"]
+    assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert found["DaemonSet"]["metadata"]["namespace"] == "btrfs-ublk"
+    assert pod["hostPID"] and pod["nodeSelector"] == {"btrfs-ublk/enabled": "true"}
+    (container,) = pod["containers"]
+    assert container["securityContext"]["privileged"]
+    assert container["image"].endswith(f":{__version__}")
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    assert mount["name"] == volume["name"]
+    assert f"SETTINGS:-{mount['mountPath']}}}" in SCRIPT.read_text()
+    assert volume["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
+    files = set(found["ConfigMap"]["data"])
+    assert f"for file in {' '.join(sorted(files, reverse=True))};" in SCRIPT.read_text()
+    probe = container["readinessProbe"]["exec"]["command"]
+    check(probe[probe.index("btrfs-ublk") :])
+
+
+def test_the_script_names_what_there_is(need: Need) -> None:
+    need(Program("shellcheck", "shellcheck"))
+    subprocess.run(["shellcheck", SCRIPT], check=True, timeout=60)
+    text = SCRIPT.read_text()
+    commands = re.findall(r"on_node (btrfs-ublk [a-z -]+)(\"\$device\")?", text)
+    assert len(commands) == 3
+    for words, argument in commands:
+        check(words.split() + (["one"] if argument else []))
+    units = {path.name for path in (PROJECT / "systemd").iterdir()}
+    for unit in re.findall(r"\bbtrfs-ublk(?:-snapshotter|\.socket)", text):
+        assert unit in units or f"{unit}.service" in units
+    control = (PROJECT / "packaging" / "debian" / "control").read_text()
+    for package in re.findall(r"python3-\w+", text):
+        assert package in control
+    copied = (KUBERNETES / "Containerfile").read_text()
+    assert SCRIPT.name in copied and "/packages/" in copied
