@@ -26,6 +26,7 @@ log_driver = "k8s-file"
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+lock_type = "file"
 runtime = "runc"
 END
 mount --bind podman-etc /etc/containers

@@ -73,7 +73,12 @@ def asks_again(of: Host) -> bool:
     return False
 
 
-def test_pods_run_from_images_that_arrive_lazily(place: Place, lazy_host: Host) -> None:
+@pytest.mark.parametrize("mode", ["snapshot", "overlay"])
+def test_pods_run_from_images_that_arrive_lazily(
+    place: Place,
+    lazy_host: Host,  # noqa: F811
+    mode: str,
+) -> None:
     """containerd fetches no layer, as the registry has none any more. A container reads
     on while the snapshotter is dead and the registry is away."""
     host = lazy_host  # noqa: F811
@@ -91,6 +96,7 @@ def test_pods_run_from_images_that_arrive_lazily(place: Place, lazy_host: Host) 
     )
     host.configuration = _CONFIGURATION % {"pause": pause.name}
     host.options = ["--ca-file", ca_file, "--writable=256M", "--require-lazy=all"]
+    host.options += ["--mode", mode]
     wait = ("/bin/sh", "-c", "while sleep 1; do :; done")
 
     def digest(name: str) -> str:
@@ -113,6 +119,9 @@ def test_pods_run_from_images_that_arrive_lazily(place: Place, lazy_host: Host) 
                 image.name: {"lazy": 2, "ordinary": 0},
             }
             assert state(host).fallbacks == {}
+            assert cri.shell(one, "grep -c '^overlay / ' /proc/mounts || true") == (
+                "1\n" if mode == "overlay" else "0\n"
+            )
             print([(x["ready_s"], x["fetched_bytes"]) for x in state(host).images])
             fetched = {x["volume"]: x["fetched_bytes"] for x in state(host).images}
             process.kill()

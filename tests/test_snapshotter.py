@@ -316,18 +316,23 @@ def test_the_directory_of_the_socket_is_made(root: Path) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_file_of_the_version_before(tmp_path: Path) -> None:
-    """Version 1 had no images."""
+@pytest.mark.parametrize(
+    "version",
+    [
+        "DROP INDEX of_image; ALTER TABLE snapshots DROP COLUMN image;"
+        "ALTER TABLE snapshots DROP COLUMN layer; DROP TABLE images;"
+        "ALTER TABLE snapshots DROP COLUMN overlay; PRAGMA user_version = 1;",
+        "ALTER TABLE snapshots DROP COLUMN overlay; PRAGMA user_version = 2;",
+    ],
+    ids=["1-no-images", "2-no-overlays"],
+)
+def test_a_file_of_a_version_before(tmp_path: Path, version: str) -> None:
     path = tmp_path / "snapshots.db"
     store = SnapshotStore(path)
     store.add("one", "", Kind.ACTIVE, {"a": "b"})
     store.close()
     with sqlite3.connect(path) as old:
-        old.executescript(
-            "DROP INDEX of_image; ALTER TABLE snapshots DROP COLUMN image;"
-            "ALTER TABLE snapshots DROP COLUMN layer; DROP TABLE images;"
-            "PRAGMA user_version = 1;"
-        )
+        old.executescript(version)
     old.close()
     for _ in range(2):
         store = SnapshotStore(path)
@@ -454,9 +459,9 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "snapshots.db"
     SnapshotStore(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 3")
+        connection.execute("PRAGMA user_version = 4")
     connection.close()
-    with pytest.raises(BtrfsUblkError, match="is of version 3"):
+    with pytest.raises(BtrfsUblkError, match="is of version 4"):
         SnapshotStore(path)
 
 

@@ -69,6 +69,12 @@ def command() -> None:
     help="Fetch all of sealed images by itself, at 50M/s or when idle.  [off]",
 )
 @click.option(
+    "--mode",
+    type=click.Choice(["snapshot", "overlay"]),
+    default="snapshot",
+    help="What containers are; overlays of one image share the page cache.",
+)
+@click.option(
     "--credential-provider-config",
     type=PathType(),
     help="The kubelet's CredentialProviderConfig: its plugins are asked for logins.",
@@ -86,6 +92,7 @@ def serve_command(
     repositories: Sequence[str],
     writable: str,
     complete: str | None,
+    mode: Literal["snapshot", "overlay"],
     credential_provider_config: Path | None,
     credential_provider_bin_dir: Path | None,
     access: images.RegistryAccess,
@@ -128,7 +135,7 @@ def serve_command(
         writable_bytes=settings["writable"],
         complete=settings["complete"],
     )
-    with serving(root, socket, options) as server:
+    with serving(root, socket, options, mode=mode) as server:
         click.echo(f"listening on {socket}")
         notify("READY=1")
         server.wait_for_termination()

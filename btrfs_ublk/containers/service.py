@@ -20,7 +20,13 @@ from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.containers import messages, status
 from btrfs_ublk.containers.images import LazyOptions
 from btrfs_ublk.containers.messages import CLASSES
-from btrfs_ublk.containers.snapshots import SnapshotMount, Snapshots, check_root
+from btrfs_ublk.containers.snapshots import (
+    DEFAULT_MODE,
+    Mode,
+    SnapshotMount,
+    Snapshots,
+    check_root,
+)
 from btrfs_ublk.containers.store import Kind, RefusedError, Snapshot
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -173,12 +179,16 @@ def _status_handler(snapshots: Snapshots) -> grpc.GenericRpcHandler:
 
 @contextmanager
 def serving(
-    root: StrPath, address: StrPath, options: LazyOptions | None = None
+    root: StrPath,
+    address: StrPath,
+    options: LazyOptions | None = None,
+    *,
+    mode: Mode = DEFAULT_MODE,
 ) -> Iterator[grpc.Server]:
     """Answer calls at a Unix socket, which only this user may use, inside the block.
 
     ``root``: see Snapshots; one process at a time has it. ``options`` say how sealed
-    images are opened. Raises BtrfsUblkError.
+    images are opened, ``mode`` what containers are. Raises BtrfsUblkError.
     """
     path = Path(os.path.abspath(address))
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
@@ -198,7 +208,7 @@ def serving(
             f"{root} is served by another process", hint="one at a time: stop that one"
         )
     with lock:
-        snapshots = Snapshots(snapshots_root, options)
+        snapshots = Snapshots(snapshots_root, options, mode=mode)
         try:
             server = _start(snapshots, path)
             try:

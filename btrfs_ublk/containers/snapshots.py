@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from btrfs_ublk import __version__
 from btrfs_ublk.base.paths import StrPath
@@ -28,8 +29,15 @@ from btrfs_ublk.containers.images import (
     LazyOptions,
     layer_path,
 )
+from btrfs_ublk.containers.overlay import (
+    check_merge,
+    make_overlay,
+    merge_overlay,
+    mount_options,
+)
 from btrfs_ublk.containers.status import Status
 from btrfs_ublk.containers.store import (
+    SNAPSHOT_REF,
     Kind,
     Refusal,
     RefusedError,
@@ -51,6 +59,12 @@ from btrfs_ublk.kernel.btrfs import (
 
 log = logging.getLogger(__name__)
 
+#: What containers are: snapshots, or overlays upon what is committed.
+Mode = Literal["snapshot", "overlay"]
+DEFAULT_MODE: Mode = "snapshot"
+#: Label of a container: its mode.
+MODE = "containerd.io/snapshot/btrfs-ublk.mode"
+
 _TOP_MODE = 0o755  # of an empty snapshot's top directory
 
 
@@ -67,8 +81,15 @@ class Snapshots:
     """The snapshots below ``root``, a directory of a btrfs that is writable. Methods
     may be called by several threads. Raises RefusedError and BtrfsUblkError."""
 
-    def __init__(self, root: StrPath, options: LazyOptions | None = None) -> None:
+    def __init__(
+        self,
+        root: StrPath,
+        options: LazyOptions | None = None,
+        *,
+        mode: Mode = DEFAULT_MODE,
+    ) -> None:
         self.root = Path(root)
+        self._mode = mode
         self._directory = self.root / "snapshots"
         self._committing = threading.Lock()
         check_root(self.root)
@@ -117,6 +138,9 @@ class Snapshots:
             if one.image == image:
                 # A commit that was interrupted left it read-only.
                 set_read_only(directory / str(one.id), False)
+                if one.overlay == "merging":
+                    merge_overlay(directory / str(one.id))
+                    self._store.set_overlay(one.id, "")
 
     def _delete_unknown(
         self, image: str | None, directory: Path, there: set[int]
@@ -170,12 +194,19 @@ class Snapshots:
         # NB: an image that comes up loses rows without a directory, so it has to be up
         # before this one's is written.
         above = self._path(self._store.get(parent)) if parent else None
-        made = self._store.add(key, parent, kind, labels)
+        mode = labels.get(MODE, self._mode)
+        # Layers that are unpacked are committed at once: an overlay would be no use.
+        is_overlay = (
+            kind is Kind.ACTIVE and mode == "overlay" and SNAPSHOT_REF not in labels
+        )
+        made = self._store.add(key, parent, kind, labels, overlay=is_overlay)
         if _has_directory(made):
             try:
                 self._make_directory(made, above)
             except BaseException:
                 self._store.remove(key)
+                if made.overlay and os.path.lexists(path := self._path(made)):
+                    self._delete(path)
                 raise
         return self._mounts_of(made)
 
@@ -183,6 +214,9 @@ class Snapshots:
         path = self._path(made)
         if above is not None:
             create_snapshot(above, path.parent, path.name)
+            if made.overlay:
+                make_overlay(path, above)
+                commit_transaction(path)
             return
         # The kernel gives it the caller's umask.
         create_subvolume(path.parent, path.name)
@@ -202,6 +236,15 @@ class Snapshots:
 
     def _mounts_of(self, found: Snapshot) -> list[SnapshotMount]:
         shown = found if _has_directory(found) else self._store.get(found.parent)
+        if found.overlay == "mounted":
+            options = mount_options(self._path(found))
+            return [SnapshotMount("overlay", "overlay", options)]
+        if found.overlay:
+            raise RefusedError(
+                Refusal.FAILED_PRECONDITION,
+                f"snapshot {found.name!r} is being committed: commit it again, or "
+                "remove it",
+            )
         access = "ro" if found.kind is Kind.VIEW else "rw"
         return [SnapshotMount("bind", str(self._path(shown)), ("rbind", access))]
 
@@ -227,6 +270,8 @@ class Snapshots:
                 f"committed upon {parent!r}",
             )
         path = self._path(found)
+        if found.overlay:
+            self._merge(found, path)
         set_read_only(path)
         try:
             commit_transaction(path)
@@ -234,6 +279,15 @@ class Snapshots:
         except BaseException:
             set_read_only(path, False)
             raise
+
+    def _merge(self, found: Snapshot, path: Path) -> None:
+        """Make an ordinary active snapshot of an overlay. From its first step on, it is
+        no overlay any more: what a killed process has left is merged at the start."""
+        check_merge(path)
+        self._store.set_overlay(found.id, "merging")
+        merge_overlay(path)
+        commit_transaction(path)
+        self._store.set_overlay(found.id, "")
 
     def _charged(self, path: Path) -> int:
         """Return how many bytes a snapshot holds by itself; 0 where the kernel has no

@@ -26,8 +26,8 @@ SNAPSHOT_REF = "containerd.io/snapshot.ref"
 
 _BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x62756373  # "bucs"
-_VERSION = 2
-#: Version 2 has images; what a file of version 1 gets.
+_VERSION = 3
+#: Version 2 has images, and version 3 overlays; what files of versions before get.
 _IMAGES = """
 CREATE TABLE images (
     digest TEXT PRIMARY KEY,
@@ -38,6 +38,10 @@ ALTER TABLE snapshots ADD COLUMN image TEXT REFERENCES images (digest);
 ALTER TABLE snapshots ADD COLUMN layer TEXT;
 CREATE INDEX of_image ON snapshots (image);
 """
+_OVERLAYS = """
+ALTER TABLE snapshots ADD COLUMN overlay TEXT NOT NULL DEFAULT '';
+"""
+_CHANGES = {1: _IMAGES + _OVERLAYS, 2: _OVERLAYS}
 _SCHEMA = """
 CREATE TABLE snapshots (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -50,10 +54,10 @@ CREATE TABLE snapshots (
     bytes INTEGER
 ) STRICT;
 CREATE INDEX children ON snapshots (parent);
-""" + _IMAGES
+""" + _CHANGES[1]
 _COLUMNS = """
 SELECT s.id, s.name, p.name, s.parent, s.kind, s.created_ns, s.updated_ns, s.labels,
-    s.bytes, s.image, s.layer
+    s.bytes, s.image, s.layer, s.overlay
 FROM snapshots AS s LEFT JOIN snapshots AS p ON p.id = s.parent
 """
 
@@ -94,6 +98,7 @@ class Snapshot:
     size_bytes: int | None = None  # of committed ones: what it was charged for then
     image: str | None = None  # in whose file system it is; None: in that of the root
     layer: str | None = None  # of a lazy layer: its chain ID, which names its directory
+    overlay: str = ""  # of an active one that is an overlay: "mounted" or "merging"
 
 
 @dataclass(frozen=True)
@@ -139,9 +144,10 @@ class SnapshotStore:
                     f"PRAGMA user_version = {_VERSION}; COMMIT;"
                 )
                 version, application = _VERSION, _APPLICATION_ID
-            elif version == 1 and application == _APPLICATION_ID:
+            elif version in _CHANGES and application == _APPLICATION_ID:
                 self._connection.executescript(
-                    f"BEGIN; {_IMAGES} PRAGMA user_version = {_VERSION}; COMMIT;"
+                    f"BEGIN; {_CHANGES[version]}"
+                    f"PRAGMA user_version = {_VERSION}; COMMIT;"
                 )
                 version = _VERSION
         except sqlite3.Error as error:
@@ -214,7 +220,13 @@ class SnapshotStore:
         return [one for one in found if matches(lookup_of(_fields(one), one.labels))]
 
     def add(
-        self, name: str, parent: str, kind: Kind, labels: Mapping[str, str]
+        self,
+        name: str,
+        parent: str,
+        kind: Kind,
+        labels: Mapping[str, str],
+        *,
+        overlay: bool = False,
     ) -> Snapshot:
         """Add a view or an active snapshot. Its parent has to be committed."""
         if not name:
@@ -224,7 +236,8 @@ class SnapshotStore:
         with self._changing():
             above = self._get_parent(parent)
             image = above.image if above else None
-            return self._insert(name, above, kind, labels, image=image)
+            how = "mounted" if overlay and above else ""
+            return self._insert(name, above, kind, labels, image=image, overlay=how)
 
     def _insert(
         self,
@@ -235,12 +248,13 @@ class SnapshotStore:
         *,
         image: str | None,
         layer: str | None = None,
+        overlay: str = "",
     ) -> Snapshot:
         self._check_free(name)
         now = time.time_ns()
         self._connection.execute(
             "INSERT INTO snapshots (name, parent, kind, created_ns, updated_ns, labels,"
-            " bytes, image, layer) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " bytes, image, layer, overlay) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 name,
                 above.id if above else None,
@@ -251,9 +265,17 @@ class SnapshotStore:
                 None if layer is None else 0,
                 image,
                 layer,
+                overlay,
             ),
         )
         return self._get(name)
+
+    def set_overlay(self, number: int, overlay: str) -> None:
+        """Record what has become of an active snapshot that was an overlay."""
+        with self._changing():
+            self._connection.execute(
+                "UPDATE snapshots SET overlay = ? WHERE id = ?", (overlay, number)
+            )
 
     def find_layer(self, target: str, parent: str) -> Snapshot | None:
         """Return the committed snapshot that containerd would take for a layer: with
@@ -434,7 +456,7 @@ class SnapshotStore:
 
 def _snapshot(row: tuple[Any, ...]) -> Snapshot:
     number, name, parent, parent_id, kind, created_ns, updated_ns, labels, *rest = row
-    size_bytes, image, layer = rest
+    size_bytes, image, layer, overlay = rest
     return Snapshot(
         id=number,
         name=name,
@@ -447,6 +469,7 @@ def _snapshot(row: tuple[Any, ...]) -> Snapshot:
         size_bytes=size_bytes,
         image=image,
         layer=layer,
+        overlay=overlay,
     )
 
 
