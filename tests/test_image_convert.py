@@ -36,6 +36,8 @@ from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
 
 PLATFORM = ("--platform", "linux/amd64")
+#: Below the directory of --work.
+CONVERSIONS = f"work/btrfs-ublk-convert-{os.geteuid()}"
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def test_the_same_image_has_the_same_digests(
     second = image(*argv, f"{registry.host}/team/other:1", "--threads", "1")
     assert second["digest"] == first["digest"]
     assert image(*argv, new)["uploaded_bytes"] == 0
-    assert list((sparse_path / "work").iterdir()) == []
+    assert list((sparse_path / CONVERSIONS).iterdir()) == []
 
     reference = parse_reference(source)
     with Repository(reference, access) as repository:
@@ -163,7 +165,7 @@ def test_what_was_made_is_not_made_again(
 def test_a_killed_one_is_gone_on_with(
     argv: list[str], registry: Registry, sparse_path: Path
 ) -> None:
-    blobs = sparse_path / "work"
+    blobs = sparse_path / CONVERSIONS
     program = [str(Path(sys.executable).with_name("btrfs-ublk")), "image"]
     new = f"{registry.host}/team/killed:1"
     for pattern in ("*/layout/blobs/sha256/*", "*/layout/blobs/.new-*/image/data"):
@@ -215,7 +217,7 @@ def test_refusals(argv: list[str], registry: Registry, sparse_path: Path) -> Non
     missing = argv.copy()
     missing[1] = f"{registry.host}/source/none:1"
     assert "HTTP 404" in str(refusal(*missing, new))
-    work = sparse_path / "work"
+    work = sparse_path / CONVERSIONS
     assert not work.exists() or not list(work.iterdir())
     login = argv.copy()
     empty = sparse_path / "empty.json"
@@ -234,7 +236,7 @@ def test_one_at_a_time(
     new = f"{registry.host}/team/once:1"
 
     def held(*_: object, **__: object) -> None:
-        (path,) = (sparse_path / "work").glob("*.lock")
+        (path,) = (sparse_path / CONVERSIONS).glob("*.lock")
         assert lock_file(path) is None
         assert "another command converts" in str(refusal(*argv, new))
         raise BtrfsUblkError("enough")

@@ -39,7 +39,7 @@ from btrfs_ublk.units import format_size
     "--work",
     type=PathType(),
     help="A directory for what is not stored yet, as large as both images."
-    "  [/var/tmp/btrfs-ublk-convert-UID]",
+    "  [/var/tmp]",
 )
 @with_access
 @json_option

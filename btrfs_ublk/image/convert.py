@@ -1,8 +1,8 @@
 """From an image of a registry to an image of a registry that has the sealed one as
 well: fetched, made, checked and stored by one call, which a killed one makes shorter.
 
-    WORK/HEX        a conversion: its source, options and version of this package
-    WORK/HEX.lock   held by the process that is at it
+    WORK/btrfs-ublk-convert-UID/HEX       a conversion: its source, options and version
+    WORK/btrfs-ublk-convert-UID/HEX.lock  held by the process that is at it
 
 All of a conversion is in an image layout, whose tags say how far it is.
 """
@@ -36,6 +36,7 @@ from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.transfer import Pushed, push_image, walk
 
+_DIRECTORY = "btrfs-ublk-convert"
 #: Tags of the layout: what was made, what it was made of, and what was compared.
 _MADE, _ORDINARY, _CHECKED = "made", "ordinary", "checked"
 #: Nobody goes on with a conversion that was killed as long ago as this.
@@ -72,7 +73,7 @@ def convert_image(
     """Make a sealed image of ``source``, and store it with the ordinary one as
     ``target``, whose tag changes last.
 
-    ``work`` is a directory for what is not stored yet; it is removed at the end, and
+    ``work`` is a directory for what is not stored yet; that is removed at the end, and
     kept by a failure, so that the next call goes on. With ``check``, each layer is read
     back and compared before. Blobs that the target's registry has, also in the
     repository ``mount_from`` or that of the source, are not sent. Raises UsageError,
@@ -104,7 +105,7 @@ def convert_image(
     with Repository(target, access.of(target.registry), writing=True) as repository:
         repository.has_document(target.version)  # a login that fails does so now
     base = make_private(
-        work or Path("/var/tmp", f"btrfs-ublk-convert-{os.geteuid()}"),
+        (work or Path("/var/tmp")) / f"{_DIRECTORY}-{os.geteuid()}",
         what="directory of conversions",
         hint="choose another one with --work",
     )
