@@ -17,6 +17,7 @@ _VERSION_TIMEOUT_S = 20.0
 MKSEED = "btrfs-ublk-mkseed"
 MKIMAGE = "btrfs-ublk-mkimage"
 READIMAGE = "btrfs-ublk-readimage"
+MAKETREE = "btrfs-ublk-maketree"
 CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
 KEEPER = "btrfs-ublk-keeper"
@@ -32,7 +33,7 @@ FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
-    *(MKIMAGE, READIMAGE),
+    *(MKIMAGE, READIMAGE, MAKETREE),
     *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES, CODEC),
 )
 

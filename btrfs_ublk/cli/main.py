@@ -16,7 +16,7 @@ from btrfs_ublk.errors import UsageError
     cls=ModuleGroup,
     package="btrfs_ublk.cli",
     but=(
-        *("main", "map_stats", "mirror_options", "volume_options"),
+        *("main", "map_stats", "mirror_options", "volume_options", "volume_trees"),
         *("image_convert", "image_forks", "image_options"),
     ),
     invoke_without_command=True,

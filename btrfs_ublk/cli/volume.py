@@ -29,6 +29,7 @@ from btrfs_ublk.cli.volume_options import (
     volume_name,
     volumes_base,
 )
+from btrfs_ublk.cli.volume_trees import add_image, add_tree
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_block_size, parse_size
 
@@ -398,3 +399,7 @@ def _print(volume: volumes.KeptVolume) -> None:
         gone = ", removed since" if file.present is False else ""
         size = format_size(file.size_bytes)
         click.echo(f"{'file':14} {file.path}: {size} from {file.origin}{gone}")
+
+
+for _each in (add_image, add_tree):
+    command.add_command(_each)

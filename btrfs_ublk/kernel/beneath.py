@@ -21,6 +21,8 @@ _SYS_OPENAT2 = 437
 #: linux/openat2.h
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
+#: linux/fs.h
+_RENAME_NOREPLACE = 1
 #: EAGAIN asks us to try again: something was renamed while the kernel resolved "..".
 _TRIES = 100
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -104,6 +106,19 @@ def exists_beneath(top: int, path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def rename_beneath(directory: int, old: str, new: str) -> None:
+    """Rename an entry of a directory; nothing is replaced. Raises OSError."""
+    if _libc.renameat2(
+        ctypes.c_int(directory),
+        ctypes.c_char_p(os.fsencode(old)),
+        ctypes.c_int(directory),
+        ctypes.c_char_p(os.fsencode(new)),
+        ctypes.c_uint(_RENAME_NOREPLACE),
+    ):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), new)
 
 
 def _make_directory(top: int, path: str, made: Callable[[str], object]) -> None:

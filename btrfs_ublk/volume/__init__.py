@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.resize import resize_volume
     from btrfs_ublk.volume.settings import Setting
     from btrfs_ublk.volume.store import volume_directories, volume_directory
+    from btrfs_ublk.volume.trees import AddedTree, add_image, add_tree
     from btrfs_ublk.volume.up import up_volume
     from btrfs_ublk.volume.volumes import NamedVolume, Volumes
 else:
@@ -56,6 +57,7 @@ else:
             "resize": "resize_volume",
             "settings": "Setting",
             "store": "volume_directories volume_directory",
+            "trees": "AddedTree add_image add_tree",
             "up": "up_volume",
             "volumes": "NamedVolume Volumes",
         },
@@ -63,6 +65,7 @@ else:
 
 __all__ = [
     "Access",
+    "AddedTree",
     "DEFAULT_FORK_MODE",
     "Detached",
     "FORK_MODES",
@@ -77,6 +80,8 @@ __all__ = [
     "VolumeDefinition",
     "VolumeFile",
     "Volumes",
+    "add_image",
+    "add_tree",
     "clone_in_volume",
     "commit_fork",
     "detach_image",

@@ -41,6 +41,7 @@ from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_dire
 if TYPE_CHECKING:
     from btrfs_ublk.image.connection import RegistryAccess
     from btrfs_ublk.image.pack import PackHeader
+    from btrfs_ublk.image.reference import Name
 
 _DIGESTS = "digests"
 #: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
@@ -114,11 +115,18 @@ def find_image(definition: VolumeDefinition) -> FoundImage | None:
     InvalidImageError, RefusedImageError."""
     if definition.image is None:
         return None
+    from btrfs_ublk.image.reference import parse_name
+
+    return find_named_image(parse_name(definition.image), image_access(definition))
+
+
+def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
+    """Return an image, whose metadata are fetched if they are not on this machine.
+    Raises as find_image() does."""
     from btrfs_ublk.image.pull import open_sealed, pull_image
-    from btrfs_ublk.image.reference import LayoutName, parse_name
+    from btrfs_ublk.image.reference import LayoutName
     from btrfs_ublk.image.store import ImageStore
 
-    name = parse_name(definition.image)
     if isinstance(name, LayoutName):
         layout, manifest, _ = open_sealed(name)
         mirror = None
@@ -127,7 +135,7 @@ def find_image(definition: VolumeDefinition) -> FoundImage | None:
             mirror = {"kind": "file", "path": str(path)}
         pack = layout.verify(manifest.pack)
         return FoundImage(pack, manifest.digest, mirror, manifest.data_bytes)
-    store, access = ImageStore(), image_access(definition)
+    store = ImageStore()
     found = store.find(str(name))
     if found is None:
         with step(f"pull {name}"):

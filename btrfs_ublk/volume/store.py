@@ -97,6 +97,18 @@ class MadeFile:
     is_whole: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class HalfTree:
+    """A tree that is being added to the volume (adding.json): the path of the subvolume
+    that is to become it, directories above that were missing, and the name of its data
+    object in ``trees``, if that is new.
+    """
+
+    path: str
+    directories: list[str]
+    data: str | None
+
+
 class VolumeDirectory:
     """The files of one volume, at ``path``. The constructor touches none of them."""
 
@@ -117,6 +129,9 @@ class VolumeDirectory:
         self._made = path / "volume.json"
         self._session = path / "session.json"
         self._files = path / "files.json"
+        self._adding = path / "adding.json"
+        #: Data objects of trees that were added, by the roots of their digests.
+        self.trees = path / "trees"
 
     def is_volume(self) -> bool:
         """Whether it has files that only volumes have, even if damaged.
@@ -196,6 +211,17 @@ class VolumeDirectory:
 
     def write_files(self, files: dict[str, MadeFile]) -> None:
         _FILES.write(self._files, {"files": [asdict(one) for one in files.values()]})
+
+    def half_tree(self) -> HalfTree | None:
+        """Return the tree that is being added, or that a killed command has left."""
+        keys = _FILES.read(self._adding)
+        return None if keys is None else _FILES.parse(HalfTree, keys, self._adding)
+
+    def write_half_tree(self, tree: HalfTree) -> None:
+        _FILES.write(self._adding, asdict(tree))
+
+    def forget_half_tree(self) -> None:
+        self._adding.unlink(missing_ok=True)
 
     def cache_of(self, definition: VolumeDefinition) -> Path:
         return definition.cache or self.cache

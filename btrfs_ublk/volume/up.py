@@ -59,6 +59,7 @@ from btrfs_ublk.volume.store import (
     volume_directory,
     volumes_directory,
 )
+from btrfs_ublk.volume.trees import remove_half_tree
 from btrfs_ublk.volume.virtual_file import assert_mapping
 
 
@@ -103,6 +104,8 @@ def up_volume(
         target = volume.target_of(definition)
         if volume.made().image is not None:
             mount_overlays(target)
+        else:
+            remove_half_tree(volume, target)
         add_files(volume, target, definition.files, resolved=resolved)
         limit_cache(volume, definition)
         # This cannot be undone, so it comes after all else that may fail.

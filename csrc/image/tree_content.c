@@ -295,10 +295,10 @@ static int report_extent(const struct piece *piece, uint64_t bytes, const struct
 		.bytes = bytes,
 		.logical = piece->disk_bytenr,
 		.stored_bytes = piece->disk_bytes,
+		.begin = piece->extent_offset,
+		.is_compressed = piece->is_packed,
 	};
 
-	if (piece->is_inline)
-		return 0;
 	*is_visitors = true;
 	return visitor->extent(visitor, entry, &extent);
 }
@@ -322,9 +322,9 @@ int tree_content_read(struct tree_content *content, struct cursor *cursor, uint6
 		bytes = entry->bytes - piece.offset;
 		if (bytes > piece.bytes)
 			bytes = piece.bytes;
-		if (visitor->extent)
+		if (visitor->extent && !piece.is_inline)
 			err = report_extent(&piece, bytes, entry, visitor, is_visitors);
-		else
+		else if (visitor->data)
 			err = read_piece(content, cursor, &piece, bytes, visitor, is_visitors);
 		if (err)
 			return err;

@@ -3,6 +3,7 @@
 #ifndef IMAGE_TREE_ENTRY_H
 #define IMAGE_TREE_ENTRY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,6 +41,8 @@ struct tree_entry {
 struct tree_extent {
 	uint64_t offset, bytes; /* of the file */
 	uint64_t logical, stored_bytes;
+	uint64_t begin; /* where in the extent, unpacked, these bytes begin */
+	bool is_compressed;
 };
 
 /* A negative result ends the reading, and is returned. */
@@ -47,7 +50,8 @@ struct tree_visitor {
 	int (*entry)(struct tree_visitor *visitor, const struct tree_entry *entry);
 	/* The bytes of an entry's regions, in order. */
 	int (*data)(struct tree_visitor *visitor, uint64_t offset, const void *data, size_t bytes);
-	/* If it is not NULL, it is called instead of `data`, for what is not inline. */
+	/* If it is not NULL, it is called for what is not inline, and `data`, which may be NULL
+	   then, for what is. */
 	int (*extent)(struct tree_visitor *visitor, const struct tree_entry *entry,
 		      const struct tree_extent *extent);
 	/* After the last bytes of each entry that has regions. */

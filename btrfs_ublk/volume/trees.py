@@ -1,0 +1,399 @@
+"""Whole trees in volumes of virtual data: files that are clones of ranges of an image's
+data object, which is mapped (docs/design/images.md).
+
+A tree is made in a subvolume of its own, under a name that adding.json knows, and gets
+its path last. What a killed command has left is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from btrfs_ublk import content
+from btrfs_ublk import device as devices
+from btrfs_ublk.base.helpers import MAKETREE, helper_path
+from btrfs_ublk.base.jsonfile import sync
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.process import spawn
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.base.undo import undoing
+from btrfs_ublk.content import Source
+from btrfs_ublk.device.locks import Lock
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.attributes import NO_COW, add_attributes
+from btrfs_ublk.kernel.beneath import (
+    exists_beneath,
+    opened_directory,
+    place_beneath,
+    rename_beneath,
+)
+from btrfs_ublk.kernel.btrfs import (
+    commit_transaction,
+    create_subvolume,
+    delete_subvolumes,
+    is_subvolume,
+)
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.volume.files import opened_top, opened_virtual_data
+from btrfs_ublk.volume.image import find_named_image
+from btrfs_ublk.volume.report import look_at_volume
+from btrfs_ublk.volume.store import (
+    LOCK_TIMEOUT_S,
+    HalfTree,
+    VolumeDirectory,
+    volume_directory,
+)
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.connection import RegistryAccess
+    from btrfs_ublk.image.reference import Name
+
+#: A bound for what would otherwise wait for ever.
+_TIMEOUT_S = 86400.0
+_PREFIX = ".btrfs-ublk-adding-"
+
+Number = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class AddedTree:
+    """A tree that was added. ``cloned_bytes`` of its files are shared with the data
+    object, and ``written_bytes`` were written: small files. ``data`` is the file with
+    the data object, where that was made for the tree."""
+
+    path: Path
+    entries: int
+    cloned_bytes: int
+    written_bytes: int
+    data: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        data = None if self.data is None else str(self.data)
+        return vars(self) | {"path": str(self.path), "data": data}
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image as it lies on this machine: its metadata, the number of the subvolume,
+    and where its data are to be read; ``new_data`` becomes the file that ``source``
+    names, unless that is there."""
+
+    seed: Path
+    subvolume: int
+    data_bytes: int
+    source: Source | None
+    what: str
+    new_data: Path | None = None
+
+
+def add_image(
+    name: str,
+    image: Name,
+    path: str | None = None,
+    *,
+    layer: str | None = None,
+    access: RegistryAccess,
+    base: StrPath | None = None,
+    expect: Number = lambda total: None,
+    progress: Number = lambda count: None,
+    say: Callable[[str], object] = lambda text: None,
+) -> AddedTree:
+    """Make the tree of a sealed image again in a volume of virtual data that is up, in
+    a new subvolume ``path``. No data are moved but those of small files.
+
+    ``layer`` is the chain ID of another layer than the last. Raises UsageError for a
+    volume or path that cannot be, BtrfsUblkError for an image whose data are
+    compressed, and what find_image() raises. Nothing is left in the volume then, but
+    the mapping of the data object, if that is the image's first tree.
+    """
+    from btrfs_ublk.image.pack import check_data, unpack
+
+    volume = volume_directory(name, base)
+    volume.check()
+    say("look the image up")
+    found = find_named_image(image, access)
+    with tempdir() as work:
+        seed = work / "seed.img"
+        header, digests = unpack(found.pack, seed)
+        check_data(header, found.data_bytes)
+        digests.write(work / "digests")
+        chosen = next(
+            (x for x in header.layers[::-1] if layer in (None, x.chain_id)), None
+        )
+        if chosen is None:
+            raise UsageError(
+                f"{image} has no layer {layer}",
+                hint=f"there are: {', '.join(x.chain_id for x in header.layers)}",
+            )
+        source = None
+        if found.mirror is not None:
+            source = _source(
+                found.mirror, header.data_bytes, header.unit, header.root, work
+            )
+        one = _Image(
+            seed, chosen.subvolume, header.data_bytes, source, f"the data of {image}"
+        )
+        return _add(volume, one, path or _name_of(image), expect, progress, say)
+
+
+def add_tree(
+    name: str,
+    source: Name | Path,
+    path: str,
+    *,
+    platform: str | None = None,
+    access: RegistryAccess,
+    base: StrPath | None = None,
+    expect: Number = lambda total: None,
+    progress: Number = lambda count: None,
+    say: Callable[[str], object] = lambda text: None,
+) -> AddedTree:
+    """Do as add_image(), with an image that is made for it of a directory, a tar, or an
+    ordinary image. Its data object, in which equal content is once, stays in the
+    directory of the volume. Raises as build_image() does, too."""
+    from btrfs_ublk.content.digests import Digests
+    from btrfs_ublk.image.build import BuildOptions, make_image
+    from btrfs_ublk.image.layout import Layout
+    from btrfs_ublk.image.source import open_source
+
+    volume = volume_directory(name, base)
+    volume.check()
+    try:
+        volume.trees.mkdir(mode=0o700, exist_ok=True)
+        with tempdir(parent=volume.trees) as work:
+            say(f"read {source}")
+            opened = open_source(
+                source, Layout.made(work / "layout"), access, platform=platform
+            )
+            made = work / "image"
+            report = make_image(opened, made, BuildOptions(compression="none"))
+            data = made / "data"
+            digests = Digests(
+                data.stat().st_size, report["unit"], (made / "digests").read_bytes()
+            )
+            digests.write(work / "digests")
+            size_bytes, unit, root = digests.size_bytes, report["unit"], digests.root
+            kept = volume.trees / root
+            place: Source = {"kind": "file", "path": str(kept)}
+            one = _Image(
+                made / "seed.img",
+                report["layers"][-1]["subvolume"],
+                size_bytes,
+                _source(place, size_bytes, unit, root, work) if size_bytes else None,
+                f"the data of {source}",
+                data if size_bytes else None,
+            )
+            return _add(volume, one, path, expect, progress, say)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot read {source} into {volume.trees}: {error.strerror or error}",
+            hint="is its disk full, or read-only?",
+        ) from error
+    finally:
+        with suppress(OSError):  # it has data objects
+            volume.trees.rmdir()
+
+
+def _source(
+    mirror: Source, size_bytes: int, unit: int, root: str, work: Path
+) -> Source:
+    return mirror | {
+        "size": size_bytes,
+        "unit": unit,
+        "root": root,
+        "digests": {"path": str(work / "digests")},
+    }
+
+
+def _name_of(image: Name) -> str:
+    """Return the path that a tree has when none is given."""
+    from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName
+
+    if isinstance(image, LayoutName):
+        return image.tag or DEFAULT_TAG
+    return image.repository.rpartition("/")[2]
+
+
+def _add(
+    volume: VolumeDirectory,
+    image: _Image,
+    path: str,
+    expect: Number,
+    progress: Number,
+    say: Callable[[str], object],
+) -> AddedTree:
+    say("look at its files")
+    total, *_ = _make(image, lambda count: None)
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S) as lock:
+        found = look_at_volume(volume, is_ours=True)
+        if not found.is_up or found.mount is None:
+            why = f" ({found.reason})" if found.reason else ""
+            raise UsageError(
+                f"volume {volume.name!r} is {found.state}{why}",
+                hint=f"btrfs-ublk volume up {volume.name}",
+            )
+        with (
+            opened_top(volume, found.mount) as top,
+            opened_virtual_data(volume, top) as virtual,
+        ):
+            _remove_half(volume, top)
+            path = _checked(volume, top, path)
+            say("make its files")
+            expect(total)
+            with _adding(volume, top, path, image) as directory:
+                offset = _map(volume, image)
+                entries, cloned, written = _make(
+                    image, progress, directory, virtual, offset, lock
+                )
+                commit_transaction(Path(f"/proc/self/fd/{directory}"))
+        data = None if image.new_data is None else volume.trees / _root(image)
+        return AddedTree(found.mount / path, entries, cloned, written, data)
+
+
+def _root(image: _Image) -> str:
+    assert image.source is not None
+    root: str = image.source["root"]
+    return root
+
+
+def _checked(volume: VolumeDirectory, top: int, path: str) -> str:
+    """Return a path beneath the volume without what says nothing. Raises UsageError."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith("/") or ".." in parts or not parts:
+        raise UsageError(
+            f"path {path!r} is not one in the volume",
+            hint="it is relative to the volume's top directory, and not that itself",
+        )
+    path = "/".join(parts)
+    if exists_beneath(top, path):
+        raise UsageError(
+            f"there is a {path!r} in volume {volume.name!r}",
+            hint="choose another path, or remove what is there",
+        )
+    return path
+
+
+def _map(volume: VolumeDirectory, image: _Image) -> int:
+    """Map the data object, unless that was done before; return where it is."""
+    if image.source is None:
+        return 0
+    added = devices.device_map(volume.name).add(
+        [image.source], [content.Addition(source=0)], names=[image.what]
+    )
+    return added[0].offset
+
+
+@contextmanager
+def _adding(
+    volume: VolumeDirectory, top: int, path: str, image: _Image
+) -> Iterator[int]:
+    """Yield a descriptor of a new subvolume, closed to all others, which gets its path
+    when the block ends without an error. Else nothing is left of it."""
+    parent, _, name = path.rpartition("/")
+    above = [parent[:at] for at, char in enumerate(f"{parent}/") if char == "/"]
+    half = HalfTree(
+        path=os.path.join(parent, _PREFIX + os.urandom(8).hex()),
+        directories=[x for x in above if x and not exists_beneath(top, x)],
+        data=(
+            _root(image)
+            if image.new_data and not (volume.trees / _root(image)).exists()
+            else None
+        ),
+    )
+    with ExitStack() as on_failure:
+        # Recorded before anything appears, so that what is half-made is known.
+        on_failure.push(undoing(lambda: _remove_half(volume, top)))
+        volume.write_half_tree(half)
+        with place_beneath(top, half.path, made=lambda path: None) as (
+            directory,
+            temporary,
+        ):
+            subvolume = create_subvolume(Path(f"/proc/self/fd/{directory}"), temporary)
+            with opened_directory(temporary, dir_fd=directory) as fd:
+                os.fchmod(fd, 0o700)
+                if os.listdir(fd):
+                    raise BtrfsUblkError(f"another program writes to {subvolume}")
+                # Clones of virtual data have no checksums, and files inherit that.
+                add_attributes(fd, NO_COW)
+                if half.data is not None and image.new_data is not None:
+                    sync(image.new_data)
+                    os.rename(image.new_data, volume.trees / half.data)
+                    sync(volume.trees)
+                yield fd
+            try:
+                rename_beneath(directory, temporary, name)
+            except FileExistsError as error:
+                raise UsageError(f"another program has just made {path!r}") from error
+            with deferred():
+                on_failure.pop_all()
+                # All is on disk before it counts as made.
+                commit_transaction(Path(f"/proc/self/fd/{top}"))
+                volume.forget_half_tree()
+
+
+def _make(
+    image: _Image,
+    progress: Number,
+    directory: int = -1,
+    virtual: Path | None = None,
+    offset: int = 0,
+    lock: Lock | None = None,
+) -> tuple[int, int, int]:
+    """Have the helper make the tree in an open directory, or only see whether it could.
+    Returns the numbers of entries, of bytes cloned, and of bytes written."""
+    argv: list[str | Path] = [helper_path(MAKETREE), image.seed]
+    argv += [str(image.subvolume), str(image.data_bytes)]
+    with ExitStack() as opened:
+        fds = []
+        if virtual is not None and lock is not None:
+            data = opened.enter_context(open(virtual, "rb", buffering=0))
+            argv += [str(directory), str(data.fileno()), str(offset)]
+            # NB: with the lock, so that the next command waits for the helper's end.
+            fds = [directory, data.fileno(), lock.fileno()]
+        child = opened.enter_context(spawn(argv, pipe_stdout=True, keep_open_fds=fds))
+        assert child.stdout is not None
+        done, numbers = 0, [0, 0, 0]
+        for line in child.stdout:
+            numbers = [int(word) for word in line.split()]
+            progress(numbers[0] - done)
+            done = numbers[0]
+        if child.wait(_TIMEOUT_S) != 0:
+            words = child.stderr_tail().strip()
+            message, _, hint = words.partition("\n  hint: ")
+            message = message.partition(": error: ")[2] or child.failure("failed")
+            raise BtrfsUblkError(message, hint=hint or None)
+    entries, cloned_bytes, written_bytes = numbers
+    return entries, cloned_bytes, written_bytes
+
+
+def remove_half_tree(volume: VolumeDirectory, top: Path) -> None:
+    """Remove what a killed command has left in a mounted volume, whose lock the caller
+    has. Raises BtrfsUblkError."""
+    if volume.half_tree() is not None:
+        with opened_top(volume, top) as fd:
+            _remove_half(volume, fd)
+
+
+def _remove_half(volume: VolumeDirectory, top: int) -> None:
+    half = volume.half_tree()
+    if half is None:
+        return
+    # NB: the name is a random one of ours. What is not there has not begun, or got its
+    # path, and is whole; in both cases, its data object is as it is to be.
+    with suppress(FileNotFoundError), place_beneath(top, half.path) as (fd, name):
+        path = Path(f"/proc/self/fd/{fd}/{name}")
+        if is_subvolume(path):
+            if half.data is not None:
+                (volume.trees / half.data).unlink(missing_ok=True)
+            delete_subvolumes(path)
+            log.debug("removed the half-made tree %s", half.path)
+    for directory in reversed(half.directories):
+        with suppress(OSError), place_beneath(top, directory) as (fd, name):
+            os.rmdir(name, dir_fd=fd)
+    volume.forget_half_tree()
