@@ -24,7 +24,7 @@ from btrfs_ublk.base.entry import (
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.cli.image_convert import convert
-from btrfs_ublk.cli.image_forks import commit, detach, fork, forks, unfork
+from btrfs_ublk.cli.image_forks import apply, commit, detach, fork, forks, unfork
 from btrfs_ublk.cli.image_options import (
     platform_option,
     registry_options,
@@ -570,5 +570,5 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
     take_down(name, base, as_json=as_json)
 
 
-for _each in (convert, fork, forks, unfork, commit, detach):
+for _each in (convert, fork, forks, unfork, commit, apply, detach):
     command.add_command(_each)

@@ -10,7 +10,7 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
-from btrfs_ublk.base.entry import json_option, print_rows, visible
+from btrfs_ublk.base.entry import PathType, json_option, print_rows, visible
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.image_options import with_access
 from btrfs_ublk.cli.volume_options import confirm, volume_name, volumes_base
@@ -115,9 +115,13 @@ def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) ->
     "-t",
     "--tag",
     "target",
-    required=True,
     metavar="IMAGE",
     help="Its name: oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG.",
+)
+@click.option(
+    "--delta",
+    type=PathType(),
+    help="Instead: a new file of what has changed, for `image apply`.",
 )
 @click.option(
     "--compression",
@@ -131,7 +135,8 @@ def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) ->
 def commit(
     name: str,
     fork: str,
-    target: str,
+    target: str | None,
+    delta: Path | None,
     compression: images.Compression,
     base: Path | None,
     access: images.RegistryAccess,
@@ -144,8 +149,22 @@ def commit(
     layers have whole files. In a registry, layers that are there are not sent.
 
     Options of the registry are those of IMAGE's; without any, it is asked as that of
-    the volume's image.
+    the volume's image. With --delta, no image is made: the file has what has changed,
+    and no data of the image are read.
     """
+    if (target is None) == (delta is None):
+        raise UsageError(
+            "one of --tag and --delta is needed", hint="an image, or a file of changes"
+        )
+    if delta is not None:
+        with progress(f"write the delta of fork {fork} of {name}"):
+            size_bytes = volumes.write_delta(name, fork, delta, base=base)
+        if as_json:
+            click.echo(json.dumps({"delta": str(delta), "size_bytes": size_bytes}))
+        else:
+            click.echo(f"{format_size(size_bytes)} in {delta}", err=True)
+        return
+    assert target is not None
     made = images.parse_name(target)
     if isinstance(made, images.Reference) and made.digest is not None:
         raise UsageError(
@@ -172,6 +191,26 @@ def commit(
     click.echo(f"a layer of {size}; {format_size(image.sent_bytes)} sent", err=True)
     if sockets:
         click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
+
+
+@click.command()
+@volume_name
+@click.argument("file", type=PathType())
+@click.argument("fork")
+@volumes_base
+@json_option
+def apply(name: str, file: Path, fork: str, base: Path | None, as_json: bool) -> None:
+    """Make a fork of what has changed in another.
+
+    NAME is a volume that `image up` has mounted, FILE what `image commit --delta` has
+    made in a volume of the same image. FORK, a name of yours, is then equal to that
+    fork. No data of the image are read. FILE says, to root, what is to be made: take it
+    only from whom you would take an image from.
+    """
+    with progress(f"apply {file} to {name}"):
+        made = volumes.apply_delta(name, file, fork, base=base)
+    keys = {"name": name, "fork": fork, "path": str(made)}
+    click.echo(json.dumps(keys) if as_json else made)
 
 
 @click.command()

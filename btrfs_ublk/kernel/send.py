@@ -10,9 +10,11 @@ import ctypes
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+from uuid import UUID
 
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import subvolume_id
@@ -36,6 +38,8 @@ _ATTRIBUTE_COMMANDS = (17, 18, 19, 20)
 _SUBVOLUME_COMMANDS = (1, 2)
 #: BTRFS_SEND_A_PATH and _PATH_TO. A third one names what a new link leads to.
 _PATHS = (15, 16)
+#: BTRFS_SEND_A_CLONE_UUID
+_CLONE_UUID = 20
 _MAX_COMMAND_BYTES = 1 << 20
 
 
@@ -83,23 +87,73 @@ def _send(
     subvolume: Path, parent_id: int, writing: int, failures: list[OSError]
 ) -> None:
     try:
-        source = os.open(subvolume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            clones = ctypes.c_uint64(parent_id)
-            place = (1, ctypes.addressof(clones))
-            argument = _SEND.pack(writing, *place, parent_id, _NO_DATA, 0)
-            # NB: the other thread must read meanwhile, which fcntl.ioctl() does not
-            # promise to let it do.
-            library = ctypes.CDLL(None, use_errno=True)
-            if library.ioctl(source, ctypes.c_ulong(_IOC_SEND), argument):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
-        finally:
-            os.close(source)
+        _ask_to_send(subvolume, parent_id, writing, _NO_DATA)
     except OSError as error:
         failures.append(error)
     finally:
         os.close(writing)
+
+
+def _ask_to_send(subvolume: Path, parent_id: int, writing: int, flags: int) -> None:
+    source = os.open(subvolume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        clones = ctypes.c_uint64(parent_id)
+        place = (1, ctypes.addressof(clones))
+        argument = _SEND.pack(writing, *place, parent_id, flags, 0)
+        # NB: another thread must read meanwhile, which fcntl.ioctl() does not promise
+        # to let it do.
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.ioctl(source, ctypes.c_ulong(_IOC_SEND), argument):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(source)
+
+
+def write_changes(subvolume: Path, parent: Path, out: int) -> None:
+    """Write what has changed since ``parent``, with data, as a stream to a descriptor.
+    What is shared with the parent is not read. Both must be read-only. Raises OSError.
+    """
+    _ask_to_send(subvolume, subvolume_id(parent), out, 0)
+
+
+@dataclass(frozen=True)
+class StreamHead:
+    """What a stream begins with: the subvolume that it makes, and the UUID of the one
+    that it is made of; None: it is made of nothing."""
+
+    name: bytes
+    parent: UUID | None
+
+
+def read_head(stream: IO[bytes]) -> StreamHead:
+    """Read the beginning of a stream. Raises EOFError, ValueError."""
+    magic, _ = _STREAM.unpack(_read(stream, _STREAM.size))
+    if magic != _MAGIC:
+        raise ValueError(f"it begins with {magic!r}")
+    length, command, _ = _COMMAND.unpack(_read(stream, _COMMAND.size))
+    if command not in _SUBVOLUME_COMMANDS or length > _MAX_COMMAND_BYTES:
+        raise ValueError(f"its first command has number {command}")
+    values = dict(_values(_read(stream, length)))
+    parent = values.get(_CLONE_UUID)
+    if parent is not None and len(parent) != len(UUID(int=0).bytes):
+        raise ValueError(f"a UUID of {len(parent)} bytes")
+    return StreamHead(
+        values.get(_PATHS[0], b""), None if parent is None else UUID(bytes=parent)
+    )
+
+
+def _values(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the attributes of a command. Raises ValueError."""
+    at = 0
+    while at < len(data):
+        if at + _ATTRIBUTE.size > len(data):
+            raise ValueError("an attribute is cut off")
+        kind, size = _ATTRIBUTE.unpack_from(data, at)
+        at += _ATTRIBUTE.size + size
+        if at > len(data):
+            raise ValueError("an attribute is cut off")
+        yield kind, data[at - size : at]
 
 
 def parse_stream(stream: IO[bytes]) -> ChangedPaths:
@@ -119,12 +173,7 @@ def parse_stream(stream: IO[bytes]) -> ChangedPaths:
         if command in _SUBVOLUME_COMMANDS:
             continue
         named = found.attributes if command in _ATTRIBUTE_COMMANDS else found.paths
-        at = 0
-        while at < length:
-            kind, size = _ATTRIBUTE.unpack_from(data, at)
-            at += _ATTRIBUTE.size + size
-            if kind in _PATHS:
-                named.add(data[at - size : at])
+        named |= {value for kind, value in _values(data) if kind in _PATHS}
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:

@@ -10,7 +10,7 @@ from btrfs_ublk.base.exports import exporter
 if TYPE_CHECKING:
     from btrfs_ublk.volume.access import Access
     from btrfs_ublk.volume.clone import clone_in_volume, unmapped_bytes
-    from btrfs_ublk.volume.commit import commit_fork
+    from btrfs_ublk.volume.commit import apply_delta, commit_fork, write_delta
     from btrfs_ublk.volume.definition import (
         SETTINGS,
         VolumeDefinition,
@@ -42,7 +42,7 @@ else:
         {
             "access": "Access",
             "clone": "clone_in_volume unmapped_bytes",
-            "commit": "commit_fork",
+            "commit": "apply_delta commit_fork write_delta",
             "definition": (
                 "SETTINGS VolumeDefinition parse_definition read_definition"
             ),
@@ -82,6 +82,7 @@ __all__ = [
     "Volumes",
     "add_image",
     "add_tree",
+    "apply_delta",
     "clone_in_volume",
     "commit_fork",
     "detach_image",
@@ -102,4 +103,5 @@ __all__ = [
     "up_volume",
     "volume_directories",
     "volume_directory",
+    "write_delta",
 ]

@@ -11,30 +11,46 @@ from typing import IO, TYPE_CHECKING
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.process import spawn
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import (
     create_snapshot,
+    create_subvolume,
     delete_subvolumes,
+    is_subvolume,
     nested_subvolumes,
+    subvolume_uuids,
 )
-from btrfs_ublk.kernel.send import changed_paths
+from btrfs_ublk.kernel.new_file import new_file
+from btrfs_ublk.kernel.send import (
+    StreamHead,
+    changed_paths,
+    read_head,
+    write_changes,
+)
 from btrfs_ublk.volume.forks import (
     COMMITS_DIRECTORY,
+    LAYERS_DIRECTORY,
     OVERLAY,
     OVERLAYS_DIRECTORY,
     UPPER,
     Fork,
+    adopt_fork,
     find_fork,
+    find_place,
     make_directory,
 )
-from btrfs_ublk.volume.image import image_access, up_with_image
+from btrfs_ublk.volume.image import UpImage, image_access, up_with_image
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.commit import CommittedImage, Compression
     from btrfs_ublk.image.connection import RegistryAccess
     from btrfs_ublk.image.layer import Changes
     from btrfs_ublk.image.reference import Name
+
+#: A bound for what would otherwise wait for ever.
+_TIMEOUT_S = 86400.0
 
 
 def commit_fork(
@@ -96,6 +112,106 @@ def commit_fork(
         return image, sockets
 
 
+def write_delta(
+    name: str, fork: str, path: Path, *, base: StrPath | None = None
+) -> int:
+    """Write what a fork has changed to a new file: a stream, from which apply_delta()
+    makes an equal fork in another volume of the image. No data of the image are read.
+    Returns its size. Raises UsageError, BtrfsUblkError."""
+    with up_with_image(name, base) as up:
+        found = find_fork(up.mount, fork)
+    layer = found.layer
+    if layer is None or not is_subvolume(layer):
+        raise UsageError(f"which layer fork {fork!r} was made of is not known")
+    if nested_subvolumes(
+        up.mount / OVERLAYS_DIRECTORY / fork if found.mode == "overlay" else found.path
+    ):
+        raise UsageError(
+            f"fork {fork!r} has subvolumes of its own, which a delta does not have",
+            hint="remove them, or copy them to directories",
+        )
+    with _moment(name, found, up.mount, base) as moment:
+        try:
+            with new_file(path, mode=0o600) as file:
+                write_changes(moment, layer, file.fileno())
+                return os.fstat(file.fileno()).st_size
+        except FileExistsError as error:
+            raise UsageError(f"{path} exists", hint="name another file") from error
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot write the delta of fork {fork!r} to {path}: {error.strerror}"
+            ) from error
+
+
+def apply_delta(
+    name: str, path: Path, fork: str, *, base: StrPath | None = None
+) -> Path:
+    """Make the fork that a delta is of in another volume of the same image, which is
+    up; return its path. Raises UsageError for a delta of another image and a name that
+    is taken, BtrfsUblkError for one that is damaged. Nothing is left then."""
+    try:
+        with open(path, "rb") as file:
+            head = read_head(file)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (EOFError, ValueError) as error:
+        raise UsageError(
+            f"{path} is no delta: {error}",
+            hint="one is made by: btrfs-ublk image commit NAME FORK --delta FILE",
+        ) from error
+    with _receiving(name, base, path, head, fork) as (up, layer, work):
+        place = work / LAYERS_DIRECTORY / layer.name
+        place.mkdir(parents=True)
+        _receive(path, layer, place, work)
+        names = sorted(x.name for x in work.iterdir() if x.name != LAYERS_DIRECTORY)
+        if len(names) != 1 or not is_subvolume(work / names[0]):
+            raise UsageError(
+                f"{path} makes {names or 'nothing'}, and no single subvolume",
+                hint="it was not made by `image commit --delta`: do not trust it",
+            )
+        with up_with_image(name, base):
+            return adopt_fork(up.mount, fork, work / names[0], layer)
+
+
+@contextmanager
+def _receiving(
+    name: str, base: StrPath | None, path: Path, head: StreamHead, fork: str
+) -> Iterator[tuple[UpImage, Path, Path]]:
+    """Yield the volume, the layer that a delta is of, and a new subvolume to receive it
+    in, which is removed at the end, as those of _moment() are."""
+    with up_with_image(name, base) as up:
+        layers = [up.mount / LAYERS_DIRECTORY / one for one in up.layers]
+        found = [x for x in layers if subvolume_uuids(x)[0] == head.parent]
+        if not found:
+            raise UsageError(
+                f"{path} is a delta of subvolume {head.parent}, and volume {name!r} "
+                f"has none of its layers with that UUID: it is of {up.name}",
+                hint="apply it in a volume of the very image that it was made in",
+            )
+        find_place(up.mount, fork, is_overlay=False)
+    with _temporary(name, up.mount, base, create_subvolume) as work:
+        yield up, found[0], work
+
+
+def _receive(path: Path, layer: Path, place: Path, work: Path) -> None:
+    """Run ``btrfs receive``. NB: it does what the stream says, as root. So its root is
+    a directory that has nothing but the layer, where the file system has it, too. The
+    mount is in a namespace of its own, which ends with it."""
+    script = 'mount --bind "$1" "$2" && exec btrfs --quiet receive -e -C "$3"'
+    argv: list[str | Path] = ["unshare", "--mount", "--propagation", "private", "--"]
+    argv += ["sh", "-c", script, "sh", layer, place, work]
+    with open(path, "rb") as stream, spawn(argv, stdin=stream) as child:
+        if child.wait(_TIMEOUT_S) != 0:
+            lines = child.stderr_tail().splitlines()
+            said = "; ".join(
+                x.removeprefix("ERROR: ") for x in lines if not x.startswith("Chroot")
+            )
+            raise BtrfsUblkError(
+                f"{path} cannot be applied: {said or child.failure('failed')}",
+                hint="is it complete? nothing is left of it",
+            )
+
+
 def _changes(fork: Fork, moment: Path) -> tuple[Changes, Path]:
     """Return what has changed, and the directory that has it."""
     from btrfs_ublk.image.layer import changes_between, changes_of_overlay
@@ -122,17 +238,33 @@ def _moment(name: str, fork: Fork, mount: Path, base: StrPath | None) -> Iterato
     """Yield a read-only snapshot of all that a fork has; it is removed at the end. What
     killed commands left is removed first. The directory of such snapshots stays:
     another command may be about to make one there."""
-    commits = mount / COMMITS_DIRECTORY
     source = (
         fork.path if fork.mode == "snapshot" else mount / OVERLAYS_DIRECTORY / fork.name
     )
+
+    def make(directory: Path, own: str) -> Path:
+        return create_snapshot(source, directory, own, read_only=True)
+
+    with _temporary(name, mount, base, make) as path:
+        yield path
+
+
+@contextmanager
+def _temporary(
+    name: str,
+    mount: Path,
+    base: StrPath | None,
+    make: Callable[[Path, str], object],
+) -> Iterator[Path]:
+    """Yield a subvolume that lasts as long as the block."""
+    commits = mount / COMMITS_DIRECTORY
     path, lock = commits / os.urandom(8).hex(), -1
     try:
         with deferred(), up_with_image(name, base):
             make_directory(commits, 0o700)
             for left in commits.iterdir():
                 _remove_left(left)
-            create_snapshot(source, commits, path.name, read_only=True)
+            make(commits, path.name)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield path

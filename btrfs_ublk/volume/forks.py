@@ -36,6 +36,7 @@ from btrfs_ublk.kernel.btrfs import (
     filesystem_uuid,
     is_subvolume,
     quota_limit,
+    set_read_only,
     subvolume_id,
     subvolume_uuids,
 )
@@ -102,22 +103,8 @@ def make_fork(
     name that cannot be, or is taken, CapabilityError for a quota where there can be
     none, and BtrfsUblkError. Nothing of the fork is left then; but quotas that were
     enabled for it stay so, as others may have come to rely on them."""
-    if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
-        raise UsageError(f"{name!r} cannot be the name of a fork")
-    _refuse_links(mount)
-    path, own = mount / FORKS_DIRECTORY / name, mount / OVERLAYS_DIRECTORY / name
-    if _is_half_made(own):
-        delete_subvolumes(own)
-    for one in (path, own):
-        if os.path.lexists(one):
-            raise UsageError(f"there is {one} already", hint="choose another name")
     is_overlay = mode == "overlay"
-    if is_overlay and any(character in _SPECIAL for character in str(path)):
-        raise UsageError(
-            f"no overlay can be at {path}: its options cannot have a comma, a colon or "
-            "a backslash in paths",
-            hint="choose another name, or mount point; or make a snapshot",
-        )
+    path, own = find_place(mount, name, is_overlay=is_overlay)
     if quota_bytes is not None:
         _prepare_quota(mount, quota_bytes)
     make_directory(path.parent, 0o755)
@@ -134,6 +121,76 @@ def make_fork(
         _mount_overlay(mount, name)
         on_failure.pop_all()
     return path
+
+
+def find_place(mount: Path, name: str, *, is_overlay: bool) -> tuple[Path, Path]:
+    """Return where a new fork of this name is, and where what is written to it is, if
+    it is an overlay. Raises UsageError when that cannot be."""
+    if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
+        raise UsageError(f"{name!r} cannot be the name of a fork")
+    _refuse_links(mount)
+    path, own = mount / FORKS_DIRECTORY / name, mount / OVERLAYS_DIRECTORY / name
+    if _is_half_made(own):
+        delete_subvolumes(own)
+    for one in (path, own):
+        if os.path.lexists(one):
+            raise UsageError(f"there is {one} already", hint="choose another name")
+    if is_overlay and any(character in _SPECIAL for character in str(path)):
+        raise UsageError(
+            f"no overlay can be at {path}: its options cannot have a comma, a colon or "
+            "a backslash in paths",
+            hint="choose another name, or mount point; or make a snapshot",
+        )
+    return path, own
+
+
+def adopt_fork(mount: Path, name: str, subvolume: Path, layer: Path) -> Path:
+    """Make a fork of a subvolume that another volume's fork was copied to; return its
+    path. Raises UsageError for a name that is taken, or when what is to be an overlay
+    is none of ours, and BtrfsUblkError."""
+    mode = _mode_of(subvolume, layer)
+    path, own = find_place(mount, name, is_overlay=mode == "overlay")
+    make_directory(path.parent, 0o755)
+    if mode == "overlay":
+        make_directory(own.parent, 0o700)
+    with ExitStack() as on_failure:
+        place = path if mode == "snapshot" else own
+        on_failure.push(undoing(lambda: _discard(place)))
+        try:
+            set_read_only(subvolume, False)
+            os.rename(subvolume, place)
+        except OSError as error:
+            raise BtrfsUblkError(f"cannot make {path}: {error.strerror}") from error
+        commit_transaction(place)
+        if mode == "overlay":
+            _mount_overlay(mount, name)
+        on_failure.pop_all()
+    return path
+
+
+def _mode_of(subvolume: Path, layer: Path) -> ForkMode:
+    """Return the mode of the fork that a subvolume is a copy of. What is mounted of an
+    overlay is looked at, as nobody knows who has made it."""
+    top = subvolume / OVERLAY
+    if not os.path.lexists(top):
+        return "snapshot"
+    link = top / _LAYER
+    # Where it is now does not matter: an overlay is as deep as this.
+    expected = f"../../../{LAYERS_DIRECTORY}/{layer.name}"
+    if (
+        any(not _is_directory(x) for x in (top, top / UPPER, top / _WORK))
+        or not link.is_symlink()
+        or os.readlink(link) != expected
+    ):
+        raise UsageError(
+            f"what {OVERLAY} has is not what an overlay of this layer has",
+            hint="it was not made by `image commit --delta`: do not trust it",
+        )
+    return "overlay"
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _refuse_links(mount: Path) -> None:
