@@ -326,3 +326,16 @@ def test_many_changes(sanitized_build: Path, tmp_path: Path, name: str) -> None:
         env=os.environ | SANITIZER_ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_windows_have_only_what_is_needed(tmp_path: Path) -> None:
+    """What nothing refers to is zeroes, so an index is smaller than its windows."""
+    words = [random.Random(n).randbytes(12).hex() for n in range(1000)]
+    text = " ".join(random.Random(1).choices(words, k=250_000)).encode()
+    path = write(tmp_path / "object", gzip.compress(text))
+    index = indexed(path, "gzip", spacing=MIB)
+    points = HEADER.unpack_from(index.read_bytes())[7]
+    # The windows themselves would be compressed to 5 KiB or more each.
+    assert points > 4 and index.stat().st_size < points * 24 * KIB
+    digests = digest_indexed(path, index, unit_bytes=UNIT)
+    assert digests.units == b"".join(units_of(text, UNIT))

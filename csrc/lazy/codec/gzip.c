@@ -124,6 +124,9 @@ struct gzip_scan {
 	uint64_t last;				/* the offset of the last point */
 	uint8_t output[2 * CODEC_WINDOW_BYTES]; /* what came out lately; see keep_window() */
 	uint32_t kept;
+	struct {
+		uint8_t window[CODEC_WINDOW_BYTES], output[CODEC_WINDOW_BYTES];
+	} real, inverse, low, high; /* see clear_unused() */
 };
 
 static uint64_t consumed(const struct gzip_scan *gzip)
@@ -146,10 +149,64 @@ static void keep_window(struct gzip_scan *gzip)
 	gzip->stream.avail_out = (uInt)(sizeof(gzip->output) - bytes);
 }
 
+/* Decodes what follows a point with another window. Returns how many bytes came out. */
+static size_t try_window(const struct codec_scan *scan, uint64_t coded_bit, const uint8_t *window,
+			 uint32_t window_bytes, uint8_t output[static CODEC_WINDOW_BYTES])
+{
+	struct codec_io io = {
+		.in = scan->coded + coded_bit / 8,
+		.in_bytes = scan->coded_bytes - coded_bit / 8,
+		.out = output,
+		.out_bytes = CODEC_WINDOW_BYTES,
+	};
+	struct gzip_state gzip = {};
+	int err = gzip_begin(&gzip, coded_bit % 8, window, window_bytes);
+	size_t before;
+
+	do {
+		before = io.in_bytes + io.out_bytes;
+		err = err ?: gzip_feed(&gzip, &io);
+	} while (!err && io.out_bytes && io.in_bytes + io.out_bytes != before);
+	gzip_end(&gzip);
+	return CODEC_WINDOW_BYTES - io.out_bytes;
+}
+
+/*
+ * Clears what nothing refers to in the window of a point, so that it becomes small. References reach
+ * 32 KiB back, so all are in as much output. Which bytes of that come from the window shows an
+ * inverted one, and from which place two windows that count.
+ */
+static const uint8_t *clear_unused(struct gzip_scan *gzip, uint64_t coded_bit)
+{
+	uint32_t bytes = gzip->kept;
+	size_t got;
+
+	for (uint32_t i = 0; i < bytes; i++) {
+		gzip->inverse.window[i] = gzip->output[i] ^ 0xff;
+		gzip->low.window[i] = (uint8_t)i;
+		gzip->high.window[i] = (uint8_t)(i >> 8);
+	}
+	got = try_window(gzip->scan, coded_bit, gzip->output, bytes, gzip->real.output);
+	if (got != try_window(gzip->scan, coded_bit, gzip->inverse.window, bytes,
+			      gzip->inverse.output) ||
+	    got != try_window(gzip->scan, coded_bit, gzip->low.window, bytes, gzip->low.output) ||
+	    got != try_window(gzip->scan, coded_bit, gzip->high.window, bytes, gzip->high.output))
+		return gzip->output;
+	memset(gzip->real.window, 0, bytes);
+	for (size_t i = 0; i < got; i++) {
+		unsigned place = (unsigned)gzip->high.output[i] << 8 | gzip->low.output[i];
+
+		if (gzip->real.output[i] != gzip->inverse.output[i] && place < bytes)
+			gzip->real.window[place] = gzip->output[place];
+	}
+	return gzip->real.window;
+}
+
 static int add_point(struct gzip_scan *gzip, uint64_t coded_bit, bool with_window,
 		     struct error *error)
 {
 	struct codec_scan *scan = gzip->scan;
+	const uint8_t *window = gzip->output;
 	uint64_t size = scan->size;
 	int err;
 
@@ -158,7 +215,9 @@ static int add_point(struct gzip_scan *gzip, uint64_t coded_bit, bool with_windo
 				 "%" PRIu64
 				 " bytes come of one block of gzip; at most %d are taken",
 				 size - gzip->last, CODEC_SPAN_MAX);
-	err = codec_scan_add(scan, size, coded_bit, gzip->output, with_window ? gzip->kept : 0);
+	if (with_window)
+		window = clear_unused(gzip, coded_bit);
+	err = codec_scan_add(scan, size, coded_bit, window, with_window ? gzip->kept : 0);
 	gzip->last = size;
 	if (err == -E2BIG)
 		return error_set(error, err,
