@@ -162,12 +162,9 @@ static int finish(struct decoding *decoding, uint8_t *scratch)
 	return io->in_bytes ? -EBADMSG : 0;
 }
 
-static int decode(struct decoding *decoding, const struct coded_range *range, uint8_t *data,
-		  uint32_t length)
+static int pass_over(struct decoding *decoding, uint32_t skip, uint8_t *scratch)
 {
-	_cleanup_free_ uint8_t *scratch = malloc(SCRATCH_BYTES);
-	uint32_t skip = range->skip;
-	int err = scratch ? 0 : -ENOMEM;
+	int err = 0;
 
 	while (!err && skip) {
 		uint32_t part = skip < SCRATCH_BYTES ? skip : SCRATCH_BYTES;
@@ -175,16 +172,28 @@ static int decode(struct decoding *decoding, const struct coded_range *range, ui
 		err = fill(decoding, scratch, part);
 		skip -= part;
 	}
-	if (!err)
-		err = fill(decoding, data, length);
+	return err;
+}
+
+static int decode(struct decoding *decoding, const struct coded_range *range,
+		  const struct codec_part *parts, uint32_t count)
+{
+	_cleanup_free_ uint8_t *scratch = malloc(SCRATCH_BYTES);
+	int err = scratch ? pass_over(decoding, range->skip, scratch) : -ENOMEM;
+
+	for (uint32_t i = 0; i < count && !err; i++) {
+		err = pass_over(decoding, parts[i].skip, scratch);
+		if (!err)
+			err = fill(decoding, parts[i].data, parts[i].length);
+	}
 	if (!err && range->ends_there)
 		err = finish(decoding, scratch);
 	return err;
 }
 
 int codec_decode(const struct codec_ops *codec, const struct coded_range *range,
-		 const uint8_t *window, uint32_t window_bytes, const uint8_t *coded, uint8_t *data,
-		 uint32_t length)
+		 const uint8_t *window, uint32_t window_bytes, const uint8_t *coded,
+		 const struct codec_part *parts, uint32_t count)
 {
 	_cleanup_free_ void *state = calloc(1, codec->state_bytes);
 	struct decoding decoding = {
@@ -198,7 +207,7 @@ int codec_decode(const struct codec_ops *codec, const struct coded_range *range,
 		return -ENOMEM;
 	err = codec->begin(state, range->bit, window, window_bytes);
 	if (!err)
-		err = decode(&decoding, range, data, length);
+		err = decode(&decoding, range, parts, count);
 	codec->end(state);
 	return err;
 }

@@ -82,12 +82,20 @@ void codec_scan_free(struct codec_scan *scan);
 int codec_window_unpack(const uint8_t *packed, uint32_t packed_bytes,
 			uint8_t window[static CODEC_WINDOW_BYTES], uint32_t *window_bytes);
 
+/* Where bytes that come out belong, behind `skip` that belong nowhere. */
+struct codec_part {
+	uint32_t skip;
+	uint32_t length;
+	uint8_t *data;
+};
+
 /*
- * Decodes what codec_index_plan() has asked for: `coded` has range->length bytes, `data` has room
- * for `length`. Returns 0; -EBADMSG when something else comes out than the index says; or -ENOMEM.
+ * Decodes what codec_index_plan() has asked for, of which `coded` has range->length bytes: `parts`,
+ * one behind the other. Returns 0; -EBADMSG when something else comes out than the index says; or
+ * -ENOMEM.
  */
 int codec_decode(const struct codec_ops *codec, const struct coded_range *range,
-		 const uint8_t *window, uint32_t window_bytes, const uint8_t *coded, uint8_t *data,
-		 uint32_t length);
+		 const uint8_t *window, uint32_t window_bytes, const uint8_t *coded,
+		 const struct codec_part *parts, uint32_t count);
 
 #endif

@@ -5,9 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "lazy/codec.h"
 #include "lazy/fetcher.h"
 #include "lazy/run.h"
+#include "lazy/selection.h"
 #include "lazy/store.h"
 
 /* Of ranges, compressed and decoded, all of a fetcher's; one always fits. */
@@ -153,21 +155,55 @@ static void end(struct coded_run *coded)
 	}
 }
 
+/* Makes the parts of all units of a run. Each unit has one at least. */
+static int select_parts(struct coded_run *coded, struct codec_part **parts, uint32_t *count)
+{
+	const struct source *source = coded->run->mirror->source;
+	const struct selection *selection = source->selection;
+	uint64_t first = coded->offset / selection->unit_bytes;
+	uint32_t units = coded->length / selection->unit_bytes, done = 0;
+	uint64_t end = selection->units[first].offset, room = 1;
+	int err = 0;
+
+	for (uint32_t i = 0; i < units; i++)
+		room += selection->units[first + i].pieces;
+	*parts = calloc(room, sizeof(**parts));
+	if (!*parts)
+		return -ENOMEM;
+	memset(coded->data, 0, coded->length);
+	for (uint32_t i = 0; i < units && !err; i++) {
+		const struct selection_unit *unit = &selection->units[first + i];
+
+		err = store_selected(
+			coded->kind->store, source, first + i, (uint32_t)(unit->offset - end),
+			coded->data + (size_t)i * selection->unit_bytes, *parts + done);
+		done += unit->pieces;
+		end = unit->offset + unit->length;
+	}
+	*count = done;
+	return err;
+}
+
 static void decode(struct pool_job *job)
 {
 	struct coded_run *coded = container_of(job, struct coded_run, job);
 	const struct source *source = coded->run->mirror->source;
+	_cleanup_free_ struct codec_part *selected = NULL;
+	struct codec_part all = { .length = coded->length };
 	uint8_t window[CODEC_WINDOW_BYTES];
-	uint32_t window_bytes;
+	uint32_t window_bytes, count = 1;
 
 	if (!coded->data)
 		coded->data = malloc(coded->length);
+	all.data = coded->data;
 	coded->err = coded->data ? store_window(coded->kind->store, source, coded->range.point,
 						window, &window_bytes) :
 				   -ENOMEM;
+	if (!coded->err && source->selection)
+		coded->err = select_parts(coded, &selected, &count);
 	if (!coded->err)
 		coded->err = codec_decode(source->codec, &coded->range, window, window_bytes,
-					  coded->coded, coded->data, coded->length);
+					  coded->coded, selected ?: &all, count);
 }
 
 static void give_up(struct coded_run *coded, const char *why)
@@ -266,7 +302,7 @@ static void coded_start(struct run *run)
 	coded->in_place = run->sink->space(run, &place, 1) == 1 && place.iov_len == run->length;
 	if (coded->in_place)
 		coded->data = place.iov_base;
-	codec_index_plan(source->index, run->offset, run->length, &coded->range);
+	selection_plan(source->selection, source->index, run->offset, run->length, &coded->range);
 	run->coded = coded;
 	run->sink = &coded_sink;
 	if (has_room(coded) && list_is_empty(&buffers->waiting))

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "base/relaxed.h"
-#include "lazy/codec_index.h"
 #include "lazy/core.h"
 #include "lazy/layout.h"
+#include "lazy/selection.h"
 
 enum {
 	/*
@@ -577,7 +577,7 @@ static bool is_coded_and_long(const struct run *run, uint64_t bytes)
 
 	if (!source->index)
 		return false;
-	codec_index_plan(source->index, run->offset, (uint32_t)bytes, &range);
+	selection_plan(source->selection, source->index, run->offset, (uint32_t)bytes, &range);
 	return bytes > CODED_RUN_BYTES || range.length > CODED_RUN_BYTES;
 }
 

@@ -239,6 +239,7 @@ void source_free(struct source *source)
 	}
 	free(source->mirrors);
 	free(source->index);
+	free(source->selection);
 	free(source->coded_kinds);
 	free(source);
 }

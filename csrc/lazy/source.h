@@ -20,6 +20,7 @@ struct host;
 struct latency;
 struct mirror_ops;
 struct run;
+struct selection;
 struct source;
 
 enum {
@@ -73,6 +74,8 @@ struct source {
 	/* NULL: the object is read as it is; else how it is decoded. */
 	const struct codec_ops *codec;
 	struct codec_index *index;
+	/* NULL: the source is all that comes out, in order. */
+	struct selection *selection;
 	void *coded_kinds;   /* of its mirrors; see coded.h */
 	uint32_t unit_bytes; /* a power of two */
 	/* Its only mirror's ops->compute answers all reads: no fetch, no digests, no cache. */

@@ -110,6 +110,13 @@ int64_t store_pin_count(struct store *store, const struct source *source);
 int store_window(struct store *store, const struct source *source, uint64_t point, uint8_t *window,
 		 uint32_t *bytes);
 /*
+ * Makes the parts of a unit of a source with a selection, as selection_parts() does. Returns 0, or a
+ * negative errno.
+ */
+struct codec_part;
+int store_selected(struct store *store, const struct source *source, uint64_t unit, uint32_t gap,
+		   uint8_t *data, struct codec_part *parts);
+/*
  * Parses the JSON description of a source of a map, without its digests and its index. Returns 0,
  * -EINVAL with the error filled in, or -ENOMEM.
  */
@@ -121,7 +128,7 @@ int store_parse_source(const json_t *text, struct source **source, struct error 
  */
 int store_check(struct store *store, struct error *error);
 int store_check_digests(struct store *store, const struct source *source);
-/* The same for its index. */
+/* The same for its index, and its selection. */
 int store_check_index(struct store *store, const struct source *source);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fuzz-codec [--seed N] [--iterations N] OBJECT...: changes a compressed object, or its index
- * (OBJECT.index), and has it indexed or decoded. That may fail, but must not crash, hang, or give
+ * fuzz-codec [--seed N] [--iterations N] OBJECT...: changes a compressed object, its index
+ * (OBJECT.index), or its selection (OBJECT.selection, if there is one, for units of 64 KiB), and
+ * has it indexed or decoded. That may fail, but must not crash, hang, or give
  * more bytes than were asked for; and an object and an index that were not changed are decoded.
  *
  * The first byte of an input says what is changed; each further 5 are a place and its new value.
@@ -18,7 +19,7 @@
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "base/message.h"
-#include "lazy/codec.h"
+#include "lazy/selection.h"
 #include "tests/fuzz.h"
 
 enum {
@@ -30,6 +31,7 @@ enum {
 	CHANGES_INDEX = 2,
 	MAKES_INDEX = 4,
 	CUTS = 8,
+	CHANGES_SELECTION = 16,
 };
 
 struct content {
@@ -37,7 +39,7 @@ struct content {
 	uint64_t bytes;
 };
 
-static struct content object, file;
+static struct content object, file, selected;
 
 static void die(const char *what, int err)
 {
@@ -71,6 +73,9 @@ static void begin(const char *path)
 	snprintf(index, sizeof(index), "%s.index", path);
 	load(&object, path);
 	load(&file, index);
+	snprintf(index, sizeof(index), "%s.selection", path);
+	if (!access(index, F_OK))
+		load(&selected, index);
 }
 
 static void unload(struct content *content)
@@ -83,6 +88,7 @@ static void end(void)
 {
 	unload(&object);
 	unload(&file);
+	unload(&selected);
 }
 
 static uint32_t number_at(const uint8_t *data)
@@ -104,18 +110,43 @@ static void change(struct content *content, const uint8_t *data, size_t length)
 	}
 }
 
-static void decode(const struct codec_index *index, const struct codec_ops *codec,
-		   uint64_t windows_at, uint64_t offset, bool must_work)
+static int select_parts(const struct selection *selection, uint64_t unit, uint8_t *data,
+			struct codec_part **parts, uint32_t *count)
 {
-	uint64_t rest = index->size - offset, coded_end;
+	uint64_t at = selection_head_bytes(selection->count);
+	size_t bytes;
+	uint8_t *pieces;
+	int err;
+
+	for (uint64_t i = 0; i < unit; i++)
+		at += selection->units[i].pieces * sizeof(struct selection_piece);
+	*count = selection->units[unit].pieces;
+	bytes = *count * sizeof(struct selection_piece);
+	if (at > selected.bytes || bytes > selected.bytes - at)
+		return -EUCLEAN;
+	*parts = malloc(*count * sizeof(**parts));
+	pieces = malloc(bytes);
+	memcpy(pieces, selected.changed + at, bytes);
+	err = selection_parts(selection, unit, pieces, bytes, 0, data, *parts);
+	free(pieces);
+	return err;
+}
+
+static void decode(const struct codec_index *index, const struct selection *selection,
+		   const struct codec_ops *codec, uint64_t windows_at, uint64_t offset,
+		   bool must_work)
+{
+	uint64_t size = selection ? selection->count * UNIT_BYTES : index->size;
+	uint64_t rest = size - offset, coded_end;
 	uint32_t length = rest < UNIT_BYTES ? (uint32_t)rest : UNIT_BYTES;
 	uint8_t window[CODEC_WINDOW_BYTES];
 	struct coded_range range;
-	uint32_t window_bytes = 0;
+	uint32_t window_bytes = 0, count = 1;
+	struct codec_part all = { .length = length }, *parts = &all;
 	uint8_t *data;
 	int err = 0;
 
-	codec_index_plan(index, offset, length, &range);
+	selection_plan(selection, index, offset, length, &range);
 	if (range.length > CODEC_CODED_MAX)
 		return;
 	coded_end = range.offset + range.length;
@@ -129,16 +160,40 @@ static void decode(const struct codec_index *index, const struct codec_ops *code
 					  &window_bytes);
 	/* Of their own, so that a sanitizer sees each byte too much. */
 	data = malloc(length);
+	all.data = data;
 	if (data && !err) {
 		uint8_t *coded = malloc(range.length);
 
 		memcpy(coded, object.changed + range.offset, range.length);
-		err = codec_decode(codec, &range, window, window_bytes, coded, data, length);
+		if (selection)
+			err = select_parts(selection, offset / UNIT_BYTES, data, &parts, &count);
+		if (!err)
+			err = codec_decode(codec, &range, window, window_bytes, coded, parts,
+					   count);
 		free(coded);
+		if (parts != &all)
+			free(parts);
 	}
 	free(data);
 	if (must_work && err)
 		die("what was not changed", err);
+}
+
+static bool open_selection(const struct codec_index *index, struct selection **selection)
+{
+	const struct selection_header *header = (const void *)selected.changed;
+	uint64_t units = le64toh(header->units), head = selected.bytes;
+	struct error error = {};
+
+	if (units <= SELECTION_UNITS_MAX && selection_head_bytes(units) < head)
+		head = selection_head_bytes(units);
+	if (selection_parse(selected.changed, head, selection, &error))
+		return false;
+	if ((*selection)->unit_bytes == UNIT_BYTES && !selection_check(*selection, index, &error))
+		return true;
+	free(*selection);
+	*selection = NULL;
+	return false;
 }
 
 static void read_some(const uint8_t *data, bool must_work)
@@ -147,6 +202,7 @@ static void read_some(const uint8_t *data, bool must_work)
 	uint64_t windows = le64toh(header->windows_bytes);
 	uint64_t head = windows < file.bytes ? file.bytes - windows : file.bytes;
 	struct codec_index *index = NULL;
+	struct selection *selection = NULL;
 	const struct codec_ops *codec;
 	struct error error = {};
 
@@ -156,12 +212,15 @@ static void read_some(const uint8_t *data, bool must_work)
 		return;
 	}
 	codec = codec_find(index->codec);
+	if (selected.bytes && !open_selection(index, &selection) && must_work)
+		die("a selection that was not changed", -EINVAL);
 	for (unsigned i = 0; codec && i < UNITS_READ; i++) {
-		uint64_t units = (index->size - 1) / UNIT_BYTES + 1;
+		uint64_t units = selection ? selection->count : (index->size - 1) / UNIT_BYTES + 1;
 
-		decode(index, codec, head, (number_at(data) + i * 7919) % units * UNIT_BYTES,
-		       must_work);
+		decode(index, selection, codec, head,
+		       (number_at(data) + i * 7919) % units * UNIT_BYTES, must_work);
 	}
+	free(selection);
 	free(index);
 }
 
@@ -185,17 +244,22 @@ static void make(const uint8_t *data)
 static void run(const uint8_t *data, size_t length)
 {
 	bool changes_object = data[0] & CHANGES_OBJECT, changes_index = data[0] & CHANGES_INDEX;
+	bool changes_selection = selected.bytes && data[0] & CHANGES_SELECTION;
 
 	if (changes_object)
 		change(&object, data + 1, length - 1);
 	if (changes_index)
 		change(&file, data + 1, length - 1);
+	if (changes_selection)
+		change(&selected, data + 1, length - 1);
 	if (data[0] & MAKES_INDEX)
 		make(data);
 	else
-		read_some(data, !changes_object && !changes_index);
+		read_some(data, !changes_object && !changes_index && !changes_selection);
 	memcpy(object.changed, object.clean, object.bytes);
 	memcpy(file.changed, file.clean, file.bytes);
+	if (selected.bytes)
+		memcpy(selected.changed, selected.clean, selected.bytes);
 }
 
 static const struct fuzzer fuzzer = {

@@ -4,7 +4,7 @@
  *
  *   index CODEC SPACING FILE OUTPUT	makes an index of FILE, and prints {"size", "coded_size",
  *					"points", "index_size"}
- *   read INDEX UNIT FILE		writes all that is read of FILE, a unit at a time, as a
+ *   read INDEX UNIT FILE [SELECTION]	writes all that is read of FILE, a unit at a time, as a
  *					server decodes it
  */
 #include <endian.h>
@@ -22,6 +22,7 @@
 #include "base/fileio.h"
 #include "base/message.h"
 #include "lazy/codec.h"
+#include "lazy/selection.h"
 
 enum { UNIT_BYTES_MAX = 1 << 20 };
 
@@ -145,6 +146,10 @@ struct opened {
 	struct codec_index *index;
 	const struct codec_ops *codec;
 	const uint8_t *windows;
+	uint64_t point; /* whose window comes next */
+	struct selection *selection;
+	const uint8_t *pieces; /* of the unit that comes next */
+	uint64_t pieces_bytes;
 };
 
 static int open_index(const char *path, const struct input *file, struct opened *opened)
@@ -164,44 +169,85 @@ static int open_index(const char *path, const struct input *file, struct opened 
 	return EXIT_FAILED;
 }
 
-static int read_unit(const struct opened *opened, const struct input *object, const uint8_t *packed,
-		     uint64_t offset, uint32_t length, uint8_t *data)
+static int open_selection(const char *path, const struct input *file, struct opened *opened)
 {
+	const struct selection_header *header = (const struct selection_header *)file->data;
+	uint64_t units = file->bytes < sizeof(*header) ? 0 : le64toh(header->units);
+	uint64_t head = units <= SELECTION_UNITS_MAX ? selection_head_bytes(units) : 0;
+	struct error error = {};
+
+	if (head > file->bytes)
+		head = file->bytes;
+	if (selection_parse(file->data, head, &opened->selection, &error) ||
+	    selection_check(opened->selection, opened->index, &error))
+		return fail(path, &error);
+	opened->pieces = file->data + head;
+	opened->pieces_bytes = file->bytes - head;
+	return EXIT_OK;
+}
+
+/* The next unit: there are as many parts as it has pieces. */
+static int select_parts(struct opened *opened, uint64_t unit, uint8_t *data,
+			struct codec_part **parts)
+{
+	uint32_t count = opened->selection->units[unit].pieces;
+	size_t bytes = count * sizeof(struct selection_piece);
+	int err;
+
+	*parts = calloc(count, sizeof(**parts));
+	if (!*parts || bytes > opened->pieces_bytes)
+		return *parts ? -EUCLEAN : -ENOMEM;
+	memset(data, 0, opened->selection->unit_bytes);
+	err = selection_parts(opened->selection, unit, opened->pieces, bytes, 0, data, *parts);
+	opened->pieces += bytes;
+	opened->pieces_bytes -= bytes;
+	return err;
+}
+
+static int read_unit(struct opened *opened, const struct input *object, uint64_t offset,
+		     uint32_t length, uint8_t *data)
+{
+	const struct selection *selection = opened->selection;
 	const struct codec_index *index = opened->index;
+	struct codec_part all = { .length = length, .data = data };
+	_cleanup_free_ struct codec_part *selected = NULL;
 	uint8_t window[CODEC_WINDOW_BYTES];
 	struct coded_range range;
 	uint32_t window_bytes = 0;
 	int err = 0;
 
-	codec_index_plan(index, offset, length, &range);
+	selection_plan(selection, index, offset, length, &range);
+	if (range.length > object->bytes - range.offset)
+		return -EBADMSG;
+	while (opened->point < range.point)
+		opened->windows += index->points[opened->point++].window_bytes;
 	if (index->points[range.point].window_bytes)
-		err = codec_window_unpack(packed, index->points[range.point].window_bytes, window,
-					  &window_bytes);
+		err = codec_window_unpack(opened->windows, index->points[range.point].window_bytes,
+					  window, &window_bytes);
+	if (!err && selection)
+		err = select_parts(opened, offset / length, data, &selected);
 	return err ? err :
 		     codec_decode(opened->codec, &range, window, window_bytes,
-				  object->data + range.offset, data, length);
+				  object->data + range.offset, selected ?: &all,
+				  selected ? selection->units[offset / length].pieces : 1);
 }
 
-static int read_units(const struct opened *opened, const struct input *object, const char *path,
+static int read_units(struct opened *opened, const struct input *object, const char *path,
 		      uint32_t unit_bytes)
 {
-	const struct codec_index *index = opened->index;
+	const struct selection *selection = opened->selection;
+	uint64_t size = selection ? selection->count * unit_bytes : opened->index->size;
 	_cleanup_free_ uint8_t *data = malloc(unit_bytes);
-	const uint8_t *packed = opened->windows;
-	uint64_t point = 0;
 
 	if (!data) {
 		msg_error("no memory");
 		return EXIT_FAILED;
 	}
-	for (uint64_t at = 0; at < index->size; at += unit_bytes) {
-		uint64_t rest = index->size - at;
+	for (uint64_t at = 0; at < size; at += unit_bytes) {
+		uint64_t rest = size - at;
 		uint32_t length = rest < unit_bytes ? (uint32_t)rest : unit_bytes;
-		int err;
+		int err = read_unit(opened, object, at, length, data);
 
-		while (point + 1 < index->count && index->points[point + 1].offset <= at)
-			packed += index->points[point++].window_bytes;
-		err = read_unit(opened, object, packed, at, length, data);
 		if (err) {
 			msg_error("'%s': what is read at %" PRIu64
 				  " is not what the index says: %s",
@@ -217,9 +263,9 @@ static int read_units(const struct opened *opened, const struct input *object, c
 	return EXIT_OK;
 }
 
-static int read_all(char **words)
+static int read_all(char **words, const char *selection)
 {
-	struct input file, object;
+	struct input file, object, selected;
 	struct opened opened = {};
 	uint32_t unit_bytes;
 	int status;
@@ -238,9 +284,18 @@ static int read_all(char **words)
 			  opened.index->coded_bytes, words[2], object.bytes);
 		status = EXIT_FAILED;
 	}
+	if (!status && selection)
+		status = open_input(selection, &selected);
+	if (!status && selection)
+		status = open_selection(selection, &selected, &opened);
+	if (!status && opened.selection && opened.selection->unit_bytes != unit_bytes) {
+		msg_error("'%s' is for units of %u bytes", selection, opened.selection->unit_bytes);
+		status = EXIT_FAILED;
+	}
 	if (!status)
 		status = read_units(&opened, &object, words[2], unit_bytes);
 	free(opened.index);
+	free(opened.selection);
 	return status;
 }
 
@@ -253,8 +308,9 @@ int main(int argc, char **argv)
 	}
 	if (argc == 6 && !strcmp(argv[1], "index"))
 		return make_index(argv + 2);
-	if (argc == 5 && !strcmp(argv[1], "read"))
-		return read_all(argv + 2);
-	msg_error("usage: btrfs-ublk-codec index CODEC SPACING FILE OUTPUT | read INDEX UNIT FILE");
+	if ((argc == 5 || argc == 6) && !strcmp(argv[1], "read"))
+		return read_all(argv + 2, argv[5]);
+	msg_error("usage: btrfs-ublk-codec index CODEC SPACING FILE OUTPUT | read INDEX UNIT FILE "
+		  "[SELECTION]");
 	return EXIT_USAGE;
 }

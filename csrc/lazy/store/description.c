@@ -18,8 +18,8 @@
 /* Stands for a size that is not known yet; all kinds accept it. */
 static const json_int_t some_size = 4096;
 
-static const char *const of_source[] = { "size",  "unit",  "root",	"digests",
-					 "codec", "index", "coded_size" };
+static const char *const of_source[] = { "size",  "unit",  "root",	 "digests",
+					 "codec", "index", "coded_size", "selection" };
 
 static bool is_of_source(const char *key)
 {
@@ -185,6 +185,8 @@ static int init(struct store *store, struct new_source *made, struct error *erro
 	if (err)
 		return error_set(error, err, "no memory for a source");
 	err = store_parse_source(made->text, &made->source, error);
+	if (!err && made->selection)
+		err = source_set_selection(made->source, &made->selection, made->index, error);
 	if (!err && made->index)
 		err = source_set_index(store, made->source, &made->index, error);
 	if (err)
@@ -237,6 +239,8 @@ void new_source_deinit(struct new_source *made)
 	free(made->identity);
 	free(made->index_file);
 	free(made->index);
+	free(made->selection_file);
+	free(made->selection);
 }
 
 static bool has_list(const struct store *store, const struct source *source, uint64_t list)

@@ -5,28 +5,34 @@
  */
 #include <endian.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/cleanup.h"
-#include "base/fileio.h"
 #include "lazy/codec.h"
 #include "lazy/coded.h"
 #include "lazy/keys.h"
+#include "lazy/selection.h"
 #include "lazy/store/internal.h"
-
-enum { INDEX_PAGE_BYTES = 4032 };
 
 static const char tables[] = "PRAGMA user_version=2;"
 			     "CREATE TABLE IF NOT EXISTS layouts("
 			     " page INTEGER PRIMARY KEY, part BLOB NOT NULL) STRICT;"
 			     "CREATE TABLE IF NOT EXISTS windows("
 			     " point INTEGER PRIMARY KEY, window BLOB NOT NULL) STRICT;";
+
+static const struct store_file_kind index_file = {
+	.key = "index",
+	.least = sizeof(struct codec_index_header),
+	.most = CODEC_INDEX_BYTES_MAX,
+	.insert_page = "INSERT INTO layouts VALUES(?1, ?2)",
+	.find_pages = "SELECT part FROM layouts WHERE page BETWEEN ?1 AND ?1 + 4294967295"
+		      " ORDER BY page",
+	.insert_part = "INSERT INTO windows VALUES(?1, ?2)",
+	.find_parts = "SELECT window FROM windows WHERE point BETWEEN ?1 AND ?1 + 4294967295"
+		      " ORDER BY point",
+};
 
 static int take_codec(json_t *text, const struct codec_ops **codec, struct error *error)
 {
@@ -47,8 +53,8 @@ static int take_codec(json_t *text, const struct codec_ops **codec, struct error
 
 int store_parse_source(const json_t *text, struct source **source, struct error *error)
 {
-	static const char *const of_the_map[] = { "root", "digests", "codec", "index",
-						  "coded_size" };
+	static const char *const of_the_map[] = { "root",  "digests",	 "codec",
+						  "index", "coded_size", "selection" };
 	json_t *keys = json_copy((json_t *)text);
 	const struct codec_ops *codec;
 	int err;
@@ -68,30 +74,6 @@ int store_parse_source(const json_t *text, struct source **source, struct error 
 	return 0;
 }
 
-static int read_file(const char *path, uint8_t **data, uint64_t *bytes, struct error *error)
-{
-	/* Do not wait for a writer if this is a FIFO. */
-	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-	struct stat status;
-	int err;
-
-	if (*path != '/')
-		return error_set(error, -EINVAL, "the path of an index '%s' is not absolute", path);
-	if (fd < 0 || fstat(fd, &status))
-		return error_set(error, -errno, "cannot open index '%s': %s", path,
-				 strerror(errno));
-	if (!S_ISREG(status.st_mode))
-		return error_set(error, -EINVAL, "'%s' is no regular file", path);
-	if (status.st_size < (off_t)sizeof(struct codec_index_header) ||
-	    status.st_size > CODEC_INDEX_BYTES_MAX)
-		return error_set(error, -EINVAL, "'%s' has %lld bytes: it is no index", path,
-				 (long long)status.st_size);
-	*bytes = (uint64_t)status.st_size;
-	*data = malloc(*bytes);
-	err = *data ? pread_full(fd, *data, *bytes, 0) : -ENOMEM;
-	return err ? error_set(error, err, "cannot read index '%s': %s", path, strerror(-err)) : 0;
-}
-
 static int parse_file(struct new_source *made, const struct codec_ops *codec, const char *path,
 		      struct error *error)
 {
@@ -99,7 +81,8 @@ static int parse_file(struct new_source *made, const struct codec_ops *codec, co
 	uint64_t head, windows;
 	int err;
 
-	err = read_file(path, &made->index_file, &made->index_bytes, error);
+	err = store_file_take(&index_file, path, made->text, &made->index_file, &made->index_bytes,
+			      error);
 	if (err)
 		return err;
 	header = (const struct codec_index_header *)made->index_file;
@@ -119,23 +102,19 @@ static int parse_file(struct new_source *made, const struct codec_ops *codec, co
 
 static int set_texts(struct new_source *made, struct error *error)
 {
-	uint8_t digest[SOURCE_DIGEST_BYTES];
-	char hex[2 * SOURCE_DIGEST_BYTES + 1];
 	const json_t *size = json_object_get(made->text, "size");
+	const struct selection *selection = made->selection;
+	uint64_t bytes = selection ? selection->count * selection->unit_bytes : made->index->size;
 
-	if (size &&
-	    (!json_is_integer(size) || (uint64_t)json_integer_value(size) != made->index->size))
+	if (size && (!json_is_integer(size) || (uint64_t)json_integer_value(size) != bytes))
 		return error_set(error, -EINVAL,
-				 "\"size\" is %lld, and the index says %" PRIu64
+				 "\"size\" is %lld, and the %s says %" PRIu64
 				 ": it is that of what is read",
-				 (long long)json_integer_value(size), made->index->size);
-	if (!EVP_Digest(made->index_file, made->index_bytes, digest, NULL, EVP_sha256(), NULL))
-		return error_set(error, -ENOMEM, "no memory for an index");
-	digest_to_hex(digest, hex);
-	if (json_object_set_new(made->text, "size", json_integer((json_int_t)made->index->size)) ||
+				 (long long)json_integer_value(size),
+				 selection ? "selection" : "index", bytes);
+	if (json_object_set_new(made->text, "size", json_integer((json_int_t)bytes)) ||
 	    json_object_set_new(made->text, "coded_size",
-				json_integer((json_int_t)made->index->coded_bytes)) ||
-	    json_object_set_new(made->text, "index", json_string(hex)))
+				json_integer((json_int_t)made->index->coded_bytes)))
 		return error_set(error, -ENOMEM, "no memory for a source");
 	return 0;
 }
@@ -149,6 +128,8 @@ int new_source_take_index(struct new_source *made, struct error *error)
 
 	if (err)
 		return err;
+	if (!codec && json_object_get(made->text, "selection"))
+		return error_set(error, -EINVAL, "a \"selection\" without a \"codec\"");
 	if (!codec)
 		return given ? error_set(error, -EINVAL, "an \"index\" without a \"codec\"") : 0;
 	/* As the map describes it: the source must be there already, see new_source_store_index(). */
@@ -163,20 +144,24 @@ int new_source_take_index(struct new_source *made, struct error *error)
 				 codec->name);
 	}
 	err = parse_file(made, codec, path, error);
+	if (!err)
+		err = new_source_take_selection(made, error);
 	return err ? err : set_texts(made, error);
 }
 
 int source_set_index(struct store *store, struct source *source, struct codec_index **index,
 		     struct error *error)
 {
-	int err;
+	int err = 0;
 
 	if (source->computed)
 		return error_set(error, -EINVAL, "a computed source has no codec");
-	if (strcmp((*index)->codec, source->codec->name) != 0 || (*index)->size != source->size ||
+	if (strcmp((*index)->codec, source->codec->name) != 0 ||
+	    (!source->selection && (*index)->size != source->size) ||
 	    (*index)->coded_bytes != source->object_bytes)
 		return error_set(error, -EUCLEAN, "the index is that of another source");
-	err = codec_index_check_units(*index, source->unit_bytes, error);
+	if (!source->selection)
+		err = codec_index_check_units(*index, source->unit_bytes, error);
 	if (err)
 		return err;
 	if (coded_wrap(source, store))
@@ -186,31 +171,20 @@ int source_set_index(struct store *store, struct source *source, struct codec_in
 	return 0;
 }
 
-static int insert(sqlite3_stmt *statement, uint64_t id, uint64_t number, const uint8_t *data,
-		  uint64_t bytes)
-{
-	sqlite3_bind_int64(statement, 1, (sqlite3_int64)(id << DIGEST_PAGE_BITS | number));
-	sqlite3_bind_blob(statement, 2, data, (int)bytes, SQLITE_STATIC);
-	return sql_do(statement);
-}
-
 static int insert_parts(struct store *store, const struct new_source *made, uint64_t id)
 {
-	_cleanup_sql_ sqlite3_stmt *page = NULL, *window = NULL;
+	_cleanup_sql_ sqlite3_stmt *window = NULL;
 	const struct codec_index *index = made->source->index;
-	uint64_t head = made->index_bytes - index->windows_bytes, at = head;
-	int err = sql_prepare(store->writer, "INSERT INTO layouts VALUES(?1, ?2)", &page);
+	uint64_t at = made->index_bytes - index->windows_bytes;
+	int err = store_file_insert_pages(&index_file, store, id, made->index_file, at);
 
 	if (!err)
-		err = sql_prepare(store->writer, "INSERT INTO windows VALUES(?1, ?2)", &window);
-	for (uint64_t done = 0; !err && done < head; done += INDEX_PAGE_BYTES)
-		err = insert(page, id, done / INDEX_PAGE_BYTES, made->index_file + done,
-			     head - done < INDEX_PAGE_BYTES ? head - done : INDEX_PAGE_BYTES);
+		err = sql_prepare(store->writer, index_file.insert_part, &window);
 	for (uint64_t i = 0; !err && i < index->count; i++) {
 		uint32_t bytes = index->points[i].window_bytes;
 
 		if (bytes)
-			err = insert(window, id, i, made->index_file + at, bytes);
+			err = store_file_insert(window, id, i, made->index_file + at, bytes);
 		at += bytes;
 	}
 	return err;
@@ -232,72 +206,31 @@ int new_source_store_index(struct store *store, const struct new_source *made, u
 	err = sql_run(store->writer, tables);
 	if (!err)
 		err = insert_parts(store, made, id);
-	return err ? sql_error_set(store->writer, "write an index to", error) : 0;
-}
-
-typedef int (*part_fn)(const void *data, size_t bytes, void *argument);
-
-/* Goes through the parts of an index, in the order of its file. */
-static int for_parts(sqlite3 *db, const char *query, uint64_t id, part_fn each, void *argument)
-{
-	_cleanup_sql_ sqlite3_stmt *find = NULL;
-	int err = sql_prepare(db, query, &find);
-
 	if (err)
-		return err;
-	sqlite3_bind_int64(find, 1, (sqlite3_int64)(id << DIGEST_PAGE_BITS));
-	while ((err = sql_step(find)) == 1) {
-		err = each(sqlite3_column_blob(find, 0), (size_t)sqlite3_column_bytes(find, 0),
-			   argument);
-		if (err)
-			return err;
-	}
-	return err;
-}
-
-static const char find_pages[] =
-	"SELECT part FROM layouts WHERE page BETWEEN ?1 AND ?1 + 4294967295"
-	" ORDER BY page";
-static const char find_windows[] =
-	"SELECT window FROM windows WHERE point BETWEEN ?1 AND ?1 + 4294967295 ORDER BY point";
-
-struct head {
-	uint8_t *data;
-	size_t bytes;
-};
-
-static int append(const void *data, size_t bytes, void *argument)
-{
-	struct head *head = argument;
-	uint8_t *grown = realloc(head->data, head->bytes + bytes + 1);
-
-	if (!grown)
-		return -ENOMEM;
-	head->data = grown;
-	if (bytes)
-		memcpy(head->data + head->bytes, data, bytes);
-	head->bytes += bytes;
-	return head->bytes > codec_index_head_bytes(CODEC_POINTS_MAX) ? -EUCLEAN : 0;
+		return sql_error_set(store->writer, "write an index to", error);
+	return new_source_store_selection(store, made, id, error);
 }
 
 int store_load_index(struct store *store, struct source *source, struct error *error)
 {
+	_cleanup_free_ uint8_t *head = NULL;
 	struct codec_index *index = NULL;
-	struct head head = {};
+	uint64_t bytes;
 	int err;
 
 	if (!source->codec)
 		return 0;
-	err = for_parts(store->reader, find_pages, source->id, append, &head);
+	err = store_file_load_head(&index_file, store, source->id,
+				   codec_index_head_bytes(CODEC_POINTS_MAX), &head, &bytes);
 	if (err)
 		error_set_text(error, "cannot load the index of source %" PRIu64 ": %s", source->id,
 			       strerror(-err));
 	else
-		err = codec_index_parse(head.data ?: (const uint8_t *)"", head.bytes, &index,
-					error);
+		err = codec_index_parse(head, bytes, &index, error);
+	if (!err)
+		err = store_load_selection(store, source, index, error);
 	if (!err)
 		err = source_set_index(store, source, &index, error);
-	free(head.data);
 	free(index);
 	return err;
 }
@@ -331,48 +264,9 @@ int store_window(struct store *store, const struct source *source, uint64_t poin
 	return err;
 }
 
-static int add_to_digest(const void *data, size_t bytes, void *argument)
-{
-	return EVP_DigestUpdate(argument, data, bytes) ? 0 : -ENOMEM;
-}
-
-static int digest_of(sqlite3 *db, uint64_t id, uint8_t digest[static SOURCE_DIGEST_BYTES])
-{
-	EVP_MD_CTX *context = EVP_MD_CTX_new();
-	int err = context && EVP_DigestInit_ex(context, EVP_sha256(), NULL) ? 0 : -ENOMEM;
-
-	if (!err)
-		err = for_parts(db, find_pages, id, add_to_digest, context);
-	if (!err)
-		err = for_parts(db, find_windows, id, add_to_digest, context);
-	if (!err && !EVP_DigestFinal_ex(context, digest, NULL))
-		err = -ENOMEM;
-	EVP_MD_CTX_free(context);
-	return err;
-}
-
 int store_check_index(struct store *store, const struct source *source)
 {
-	uint8_t expected[SOURCE_DIGEST_BYTES], found[SOURCE_DIGEST_BYTES];
-	struct error error = {};
-	sqlite3 *db = NULL;
-	const char *hex;
-	json_t *text;
-	int err;
+	int err = source->codec ? store_file_check(&index_file, store, source) : 0;
 
-	if (!source->codec)
-		return 0;
-	text = store_source_json(store, source);
-	hex = json_string_value(json_object_get(text, "index"));
-	err = hex && !digest_from_hex(hex, expected) ? 0 : -EUCLEAN;
-	json_decref(text);
-	/* A connection of its own: windows may be many, and reads need the others. */
-	if (!err)
-		err = store_file_connect(store, &db, &error);
-	if (!err)
-		err = digest_of(db, source->id, found);
-	sqlite3_close(db);
-	if (err)
-		return err;
-	return memcmp(expected, found, sizeof(found)) ? -EUCLEAN : 0;
+	return err ?: store_check_selection(store, source);
 }

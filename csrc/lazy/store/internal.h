@@ -124,7 +124,10 @@ struct new_source {
 	uint8_t *index_file;
 	uint64_t index_bytes;
 	struct codec_index *index; /* until the source has it */
-	char *identity;		   /* the identity that it gave, or NULL */
+	uint8_t *selection_file;   /* the same for its selection; see selections.c */
+	uint64_t selection_bytes;
+	struct selection *selection;
+	char *identity; /* the identity that it gave, or NULL */
 };
 
 /*
@@ -155,6 +158,45 @@ int source_set_index(struct store *store, struct source *source, struct codec_in
 int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id,
 			   struct error *error);
 int store_load_index(struct store *store, struct source *source, struct error *error);
+
+/*
+ * selections.c: the same for the selection of a source that has an index. It comes after the index,
+ * and sets the size.
+ */
+int new_source_take_selection(struct new_source *made, struct error *error);
+int source_set_selection(struct source *source, struct selection **selection,
+			 const struct codec_index *index, struct error *error);
+int new_source_store_selection(struct store *store, const struct new_source *made, uint64_t id,
+			       struct error *error);
+int store_load_selection(struct store *store, struct source *source,
+			 const struct codec_index *index, struct error *error);
+int store_check_selection(struct store *store, const struct source *source);
+
+/*
+ * parts.c: files that sources are added with, which the map keeps in parts. The first part of a file
+ * is its head, in pages; a table of its own has the others.
+ */
+struct store_file_kind {
+	const char *key;	 /* in the source's text: its SHA-256 */
+	uint64_t least, most;	 /* bytes */
+	const char *insert_page; /* ?1: a number with that of the source, ?2: a part */
+	const char *find_pages;	 /* of the source ?1, in the order of their numbers */
+	const char *insert_part;
+	const char *find_parts;
+};
+/* Reads the file of that path to memory, and puts its digest into the text. */
+int store_file_take(const struct store_file_kind *kind, const char *path, json_t *text,
+		    uint8_t **data, uint64_t *bytes, struct error *error);
+int store_file_insert_pages(const struct store_file_kind *kind, struct store *store, uint64_t id,
+			    const uint8_t *head, uint64_t bytes);
+int store_file_insert(sqlite3_stmt *statement, uint64_t id, uint64_t number, const uint8_t *data,
+		      uint64_t bytes);
+/* Returns the head, malloc()ed, which has `most` bytes at most. */
+int store_file_load_head(const struct store_file_kind *kind, struct store *store, uint64_t id,
+			 uint64_t most, uint8_t **head, uint64_t *bytes);
+/* Checks that the map still has the file whose digest is in the text of the source. */
+int store_file_check(const struct store_file_kind *kind, struct store *store,
+		     const struct source *source);
 
 /*
  * caches.c: the caches in front of the mirrors of a source, which are no part of what it is. Returns
