@@ -31,6 +31,8 @@ struct content_sink_ops {
 /* Put this into a structure of your own, and get at that with container_of(). */
 struct content_sink {
 	const struct content_sink_ops *ops;
+	/* Of a tar: where the bytes that data() gets lie in it, uncompressed. */
+	uint64_t offset;
 };
 
 #endif

@@ -19,7 +19,7 @@ struct data {
 	struct data_params params;
 	struct data_counts counts;
 	struct model *model;
-	struct spool inlines, csums, digests;
+	struct spool inlines, csums, digests, origins;
 	struct shares shares;
 	struct pieces *pieces;
 	uint32_t piece_bytes;
@@ -27,6 +27,10 @@ struct data {
 	EVP_MD_CTX *unit;    /* the digest of the unit that is being written */
 	EVP_MD_CTX *content; /* the digest of all digests of pieces */
 	uint64_t unit_bytes;
+	uint64_t unit_number; /* the last unit that has content, */
+	uint64_t unit_offset; /* and where that begins in the tar */
+	struct data_gap *gaps;
+	size_t gap_count;
 
 	/* Content is collected, of files in that model. */
 	struct first *first;
@@ -41,8 +45,11 @@ struct data {
 	struct piece *piece; /* that is being filled; NULL: none */
 };
 
-/* Of a piece that no file has asked for yet. */
-enum { NO_INODE = 0 };
+enum {
+	NO_INODE = 0, /* of a piece that no file has asked for yet */
+	/* How much of a tar a unit may need. Small files, which are inline, may lie between. */
+	UNIT_SPAN_BYTES = 2 << 20,
+};
 
 static int fail(struct error *error, int err, const char *what)
 {
@@ -83,12 +90,84 @@ static int digest_units(struct data *data, const uint8_t *bytes, size_t length)
 	return ret;
 }
 
+/* Leaves a gap up to the end of the unit. */
+static int end_unit(struct data *data)
+{
+	static const uint8_t zeroes[SECTOR_BYTES];
+	uint64_t end = round_up_u64(data->counts.object_bytes, data->params.unit_bytes);
+	uint64_t bytes = end - data->counts.object_bytes;
+	struct data_gap *gaps;
+	int ret = 0;
+
+	if (!bytes)
+		return 0;
+	gaps = reallocarray(data->gaps, data->gap_count + 1, sizeof(*gaps));
+	if (!gaps)
+		return -ENOMEM;
+	data->gaps = gaps;
+	gaps[data->gap_count++] = (struct data_gap){ data->counts.object_bytes, bytes };
+	for (uint64_t done = 0; done < bytes && !ret; done += SECTOR_BYTES) {
+		ret = spool_append(&data->csums, zeroes, data->params.csum->bytes);
+		if (!ret)
+			ret = digest_units(data, zeroes, SECTOR_BYTES);
+	}
+	data->counts.object_bytes = end;
+	return ret;
+}
+
+/* Where the last byte that a unit gets of a piece comes from, of which `room` fit there. */
+static uint64_t origin_end(const struct piece *piece, uint64_t room)
+{
+	uint64_t end = 0;
+
+	for (unsigned i = 0; i < piece->origin_count && piece->origins[i].place < room; i++) {
+		const struct piece_origin *origin = &piece->origins[i];
+		uint64_t left = room - origin->place;
+
+		end = origin->offset + (origin->bytes < left ? origin->bytes : left);
+	}
+	return end;
+}
+
+/* Notes where the content of a piece comes from, which begins at a unit if it has to. */
+static int note_origins(struct data *data, const struct piece *piece)
+{
+	uint64_t unit_bytes = data->params.unit_bytes;
+	uint64_t used = data->counts.object_bytes % unit_bytes;
+	int ret = 0;
+
+	if (used && origin_end(piece, unit_bytes - used) - data->unit_offset > UNIT_SPAN_BYTES)
+		ret = end_unit(data);
+	for (unsigned i = 0; i < piece->origin_count && !ret; i++) {
+		const struct piece_origin *from = &piece->origins[i];
+		struct data_origin origin = {
+			.object_offset = data->counts.object_bytes + from->place,
+			.offset = from->offset,
+			.bytes = from->bytes,
+		};
+		uint64_t unit = (origin.object_offset + origin.bytes - 1) / unit_bytes;
+		uint64_t start = unit * unit_bytes;
+
+		if (unit != data->unit_number) {
+			data->unit_offset =
+				origin.offset +
+				(start > origin.object_offset ? start - origin.object_offset : 0);
+			data->unit_number = unit;
+		}
+		ret = spool_append(&data->origins, &origin, sizeof(origin));
+		data->counts.origins++;
+	}
+	return ret;
+}
+
 /* Appends a piece to the data object. */
 static int append(struct data *data, const struct piece *piece, struct share *share)
 {
 	size_t csum_bytes = piece->stored_bytes / SECTOR_BYTES * data->params.csum->bytes;
-	int ret = pwrite_full(data->params.fd, piece->stored, piece->stored_bytes,
-			      data->counts.object_bytes);
+	int ret = data->params.in_layers ?
+			  note_origins(data, piece) :
+			  pwrite_full(data->params.fd, piece->stored, piece->stored_bytes,
+				      data->counts.object_bytes);
 
 	if (!ret)
 		ret = spool_append(&data->csums, piece->csums, csum_bytes);
@@ -210,6 +289,32 @@ static int open_piece(struct data *data, struct error *error)
 	data->piece->inode = data->inode;
 	data->piece->file_offset = data->position;
 	data->piece->bytes = 0;
+	data->piece->origin_count = 0;
+	return 0;
+}
+
+/* The next bytes of the piece come from there. */
+static int add_origin(struct piece *piece, uint64_t offset, size_t bytes)
+{
+	struct piece_origin *last = piece->origins + piece->origin_count;
+
+	if (piece->origin_count && last[-1].place + last[-1].bytes == piece->bytes &&
+	    last[-1].offset + last[-1].bytes == offset) {
+		last[-1].bytes += (uint32_t)bytes;
+		return 0;
+	}
+	if (piece->origin_count == piece->origin_room) {
+		unsigned room = piece->origin_room * 2 + 4;
+		struct piece_origin *grown =
+			reallocarray(piece->origins, room, sizeof(*piece->origins));
+
+		if (!grown)
+			return -ENOMEM;
+		piece->origins = grown;
+		piece->origin_room = room;
+	}
+	piece->origins[piece->origin_count++] =
+		(struct piece_origin){ piece->bytes, (uint32_t)bytes, offset };
 	return 0;
 }
 
@@ -236,6 +341,7 @@ static int end_piece(struct data *data, struct error *error)
 /* Takes content, or zeroes if `bytes` is NULL. */
 static int take(struct data *data, const uint8_t *bytes, uint64_t length, struct error *error)
 {
+	const uint8_t *first = bytes;
 	int ret = 0;
 
 	while (length) {
@@ -248,6 +354,9 @@ static int take(struct data *data, const uint8_t *bytes, uint64_t length, struct
 		part -= data->piece->bytes;
 		if (part > length)
 			part = length;
+		if (bytes && data->params.in_layers &&
+		    add_origin(data->piece, data->sink.offset + (uint64_t)(bytes - first), part))
+			return error_set(error, -ENOMEM, "no memory");
 		if (bytes)
 			memcpy(data->piece->raw + data->piece->bytes, bytes, part);
 		else
@@ -421,6 +530,8 @@ static int open_parts(struct data *data)
 		ret = spool_open(&data->csums, data->params.directory);
 	if (!ret)
 		ret = spool_open(&data->digests, data->params.directory);
+	if (!ret && data->params.in_layers)
+		ret = spool_open(&data->origins, data->params.directory);
 	if (!ret)
 		ret = shares_init(&data->shares);
 	data->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
@@ -445,7 +556,8 @@ int data_open(struct data **made, const struct data_params *params, struct model
 	data->sink.ops = &sink_ops;
 	data->params = *params;
 	data->model = model;
-	data->inlines = data->csums = data->digests = SPOOL_CLOSED;
+	data->unit_number = UINT64_MAX;
+	data->inlines = data->csums = data->digests = data->origins = SPOOL_CLOSED;
 	data->piece_bytes = params->level ? PIECE_COMPRESSED_BYTES : PIECE_PLAIN_BYTES;
 	ret = open_parts(data);
 	return ret ? fail(error, ret, "cannot prepare to store content") : 0;
@@ -460,6 +572,8 @@ void data_close(struct data *data)
 	spool_close(&data->inlines);
 	spool_close(&data->csums);
 	spool_close(&data->digests);
+	spool_close(&data->origins);
+	free(data->gaps);
 	EVP_MD_CTX_free(data->unit);
 	EVP_MD_CTX_free(data->content);
 	EVP_MD_free(data->sha256);
@@ -469,6 +583,13 @@ void data_close(struct data *data)
 struct content_sink *data_sink(struct data *data)
 {
 	return &data->sink;
+}
+
+int data_end_layer(struct data *data, struct error *error)
+{
+	int ret = end_unit(data);
+
+	return ret ? fail(error, ret, "cannot compute digests") : 0;
 }
 
 int data_finish(struct data *data, struct error *error)
@@ -516,4 +637,16 @@ int data_read_csums(struct data *data, uint64_t first_sector, void *csums, size_
 int data_read_digests(struct data *data, uint64_t first, void *digests, size_t bytes)
 {
 	return spool_read(&data->digests, first * DATA_DIGEST_BYTES, digests, bytes);
+}
+
+int data_read_origins(struct data *data, uint64_t first, struct data_origin *origins, size_t count)
+{
+	return spool_read(&data->origins, first * sizeof(*origins), origins,
+			  count * sizeof(*origins));
+}
+
+const struct data_gap *data_gaps(const struct data *data, size_t *count)
+{
+	*count = data->gap_count;
+	return data->gaps;
 }

@@ -33,6 +33,21 @@ struct data_params {
 	uint32_t unit_bytes; /* of the digests */
 	unsigned threads;
 	const struct csum_kind *csum;
+	/*
+	 * All content comes from tars, and stays there: nothing is written to `fd`, and `level` is
+	 * 0. Each layer begins at a unit; what one unit needs of a tar has a bound.
+	 */
+	bool in_layers;
+};
+
+/* Where bytes of the data object lie in a tar, uncompressed. */
+struct data_origin {
+	uint64_t object_offset, offset, bytes;
+};
+
+/* What nothing lies in, in the order of offsets. */
+struct data_gap {
+	uint64_t offset, bytes;
 };
 
 struct data_counts {
@@ -46,6 +61,7 @@ struct data_counts {
 	uint64_t shared;       /* pieces that were there already */
 	uint64_t shared_bytes; /* of content */
 	uint64_t digests;
+	uint64_t origins; /* only with `in_layers` */
 };
 
 struct data;
@@ -67,6 +83,9 @@ int data_place_first(struct data *data, struct error *error);
 /* Places all pieces: then the model has the extents of all files that were handed on. */
 int data_drain(struct data *data, struct error *error);
 
+/* Has what comes now begin at a unit, after data_drain(). Only with `in_layers`. */
+int data_end_layer(struct data *data, struct error *error);
+
 /*
  * Computes the digest of the last unit. Nothing may be handed on afterwards. -EAGAIN: content that
  * was to come first is in no file.
@@ -82,5 +101,8 @@ const struct data_counts *data_counts(const struct data *data);
 int data_read_inline(struct data *data, uint64_t offset, void *bytes, size_t length);
 int data_read_csums(struct data *data, uint64_t first_sector, void *csums, size_t bytes);
 int data_read_digests(struct data *data, uint64_t first, void *digests, size_t bytes);
+/* Those of each layer are in the order of both their offsets. */
+int data_read_origins(struct data *data, uint64_t first, struct data_origin *origins, size_t count);
+const struct data_gap *data_gaps(const struct data *data, size_t *count);
 
 #endif

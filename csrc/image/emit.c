@@ -264,17 +264,37 @@ static int emit_top_level(struct image *image, struct tree_builder *tree, void *
 
 /* ---- The checksums ---- */
 
+struct csums {
+	struct data *data;
+	uint64_t first_sector;
+};
+
 static int read_csums(void *context, uint64_t first, void *csums, size_t bytes)
 {
-	return data_read_csums(context, first, csums, bytes);
+	const struct csums *from = context;
+
+	return data_read_csums(from->data, from->first_sector + first, csums, bytes);
 }
 
+/* Of what lies between gaps. */
 static int emit_csums(struct image *image, struct tree_builder *tree, void *context)
 {
-	uint64_t sectors = data_counts(context)->object_bytes / SECTOR_BYTES;
+	struct csums from = { .data = context };
+	size_t count;
+	const struct data_gap *gaps = data_gaps(context, &count);
+	uint64_t at = 0;
+	int ret = 0;
 
 	(void)image;
-	return csum_items_add(tree, IMAGE_DATA_START, sectors, read_csums, context);
+	for (size_t i = 0; i <= count && !ret; i++) {
+		uint64_t end = i < count ? gaps[i].offset : data_counts(context)->object_bytes;
+
+		from.first_sector = at / SECTOR_BYTES;
+		ret = csum_items_add(tree, IMAGE_DATA_START + at, (end - at) / SECTOR_BYTES,
+				     read_csums, &from);
+		at = i < count ? end + gaps[i].bytes : end;
+	}
+	return ret;
 }
 
 /* ---- The end ---- */

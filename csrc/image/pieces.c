@@ -192,6 +192,7 @@ void pieces_close(struct pieces *pieces)
 		free(pieces->ring[i].raw);
 		free(pieces->ring[i].packed);
 		free(pieces->ring[i].csums);
+		free(pieces->ring[i].origins);
 	}
 	pthread_mutex_destroy(&pieces->lock);
 	pthread_cond_destroy(&pieces->more);

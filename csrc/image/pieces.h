@@ -17,12 +17,20 @@ enum {
 	PIECE_PLAIN_BYTES = 1 << 20,
 };
 
+/* Where bytes of a piece come from: a tar, uncompressed. */
+struct piece_origin {
+	uint32_t place, bytes; /* in the piece */
+	uint64_t offset;       /* in the tar */
+};
+
 struct piece {
 	/* Inputs. */
 	uint8_t *raw;
 	uint32_t bytes; /* whole sectors */
 	uint32_t inode;
 	uint64_t file_offset;
+	struct piece_origin *origins; /* only where somebody asks for them */
+	unsigned origin_count, origin_room;
 
 	/* Outputs. */
 	int error; /* 0 or a negative errno */

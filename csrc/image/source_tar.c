@@ -188,6 +188,7 @@ static int hand_on(struct reading *reading, uint64_t bytes)
 					 (long long)offset, (unsigned long long)bytes);
 		if ((uint64_t)offset > at)
 			err = ops->hole(reading->sink, (uint64_t)offset - at, reading->error);
+		reading->sink->offset = (uint64_t)archive_filter_bytes(reading->archive, 0);
 		if (!err && length)
 			err = ops->data(reading->sink, data, length, reading->error);
 		if (err)

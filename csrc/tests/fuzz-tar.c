@@ -152,7 +152,7 @@ static size_t change(const uint8_t *how, size_t length)
 
 static int read_layer(struct model *model, int fd)
 {
-	struct content_sink sink = { &none_ops };
+	struct content_sink sink = { .ops = &none_ops };
 	struct source_report report;
 	struct error error = { 0 };
 	char path[40];

@@ -10,6 +10,7 @@
 #include "base/size.h"
 #include "btrfs/format.h"
 #include "image/data.h"
+#include "lazy/selection.h"
 
 enum {
 	LEVEL_MAX = 19,
@@ -92,6 +93,8 @@ static int parse_layer(struct description *description, struct layer *layer, jso
 		error_set_hint(error, "give \"directory\" or \"tar\"");
 		return error_set(error, -EINVAL, "\"kind\": \"%s\" is none that we have", kind);
 	}
+	if (description->in_layers && !layer->is_tar)
+		return error_set(error, -EINVAL, "\"in_layers\": a directory is no layer");
 	if (whiteouts && !layer->is_tar)
 		return error_set(error, -EINVAL, "\"whiteouts\": a directory has none");
 	if (diff_id && !layer->is_tar)
@@ -209,6 +212,7 @@ static int parse(struct description *description, struct error *error)
 	const char *compression = "zstd:9", *checksum = "crc32c";
 	json_error_t fault;
 	json_t *layers, *first = NULL;
+	int in_layers = 0;
 	int ret = default_time(&time_s, error);
 
 	if (threads > DATA_THREADS_MAX)
@@ -217,11 +221,11 @@ static int parse(struct description *description, struct error *error)
 	if (ret)
 		return ret;
 	if (json_unpack_ex(description->json, &fault, 0,
-			   "{s:o, s:s, s?:s, s?:I, s?:s, s?:I, s?:I, s?:I, s?:s, s?:o !}", "layers",
-			   &layers, "output", &description->output, "compression", &compression,
-			   "max_inline", &max_inline, "checksum", &checksum, "time", &time_s,
-			   "threads", &threads, "unit", &unit, "label", &description->label,
-			   "first", &first))
+			   "{s:o, s:s, s?:s, s?:I, s?:s, s?:I, s?:I, s?:I, s?:s, s?:o, s?:b !}",
+			   "layers", &layers, "output", &description->output, "compression",
+			   &compression, "max_inline", &max_inline, "checksum", &checksum, "time",
+			   &time_s, "threads", &threads, "unit", &unit, "label",
+			   &description->label, "first", &first, "in_layers", &in_layers))
 		return error_set(error, -EINVAL, "%s", fault.text);
 	ret = parse_first(description, first, error);
 	if (!ret)
@@ -244,6 +248,16 @@ static int parse(struct description *description, struct error *error)
 	description->unit_bytes = (uint32_t)unit;
 	description->threads = (unsigned)threads;
 	description->time_s = time_s;
+	description->in_layers = in_layers;
+	if (in_layers && (description->level || first))
+		return error_set(error, -EINVAL,
+				 "\"in_layers\": what stays in layers is neither compressed nor "
+				 "put first");
+	if (in_layers && (unit > SELECTION_UNIT_MAX_BYTES || unit & (unit - 1)))
+		return error_set(error, -EINVAL,
+				 "\"unit\" is %lld, which \"in_layers\" wants to be a power of "
+				 "two, %d at most",
+				 (long long)unit, SELECTION_UNIT_MAX_BYTES);
 	description->csum = csum_kind_by_name(checksum);
 	if (!description->csum)
 		return error_set(error, -EINVAL, "\"checksum\": \"%s\" is none that we have",

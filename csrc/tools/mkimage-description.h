@@ -25,6 +25,8 @@ struct layer {
 	/* Outputs. */
 	struct source_report report;
 	uint64_t subvolume;
+	uint64_t data_offset, data_bytes; /* in the data object */
+	uint64_t first_origin, origins;	  /* only with `in_layers` */
 	uint8_t chain_id[DIFF_ID_BYTES];
 };
 
@@ -42,6 +44,7 @@ struct description {
 	unsigned threads;
 	int64_t time_s;
 	const struct csum_kind *csum;
+	bool in_layers; /* content stays in the layers, which are tars */
 };
 
 /* Reads all of the stream. Returns 0 or a negative errno, with an error. */

@@ -23,6 +23,7 @@
 #include "image/emit.h"
 #include "image/model.h"
 #include "tools/mkimage-description.h"
+#include "tools/mkimage-selection.h"
 
 enum { ENTRIES_MAX = 1 << 30 };
 
@@ -35,6 +36,7 @@ static const char *const output_names[OUTPUTS] = { "seed.img", "data", "digests"
 struct job {
 	struct description description;
 	struct outfile outputs[OUTPUTS];
+	struct outfile *selections; /* of the layers; NULL: none have any */
 	int directory_fd;
 	struct model model;
 	struct data *data;
@@ -61,6 +63,20 @@ static int check_empty(struct job *job)
 	return error_set(&job->error, -ENOTEMPTY, "%s is not empty", path);
 }
 
+static int open_output(struct job *job, struct outfile *output, const char *name)
+{
+	_cleanup_free_ char *path = NULL;
+	int ret;
+
+	if (asprintf(&path, "%s/%s", job->description.output, name) < 0) {
+		path = NULL;
+		return error_set(&job->error, -ENOMEM, "no memory");
+	}
+	ret = outfile_open(output, path, false);
+	return ret ? error_set(&job->error, ret, "%s: cannot create it: %s", path, strerror(-ret)) :
+		     0;
+}
+
 static int open_outputs(struct job *job)
 {
 	const char *path = job->description.output;
@@ -72,14 +88,8 @@ static int open_outputs(struct job *job)
 	if (job->directory_fd < 0)
 		return error_set(&job->error, -errno, "%s: %s", path, strerror(errno));
 	for (int i = 0; i < OUTPUTS && !ret; i++) {
-		_cleanup_free_ char *name = NULL;
-
-		if (asprintf(&name, "%s/%s", path, output_names[i]) < 0)
-			return error_set(&job->error, -ENOMEM, "no memory");
-		ret = outfile_open(&job->outputs[i], name, false);
-		if (ret)
-			error_set_text(&job->error, "%s: cannot create it: %s", name,
-				       strerror(-ret));
+		if (i != DATA || !job->description.in_layers)
+			ret = open_output(job, &job->outputs[i], output_names[i]);
 	}
 	return ret;
 }
@@ -95,6 +105,7 @@ static int open_image(struct job *job)
 		.unit_bytes = description->unit_bytes,
 		.threads = description->threads,
 		.csum = description->csum,
+		.in_layers = description->in_layers,
 	};
 	const struct emit_params emit = {
 		.fd = job->outputs[SEED].fd,
@@ -142,9 +153,12 @@ static int name_layer(struct layer *layer)
 static int add_layer(struct job *job, size_t number)
 {
 	struct layer *layer = &job->description.layers[number];
+	const struct data_counts *counts = data_counts(job->data);
 	uint8_t digest[DATA_DIGEST_BYTES];
 	int ret = 0;
 
+	layer->data_offset = counts->object_bytes;
+	layer->first_origin = counts->origins;
 	if (number)
 		ret = model_begin_layer(&job->model, &job->error);
 	if (!ret)
@@ -152,11 +166,15 @@ static int add_layer(struct job *job, size_t number)
 				  &layer->report, &job->error);
 	if (!ret)
 		ret = data_drain(job->data, &job->error);
+	if (!ret && job->description.in_layers)
+		ret = data_end_layer(job->data, &job->error);
 	if (!ret)
 		ret = emit_layer(job->emit, &job->model, job->data, &layer->subvolume, digest,
 				 &job->error);
 	if (ret)
 		return ret;
+	layer->data_bytes = counts->object_bytes - layer->data_offset;
+	layer->origins = counts->origins - layer->first_origin;
 	ret = find_chain_id(layer, number ? layer - 1 : NULL,
 			    layer->is_tar ? layer->report.diff_id : digest);
 	if (!ret)
@@ -225,18 +243,56 @@ static int write_digests(struct job *job)
 	return ret;
 }
 
+/* Writes which bytes of its tar each layer's part of the data object consists of. */
+static int write_selections(struct job *job)
+{
+	const struct description *description = &job->description;
+	int ret = 0;
+
+	job->selections = calloc(description->layer_count, sizeof(*job->selections));
+	if (!job->selections)
+		return error_set(&job->error, -ENOMEM, "no memory");
+	for (size_t i = 0; i < description->layer_count; i++)
+		job->selections[i] = OUTFILE_CLOSED;
+	for (size_t i = 0; i < description->layer_count && !ret; i++) {
+		const struct layer *layer = &description->layers[i];
+		struct outfile *output = &job->selections[i];
+		char name[64];
+
+		if (!layer->data_bytes)
+			continue;
+		snprintf(name, sizeof(name), "selection.%zu", i);
+		ret = open_output(job, output, name);
+		if (!ret)
+			ret = selection_write(output->fd, layer, description->unit_bytes, job->data,
+					      &job->error);
+	}
+	return ret;
+}
+
+static int publish_one(struct outfile *output)
+{
+	return output->fd < 0 ? 0 : outfile_publish(output, false);
+}
+
 /* Gives all files their names, or none. */
 static int publish(struct job *job)
 {
-	int ret = 0, done = 0;
+	size_t layers = job->selections ? job->description.layer_count : 0, done = 0;
+	int ret = 0;
 
-	for (; done < OUTPUTS && !ret; done++)
-		ret = outfile_publish(&job->outputs[done], false);
+	for (; done < OUTPUTS + layers && !ret; done++)
+		ret = publish_one(done < OUTPUTS ? &job->outputs[done] :
+						   &job->selections[done - OUTPUTS]);
 	if (!ret)
 		return 0;
 	/* The last one has failed. */
-	for (int i = 0; i < done - 1; i++)
-		unlinkat(job->directory_fd, output_names[i], 0);
+	for (size_t i = 0; i < done - 1; i++) {
+		char name[64];
+
+		snprintf(name, sizeof(name), "selection.%zu", i - OUTPUTS);
+		unlinkat(job->directory_fd, i < OUTPUTS ? output_names[i] : name, 0);
+	}
 	return ret;
 }
 
@@ -254,6 +310,8 @@ static int build(struct job *job)
 		ret = data_finish(job->data, &job->error);
 	if (!ret)
 		ret = emit_finish(job->emit, job->data, &job->result, &job->error);
+	if (!ret && job->description.in_layers)
+		ret = write_selections(job);
 	if (ret)
 		return ret;
 	if (ftruncate(job->outputs[SEED].fd, (off_t)job->result.local_bytes))
@@ -270,12 +328,14 @@ static json_t *describe_layer(const struct layer *layer)
 {
 	char diff_id[DIGEST_TEXT_BYTES], chain_id[DIGEST_TEXT_BYTES];
 
-	return json_pack("{ss ss sI sI ss* ss sI}", "path", layer->options.path, "name",
+	return json_pack("{ss ss sI sI ss* ss sI sI sI}", "path", layer->options.path, "name",
 			 layer->name, "subvolume", (json_int_t)layer->subvolume, "entries",
 			 (json_int_t)layer->report.entries, "diff_id",
 			 layer->is_tar ? digest_format(layer->report.diff_id, diff_id) : NULL,
 			 "chain_id", digest_format(layer->chain_id, chain_id), "stream_bytes",
-			 (json_int_t)layer->report.stream_bytes);
+			 (json_int_t)layer->report.stream_bytes, "data_offset",
+			 (json_int_t)layer->data_offset, "data_bytes",
+			 (json_int_t)layer->data_bytes);
 }
 
 static json_t *describe_data(const struct data_counts *counts)
@@ -329,6 +389,9 @@ static void job_deinit(struct job *job)
 	model_deinit(&job->model);
 	for (int i = 0; i < OUTPUTS; i++)
 		outfile_close(&job->outputs[i]);
+	for (size_t i = 0; job->selections && i < job->description.layer_count; i++)
+		outfile_close(&job->selections[i]);
+	free(job->selections);
 	cleanup_close(&job->directory_fd);
 	description_deinit(&job->description);
 }
