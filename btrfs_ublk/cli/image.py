@@ -36,7 +36,7 @@ from btrfs_ublk.cli.image_options import (
 from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import new_file
-from btrfs_ublk.units import exact_size, format_size
+from btrfs_ublk.units import exact_size, format_size, parse_size
 
 _base = click.option(
     "--base",
@@ -127,6 +127,80 @@ def build(
 
 
 @command.command()
+@click.argument("source")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=PathType(),
+    help="The OCI image layout, a directory; it is made if missing.",
+)
+@click.option("--tag", help="Its name in the layout.  [the source's, else latest]")
+@click.option(
+    "--platform",
+    metavar="OS/ARCHITECTURE",
+    help="Which image of an index.  [this machine's]",
+)
+@click.option(
+    "--max-inline",
+    metavar="SIZE",
+    help="Smaller files are in the metadata.  [2K]",
+)
+@click.option(
+    "--unit",
+    default="256K",
+    metavar="SIZE",
+    help="What is verified at once: a power of two from 4K to 1M.",
+)
+@with_access
+@json_option
+def index(
+    source: str,
+    output: Path,
+    tag: str | None,
+    platform: str | None,
+    max_inline: str | None,
+    unit: str,
+    access: images.RegistryAccess,
+    as_json: bool,
+) -> None:
+    """Index an image that stays as it is, in an OCI image layout.
+
+    SOURCE is REGISTRY/REPOSITORY:TAG, or oci:DIRECTORY[:TAG]: an ordinary image whose
+    layers are compressed by gzip, or by zstd in frames of 16 MiB at most. They are
+    read once, and stay where they are; what is made has the metadata, and where in the
+    layers the data are. `image push` stores it beside the image, which keeps its name.
+    """
+    origin = images.parse_name(source)
+    options = images.BuildOptions(
+        max_inline=(
+            None if max_inline is None else parse_size(max_inline, what="--max-inline")
+        ),
+        unit_bytes=parse_size(unit, what="--unit"),
+    )
+    with progress(f"index {source}") as task:
+        made = images.index_image(
+            origin,
+            output.absolute(),
+            options,
+            tag=tag,
+            platform=platform,
+            access=access,
+            say=task.say,
+        )
+    if as_json:
+        click.echo(json.dumps(made.to_dict()))
+        return
+    click.echo(made.name)
+    click.echo(
+        f"{format_size(made.metadata_bytes)} of metadata, and "
+        f"{format_size(made.index_bytes)} for {format_size(made.layer_bytes)} of "
+        f"layers, packed in {format_size(made.pack_bytes)}",
+        err=True,
+    )
+
+
+@command.command()
 @click.argument("image")
 @with_access
 @json_option
@@ -157,6 +231,7 @@ def inspect(
         ("first", format_size(header.first_bytes)),
         ("unit", exact_size(header.unit)),
         *(("layer", layer.chain_id) for layer in header.layers),
+        *(("data in", each.layer) for each in header.sources),
     ]
     for name, value in lines:
         click.echo(f"{name:10} {visible(value)}")
@@ -359,7 +434,8 @@ def push(
 
     LAYOUT is oci:DIRECTORY[:TAG], IMAGE is REGISTRY/REPOSITORY:TAG. The ordinary image
     and the sealed one get that name, for all clients. Blobs that the registry has are
-    not sent again; the tag changes last.
+    not sent again; the tag changes last. An image of `image index` gets no name: it
+    refers to the image that has this one, which must be that of which it is an index.
     """
     target = images.parse_reference(image)
     if target.digest is not None:
@@ -423,6 +499,7 @@ def pull(
     IMAGE is REGISTRY/REPOSITORY:TAG, or @DIGEST. Its data stay in the registry until
     they are read. The kernel parses the metadata, so /etc/btrfs-ublk/images.toml says
     from where, or by whom, images may come; without it, only those named by digest.
+    Of an image that has no sealed one, an index is taken that refers to it.
     """
     reference = images.parse_reference(image)
     access = replace(access, via=via or None, via_plain=via_plain)

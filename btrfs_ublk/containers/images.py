@@ -44,6 +44,7 @@ from btrfs_ublk.units import GIB
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.down import down_volume, remove_volume
 from btrfs_ublk.volume.forks import LAYERS_DIRECTORY
+from btrfs_ublk.volume.image import data_bytes_of
 from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
 from btrfs_ublk.volume.up import up_volume
 
@@ -464,8 +465,7 @@ def _layers(volume: VolumeDirectory) -> Sequence[str]:
 
 def _data_bytes(volume: VolumeDirectory) -> int:
     image = volume.made().image
-    source = image["source"] if image else None
-    return int(source["size"]) if source else 0
+    return data_bytes_of(image) if image else 0
 
 
 def _check_layer(found: _Found, target: str, *, is_first: bool) -> None:

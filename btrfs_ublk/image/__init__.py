@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.diff import Difference, DiffReport, check_layers, diff_images
     from btrfs_ublk.image.export import ExportReport, export_image
     from btrfs_ublk.image.first import traced_ranges
+    from btrfs_ublk.image.indexed import IndexedImage, index_image
     from btrfs_ublk.image.inspect import ImageReport, inspect_image
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.policy import RefusedImageError, read_policy
@@ -40,6 +41,7 @@ else:
             "diff": "DiffReport Difference check_layers diff_images",
             "export": "ExportReport export_image",
             "first": "traced_ranges",
+            "indexed": "IndexedImage index_image",
             "inspect": "ImageReport inspect_image",
             "layout": "Layout",
             "policy": "RefusedImageError read_policy",
@@ -67,6 +69,7 @@ __all__ = [
     "ExportReport",
     "ImageReport",
     "ImageStore",
+    "IndexedImage",
     "Layout",
     "LayoutName",
     "PulledImage",
@@ -83,6 +86,7 @@ __all__ = [
     "convert_image",
     "diff_images",
     "export_image",
+    "index_image",
     "inspect_image",
     "parse_layout",
     "parse_name",

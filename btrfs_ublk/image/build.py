@@ -141,10 +141,15 @@ def build_image(
 
 
 def make_image(
-    opened: OpenedSource, output: Path, options: BuildOptions
+    opened: OpenedSource,
+    output: Path,
+    options: BuildOptions,
+    *,
+    in_layers: bool = False,
 ) -> dict[str, Any]:
-    """Have mkimage make an image in a new directory; return what it reports. Raises
-    UsageError, CommandError, OSError."""
+    """Have mkimage make an image in a new directory; return what it reports. With
+    ``in_layers``, data stay where they are. Raises UsageError, CommandError, OSError.
+    """
     output.mkdir(mode=0o700)
     description: dict[str, Any] = {
         "layers": [layer.to_dict() for layer in opened.layers],
@@ -152,6 +157,9 @@ def make_image(
         "unit": options.unit_bytes,
         "first": list(options.first),
     }
+    if in_layers:
+        del description["first"]
+        description |= {"in_layers": True, "compression": "none"}
     for key in ("compression", "max_inline", "checksum", "threads"):
         value = getattr(options, key)
         if value is not None:
@@ -205,7 +213,7 @@ def seal(
         device_bytes=report["device_bytes"],
         fsid=report["fsid"],
         first_bytes=report["counts"]["first_bytes"],
-        layers=_layers(report["layers"]),
+        layers=layers_of(report["layers"]),
         config=dict(opened.config),
     )
     with layout.adding(METADATA) as (file, done):
@@ -234,7 +242,8 @@ def seal(
     )
 
 
-def _layers(reported: Sequence[dict[str, Any]]) -> list[Layer]:
+def layers_of(reported: Sequence[dict[str, Any]]) -> list[Layer]:
+    """Return the layers that mkimage has told of."""
     return [
         Layer(
             chain_id=each["chain_id"],

@@ -24,11 +24,14 @@ from btrfs_ublk.image.documents import (
     InvalidImageError,
     SealedManifest,
     blobs_of,
+    descriptors,
     parse_document,
 )
+from btrfs_ublk.image.indexed import check_subject, data_parts, layer_blob
 from btrfs_ublk.image.pack import (
     DATA_OFFSET,
     InvalidPackError,
+    LayerSource,
     PackHeader,
     check_data,
     unpack,
@@ -102,6 +105,16 @@ class _Opened:
     manifest: SealedManifest
     others: tuple[Descriptor, ...]
     parts: Callable[[Descriptor], Iterator[bytes]]
+    #: The manifest of the ordinary image that an indexed one is of, if it is there.
+    subject: dict[str, Any] | None = None
+
+    @property
+    def data_bytes(self) -> int:
+        """How much is read to have all data."""
+        if self.subject is None:
+            return self.manifest.data_bytes
+        layers = descriptors(self.subject, "layers", "the subject")
+        return sum(one.size for one in layers)
 
 
 def check_image(
@@ -183,7 +196,7 @@ def _checking(
     with _opened(name, access) as image, ExitStack() as stack:
         report.digest = image.manifest.digest
         others_bytes = sum(one.size for one in image.others)
-        expect(image.manifest.pack.size + image.manifest.data_bytes + others_bytes)
+        expect(image.manifest.pack.size + image.data_bytes + others_bytes)
         with putting_together(directory):
             work = stack.enter_context(tempdir(parent=directory))
         yield _Check(image, report, work, progress, say)
@@ -206,11 +219,18 @@ def putting_together(directory: Path | None) -> Iterator[None]:
 def _opened(name: Name, access: RegistryAccess) -> Iterator[_Opened]:
     if isinstance(name, LayoutName):
         layout, manifest, data = open_sealed(name)
-        yield _Opened(manifest, _others(data, manifest), layout.parts)
+        others, subject = _others(data, manifest), None
+        if manifest.subject is not None and layout.has(manifest.subject):
+            subject = parse_document(layout.read(manifest.subject), str(name))
+        yield _Opened(manifest, others, layout.parts, subject)
         return
     with Repository(name, access) as repository:
         _, data, manifest = look_up(name, repository)
-        yield _Opened(manifest, _others(data, manifest), repository.parts)
+        others, subject = _others(data, manifest), None
+        if manifest.subject is not None:
+            document = repository.document(manifest.subject.digest)
+            subject = parse_document(document.data, document.digest)
+        yield _Opened(manifest, others, repository.parts, subject)
 
 
 def _others(data: bytes, manifest: SealedManifest) -> tuple[Descriptor, ...]:
@@ -256,8 +276,12 @@ class _Check:
             self._hash_data()
             return None
         header, digests = found
+        manifest = self.image.manifest
         with self.report.noting("pack"):
-            check_data(header, self.image.manifest.data_bytes)
+            indexed = manifest.subject is not None
+            check_data(header, manifest.data_bytes, indexed=indexed)
+            if self.image.subject is not None:
+                check_subject(header, self.image.subject, "the image that it is of")
         if with_data:
             self._make_room(self.whole, header)
         self._check_units(header, digests, self.whole if with_data else None)
@@ -334,6 +358,8 @@ class _Check:
         number = 0
         try:
             parts = iter(()) if data is None else self._verified(data, "data")
+            if header.sources:
+                parts = self._decoded(header)
             for number, unit in enumerate(_units(parts, header), 1):
                 offset = (number - 1) * header.unit
                 if fd is not None:
@@ -357,6 +383,20 @@ class _Check:
                 f"unit {number} at offset {number * header.unit}",
                 f"it is missing, as are all to the last, {report.units - 1}",
             )
+
+    def _decoded(self, header: PackHeader) -> Iterator[bytes]:
+        """Yield what there is of the data of an indexed image."""
+        with self.report.noting("data"):
+            yield from data_parts(header, self.work, self._layer)
+
+    def _layer(self, source: LayerSource) -> Path:
+        path, before = self.work / "layer", self.report.problem_count
+        with open(path, "wb") as file:
+            for part in self._verified(layer_blob(source), "layer"):
+                file.write(part)
+        if self.report.problem_count != before:
+            raise InvalidImageError("what comes from that layer is not compared")
+        return path
 
     def _compare(self, whole: Path, header: PackHeader) -> None:
         """Compare what the pack says of the file system with that itself."""

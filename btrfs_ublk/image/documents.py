@@ -27,6 +27,8 @@ EMPTY = "application/vnd.oci.empty.v1+json"
 EMPTY_BYTES = b"{}"
 
 ARTIFACT = "application/vnd.btrfs-ublk.image.v1"
+#: Of an image whose data stay in the layers of another one, its subject.
+INDEXED = "application/vnd.btrfs-ublk.index.v1"
 METADATA = "application/vnd.btrfs-ublk.metadata.v1+zstd"
 DATA = "application/vnd.btrfs-ublk.data.v1"
 #: Annotation of a layer: the digest of the manifest of the sealed image that has it.
@@ -192,34 +194,44 @@ def to_bytes(document: Mapping[str, Any]) -> bytes:
 @dataclass(frozen=True)
 class SealedManifest:
     """The manifest of a sealed image: metadata pack and data object. All content of an
-    image without ``data`` is in its metadata."""
+    image without ``data`` is in its metadata, or in the layers of its ``subject``: then
+    it is an indexed image."""
 
     digest: str
     pack: Descriptor
     data: Descriptor | None
+    subject: Descriptor | None = None
 
     @property
     def data_bytes(self) -> int:
         return self.data.size if self.data else 0
 
 
-def write_sealed_manifest(pack: Descriptor, data: Descriptor | None) -> bytes:
-    """Return the manifest of a sealed image."""
+def write_sealed_manifest(
+    pack: Descriptor, data: Descriptor | None, subject: Descriptor | None = None
+) -> bytes:
+    """Return the manifest of a sealed image, or of an indexed one of ``subject``."""
     blobs = [pack] if data is None else [pack, data]
     document = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
-        "artifactType": ARTIFACT,
+        "artifactType": ARTIFACT if subject is None else INDEXED,
         "config": dict(describe(EMPTY, EMPTY_BYTES).raw),
         "layers": [dict(each.raw) for each in blobs],
     }
+    if subject is not None:
+        keys = ("mediaType", "digest", "size")
+        document["subject"] = {key: subject.raw[key] for key in keys}
     return to_bytes(document)
 
 
 def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
     """Raises InvalidImageError for what is no manifest of a sealed image."""
     document = parse_document(data, where)
-    if document.get("artifactType") != ARTIFACT:
+    subject = None
+    if document.get("artifactType") == INDEXED:
+        subject = parse_descriptor(document.get("subject"), f"the subject of {where}")
+    elif document.get("artifactType") != ARTIFACT:
         raise InvalidImageError(
             f"{where} is no sealed image: its artifactType is "
             f"{document.get('artifactType')!r}, not {ARTIFACT!r}",
@@ -238,4 +250,6 @@ def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
             f"{where} has a metadata pack of {found[METADATA].size} bytes, more than "
             f"{MAX_METADATA_BYTES}"
         )
-    return SealedManifest(digest_of(data), found[METADATA], found.get(DATA))
+    if subject is not None and DATA in found:
+        raise InvalidImageError(f"{where} is an indexed image with data of its own")
+    return SealedManifest(digest_of(data), found[METADATA], found.get(DATA), subject)

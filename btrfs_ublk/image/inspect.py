@@ -48,6 +48,8 @@ class ImageReport:
             "unit_bytes": self.header.unit,
             "root": self.header.root,
             "layers": [vars(layer) for layer in self.header.layers],
+            "subject": self.manifest.subject.digest if self.manifest.subject else None,
+            "sources": [vars(source) for source in self.header.sources],
         }
 
 

@@ -32,6 +32,8 @@ MAGIC = b"BTRFSUBLKPACK1\n"
 DATA_OFFSET = 512 * GIB
 _MAX_HEADER_BYTES = 32 * MIB
 _MAX_EXTENTS = 1 << 20
+#: Of an index, or a selection, as servers have it.
+_MAX_INDEX_BYTES = 256 * MIB
 _WINDOW_LOG = 27
 #: Level 19 takes 0.55 s for each MiB, which is too long for trees of a million files:
 #: level 12 takes a twentieth of that, and its packs are a tenth larger.
@@ -62,12 +64,29 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerSource:
+    """Where a part of the data of an indexed image is: in a compressed layer of the
+    ordinary one. ``offset`` and ``data_bytes`` are those of the part; it has an index
+    of the layer, and a selection of what comes out of it, in the pack."""
+
+    layer: str
+    layer_bytes: int
+    codec: str
+    offset: int
+    data_bytes: int
+    index_bytes: int
+    selection_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackHeader:
     """What a pack says of its image. Sizes and offsets are bytes of the device.
 
     ``extents`` are the (offset, length) of the local part that are not zeroes. The
     first ``first_bytes`` of the data are those that are read when the image is started.
-    ``config`` is that of the ordinary image. The constructor raises InvalidPackError.
+    ``config`` is that of the ordinary image. ``sources`` has where the data of an
+    indexed image are; that of a sealed one has none. The constructor raises
+    InvalidPackError.
     """
 
     local_bytes: int
@@ -80,11 +99,13 @@ class PackHeader:
     fsid: str
     layers: tuple[Layer, ...]
     config: dict[str, Any]
+    sources: tuple[LayerSource, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_extents()
         self._check_layers()
+        self._check_sources()
         try:
             if str(UUID(self.fsid)) != self.fsid:
                 raise ValueError
@@ -159,10 +180,39 @@ class PackHeader:
                         f"IDs make {expected}"
                     )
 
+    def _check_sources(self) -> None:
+        if len(self.sources) > MAX_LAYERS:
+            raise InvalidPackError(f"it has {len(self.sources)} sources")
+        end = 0
+        for number, source in enumerate(self.sources):
+            try:
+                check_digest(source.layer, what="layer")
+            except UsageError as error:
+                raise InvalidPackError(f"source {number}: {error.message}") from error
+            if (
+                source.offset != end
+                or source.data_bytes <= 0
+                or source.data_bytes % self.unit
+                or source.layer_bytes <= 0
+                or not source.codec
+                or not 0 < source.index_bytes <= _MAX_INDEX_BYTES
+                or not 0 < source.selection_bytes <= _MAX_INDEX_BYTES
+            ):
+                raise InvalidPackError(f"source {number} is {str(source)[:500]}")
+            end += source.data_bytes
+        if self.sources and end != self.data_bytes:
+            raise InvalidPackError(
+                f"its sources have {end} bytes of data, and not {self.data_bytes}"
+            )
+
     @property
     def unpacked_bytes(self) -> int:
         """What unpacking writes."""
-        return sum(length for _, length in self.extents) + self._digest_bytes
+        return (
+            sum(length for _, length in self.extents)
+            + self._digest_bytes
+            + sum(x.index_bytes + x.selection_bytes for x in self.sources)
+        )
 
     @property
     def _digest_bytes(self) -> int:
@@ -170,6 +220,9 @@ class PackHeader:
 
     def to_line(self) -> bytes:
         keys = vars(self) | {"layers": [vars(layer) for layer in self.layers]}
+        keys["sources"] = [vars(source) for source in self.sources]
+        if not self.sources:
+            del keys["sources"]
         if not self.first_bytes:
             del keys["first_bytes"]  # Version 0.1.0 does not know it.
         return json.dumps(keys, separators=(",", ":")).encode() + b"\n"
@@ -180,6 +233,7 @@ def next_chain_id(previous: str | None, diff_id: str) -> str:
     return diff_id if previous is None else digest_of(f"{previous} {diff_id}".encode())
 
 
+_LISTS = ("extents", "layers", "sources")
 _TYPES: dict[str, type] = {
     "local_bytes": int,
     "device_bytes": int,
@@ -199,21 +253,25 @@ def _parse_header(line: bytes) -> PackHeader:
         raise InvalidPackError(f"its header is not JSON: {error}") from error
     if isinstance(keys, dict):
         keys.setdefault("first_bytes", 0)
-    if not isinstance(keys, dict) or keys.keys() != {*_TYPES, "extents", "layers"}:
+        keys.setdefault("sources", [])
+    if not isinstance(keys, dict) or keys.keys() != {*_TYPES, *_LISTS}:
         raise InvalidPackError(
             "its header has not the keys of a pack: perhaps a newer btrfs-ublk made it"
         )
     for key, kind in _TYPES.items():
         if type(keys[key]) is not kind:
             raise InvalidPackError(f"{key} is {str(keys[key])[:100]!r}")
-    extents, layers = keys.pop("extents"), keys.pop("layers")
+    extents, layers, sources = (keys.pop(key) for key in _LISTS)
     if not isinstance(extents, list) or len(extents) > _MAX_EXTENTS:
         raise InvalidPackError(f"it has no list of at most {_MAX_EXTENTS} extents")
     if not isinstance(layers, list) or len(layers) > MAX_LAYERS:
         raise InvalidPackError(f"it has no list of at most {MAX_LAYERS} layers")
+    if not isinstance(sources, list) or len(sources) > MAX_LAYERS:
+        raise InvalidPackError(f"it has no list of at most {MAX_LAYERS} sources")
     return PackHeader(
         extents=tuple(map(_parse_extent, extents)),
         layers=tuple(map(_parse_layer, layers)),
+        sources=tuple(map(_parse_source, sources)),
         **keys,
     )
 
@@ -237,6 +295,14 @@ def _parse_layer(value: object) -> Layer:
         ):
             return Layer(chain_id=chain_id, diff_id=diff_id, subvolume=subvolume)
     raise InvalidPackError(f"{str(value)[:100]!r} is no layer")
+
+
+def _parse_source(value: object) -> LayerSource:
+    types = LayerSource.__annotations__
+    if isinstance(value, dict) and value.keys() == types.keys():
+        if all(type(value[key]).__name__ == kind for key, kind in types.items()):
+            return LayerSource(**value)
+    raise InvalidPackError(f"{str(value)[:100]!r} is no source")
 
 
 def stored_extents(file: FileIO, size_bytes: int) -> Iterator[tuple[int, int]]:
@@ -270,11 +336,25 @@ def _blocks(data: bytes) -> Iterator[bytes]:
         yield data[at : at + BLOCK_BYTES]
 
 
+def index_path(directory: Path, number: int) -> Path:
+    """Return where unpack() puts the index of a source."""
+    return directory / f"index.{number}"
+
+
+def selection_path(directory: Path, number: int) -> Path:
+    return directory / f"selection.{number}"
+
+
 def write_pack(
-    out: IO[bytes], header: PackHeader, seed_image: Path, digests: bytes
+    out: IO[bytes],
+    header: PackHeader,
+    seed_image: Path,
+    digests: bytes,
+    parts: Sequence[Path] = (),
 ) -> None:
     """Write the pack of an image whose local part is ``seed_image``; the header has the
-    extents. The same input makes the same bytes. Raises OSError."""
+    extents. ``parts`` are the index and the selection of each source. The same input
+    makes the same bytes. Raises OSError."""
     if len(digests) != header._digest_bytes:
         raise InvalidPackError(f"it would have {len(digests)} bytes of digests")
     size_bytes = sum(length for _, length in header.extents)
@@ -301,6 +381,10 @@ def write_pack(
                 packed.write(part)
                 length -= len(part)
         packed.write(digests)
+        for path in parts:
+            with open(path, "rb") as file:
+                while part := file.read(_COPY_BYTES):
+                    packed.write(part)
 
 
 class _Reader:
@@ -361,7 +445,8 @@ def read_header(path: Path) -> PackHeader:
 
 def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
     """Write the local part of an image into a new sparse file; return the header and
-    the units' digests, which were verified against the root.
+    the units' digests, which were verified against the root. Of an indexed image,
+    indexes and selections are written beside it: index_path(), selection_path().
 
     Raises InvalidPackError and OSError; what was written of the file stays then, for
     the caller to remove with its directory.
@@ -379,6 +464,16 @@ def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
         digests = Digests(
             header.data_bytes, header.unit, reader.read(header._digest_bytes)
         )
+        for number, source in enumerate(header.sources):
+            for place, length in (
+                (index_path(seed_image.parent, number), source.index_bytes),
+                (selection_path(seed_image.parent, number), source.selection_bytes),
+            ):
+                with open(place, "xb") as file:
+                    while length:
+                        part = reader.read(min(length, _COPY_BYTES))
+                        file.write(part)
+                        length -= len(part)
         reader.finish()
     if digests.root != header.root:
         raise InvalidPackError(
@@ -387,10 +482,18 @@ def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
     return header, digests
 
 
-def check_data(header: PackHeader, data_bytes: int) -> None:
+def check_data(header: PackHeader, data_bytes: int, *, indexed: bool = False) -> None:
     """Raise InvalidPackError when a manifest says that the data object has another
-    size than the pack, whose digests it could then not meet."""
-    if header.data_bytes != data_bytes:
+    size than the pack, whose digests it could then not meet; or that there is none
+    (``indexed``), while the pack does not say where the data are, or the other way
+    round."""
+    if indexed != bool(header.sources) and header.data_bytes:
+        raise InvalidPackError(
+            "it is that of a sealed image, and the manifest that of an indexed one"
+            if indexed
+            else "it is that of an indexed image, and the manifest of a sealed one"
+        )
+    if not indexed and header.data_bytes != data_bytes:
         raise InvalidPackError(
             f"it tells of {header.data_bytes} bytes of data, and the manifest of "
             f"{data_bytes}"
@@ -423,6 +526,7 @@ def header_of(
     layers: Sequence[Layer],
     config: dict[str, Any],
     first_bytes: int = 0,
+    sources: Sequence[LayerSource] = (),
 ) -> PackHeader:
     """Return the header for the pack of an image that was just made."""
     with open(seed_image, "rb", buffering=0) as file:
@@ -439,4 +543,5 @@ def header_of(
         first_bytes=first_bytes,
         layers=tuple(layers),
         config=config,
+        sources=tuple(sources),
     )

@@ -48,10 +48,17 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     digests: bool = True
 
-    def allow(self, reference: Reference, find_signer: FindSigner) -> str:
+    def allow(
+        self,
+        reference: Reference,
+        find_signer: FindSigner,
+        *,
+        indexed: str | None = None,
+    ) -> str:
         """Return why an image may come. Raises RefusedImageError, which says why it may
-        not."""
-        if reference.digest is not None and self.digests:
+        not. ``indexed`` is the digest of an indexed image that refers to the one that
+        is named, whose digest says nothing of it."""
+        if reference.digest is not None and self.digests and indexed is None:
             return "named by its digest"
         rule = next((rule for rule in self.rules if rule.matches(reference)), None)
         if rule is not None:
@@ -75,7 +82,11 @@ class Policy:
             hint=(
                 "the kernel parses it, so allow only whom you trust, by a table "
                 f'[[allow]] with from = "{reference.place}"'
-                + (", or name the image by its digest" if self.digests else "")
+                + (
+                    f", or name the image by its digest, {reference.at(indexed)}"
+                    if self.digests and indexed is not None
+                    else ", or name the image by its digest" if self.digests else ""
+                )
             ),
         )
 

@@ -14,8 +14,10 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
     ARTIFACT,
+    INDEXED,
     Descriptor,
     SealedManifest,
+    choose_platform,
     descriptors,
     is_index,
     may_be_sealed,
@@ -23,15 +25,23 @@ from btrfs_ublk.image.documents import (
     parse_sealed_manifest,
 )
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pack import check_data, read_header
 from btrfs_ublk.image.policy import Policy, read_policy
 from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.registry import Document, Repository
 from btrfs_ublk.image.signature import signer_of
 from btrfs_ublk.image.store import ImageStore
 
-_NOT_SEALED_HINT = "make a sealed image of it: btrfs-ublk image build"
+_NOT_SEALED_HINT = (
+    "make a sealed image of it: btrfs-ublk image build; or, in a registry, an index "
+    "of it: btrfs-ublk image index"
+)
 #: An index may have other things for no platform, as attestations.
 _MAX_CANDIDATES = 16
+
+
+class NotSealedError(UsageError):
+    """A name is that of an ordinary image only."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ def find_sealed(
     document = parse_document(data, where)
     if not is_index(document):
         if "artifactType" not in document:
-            raise UsageError(
+            raise NotSealedError(
                 f"{where} is an ordinary image only", hint=_NOT_SEALED_HINT
             )
         return data
@@ -62,7 +72,7 @@ def find_sealed(
         found = read(one)
         if parse_document(found, one.digest).get("artifactType") == ARTIFACT:
             return found
-    raise UsageError(f"{where} has no sealed image", hint=_NOT_SEALED_HINT)
+    raise NotSealedError(f"{where} has no sealed image", hint=_NOT_SEALED_HINT)
 
 
 def open_sealed(name: LayoutName) -> tuple[Layout, SealedManifest, bytes]:
@@ -77,12 +87,57 @@ def open_sealed(name: LayoutName) -> tuple[Layout, SealedManifest, bytes]:
 def look_up(
     reference: Reference, repository: Repository
 ) -> tuple[Document, bytes, SealedManifest]:
-    """Return what a reference names, and the manifest of the sealed image in it."""
+    """Return what a reference names, and the manifest of the sealed image in it. Where
+    it has none, that of an indexed image is taken which refers to the ordinary one."""
     document = repository.document(reference.version)
-    data = find_sealed(
-        document.data, reference, lambda one: repository.document(one.digest).data
-    )
+    try:
+        data = find_sealed(
+            document.data, reference, lambda one: repository.document(one.digest).data
+        )
+    except NotSealedError:
+        found = _find_indexed(document, reference, repository)
+        if found is None:
+            raise
+        data = found
     return document, data, parse_sealed_manifest(data, str(reference))
+
+
+def _find_indexed(
+    document: Document, reference: Reference, repository: Repository
+) -> bytes | None:
+    """Return the manifest of the last indexed image that refers to the ordinary one."""
+    subject, where = document.digest, str(reference)
+    parsed = parse_document(document.data, where)
+    if is_index(parsed):
+        manifests = descriptors(parsed, "manifests", where)
+        subject = choose_platform(manifests, None, where).digest
+    found = [
+        each
+        for each in repository.referrers(subject)
+        if each.raw.get("artifactType") == INDEXED
+    ]
+    for one in found[-_MAX_CANDIDATES:][::-1]:
+        data = repository.document(one.digest).data
+        # A list of referrers is anybody's word.
+        sealed = parse_sealed_manifest(data, one.digest)
+        if sealed.subject is not None and sealed.subject.digest == subject:
+            return data
+    return None
+
+
+def _check_layers(
+    pack: Path, sealed: SealedManifest, reference: Reference, repository: Repository
+) -> None:
+    """Raise InvalidImageError unless the data of an indexed image are in layers of its
+    subject."""
+    from btrfs_ublk.image.indexed import check_subject
+
+    header = read_header(pack)
+    check_data(header, sealed.data_bytes, indexed=sealed.subject is not None)
+    if sealed.subject is not None:
+        subject = repository.document(sealed.subject.digest)
+        where = f"{reference.place}@{subject.digest}"
+        check_subject(header, parse_document(subject.data, where), where)
 
 
 def _listing(repository: Repository, name: Reference, digest: str) -> list[str]:
@@ -115,20 +170,29 @@ def pull_image(
     with Repository(reference, access) as repository:
         document, data, sealed = look_up(reference, repository)
 
+        # Who may write to the repository can add what refers to an image of it, so what
+        # is said of that image, by its digest or a signature, does not count for it.
+        is_referrer = sealed.subject is not None and document.digest != sealed.digest
+
         def find_signer(keys: Sequence[Path]) -> Path | None:
-            signed = [document.digest, sealed.digest]
-            if listed_in is not None:
+            signed = [sealed.digest]
+            if not is_referrer:
+                signed.insert(0, document.digest)
+            if listed_in is not None and not is_referrer:
                 signed += _listing(repository, listed_in, sealed.digest)
             for digest in dict.fromkeys(signed):
                 if signer := signer_of(repository, digest, keys):
                     return signer
             return None
 
-        why = policy.allow(reference, find_signer)
+        why = policy.allow(
+            reference, find_signer, indexed=sealed.digest if is_referrer else None
+        )
         fetched_bytes = len(document.data) + len(data) * (data is not document.data)
         if store.find(sealed.digest) is None:
             with store.adding() as new:
                 repository.download(sealed.pack, new / "pack", progress)
+                _check_layers(new / "pack", sealed, reference, repository)
                 store.add(new, data)
             fetched_bytes += sealed.pack.size
         store.name(str(reference), sealed.digest, pinned=pinned)

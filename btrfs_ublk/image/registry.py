@@ -16,12 +16,16 @@ import requests
 from btrfs_ublk.base.log import log
 from btrfs_ublk.image.connection import Connection, RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
+    INDEX,
     INDEXES,
     MANIFESTS,
     MAX_DOCUMENT_BYTES,
     Descriptor,
     InvalidImageError,
+    descriptors,
     digest_of,
+    parse_document,
+    to_bytes,
 )
 from btrfs_ublk.image.reference import Reference
 
@@ -33,6 +37,8 @@ _MAX_BREAKS = 5
 #: Caches that are asked for a blob before the registry.
 _MAX_CACHES = 2
 _PAUSE_S = 0.1
+#: Of lists of referrers.
+_MAX_PAGES = 16
 _ACCEPT = ", ".join((*INDEXES, *MANIFESTS))
 
 Progress = Callable[[int], object]
@@ -114,8 +120,9 @@ class Repository:
         ) as response:
             return response.status_code == 200
 
-    def put_document(self, version: str, media_type: str, data: bytes) -> None:
-        """Store an index or a manifest; all that it names must be there."""
+    def put_document(self, version: str, media_type: str, data: bytes) -> bool:
+        """Store an index or a manifest; all that it names must be there. Returns
+        whether the registry lists it among those that refer to its subject."""
         with self._connection.request(
             "PUT",
             self._path(f"manifests/{version}"),
@@ -123,8 +130,54 @@ class Repository:
             ok=(201,),
             headers={"Content-Type": media_type},
             body=lambda: data,
-        ):
-            pass
+        ) as response:
+            return "OCI-Subject" in response.headers
+
+    def referrers(self, digest: str) -> list[Descriptor]:
+        """Return what refers to a manifest, by the registry's interface for that; those
+        without it have a tag instead. Raises RegistryError, InvalidImageError."""
+        found: list[Descriptor] = []
+        path: str | None = self._path(f"referrers/{digest}")
+        where = f"the referrers of {digest} in {self.place}"
+        for _ in range(_MAX_PAGES):
+            assert path is not None
+            with self._connection.request(
+                "GET", path, what=f"ask for {where}", ok=(200, 400, 404, 405)
+            ) as response:
+                if response.status_code != 200:
+                    return self._referrers_by_tag(digest)
+                data = _bounded(response, where)
+                path = response.links.get("next", {}).get("url")
+            found += descriptors(parse_document(data, where), "manifests", where)
+            if path is None:
+                break
+            path = self._connection.url(path)
+        return found
+
+    def _referrers_by_tag(self, digest: str) -> list[Descriptor]:
+        tag = digest.replace(":", "-")
+        try:
+            data = self.document(tag).data
+        except RegistryError as error:
+            if error.status == 404:
+                return []
+            raise
+        where = f"{self.place}:{tag}"
+        return descriptors(parse_document(data, where), "manifests", where)
+
+    def put_referrer(self, one: Descriptor, subject: str, data: bytes) -> None:
+        """Store a manifest that refers to another one, so that referrers() has it as
+        the last."""
+        if self.put_document(one.digest, one.media_type, data):
+            return
+        # NB: two that do this at once may lose one; the specification has no lock.
+        others = [x for x in self._referrers_by_tag(subject) if x.digest != one.digest]
+        index = {
+            "schemaVersion": 2,
+            "mediaType": INDEX,
+            "manifests": [dict(each.raw) for each in (*others, one)],
+        }
+        self.put_document(subject.replace(":", "-"), INDEX, to_bytes(index))
 
     def get_blob(self, one: Descriptor) -> bytes:
         """Return a small blob, verified."""

@@ -209,8 +209,14 @@ class ImageStore:
                 names=tuple(sorted(mine)),
                 pinned=any(x.pinned for x in mine.values()),
                 pack_bytes=manifest.pack.size,
-                data_bytes=manifest.data_bytes,
+                data_bytes=self._data_bytes(directory, manifest),
             )
+
+    @staticmethod
+    def _data_bytes(directory: Path, manifest: SealedManifest) -> int:
+        if manifest.subject is None:
+            return manifest.data_bytes
+        return read_header(directory / "pack").data_bytes
 
     def manifest(self, digest: str) -> SealedManifest:
         """Return the manifest of an image that is there."""

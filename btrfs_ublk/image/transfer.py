@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.connection import RegistryError
 from btrfs_ublk.image.documents import (
+    INDEXED,
     MAX_DOCUMENT_BYTES,
     Descriptor,
     InvalidImageError,
@@ -13,6 +16,7 @@ from btrfs_ublk.image.documents import (
     descriptors,
     is_index,
     parse_document,
+    parse_sealed_manifest,
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.reference import Reference
@@ -73,20 +77,65 @@ def push_image(
 ) -> Pushed:
     """Store an image of a layout in a registry, by the tag of ``target``. Blobs that
     are there, or in the repository ``mount_from`` of the same registry, are not sent.
-    The tag changes when all else is there. Raises RegistryError, InvalidImageError."""
+    The tag changes when all else is there. Raises RegistryError, InvalidImageError.
+
+    An indexed image gets no tag: it refers to the image that has the tag already.
+    Raises UsageError when that is another one than its subject.
+    """
     done = Pushed(one.digest)
+    is_indexed = one.raw.get("artifactType") == INDEXED
+    if is_indexed:
+        _check_subject(layout, one, target, repository)
     for each, data in list(walk(layout, one)):
         if each.digest in done._seen:
             continue
         done._seen.add(each.digest)
+        if data is not None and is_indexed:
+            subject = parse_sealed_manifest(data, each.digest).subject
+            assert subject is not None
+            repository.put_referrer(_as_referrer(one), subject.digest, data)
+            continue
         if data is not None:
             if each.digest != one.digest or target.tag is None:
                 repository.put_document(each.digest, each.media_type, data)
             continue
         _push_blob(layout, each, repository, mount_from, done, progress)
-    if target.tag is not None:
+    if target.tag is not None and not is_indexed:
         repository.put_document(target.tag, one.media_type, layout.read(one))
     return done
+
+
+def _check_subject(
+    layout: Layout, one: Descriptor, target: Reference, repository: Repository
+) -> None:
+    subject = parse_sealed_manifest(layout.read(one), one.digest).subject
+    assert subject is not None
+    try:
+        found = repository.document(target.version)
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        there: list[str] = []
+    else:
+        parsed = parse_document(found.data, str(target))
+        there = [found.digest]
+        if is_index(parsed):
+            manifests = descriptors(parsed, "manifests", str(target))
+            there += [each.digest for each in manifests]
+    if subject.digest not in there:
+        raise UsageError(
+            f"{target} is not the image {subject.digest}, of which this is an index: "
+            + (f"it is {there[0]}" if there else "there is none of that name"),
+            hint="push it to the repository and the tag that it was made of, or index "
+            "that image anew: btrfs-ublk image index",
+        )
+
+
+def _as_referrer(one: Descriptor) -> Descriptor:
+    """Leave out what is of the layout only."""
+    keys = ("mediaType", "digest", "size", "artifactType")
+    raw = {key: one.raw[key] for key in keys}
+    return Descriptor(one.media_type, one.digest, one.size, raw)
 
 
 def _push_blob(

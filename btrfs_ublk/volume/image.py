@@ -8,7 +8,7 @@ the layout until they are read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from btrfs_ublk import content
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
 from btrfs_ublk.content import Source
+from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.physmap.physical_map import ContiguousRun
@@ -40,6 +41,7 @@ from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_dire
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.connection import RegistryAccess
+    from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.pack import PackHeader
     from btrfs_ublk.image.reference import Name
 
@@ -53,12 +55,14 @@ _STAYS_HINT = "that stays: leave it so, or make another volume"
 class FoundImage:
     """An image that a volume is to be made of: its verified pack, the digest of its
     manifest, where its data are (None: it has none), and how many bytes the manifest
-    says they have."""
+    says they have. Of an indexed image, ``layer`` says where the layer of a digest is.
+    """
 
     pack: Path
     digest: str
     mirror: Source | None
     data_bytes: int
+    layer: Callable[[str], Source] | None = None
 
     def unpack(self, volume: VolumeDirectory, name: str) -> tuple[Seed, dict[str, Any]]:
         """Write the seed of a volume that is being made; return it, and what is kept of
@@ -66,7 +70,7 @@ class FoundImage:
         from btrfs_ublk.image.pack import check_data, unpack
 
         header, digests = unpack(self.pack, volume.seed_image)
-        check_data(header, self.data_bytes)
+        check_data(header, self.data_bytes, indexed=self.layer is not None)
         digests.write(volume.path / _DIGESTS)
         source = None
         if self.mirror is not None:
@@ -81,7 +85,36 @@ class FoundImage:
             "source": source,
             "first_bytes": header.first_bytes,
             "layers": [layer.chain_id for layer in header.layers],
+            **self._sources(header, digests, volume.path),
         }
+
+    def _sources(
+        self, header: PackHeader, digests: Digests, directory: Path
+    ) -> dict[str, Any]:
+        """Return the sources of an indexed image, with their offsets in its data."""
+        from btrfs_ublk.image.pack import index_path, selection_path
+
+        if self.layer is None:
+            return {}
+        sources = []
+        for number, one in enumerate(header.sources):
+            first = one.offset // header.unit * DIGEST_BYTES
+            end = first + one.data_bytes // header.unit * DIGEST_BYTES
+            units = Digests(one.data_bytes, header.unit, digests.units[first:end])
+            path = directory / f"{_DIGESTS}.{number}"
+            units.write(path)
+            source = self.layer(one.layer) | {
+                "unit": header.unit,
+                "root": units.root,
+                "codec": one.codec,
+                "index": {"path": str(index_path(directory, number))},
+                "selection": {"path": str(selection_path(directory, number))},
+                "digests": {"path": str(path)},
+            }
+            sources.append(
+                {"offset": one.offset, "length": one.data_bytes, "source": source}
+            )
+        return {"sources": sources}
 
 
 def _seed_of(header: PackHeader, path: Path) -> Seed:
@@ -134,7 +167,13 @@ def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
             path = layout.check(manifest.data)
             mirror = {"kind": "file", "path": str(path)}
         pack = layout.verify(manifest.pack)
-        return FoundImage(pack, manifest.digest, mirror, manifest.data_bytes)
+        return FoundImage(
+            pack,
+            manifest.digest,
+            mirror,
+            manifest.data_bytes,
+            _layer_of(layout) if manifest.subject else None,
+        )
     store = ImageStore()
     found = store.find(str(name))
     if found is None:
@@ -143,16 +182,38 @@ def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
         found = store.find(str(name))
         assert found is not None
     manifest = store.manifest(found.digest)
-    mirror = None
-    if manifest.data is not None:
-        mirror = {
+
+    def blob(digest: str) -> Source:
+        return {
             "kind": "oci",
             "registry": name.registry,
             "repository": name.repository,
-            "digest": manifest.data.digest,
+            "digest": digest,
             **_keys(access),
         }
-    return FoundImage(found.pack, found.digest, mirror, manifest.data_bytes)
+
+    return FoundImage(
+        found.pack,
+        found.digest,
+        blob(manifest.data.digest) if manifest.data else None,
+        manifest.data_bytes,
+        blob if manifest.subject else None,
+    )
+
+
+def _layer_of(layout: Layout) -> Callable[[str], Source]:
+    def layer(digest: str) -> Source:
+        path = layout.blob(digest)
+        if not path.is_file():
+            raise UsageError(
+                f"the data of the image are in layer {digest}, which {layout.path} "
+                "has not",
+                hint="push it to the registry that has the layers, and name it there: "
+                "btrfs-ublk image push",
+            )
+        return {"kind": "file", "path": str(path)}
+
+    return layer
 
 
 def image_access(definition: VolumeDefinition) -> RegistryAccess:
@@ -188,8 +249,21 @@ def refuse_another_image(volume: VolumeDirectory, definition: VolumeDefinition) 
             f"{definition.image or 'none'}",
             hint=_STAYS_HINT,
         )
-    if image and (refusal := refuse_other_access(image["source"], definition)):
+    if image and (refusal := refuse_other_access(_any_source(image), definition)):
         raise UsageError(f"volume {volume.name!r} {refusal}", hint=_STAYS_HINT)
+
+
+def _any_source(image: dict[str, Any]) -> Source | None:
+    """Return one of the places where the data of an image are, if it has any."""
+    source: Source | None = image["source"]
+    return source or next((x["source"] for x in image.get("sources", ())), None)
+
+
+def data_bytes_of(image: dict[str, Any]) -> int:
+    """Return how many bytes the data of an image have, by what volume.json says."""
+    if image["source"]:
+        return int(image["source"]["size"])
+    return sum(int(x["length"]) for x in image.get("sources", ()))
 
 
 def refuse_other_access(
@@ -217,15 +291,20 @@ def _shown(value: object) -> str:
 def map_image(volume: VolumeDirectory) -> None:
     """Map the data of the volume's image, unless that was done before."""
     image = volume.made().image
-    if image is None or image["source"] is None:
+    if image is None or _any_source(image) is None:
         return
     client = devices.device_map(volume.name)
     if next(client.list(), None) is None:
         digests = {"digests": {"path": str(volume.path / _DIGESTS)}}
+        sources = [(x["offset"], x["source"]) for x in image.get("sources", ())]
+        sources = sources or [(0, image["source"] | digests)]
         client.add(
-            [image["source"] | digests],
-            [content.Addition(source=0, offset=0)],
-            names=[f"the data of {image['name']}"],
+            [source for _, source in sources],
+            [
+                content.Addition(source=number, offset=offset)
+                for number, (offset, _) in enumerate(sources)
+            ],
+            names=[f"the data of {image['name']}"] * len(sources),
         )
     # What is in the cache is passed over, so each `up` may begin with it. NB: of what
     # is detached, first_bytes is 0.
@@ -289,7 +368,7 @@ def up_with_image(name: str, base: os.PathLike[str] | str | None) -> Iterator[Up
             mount=found.mount,
             name=image["name"],
             layers=image["layers"],
-            data_bytes=image["source"]["size"] if image["source"] else 0,
+            data_bytes=data_bytes_of(image),
             definition=volume.definition(),
             device=found.device,
             writable=volume.sprout_image,
