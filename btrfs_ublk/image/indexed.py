@@ -44,6 +44,7 @@ from btrfs_ublk.image.reference import (
     check_tag,
 )
 from btrfs_ublk.image.source import OpenedSource, open_source
+from btrfs_ublk.units import MIB
 
 _CODECS = {
     "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
@@ -54,8 +55,10 @@ _CODECS = {
 _INSTEAD_HINT = (
     "btrfs-ublk image build makes a sealed image of it, with data of its own"
 )
+#: How far apart points are: what comes before a unit is decoded for nothing.
+_SPACINGS_BYTES = (MIB, 2 * MIB, 4 * MIB)
 _TIMEOUT_S = 86400.0
-_COPY_BYTES = 1 << 20
+_COPY_BYTES = MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +169,7 @@ def _index_layers(
 
     def index(number: int) -> None:
         try:
-            make_index(paths[number], index_path(work, number), codec=codecs[number])
+            _index_layer(paths[number], index_path(work, number), codecs[number])
         except BtrfsUblkError as error:
             what = error.message.replace(f"'{paths[number]}'", "it")
             raise BtrfsUblkError(
@@ -185,6 +188,15 @@ def _index_layers(
         for one in indexes:
             one.result()
     return report
+
+
+def _index_layer(path: Path, output: Path, codec: str) -> None:
+    """Make an index with as many points as 1 % of the layer takes, and no fewer than
+    ``_SPACINGS_BYTES`` have; of zstd, the frames are the points."""
+    for spacing_bytes in _SPACINGS_BYTES:
+        made = make_index(path, output, codec=codec, spacing_bytes=spacing_bytes)
+        if codec != "gzip" or made.index_size * 100 <= made.coded_size:
+            break
 
 
 def _seal(

@@ -92,8 +92,6 @@ class FoundImage:
         self, header: PackHeader, digests: Digests, directory: Path
     ) -> dict[str, Any]:
         """Return the sources of an indexed image, with their offsets in its data."""
-        from btrfs_ublk.image.pack import index_path, selection_path
-
         if self.layer is None:
             return {}
         sources = []
@@ -101,15 +99,11 @@ class FoundImage:
             first = one.offset // header.unit * DIGEST_BYTES
             end = first + one.data_bytes // header.unit * DIGEST_BYTES
             units = Digests(one.data_bytes, header.unit, digests.units[first:end])
-            path = directory / f"{_DIGESTS}.{number}"
-            units.write(path)
+            units.write(directory / f"{_DIGESTS}.{number}")
             source = self.layer(one.layer) | {
                 "unit": header.unit,
                 "root": units.root,
                 "codec": one.codec,
-                "index": {"path": str(index_path(directory, number))},
-                "selection": {"path": str(selection_path(directory, number))},
-                "digests": {"path": str(path)},
             }
             sources.append(
                 {"offset": one.offset, "length": one.data_bytes, "source": source}
@@ -288,6 +282,30 @@ def _shown(value: object) -> str:
     return "off" if value is None else "on" if value is True else str(value)
 
 
+def _sources_of(image: dict[str, Any], directory: Path) -> list[tuple[int, Source]]:
+    """Return all places where the data of an image are, as a map is told of them, with
+    their offsets in the data."""
+    from btrfs_ublk.image.pack import index_path, selection_path
+
+    def file(path: Path) -> dict[str, str]:
+        return {"path": str(path)}
+
+    if image["source"]:
+        return [(0, image["source"] | {"digests": file(directory / _DIGESTS)})]
+    return [
+        (
+            one["offset"],
+            one["source"]
+            | {
+                "index": file(index_path(directory, number)),
+                "selection": file(selection_path(directory, number)),
+                "digests": file(directory / f"{_DIGESTS}.{number}"),
+            },
+        )
+        for number, one in enumerate(image["sources"])
+    ]
+
+
 def map_image(volume: VolumeDirectory) -> None:
     """Map the data of the volume's image, unless that was done before."""
     image = volume.made().image
@@ -295,9 +313,7 @@ def map_image(volume: VolumeDirectory) -> None:
         return
     client = devices.device_map(volume.name)
     if next(client.list(), None) is None:
-        digests = {"digests": {"path": str(volume.path / _DIGESTS)}}
-        sources = [(x["offset"], x["source"]) for x in image.get("sources", ())]
-        sources = sources or [(0, image["source"] | digests)]
+        sources = _sources_of(image, volume.path)
         client.add(
             [source for _, source in sources],
             [

@@ -1,0 +1,311 @@
+"""Indexed images: made of ordinary ones, beside them in a real registry, and read."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import compressed
+import indexed_images as made
+import pytest
+from conftest import Need
+from lazy_images import Place, lazy_place
+from registry_server import REGISTRY
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
+from btrfs_ublk.base.process import run
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.check import check_image
+from btrfs_ublk.image.documents import (
+    INDEXED,
+    MANIFEST,
+    METADATA,
+    InvalidImageError,
+    write_sealed_manifest,
+)
+from btrfs_ublk.image.export import export_image
+from btrfs_ublk.image.indexed import IndexedImage, index_image
+from btrfs_ublk.image.inspect import inspect_image
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pack import read_header, unpack, write_pack
+from btrfs_ublk.image.policy import RefusedImageError
+from btrfs_ublk.image.pull import pull_image
+from btrfs_ublk.image.reference import LayoutName, Reference
+from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume import VolumeDefinition, down_volume, remove_volume, up_volume
+
+SKOPEO = Program("skopeo", package="skopeo")
+OPTIONS = BuildOptions(threads=1)
+
+
+@pytest.fixture
+def place(
+    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    need(REGISTRY)
+    with lazy_place(sparse_path, monkeypatch) as found:
+        yield found
+
+
+def push(place: Place, name: LayoutName, target: Reference) -> str:
+    layout = Layout.opened(name.path)
+    with Repository(target, place.access, writing=True) as repository:
+        return push_image(layout, layout.find(name.tag), target, repository).digest
+
+
+def pushed(place: Place) -> tuple[Reference, IndexedImage]:
+    """Push an ordinary image, index it where it is, and push that."""
+    target = Reference(place.registry.host, "team/app", "1")
+    subject = push(place, made.stock_image(place.path / "stock"), target)
+    image = index_image(target, place.path / "index", OPTIONS, access=place.access)
+    assert image.subject == subject
+    assert push(place, image.name, target) == image.digest
+    return target, image
+
+
+def exported(name: Any, place: Place) -> str:
+    path = place.path / "exported"
+    with open(path, "wb") as out:
+        export_image(name, place.access, out, directory=place.path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def blob_path(place: Place, digest: str) -> Path:
+    number = digest.partition(":")[2]
+    blobs = place.path / "registry/storage/docker/registry/v2/blobs/sha256"
+    return blobs / number[:2] / number / "data"
+
+
+def flip(path: Path, at: int) -> None:
+    with open(path, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), at)
+
+
+def test_an_index_is_beside_the_image(place: Place, need: Need) -> None:
+    """The tag, and what others see by it, stay. All is pulled by the tag; what is read
+    is what a sealed image of the same layers has."""
+    need(SKOPEO)
+    target, image = pushed(place)
+    with Repository(target, place.access) as repository:
+        assert repository.document("1").digest == image.subject
+        (one,) = repository.referrers(image.subject)
+        assert one.digest == image.digest and one.raw["artifactType"] == INDEXED
+        assert repository.has_document(image.subject.replace(":", "-"))
+    argv = ["skopeo", "copy", "--src-cert-dir", str(place.path / "certs")]
+    (place.path / "certs").mkdir()
+    (place.path / "certs/ca.crt").write_bytes(place.registry.ca_file.read_bytes())
+    ordinary = LayoutName(place.path / "copied", "app")
+    run([*argv, f"docker://{target}", str(ordinary)], timeout_s=60)
+
+    store = ImageStore()
+    pulled = pull_image(target, place.access, store)
+    assert pulled.digest == image.digest
+    assert pulled.fetched_bytes < image.pack_bytes + 10 * KIB
+    (stored,) = store.images()
+    assert stored.data_bytes == image.data_bytes
+    report = inspect_image(target, place.access).to_dict()
+    assert report["subject"] == image.subject and len(report["sources"]) == 2
+
+    assert check_image(target, place.access, directory=place.path).to_dict()["clean"]
+    built = build_image(ordinary, place.path / "built", OPTIONS)
+    assert exported(target, place) == exported(built.name, place)
+    # Two that are made are equal, also without a registry.
+    again = index_image(ordinary, place.path / "again", OPTIONS)
+    assert again.digest == image.digest
+
+
+def test_what_is_wrong_with_layers_is_found(place: Place) -> None:
+    target, image = pushed(place)
+    layer = made.layer_of(place.path / "stock")
+    path = blob_path(place, layer.digest)
+    flip(path, layer.size // 2)
+    found = check_image(target, place.access, directory=place.path)
+    assert found.problems[0].startswith(f"layer {layer.digest}: its content has the")
+    path.unlink()
+    found = check_image(target, place.access, directory=place.path)
+    assert "HTTP 404" in found.problems[0] and layer.digest in found.problems[0]
+
+
+def test_who_may_bring_an_index(place: Place) -> None:
+    """The digest of an image says nothing of what refers to it."""
+    target, image = pushed(place)
+    (place.path / "etc/images.toml").unlink()
+    store = ImageStore()
+    with pytest.raises(RefusedImageError, match="there is no") as caught:
+        pull_image(target.at(image.subject), place.access, store)
+    assert caught.value.hint and image.digest in caught.value.hint
+    assert pull_image(target.at(image.digest), place.access, store).why
+    place.allow(keys='keys = ["none.pub"]')
+    with pytest.raises((RefusedImageError, UsageError), match="none.pub"):
+        pull_image(target, place.access, store)
+
+
+def changed_index(image: IndexedImage, path: Path, **changes: Any) -> LayoutName:
+    """Make an artifact whose first source is another."""
+    before, layout = Layout.opened(image.name.path), Layout.made(path)
+    manifest = json.loads(before.read(before.find(image.name.tag)))
+    pack = before.blob(manifest["layers"][0]["digest"])
+    work = path.with_name(f"{path.name}-work")
+    work.mkdir()
+    header, digests = unpack(pack, work / "seed.img")
+    sources = [replace(header.sources[0], **changes), *header.sources[1:]]
+    parts = [work / f"{x}.{n}" for n in range(2) for x in ("index", "selection")]
+    with layout.adding(METADATA) as (file, done):
+        header = replace(header, sources=tuple(sources))
+        write_pack(file, header, work / "seed.img", digests.units, parts)
+    subject = replace(before.find(None), raw=manifest["subject"])
+    data = write_sealed_manifest(done[0], None, subject)
+    layout.add(manifest["config"]["mediaType"], b"{}")
+    layout.tag(layout.add(MANIFEST, data, artifactType=INDEXED), "app")
+    return LayoutName(path, "app")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"layer": f"sha256:{'1' * 64}"}, {"layer_bytes": 7}, {"codec": "zstd"}]
+)
+def test_an_index_of_other_layers(place: Place, changes: dict[str, Any]) -> None:
+    target, image = pushed(place)
+    name = changed_index(image, place.path / "changed", **changes)
+    digest = push(place, name, target)
+    store = ImageStore()
+    with pytest.raises(InvalidImageError, match="has no such layer"):
+        pull_image(target, place.access, store)
+    with pytest.raises(InvalidImageError, match="has no such layer"):
+        pull_image(target.at(digest), place.access, store)
+    assert store.images() == []
+
+
+def test_an_index_goes_only_to_its_image(place: Place) -> None:
+    target, image = pushed(place)
+    nothing = replace(target, tag="nothing")
+    with pytest.raises(UsageError, match=f"is not the image {image.subject}"):
+        push(place, image.name, nothing)
+    other = replace(target, tag="other")
+    tar = made.tar_of(place.path / "stock-trees/last")
+    layers = [(made.GZIP, tar, gzip.compress(tar, mtime=0))]
+    push(place, made.image_of(place.path / "other", layers), other)
+    with pytest.raises(UsageError, match="push it to the repository|is not the image"):
+        push(place, image.name, other)
+    with pytest.raises(UsageError, match="is an ordinary image only"):
+        pull_image(other, place.access, ImageStore())
+    with pytest.raises(UsageError, match="is another image, which would lose its name"):
+        index_image(
+            LayoutName(place.path / "other", "app"), place.path / "other", OPTIONS
+        )
+
+
+def broken_layers() -> dict[str, tuple[str, bytes, bytes, str]]:
+    data = random.Random(9).randbytes(17 * MIB)
+    tar = b"".join([compressed_header(len(data)), data, bytes(10 * KIB)])
+    return {
+        "one frame": (
+            made.ZSTD,
+            tar,
+            compressed.zstd(tar),
+            "cannot be indexed: it: th",
+        ),
+        "plain": (made.PLAIN, tar, tar, "only those that are compressed by gzip or"),
+        "cut": (made.GZIP, tar, gzip.compress(tar, 1)[:-9], "cut|damaged"),
+        "no gzip": (made.GZIP, tar, tar, "cannot be decoded as gzip"),
+        "foreign": ("application/vnd.x.layer", tar, tar, "no tar"),
+        "no tar": (made.GZIP, b"text" * 900, gzip.compress(b"text" * 900), "damaged"),
+    }
+
+
+def compressed_header(length: int) -> bytes:
+    import tarfile
+
+    member = tarfile.TarInfo("big")
+    member.size = length
+    return member.tobuf()
+
+
+@pytest.mark.parametrize("name", sorted(broken_layers()))
+def test_layers_that_are_refused(tmp_path: Path, name: str) -> None:
+    kind, tar, stored, says = broken_layers()[name]
+    source = made.image_of(tmp_path / "source", [(kind, tar, stored)])
+    with pytest.raises(BtrfsUblkError, match=says):
+        index_image(source, tmp_path / "index", OPTIONS)
+    assert not (tmp_path / "index").exists()
+
+
+def test_indexes_are_small(tmp_path: Path) -> None:
+    """Of compressible content as well, points and windows take 1 % at most."""
+    some = random.Random(6)
+    words = [some.randbytes(6).hex().encode() for _ in range(20_000)]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number in range(400):
+        (tree / str(number)).write_bytes(b" ".join(some.choices(words, k=8000)))
+    tar = made.tar_of(tree)
+    layers = [(made.GZIP, tar, gzip.compress(tar, mtime=0))]
+    source = made.image_of(tmp_path / "source", layers)
+    image = index_image(source, tmp_path / "index", OPTIONS)
+    assert image.index_bytes < image.layer_bytes / 100
+    pack = json.loads(Layout(image.name.path).blob(image.digest).read_bytes())
+    path = Layout(image.name.path).blob(pack["layers"][0]["digest"])
+    assert read_header(path).sources[0].data_bytes >= 400 * 100_000
+
+
+@pytest.mark.native
+def test_an_indexed_image_is_a_volume(place: Place, need: Need) -> None:
+    """Its tree is that of a sealed image, which is taken down and brought up again. A
+    flipped bit of a layer is an error of what lies behind it only, and heals."""
+    need(ROOT, BTRFS, LOOP, FUSE)
+    target, image = pushed(place)
+    definition = VolumeDefinition(
+        writable_bytes=256 * MIB,
+        mount=place.path / "mnt",
+        image=str(target),
+        image_ca_file=place.registry.ca_file,
+        deadline_s=3.0,
+    )
+    base = place.path / "volumes"
+    layer = made.layer_of(place.path / "stock")
+    path = blob_path(place, layer.digest)
+    flip(path, MIB)
+    volume = up_volume("indexed", definition, base=base)
+    assert volume.mount is not None
+    root = volume.mount / "rootfs"
+    with open(root / "hard", "rb") as file:
+        whole = (place.path / "stock-trees/lower/hard").read_bytes()
+        assert file.read(256 * KIB) == whole[: 256 * KIB]
+    names = [x for x in root.rglob("*") if x.is_file() and not x.is_symlink()]
+    broken = []
+    for name in names:
+        try:
+            name.read_bytes()
+        except OSError as error:
+            assert error.errno == errno.EIO
+            broken.append(name)
+    assert broken == [root / "hard"]
+    flip(path, MIB)
+    assert (root / "hard").read_bytes() == whole
+    down_volume("indexed", base=base)
+    up_volume("indexed", definition, base=base)
+    lower = place.path / "stock-trees/lower"
+    count = 0
+    for name in names:
+        source = lower / name.relative_to(root)
+        upper = place.path / "stock-trees/upper" / name.relative_to(root)
+        last = place.path / "stock-trees/last" / name.relative_to(root)
+        expected = next(x for x in (last, upper, source) if x.exists())
+        assert name.read_bytes() == expected.read_bytes(), name
+        assert name.stat().st_mtime == 1000000000.5 and name.stat().st_uid == 7
+        count += 1
+    assert count > 300 and not (root / "dir1/sub").exists()
+    down_volume("indexed", base=base)
+    remove_volume("indexed", base=base)
