@@ -68,7 +68,7 @@ def source_of(directory: Path, codec: str, **keys: Any) -> dict[str, Any]:
 def test_the_helper_reads_what_is_selected(tmp_path: Path, codec: str) -> None:
     path = str(tmp_path / "object")
     done = subprocess.run(
-        [helper_path(CODEC), "read", f"{path}.index", str(UNIT), path]
+        [str(helper_path(CODEC)), "read", f"{path}.index", str(UNIT), path]
         + [f"{path}.selection"],
         stdout=subprocess.PIPE,
         check=True,
