@@ -19,7 +19,6 @@ from btrfs_ublk import content
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
 from btrfs_ublk.content import Source
-from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.physmap.physical_map import ContiguousRun
@@ -40,6 +39,7 @@ from btrfs_ublk.volume.report import look_at_volume
 from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
 
 if TYPE_CHECKING:
+    from btrfs_ublk.content.digests import Digests
     from btrfs_ublk.image.connection import RegistryAccess
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.pack import PackHeader
@@ -94,6 +94,8 @@ class FoundImage:
         """Return the sources of an indexed image, with their offsets in its data."""
         if self.layer is None:
             return {}
+        from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
+
         sources = []
         for number, one in enumerate(header.sources):
             first = one.offset // header.unit * DIGEST_BYTES
