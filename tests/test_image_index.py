@@ -19,17 +19,22 @@ import pytest
 from conftest import Need
 from lazy_images import Place, lazy_place
 from registry_server import REGISTRY
+from scripted_server import response, scripted_server
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.check import check_image
+from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
+    INDEX,
     INDEXED,
     MANIFEST,
     METADATA,
     InvalidImageError,
+    describe,
+    to_bytes,
     write_sealed_manifest,
 )
 from btrfs_ublk.image.export import export_image
@@ -94,6 +99,7 @@ def flip(path: Path, at: int) -> None:
         os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), at)
 
 
+@pytest.mark.usefixtures("sanitized_helpers")
 def test_an_index_is_beside_the_image(place: Place, need: Need) -> None:
     """The tag, and what others see by it, stay. All is pulled by the tag; what is read
     is what a sealed image of the same layers has."""
@@ -125,6 +131,37 @@ def test_an_index_is_beside_the_image(place: Place, need: Need) -> None:
     # Two that are made are equal, also without a registry.
     again = index_image(ordinary, place.path / "again", OPTIONS)
     assert again.digest == image.digest
+
+
+def test_a_registry_that_lists_referrers() -> None:
+    """docker-registry does not. What it lists may come in pages; nothing is tagged."""
+    subject = f"sha256:{'1' * 64}"
+    some = [describe(MANIFEST, b"%d" % n, artifactType=INDEXED) for n in range(3)]
+
+    def answer(request: str) -> bytes:
+        if request.startswith("PUT "):
+            return response(f"201 Created\nOCI-Subject: {subject}")
+        second = "last=1" in request
+        manifests = [dict(one.raw) for one in (some[2:] if second else some[:2])]
+        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
+        link = f"/v2/app/referrers/{subject}?last=1"
+        return response(
+            "200 OK" + ("" if second else f'\nLink: <{link}>; rel="next"'),
+            to_bytes(document),
+        )
+
+    with scripted_server(answer) as server:
+        target = Reference(f"127.0.0.1:{server.port}", "app", "1")
+        access = RegistryAccess(insecure=True)
+        with Repository(target, access, writing=True) as repository:
+            assert repository.referrers(subject) == some
+            repository.put_referrer(some[0], subject, b"0")
+    asked = [request.partition(" HTTP")[0] for request in server.requests]
+    assert asked == [
+        f"GET /v2/app/referrers/{subject}",
+        f"GET /v2/app/referrers/{subject}?last=1",
+        f"PUT /v2/app/manifests/{some[0].digest}",
+    ]
 
 
 def test_what_is_wrong_with_layers_is_found(place: Place) -> None:
@@ -233,6 +270,7 @@ def compressed_header(length: int) -> bytes:
     return member.tobuf()
 
 
+@pytest.mark.usefixtures("sanitized_helpers")
 @pytest.mark.parametrize("name", sorted(broken_layers()))
 def test_layers_that_are_refused(tmp_path: Path, name: str) -> None:
     kind, tar, stored, says = broken_layers()[name]
