@@ -370,12 +370,19 @@ def test_gc_keeps_what_is_used_or_pinned(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_command_left_is_removed(tmp_path: Path) -> None:
+    """By the next one that adds an image, and by gc."""
     store = ImageStore(tmp_path / "store")
     stored(store, tmp_path / "image", 1)
     dead = store.path / ".new-1-dead"
-    dead.mkdir(mode=0o700)
-    (dead / "pack").write_bytes(b"half")
+
+    def die() -> None:
+        dead.mkdir(mode=0o700)
+        (dead / "pack").write_bytes(b"half")
+
+    die()
     with store.adding() as living:
+        assert living.exists() and not dead.exists()
+        die()
         store.collect(())
         assert living.exists() and not dead.exists()
     assert not living.exists()

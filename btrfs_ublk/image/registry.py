@@ -28,6 +28,7 @@ from btrfs_ublk.image.documents import (
     to_bytes,
 )
 from btrfs_ublk.image.reference import Reference
+from btrfs_ublk.kernel.new_file import new_file
 
 _COPY_BYTES = 256 << 10
 #: What a broken upload loses at most.
@@ -233,24 +234,18 @@ class Repository:
         caches = self._connection.caches(where)[:_MAX_CACHES]
         if not caches or (path.exists() and path.stat().st_size):
             return False
-        # What is at ``path`` counts as the registry's, also after a kill.
-        part = path.with_name(f"{path.name}.cache")
-        try:
-            for cache in caches:
-                if self._ask_cache(cache, where, one, part):
-                    part.replace(path)
-                    return True
-        finally:
-            part.unlink(missing_ok=True)
-        return False
+        return any(self._ask_cache(cache, where, one, path) for cache in caches)
 
     def _ask_cache(self, cache: str, where: str, one: Descriptor, path: Path) -> bool:
         """Get all of a blob from one cache. Returns whether it is right."""
         found, count = hashlib.sha256(), 0
         try:
+            # What is at ``path`` counts as the registry's, also after a kill. So what
+            # a cache sends has no name before it is verified.
             with (
                 self._connection.ask_cache(cache, where) as response,
-                open(path, "wb") as file,
+                new_file(path, replace=True, synced=True) as new,
+                open(new.fileno(), "wb", closefd=False) as file,
             ):
                 if response.status_code != 200:
                     raise requests.HTTPError(f"HTTP {response.status_code}")
@@ -260,15 +255,13 @@ class Repository:
                         raise requests.HTTPError("it sends more")
                     file.write(part)
                     found.update(part)
-                file.flush()
-                os.fsync(file.fileno())
+                if f"sha256:{found.hexdigest()}" != one.digest:
+                    log.warning("%s: cache %s has wrong bytes", self.place, cache)
+                    raise requests.HTTPError("wrong bytes")
         except requests.RequestException as error:
             log.info("%s: cache %s: %s", self.place, cache, type(error).__name__)
             return False
-        if f"sha256:{found.hexdigest()}" == one.digest:
-            return True
-        log.warning("%s: cache %s has wrong bytes", self.place, cache)
-        return False
+        return True
 
     def parts(self, one: Descriptor, done: int = 0) -> Iterator[bytes]:
         """Yield a blob from byte ``done`` on, unverified; a download that breaks goes

@@ -102,8 +102,9 @@ class ImageStore:
     @contextmanager
     def adding(self) -> Iterator[Path]:
         """Yield a new directory in the store, for a pack that is on its way; it is
-        removed at the end if it is still there."""
-        make_private(self.path, what="directory of images", hint=_HINT)
+        removed at the end if it is still there. What dead commands left goes first."""
+        with self._locked():
+            self._remove_dead()
         new = self.path / f".new-{os.getpid()}-{os.urandom(4).hex()}"
         lock = None
         try:
