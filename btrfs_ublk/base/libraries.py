@@ -13,6 +13,7 @@ _COMPLAINT = re.compile(r"error while loading shared libraries: ([^:\s]+): canno
 #: "provide" some). The key is the name before ".so."; {} is the number behind it.
 _PACKAGES = {
     "libarchive": "libarchive{}",
+    "libb2": "libb2-{}",
     "libcrypto": "libssl{}",
     "libcurl": "libcurl{}",
     "libfuse3": "libfuse3-{}",
@@ -23,6 +24,7 @@ _PACKAGES = {
     "liburing": "liburing{}",
     "libuuid": "libuuid{}",
     "libuv": "libuv{}",
+    "libxxhash": "libxxhash{}",
     "libz": "zlib{}g",
     "libzstd": "libzstd{}",
 }

@@ -96,6 +96,7 @@ def with_build_options(function: _Function) -> _Function:
     def command(
         *args: Any,
         compression: str | None,
+        checksum: str | None,
         max_inline: str | None,
         unit: str,
         threads: int | None,
@@ -109,6 +110,7 @@ def with_build_options(function: _Function) -> _Function:
             )
         options = images.BuildOptions(
             compression=compression,
+            checksum=checksum,
             max_inline=(
                 None
                 if max_inline is None
@@ -127,6 +129,11 @@ def with_build_options(function: _Function) -> _Function:
                 metavar="NAME:LEVEL",
                 help="Of the data, which the kernel decompresses: none, or zstd:1 to"
                 " zstd:19.  [zstd:9]",
+            ),
+            click.option(
+                "--checksum",
+                type=click.Choice(images.CHECKSUMS),
+                help="What the kernel verifies blocks by.  [crc32c]",
             ),
             click.option(
                 "--max-inline",

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
-    from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
+    from btrfs_ublk.image.build import (
+        CHECKSUMS,
+        BuildOptions,
+        BuiltImage,
+        build_image,
+    )
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
@@ -33,7 +38,7 @@ else:
     __getattr__ = exporter(
         __name__,
         {
-            "build": "BuildOptions BuiltImage build_image",
+            "build": "CHECKSUMS BuildOptions BuiltImage build_image",
             "check": "CheckReport check_image",
             "commit": "COMPRESSIONS CommittedImage Compression",
             "connection": "RegistryAccess RegistryError",
@@ -59,6 +64,7 @@ else:
 __all__ = [
     "BuildOptions",
     "BuiltImage",
+    "CHECKSUMS",
     "COMPRESSIONS",
     "CheckReport",
     "CommittedImage",

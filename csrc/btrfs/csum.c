@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 #include "btrfs/csum.h"
 
+#include <blake2.h>
 #include <isa-l.h>
 #include <limits.h>
 #include <openssl/evp.h>
 #include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 uint32_t crc32c_raw(uint32_t seed, const void *data, size_t length)
 {
@@ -31,6 +33,14 @@ static void compute_crc32c(const void *data, size_t length, uint8_t csum[CSUM_BY
 	memcpy(csum, &value, sizeof(value));
 }
 
+static void compute_xxhash64(const void *data, size_t length, uint8_t csum[CSUM_BYTES])
+{
+	le64 value = htole64(XXH64(data, length, 0));
+
+	memset(csum, 0, CSUM_BYTES);
+	memcpy(csum, &value, sizeof(value));
+}
+
 static void compute_sha256(const void *data, size_t length, uint8_t csum[CSUM_BYTES])
 {
 	static_assert(SHA256_DIGEST_LENGTH == CSUM_BYTES, "sha256");
@@ -39,9 +49,18 @@ static void compute_sha256(const void *data, size_t length, uint8_t csum[CSUM_BY
 		abort();
 }
 
+/* NB: a shorter digest is not the beginning of BLAKE2b-512, which is all OpenSSL 3.0 has. */
+static void compute_blake2b(const void *data, size_t length, uint8_t csum[CSUM_BYTES])
+{
+	if (blake2b(csum, data, NULL, CSUM_BYTES, length, 0))
+		abort();
+}
+
 static const struct csum_kind csum_kinds[] = {
 	{ .name = "crc32c", .id = CSUM_TYPE_CRC32C, .bytes = 4, .compute = compute_crc32c },
+	{ .name = "xxhash64", .id = CSUM_TYPE_XXHASH64, .bytes = 8, .compute = compute_xxhash64 },
 	{ .name = "sha256", .id = CSUM_TYPE_SHA256, .bytes = 32, .compute = compute_sha256 },
+	{ .name = "blake2b", .id = CSUM_TYPE_BLAKE2B, .bytes = 32, .compute = compute_blake2b },
 };
 
 const struct csum_kind *csum_kind_by_id(uint16_t id)

@@ -11,7 +11,12 @@
 
 #include "btrfs/format.h"
 
-enum { CSUM_TYPE_CRC32C = 0, CSUM_TYPE_SHA256 = 2 };
+enum {
+	CSUM_TYPE_CRC32C = 0,
+	CSUM_TYPE_XXHASH64 = 1,
+	CSUM_TYPE_SHA256 = 2,
+	CSUM_TYPE_BLAKE2B = 3,
+};
 
 struct csum_kind {
 	const char *name;

@@ -260,8 +260,10 @@ static int parse(struct description *description, struct error *error)
 				 (long long)unit, SELECTION_UNIT_MAX_BYTES);
 	description->csum = csum_kind_by_name(checksum);
 	if (!description->csum)
-		return error_set(error, -EINVAL, "\"checksum\": \"%s\" is none that we have",
-				 checksum);
+		return error_set(
+			error, -EINVAL,
+			"\"checksum\": \"%s\" is none of crc32c, xxhash64, sha256 and blake2b",
+			checksum);
 	return parse_layers(description, layers, error);
 }
 

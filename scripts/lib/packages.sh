@@ -8,7 +8,7 @@ packages_of_part() { # build|demo|bench|test|package|vm
         echo gcc libc6-dev pkg-config python3 python3-venv \
             liburing-dev libjansson-dev libfuse3-dev uuid-dev libisal-dev \
             libuv1-dev libssl-dev libsqlite3-dev libcurl4-openssl-dev \
-            zlib1g-dev libzstd-dev libarchive-dev
+            zlib1g-dev libzstd-dev libarchive-dev libxxhash-dev libb2-dev
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     bench)
@@ -53,6 +53,8 @@ fedora_name() {
     libuv1-dev) echo libuv-devel ;;
     libssl-dev) echo openssl-devel ;;
     libarchive-dev) echo libarchive-devel ;;
+    libb2-dev) echo libb2-devel ;;
+    libxxhash-dev) echo xxhash-devel ;;
     libcurl4-openssl-dev) echo libcurl-devel ;;
     libsqlite3-dev) echo sqlite-devel ;;
     zlib1g-dev) echo zlib-devel ;;
