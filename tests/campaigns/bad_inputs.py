@@ -1,6 +1,6 @@
 """Uses all commands in many wrong ways, and shows what they print.
 
-``scripts/isolate .venv/bin/python tests/campaigns/bad_inputs.py [WORD]…`` runs the
+``scripts/torture bad-inputs [WORD]…``, with mounts and processes of its own, runs the
 cases of bad_inputs.txt that contain a WORD, or all, and prints the exit status and the
 messages of each, for a reader to judge. It checks what needs no judgement: the status
 is one that the case names, there is no traceback, the command ends within ten seconds,
@@ -21,11 +21,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import campaign
+import click
 import psutil
 
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 
 PROJECT = Path(__file__).parents[2]
@@ -170,24 +175,26 @@ def _judge(case: str, environment: dict[str, str], before: set[str]) -> bool:
     return all(complaints.values())
 
 
-def main() -> int:
-    words, environment = sys.argv[1:], _environment()
+@click.command(context_settings=campaign.SETTINGS)
+@click.argument("words", nargs=-1)
+def command(words: Sequence[str]) -> None:
+    """Run the cases that contain one of WORDS, or all."""
+    environment = _environment()
     lines = [x for x in CASES.read_text().splitlines() if not x.startswith("#")]
     cases = [x for x in lines if not words or any(word in x for word in words)]
     WORK.mkdir(parents=True)
     web_server = _bash(WEB_SERVER, environment, stderr=subprocess.DEVNULL)
     try:
         if _bash(SETUP, environment).wait(timeout=120):
-            return 3
-        wrong = 0
+            raise BtrfsUblkError("cannot make what the cases need")
+        wrong: list[str] = []
         before = _state()
         for case in cases:
             if not _judge(case, environment, before):
-                wrong += 1
+                wrong.append(case)
                 _bash(UNDO, environment).wait(timeout=120)
                 before = _state()
-        print(f"{len(cases)} cases, {wrong} of them wrong")
-        return 1 if wrong else 0
+        campaign.conclude(wrong, rounds=len(cases))
     finally:
         _bash(TEARDOWN, environment).wait(timeout=120)
         web_server.terminate()
@@ -196,4 +203,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(command, name="bad_inputs.py")

@@ -8,14 +8,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Table
+from btrfs_ublk.device.state import RUN_VARIABLE
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.image.store import IMAGES_VARIABLE
+
+#: What names the directories that commands use: by name below that of a campaign.
+_PLACES = {
+    RUN_VARIABLE: "run",
+    VOLUMES_VARIABLE: "volumes",
+    IMAGES_VARIABLE: "images",
+    CONFIG_VARIABLE: "etc",
+    "BTRFS_UBLK_STATE_DIR": "state",
+}
+
+_BEGUN_S = time.monotonic()
+_SHOWN_FAULTS = 20
 
 SETTINGS = options.SETTINGS
 COUNT = options.COUNT
@@ -53,3 +74,39 @@ def store(document: Document, tables: Sequence[Table], output: Path | None) -> N
     document["tables"] = [asdict(table) for table in tables]
     if output is not None:
         output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def conclude(faults: Sequence[str], *, rounds: int, seed: int | None = None) -> None:
+    """Say how a campaign went, and how to repeat it. Raises BtrfsUblkError for faults.
+    Without a seed, it leaves nothing to chance."""
+    name = Path(sys.argv[0]).stem.replace("_", "-")
+    words = ["scripts/torture", name, *sys.argv[1:]]
+    if seed is not None and not any(word.startswith("--seed") for word in words):
+        words += ["--seed", str(seed)]
+    took_s = time.monotonic() - _BEGUN_S
+    by = "" if seed is None else f" with seed {seed}"
+    said = f"{name}: {rounds} rounds{by} in {took_s:.0f} s, {len(faults)} failures"
+    if not faults and rounds >= 10:
+        # With no event in N trials, the rate is below 3/N, with 95 % confidence.
+        said += f", so less than {3 / rounds:.2g} of all rounds fail (95 %)"
+    click.echo(f"{said}\nagain: {shlex.join(words)}", err=True)
+    if faults:
+        raise BtrfsUblkError(
+            f"{len(faults)} failures: " + "; ".join(faults[:_SHOWN_FAULTS])
+        )
+
+
+@contextmanager
+def apart(directory: Path) -> Iterator[None]:
+    """Have directories of our own for all that commands keep, to keep off others."""
+    before = {name: os.environ.get(name) for name in _PLACES}
+    for name, place in _PLACES.items():
+        (directory / place).mkdir(mode=0o700)
+        os.environ[name] = str(directory / place)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value

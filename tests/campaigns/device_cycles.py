@@ -260,7 +260,7 @@ def command(
     parent: Path,
     patience_s: float,
     output: Path | None,
-) -> int:
+) -> None:
     """Add a device, read a block of it, and remove it, many times; then many at once.
 
     Exit status 1: the kernel's memory, open files, servers or devices grew by more
@@ -293,7 +293,8 @@ def command(
             options.progress(f"round {result['round']} of {rounds}")
     campaign.store(document, tables(document), output)
     show(document)
-    return int(any(result.get("growth") for result in document["results"]))
+    grown = [str(each["growth"]) for each in document["results"] if each.get("growth")]
+    campaign.conclude(grown, rounds=cycles)
 
 
 if __name__ == "__main__":

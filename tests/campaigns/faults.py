@@ -250,9 +250,12 @@ def command(
                     )
     campaign.store(document, tables(document), output)
     show(document)
-    bad = [result for result in document["results"] if not is_good(result)]
-    if bad:
-        raise BtrfsUblkError(f"{len(bad)} of {len(document['results'])} are not good")
+    bad = [
+        f"{each['fault']}, {each['share']:.0%}, {each['mode']}"
+        for each in document["results"]
+        if not is_good(each)
+    ]
+    campaign.conclude(bad, rounds=len(document["results"]))
 
 
 if __name__ == "__main__":

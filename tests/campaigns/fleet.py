@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import campaign
 import click
 
 PROJECT = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ from fetch_shell import FetchShell, fetch_shell  # noqa: E402
 from scripted_server import ScriptedServer, response, scripted_server  # noqa: E402
 from site_cache_ring import Ring, ring  # noqa: E402
 
+from btrfs_ublk.base.entry import run_command  # noqa: E402
 from btrfs_ublk.units import parse_size  # noqa: E402
 
 UNIT = 256 << 10
@@ -208,7 +210,11 @@ def command(count: int, size: str, rate: str, as_json: bool) -> None:
     with scripted_server(origin) as server:
         if not as_json:
             click.echo(_HEAD)
+        faults, cases = [], 0
         for row in rows(count, origin, server):
+            cases += 1
+            if row.failed or row.wrong:
+                faults.append(f"{row.case}: {row.failed} failed, {row.wrong} wrong")
             if as_json:
                 click.echo(json.dumps(asdict(row)))
                 continue
@@ -218,7 +224,8 @@ def command(count: int, size: str, rate: str, as_json: bool) -> None:
             click.echo(
                 f"{row.case:27} {row.hosts:5}  {cells}  {row.failed:3}  {row.wrong:5}"
             )
+        campaign.conclude(faults, rounds=cases)
 
 
 if __name__ == "__main__":
-    command()
+    run_command(command, name="fleet.py")

@@ -11,7 +11,6 @@ down and up. All random choices follow from --seed. Nothing is left, whatever ha
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ import campaign
 import click
 from kill_tables import ALL, KINDS, faults_of, tables
 from killable import kernel_log, soon, where_it_waits
+from shadow import Writer, shadowed_writer
 from verified_reads import NoAnswerError, VerifiedReads, verified_reads
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
@@ -34,25 +34,22 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import (
     Child,
     ProcessIdentity,
-    describe_exit,
-    readable,
     run,
     spawn,
 )
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Result, make_document, show
 from btrfs_ublk.device import recover_device, remove_device, show_device
-from btrfs_ublk.device.state import RUN_VARIABLE, DeviceState, device_directory
+from btrfs_ublk.device.state import DeviceState, device_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment, ZeroSegment
 from btrfs_ublk.units import GIB, KIB, MIB, TIB
 from btrfs_ublk.volume import VolumeDefinition, VolumeFile, down_volume, up_volume
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE, volume_directory
+from btrfs_ublk.volume.store import volume_directory
 
 #: The volume that is written to. Others, which are only read, have a number appended.
 NAME = "campaign"
-_WRITER = Path(__file__).with_name("shadowed_writer.py")
 _PATTERN_BYTES = 256 * GIB
 _LAZY_BYTES = 8 * MIB
 #: The cache holds a part of the lazy file, so that it is fetched again and again.
@@ -65,32 +62,6 @@ _MANY = {"fuse": 4000, "ublk": 1000}  # ublk is in an emulated machine, as a rul
 #: The share of a CPU that a verifying thread may use, as others need some, too.
 _VERIFYING_SHARE = 0.2
 _COMMAND_TIMEOUT_S = 300.0
-
-
-class Writer:
-    """A running shadowed_writer.py."""
-
-    def __init__(self, child: Child, commands: int, timeout_s: float) -> None:
-        self._child, self._commands, self._timeout_s = child, commands, timeout_s
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def ask(self, command: str) -> dict[str, Any]:
-        """Send a command, and return the answer. Raises NoAnswerError."""
-        with suppress(BrokenPipeError):  # it has ended, and there is no answer
-            os.write(self._commands, f"{command}\n".encode())
-        assert self._child.stdout is not None
-        if not readable([self._child.stdout], timeout_s=self._timeout_s):
-            raise NoAnswerError(f"writer: {command!r} takes over {self._timeout_s} s")
-        line = self._child.stdout.readline()
-        if not line:
-            status = self._child.wait(self._timeout_s)
-            how = "is silent" if status is None else describe_exit(status)
-            raise BtrfsUblkError(self._child.failure(f"the writer {how}"))
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 class BufferedReads:
@@ -237,15 +208,13 @@ class Campaign:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            theirs, ours = map(os.fdopen, os.pipe(), ("rb", "wb"))
-            stack.enter_context(ours)
-            with theirs:
-                argv: list[str | Path] = [sys.executable, _WRITER]
-                argv += [self._target / "written", self._target / "lazy"]
-                argv += [self._content, str(self._chances.randrange(1 << 32))]
-                child = stack.enter_context(spawn(argv, stdin=theirs, pipe_stdout=True))
-            self._writer = Writer(child, ours.fileno(), self._deadline_s)
+        with shadowed_writer(
+            self._target / "written",
+            self._target / "lazy",
+            self._content,
+            seed=self._chances.randrange(1 << 32),
+            timeout_s=self._deadline_s,
+        ) as self._writer:
             yield
 
     def _round(self, kind: str, chances: random.Random, result: Result) -> None:
@@ -456,28 +425,8 @@ def _processes(state: DeviceState, role: str) -> list[ProcessIdentity]:
     return [] if process is None else [process]
 
 
-@contextmanager
-def _apart(directory: Path) -> Iterator[None]:
-    """Use our own run and volume directories, to keep off others' devices."""
-    places = {
-        RUN_VARIABLE: directory / "run",
-        VOLUMES_VARIABLE: directory / "volumes",
-    }
-    before = {name: os.environ.get(name) for name in places}
-    for name, path in places.items():
-        path.mkdir(mode=0o700)
-        os.environ[name] = str(path)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
 @click.command(context_settings=campaign.SETTINGS)
-@click.option("--front-end", type=click.Choice(["fuse", "ublk"]), required=True)
+@click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
 @click.option("--rounds", type=campaign.COUNT, default=300)
 @campaign.seed_option
 @click.option(
@@ -541,7 +490,7 @@ def command(
         parameters["drop_caches"] = True
     if only:
         parameters["kind"] = list(only)
-    with tempdir(parent=parent) as directory, _apart(directory):
+    with tempdir(parent=parent) as directory, campaign.apart(directory):
         document = make_document(
             "deaths", parameters=parameters, directory=directory, results=[]
         )
@@ -564,8 +513,7 @@ def command(
             campaign.store(document, tables(document), output)
             show(document)
     seen = [fault for each in document["results"] for fault in faults_of(each)]
-    if seen:
-        raise BtrfsUblkError(f"{len(seen)} faults: " + "; ".join(seen[:20]))
+    campaign.conclude(seen, rounds=len(document["results"]), seed=seed)
 
 
 def _tell(result: Result) -> None:

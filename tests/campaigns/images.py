@@ -1,0 +1,527 @@
+"""Kills `btrfs-ublk image` commands, servers and the daemon, and sees what is left.
+
+``python tests/campaigns/images.py --help``. An image is up, from a registry on
+loopback. In each round, a process writes to a fork of it (shadowed_writer.py), another
+command is killed at a random moment of the time that it takes, and then run again: it
+must do what it was asked to, whatever its dead predecessor had done of it. Then the
+fork is compared with what was written, before and after the volume was down, the data
+of the image with the source, and all that is below the campaign's directories, mounted
+or running, with what was there before. All random choices follow from --seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import campaign
+import click
+import psutil
+from image_tables import faults_of, tables
+from killable import soon
+from shadow import Writer, shadowed_writer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from image_support import tagged_image  # noqa: E402
+from registry_server import REGISTRY, Registry, registry_server  # noqa: E402
+
+from btrfs_ublk.base.capabilities import (  # noqa: E402
+    BTRFS,
+    FUSE,
+    LOOP,
+    ROOT,
+    UBLK,
+    require,
+)
+from btrfs_ublk.base.entry import run_command  # noqa: E402
+from btrfs_ublk.bench import options  # noqa: E402
+from btrfs_ublk.bench.report import Result, make_document, show  # noqa: E402
+from btrfs_ublk.device import show_device  # noqa: E402
+from btrfs_ublk.device.state import device_directory  # noqa: E402
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError  # noqa: E402
+from btrfs_ublk.image import parse_name  # noqa: E402
+from btrfs_ublk.image.check import check_image  # noqa: E402
+from btrfs_ublk.image.connection import RegistryAccess  # noqa: E402
+from btrfs_ublk.image.store import ImageStore  # noqa: E402
+from btrfs_ublk.kernel.mountinfo import read_mountinfo  # noqa: E402
+from btrfs_ublk.kernel.temporary import loops_below, tempdir  # noqa: E402
+from btrfs_ublk.server import FrontEndName  # noqa: E402
+from btrfs_ublk.units import GIB, MIB  # noqa: E402
+from btrfs_ublk.volume import (  # noqa: E402
+    VolumeDefinition,
+    down_volume,
+    fork_image,
+    forks_of_image,
+    remove_volume,
+    unfork_image,
+    up_volume,
+)
+from btrfs_ublk.volume.down import is_anything_up  # noqa: E402
+from btrfs_ublk.volume.store import volume_directories  # noqa: E402
+
+NAME, OTHER = "campaign", "other"
+WRITTEN, QUIET, NEW = "written", "quiet", "new"
+_QUOTA_BYTES = 64 * MIB
+_LAZY_BYTES = 4 * MIB
+_SMALL_FILES = 50
+_TEXT = b"a line of text\n" * 100_000
+_LONGEST_WORK_S = 0.5
+_TIMEOUT_S = 240.0
+#: How long a command is thought to take, before one has ended.
+_FIRST_S = 1.5
+_MESSAGE_LINES = 3
+
+
+class Campaign:
+    """An image that is up, a fork that is written to, and commands to be killed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        registry: Registry,
+        *,
+        front_end: FrontEndName,
+        seed: int,
+        deadline_s: int,
+    ) -> None:
+        self._top, self._registry, self._front_end = directory, registry, front_end
+        self._chances = random.Random(seed)
+        self._deadline_s = deadline_s
+        self._mount = directory / "mnt"
+        self._access = RegistryAccess(ca_file=registry.ca_file)
+        self._ca = ("--ca-file", registry.ca_file)
+        self._number = 0
+        #: How long each kind of command takes, in seconds, when it is not killed.
+        self._takes_s: dict[str, float] = {}
+        self.kinds: dict[str, Callable[[Result], None]] = {
+            "build": self._build,
+            "build from a registry": self._build_again,
+            "push": self._push,
+            "pull": self._pull,
+            "gc": self._gc,
+            "up": self._up,
+            "down": self._down,
+            "fork, overlay": lambda result: self._fork("overlay", result),
+            "fork, snapshot": lambda result: self._fork("snapshot", result),
+            "unfork, overlay": lambda result: self._unfork("overlay", result),
+            "unfork, snapshot": lambda result: self._unfork("snapshot", result),
+            "commit to a layout": self._commit_to_layout,
+            "commit to a registry": self._commit_to_registry,
+            "detach": self._detach,
+            "server": lambda result: self._processes(("server",), result),
+            "daemon": lambda result: self._processes(("supervisor",), result),
+            "server and daemon": lambda result: self._processes(
+                ("server", "supervisor"), result
+            ),
+        }
+
+    def run(self, kinds: Sequence[str], *, limit_s: float) -> Iterator[Result]:
+        """Yield the result of each round."""
+        end_s = time.monotonic() + limit_s
+        self._make_image()
+        numbered = list(enumerate(kinds, 1))
+        while numbered and time.monotonic() < end_s:
+            with self._volume(), self._writing():
+                before = self._there()
+                while numbered and time.monotonic() < end_s:
+                    number, kind = numbered.pop(0)
+                    result: Result = {"what": "round", "number": number, "kind": kind}
+                    result["problems"] = []
+                    try:
+                        self._round(kind, result)
+                        self._compare_leftovers(before, result)
+                    except BtrfsUblkError as error:
+                        result["problems"].append(f"ended early: {error}")
+                    yield result
+                    # A detached volume is another one; what failed may be anything.
+                    if result["problems"] or kind == "detach":
+                        break
+
+    def _make_image(self) -> None:
+        files = {"lazy": self._chances.randbytes(_LAZY_BYTES), "text": _TEXT}
+        files |= {f"etc/{number}": b"%d\n" % number for number in range(_SMALL_FILES)}
+        for name, data in files.items():
+            path = self._top / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        ordinary = tagged_image(self._top / "ordinary", files, {"etc/last": b"last\n"})
+        (self._top / "tree/etc/last").write_bytes(b"last\n")
+        self._expect("build", ordinary, "-o", self._top / "image", "--tag", "1")
+        self._expect("push", f"oci:{self._top}/image:1", self._name("app:1"), *self._ca)
+        (self._top / "etc/images.toml").write_text(
+            f'[[allow]]\nfrom = "{self._registry.host}/*"\n'
+        )
+
+    def _name(self, name: str) -> str:
+        return f"{self._registry.host}/{name}"
+
+    def _definition(self, mount: Path) -> VolumeDefinition:
+        return VolumeDefinition(
+            image=self._name("app:1"),
+            image_ca_file=self._registry.ca_file,
+            writable_bytes=GIB,
+            mount=mount,
+            front_end=self._front_end,
+        )
+
+    @contextmanager
+    def _volume(self) -> Iterator[None]:
+        try:
+            up_volume(NAME, self._definition(self._mount))
+            fork_image(
+                NAME, WRITTEN, mode=self._chances.choice(["overlay", "snapshot"])
+            )
+            quiet = fork_image(NAME, QUIET, mode="snapshot")
+            (quiet / "etc/1").write_text("changed")
+            yield
+        finally:
+            for volume in volume_directories():
+                if is_anything_up(volume):
+                    self._take_down(volume.name)
+                remove_volume(volume.name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        fork = self._mount / "forks" / WRITTEN
+        with shadowed_writer(
+            fork / "new",
+            fork / "lazy",
+            self._top / "tree/lazy",
+            seed=self._chances.randrange(1 << 32),
+            timeout_s=self._deadline_s,
+        ) as self._writer:
+            yield
+
+    def _take_down(self, name: str) -> None:
+        """Take a volume down. Retry, as another process may have copied its mount to a
+        mount namespace of its own meanwhile."""
+        end_s = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                down_volume(name)
+                return
+            except LeftoverError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.1)
+
+    def _round(self, kind: str, result: Result) -> None:
+        writer: Writer = self._writer
+        self._number += 1
+        writer.ask("go 0")
+        time.sleep(self._chances.uniform(0, _LONGEST_WORK_S))
+        self.kinds[kind](result)
+        if kind != "down":
+            self._pause(result)
+        self._compare(result, "then")
+        writer.ask("release")
+        names = {each.name for each in forks_of_image(NAME)}
+        if names != {WRITTEN, QUIET}:
+            result["problems"].append(f"there are forks {sorted(names)}")
+        self._take_down(NAME)
+        up_volume(NAME, self._definition(self._mount))
+        self._compare(result, "up again")
+
+    def _pause(self, result: Result) -> None:
+        paused = self._writer.ask("pause")
+        result["operations"] = paused["operations"]
+        result["problems"] += paused["errors"]
+
+    def _compare(self, result: Result, when: str) -> None:
+        for each in self._writer.ask("compare")["differences"]:
+            result["problems"].append(f"{when}: {each}")
+        self._compare_trees(self._top / "tree", self._mount / "rootfs", result)
+
+    def _compare_trees(self, first: Path, second: Path, result: Result) -> None:
+        done = subprocess.run(
+            ["diff", "-r", "--no-dereference", f"{first}/", f"{second}/"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr)[:500]
+            result["problems"].append(f"{second} is another tree: {said}")
+
+    # What is left.
+
+    def _there(self) -> set[str]:
+        """Describe what there is of ours: files, mounts, loop devices, processes."""
+        found = {
+            f"mount {x.target}" for x in read_mountinfo() if self._is_ours(x.target)
+        }
+        found |= {f"loop device of {file}" for _, file in loops_below(self._top)}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("BTRFS_UBLK_STATE_DIR") == str(
+                    self._top / "state"
+                ):
+                    found.add(f"process {Path((process.cmdline() or ['-'])[0]).name}")
+        for place in ("run", "volumes", "images", "state", "work"):
+            for directory, directories, files in os.walk(self._top / place):
+                # What a daemon and a volume have is theirs; only names count.
+                if Path(directory).parent == self._top / "volumes":
+                    directories[:] = []
+                found |= {os.path.join(directory, name) for name in directories}
+                found |= {os.path.join(directory, name) for name in files}
+        return {each for each in found if "/run/daemon" not in each}
+
+    def _is_ours(self, path: Path) -> bool:
+        return self._top in path.parents
+
+    def _compare_leftovers(self, before: set[str], result: Result) -> None:
+        """Whether all is as before, at last, as processes need a moment to end."""
+        end_s = time.monotonic() + 10
+        while (after := self._there()) != before and time.monotonic() < end_s:
+            time.sleep(0.1)
+        for each in sorted(after - before)[:10]:
+            result["problems"].append(f"is left: {each}")
+        for each in sorted(before - after)[:10]:
+            result["problems"].append(f"is gone: {each}")
+
+    # Commands, killed and run again.
+
+    def _command(self, *words: object) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "image", *map(str, words)]
+        return subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def _run(self, *words: object) -> tuple[int, str, str]:
+        with self._command(*words) as child:
+            try:
+                out, said = child.communicate(timeout=_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                raise BtrfsUblkError(f"image {words[0]} hangs") from None
+        return child.returncode, out, said
+
+    def _expect(self, *words: object, unless: str = "\0") -> str:
+        """Run a command that must work, or say what another one has done already."""
+        status, out, said = self._run(*words)
+        if status and unless not in said:
+            tail = " ".join(said.strip().splitlines()[-_MESSAGE_LINES:])
+            raise BtrfsUblkError(f"image {words[0]}: exit status {status}: {tail}")
+        return out.strip()
+
+    def _kill(self, result: Result, *words: object, unless: str = "\0") -> str:
+        """Kill a command at a moment of its life, and run it again. Returns what the
+        second one says."""
+        kind = str(result["kind"])
+        after_s = self._chances.uniform(0.2, 1) * self._takes_s.get(kind, _FIRST_S)
+        with self._command(*words) as child:
+            with suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=after_s)
+            result["killed"] = child.poll() is None
+            child.kill()
+            child.communicate()
+        begun_s = time.monotonic()
+        said = self._expect(*words, unless=unless)
+        # The second one may find all done, and be faster.
+        took_s = time.monotonic() - begun_s
+        self._takes_s[kind] = max(self._takes_s.get(kind, 0), took_s)
+        return said
+
+    def _build(self, result: Result) -> None:
+        layout = self._top / "work/layout"
+        self._kill(result, "build", self._top / "tree", "-o", layout, "--tag", "1")
+        self._check_layout(layout, "1", result)
+
+    def _build_again(self, result: Result) -> None:
+        """Seal an ordinary image of a registry."""
+        self._expect(
+            *("commit", NAME, QUIET, "-t", self._name("ordinary:1"), *self._ca)
+        )
+        layout = self._top / "work/layout"
+        source = self._name("ordinary:1")
+        self._kill(result, "build", source, "-o", layout, "--tag", "1", *self._ca)
+        self._check_layout(layout, "1", result)
+
+    def _check_layout(self, layout: Path, tag: str, result: Result) -> None:
+        known = {"oci-layout", "index.json", "blobs", "sha256"}
+        for path in layout.rglob("*"):
+            if path.name not in known and not (
+                path.parent.name == "sha256" and len(path.name) == 64
+            ):
+                result["problems"].append(f"{path} is half-made")
+        report = check_image(parse_name(f"oci:{layout}:{tag}"), self._access)
+        result["problems"] += map(str, report.problems)
+        shutil.rmtree(layout)
+
+    def _push(self, result: Result) -> None:
+        name = self._name(f"pushed-{self._number}:1")
+        self._kill(result, "push", f"oci:{self._top}/image:1", name, *self._ca)
+        report = check_image(parse_name(name), self._access, with_btrfs_check=False)
+        result["problems"] += map(str, report.problems)
+
+    def _pull(self, result: Result) -> None:
+        ImageStore().collect(())
+        name = self._name("app:1")
+        self._kill(result, "pull", name, *self._ca)
+        (found,) = ImageStore().images()
+        if found.names != (name,):
+            result["problems"].append(f"the image was pulled as {found.names}")
+        if left := list((self._top / "images").glob(".new-*")):
+            result["problems"].append(f"is half-made: {left}")
+
+    def _gc(self, result: Result) -> None:
+        self._kill(result, "gc")
+        if found := ImageStore().images():
+            result["problems"].append(f"{len(found)} images are left")
+        self._expect("pull", self._name("app:1"), *self._ca)
+
+    def _up(self, result: Result) -> None:
+        target = self._top / "mnt-other"
+        words = ("up", self._name("app:1"), OTHER, *self._ca, "--mount", target)
+        self._kill(result, *words)
+        self._compare_trees(self._top / "tree", target / "rootfs", result)
+        self._take_down(OTHER)
+        remove_volume(OTHER)
+
+    def _down(self, result: Result) -> None:
+        self._pause(result)
+        self._writer.ask("release")
+        self._kill(result, "down", NAME)
+        up_volume(NAME, self._definition(self._mount))
+
+    def _fork(self, mode: Any, result: Result) -> None:
+        words = ("fork", NAME, NEW, "--mode", mode, "--quota", str(_QUOTA_BYTES))
+        self._kill(result, *words, unless="already")
+        found = {each.name: each for each in forks_of_image(NAME)}.get(NEW)
+        if found is None:
+            raise BtrfsUblkError(f"fork {NEW} is not there")
+        if (found.mode, found.quota_bytes) != (mode, _QUOTA_BYTES):
+            result["problems"].append(f"the fork is {found}")
+        self._compare_trees(self._top / "tree", found.path, result)
+        (found.path / "file").write_bytes(b"written")
+        unfork_image(NAME, NEW)
+
+    def _unfork(self, mode: Any, result: Result) -> None:
+        path = fork_image(NAME, NEW, mode=mode)
+        (path / "file").write_bytes(b"written")
+        self._kill(result, "unfork", NAME, NEW, "--yes", unless="there is no fork")
+        # What is half removed is not in the way of a new one.
+        fork_image(NAME, NEW, mode=mode)
+        if (path / "file").exists():
+            result["problems"].append(f"{path}: it has what was removed")
+        unfork_image(NAME, NEW)
+
+    def _commit_to_layout(self, result: Result) -> None:
+        layout = self._top / "work/layout"
+        self._kill(result, "commit", NAME, QUIET, "-t", f"oci:{layout}:1")
+        self._see_committed(f"oci:{layout}:1", result)
+        shutil.rmtree(layout)
+
+    def _commit_to_registry(self, result: Result) -> None:
+        name = self._name(f"committed-{self._number}:1")
+        self._kill(result, "commit", NAME, QUIET, "-t", name, *self._ca)
+        self._see_committed(name, result)
+
+    def _see_committed(self, name: str, result: Result) -> None:
+        if left := os.listdir(self._mount / "commits"):
+            result["problems"].append(f"is left of a commit: {left}")
+        tar = self._top / "work/committed.tar"
+        built = self._top / "work/built"
+        self._expect("build", name, "-o", built, "--tag", "1", *self._ca)
+        self._expect("export", f"oci:{built}:1", "-o", tar)
+        tree = self._top / "work/tree"
+        tree.mkdir()
+        subprocess.run(["tar", "-xf", tar, "-C", tree], check=True, timeout=_TIMEOUT_S)
+        self._compare_trees(self._mount / "forks" / QUIET, tree, result)
+        tar.unlink()
+        for path in (built, tree):
+            shutil.rmtree(path)
+
+    def _detach(self, result: Result) -> None:
+        self._kill(result, "detach", NAME)
+        if self._run("detach", NAME)[2].strip() != f"volume {NAME} was detached":
+            result["problems"].append("a volume is detached twice")
+
+    def _processes(self, roles: Sequence[str], result: Result) -> None:
+        """Kill what serves while a command works."""
+        result["killed"] = True
+        with self._command("fork", NAME, NEW) as child:
+            time.sleep(self._chances.uniform(0, 1))
+            state = device_directory(NAME).state()
+            for role in roles:
+                with suppress(ProcessLookupError):
+                    os.kill(getattr(state, role).pid, signal.SIGKILL)
+            child.communicate(timeout=_TIMEOUT_S)
+        soon(lambda: show_device(NAME).is_well or None, "the device is not well")
+        self._expect("fork", NAME, NEW, unless="already")
+        unfork_image(NAME, NEW)
+
+
+@click.command(context_settings=campaign.SETTINGS)
+@click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
+@click.option("--rounds", type=campaign.COUNT, default=100)
+@click.option(
+    "--kind", "only", multiple=True, help="Only such.  [default: all in turn]"
+)
+@campaign.seed_option
+@campaign.deadline_option
+@campaign.limit_option
+@options.parent_option
+@campaign.output_option
+def command(
+    front_end: FrontEndName,
+    rounds: int,
+    only: Sequence[str],
+    seed: int,
+    deadline_s: int,
+    limit_s: float,
+    parent: Path,
+    output: Path | None,
+) -> None:
+    """Kill commands of images, and what serves them, and look at what is left.
+
+    Fails when a command does not work after that, a byte is wrong or lost, or anything
+    is left half-made.
+    """
+    require(ROOT, BTRFS, LOOP, UBLK if front_end == "ublk" else FUSE, REGISTRY)
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempdir(parent=parent))
+        for name in ("registry", "work"):
+            (directory / name).mkdir()
+        server = stack.enter_context(registry_server(directory / "registry", tls=True))
+        stack.enter_context(campaign.apart(directory))
+        made = Campaign(
+            directory, server, front_end=front_end, seed=seed, deadline_s=deadline_s
+        )
+        chosen = list(only or made.kinds)
+        document = make_document(
+            "images",
+            parameters={"front_end": front_end, "rounds": rounds, "seed": seed}
+            | ({"kind": chosen} if only else {}),
+            directory=directory,
+            results=[],
+        )
+        document["script"] = "tests/campaigns/images.py"
+        kinds = [chosen[number % len(chosen)] for number in range(rounds)]
+        try:
+            for result in made.run(kinds, limit_s=limit_s):
+                document["results"].append(result)
+                words = "; ".join(faults_of(result)) or (
+                    "fine" if result.get("killed") else "fine, and not killed"
+                )
+                options.progress(f"round {result['number']}: {result['kind']}: {words}")
+                campaign.store(document, tables(document), output)
+        finally:
+            campaign.store(document, tables(document), output)
+            show(document)
+    seen = [fault for each in document["results"] for fault in faults_of(each)]
+    campaign.conclude(seen, rounds=len(document["results"]), seed=seed)
+
+
+if __name__ == "__main__":
+    run_command(command, name="images.py")

@@ -1,0 +1,67 @@
+"""scripts/torture, and the campaign of images in a short form."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Need
+from image_tables import faults_of
+from registry_server import REGISTRY
+
+from btrfs_ublk.base.capabilities import FUSE
+
+PROJECT = Path(__file__).parents[1]
+TIMEOUT_S = 280
+
+
+def torture(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROJECT / "scripts/torture", *words],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_all_campaigns_are_listed() -> None:
+    listed = [line.split()[0] for line in torture("--list").stdout.splitlines()]
+    concluding = [
+        path.stem.replace("_", "-")
+        for path in sorted((PROJECT / "tests/campaigns").glob("*.py"))
+        if "campaign.conclude(" in path.read_text()
+    ]
+    assert listed == concluding and len(listed) > 5
+
+
+def test_usage() -> None:
+    done = torture("nothing")
+    assert done.returncode == 2 and "there are: bad-inputs, " in done.stderr
+    assert torture().returncode == 2
+    assert "--rounds" in torture("images", "--help").stdout
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_killed_commands_of_images(sparse_path: Path, need: Need) -> None:
+    need(FUSE, REGISTRY)
+    output = sparse_path / "results.json"
+    kinds = ["pull", "fork, overlay", "commit to a layout"]
+    done = torture(
+        *("images", "--seed=5", "--rounds=3", *(f"--kind={kind}" for kind in kinds)),
+        *("--parent", sparse_path, "--output", output),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
+    rounds = json.loads(output.read_text())["results"]
+    assert [each["kind"] for each in rounds] == kinds
+    assert all(each["operations"] > 0 for each in rounds)
+
+
+def test_what_counts_as_a_fault() -> None:
+    fine = {"number": 3, "kind": "pull", "problems": []}
+    assert faults_of(fine) == []
+    assert faults_of(fine | {"problems": ["is left: x"]}) == ["round 3: is left: x"]
