@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import ipaddress
+import json
 import re
 import ssl
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +35,8 @@ _AGENT = "btrfs-ublk"
 _TIMEOUT_S = (10.0, 60.0)
 #: The same of a cache: another one, or the registry, can be asked.
 _CACHE_TIMEOUT_S = (2.0, 10.0)
+#: How long a response may take, and longer by what it has at this rate.
+_LONGEST_S, _LEAST_BYTES_PER_S = 60.0, 16 << 10
 _MAX_TRIES = 5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
 _MAX_REDIRECTIONS = 5
@@ -44,6 +49,26 @@ _PARAMETER = re.compile(r'([a-z]+)="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 
 #: Makes the body of a request anew for each try.
 Body = Callable[[], bytes | Iterable[bytes]]
+
+
+@contextmanager
+def deadline(response: requests.Response, size_bytes: int) -> Iterator[None]:
+    """End a response of which so much is read more slowly than may be: timeouts are
+    about the time between two bytes, so that one now and then would hold us for ever.
+    """
+
+    def end() -> None:
+        # urllib3 has it from 2.3 on; before that, there are only the timeouts.
+        with suppress(AttributeError, ValueError, OSError):
+            response.raw.shutdown()
+
+    timer = threading.Timer(_LONGEST_S + size_bytes / _LEAST_BYTES_PER_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class RegistryError(BtrfsUblkError):
@@ -222,13 +247,18 @@ class Connection:
             headers=self._headers({"Host": parts.netloc}, authorized=True),
             auth=_as_it_is,
         )
-        return self._session.send(
+        response = self._session.send(
             self._session.prepare_request(request),
             allow_redirects=False,
             verify=self._verify or self._session.verify,
             stream=True,
             timeout=_CACHE_TIMEOUT_S,
         )
+        try:
+            self._refuse_encoded(response)
+        except RegistryError as error:
+            raise requests.exceptions.ContentDecodingError(error.message) from error
+        return response
 
     def _follow(
         self,
@@ -256,6 +286,7 @@ class Connection:
                 stream=True,
                 timeout=_TIMEOUT_S,
             )
+            self._refuse_encoded(response)
             target = response.headers.get("Location")
             if response.status_code not in (301, 302, 303, 307, 308) or not target:
                 return response
@@ -268,6 +299,18 @@ class Connection:
         raise RegistryError(
             f"{self.place} redirects a request more than {_MAX_REDIRECTIONS} times"
         )
+
+    def _refuse_encoded(self, response: requests.Response) -> None:
+        """Refuse what was compressed for its way: a MiB of it can be more than there is
+        memory, before anybody looks at its size."""
+        encoding = response.headers.get("Content-Encoding", "").strip()
+        if encoding.lower() not in ("", "identity"):
+            response.close()
+            raise RegistryError(
+                f"{self.place} answers with a Content-Encoding of {encoding[:100]!r}, "
+                "which it was asked not to use",
+                hint="a proxy on the way may do that: ask the registry itself",
+            )
 
     def _headers(
         self, headers: Mapping[str, str], *, authorized: bool
@@ -331,6 +374,7 @@ class Connection:
                         auth=_as_it_is,
                         allow_redirects=False,
                         verify=self._verify,
+                        stream=True,
                         timeout=_TIMEOUT_S,
                     )
                 else:
@@ -341,6 +385,7 @@ class Connection:
                         auth=_as_it_is,
                         allow_redirects=False,
                         verify=self._verify,
+                        stream=True,
                         timeout=_TIMEOUT_S,
                     )
             except requests.RequestException as error:
@@ -351,14 +396,18 @@ class Connection:
                     break
                 if tried == _MAX_TRIES or response.status_code not in _PASSING:
                     self._refused(what, response)
+                response.close()
             time.sleep(_FIRST_PAUSE_S * 2**tried)
-        self._take_token(response)
+        with response, deadline(response, 0):
+            self._refuse_encoded(response)
+            self._take_token(response)
 
     def _take_token(self, response: requests.Response) -> None:
         began_s = time.monotonic()
         try:
-            found = response.json() if len(response.content) < _MAX_TOKEN_BYTES else {}
-        except ValueError:
+            data = next(response.iter_content(_MAX_TOKEN_BYTES), b"")
+            found = json.loads(data) if len(data) < _MAX_TOKEN_BYTES else {}
+        except (ValueError, RecursionError, requests.RequestException):
             found = {}
         if not isinstance(found, dict):
             found = {}

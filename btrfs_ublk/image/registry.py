@@ -14,7 +14,12 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import requests
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.image.connection import Connection, RegistryAccess, RegistryError
+from btrfs_ublk.image.connection import (
+    Connection,
+    RegistryAccess,
+    RegistryError,
+    deadline,
+)
 from btrfs_ublk.image.documents import (
     INDEX,
     INDEXES,
@@ -303,12 +308,13 @@ class Repository:
                         f"with {response.headers.get('Content-Range')!r}"
                     )
             count = 0
-            for part in response.iter_content(_COPY_BYTES):
-                rest = part[min(skipped, len(part)) :]
-                skipped -= len(part) - len(rest)
-                count += len(rest)
-                if rest:
-                    yield rest
+            with deadline(response, one.size - done + skipped):
+                for part in response.iter_content(_COPY_BYTES):
+                    rest = part[min(skipped, len(part)) :]
+                    skipped -= len(part) - len(rest)
+                    count += len(rest)
+                    if rest:
+                        yield rest
             if not count:
                 raise requests.ConnectionError("the registry sent nothing")
 
@@ -462,12 +468,13 @@ def _with_digest(url: str, digest: str) -> str:
 def _bounded(response: requests.Response, what: str) -> bytes:
     data = bytearray()
     try:
-        for part in response.iter_content(_COPY_BYTES):
-            data += part
-            if len(data) > MAX_DOCUMENT_BYTES:
-                raise InvalidImageError(
-                    f"{what} has more than {MAX_DOCUMENT_BYTES} bytes"
-                )
+        with deadline(response, MAX_DOCUMENT_BYTES):
+            for part in response.iter_content(_COPY_BYTES):
+                data += part
+                if len(data) > MAX_DOCUMENT_BYTES:
+                    raise InvalidImageError(
+                        f"{what} has more than {MAX_DOCUMENT_BYTES} bytes"
+                    )
     except requests.RequestException as error:
         raise RegistryError(f"{what} breaks at byte {len(data)}: {error}") from error
     return bytes(data)
