@@ -8,6 +8,8 @@ import hashlib
 import io
 import json
 import os
+import random
+import signal
 import stat
 import struct
 import subprocess
@@ -430,3 +432,74 @@ def test_a_file_with_too_many_names_is_named(sparse_path: Path) -> None:
     done = mkimage_raw({"layers": [entry], "output": str(output)})
     assert done.returncode == 1 and "it has 65536 names" in done.stderr
     assert list(output.iterdir()) == []
+
+
+def _truncate(file: Path) -> None:
+    os.truncate(file, 5 * KIB)
+
+
+def _grow(file: Path) -> None:
+    with file.open("ab") as opened:
+        opened.write(b"more")
+
+
+def _overwrite(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.write(b"other")
+
+
+def _replace(file: Path) -> None:
+    file.with_name("link").symlink_to("/etc/passwd")
+    file.with_name("link").rename(file)
+
+
+def _move(file: Path) -> None:
+    file.parent.rename(file.parents[2] / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_truncate, '"below/file": it became shorter while it was read'),
+        (_grow, '"below/file": it was changed while it was read'),
+        (_overwrite, '"below/file": it was changed while it was read'),
+        (_replace, None),
+        (_move, "a directory in it was moved while it was read"),
+    ],
+)
+def test_a_tree_that_changes_while_it_is_read(
+    sparse_path: Path, change: Callable[[Path], None], said: str | None
+) -> None:
+    """The image has a file as it was when it was opened, or there is none."""
+    file, output = sparse_path / "tree/below/file", sparse_path / "image"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(random.Random(1).randbytes(8192 * KIB) * 4)
+    (sparse_path / "tree/next").touch()
+    output.mkdir()
+    layers = [directory(sparse_path / "tree") | {"path": str(sparse_path / "tree")}]
+    description = {"layers": layers, "output": str(output), "compression": "zstd:15"}
+    with subprocess.Popen(
+        [helper_path(MKIMAGE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(description))
+        child.stdin.close()
+        child.stdin = None
+        opened = Path(f"/proc/{child.pid}/fd")
+        while not any(
+            os.path.samestat(x.stat(), file.stat()) for x in opened.iterdir()
+        ):
+            assert child.poll() is None
+        child.send_signal(signal.SIGSTOP)
+        change(file)
+        child.send_signal(signal.SIGCONT)
+        _, words = child.communicate(timeout=TIMEOUT_S)
+    if said is None:
+        assert child.returncode == 0, words
+    else:
+        assert child.returncode == 1 and said in words
+        assert list(output.iterdir()) == []
