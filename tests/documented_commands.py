@@ -213,6 +213,10 @@ ELSEWHERE = {
     ),
     "scripts/package": "scripts/test",
     "scripts/setup --test": "apply-lint.sh",
+    "scripts/torture --list": "tests/test_torture.py::test_all_campaigns_are_listed",
+    "scripts/torture --rounds --seed": (
+        "tests/test_torture.py::test_killed_commands_of_images"
+    ),
     "scripts/test": ".ci/run",
     "scripts/test --quick --no-vm": ".ci/run",
     "apply-lint.sh": "scripts/test",

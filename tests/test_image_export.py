@@ -129,6 +129,20 @@ def test_all_that_trees_can_have(
     assert differences(source, describe(again)) == []
 
 
+@as_root
+@pytest.mark.usefixtures("sanitized_helpers")
+def test_names_of_attributes_that_tars_are_not_made_for(
+    sanitized_build: Path, sparse_path: Path, in_memory: Path
+) -> None:
+    tree = in_memory / "tree"
+    tree.mkdir()
+    for name, value in (("a=b", b"=\0\xff"), ("50%=", b""), ("25%", b"1"), ("=", b"12")):
+        os.setxattr(tree, f"trusted.{name}", value)
+    image = build_image(tree, sparse_path / "layout", BuildOptions()).name
+    tar = exported(image, sparse_path / "tar")
+    assert differences(describe(tree), tree_of(model_of(sanitized_build, tar))) == []
+
+
 def test_a_tar_comes_back(sanitized_build: Path, sparse_path: Path) -> None:
     """Whatever is chosen for the image, the tar has the same bytes."""
     tree = small_tree(sparse_path / "tree")

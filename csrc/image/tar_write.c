@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <openssl/evp.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/cleanup.h"
 #include "base/size.h"
 #include "image/tar_acl.h"
 
@@ -169,6 +171,33 @@ static bool is_named(const struct tree_attribute *attribute, const char *name)
 	       !memcmp(attribute->name, name, attribute->name_bytes);
 }
 
+/*
+ * A record's key ends at the first "=". So a name that has one is written as libarchive does, with
+ * it as "%3D", and the value in base64. Other tools ignore such attributes.
+ */
+static int add_encoded(struct tar_writer *writer, const struct tree_attribute *attribute)
+{
+	_cleanup_free_ char *name = malloc(3 * (size_t)attribute->name_bytes + 1);
+	_cleanup_free_ unsigned char *value = malloc(4 * ((attribute->value_bytes + 2) / 3) + 1);
+	size_t length = 0;
+	int bytes;
+
+	if (!name || !value)
+		return -ENOMEM;
+	for (size_t i = 0; i < attribute->name_bytes; i++) {
+		char byte = attribute->name[i];
+
+		if (byte == '=' || byte == '%')
+			length += (size_t)sprintf(name + length, "%%%02X", byte);
+		else
+			name[length++] = byte;
+	}
+	bytes = EVP_EncodeBlock(value, attribute->value, (int)attribute->value_bytes);
+	while (bytes && value[bytes - 1] == '=')
+		bytes--;
+	return add_record(writer, "LIBARCHIVE.xattr.", name, length, value, (size_t)bytes);
+}
+
 static int add_attribute(struct tar_writer *writer, const struct tree_attribute *attribute)
 {
 	int ret = -EINVAL;
@@ -179,11 +208,8 @@ static int add_attribute(struct tar_writer *writer, const struct tree_attribute 
 		ret = add_acl(writer, attribute, "SCHILY.acl.default");
 	if (ret != -EINVAL)
 		return ret;
-	/* A record's key ends at the first "=". */
 	if (memchr(attribute->name, '=', attribute->name_bytes))
-		return error_set(writer->error, -ENOTSUP,
-				 "attribute \"%.*s\": a tar can hold no name with a \"=\"",
-				 (int)attribute->name_bytes, attribute->name);
+		return add_encoded(writer, attribute);
 	return add_record(writer, "SCHILY.xattr.", attribute->name, attribute->name_bytes,
 			  attribute->value, attribute->value_bytes);
 }

@@ -203,12 +203,18 @@ class Campaign:
             yield
 
     def _take_down(self, name: str) -> None:
-        """Take a volume down. Retry, as another process may have copied its mount to a
-        mount namespace of its own meanwhile."""
+        self._retry(lambda: down_volume(name))
+
+    def _unfork_new(self) -> None:
+        self._retry(lambda: unfork_image(NAME, NEW))
+
+    def _retry(self, operation: Callable[[], object]) -> None:
+        """Retry while something is in use, as another process of this machine may have
+        copied our mounts to a mount namespace of its own."""
         end_s = time.monotonic() + self._deadline_s
         while True:
             try:
-                down_volume(name)
+                operation()
                 return
             except LeftoverError:
                 if time.monotonic() > end_s:
@@ -308,7 +314,10 @@ class Campaign:
 
     def _expect(self, *words: object, unless: str = "\0") -> str:
         """Run a command that must work, or say what another one has done already."""
+        end_s = time.monotonic() + self._deadline_s
         status, out, said = self._run(*words)
+        while status and "end what uses it" in said and time.monotonic() < end_s:
+            status, out, said = self._run(*words)  # as in _retry()
         if status and unless not in said:
             tail = " ".join(said.strip().splitlines()[-_MESSAGE_LINES:])
             raise BtrfsUblkError(f"image {words[0]}: exit status {status}: {tail}")
@@ -404,7 +413,7 @@ class Campaign:
             result["problems"].append(f"the fork is {found}")
         self._compare_trees(self._top / "tree", found.path, result)
         (found.path / "file").write_bytes(b"written")
-        unfork_image(NAME, NEW)
+        self._unfork_new()
 
     def _unfork(self, mode: Any, result: Result) -> None:
         path = fork_image(NAME, NEW, mode=mode)
@@ -414,7 +423,7 @@ class Campaign:
         fork_image(NAME, NEW, mode=mode)
         if (path / "file").exists():
             result["problems"].append(f"{path}: it has what was removed")
-        unfork_image(NAME, NEW)
+        self._unfork_new()
 
     def _commit_to_layout(self, result: Result) -> None:
         layout = self._top / "work/layout"
@@ -459,7 +468,7 @@ class Campaign:
             child.communicate(timeout=_TIMEOUT_S)
         soon(lambda: show_device(NAME).is_well or None, "the device is not well")
         self._expect("fork", NAME, NEW, unless="already")
-        unfork_image(NAME, NEW)
+        self._unfork_new()
 
 
 @click.command(context_settings=campaign.SETTINGS)
