@@ -52,7 +52,7 @@ def test_killed_commands_of_images(sparse_path: Path, need: Need) -> None:
     kinds = ["pull", "fork, overlay", "commit to a layout"]
     done = torture(
         *("images", "--seed=5", "--rounds=3", *(f"--kind={kind}" for kind in kinds)),
-        *("--parent", sparse_path, "--output", output),
+        *("--parent", sparse_path, "-o", output),
     )
     assert done.returncode == 0, done.stderr
     assert "3 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr

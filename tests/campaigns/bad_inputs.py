@@ -175,7 +175,7 @@ def _judge(case: str, environment: dict[str, str], before: set[str]) -> bool:
     return all(complaints.values())
 
 
-@click.command(context_settings=campaign.SETTINGS)
+@click.command(context_settings=campaign.SETTINGS | {"ignore_unknown_options": True})
 @click.argument("words", nargs=-1)
 def command(words: Sequence[str]) -> None:
     """Run the cases that contain one of WORDS, or all."""
