@@ -24,6 +24,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image, seal
 from btrfs_ublk.image.documents import Descriptor
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pack import unpack
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.source import OpenedSource
@@ -132,6 +133,22 @@ def test_an_image_that_is_right_is_clean(image: LayoutName, sparse_path: Path) -
     assert report["units"] == report["right_units"] == 10
     assert report["data_bytes"] == report["right_bytes"] == CONTENT_BYTES
     assert report["metadata_bytes"] > 0 and report["problems"] == []
+
+
+@pytest.mark.parametrize(("checksum", "number"), [("xxhash64", 1), ("blake2b", 3)])
+def test_other_checksums(sparse_path: Path, checksum: str, number: int) -> None:
+    tree, layout = small_tree(sparse_path / "tree"), sparse_path / "layout"
+    argv = ["build", str(tree), "-o", str(layout), "--checksum", checksum]
+    built = CliRunner().invoke(command, argv)
+    assert built.exit_code == 0, built.output
+    name = LayoutName(layout, "latest")
+    opened, manifest, _ = open_sealed(name)
+    seed = sparse_path / "seed.img"
+    unpack(opened.blob(manifest.pack.digest), seed)
+    with open(seed, "rb") as file:
+        file.seek(64 * KIB + 196)  # csum_type of the superblock
+        assert int.from_bytes(file.read(2), "little") == number
+    assert checked(name)["clean"]
 
 
 def test_the_temporary_file_goes_where_it_is_told_to(
