@@ -21,7 +21,7 @@ struct source_options {
 	bool is_oci_layer;
 	/* Of a tar: the SHA-256 that it has to have uncompressed; NULL: any. */
 	const uint8_t *diff_id;
-	/* Of a tar: how many bytes it may have uncompressed; 0: any number. */
+	/* Of a tar: how many bytes it may have uncompressed; 0: what an honest one has. */
 	uint64_t stream_bytes_max;
 	/* Of directories that nothing describes. */
 	int64_t time_s;

@@ -7,12 +7,14 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
 #include "base/fileio.h"
 
-enum { INPUT_BYTES = 1 << 18 };
+enum { INPUT_BYTES = 1 << 18, RATIO_MAX = 1100 };
+#define BYTES_ALWAYS (64ULL << 30)
 
 static int refused(struct tar_stream *stream, const char *what)
 {
@@ -46,6 +48,22 @@ static int open_gzip(struct tar_stream *stream)
 	return 0;
 }
 
+/*
+ * How many bytes an honest tar may have uncompressed. Gzip makes at most 1032 bytes of one, and
+ * what zstd makes more of is small; with that bound, a bomb is not worth its bytes.
+ */
+static uint64_t bytes_max_of(int fd)
+{
+	struct stat stat;
+	uint64_t bytes = 0;
+
+	if (fstat(fd, &stat) || !S_ISREG(stat.st_mode))
+		return 0;
+	if (__builtin_mul_overflow((uint64_t)stat.st_size, RATIO_MAX, &bytes))
+		return 0;
+	return bytes > BYTES_ALWAYS ? bytes : BYTES_ALWAYS;
+}
+
 int tar_stream_open(struct tar_stream *stream, const char *path, uint64_t bytes_max,
 		    struct error *error)
 {
@@ -56,6 +74,8 @@ int tar_stream_open(struct tar_stream *stream, const char *path, uint64_t bytes_
 	stream->fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (stream->fd < 0)
 		return error_set(error, -errno, "opening the tar: %s", strerror(errno));
+	if (!bytes_max)
+		stream->bytes_max = bytes_max_of(stream->fd);
 	stream->digest = EVP_MD_CTX_new();
 	if (!stream->digest || !EVP_DigestInit_ex(stream->digest, EVP_sha256(), NULL))
 		return error_set(error, -ENOMEM, "no memory for reading a tar");
@@ -137,7 +157,8 @@ ssize_t tar_stream_read(struct tar_stream *stream, const void **data)
 		return 0;
 	stream->bytes += (size_t)got;
 	if (stream->bytes_max && stream->bytes > stream->bytes_max) {
-		error_set_hint(stream->error, "raise the bound, if the tar is to be that large");
+		error_set_hint(stream->error,
+			       "if that is meant, unpack it, and make an image of the directory");
 		return stream->err = error_set(stream->error, -EFBIG,
 					       "the tar has more than %llu bytes uncompressed",
 					       (unsigned long long)stream->bytes_max);
