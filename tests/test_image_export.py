@@ -136,7 +136,8 @@ def test_names_of_attributes_that_tars_are_not_made_for(
 ) -> None:
     tree = in_memory / "tree"
     tree.mkdir()
-    for name, value in (("a=b", b"=\0\xff"), ("50%=", b""), ("25%", b"1"), ("=", b"12")):
+    values = {"a=b": b"=\0\xff", "50%=": b"", "25%": b"1", "=": b"12"}
+    for name, value in values.items():
         os.setxattr(tree, f"trusted.{name}", value)
     image = build_image(tree, sparse_path / "layout", BuildOptions()).name
     tar = exported(image, sparse_path / "tar")
