@@ -118,6 +118,12 @@ def add_image(
     volume.check()
     say("look the image up")
     found = find_named_image(image, access)
+    if found.layer is not None:
+        raise UsageError(
+            f"the data of {image} are in its ordinary layers (`image index`), of which "
+            "no tree can be added",
+            hint="make a sealed image of it: btrfs-ublk image build --compression none",
+        )
     with tempdir() as work:
         seed = work / "seed.img"
         header, digests = unpack(found.pack, seed)
