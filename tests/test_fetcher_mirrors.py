@@ -66,11 +66,12 @@ class Mirrors:
 
 @pytest.fixture
 def mirrors(sanitized_build: Path, tmp_path: Path) -> Iterator[Mirrors]:
-    option = f"unhealthy={round(UNHEALTHY_S * 1000)}"
+    # Second requests (test_hedging.py) would count.
+    options = f"unhealthy={round(UNHEALTHY_S * 1000)}", "hedge=60000"
     with (
         scripted_server(good) as near,
         scripted_server(good) as far,
-        fetch_shell(sanitized_build, option, log=tmp_path / "log") as shell,
+        fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
     ):
         keys = {"kind": "http", "proxy": "none"}
         places = [{**keys, "url": each.url()} for each in (near, far)]

@@ -133,15 +133,16 @@ class FetchLatency:
 class FetcherStats:
     """Statistics of what fetches the units of one map (csrc/lazy/fetcher.h).
 
-    ``reads`` counts those that the cache did not answer. A unit is ``verified`` against
-    a known digest, or ``pinned`` when it is fetched for the first time. ``failures``
-    counts failed attempts by reason. ``hosts`` has one object per host, with
-    "attempts", "failures", "bytes", "in_flight", "openings" and "open" (of its circuit
-    breaker). ``disk_errors`` has the last error of the disk of the "map" or the
-    "cache", until a write succeeds: "errno", a name, and "age_s". ``reads_waiting`` to
-    ``buffer_bytes`` are the present numbers, and so is ``unstored_bytes``: units that
-    were delivered, and wait for the cache. ``store_drops`` counts those that it took
-    too long to take."""
+    ``reads`` counts those that the cache did not answer. ``hedges`` of the ``attempts``
+    were second requests beside one that was late, and ``hedges_won`` were first. A unit
+    is ``verified`` against a known digest, or ``pinned`` when it is fetched for the
+    first time. ``failures`` counts failed attempts by reason. ``hosts`` has one object
+    per host, with "attempts", "failures", "bytes", "in_flight", "openings" and "open"
+    (of its circuit breaker). ``disk_errors`` has the last error of the disk of the
+    "map" or the "cache", until a write succeeds: "errno", a name, and "age_s".
+    ``reads_waiting`` to ``buffer_bytes`` are the present numbers, and so is
+    ``unstored_bytes``: units that were delivered, and wait for the cache.
+    ``store_drops`` counts those that it took too long to take."""
 
     reads: int
     read_errors: int
@@ -166,6 +167,8 @@ class FetcherStats:
     disk_errors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     store_drops: int = 0
     unstored_bytes: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
 
 
 #: The consequences of a disk that cannot be written, by what is on it.

@@ -186,12 +186,10 @@ static void count_bad(const struct unit *unit, struct mirror *mirror)
  * Counts a wrong response. The mirror is asked again at first, because the fault may be on the way
  * to us.
  */
-static void count_wrong(struct unit *unit)
+static void count_wrong(struct unit *unit, const struct mirror *mirror)
 {
-	unsigned index = unit->mirror->index;
-
-	if (++unit->wrong[index] >= WRONG_ANSWERS_MAX)
-		unit->out |= 1u << index;
+	if (++unit->wrong[mirror->index] >= WRONG_ANSWERS_MAX)
+		unit->out |= 1u << mirror->index;
 }
 
 static void set_changed(const struct unit *unit, struct mirror *mirror, const char *why)
@@ -239,7 +237,7 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	uint64_t now_ns = clock_now_ns();
 
 	relaxed_add(&run->core->counts.failures[run->failure], 1);
-	if (host && (run->failure != FETCH_TRANSIENT || run->slow))
+	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->overtaken))
 		host_ended(host);
 	else if (host && host_failed(host, now_ns))
 		is_worse(unit, mirror);
@@ -265,24 +263,43 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	}
 }
 
-/* Has a unit answer for the failure of its run. */
-static void charge(const struct run *run, struct unit *unit)
+/* Has a unit remember what a failed run says. */
+static void remember(const struct run *run, struct unit *unit)
 {
 	unsigned index = run->mirror->index;
 
-	unit->run = NULL;
 	unit->cut |= run->cut;
-	unit->tries[index]++;
-	if (run->slow)
+	if (run->slow && run->mirror->via)
 		leave_caches(unit);
 	if (run->failure == FETCH_WRONG)
-		count_wrong(unit);
+		count_wrong(unit, run->mirror);
 	if (run->failure == FETCH_ABSENT)
 		unit->out |= 1u << index;
 	/* It may have been refused for its neighbours' sake, and comes alone now. */
 	if (run->asked == 1 && (run->failure == FETCH_DENIED || run->failure == FETCH_GONE))
 		unit->out |= 1u << index;
+}
+
+/* Has a unit answer for the failure of its run. */
+static void charge(const struct run *run, struct unit *unit)
+{
+	unit->run = NULL;
+	unit->tries[run->mirror->index]++;
+	remember(run, unit);
 	retry(unit);
+}
+
+static void log_failure(const struct run *run, const struct unit *unit)
+{
+	log_unit(unit, "fetch_failed", run->mirror, fetch_failure_name(run->failure),
+		 *run->error.text ? run->error.text : strerror(-run->result));
+}
+
+void attempt_note(const struct run *run, struct unit *unit)
+{
+	log_failure(run, unit);
+	note_failure(run, unit);
+	remember(run, unit);
 }
 
 /* If nothing has arrived, all units were refused; else the one that was arriving has failed. */
@@ -291,8 +308,7 @@ void attempt_failed(struct run *run)
 	unsigned first = run->next, behind = run->arrived_bytes ? first + 1 : run->count;
 	const struct unit *unit = run->units[first];
 
-	log_unit(unit, "fetch_failed", run->mirror, fetch_failure_name(run->failure),
-		 *run->error.text ? run->error.text : strerror(-run->result));
+	log_failure(run, unit);
 	note_failure(run, unit);
 	/* Without it, these are not tried again, but asked of another place. */
 	if (run->failure == FETCH_ABSENT && run->asked > 1) {
@@ -311,6 +327,14 @@ static void drop_identity(struct unit *unit)
 	unit->identity = NULL;
 }
 
+void unit_count_wrong(struct unit *unit, struct mirror *mirror)
+{
+	relaxed_add(&unit->core->counts.wrong_digests, 1);
+	count_bad(unit, mirror);
+	count_wrong(unit, mirror);
+	log_unit(unit, "wrong_digest", mirror, NULL, "wrong content (SHA-256)");
+}
+
 void unit_refuse(struct unit *unit)
 {
 	struct mirror *mirror = unit->mirror;
@@ -319,10 +343,7 @@ void unit_refuse(struct unit *unit)
 
 	drop_identity(unit);
 	if (err == -EBADMSG) {
-		relaxed_add(&counts->wrong_digests, 1);
-		count_bad(unit, mirror);
-		count_wrong(unit);
-		log_unit(unit, "wrong_digest", mirror, NULL, "wrong content (SHA-256)");
+		unit_count_wrong(unit, mirror);
 	} else if (err == -ESTALE) {
 		relaxed_add(&counts->failures[FETCH_CHANGED], 1);
 		set_changed(unit, mirror, "another one was pinned at the same time");

@@ -65,6 +65,14 @@ static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, u
 	return mirror->avoid_until_ns > now_ns ? mirror->avoid_until_ns : 0;
 }
 
+static bool is_recent(const struct unit *unit, const struct mirror *mirror, uint64_t recent_ns,
+		      uint64_t now_ns)
+{
+	uint64_t usual_ms = mirror->via ? CACHE_UNHEALTHY_MS : UNHEALTHY_MS;
+
+	return now_ns < recent_ns + (unit->core->options.unhealthy_ms ?: usual_ms) * NS_PER_MS;
+}
+
 /*
  * Whether others are preferred. NB: being asked counts like a failure. So when an unhealthy mirror
  * has been left alone for long enough, one unit tries it, and the others do not wait for that.
@@ -72,12 +80,26 @@ static uint64_t ready_ns(const struct unit *unit, const struct mirror *mirror, u
 static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
 	const struct host *host = mirror->host;
-	uint64_t usual_ms = mirror->via ? CACHE_UNHEALTHY_MS : UNHEALTHY_MS;
-	uint64_t for_ns = (unit->core->options.unhealthy_ms ?: usual_ms) * NS_PER_MS;
 
-	if (mirror->bad_in_a_row >= UNHEALTHY_FAILURES && now_ns < mirror->recent_ns + for_ns)
+	if (mirror->bad_in_a_row >= UNHEALTHY_FAILURES &&
+	    is_recent(unit, mirror, mirror->recent_ns, now_ns))
 		return true;
-	return host && host->in_a_row >= UNHEALTHY_FAILURES && now_ns < host->recent_ns + for_ns;
+	return host && host->in_a_row >= UNHEALTHY_FAILURES &&
+	       is_recent(unit, mirror, host->recent_ns, now_ns);
+}
+
+/*
+ * Whether hedges have overtaken it, and it has not answered since. It is asked again where a hedge
+ * can be had beside it, twice; then as what is unhealthy.
+ */
+static bool is_overtaken(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
+{
+	const struct host *host = mirror->host;
+
+	if (!host || !host->overtaken || !is_recent(unit, mirror, host->recent_ns, now_ns))
+		return false;
+	return host->overtaken >= UNHEALTHY_FAILURES || unit->urgency != URGENCY_DEMAND ||
+	       unit->core->hedge_credit < HEDGE_COST;
 }
 
 /* Spreads what differs in a few bits (the end of MurmurHash3). */
@@ -110,7 +132,9 @@ static void consider(struct choice *choice, struct mirror *mirror, unsigned rank
 			choice->at_ns = ready;
 		return;
 	}
-	if (is_unhealthy(unit, mirror, now_ns))
+	/* NB: caches are only overtaken by caches, so the origin must not come before them. */
+	if (is_unhealthy(unit, mirror, now_ns) ||
+	    (!mirror->via && is_overtaken(unit, mirror, now_ns)))
 		rank++;
 	if (!choice->best || rank < choice->best_rank) {
 		choice->best = mirror;
@@ -139,7 +163,8 @@ static struct mirror *next_cache(const struct choice *choice, const struct mirro
 
 		if (mirror->origin != origin)
 			continue;
-		if (!open && !is_unhealthy(unit, mirror, choice->now_ns))
+		if (!open && !is_unhealthy(unit, mirror, choice->now_ns) &&
+		    !is_overtaken(unit, mirror, choice->now_ns))
 			weight |= 1ull << 63;
 		weight |= i;
 		if (weight > best_weight && weight < *last) {
@@ -198,6 +223,37 @@ struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 	}
 	*at_ns = choice.at_ns;
 	return choice.best;
+}
+
+static bool may_be_beside(struct unit *unit, const struct mirror *mirror,
+			  const struct mirror *other, uint64_t now_ns)
+{
+	struct host *host = other->host;
+
+	return host && host != mirror->host && !other->ops->blocking && other->ops->cancel &&
+	       !host->overtaken && !is_unhealthy(unit, other, now_ns) &&
+	       !host_is_full(host, URGENCY_DEMAND, core_slots(unit->core, unit->source));
+}
+
+struct mirror *mirror_beside(struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
+{
+	const struct source *source = unit->source;
+	uint32_t out = unit->out;
+	struct mirror *other;
+	uint64_t at_ns;
+
+	unit->out |= 1u << mirror->index;
+	for (unsigned i = 0; i < source->place_count; i++) {
+		const struct mirror *each = &source->mirrors[i];
+
+		if (mirror->via ? !each->via : each->origin == mirror)
+			unit->out |= 1u << i;
+	}
+	while ((other = mirror_choose(unit, now_ns, &at_ns)) &&
+	       !may_be_beside(unit, mirror, other, now_ns))
+		unit->out |= 1u << other->index;
+	unit->out = out;
+	return other;
 }
 
 bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)

@@ -233,6 +233,7 @@ static void set_options(struct fetcher *fetcher, const struct fetcher_options *o
 		.run_bytes = options->run_bytes,
 		.changed_ms = options->changed_ms,
 		.unhealthy_ms = options->unhealthy_ms,
+		.hedge_ms = options->hedge_ms,
 	};
 }
 

@@ -29,6 +29,8 @@ struct fetcher_options {
 	unsigned changed_ms;	   /* how long a mirror that has changed is not asked; 0: 60000 */
 	/* how long other mirrors are preferred to one that fails; 0: 30000 */
 	unsigned unhealthy_ms;
+	/* how late a first byte makes a second request; 0: as hosts usually take */
+	unsigned hedge_ms;
 };
 
 /*

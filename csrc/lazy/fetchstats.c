@@ -121,6 +121,8 @@ json_t *fetchstats_json(struct core *core)
 		{ "deadlines_missed", &counts->deadlines_missed },
 		{ "attempts", &counts->attempts },
 		{ "retries", &counts->retries },
+		{ "hedges", &counts->hedges },
+		{ "hedges_won", &counts->hedges_won },
 		{ "units_fetched", &counts->units_fetched },
 		{ "bytes_fetched", &counts->bytes_fetched },
 		{ "units_prefetched", &counts->units_prefetched },

@@ -161,6 +161,7 @@ void host_gave(struct host *host, uint32_t bytes)
 	if (host->open_until_ns)
 		event_log_host("breaker_closed", host->name, "it answers again");
 	host->in_a_row = 0;
+	host->overtaken = 0;
 	host->open_until_ns = 0;
 	host->opened = 0;
 	relaxed_store(&host->is_open, 0);

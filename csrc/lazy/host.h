@@ -46,8 +46,11 @@ struct host {
 	unsigned opened;	   /* how often it has opened since it was last closed */
 	bool probing;		   /* one fetch is probing the host */
 	uint64_t answered_ns;	   /* when a fetch has last succeeded */
-	uint64_t given_up;	   /* attempts at a cache that was only slow, as it seems */
+	/* Requests that others have overtaken since it has last answered; see hedge.c. */
+	unsigned overtaken;
+	uint64_t overtaken_ns; /* when that was last so */
 
+	struct histogram first_byte; /* how long requests took up to that */
 	/* What requests have taken, smoothed: up to the first byte, and of all bytes. 0: none yet. */
 	uint64_t rtt_ns, bytes_per_s;
 	unsigned cuts; /* how often runs are halved, because such were cut */

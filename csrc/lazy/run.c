@@ -30,18 +30,17 @@ enum {
 	SILENT_MAX_S = 5,
 	SILENT_MIN_MS = 500,
 	/*
-	 * The same for an attempt at a cache: so many times as long as 95 of 100 took, within
-	 * bounds; the first value while few are known.
+	 * The same for an attempt at a cache, and for the first one of a unit at one of several
+	 * mirrors: so many times as long as 95 of 100 took, within bounds; the first value while
+	 * few are known.
 	 */
 	CACHE_SILENT_MS = 3000,
 	CACHE_SILENT_MIN_MS = 2000,
 	CACHE_SILENT_MAX_MS = 5000,
 	CACHE_SLOWER = 4,
 	CACHE_KNOWN_AFTER = 16,
-	/* Of those that wait for a slow cache: 4, and 1 of 20; and all after this long. */
-	CACHE_SLOW_FIRST = 4,
-	CACHE_SLOW_SHARE = 20,
-	CACHE_SLOW_MAX_MS = 6000, /* longer than its own time-outs, see site-cache config */
+	/* For a cache that is only slow: longer than its own time-outs, see site-cache config. */
+	CACHE_SLOW_MAX_MS = 6000,
 	/* How long a run may wait for memory. Longer, and its server would give it up. */
 	PAUSE_MAX_S = 5,
 	/* Where so many bytes have a place, the units behind get no memory yet. */
@@ -125,8 +124,7 @@ static void split(struct run *run, uint64_t now_ns)
 
 /* How long. */
 
-static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror,
-				    uint64_t now_ns)
+uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
 	uint64_t last_ns = unit_last_deadline_ns(unit);
 	uint64_t left_ns, share_ns;
@@ -173,8 +171,8 @@ static uint64_t last_deadline_ns(const struct run *run)
 	return last_ns;
 }
 
-/* How long a cache may be silent before another one, or the origin, is asked. */
-static uint64_t cache_silence_ns(const struct mirror *mirror)
+/* How long a cache or mirror may be silent before another place is asked. */
+static uint64_t first_silence_ns(const struct mirror *mirror)
 {
 	const struct histogram *past = mirror->latency ? &mirror->latency->histogram : NULL;
 	uint64_t ns;
@@ -187,22 +185,31 @@ static uint64_t cache_silence_ns(const struct mirror *mirror)
 	return ns < CACHE_SILENT_MAX_MS * NS_PER_MS ? ns : CACHE_SILENT_MAX_MS * NS_PER_MS;
 }
 
+/* Whether there are other mirrors, and the unit has not been tried at one yet. */
+static bool has_second(const struct run *run, uint64_t now_ns)
+{
+	const struct unit *unit = arriving(run);
+
+	return !unit->rounds && unit_reader(unit) && mirror_has_other(unit, run->mirror, now_ns);
+}
+
 /*
- * A cache that is silent altogether is given up at once. One that has answered others since is slow,
+ * What is silent altogether is given up at once. A cache that has answered others since is slow,
  * perhaps because its origin is; and if all that wait for it asked the origin, that would be slower
- * still. So only some of them do.
+ * still. A mirror that has answered others is charged with nothing either.
  */
 static bool is_given_up(struct run *run, uint64_t now_ns)
 {
-	struct host *host = run->mirror->host;
+	const struct host *host = run->mirror->host;
 
-	if (!run->mirror->via || host->answered_ns < run->began_ns)
+	if (!host || host->answered_ns < run->began_ns)
 		return true;
-	if (run->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS > now_ns) {
-		if (host->given_up >= CACHE_SLOW_FIRST + host->attempts / CACHE_SLOW_SHARE)
-			return false;
-		host->given_up++;
+	if (!run->mirror->via) {
+		run->slow = has_second(run, now_ns);
+		return true;
 	}
+	if (run->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS > now_ns)
+		return false;
 	/* NB: one that waits on, and fails later, fails as any other. */
 	run->slow = true;
 	return true;
@@ -219,7 +226,7 @@ static void look_for_progress(struct timer *timer)
 	} else if (run->progress != run->progress_seen || is_given_up(run, now_ns)) {
 		run_cancel(run);
 	} else {
-		watch_silence(run, now_ns + cache_silence_ns(run->mirror));
+		watch_silence(run, now_ns + first_silence_ns(run->mirror));
 	}
 }
 
@@ -237,8 +244,8 @@ static void watch(struct run *run, uint64_t now_ns)
 
 	timer_clear(&run->timer);
 	run->until_ns = attempt_deadline_ns(unit, run->mirror, now_ns);
-	if (run->mirror->via) {
-		watch_silence(run, now_ns + cache_silence_ns(run->mirror));
+	if (run->mirror->via || (ops->cancel && !ops->blocking && has_second(run, now_ns))) {
+		watch_silence(run, now_ns + first_silence_ns(run->mirror));
 	} else if (!unit_reader(unit) && ops->cancel) {
 		uint64_t last_ns = run->demanded ? last_deadline_ns(run) : 0;
 
@@ -295,6 +302,7 @@ void run_is_demanded(struct unit *unit)
 		run->mirror->host->prefetching--;
 	run->demanded = true;
 	split(run, clock_now_ns());
+	hedge_watch(run, clock_now_ns());
 }
 
 /* What arrives. */
@@ -403,6 +411,46 @@ static void take_digest(struct run *run, struct unit *unit)
 	run->hashed = 0;
 }
 
+void run_identify(const struct run *run, struct unit *unit)
+{
+	const struct mirror *mirror = run->mirror;
+
+	if (run->identity && mirror->identity) {
+		/* Another run has pinned one meanwhile. */
+		unit->check.err = strcmp(run->identity, mirror->identity) ? -ESTALE : 0;
+	} else if (run->identity) {
+		unit->identity = strdup(run->identity);
+		unit->check.err = unit->identity ? 0 : -ENOMEM;
+	}
+}
+
+void run_lose(struct unit *unit)
+{
+	struct run *run = unit->run;
+	struct host *host = run->mirror->host;
+	unsigned index = run->next;
+
+	if (host && !run->progress && host->answered_ns < run->began_ns) {
+		host->overtaken_ns = clock_now_ns();
+		if (!host->overtaken++)
+			units_choose_again(run->core, host);
+	}
+	while (run->units[index] != unit)
+		index++;
+	if (index == run->next && !run->lost) {
+		run->lost = unit->data;
+		run->lost_bytes = unit->reserved ? unit->length : 0;
+		unit->data = NULL;
+		unit->reserved = false;
+	}
+	leave_from(run, index);
+	if (run->next < run->count)
+		return;
+	timer_clear(&run->timer);
+	list_remove(&run->paused);
+	completion_put(run->core, &run->news);
+}
+
 /* A unit is whole, and has no part in the run any more. */
 static void leave(struct run *run)
 {
@@ -416,13 +464,7 @@ static void leave(struct run *run)
 	unit->tries[mirror->index]++;
 	unit->check = (struct unit_check){};
 	take_digest(run, unit);
-	if (run->identity && mirror->identity) {
-		/* Another run has pinned one meanwhile. */
-		unit->check.err = strcmp(run->identity, mirror->identity) ? -ESTALE : 0;
-	} else if (run->identity) {
-		unit->identity = strdup(run->identity);
-		unit->check.err = unit->identity ? 0 : -ENOMEM;
-	}
+	run_identify(run, unit);
 	relaxed_add(&counts->units_fetched, 1);
 	relaxed_add(&counts->bytes_fetched, unit->length);
 	if (mirror->host) {
@@ -439,8 +481,12 @@ static void take(struct run *run, size_t bytes)
 {
 	uint64_t now_ns;
 
-	if (!run->arrived_bytes)
+	if (!run->arrived_bytes) {
 		run->first_ns = clock_now_ns();
+		if (run->mirror->host)
+			histogram_add(&run->mirror->host->first_byte, run->first_ns - run->began_ns,
+				      1);
+	}
 	run->arrived_bytes += bytes;
 	while (bytes && run->next < run->count) {
 		uint32_t left = arriving(run)->length - run->filled;
@@ -468,9 +514,13 @@ static void take(struct run *run, size_t bytes)
 
 static uint8_t *take_all(struct run *run, uint8_t *data)
 {
-	struct unit *unit = arriving(run);
-	uint8_t *unused = unit->data;
+	struct unit *unit;
+	uint8_t *unused;
 
+	if (run->next == run->count)
+		return data;
+	unit = arriving(run);
+	unused = unit->data;
 	unit->data = data;
 	take(run, unit->length);
 	return unused;
@@ -480,6 +530,7 @@ static void over(struct run *run)
 {
 	run->is_over = true;
 	timer_clear(&run->timer);
+	timer_clear(&run->hedge_timer);
 	list_remove(&run->paused);
 	completion_put(run->core, &run->news);
 }
@@ -534,6 +585,9 @@ static void take_news(struct core *core, struct completion *completion)
 		else
 			unit_want(unit, true);
 	}
+	list_remove(&run->hedge_news.link);
+	relaxed_add(&core->counts.buffer_bytes, -(uint64_t)run->lost_bytes);
+	free(run->lost);
 	EVP_MD_CTX_free(run->hash);
 	free(run->identity);
 	if (run->units != &run->only)
@@ -641,6 +695,7 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 		return;
 	}
 	mirror->recent_ns = now_ns;
+	core->hedge_credit += core->hedge_credit < HEDGE_CREDIT_MAX;
 	relaxed_add(&counts->attempts, 1);
 	if (unit->rounds)
 		relaxed_add(&counts->retries, 1);
@@ -660,6 +715,8 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 		mirror->host->prefetching += !run->demanded;
 	watch(run, now_ns);
 	run->deadline_ns = run->count > 1 ? now_ns + RUN_MAX_S * NS_PER_S : run->until_ns;
+	if (unit_reader(unit))
+		hedge_watch(run, now_ns);
 	unit_expect(unit);
 	mirror->ops->start(run);
 }

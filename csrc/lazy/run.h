@@ -90,14 +90,20 @@ struct run {
 	uint32_t hashed;  /* how many */
 	bool demanded;	  /* a reader has waited for one of them */
 	bool is_over;
-	bool slow;   /* it is given up, though its cache answers others */
-	bool yields; /* it was cancelled because it has waited for memory for long */
+	bool slow;	/* it is given up, though its cache answers others */
+	bool overtaken; /* it is given up, because hedges have overtaken its host */
+	bool yields;	/* it was cancelled because it has waited for memory for long */
 	uint64_t began_ns, first_ns; /* first_ns: when the first byte was there */
 	uint64_t until_ns;	     /* when the unit that arrives should be whole */
 	uint64_t arrived_bytes;
 	struct timer timer; /* what is checked then: silence, or a deadline */
 	unsigned progress_seen;
-	struct link paused; /* in core->paused: it waits for memory */
+	struct timer hedge_timer; /* its first byte is late then; see hedge.c */
+	struct completion hedge_news;
+	/* The memory of a unit that a hedge has got sooner; the kind may be writing to it. */
+	uint8_t *lost;
+	uint32_t lost_bytes; /* as far as they count */
+	struct link paused;  /* in core->paused: it waits for memory */
 	struct completion news;
 };
 
@@ -120,6 +126,12 @@ void run_is_demanded(struct unit *unit);
 void run_joined(struct unit *unit, uint64_t deadline_ns);
 /* To be called when nobody wants that unit of it any more. */
 void run_trim(struct run *run);
+/* A hedge has got that unit of it sooner. Nobody is charged with that. */
+void run_lose(struct unit *unit);
+/* Says which identity the unit has that has come with it. */
+void run_identify(const struct run *run, struct unit *unit);
+/* When an attempt for that unit at that mirror should have ended. */
+uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
 /* Has those go on that have waited for memory. */
 void runs_resume(struct core *core);
 /* attempt.c: a failed one ends. Units that were charged with that leave it; others may be left. */

@@ -32,6 +32,7 @@ void core_init(struct core *core)
 	list_init(&core->unstored);
 	list_init(&core->paused);
 	list_init(&core->reads);
+	core->hedge_credit = HEDGE_CREDIT_FIRST;
 	host_init(&core->lane);
 	host_init(&core->nowhere);
 }
@@ -62,11 +63,16 @@ void unit_set(struct unit *unit, enum unit_state state)
 	relaxed_add(&core->counts.units_queued, (uint64_t)queued);
 	if (!is_busy(state))
 		unit_let_go(unit);
+	if (state == UNIT_LOOKING || state == UNIT_CHECKING || state == UNIT_RIGHT)
+		hedge_end(unit);
 }
 
 void unit_let_go(struct unit *unit)
 {
-	if (list_is_empty(&unit->subscriptions) && !link_is_in_list(&unit->in_unused))
+	if (!list_is_empty(&unit->subscriptions))
+		return;
+	hedge_end(unit);
+	if (!link_is_in_list(&unit->in_unused))
 		list_append(&unit->core->unused, &unit->in_unused);
 }
 
@@ -486,6 +492,7 @@ void core_stop(struct core *core)
 			struct unit *unit = container_of(link, struct unit, in_bucket);
 
 			subscription_end(&unit->ahead);
+			hedge_end(unit);
 			if (unit->state == UNIT_FETCHING && unit->run)
 				run_cancel(unit->run);
 		}

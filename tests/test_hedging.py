@@ -1,0 +1,195 @@
+"""Second requests beside ones that are silent (docs/design/fetching.md), sanitized."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from engine_shell import describe, engine_shell
+from fetch_shell import FetchShell, fetch_shell
+from scripted_server import ScriptedServer, response, scripted_server
+from store_shell import StoreShell, units_of
+
+UNIT = 64 << 10
+UNITS = 256
+DATA = b"".join(number.to_bytes(2, "little") * (UNIT // 2) for number in range(UNITS))
+
+
+def good(request: str, data: bytes = DATA) -> bytes:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    first, last = int(found[1]), int(found[2])
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(data)}"
+    return response(f'{head}\nETag: "1"', data[first : last + 1])
+
+
+def wrong(request: str) -> bytes:
+    return good(request, b"\xff" * len(DATA))
+
+
+class Servers:
+    """Servers of one object; each answers until it is told to be silent."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.end = Event()
+        stack.callback(self.end.set)
+        self.all: list[ScriptedServer] = []
+
+    def add(self, script: Callable[[str], bytes] = good) -> ScriptedServer:
+        self.all.append(self._stack.enter_context(scripted_server(script)))
+        self._stack.callback(self.end.set)  # before the server waits for its threads
+        return self.all[-1]
+
+    def silent(self, _: str) -> bytes:
+        self.end.wait()
+        return b""
+
+    def late(self, script: Callable[[str], bytes]) -> Callable[[str], bytes]:
+        def answer(request: str) -> bytes:
+            time.sleep(1.5)
+            return script(request)
+
+        return answer
+
+    def counts(self) -> list[int]:
+        return [len(each.requests) for each in self.all]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(stack)
+
+
+@pytest.fixture
+def shell(sanitized_build: Path, tmp_path: Path) -> Iterator[FetchShell]:
+    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+        yield shell
+
+
+def http(server: ScriptedServer, **keys: Any) -> dict[str, Any]:
+    return {"kind": "http", "url": server.url(), "proxy": "none"} | keys
+
+
+def read_all(shell: FetchShell, source: int, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        answer = shell.read(source, number * UNIT, UNIT)
+        assert answer.data == DATA[number * UNIT :][:UNIT]
+
+
+def test_a_mirror_that_falls_silent_fails_no_attempt(
+    servers: Servers, shell: FetchShell
+) -> None:
+    """Readers have what they want from the other one, and it is asked again only where
+    a second request has been earned."""
+    mirrors = [http(servers.add()), http(servers.add())]
+    source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+    read_all(shell, source, 0, 24)
+    assert shell.stats()["hedges"] <= 2
+    servers.all[0].script = servers.silent
+    asked = servers.counts()[0]
+    read_all(shell, source, 24, 100)
+    stats = shell.stats()
+    assert 0 < stats["hedges_won"] <= stats["hedges"] <= 1 + 124 // 20
+    assert servers.counts()[0] - asked <= 3  # and then it is left alone
+    assert sum(servers.counts()) <= 124 + stats["hedges"]
+    assert not any(stats["failures"].values())
+    assert stats["hosts"][f"127.0.0.1:{servers.all[0].port}"]["failures"] == 0
+    servers.all[0].script = good
+
+
+def test_two_gateways_of_which_one_is_silent(
+    servers: Servers, shell: FetchShell
+) -> None:
+    """All at once, with hardly any second request: what waits is given up soon."""
+    mirrors = [http(servers.add(servers.silent)), http(servers.add())]
+    source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+    reads = {
+        shell.begin(source, number * UNIT, UNIT, deadline_s=60): number
+        for number in range(0, UNITS, 8)
+    }
+    for number, answer in shell.finish().items():
+        assert answer.data == DATA[reads[number] * UNIT :][:UNIT]
+        assert answer.ms < 20_000  # half of the deadline was the rule before
+    stats = shell.stats()
+    assert stats["hedges"] <= 1 + 2 * len(reads) // 20
+    assert stats["read_errors"] == 0
+
+
+@pytest.mark.parametrize("silent", [1, 3])
+def test_caches_that_are_silent_do_not_send_readers_to_the_origin(
+    servers: Servers, shell: FetchShell, silent: int
+) -> None:
+    origin = servers.add()
+    caches = [servers.add() for _ in range(3)]
+    urls = [each.url("").rstrip("/") for each in caches]
+    mirror = http(origin, via=urls)
+    source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": [mirror]})
+    shell.pin(source, 'etag "1"')
+    read_all(shell, source, 0, 24)
+    slow = servers.late(good) if silent == 3 else servers.silent
+    for cache in sorted(caches, key=lambda each: -len(each.requests))[:silent]:
+        cache.script = slow
+    read_all(shell, source, 24, 10)
+    stats = shell.stats()
+    assert stats["hedges"] > 0
+    assert sum(servers.counts()) <= 34 + 1 + 34 // 20
+    assert servers.counts()[0] == 0
+    assert not any(stats["failures"].values())
+
+
+def test_a_prefetch_has_no_second_requests(servers: Servers, shell: FetchShell) -> None:
+    mirrors = [http(servers.add(servers.late(good))), http(servers.add())]
+    source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+    shell.prefetch(source, 0, 4 * UNIT)
+    end_s = time.monotonic() + 30
+    while shell.stats()["units_prefetched"] < 4:
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    assert shell.stats()["hedges"] == 0
+    assert servers.counts()[1] == 0
+
+
+def lazy(path: Path) -> dict[str, Any]:
+    return {"kind": "lazy", "length": len(DATA), "map": str(path)}
+
+
+def test_wrong_bytes_do_not_end_the_other_request(
+    servers: Servers, sanitized_build: Path, tmp_path: Path
+) -> None:
+    mirrors = [http(servers.add(servers.late(good))), http(servers.add(wrong))]
+    units = [unit.hex() for unit in units_of(DATA, UNIT)]
+    source = {"size": len(DATA), "unit": UNIT, "digests": units, "mirrors": mirrors}
+    with StoreShell(sanitized_build, tmp_path / "map") as store:
+        store.add([[0, len(DATA), 0, 0]], source)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path / "map"))) as shell:
+        assert shell.request("read 0 4096") == DATA[:4096]
+        stats = shell.stats()["lazy"][0]["fetcher"]
+    assert servers.counts() == [1, 1]
+    assert (stats["hedges"], stats["hedges_won"]) == (1, 0)
+    assert stats["failures"]["wrong_digest"] == 1
+
+
+def test_of_two_contents_the_first_one_is_pinned(
+    servers: Servers, sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Without digests, whoever is first is right, also for a later server."""
+    mirrors = [http(servers.add(servers.late(wrong))), http(servers.add())]
+    source = {"size": len(DATA), "unit": UNIT, "mirrors": mirrors}
+    with StoreShell(sanitized_build, tmp_path / "map") as store:
+        store.add([[0, len(DATA), 0, 0]], source)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path / "map"))) as shell:
+        assert shell.request("read 0 4096") == DATA[:4096]
+        stats = shell.stats()["lazy"][0]["fetcher"]
+    assert (stats["hedges_won"], stats["units_pinned"]) == (1, 1)
+    servers.all[0].script = wrong
+    with engine_shell(sanitized_build, describe(lazy(tmp_path / "map"))) as shell:
+        assert shell.request("read 0 4096") == DATA[:4096]
+        assert shell.stats()["lazy"][0]["fetcher"]["failures"]["wrong_digest"] > 0
