@@ -382,3 +382,34 @@ def test_memory_is_bounded(sanitized_build: Path, tmp_path: Path) -> None:
         assert most <= 3 * unit
         assert shell.read(number, 0, MIB).data == data
         assert shell.stats()["buffer_bytes"] <= 6 * unit
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_does_not_say_its_length_comes_unit_by_unit(
+    sanitized_build: Path, tmp_path: Path, more: int
+) -> None:
+    """Else units would be delivered, and pinned, before it is known that the response
+    is longer than it should be."""
+
+    def chunked(request: str) -> bytes:
+        head, body = answer(request)
+        head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
+        pieces = [body[at : at + UNIT] for at in range(0, len(body), UNIT)]
+        pieces += [b"x"] * more
+        coded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        return head + coded + b"0\r\n\r\n"
+
+    with (
+        scripted_server(chunked) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        shell.prefetch(number, 0, 6 * UNIT)
+        read = shell.read(number, 0, 6 * UNIT, deadline_s=3)
+        stats = shell.stats()
+    assert read.result == (-5 if more else 0)
+    assert more or read.data == DATA[: 6 * UNIT]
+    assert stats["units_fetched"] == (0 if more else 6)
+    assert all(first == last for first, last in asked(server)[1:])
+    assert bool(stats["failures"]["wrong_answer"]) == bool(more)
+    assert stats["failures"]["transient"] == 0

@@ -571,6 +571,8 @@ static void take_news(struct core *core, struct completion *completion)
 		run_cancel(run);
 		return;
 	}
+	if (run->unsized)
+		run->mirror->alone = run->yields = true;
 	if (end_at_host(run))
 		attempt_failed(run);
 	else if (!run->result && run->next < run->count)
@@ -644,7 +646,7 @@ static unsigned count_units(const struct run *run, struct unit *first, uint64_t 
 	bool readers_too;
 	unsigned count = 1;
 
-	if (!host || run->mirror->ops->blocking || first->rounds)
+	if (!host || run->mirror->ops->blocking || run->mirror->alone || first->rounds)
 		return 1;
 	most = most_bytes(run);
 	readers_too = core->busy + 1 >= core->options.max_transfers ||
@@ -711,6 +713,8 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	if (mirror->host)
 		host_begin(mirror->host, now_ns);
 	gather(run, unit, now_ns);
+	/* Digests say what is right, and what is decoded is so as a whole. */
+	run->sized = run->asked > 1 && !unit->source->has_digests && !unit->source->codec;
 	if (mirror->host)
 		mirror->host->prefetching += !run->demanded;
 	watch(run, now_ns);

@@ -54,6 +54,11 @@ struct run {
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC: when the kind shall give it up */
 	/* Use no kept connection, because an earlier attempt got no complete response. */
 	bool fresh;
+	/*
+	 * Refuse a response that does not say how much it sends, or units would be taken before it
+	 * is known that it sends more. They are asked for one by one then.
+	 */
+	bool sized;
 
 	/*
 	 * A counter of what has arrived, for kinds that can be cancelled. A run that gets nothing
@@ -69,7 +74,8 @@ struct run {
 	enum fetch_failure failure;
 	uint32_t retry_after_ms; /* 0: the server did not say */
 	struct error error;
-	bool cut; /* no complete response came: its connection may be dead */
+	bool unsized; /* it was refused because of `sized` */
+	bool cut;     /* no complete response came: its connection may be dead */
 	/*
 	 * The identity to pin, where mirror->identity is NULL (malloc()ed; the core frees it). It
 	 * is there before the first byte is taken. NULL where the kind has none.
@@ -92,7 +98,7 @@ struct run {
 	bool is_over;
 	bool slow;	/* it is given up, though its cache answers others */
 	bool overtaken; /* it is given up, because hedges have overtaken its host */
-	bool yields;	/* it was cancelled because it has waited for memory for long */
+	bool yields; /* it has ended through nobody's fault: for want of memory, or of a length */
 	uint64_t began_ns, first_ns; /* first_ns: when the first byte was there */
 	uint64_t until_ns;	     /* when the unit that arrives should be whole */
 	uint64_t arrived_bytes;

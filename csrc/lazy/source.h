@@ -64,6 +64,8 @@ struct mirror {
 	uint64_t changed_until_ns;
 	/* Attempts in a row that were useless for this object, whatever its host does with others. */
 	unsigned bad_in_a_row;
+	/* Its responses do not say how long they are, so each is for one unit. */
+	bool alone;
 	uint64_t recent_ns; /* when it was last asked, or has last given such a response */
 };
 

@@ -106,6 +106,10 @@ static void on_accepted(struct exchange *exchange)
 	object->another = is_another(object, pinned, identity);
 	if (object->another) {
 		exchange->verdict = (struct response_verdict){ -ESTALE, FETCH_CHANGED };
+	} else if (run->sized && exchange->response.content_length == RESPONSE_UNKNOWN) {
+		run->unsized = true;
+		exchange->verdict = (struct response_verdict){ -EAGAIN, FETCH_TRANSIENT };
+		error_set_text(&exchange->reason, "does not say how much it sends");
 	} else if (!pinned && !run->mirror->via) {
 		free(run->identity);
 		run->identity = identity;
