@@ -9,160 +9,17 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "lazy/fetcher.h"
-#include "lazy/mirror/http1_head.h"
-#include "lazy/mirror/http1_request.h"
+#include "lazy/mirror/http1_pool.h"
 
 enum {
 	/* How long libcurl makes all requests to a host whose responses are not plain. */
 	REFUSED_S = 60,
-	/* As libcurl does: an older connection may have been forgotten by somebody on the way. */
-	IDLE_MAX_S = 118,
 	CONNECT_MAX_MS = 3600000,
 	PARTS = 16,
 };
 
-/* Each fetcher has one. */
-struct http1 {
-	struct fetcher_attachment attachment;
-	struct fetcher *fetcher;
-	struct timer_queue timers;
-	struct link hosts;
-	struct link idle; /* connections of all hosts, the one last used last */
-	unsigned idle_count;
-	char head[HTTP1_HEAD_MAX_BYTES]; /* what has arrived just now */
-};
-
-/* Freed when it is looked for and not used any more. */
-struct http1_host {
-	struct http1 *http1;
-	struct link link;
-	struct link waiting; /* carriages, while there are too many connections */
-	unsigned connections;
-	uint64_t refused_until_ns;
-	size_t name_length;
-	char name[]; /* and port, without NUL */
-};
-
-struct http1_connection {
-	struct http1_host *host;
-	struct carriage *carriage; /* NULL: it is idle */
-	struct transfer connecting;
-	uv_poll_t poll; /* only when `fd` is open */
-	int fd;
-	bool used; /* for a request before this one */
-	struct link link;
-	struct timer timer; /* both while it is idle */
-
-	char *unsent; /* the rest of the request, malloc()ed */
-	size_t unsent_bytes, unsent_at;
-	char *begun; /* the beginning of a head, HTTP1_HEAD_MAX_BYTES; NULL: nothing has arrived */
-	size_t begun_bytes;
-	struct http1_head head; /* length 0: it is not complete */
-	uint64_t left;		/* of the body */
-	uint64_t arrived;	/* bytes, since speed was looked at */
-	bool unwanted;		/* the body */
-	bool paused;		/* nothing is received, because it has no place */
-	char *early;		/* what has come before that was known, malloc()ed, or NULL */
-	size_t early_bytes;
-};
-
 /* What has become of a request. OVER: it has ended, perhaps with its connection, or pauses. */
 enum progress { GOES_ON, OVER };
-
-/* The key of the attachment. */
-static const char http1_key;
-
-static void close_all(struct fetcher_attachment *attachment);
-
-static struct http1 *http1_of(struct fetcher *fetcher)
-{
-	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &http1_key);
-	struct http1 *http1;
-
-	if (attachment)
-		return container_of(attachment, struct http1, attachment);
-	http1 = calloc(1, sizeof(*http1));
-	if (!http1 || timer_queue_init(&http1->timers, fetcher_loop(fetcher))) {
-		free(http1);
-		return NULL;
-	}
-	http1->fetcher = fetcher;
-	list_init(&http1->hosts);
-	list_init(&http1->idle);
-	http1->attachment.key = &http1_key;
-	http1->attachment.close = close_all;
-	fetcher_attach(fetcher, &http1->attachment);
-	return http1;
-}
-
-static struct http1_host *make_host(struct http1 *http1, const struct http1_target *target)
-{
-	struct http1_host *host = calloc(1, sizeof(*host) + target->host_length);
-
-	if (!host)
-		return NULL;
-	host->http1 = http1;
-	list_init(&host->waiting);
-	host->name_length = target->host_length;
-	memcpy(host->name, target->host, target->host_length);
-	list_append(&http1->hosts, &host->link);
-	return host;
-}
-
-/* Returns NULL when there is no memory. */
-static struct http1_host *host_of(struct http1 *http1, const struct http1_target *target,
-				  uint64_t now_ns)
-{
-	struct http1_host *found = NULL;
-
-	for (struct link *link = http1->hosts.next; link != &http1->hosts;) {
-		struct http1_host *host = container_of(link, struct http1_host, link);
-
-		link = link->next;
-		if (host->name_length == target->host_length &&
-		    !memcmp(host->name, target->host, host->name_length)) {
-			found = host;
-		} else if (!host->connections && list_is_empty(&host->waiting) &&
-			   host->refused_until_ns <= now_ns) {
-			list_remove(&host->link);
-			free(host);
-		}
-	}
-	return found ?: make_host(http1, target);
-}
-
-static void free_connection(uv_handle_t *poll)
-{
-	free(container_of(poll, struct http1_connection, poll));
-}
-
-static void leave_idle(struct http1_connection *connection)
-{
-	list_remove(&connection->link);
-	timer_clear(&connection->timer);
-	connection->host->http1->idle_count--;
-}
-
-/* NB: it must not have a request any more. Closing ends in the loop. */
-static void close_connection(struct http1_connection *connection)
-{
-	if (link_is_in_list(&connection->link))
-		leave_idle(connection);
-	connection->host->connections--;
-	secret_free(connection->unsent);
-	free(connection->begun);
-	free(connection->early);
-	if (connection->fd < 0) {
-		transfer_stop(&connection->connecting);
-		curl_easy_cleanup(connection->connecting.easy);
-		free(connection);
-		return;
-	}
-	/* libuv forgets the descriptor here, before its number can be another one's. */
-	uv_close((uv_handle_t *)&connection->poll, free_connection);
-	close(connection->fd);
-}
 
 static void detach(struct carriage *carriage)
 {
@@ -194,7 +51,7 @@ static void fail(struct http1_connection *connection, CURLcode code)
 	struct http1_host *host = connection->host;
 
 	detach(carriage);
-	close_connection(connection);
+	http1_close(connection);
 	serve_waiting(host);
 	carriage->ops->over(carriage, code);
 }
@@ -204,11 +61,6 @@ static void refuse(struct http1_connection *connection)
 {
 	connection->host->refused_until_ns = clock_now_ns() + REFUSED_S * NS_PER_S;
 	fail(connection, CURLE_WEIRD_SERVER_REPLY);
-}
-
-static void on_idle_for_long(struct timer *timer)
-{
-	close_connection(container_of(timer, struct http1_connection, timer));
 }
 
 static int connect_for(struct carriage *carriage);
@@ -233,7 +85,7 @@ static int replace(struct http1_connection *connection)
 	connection->carriage = NULL;
 	carriage->connection = NULL;
 	carriage->fresh = true;
-	close_connection(connection);
+	http1_close(connection);
 	return connect_for(carriage);
 }
 
@@ -281,15 +133,6 @@ static void serve_waiting(struct http1_host *host)
 		begin_waiting(next, NULL);
 }
 
-static void keep_idle(struct http1 *http1, struct http1_connection *connection)
-{
-	if (http1->idle_count == TRANSFER_IDLE_CONNECTIONS)
-		close_connection(container_of(http1->idle.next, struct http1_connection, link));
-	http1->idle_count++;
-	list_append(&http1->idle, &connection->link);
-	timer_set(&http1->timers, &connection->timer, clock_now_ns() + IDLE_MAX_S * NS_PER_S);
-}
-
 /* The connection can have another request. */
 static void release(struct http1_connection *connection)
 {
@@ -300,10 +143,10 @@ static void release(struct http1_connection *connection)
 	if (next && !next->fresh) {
 		begin_waiting(next, connection);
 	} else if (next) {
-		close_connection(connection);
+		http1_close(connection);
 		serve_waiting(host);
 	} else {
-		keep_idle(host->http1, connection);
+		http1_keep_idle(host->http1, connection);
 	}
 }
 
@@ -557,7 +400,7 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 
 	/* The server has closed it, or has sent what nobody asked for. */
 	if (!connection->carriage) {
-		close_connection(connection);
+		http1_close(connection);
 		return;
 	}
 	if (status < 0) {
@@ -687,25 +530,10 @@ static struct http1_connection *make_connection(struct carriage *carriage)
 	curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, carriage->text);
 	connection->host = carriage->host;
 	connection->fd = -1;
-	connection->timer.expire = on_idle_for_long;
 	connection->connecting.easy = easy;
 	connection->connecting.connects = true;
 	connection->connecting.done = on_connected;
 	return connection;
-}
-
-static struct http1_connection *idle_of(const struct http1_host *host)
-{
-	const struct link *idle = &host->http1->idle;
-
-	for (struct link *link = idle->previous; link != idle; link = link->previous) {
-		struct http1_connection *connection =
-			container_of(link, struct http1_connection, link);
-
-		if (connection->host == host)
-			return connection;
-	}
-	return NULL;
 }
 
 /* Connects, perhaps when another request to the host is over. Returns 0 or -ENOMEM. */
@@ -715,12 +543,12 @@ static int connect_for(struct carriage *carriage)
 	struct http1_connection *connection;
 
 	if (host->connections >= TRANSFER_HOST_CONNECTIONS) {
-		connection = idle_of(host);
+		connection = http1_idle_of(host);
 		if (!connection) {
 			list_append(&host->waiting, &carriage->waiting);
 			return 0;
 		}
-		close_connection(connection);
+		http1_close(connection);
 	}
 	connection = make_connection(carriage);
 	if (!connection)
@@ -793,17 +621,17 @@ static int http1_start(struct carriage *carriage, struct fetcher *fetcher)
 	explicit_bzero(text, bytes);
 	if (!bytes)
 		return CARRIER_NOT_MINE;
-	http1 = http1_of(fetcher);
-	carriage->host = http1 ? host_of(http1, &target, now_ns) : NULL;
+	http1 = http1_pool_of(fetcher);
+	carriage->host = http1 ? http1_host_of(http1, &target, now_ns) : NULL;
 	if (!carriage->host)
 		return -ENOMEM;
 	if (carriage->host->refused_until_ns > now_ns)
 		return CARRIER_NOT_MINE;
 	carriage->timer.expire = on_timer;
 	set_timer(carriage, now_ns);
-	connection = carriage->fresh ? NULL : idle_of(carriage->host);
+	connection = carriage->fresh ? NULL : http1_idle_of(carriage->host);
 	if (connection)
-		leave_idle(connection);
+		http1_leave_idle(connection);
 	err = connection ? reuse(connection, carriage) : connect_for(carriage);
 	if (err)
 		detach(carriage);
@@ -818,7 +646,7 @@ static void http1_stop(struct carriage *carriage)
 	detach(carriage);
 	if (!connection)
 		return;
-	close_connection(connection);
+	http1_close(connection);
 	serve_waiting(host);
 }
 
@@ -835,21 +663,6 @@ static void http1_resume(struct carriage *carriage)
 	else if (early)
 		take_first(connection, early, connection->early_bytes);
 	free(early);
-}
-
-static void close_all(struct fetcher_attachment *attachment)
-{
-	struct http1 *http1 = container_of(attachment, struct http1, attachment);
-	struct link *link;
-
-	while ((link = list_first(&http1->idle)))
-		close_connection(container_of(link, struct http1_connection, link));
-	while ((link = list_first(&http1->hosts))) {
-		list_remove(link);
-		free(container_of(link, struct http1_host, link));
-	}
-	timer_queue_deinit(&http1->timers);
-	free(http1);
 }
 
 const struct carrier carrier_http1 = { .start = http1_start,
