@@ -178,15 +178,33 @@ def show(
             _overwrite(steps, made, clones[0])
             costs = _costs(made)
             server = ProcessIdentity.of(made.server.pid)
+    steps.done("take it down", "unmounted, and its devices are gone")
+    with tempdir() as second:
+        image_costs = _second_act(steps, second, front_end)
     left = [str(entry) for entry in process_ledger().entries() if entry not in before]
-    left += _things_in(directory)
+    left += _things_in(directory) + _things_in(second)
     left += [f"server process {server.pid}"] if server.is_alive() else []
     if left:
         raise BtrfsUblkError(f"left behind: {', '.join(left)}")
-    steps.done("take all down", "nothing is left")
+    steps.done("look for leftovers", "nothing is left")
     console.print(costs)
+    if image_costs is not None:
+        console.print(image_costs)
     total_s = time.monotonic() - steps.start_s
     console.print(f"\n[bold green]All checks passed[/bold green] in {total_s:.1f} s.")
+
+
+def _second_act(steps: Steps, directory: Path, front_end: FrontEndName) -> Table | None:
+    """Show an image, where there is a registry to push it to."""
+    # NB: imports of registries take long.
+    from btrfs_ublk.demo_image import show_image
+    from btrfs_ublk.testing.registry import REGISTRY
+
+    console.print()
+    if reason := REGISTRY.probe():
+        console.print(f"No image is shown: {REGISTRY.name}: {reason}; {REGISTRY.hint}")
+        return None
+    return show_image(steps.done, directory, front_end)
 
 
 def _check_range(option: str, size_bytes: int, least: int, most: int) -> None:

@@ -11,8 +11,9 @@ import pytest
 from conftest import Need
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP
-from btrfs_ublk.demo import _clones
+from btrfs_ublk.demo import Steps, _clones, _second_act
 from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.testing.registry import REGISTRY
 from btrfs_ublk.units import GIB
 
 NAMES = ["start", "middle", "end", "twin", "virtual", "file"]
@@ -46,3 +47,16 @@ def test_it_runs_through(
     )
     assert done.returncode == 0, done.stderr
     assert "nothing is left" in done.stdout and "All checks passed" in done.stdout
+    assert (REGISTRY.probe() is None) == ("What the image cost" in done.stdout)
+
+
+def test_an_image_needs_a_registry(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _second_act(Steps(), tmp_path, "auto") is None
+    words = capsys.readouterr().out.split()
+    assert words[:4] == ["No", "image", "is", "shown:"]
+    assert words[-4:] == ["install", "the", "package", "docker-registry"]

@@ -30,7 +30,7 @@ LAYERS = [
     {"api"},
     {"bench"},
     {"ops.doctor", "ops.bugreport"},
-    {"cli", "demo"},
+    {"cli", "demo", "demo_image"},
     {"ops.manual"},
 ]
 MAX_LINES = 800
