@@ -111,6 +111,30 @@ def using(directory: Path, *before: str) -> Iterator[int]:
         process.stdout.close()
 
 
+def test_only_readers_of_data_fetch_them(place: Place) -> None:
+    """No data come by mount, lists, quotas, forks, clones, first writes, or a delta."""
+    top = place.target
+    subprocess.run(["ls", "-lR", top], check=True, stdout=subprocess.DEVNULL)
+    path = fork(place, "one", "snapshot", quota_bytes=MIB)
+    with open(path / "clone", "wb") as new, open(path / "big", "rb") as old:
+        fcntl.ioctl(new.fileno(), 0x40049409, old.fileno())  # FICLONE
+    with open(path / "big", "r+b") as file:
+        os.pwrite(file.fileno(), b"x" * 4 * KIB, MIB)
+    commit_transaction(top)
+    (layer,) = (top / "layers").iterdir()
+    read_only = top / "read-only"
+    argv = ["btrfs", "subvolume", "snapshot", "-r", path, read_only]
+    subprocess.run(argv, check=True, capture_output=True)
+    argv = ["btrfs", "send", "-q", "-p", layer, read_only]
+    delta = subprocess.run(argv, check=True, capture_output=True).stdout
+    assert b"x" * 4 * KIB in delta and len(delta) < len(BIG) // 8
+    assert fetched_bytes(place) == 0
+    assert (path / "big").read_bytes()[: 64 * KIB] == BIG[: 64 * KIB]
+    assert fetched_bytes(place) > 0
+    argv = ["btrfs", "subvolume", "delete", read_only]
+    subprocess.run(argv, check=True, capture_output=True)
+
+
 @each_mode
 def test_a_fork_can_be_written_to_and_fetches_nothing(
     place: Place, mode: ForkMode
