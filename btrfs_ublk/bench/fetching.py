@@ -16,13 +16,12 @@ import random
 import resource
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
@@ -42,9 +41,9 @@ from btrfs_ublk.bench.bed import (
 )
 from btrfs_ublk.bench.fio import parse_output, random_reads
 from btrfs_ublk.bench.origin import NGINX
-from btrfs_ublk.bench.report import Document, Result, Table, number
-from btrfs_ublk.bench.stats import bootstrap_interval, grouped
-from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.stats import grouped
+from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, ratio, study, table
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, format_size
@@ -332,30 +331,6 @@ def cases(name: str, runtime_s: float) -> list[Case]:
     ]
 
 
-def _ratio(kind: Mapping[str, Any], results: Sequence[Result]) -> Column:
-    """Make the column of ratios, with their 95 % intervals; of pairs within a turn."""
-
-    def values(turns: Sequence[Result]) -> dict[int, float]:
-        """Return speeds by turn: the more the better, except for latencies."""
-        power = -1 if kind["measure"] == "seconds" else 1
-        return {x["turn"]: x[kind["measure"]] ** power for x in turns}
-
-    def of(turns: Sequence[Result]) -> str:
-        found = [x for x in results if x["subject"] == kind["against"]]
-        same = [x for x in found if x["unit"] == turns[0]["unit"]]
-        mine, base = values(turns), values(same or found)
-        both = sorted(mine.keys() & base.keys())
-        if not both:
-            return "-"
-        text = number(median(mine[turn] / base[turn] for turn in both), 2)
-        low, high = bootstrap_interval(
-            [mine[turn] for turn in both], [base[turn] for turn in both], paired=True
-        )
-        return text if low != low else f"{text} ({low:.2f}-{high:.2f})"
-
-    return Column(f"to {kind['against']}", of)
-
-
 def tables(document: Document) -> list[Table]:
     """Make a table for each kind of measurement that was made."""
     given = document["parameters"]
@@ -392,7 +367,7 @@ def tables(document: Document) -> list[Table]:
                 kind["title"],
                 results,
                 names,
-                [TURNS, *shown, _ratio(kind, results), LOAD],
+                [TURNS, *shown, ratio(results, kind["against"], kind["measure"]), LOAD],
                 note=note,
             )
         )

@@ -26,9 +26,10 @@ MKFS_EXT4 = Program("mkfs.ext4", "e2fsprogs")
 _MKFS_TIMEOUT_S = 300.0
 
 
-def make_erofs(source: Path, image: Path) -> None:
-    """Make an uncompressed image of a directory. Raises CommandError."""
-    run(["mkfs.erofs", "--quiet", image, source], timeout_s=_MKFS_TIMEOUT_S)
+def make_erofs(source: Path, image: Path, *options: str) -> None:
+    """Make an image of a directory, uncompressed by default. Raises CommandError."""
+    argv: list[str | Path] = ["mkfs.erofs", "--quiet", *options, image, source]
+    run(argv, timeout_s=_MKFS_TIMEOUT_S)
 
 
 @contextmanager

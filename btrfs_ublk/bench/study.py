@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ from btrfs_ublk.bench.report import (
     make_document,
     number,
 )
-from btrfs_ublk.bench.stats import grouped, median_of
+from btrfs_ublk.bench.stats import bootstrap_interval, grouped, median_of
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -57,6 +58,31 @@ class Column:
 
 TURNS = Column("turns", len)
 LOAD = Column("load", "load", 1)
+
+
+def ratio(results: Sequence[Result], against: str, measure: str) -> Column:
+    """Make the column of ratios to the subject ``against``, with their 95 % intervals,
+    of pairs within a turn: the more the better, also where seconds are measured.
+    """
+
+    def values(turns: Sequence[Result]) -> dict[int, float]:
+        power = -1 if measure == "seconds" else 1
+        return {x["turn"]: x[measure] ** power for x in turns}
+
+    def of(turns: Sequence[Result]) -> str:
+        found = [x for x in results if x["subject"] == against]
+        same = [x for x in found if x.get("unit") == turns[0].get("unit")]
+        mine, base = values(turns), values(same or found)
+        both = sorted(mine.keys() & base.keys())
+        if not both:
+            return "-"
+        text = number(median(mine[turn] / base[turn] for turn in both), 2)
+        low, high = bootstrap_interval(
+            [mine[turn] for turn in both], [base[turn] for turn in both], paired=True
+        )
+        return text if low != low else f"{text} ({low:.2f}-{high:.2f})"
+
+    return Column(f"to {against}", of)
 
 
 def table(

@@ -1,6 +1,7 @@
-"""An HTTP proxy in front of one server, which spoils a chosen share of the answers.
+"""An HTTP proxy in front of one server, which spoils a chosen share of the answers, or
+only delays them.
 
-For tests and faults.py, it does what real servers do when they, or the network, fail.
+For tests and campaigns, it does what real servers do when they, or the network, fail.
 It serves GET and HEAD without bodies, on loopback.
 """
 
@@ -11,6 +12,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -24,6 +26,7 @@ Fault = Literal[
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 _HEAD_BYTES = 64 << 10
+_PIECE_BYTES = 16 << 10
 
 #: Sends head and body, spoilt in its way; True: another request may follow.
 _Way = Callable[[bytes, bytes], Awaitable[bool]]
@@ -53,7 +56,8 @@ class FaultProxy:
     ``proxy.url("/object")``. ``proxy.faults`` may be changed at any time, for requests
     that come later.
 
-    ``latency_s`` is added to each answer, as if the server were far away.
+    ``latency_s`` is added to each answer, as if the server were far away, and all
+    share a link of ``rate`` bytes per second; 0: as many as there can be.
     """
 
     def __init__(
@@ -62,10 +66,12 @@ class FaultProxy:
         *,
         faults: Faults | None = None,
         latency_s: float = 0.0,
+        rate: float = 0.0,
         seed: int = 1,
     ) -> None:
         self.faults = faults or Faults()
-        self.latency_s = latency_s
+        self.latency_s, self.rate = latency_s, rate
+        self._free_s = 0.0  # when the link is
         self.counts = ProxyCounts()
         self._upstream = upstream
         self._random = random.Random(seed)
@@ -143,6 +149,17 @@ class FaultProxy:
         self.counts.injected[faults.kind] += 1
         return faults.kind
 
+    def begin(self) -> None:
+        """Note that an answer begins. While it is sent, the link is never idle, also
+        when this process is late."""
+        self._free_s = max(self._free_s, time.monotonic())
+
+    async def passing(self, length: int) -> None:
+        """Wait until so many bytes have passed the link."""
+        if self.rate:
+            self._free_s += length / self.rate
+            await asyncio.sleep(max(0.0, self._free_s - time.monotonic()))
+
     @property
     def upstream(self) -> tuple[str, int]:
         """Host and port of the server behind it."""
@@ -187,8 +204,10 @@ class _Client:
                 b"HTTP/1.1 503 Unavailable\r\nContent-Length: 5\r\n\r\nsorry"
             )
             return True
-        head, body = await self._ask(request)
-        return await self._spoiler(fault)(head, body)
+        head, length, reader = await self._ask(request)
+        if fault is None:
+            return await self._relay(head, length, reader)
+        return await self._spoiler(fault)(head, await reader.readexactly(length))
 
     def _spoiler(self, fault: Fault | None) -> _Way:
         ways: dict[str, _Way] = {
@@ -200,7 +219,8 @@ class _Client:
         }
         return ways.get(fault or "", self._whole)
 
-    async def _ask(self, request: bytes) -> tuple[bytes, bytes]:
+    async def _ask(self, request: bytes) -> tuple[bytes, int, asyncio.StreamReader]:
+        """Return the answer's head, the length of its body, and where that comes."""
         if not self._server:
             self._server = await asyncio.open_connection(
                 *self._proxy.upstream, limit=_HEAD_BYTES
@@ -211,7 +231,22 @@ class _Client:
         length = int(_header(head, b"content-length") or 0)
         if request.startswith(b"HEAD"):
             length = 0
-        return head, await reader.readexactly(length)
+        return head, length, reader
+
+    async def _relay(
+        self, head: bytes, length: int, reader: asyncio.StreamReader
+    ) -> bool:
+        """Send the answer as it comes."""
+        self._proxy.begin()
+        self._writer.write(head)
+        while length:
+            piece = await reader.readexactly(min(length, _PIECE_BYTES))
+            await self._proxy.passing(len(piece))
+            await self._send(piece)
+            self._proxy.counts.body_bytes += len(piece)
+            length -= len(piece)
+        await self._writer.drain()
+        return _goes_on(head)
 
     async def _send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -220,7 +255,7 @@ class _Client:
     async def _whole(self, head: bytes, body: bytes) -> bool:
         await self._send(head + body)
         self._proxy.counts.body_bytes += len(body)
-        return b"close" not in (_header(head, b"connection") or b"").lower()
+        return _goes_on(head)
 
     async def _short(self, head: bytes, body: bytes) -> bool:
         await self._send(head + body[: len(body) // 2])
@@ -256,6 +291,10 @@ class _Client:
         await self._send(head + body[: len(body) // 2])
         await asyncio.sleep(self._proxy.faults.hang_s)
         return False
+
+
+def _goes_on(head: bytes) -> bool:
+    return b"close" not in (_header(head, b"connection") or b"").lower()
 
 
 def _header(head: bytes, name: bytes) -> bytes | None:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import campaign
@@ -22,9 +24,11 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import Device, DeviceOptions, show_device, supervised_device
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image import BuildOptions, build_image
+from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.server import Description, FrontEndName, PatternSegment
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volume import VolumeDefinition, Volumes
+from btrfs_ublk.volume import VolumeDefinition, Volumes, fork_image
 
 _DESCRIPTION = Description(64 * MIB, [PatternSegment(offset=0, length=64 * MIB)])
 _TIMEOUT_S = 120.0
@@ -57,15 +61,36 @@ def _used_bytes() -> int:
 
 
 @contextmanager
-def _volume_device(name: str, base: Path, front_end: FrontEndName) -> Iterator[Device]:
-    """Have a new volume up, which is removed at the end, and yield its device."""
+def _volume_device(
+    name: str, base: Path, front_end: FrontEndName, image: bool
+) -> Iterator[Device]:
+    """Have a new volume up, which is removed at the end, and yield its device. With
+    ``image``, it is of an image of its own, with a fork that was written to."""
     volume = Volumes(base).get(name)
+    definition = VolumeDefinition(front_end=front_end)
+    if image:
+        built = _build(base / f"{name}.image", name)
+        definition = replace(definition, image=str(built.name))
     try:
-        with volume.mounted(VolumeDefinition(front_end=front_end)):
+        with volume.mounted(definition):
+            if image:
+                fork = fork_image(name, "one", base=base)
+                (fork / "written").write_bytes(os.urandom(4096))
             yield show_device(name)
     finally:
         with suppress(UsageError):  # It was not made.
             volume.remove()
+
+
+def _build(layout: Path, name: str) -> BuiltImage:
+    """Make an image of 16 MiB, which no other one has in common."""
+    tree = layout.with_suffix(".tree")
+    tree.mkdir()
+    for number in range(16):
+        (tree / str(number)).write_bytes(os.urandom(MIB))
+    built = build_image(tree, layout, BuildOptions(), tag=name)
+    shutil.rmtree(tree)
+    return built
 
 
 def _kill_all_and_read(devices: list[Device]) -> float:
@@ -93,6 +118,7 @@ def _kill_all_and_read(devices: list[Device]) -> float:
 @click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
 @click.option("--devices", "count", type=campaign.COUNT, default=64)
 @click.option("--volumes", is_flag=True, help="Devices of mounted, empty volumes.")
+@click.option("--images", is_flag=True, help="Volumes of images, each with a fork.")
 @click.option(
     "--rounds", type=click.IntRange(min=0), default=3, help="In which all is killed."
 )
@@ -101,6 +127,7 @@ def command(
     front_end: FrontEndName,
     count: int,
     volumes: bool,
+    images: bool,
     rounds: int,
     most_mib: int | None,
 ) -> None:
@@ -116,8 +143,8 @@ def command(
         started_s = time.monotonic()
         devices = [
             stack.enter_context(
-                _volume_device(f"many-{number}", base, front_end)
-                if volumes
+                _volume_device(f"many-{number}", base, front_end, images)
+                if volumes or images
                 else supervised_device(_DESCRIPTION, made)
             )
             for number in range(count)
