@@ -111,7 +111,9 @@ Start = Callable[[Place, ExitStack], Path]
 _numbers = count()
 
 
-def _sealed(tag: str, place: Place, stack: ExitStack) -> Path:
+def _sealed(
+    tag: str, place: Place, stack: ExitStack, *, complete: int | None = None
+) -> Path:
     (place.directory("settings") / "images.toml").write_text(
         f'[[allow]]\nfrom = "{place.host}/*"\n'
     )
@@ -123,6 +125,7 @@ def _sealed(tag: str, place: Place, stack: ExitStack) -> Path:
         image_insecure=True,
         mount=place.work / "mnt",
         writable_bytes=GIB,
+        complete=complete,
     )
     base = place.work / "volumes"
     stack.callback(remove_volume, name, base=base)
@@ -184,6 +187,8 @@ def _lazy_erofs(kind: str, place: Place, stack: ExitStack) -> Path:
 SUBJECTS: dict[str, Start] = {
     "sealed image": partial(_sealed, "plain"),
     "sealed image, traced": partial(_sealed, "traced"),
+    # Fetched in the background, as fast as it comes.
+    "sealed image, completed": partial(_sealed, "traced", complete=GIB),
     UNTAR: _untar,
     "lazy EROFS": partial(_lazy_erofs, "plain"),
     "lazy EROFS, lz4hc": partial(_lazy_erofs, "lz4hc"),
@@ -428,6 +433,7 @@ def command(
     """Start from an image that this host has never seen, or read all of it, by turns in
     an order that is drawn anew for each."""
     chances = random.Random(1)
+    run.document["script"] = "tests/campaigns/image_start.py"
     what = EVERYTHING if everything else START
     with _placed(run.parent, tree) as place:
         plan = [(x, y) for x in latencies_ms for y in subjects]
