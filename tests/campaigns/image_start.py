@@ -419,7 +419,7 @@ START, EVERYTHING = "to the end of /bin/true", "until all is read"
     ),
     repeats=5,
     in_memory=True,
-    recorded=("mbit",),
+    recorded=("mbit", "everything"),
     tables=tables,
 )
 def command(
