@@ -17,8 +17,10 @@ from btrfs_ublk.units import MIB
 
 #: linux/capability.h
 DAC_READ_SEARCH, IPC_LOCK = 1 << 2, 1 << 14
-#: And DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE.
-MAIN = DAC_READ_SEARCH | IPC_LOCK | 1 << 1 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24
+#: And KILL, SETGID, SETUID, SYS_RESOURCE.
+SPAWN = IPC_LOCK | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 24
+#: And DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN, SYS_NICE.
+MAIN = SPAWN | DAC_READ_SEARCH | 1 << 1 | 1 << 19 | 1 << 21 | 1 << 23
 #: What each role is refused, besides what all but "main" are.
 ALWAYS = {
     "namespace",
@@ -36,6 +38,7 @@ REFUSED = {
     "io": ALWAYS | {"open", "socket", "thread", "program"},
     "fetch": ALWAYS | {"program"},
     "helpers": ALWAYS,
+    "spawn": ALWAYS - {"setuid"},
 }
 
 
@@ -109,6 +112,9 @@ def test_threads_of_a_server(serve: Serve, tmp_path: Path) -> None:
             assert held == int(status["CapPrm"], 16)
             if thread.name == str(server.pid):
                 assert not held & ~MAIN, f"{held:x}"
+            elif status["Name"] == "spawner":
+                assert not held & ~SPAWN, f"{held:x}"
             else:
                 assert not held & ~(DAC_READ_SEARCH | IPC_LOCK), f"{held:x}"
-        assert {"fetcher", "fetch-worker", "mirror-worker", "cache"} <= names
+        expected = {"fetcher", "fetch-worker", "mirror-worker", "cache"}
+        assert expected <= names

@@ -2,10 +2,7 @@
 #include "base/confine.h"
 
 #include <errno.h>
-#include <linux/audit.h>
 #include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,16 +13,8 @@
 #include <unistd.h>
 
 #include "base/message.h"
+#include "base/seccomp_program.h"
 
-#if defined(__x86_64__)
-#define NATIVE_ARCH AUDIT_ARCH_X86_64
-#elif defined(__aarch64__)
-#define NATIVE_ARCH AUDIT_ARCH_AARCH64
-#elif defined(__riscv) && __riscv_xlen == 64
-#define NATIVE_ARCH AUDIT_ARCH_RISCV64
-#endif
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define BIT(number) (1ULL << (number))
 
 /*
@@ -35,13 +24,21 @@
 static const uint64_t io_capabilities = BIT(CAP_IPC_LOCK);
 static const uint64_t fetch_capabilities = BIT(CAP_IPC_LOCK) | BIT(CAP_DAC_READ_SEARCH);
 /*
+ * For a program that drops them: other user, all memory locked, and its end, which is that of a
+ * process of another user.
+ */
+static const uint64_t spawn_capabilities = BIT(CAP_IPC_LOCK) | BIT(CAP_SYS_RESOURCE) |
+					   BIT(CAP_SETUID) | BIT(CAP_SETGID) | BIT(CAP_KILL);
+/*
  * For commands to ublk, and mounts; for PR_SET_IO_FLUSHER and SCHED_RR, which each thread sets for
  * itself; for maps and caches in directories of other users. CAP_SYS_PTRACE: secret.c asks whether
  * this process has it.
  */
 static const uint64_t main_capabilities =
 	BIT(CAP_IPC_LOCK) | BIT(CAP_DAC_READ_SEARCH) | BIT(CAP_DAC_OVERRIDE) | BIT(CAP_SYS_ADMIN) |
-	BIT(CAP_SYS_RESOURCE) | BIT(CAP_SYS_NICE) | BIT(CAP_SYS_PTRACE);
+	BIT(CAP_SYS_RESOURCE) | BIT(CAP_SYS_NICE) | BIT(CAP_SYS_PTRACE) |
+	/* for the thread that starts the fetch process */
+	BIT(CAP_SETUID) | BIT(CAP_SETGID) | BIT(CAP_KILL);
 
 /* Calls that change the machine, other processes, or the own privileges. */
 static const unsigned never[] = {
@@ -105,17 +102,7 @@ static const unsigned never[] = {
 	__NR_clock_adjtime,
 	__NR_sethostname,
 	__NR_setdomainname,
-	/* users and the ownership of files */
-	__NR_setuid,
-	__NR_setgid,
-	__NR_setreuid,
-	__NR_setregid,
-	__NR_setresuid,
-	__NR_setresgid,
-	__NR_setfsuid,
-	__NR_setfsgid,
-	__NR_setgroups,
-	__NR_capset,
+	/* the ownership of files */
 	__NR_fchownat,
 	__NR_setxattr,
 	__NR_lsetxattr,
@@ -126,6 +113,11 @@ static const unsigned never[] = {
 	__NR_chown,
 	__NR_lchown,
 #endif
+};
+
+static const unsigned users[] = {
+	__NR_setuid,	__NR_setgid,   __NR_setreuid, __NR_setregid,  __NR_setresuid,
+	__NR_setresgid, __NR_setfsuid, __NR_setfsgid, __NR_setgroups, __NR_capset,
 };
 
 static const unsigned programs[] = {
@@ -150,68 +142,7 @@ static const unsigned opening[] = {
 static const unsigned namespaces = CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET |
 				   CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
 
-struct program {
-	unsigned short length;
-	struct sock_filter filter[512];
-};
-
-static void add(struct program *program, struct sock_filter instruction)
-{
-	program->filter[program->length++] = instruction;
-}
-
-static void load(struct program *program, size_t offset)
-{
-	add(program, (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)offset));
-}
-
-static void answer(struct program *program, unsigned action)
-{
-	add(program, (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, action));
-}
-
-/* To be called with the call's number loaded. */
-static void refuse(struct program *program, unsigned number, int error)
-{
-	add(program, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1));
-	answer(program, SECCOMP_RET_ERRNO | (unsigned)error);
-}
-
-static void refuse_all(struct program *program, const unsigned *numbers, size_t count)
-{
-	for (size_t i = 0; i < count; i++)
-		refuse(program, numbers[i], EPERM);
-}
-
 #ifdef NATIVE_ARCH
-static int install(const struct program *program, unsigned flags)
-{
-	const struct sock_fprog all = {
-		.len = program->length,
-		.filter = (struct sock_filter *)program->filter,
-	};
-
-	return syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER,
-		       /* NB: without it, kernels before 5.16 slow the thread down (SSBD). */
-		       flags | SECCOMP_FILTER_FLAG_SPEC_ALLOW, &all) ?
-		       -errno :
-		       0;
-}
-
-static void begin(struct program *program)
-{
-	program->length = 0;
-	load(program, offsetof(struct seccomp_data, arch));
-	add(program, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0));
-	answer(program, SECCOMP_RET_ERRNO | EPERM);
-	load(program, offsetof(struct seccomp_data, nr));
-#ifdef __x86_64__
-	/* Calls of x32 have other numbers. */
-	add(program, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1));
-	answer(program, SECCOMP_RET_ERRNO | EPERM);
-#endif
-}
-
 static int filter_calls(enum confine_role role)
 {
 	struct program program;
@@ -231,7 +162,9 @@ static int filter_calls(enum confine_role role)
 		return err;
 	begin(&program);
 	refuse_all(&program, never, COUNT(never));
-	if (role != CONFINE_HELPERS)
+	if (role != CONFINE_SPAWN)
+		refuse_all(&program, users, COUNT(users));
+	if (role != CONFINE_HELPERS && role != CONFINE_SPAWN)
 		refuse_all(&program, programs, COUNT(programs));
 	if (role == CONFINE_IO)
 		refuse_all(&program, opening, COUNT(opening));
@@ -252,7 +185,7 @@ static int filter_calls(enum confine_role role)
 }
 #endif
 
-static int keep_capabilities(uint64_t kept)
+int confine_keep_capabilities(uint64_t kept)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
@@ -271,13 +204,18 @@ static int keep_capabilities(uint64_t kept)
 
 void confine_thread(enum confine_role role)
 {
-	uint64_t kept = role == CONFINE_MAIN ? main_capabilities :
-			role == CONFINE_IO   ? io_capabilities :
-					       fetch_capabilities;
-	int err = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? -errno : 0;
+	uint64_t kept = role == CONFINE_MAIN  ? main_capabilities :
+			role == CONFINE_SPAWN ? spawn_capabilities :
+			role == CONFINE_IO    ? io_capabilities :
+						fetch_capabilities;
+	int err;
+
+	if (role == CONFINE_INHERITED)
+		return;
+	err = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? -errno : 0;
 
 	if (!err)
-		err = keep_capabilities(kept);
+		err = confine_keep_capabilities(kept);
 	if (!err && role != CONFINE_MAIN)
 		err = filter_calls(role);
 	/* Serving is safe without a filter; only one line of defence is missing. */

@@ -9,6 +9,8 @@
 #ifndef BASE_CONFINE_H
 #define BASE_CONFINE_H
 
+#include <stdint.h>
+
 enum confine_role {
 	/* starts and ends devices and all other threads; it has no filter */
 	CONFINE_MAIN,
@@ -18,6 +20,10 @@ enum confine_role {
 	CONFINE_FETCH,
 	/* like CONFINE_FETCH, and runs credential helpers */
 	CONFINE_HELPERS,
+	/* starts the fetch process, which takes itself what it does not need, and ends it */
+	CONFINE_SPAWN,
+	/* a thread of a process that has confined itself as a whole */
+	CONFINE_INHERITED,
 };
 
 /*
@@ -26,5 +32,7 @@ enum confine_role {
  * ending it would take the device from under a file system. Warns where the kernel has no filters.
  */
 void confine_thread(enum confine_role role);
+/* Gives up all but these capabilities (bits). Returns 0 or a negative errno. */
+int confine_keep_capabilities(uint64_t kept);
 
 #endif

@@ -13,10 +13,11 @@ void lazy_thread_init(const char *name, enum confine_role role)
 {
 	pthread_setname_np(pthread_self(), name);
 	/* Unshare, so that chdir() does not change other threads' directories. */
-	if (unshare(CLONE_FS) || chdir("/"))
+	if (role != CONFINE_INHERITED && (unshare(CLONE_FS) || chdir("/")))
 		msg_warning("a thread (%s) keeps its working directory: %m", name);
 	/* NB: 1 means on. The sandbox reports where this is not allowed. */
-	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
+	if (role != CONFINE_INHERITED)
+		prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 	confine_thread(role);
 }
 
