@@ -51,7 +51,8 @@ struct mirror {
 	 * NULL: none is pinned yet. Only for the fetcher's thread.
 	 */
 	char *identity;
-	void *private; /* ops->private_bytes, zeroed */
+	void *private;	/* ops->private_bytes, zeroed */
+	unsigned known; /* only for process/front.c: its number there, from 1 on; 0: none yet */
 
 	/* Only for the fetcher. */
 	struct host *host;	 /* NULL: not looked up yet, or the kind has no hosts */

@@ -12,6 +12,8 @@
 #include "lazy/mirror/exchange.h"
 #include "lazy/mirror/hint.h"
 
+const struct object_front *object_front;
+
 /* W/"..." promises equivalent content, not identical bytes (RFC 9110, 8.8.1). */
 char *object_identity(const struct response *response)
 {
@@ -140,8 +142,13 @@ void object_start(const struct object_ops *ops, struct run *run)
 {
 	struct mirror *mirror = run->mirror;
 	const char *pinned = mirror_object(mirror)->identity;
-	struct object_run *object = calloc(1, sizeof(*object));
+	struct object_run *object;
 
+	if (object_front) {
+		object_front->start(run);
+		return;
+	}
+	object = calloc(1, sizeof(*object));
 	if (object)
 		object->exchange.url = ops->url(mirror);
 	if (!object || !object->exchange.url) {
@@ -178,7 +185,9 @@ void object_cancel(struct run *run)
 {
 	struct object_run *object = run->private;
 
-	if (object)
+	if (object_front)
+		object_front->cancel(run);
+	else if (object)
 		exchange_cancel(&object->exchange);
 }
 
@@ -186,7 +195,10 @@ void object_resume(struct run *run)
 {
 	struct object_run *object = run->private;
 
-	exchange_resume(&object->exchange);
+	if (object_front)
+		object_front->resume(run);
+	else
+		exchange_resume(&object->exchange);
 }
 
 void object_add_hint(const struct exchange *exchange, const char *kind, struct error *error)

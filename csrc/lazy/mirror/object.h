@@ -33,4 +33,15 @@ struct exchange;
 /* Adds a hint to the error of a failed exchange; `kind` is for hint.h. */
 void object_add_hint(const struct exchange *exchange, const char *kind, struct error *error);
 
+/*
+ * Where runs go instead, if others ask the servers: each is as in struct mirror_ops. To be set before
+ * there are other threads.
+ */
+struct object_front {
+	void (*start)(struct run *run);
+	void (*cancel)(struct run *run);
+	void (*resume)(struct run *run);
+};
+extern const struct object_front *object_front; /* NULL: nowhere else */
+
 #endif

@@ -64,7 +64,7 @@ static char *registry_url(const struct oci_mirror *oci)
 
 static int oci_load(struct remote *remote, struct login *login, struct error *error)
 {
-	struct oci_mirror *oci = (struct oci_mirror *)remote;
+	const struct oci_mirror *oci = (const struct oci_mirror *)remote;
 	struct docker_login found = {};
 	int err = docker_login_find(oci->docker_config, oci->registry, &found, error);
 
@@ -76,9 +76,6 @@ static int oci_load(struct remote *remote, struct login *login, struct error *er
 	login->password = found.identity_token ? found.identity_token : found.password;
 	found.user = found.password = found.identity_token = NULL;
 	docker_login_clear(&found);
-	pthread_mutex_lock(&remote->lock);
-	login->send_user = oci->basic && login->user;
-	pthread_mutex_unlock(&remote->lock);
 	return err;
 }
 
@@ -115,6 +112,9 @@ static int oci_ask(struct remote *remote, struct login *login, struct exchange *
 	char *text;
 	int err;
 
+	pthread_mutex_lock(&remote->lock);
+	login->send_user = oci->basic && login->user;
+	pthread_mutex_unlock(&remote->lock);
 	if (login->headers || login->send_user)
 		return 0;
 	text = take_challenge(oci);

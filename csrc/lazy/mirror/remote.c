@@ -18,6 +18,20 @@ enum {
 	SHARED_RELOAD_MS = 300000,
 };
 
+static bool keeps_keys;
+static int read_files(struct remote *remote, struct login *login, struct error *error);
+static int (*reader)(struct remote *remote, struct login *login, struct error *error) = read_files;
+
+void remote_keep_keys(void)
+{
+	keeps_keys = true;
+}
+
+void remote_set_reader(int (*read)(struct remote *remote, struct login *login, struct error *error))
+{
+	reader = read;
+}
+
 int remote_take_path(json_t *keys, const char *key, char **path, struct error *error)
 {
 	int err = keys_take_string(keys, key, false, path, error);
@@ -50,6 +64,11 @@ int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *ke
 	pthread_mutex_init(&remote->lock, NULL);
 	remote->ops = ops;
 	remote->reload_ms = RELOAD_MS;
+	if (keeps_keys) {
+		remote->keys = json_dumps(keys, JSON_COMPACT);
+		if (!remote->keys)
+			return error_set(error, -ENOMEM, "no memory for a mirror");
+	}
 	err = remote_take_path(keys, "ca_file", &remote->ca_file, error);
 	if (!err)
 		err = remote_take_path(keys, "client_cert", &remote->client_cert, error);
@@ -93,6 +112,7 @@ static void free_login(struct login *login)
 void remote_close(struct remote *remote)
 {
 	free_login(remote->login);
+	secret_free(remote->keys); /* a URL may contain a signature */
 	free(remote->ca_file);
 	free(remote->client_cert);
 	free(remote->client_key);
@@ -180,6 +200,8 @@ static int read_files(struct remote *remote, struct login *login, struct error *
 				  error);
 	if (!err && remote->client_key)
 		err = secret_read(remote->client_key, true, &login->key, error);
+	if (!err && remote->ops->load)
+		err = remote->ops->load(remote, login, error);
 	return err;
 }
 
@@ -197,9 +219,7 @@ int login_read(struct remote *remote, struct login **login, struct error *error)
 	made->references = 1;
 	made->until_ns =
 		clock_now_ns() + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
-	err = read_files(remote, made, error);
-	if (!err && remote->ops->load)
-		err = remote->ops->load(remote, made, error);
+	err = reader(remote, made, error);
 	if (err)
 		free_login(made);
 	else

@@ -79,10 +79,24 @@ struct remote {
 	unsigned via_count;
 	bool via_plain; /* credentials may go to caches without TLS */
 
+	char *keys; /* its own, as JSON; only where remote_keep_keys() was called */
+
 	pthread_mutex_t lock;
 	struct login *login;	 /* the newest */
 	struct login_load *load; /* being made; only for the fetcher's thread */
 };
+
+/*
+ * From now on, remotes keep their keys for another process. To be called before there are any, or
+ * other threads.
+ */
+void remote_keep_keys(void);
+/*
+ * Has another process read the files, and call ops->load(): `read` fills the login in, on a worker.
+ * To be called before there are other threads.
+ */
+void remote_set_reader(int (*read)(struct remote *remote, struct login *login,
+				   struct error *error));
 
 /* Takes "ca_file", "client_cert", "client_key", "proxy", "via" and "via_plain". */
 int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *keys,
