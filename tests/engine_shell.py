@@ -87,7 +87,12 @@ def start_engine(
             [build / "csrc/tests/engine-shell", description],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | SANITIZER_ENVIRONMENT | dict(environment or {}),
+            env={
+                **{"BTRFS_UBLK_FETCH": str(build / "csrc/tools/btrfs-ublk-fetch")},
+                **os.environ,
+                **SANITIZER_ENVIRONMENT,
+                **(environment or {}),
+            },
         )
     )
 

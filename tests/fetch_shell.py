@@ -28,6 +28,7 @@ class Answer:
 class FetchShell:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        self.pid = process.pid
         self._sources = 0
         self._reads = 0
         self._answers: dict[int, Answer] = {}
@@ -103,9 +104,16 @@ class FetchShell:
 
 @contextmanager
 def fetch_shell(
-    build: Path, *options: str, log: Path | None = None
+    build: Path, *options: str, log: Path | None = None, program: Path | None = None
 ) -> Iterator[FetchShell]:
-    """Run a fetch-shell with stderr to ``log``, and check its exit status."""
+    """Run a fetch-shell with stderr to ``log``, and check its exit status.
+
+    Its servers are asked by the fetch process, as a server's are, or by ``program`` in
+    its place; with ``BTRFS_UBLK_FETCH=in-process``, by the fetch-shell itself.
+    """
+    if program or os.environ.get("BTRFS_UBLK_FETCH") != "in-process":
+        program = program or build / "csrc/tools/btrfs-ublk-fetch"
+        options = (*options, f"process={program}")
     stderr = log.open("wb") if log else None
     process = subprocess.Popen(
         [build / "csrc/tests/fetch-shell", *options],

@@ -116,5 +116,5 @@ def test_threads_of_a_server(serve: Serve, tmp_path: Path) -> None:
                 assert not held & ~SPAWN, f"{held:x}"
             else:
                 assert not held & ~(DAC_READ_SEARCH | IPC_LOCK), f"{held:x}"
-        expected = {"fetcher", "fetch-worker", "mirror-worker", "cache"}
+        expected = {"fetcher", "fetch-worker", "mirror-worker", "cache", "spawner"}
         assert expected <= names

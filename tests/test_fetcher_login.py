@@ -22,6 +22,12 @@ RELOAD_S = 5  # how long files are believed to be what they were
 DATA = b"".join(bytes([number]) * UNIT for number in range(UNITS))
 
 
+@pytest.fixture(autouse=True, params=["process", "in-process"])
+def who_asks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fetch process, which has its credentials from here; or the fetcher itself."""
+    monkeypatch.setenv("BTRFS_UBLK_FETCH", request.param)
+
+
 class Guarded:
     """Serves units of DATA to those who come with `token`; None: to all."""
 

@@ -20,6 +20,7 @@ READIMAGE = "btrfs-ublk-readimage"
 MAKETREE = "btrfs-ublk-maketree"
 CHECKSEED = "btrfs-ublk-checkseed"
 SERVER = "btrfs-ublk-server"
+FETCH = "btrfs-ublk-fetch"
 KEEPER = "btrfs-ublk-keeper"
 CACHE = "btrfs-ublk-cache"
 CODEC = "btrfs-ublk-codec"
@@ -33,7 +34,7 @@ FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
-    *(MKIMAGE, READIMAGE, MAKETREE),
+    *(MKIMAGE, READIMAGE, MAKETREE, FETCH),
     *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES, CODEC),
 )
 

@@ -142,7 +142,9 @@ class FetcherStats:
     "map" or the "cache", until a write succeeds: "errno", a name, and "age_s".
     ``reads_waiting`` to ``buffer_bytes`` are the present numbers, and so is
     ``unstored_bytes``: units that were delivered, and wait for the cache.
-    ``store_drops`` counts those that it took too long to take."""
+    ``store_drops`` counts those that it took too long to take. ``process`` is about the
+    process that asks servers: "running", how many have "started" and "died", and what
+    it "lacks" of its confinement."""
 
     reads: int
     read_errors: int
@@ -165,6 +167,7 @@ class FetcherStats:
     hosts: Mapping[str, Mapping[str, Any]]
     fetches: tuple[FetchLatency, ...]
     disk_errors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    process: Mapping[str, Any] = field(default_factory=dict)
     store_drops: int = 0
     unstored_bytes: int = 0
     hedges: int = 0
@@ -271,7 +274,7 @@ def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
 
 def _lazy(about: Mapping[str, Any]) -> LazyStats:
     fetcher = about["fetcher"]
-    parsed = {"failures", "hosts", "fetches", "disk_errors"}
+    parsed = {"failures", "hosts", "fetches", "disk_errors", "process"}
     return LazyStats(
         map=str(about["map"]),
         cache_directory=about["cache_directory"],
@@ -280,6 +283,7 @@ def _lazy(about: Mapping[str, Any]) -> LazyStats:
             failures={str(why): int(n) for why, n in fetcher["failures"].items()},
             hosts=dict(fetcher["hosts"]),
             disk_errors=dict(fetcher.get("disk_errors", {})),  # older servers lack some
+            process=dict(fetcher.get("process", {})),
             fetches=tuple(
                 FetchLatency(str(one["kind"]), str(one["host"]), _latency(one))
                 for one in fetcher["latencies"]

@@ -53,8 +53,9 @@ struct fetcher {
 	pthread_t thread;
 	/* for mirrors; they may hang with a file system that does not answer */
 	struct worker_pool mirror_workers;
-	unsigned mirror_jobs; /* some belong to fetches that were given up */
-	bool stopping;	      /* atomic */
+	struct worker_pool spawners; /* one thread, or none */
+	unsigned mirror_jobs;	     /* some belong to fetches that were given up */
+	bool stopping;		     /* atomic */
 	struct fetcher_attachment *attachments;
 };
 
@@ -166,6 +167,11 @@ static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
 	core_send(&container_of(pool, struct fetcher, mirror_workers)->core, &job->ended);
 }
 
+static void spawn_finished(struct worker_pool *pool, struct pool_job *job)
+{
+	core_send(&container_of(pool, struct fetcher, spawners)->core, &job->ended);
+}
+
 static void mirror_job_ended(struct core *core, struct completion *completion)
 {
 	struct pool_job *job = container_of(completion, struct pool_job, ended);
@@ -179,6 +185,18 @@ void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
 	job->ended.take = mirror_job_ended;
 	fetcher->mirror_jobs++;
 	worker_pool_submit(&fetcher->mirror_workers, job);
+}
+
+void fetcher_spawn(struct fetcher *fetcher, struct pool_job *job)
+{
+	job->ended.take = mirror_job_ended;
+	fetcher->mirror_jobs++;
+	worker_pool_submit(&fetcher->spawners, job);
+}
+
+struct process_counts *fetcher_processes(struct fetcher *fetcher)
+{
+	return &fetcher->core.processes;
 }
 
 bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
@@ -237,7 +255,7 @@ static void set_options(struct fetcher *fetcher, const struct fetcher_options *o
 	};
 }
 
-static int start_threads(struct fetcher *fetcher)
+static int start_threads(struct fetcher *fetcher, bool spawns)
 {
 	struct core *core = &fetcher->core;
 	int err = lazy_small_stacks();
@@ -252,6 +270,9 @@ static int start_threads(struct fetcher *fetcher)
 	fetcher->mirror_workers.role = CONFINE_HELPERS;
 	fetcher->mirror_workers.max_per_place = HOST_BLOCKING_MAX;
 	fetcher->mirror_workers.spare = MIRROR_WORKERS_SPARE;
+	fetcher->spawners.finished = spawn_finished;
+	fetcher->spawners.name = "spawner";
+	fetcher->spawners.role = CONFINE_SPAWN;
 	core->cache_workers.finished = cache_finished;
 	core->cache_workers.name = "cache-worker";
 	core->cache_workers.role = CONFINE_FETCH;
@@ -260,6 +281,8 @@ static int start_threads(struct fetcher *fetcher)
 		err = worker_pool_start(&core->workers, fetcher->worker_count + WORKERS_SPARE);
 	if (!err)
 		err = worker_pool_start(&fetcher->mirror_workers, MIRROR_WORKERS);
+	if (!err && spawns)
+		err = worker_pool_start(&fetcher->spawners, 1);
 	if (!err && core->cache)
 		err = worker_pool_start(&core->cache_workers, CACHE_WORKERS);
 	if (!err)
@@ -273,6 +296,7 @@ static void free_all(struct fetcher *fetcher)
 
 	worker_pool_stop(&core->workers);
 	worker_pool_stop(&fetcher->mirror_workers);
+	worker_pool_stop(&fetcher->spawners);
 	worker_pool_stop(&core->cache_workers);
 	core_receive(core); /* the workers' last messages */
 	while (core_step(core))
@@ -311,7 +335,7 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 	}
 	/* Fetched once, because EVP_sha256() would look it up each time, under a lock. */
 	core->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
-	err = core->sha256 ? start_threads(made) : -ENOMEM;
+	err = core->sha256 ? start_threads(made, options->spawns) : -ENOMEM;
 	if (!err) {
 		*fetcher = made;
 		return 0;

@@ -13,6 +13,7 @@
 #include "lazy/worker_pool.h"
 
 struct cache;
+struct process_counts;
 struct complete;
 struct fetcher;
 struct lazy_read;
@@ -31,6 +32,7 @@ struct fetcher_options {
 	unsigned unhealthy_ms;
 	/* how late a first byte makes a second request; 0: as hosts usually take */
 	unsigned hedge_ms;
+	bool spawns; /* kinds of mirrors start programs of ours; see fetcher_spawn() */
 };
 
 /*
@@ -95,6 +97,14 @@ struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const
 void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job);
 /* Takes such a job back. Returns false when it has begun already. Only on the fetcher's thread. */
 bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job);
+
+/*
+ * Gives a job to the thread that may start processes of other users, and end them. They end when it
+ * does. Only on the fetcher's thread.
+ */
+void fetcher_spawn(struct fetcher *fetcher, struct pool_job *job);
+/* The counters of its processes, for whoever starts some. Only on the fetcher's thread. */
+struct process_counts *fetcher_processes(struct fetcher *fetcher);
 
 /*
  * Returns counters as a new reference: fetched, verified, failed, in flight, by mirror and by host.

@@ -89,6 +89,26 @@ void disk_note(struct core *core, unsigned disk, int err)
 	relaxed_store(&error->err, err);
 }
 
+/* What is lacking is named as in docs/operation.md. */
+static int add_process(json_t *stats, const struct core *core)
+{
+	static const char *const names[] = { "user", "capabilities", "landlock", "seccomp",
+					     "lock" };
+	const struct process_counts *counts = &core->processes;
+	json_t *lacks = json_array();
+	json_t *process = json_pack("{s:b, s:o}", "running", (int)relaxed_load(&counts->running),
+				    "lacks", lacks);
+	int err = json_object_set_new(stats, "process", process);
+
+	for (unsigned i = 0; i < sizeof(names) / sizeof(*names) && !err; i++) {
+		if (relaxed_load(&counts->lacks) & 1u << i)
+			err = json_array_append_new(lacks, json_string(names[i]));
+	}
+	if (!err)
+		err = set(process, "started", &counts->started);
+	return err ? err : set(process, "died", &counts->died);
+}
+
 static int add_disk_errors(json_t *stats, const struct core *core)
 {
 	static const char *const names[] = { [DISK_OF_MAP] = "map", [DISK_OF_CACHE] = "cache" };
@@ -147,6 +167,8 @@ json_t *fetchstats_json(struct core *core)
 		err = add_failures(stats, counts);
 	if (!err)
 		err = add_hosts(stats, core);
+	if (!err)
+		err = add_process(stats, core);
 	if (!err)
 		err = add_disk_errors(stats, core);
 	if (!err)

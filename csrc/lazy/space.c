@@ -14,6 +14,7 @@
 #include "lazy/cache.h"
 #include "lazy/dependence.h"
 #include "lazy/fetcher.h"
+#include "lazy/process/front.h"
 
 /* Only the thread that opens and closes segments changes this, while there is no other thread. */
 static struct space *spaces;
@@ -111,10 +112,22 @@ static int open_cache(struct space *space, struct error *error)
 	return 0;
 }
 
+/* Who asks servers: a process of its own, by default or as the environment names it, or this one. */
+static bool use_process(void)
+{
+	const char *program = getenv("BTRFS_UBLK_FETCH"); /* to measure, and for tests */
+
+	if (program && !strcmp(program, "in-process"))
+		return false;
+	front_use(program);
+	return true;
+}
+
 static int open_parts(struct space *space, struct error *error)
 {
 	const char *run_bytes = getenv("BTRFS_UBLK_RUN_BYTES"); /* to measure, and for tests */
 	const struct fetcher_options fetcher_options = {
+		.spawns = use_process(),
 		.run_bytes = run_bytes ? strtoull(run_bytes, NULL, 10) : 0,
 	};
 	int err;

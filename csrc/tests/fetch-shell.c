@@ -19,7 +19,7 @@
  *
  * At the end of input, reads are given up (-5), and all memory is freed. Arguments are options for
  * the fetcher: workers=N transfers=N buffer=BYTES run=BYTES changed=MS unhealthy=MS
- * hedge=MS.
+ * hedge=MS; and process=PROGRAM, which servers are then asked by.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -30,6 +30,7 @@
 #include "base/message.h"
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
+#include "lazy/process/front.h"
 #include "lazy/read.h"
 #include "lazy/source.h"
 
@@ -267,6 +268,11 @@ static int parse_option(const char *text, struct fetcher_options *options)
 {
 	unsigned long long bytes;
 
+	if (!strncmp(text, "process=", 8)) {
+		options->spawns = true;
+		front_use(text + 8);
+		return 0;
+	}
 	if (sscanf(text, "workers=%u", &options->workers) == 1 ||
 	    sscanf(text, "transfers=%u", &options->max_transfers) == 1 ||
 	    sscanf(text, "changed=%u", &options->changed_ms) == 1 ||

@@ -1,0 +1,548 @@
+/* SPDX-License-Identifier: MIT */
+#include "lazy/process/front.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/confine_process.h"
+#include "base/relaxed.h"
+#include "lazy/event.h"
+#include "lazy/mirror/object.h"
+#include "lazy/mirror/remote.h"
+#include "lazy/process/internal.h"
+#include "lazy/process/login_text.h"
+
+enum {
+	/* The process keeps the deadlines. When it has not, the server does. */
+	GRACE_MS = 100,
+	IDENTITY_MAX_BYTES = 256,
+	ERRNO_MAX = 4095,
+	LOGINS_MAX = 8, /* that are read at a time */
+	PARTS = 8,
+};
+
+struct login_job {
+	struct pool_job job;
+	struct front *front;
+	unsigned generation, number;
+	struct remote *remote;
+	struct secret text;
+	struct error error;
+	int err;
+};
+
+static const char front_key;
+
+/* Slots. */
+
+void slot_free(struct slot *slot)
+{
+	timer_clear(&slot->deadline);
+	slot->run = NULL;
+	slot->sent = slot->over = false;
+	slot->length = 0;
+	slot->front->busy--;
+}
+
+/* The core gets its run back. The process may still have the slot. */
+struct run *slot_leave(struct slot *slot)
+{
+	struct run *run = slot->run;
+
+	timer_clear(&slot->deadline);
+	slot->run = NULL;
+	run->private = NULL;
+	if (!slot->sent || slot->over)
+		slot_free(slot);
+	return run;
+}
+
+static void finish(struct slot *slot)
+{
+	struct run *run = slot_leave(slot);
+
+	run->sink->over(run);
+}
+
+/* Messages to the process. */
+
+static int tell(struct front *front, enum channel_op op, unsigned slot, const void *body,
+		size_t bytes, const char *const texts[])
+{
+	return channel_add(&front->channel, op, slot, body, bytes, texts);
+}
+
+static unsigned number_of(const struct slot *slot)
+{
+	return (unsigned)(slot - slot->front->slots);
+}
+
+static int know(struct front *front, struct mirror *mirror)
+{
+	unsigned room = front->known_room ? 2 * front->known_room : 16;
+	struct known *known;
+
+	if (mirror->known)
+		return 0;
+	if (front->known_count == front->known_room) {
+		known = realloc(front->known, room * sizeof(*known));
+		if (!known)
+			return -ENOMEM;
+		front->known = known;
+		front->known_room = room;
+	}
+	front->known[front->known_count++] = (struct known){ .mirror = mirror };
+	mirror->known = front->known_count;
+	return 0;
+}
+
+static int tell_mirror(struct front *front, struct mirror *mirror)
+{
+	const struct remote *remote = mirror->private;
+	const char *const texts[] = { mirror->ops->name, mirror->via ?: "", remote->keys, NULL };
+	struct channel_mirror body = { .object_bytes = mirror->source->object_bytes,
+				       .origin = CHANNEL_NO_MIRROR };
+	int err = know(front, mirror);
+
+	if (err || front->known[mirror->known - 1].told)
+		return err;
+	if (mirror->origin) {
+		err = tell_mirror(front, mirror->origin);
+		body.origin = (int32_t)mirror->origin->known - 1;
+	}
+	body.number = mirror->known - 1;
+	if (!err)
+		err = tell(front, CHANNEL_MIRROR, 0, &body, sizeof(body), texts);
+	front->known[mirror->known - 1].told = !err;
+	return err;
+}
+
+static void send_run(struct slot *slot)
+{
+	struct front *front = slot->front;
+	struct run *run = slot->run;
+	const char *const texts[] = { mirror_object(run->mirror)->identity ?: "", NULL };
+	int err = tell_mirror(front, run->mirror);
+	const struct channel_start body = {
+		.offset = run->offset,
+		.deadline_ns = run->deadline_ns,
+		.mirror = run->mirror->known - 1,
+		.length = run->length,
+		.fresh = run->fresh,
+	};
+
+	if (!err)
+		err = tell(front, CHANNEL_START, number_of(slot), &body, sizeof(body), texts);
+	if (err) {
+		run = slot_leave(slot);
+		run_failed(run, err, FETCH_TRANSIENT, "no memory for a request");
+		return;
+	}
+	slot->sent = true;
+}
+
+void front_send_all(struct front *front)
+{
+	for (unsigned i = 0; i < CHANNEL_SLOTS; i++) {
+		if (front->slots[i].run && !front->slots[i].sent)
+			send_run(&front->slots[i]);
+	}
+	life_flush(front);
+}
+
+static void take_back(struct slot *slot)
+{
+	if (slot->sent && !slot->over && slot->front->state == STATE_UP &&
+	    !tell(slot->front, CHANNEL_CANCEL, number_of(slot), NULL, 0, NULL))
+		life_flush(slot->front);
+}
+
+/* Neither has the process said anything, nor has the core cancelled it. */
+static void on_deadline(struct timer *timer)
+{
+	struct slot *slot = container_of(timer, struct slot, deadline);
+	bool sent = slot->sent;
+	struct run *run;
+
+	take_back(slot);
+	run = slot_leave(slot);
+	run_failed(run, -ETIMEDOUT, FETCH_TRANSIENT, "%s",
+		   sent ? "not done in time: the fetch process says nothing" :
+			  "not done in time: the fetch process has not started yet");
+}
+
+/* What arrives. */
+
+/*
+ * Copies what has arrived to where it belongs. NB: the process may change it at any time, so only
+ * the copy is looked at.
+ */
+static void drain(struct slot *slot)
+{
+	const uint8_t *window =
+		slot->front->process.windows + number_of(slot) * (size_t)CHANNEL_WINDOW_BYTES;
+	struct run *run = slot->run;
+	struct iovec parts[PARTS];
+
+	while (slot->taken < slot->arrived) {
+		uint32_t at = slot->taken % CHANNEL_WINDOW_BYTES;
+		uint32_t most = slot->arrived - slot->taken, copied = 0;
+		int count = run->sink->space(run, parts, PARTS);
+
+		if (!count)
+			return; /* resume() follows */
+		if (most > CHANNEL_WINDOW_BYTES - at)
+			most = CHANNEL_WINDOW_BYTES - at;
+		for (int i = 0; i < count && copied < most; i++) {
+			size_t bytes = most - copied;
+
+			if (bytes > parts[i].iov_len)
+				bytes = parts[i].iov_len;
+			memcpy(parts[i].iov_base, window + at + copied, bytes);
+			copied += (uint32_t)bytes;
+		}
+		slot->taken += copied;
+		run->sink->take(run, copied);
+	}
+	if (slot->over)
+		finish(slot);
+}
+
+static void say_taken(struct slot *slot)
+{
+	if (slot->over || slot->taken == slot->length ||
+	    slot->taken - slot->told < CHANNEL_WINDOW_BYTES / 4)
+		return;
+	slot->told = slot->taken;
+	tell(slot->front, CHANNEL_TAKEN, number_of(slot), &slot->taken, sizeof(slot->taken), NULL);
+}
+
+static bool is_plain(const char *text)
+{
+	size_t length = 0;
+
+	for (; text[length]; length++) {
+		if ((unsigned char)text[length] < ' ' || text[length] == 127)
+			return false;
+	}
+	return length && length <= IDENTITY_MAX_BYTES;
+}
+
+/* These return false where no process of ours would say that. */
+
+static bool take_identity(struct slot *slot, const uint8_t *body, size_t bytes)
+{
+	const char *text = channel_text(&body, body + bytes);
+	struct run *run = slot->run;
+
+	if (!text || !is_plain(text) || slot->arrived)
+		return false;
+	if (!run)
+		return true;
+	if (run->identity || run->mirror->via || run->mirror->ops->immutable)
+		return false;
+	run->identity = strdup(text);
+	return run->identity;
+}
+
+static bool has_arrived(struct slot *slot, uint32_t arrived)
+{
+	if (arrived < slot->arrived || arrived > slot->length ||
+	    (slot->run && arrived - slot->taken > CHANNEL_WINDOW_BYTES))
+		return false;
+	slot->arrived = arrived;
+	if (slot->run)
+		slot->run->progress++;
+	return true;
+}
+
+static bool take_over(struct slot *slot, const uint8_t *body, size_t bytes)
+{
+	const uint8_t *end = body + bytes;
+	struct run *run = slot->run;
+	struct channel_over over;
+	const char *text;
+
+	if (bytes < sizeof(over))
+		return false;
+	memcpy(&over, body, sizeof(over));
+	body += sizeof(over);
+	text = channel_text(&body, end);
+	if (!text || over.failure > FETCH_WRONG || over.result > 0 || over.result < -ERRNO_MAX ||
+	    !has_arrived(slot, over.arrived) || (!over.result && over.arrived != slot->length))
+		return false;
+	slot->over = true;
+	if (!run) {
+		slot_free(slot);
+		return true;
+	}
+	run->result = over.result;
+	run->failure = (enum fetch_failure)over.failure;
+	run->retry_after_ms = over.retry_after_ms;
+	run->cut = over.cut;
+	if (over.result)
+		error_set_text(&run->error, "%s", text);
+	drain(slot);
+	return true;
+}
+
+/* Logins. */
+
+static void read_login(struct pool_job *job)
+{
+	struct login_job *login_job = container_of(job, struct login_job, job);
+	struct login *login = NULL;
+
+	login_job->err = login_read(login_job->remote, &login, &login_job->error);
+	if (login_job->err)
+		return;
+	login_job->err = login_pack(login, &login_job->text);
+	if (login_job->err)
+		error_set_text(&login_job->error, "credentials are too large");
+	login_put(login_job->remote, login);
+}
+
+static void login_is_read(struct pool_job *job)
+{
+	struct login_job *login_job = container_of(job, struct login_job, job);
+	struct front *front = login_job->front;
+	const struct channel_login body = { login_job->number, login_job->err };
+	const char *const texts[] = { login_job->error.text, NULL };
+
+	front->logins--;
+	front->known[login_job->number].asking = false;
+	if (front->state == STATE_UP && front->generation == login_job->generation) {
+		if (channel_add_data(&front->channel, CHANNEL_LOGIN, 0, &body, sizeof(body), texts,
+				     login_job->text.text, login_job->text.length))
+			life_end(front, "no memory for credentials");
+		else
+			life_flush(front);
+	}
+	secret_clear(&login_job->text);
+	free(login_job);
+}
+
+/* Only of mirrors that it has, and once at a time. */
+static bool ask_login(struct front *front, const uint8_t *body, size_t bytes)
+{
+	struct login_job *job;
+	uint32_t number;
+
+	if (bytes != sizeof(number))
+		return false;
+	memcpy(&number, body, sizeof(number));
+	if (number >= front->known_count || !front->known[number].told ||
+	    front->known[number].asking || front->logins == LOGINS_MAX)
+		return false;
+	job = calloc(1, sizeof(*job));
+	if (!job)
+		return false;
+	front->logins++;
+	front->known[number].asking = true;
+	job->front = front;
+	job->generation = front->generation;
+	job->number = number;
+	job->remote = front->known[number].mirror->private;
+	job->job.work = read_login;
+	job->job.done = login_is_read;
+	fetcher_mirror_submit(front->fetcher, &job->job);
+	return true;
+}
+
+/* The process says what it is, and what happens in it. */
+
+static bool take_hello(struct front *front, const uint8_t *body, size_t bytes)
+{
+	static const char *const names[] = { "another user", "no capabilities", "Landlock",
+					     "seccomp" };
+	struct channel_hello hello;
+	char text[100] = "";
+
+	if (bytes != sizeof(hello))
+		return false;
+	memcpy(&hello, body, sizeof(hello));
+	if (hello.version != CHANNEL_VERSION)
+		return false;
+	relaxed_store(&front->counts->lacks, hello.lacks);
+	for (unsigned i = 0; i < sizeof(names) / sizeof(*names); i++) {
+		size_t used = strlen(text);
+
+		if (hello.lacks & 1u << i)
+			snprintf(text + used, sizeof(text) - used, "%s%s", used ? ", " : "",
+				 names[i]);
+	}
+	if (*text && hello.lacks != front->lacked)
+		event_log(&(struct event){ .name = "fetch_process_unconfined" },
+			  "this machine does not let it be confined fully; it lacks: %s", text);
+	front->lacked = hello.lacks;
+	return true;
+}
+
+static bool take_event(const uint8_t *body, size_t bytes)
+{
+	const uint8_t *end = body + bytes;
+	const char *name = channel_text(&body, end);
+	const char *text = name ? channel_text(&body, end) : NULL;
+
+	/* The only one that happens there. */
+	if (!text || strcmp(name, "login_kept") != 0)
+		return false;
+	event_log(&(struct event){ .name = "login_kept" }, "%s", text);
+	return true;
+}
+
+static bool take_slot_message(struct slot *slot, const struct channel_head *head,
+			      const uint8_t *body)
+{
+	uint32_t arrived;
+
+	if (!slot->sent)
+		return false;
+	if (head->op == CHANNEL_IDENTITY)
+		return take_identity(slot, body, head->bytes);
+	if (head->op == CHANNEL_OVER)
+		return take_over(slot, body, head->bytes);
+	if (head->bytes != sizeof(arrived))
+		return false;
+	memcpy(&arrived, body, sizeof(arrived));
+	if (!has_arrived(slot, arrived))
+		return false;
+	if (slot->run) {
+		drain(slot);
+		say_taken(slot);
+	}
+	return true;
+}
+
+bool front_take(struct front *front, const struct channel_head *head, const uint8_t *body)
+{
+	switch (head->op) {
+	case CHANNEL_IDENTITY:
+	case CHANNEL_ARRIVED:
+	case CHANNEL_OVER:
+		return head->slot < CHANNEL_SLOTS &&
+		       take_slot_message(&front->slots[head->slot], head, body);
+	case CHANNEL_HELLO:
+		return take_hello(front, body, head->bytes);
+	case CHANNEL_ASK_LOGIN:
+		return ask_login(front, body, head->bytes);
+	case CHANNEL_EVENT:
+		return take_event(body, head->bytes);
+	case CHANNEL_PONG:
+		front->unanswered = 0;
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* In the place of object.c. */
+
+static void close_front(struct fetcher_attachment *attachment)
+{
+	struct front *front = container_of(attachment, struct front, attachment);
+
+	life_close(front);
+	timer_queue_deinit(&front->timers);
+	free(front->known);
+	free(front);
+}
+
+static struct front *front_of(struct fetcher *fetcher)
+{
+	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &front_key);
+	struct front *front;
+
+	if (attachment)
+		return container_of(attachment, struct front, attachment);
+	front = calloc(1, sizeof(*front));
+	if (!front || timer_queue_init(&front->timers, fetcher_loop(fetcher))) {
+		free(front);
+		return NULL;
+	}
+	for (unsigned i = 0; i < CHANNEL_SLOTS; i++)
+		front->slots[i] =
+			(struct slot){ .front = front, .deadline = { .expire = on_deadline } };
+	front->fetcher = fetcher;
+	front->counts = fetcher_processes(fetcher);
+	life_init(front);
+	front->attachment.key = &front_key;
+	front->attachment.close = close_front;
+	fetcher_attach(fetcher, &front->attachment);
+	return front;
+}
+
+static struct slot *free_slot_of(struct front *front)
+{
+	for (unsigned i = 0; i < CHANNEL_SLOTS; i++) {
+		if (!front->slots[i].run && !front->slots[i].sent)
+			return &front->slots[i];
+	}
+	return NULL;
+}
+
+static void front_start(struct run *run)
+{
+	struct front *front = front_of(run->fetcher);
+	struct slot *slot = front ? free_slot_of(front) : NULL;
+
+	if (!slot) {
+		run_failed(run, -ENOBUFS, FETCH_TRANSIENT, "the fetch process has too much to do");
+		return;
+	}
+	front->busy++;
+	slot->run = run;
+	slot->length = run->length;
+	slot->arrived = slot->taken = slot->told = 0;
+	run->private = slot;
+	timer_set(&front->timers, &slot->deadline, run->deadline_ns + GRACE_MS * NS_PER_MS);
+	if (front->state == STATE_UP) {
+		send_run(slot);
+		life_flush(front);
+	} else {
+		life_need(front);
+	}
+}
+
+static void front_cancel(struct run *run)
+{
+	struct slot *slot = run->private;
+
+	if (!slot)
+		return;
+	take_back(slot);
+	slot_leave(slot);
+	run->cut = true;
+	run_failed(run, -ECANCELED, FETCH_TRANSIENT,
+		   "given up, because nothing has arrived for a while");
+}
+
+static void front_resume(struct run *run)
+{
+	struct slot *slot = run->private;
+
+	if (!slot)
+		return;
+	drain(slot);
+	if (slot->run) {
+		say_taken(slot);
+		life_flush(slot->front);
+	}
+}
+
+static const struct object_front front_ops = {
+	.start = front_start,
+	.cancel = front_cancel,
+	.resume = front_resume,
+};
+
+void front_use(const char *program)
+{
+	if (object_front)
+		return;
+	life_use(program);
+	remote_keep_keys();
+	object_front = &front_ops;
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Has a process without privileges ask servers, in the place of object.c: one per fetcher, which is
+ * started when it is needed. See docs/design/fetching.md.
+ */
+#ifndef LAZY_PROCESS_FRONT_H
+#define LAZY_PROCESS_FRONT_H
+
+/*
+ * Names the program; NULL: btrfs-ublk-fetch beside this one. To be called before there are mirrors,
+ * for fetchers whose options say `spawns`; only the first call counts. Where there is no such
+ * program, what servers have cannot be fetched, and the log says why.
+ */
+void front_use(const char *program);
+
+#endif

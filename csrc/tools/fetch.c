@@ -1,0 +1,599 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * btrfs-ublk-fetch: asks servers for a block server, and has no privileges. Only a server starts it;
+ * lazy/process/front.c is the other end of its stream. What it brings is verified there.
+ *
+ * This program is the fetcher that kinds of mirrors know, without units, map and cache.
+ */
+#include <errno.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "base/confine_process.h"
+#include "base/fileio.h"
+#include "base/json_text.h"
+#include "base/message.h"
+#include "lazy/event.h"
+#include "lazy/fetcher.h"
+#include "lazy/keys.h"
+#include "lazy/mirror/remote.h"
+#include "lazy/mirror/trust.h"
+#include "lazy/process/channel.h"
+#include "lazy/process/login_text.h"
+#include "lazy/run.h"
+#include "lazy/transfer.h"
+
+/* As many as the server reads logins at a time. */
+enum { WORKERS = 8, BODY_MAX_BYTES = 8 << 20 };
+
+struct fetcher {
+	uv_loop_t loop;
+	struct fetcher_attachment *attachments;
+	struct worker_pool workers;
+	bool workers_run;
+};
+
+/* A mirror of the server's, or a cache in front of one. */
+struct known {
+	struct source source;
+	struct mirror mirror;
+	struct mirror *origin;
+	char *via, *identity;
+};
+
+struct task {
+	struct run run;
+	bool active;
+	uint32_t arrived, taken, told;
+	unsigned progress_told;
+	bool identity_told;
+};
+
+/* A worker waits for the server's answer. */
+struct login_request {
+	struct link link;
+	uint32_t mirror;
+	struct login *login;
+	struct error *error;
+	int err;
+	bool asked, done;
+};
+
+static struct fetcher here;
+static struct channel channel;
+static uint8_t *windows;
+static struct task tasks[CHANNEL_SLOTS];
+static unsigned highest_task; /* no task above it was ever active */
+static struct known **known;
+static unsigned known_count;
+static uv_poll_t stream;
+static bool waits_to_send;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* for requests */
+static pthread_cond_t answered = PTHREAD_COND_INITIALIZER;
+static struct link requests;
+static uv_async_t requests_wake, jobs_wake;
+static struct message_queue jobs_done;
+
+/* It has no reason to be without its server. */
+static void leave(void) __attribute__((noreturn));
+
+static void leave(void)
+{
+	_exit(EXIT_OK);
+}
+
+/* What kinds of mirrors use of a fetcher. */
+
+struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
+{
+	return &fetcher->loop;
+}
+
+void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachment)
+{
+	attachment->next = fetcher->attachments;
+	fetcher->attachments = attachment;
+}
+
+struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key)
+{
+	struct fetcher_attachment *attachment = fetcher->attachments;
+
+	while (attachment && attachment->key != key)
+		attachment = attachment->next;
+	return attachment;
+}
+
+static void job_finished(struct worker_pool *pool, struct pool_job *job)
+{
+	(void)pool;
+	if (message_queue_put(&jobs_done, &job->ended.message))
+		uv_async_send(&jobs_wake);
+}
+
+static void on_jobs(uv_async_t *wake)
+{
+	struct message *message = message_queue_take(&jobs_done);
+
+	(void)wake;
+	while (message) {
+		struct pool_job *job = container_of(message, struct pool_job, ended.message);
+
+		message = message->next;
+		job->done(job);
+	}
+}
+
+void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
+{
+	if (!fetcher->workers_run && worker_pool_start(&fetcher->workers, WORKERS))
+		leave(); /* a new one may have more luck */
+	fetcher->workers_run = true;
+	worker_pool_submit(&fetcher->workers, job);
+}
+
+bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
+{
+	return worker_pool_cancel(&fetcher->workers, job);
+}
+
+/* The log is the server's. */
+void event_log(const struct event *event, const char *format, ...)
+{
+	char text[400];
+	const char *const texts[] = { event->name, text, NULL };
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	channel_add(&channel, CHANNEL_EVENT, 0, NULL, 0, texts);
+}
+
+void run_failed(struct run *run, int err, enum fetch_failure failure, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(run->error.text, sizeof(run->error.text), format, args);
+	va_end(args);
+	run->result = err;
+	run->failure = failure;
+	run->sink->over(run);
+}
+
+/* Runs. */
+
+static struct task *task_of(struct run *run)
+{
+	return container_of(run, struct task, run);
+}
+
+static unsigned slot_of(const struct task *task)
+{
+	return (unsigned)(task - tasks);
+}
+
+static int space(struct run *run, struct iovec *parts, int room)
+{
+	const struct task *task = task_of(run);
+	uint8_t *window = windows + slot_of(task) * (size_t)CHANNEL_WINDOW_BYTES;
+	uint32_t at = task->arrived % CHANNEL_WINDOW_BYTES;
+	uint32_t bytes = CHANNEL_WINDOW_BYTES - (task->arrived - task->taken);
+
+	if (bytes > run->length - task->arrived)
+		bytes = run->length - task->arrived;
+	if (!bytes)
+		return 0;
+	parts[0].iov_base = window + at;
+	parts[0].iov_len = bytes;
+	if (bytes <= CHANNEL_WINDOW_BYTES - at)
+		return 1;
+	parts[0].iov_len = CHANNEL_WINDOW_BYTES - at;
+	if (room < 2)
+		return 1;
+	parts[1].iov_base = window;
+	parts[1].iov_len = bytes - parts[0].iov_len;
+	return 2;
+}
+
+static void take(struct run *run, size_t bytes)
+{
+	task_of(run)->arrived += (uint32_t)bytes;
+}
+
+static void tell_identity(struct task *task)
+{
+	const char *const texts[] = { task->run.identity, NULL };
+
+	if (task->run.identity && !task->identity_told && !task->told)
+		channel_add(&channel, CHANNEL_IDENTITY, slot_of(task), NULL, 0, texts);
+	task->identity_told = true;
+}
+
+static void over(struct run *run)
+{
+	struct task *task = task_of(run);
+	const struct channel_over body = {
+		.result = run->result,
+		.failure = run->failure,
+		.retry_after_ms = run->retry_after_ms,
+		.arrived = task->arrived,
+		.cut = run->cut,
+	};
+	const char *const texts[] = { run->error.text, NULL };
+
+	tell_identity(task);
+	if (channel_add(&channel, CHANNEL_OVER, slot_of(task), &body, sizeof(body), texts))
+		leave();
+	free(run->identity);
+	run->identity = NULL;
+	task->active = false;
+}
+
+static const struct run_sink sink = { .space = space, .take = take, .over = over };
+
+/* Says what has arrived since the last wait, and sends all that there is to say. */
+static void flush(void)
+{
+	int err;
+
+	for (unsigned i = 0; i < highest_task; i++) {
+		struct task *task = &tasks[i];
+
+		if (!task->active ||
+		    (task->told == task->arrived && task->progress_told == task->run.progress))
+			continue;
+		if (task->arrived)
+			tell_identity(task);
+		task->told = task->arrived;
+		task->progress_told = task->run.progress;
+		channel_add(&channel, CHANNEL_ARRIVED, i, &task->arrived, sizeof(task->arrived),
+			    NULL);
+	}
+	err = channel_flush(&channel);
+	if (err && err != -EAGAIN)
+		leave();
+	if ((err == -EAGAIN) != waits_to_send) {
+		waits_to_send = err == -EAGAIN;
+		uv_poll_start(&stream, UV_READABLE | (waits_to_send ? UV_WRITABLE : 0),
+			      stream.poll_cb);
+	}
+}
+
+static void on_waited(uv_check_t *check)
+{
+	(void)check;
+	flush();
+}
+
+static void before_wait(uv_prepare_t *prepare)
+{
+	(void)prepare;
+	flush();
+}
+
+static void set_identity(struct mirror *mirror, const char *identity)
+{
+	if (!*identity || (mirror->identity && !strcmp(mirror->identity, identity)))
+		return;
+	free(mirror->identity);
+	mirror->identity = strdup(identity);
+}
+
+/* The server is believed: it could do all of this itself. */
+
+static void start_run(unsigned slot, const uint8_t *body, size_t bytes)
+{
+	const uint8_t *end = body + bytes;
+	struct task *task = &tasks[slot];
+	struct channel_start start;
+	const char *identity;
+
+	memcpy(&start, body, sizeof(start));
+	body += sizeof(start);
+	identity = channel_text(&body, end);
+	if (!identity || start.mirror >= known_count || task->active)
+		leave();
+	*task = (struct task){
+		.active = true,
+		.run = { .sink = &sink,
+			 .fetcher = &here,
+			 .mirror = &known[start.mirror]->mirror,
+			 .offset = start.offset,
+			 .length = start.length,
+			 .deadline_ns = start.deadline_ns,
+			 .fresh = start.fresh },
+	};
+	if (slot >= highest_task)
+		highest_task = slot + 1;
+	set_identity(mirror_object(task->run.mirror), identity);
+	if (task->run.mirror->ops)
+		task->run.mirror->ops->start(&task->run);
+	else
+		run_failed(&task->run, -EINVAL, FETCH_WRONG, "the fetch process cannot ask it");
+}
+
+static void go_on(struct task *task, const uint8_t *body)
+{
+	bool was_full = task->arrived - task->taken == CHANNEL_WINDOW_BYTES;
+
+	memcpy(&task->taken, body, sizeof(task->taken));
+	if (was_full)
+		task->run.mirror->ops->resume(&task->run);
+}
+
+/* What cannot be parsed was parsed by the server, so only memory can lack. */
+static void parse_mirror(struct known *made, const char *kind, const char *text)
+{
+	json_t *keys = json_text_parse(text, strlen(text), 0, NULL);
+	const struct mirror_ops *ops = mirror_kind_find(kind);
+	struct mirror *mirror = &made->mirror;
+	struct error error = {};
+
+	if (ops && keys) {
+		mirror->private = calloc(1, ops->private_bytes);
+		if (mirror->private && !ops->parse(mirror, keys, &error))
+			mirror->ops = ops;
+	}
+	json_decref(keys);
+}
+
+static void add_mirror(const uint8_t *body, size_t bytes)
+{
+	const uint8_t *end = body + bytes;
+	struct known *made = calloc(1, sizeof(*made));
+	struct channel_mirror head;
+	const char *kind, *via, *text;
+
+	memcpy(&head, body, sizeof(head));
+	body += sizeof(head);
+	kind = channel_text(&body, end);
+	via = channel_text(&body, end);
+	text = channel_text(&body, end);
+	if (head.number >= known_count) {
+		known = realloc(known, (head.number + 1) * sizeof(struct known *));
+		for (; known && known_count <= head.number; known_count++)
+			known[known_count] = NULL;
+	}
+	if (!made || !known || !text || known[head.number] || head.origin >= (int64_t)known_count)
+		leave();
+	known[head.number] = made;
+	made->source.object_bytes = head.object_bytes;
+	made->mirror.source = &made->source;
+	if (head.origin == CHANNEL_NO_MIRROR) {
+		parse_mirror(made, kind, text);
+		return;
+	}
+	made->via = strdup(via);
+	made->mirror.via = made->via;
+	made->mirror.origin = &known[head.origin]->mirror;
+	made->mirror.ops = made->mirror.origin->ops;
+	made->mirror.private = made->mirror.origin->private;
+	if (!made->via)
+		leave();
+}
+
+/* Logins. */
+
+static uint32_t number_of(const struct remote *remote)
+{
+	uint32_t number = 0;
+
+	while (known[number]->mirror.private != remote)
+		number++;
+	return number;
+}
+
+/* Called on a worker, in the place of reading files. */
+static int ask_server(struct remote *remote, struct login *login, struct error *error)
+{
+	struct login_request request = { .login = login, .error = error };
+
+	pthread_mutex_lock(&lock);
+	request.mirror = number_of(remote);
+	list_append(&requests, &request.link);
+	uv_async_send(&requests_wake);
+	while (!request.done)
+		pthread_cond_wait(&answered, &lock);
+	pthread_mutex_unlock(&lock);
+	if (!request.err && !login->ca.text)
+		login->trusted = trust_get();
+	return request.err;
+}
+
+static void on_requests(uv_async_t *wake)
+{
+	(void)wake;
+	pthread_mutex_lock(&lock);
+	for (struct link *link = requests.next; link != &requests; link = link->next) {
+		struct login_request *request = container_of(link, struct login_request, link);
+
+		if (!request->asked)
+			channel_add(&channel, CHANNEL_ASK_LOGIN, 0, &request->mirror,
+				    sizeof(request->mirror), NULL);
+		request->asked = true;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+static void answer(struct login_request *request, int err, const char *text, const uint8_t *data,
+		   size_t bytes)
+{
+	request->err = err;
+	if (err)
+		error_set_text(request->error, "%s", text);
+	else if (login_unpack(data, bytes, request->login))
+		request->err = error_set(request->error, -ENOMEM, "no memory for credentials");
+	request->done = true;
+}
+
+static void take_login(const uint8_t *body, size_t bytes)
+{
+	const uint8_t *end = body + bytes;
+	struct channel_login head;
+	const char *text;
+
+	memcpy(&head, body, sizeof(head));
+	body += sizeof(head);
+	text = channel_text(&body, end);
+	if (!text)
+		leave();
+	pthread_mutex_lock(&lock);
+	for (struct link *link = requests.next; link != &requests; link = link->next) {
+		struct login_request *request = container_of(link, struct login_request, link);
+
+		if (request->mirror != head.mirror)
+			continue;
+		list_remove(link);
+		answer(request, head.err, text, body, (size_t)(end - body));
+		break;
+	}
+	pthread_cond_broadcast(&answered);
+	pthread_mutex_unlock(&lock);
+}
+
+static void take_message(const struct channel_head *head, const uint8_t *body)
+{
+	static const size_t least[] = {
+		[CHANNEL_MIRROR] = sizeof(struct channel_mirror),
+		[CHANNEL_START] = sizeof(struct channel_start),
+		[CHANNEL_TAKEN] = sizeof(uint32_t),
+		[CHANNEL_LOGIN] = sizeof(struct channel_login),
+		[CHANNEL_PING] = 0,
+	};
+	struct task *task = &tasks[head->slot % CHANNEL_SLOTS];
+
+	if (head->op > CHANNEL_PING || head->bytes < least[head->op])
+		leave();
+	switch ((enum channel_op)head->op) {
+	case CHANNEL_MIRROR:
+		add_mirror(body, head->bytes);
+		break;
+	case CHANNEL_START:
+		start_run(head->slot % CHANNEL_SLOTS, body, head->bytes);
+		break;
+	case CHANNEL_CANCEL:
+		/* It may be over already. */
+		if (task->active && task->run.mirror->ops)
+			task->run.mirror->ops->cancel(&task->run);
+		break;
+	case CHANNEL_TAKEN:
+		if (task->active)
+			go_on(task, body);
+		break;
+	case CHANNEL_LOGIN:
+		take_login(body, head->bytes);
+		break;
+	default:
+		channel_add(&channel, CHANNEL_PONG, 0, NULL, 0, NULL);
+	}
+}
+
+static void on_stream(uv_poll_t *poll, int status, int events)
+{
+	struct channel_head head;
+	const uint8_t *body;
+	int err = status < 0 ? status : 0;
+
+	(void)poll;
+	if (!err && events & UV_READABLE)
+		err = channel_receive(&channel);
+	if (err && err != -EAGAIN)
+		leave();
+	while ((err = channel_next(&channel, &head, &body)) > 0)
+		take_message(&head, body);
+	if (err)
+		leave();
+}
+
+/* The beginning. */
+
+/* Without these, fetching waits for memory that may have to be written to what is read from it. */
+static bool stay_in_memory(void)
+{
+	const struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
+
+	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
+	/* NB: what is locked later counts as well, and soon nobody is privileged here. */
+	return !setrlimit(RLIMIT_MEMLOCK, &all) &&
+	       !mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT);
+}
+
+static int open_windows(void)
+{
+	windows = mmap(NULL, CHANNEL_WINDOWS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+		       CHANNEL_WINDOWS_FD, 0);
+	/* NB: without the descriptor, it can never be mapped as a program. */
+	close(CHANNEL_WINDOWS_FD);
+	close(CHANNEL_PROGRAM_FD);
+	return windows == MAP_FAILED ? -errno : 0;
+}
+
+static int init_loop(void)
+{
+	static uv_check_t check;
+	static uv_prepare_t prepare;
+	int err = uv_loop_init(&here.loop);
+
+	if (!err)
+		err = uv_poll_init(&here.loop, &stream, CHANNEL_FD);
+	if (!err)
+		err = uv_poll_start(&stream, UV_READABLE, on_stream);
+	if (!err)
+		err = uv_async_init(&here.loop, &requests_wake, on_requests);
+	if (!err)
+		err = uv_async_init(&here.loop, &jobs_wake, on_jobs);
+	if (err)
+		return err;
+	uv_check_init(&here.loop, &check);
+	uv_check_start(&check, on_waited);
+	uv_prepare_init(&here.loop, &prepare);
+	uv_prepare_start(&prepare, before_wait);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct channel_hello hello = { .version = CHANNEL_VERSION };
+
+	message_init("btrfs-ublk-fetch");
+	if (argc == 2 && !strcmp(argv[1], "--version")) {
+		puts("btrfs-ublk-fetch " BTRFS_UBLK_VERSION);
+		return EXIT_OK;
+	}
+	if (argc != 1 || open_windows()) {
+		msg_error("only btrfs-ublk-server starts this program");
+		return EXIT_USAGE;
+	}
+	signal(SIGPIPE, SIG_IGN); /* TLS writes where a server has closed */
+	mallopt(M_ARENA_MAX, 1);
+	secret_guard_json();
+	prctl(PR_SET_NAME, "btrfs-ublk-fetch", 0, 0, 0);
+	list_init(&requests);
+	lazy_small_stacks();
+	if (!stay_in_memory())
+		hello.lacks |= CHANNEL_LACKS_LOCK;
+	transfer_init();
+	remote_set_reader(ask_server);
+	here.workers.finished = job_finished;
+	here.workers.name = "fetch-worker";
+	here.workers.role = CONFINE_INHERITED;
+	channel_init(&channel, CHANNEL_FD, BODY_MAX_BYTES);
+	hello.lacks |= confine_process();
+	if (init_loop() || channel_add(&channel, CHANNEL_HELLO, 0, &hello, sizeof(hello), NULL))
+		return EXIT_FAILED;
+	flush();
+	uv_run(&here.loop, UV_RUN_DEFAULT);
+	return EXIT_FAILED;
+}

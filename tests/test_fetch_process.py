@@ -1,0 +1,234 @@
+"""The fetch process: what it may not do, what it may say, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_shell import describe, engine_shell
+from fetch_shell import FetchShell, fetch_shell
+from lying_fetcher import LIES, program
+from scripted_server import ScriptedServer, response, scripted_server
+from store_shell import root_of, units_of
+from virtual_data import VirtualData
+
+from btrfs_ublk.units import MIB
+
+DATA = random.Random(11).randbytes(MIB)
+UNIT = 64 << 10
+
+#: What it must be able to do, of what confine-shell tries.
+ALLOWED = {"mmap", "open", "socket", "thread", "/etc/resolv.conf", "/etc/passwd"}
+#: With Landlock 4 and later.
+OTHER_ERRNO = {
+    "local-socket": errno.EAFNOSUPPORT,
+    "packets": errno.EAFNOSUPPORT,
+    "io_uring": errno.ENOSYS,
+    "write": errno.EACCES,
+    "create": errno.EACCES,
+    "listen": errno.EACCES,  # to bind is
+    "/etc/shadow": errno.EACCES,
+    "/proc/self/mem": errno.EACCES,
+    "/root": errno.EACCES,
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_it_may_not_do(sanitized_build: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "map"
+    secret.write_bytes(b"x")
+    secret.chmod(0o600)
+    files = [
+        "/etc/resolv.conf",
+        "/etc/passwd",
+        "/etc/shadow",
+        "/root",
+        "/proc/self/mem",
+    ]
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/confine-shell", "process", *files, secret],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = {
+        name: int(number) for name, number in map(str.split, done.stdout.splitlines())
+    }
+    # Without Landlock, DAC alone is what keeps these files from it.
+    has_landlock = not found.pop("lacks") & 4
+    other = OTHER_ERRNO | {str(secret): errno.EACCES}
+    if not has_landlock:
+        del other["/proc/self/mem"], other["listen"]
+        found.pop("/proc/self/mem")
+    assert {name for name, number in found.items() if not number} == ALLOWED
+    refused = {name: number for name, number in found.items() if number}
+    assert refused == {name: other.get(name, errno.EPERM) for name in refused}
+    assert not list(tmp_path.glob("confine-shell*"))
+
+
+def server_of(request: str) -> bytes:
+    """Answer with the range that was asked for."""
+    lines = dict(x.split(": ", 1) for x in request.splitlines()[1:] if ": " in x)
+    first, last = map(int, lines["Range"].removeprefix("bytes=").split("-"))
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
+    return response(f'{head}\nETag: "one"', DATA[first : last + 1])
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server(server_of) as running:
+        yield running
+
+
+def source_of(server: ScriptedServer, **keys: Any) -> dict[str, Any]:
+    mirror = {"kind": "http", "url": server.url()}
+    return {"size": len(DATA), "unit": UNIT, "mirrors": [mirror]} | keys
+
+
+def processes_of(parent: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def process_of(shell: FetchShell) -> int:
+    (pid,) = processes_of(shell.pid)
+    return pid
+
+
+def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> None:
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        assert not processes_of(shell.pid)  # nobody has needed it yet
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        pid = process_of(shell)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        stats = shell.stats()["process"]
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert stats["started"] == 1 and stats["running"] and not stats["died"]
+    assert set(stats["lacks"]) <= {"landlock", "lock"}
+    if os.geteuid() == 0:
+        assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"65534"}
+        assert not status["Groups"].strip()
+    assert not int(status["CapEff"], 16) | int(status["CapPrm"], 16)
+    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    assert b"PATH=" not in environment and b"HOME=" not in environment
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_local_sources_start_none(sanitized_build: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(DATA)
+    mirror = {"kind": "file", "path": str(tmp_path / "file")}
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add({"size": len(DATA), "mirrors": [mirror]})
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        assert not processes_of(shell.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_it_dies_or_hangs_under_reads(
+    sanitized_build: Path, server: ScriptedServer, tmp_path: Path, number: int
+) -> None:
+    log = tmp_path / "log"
+    with fetch_shell(sanitized_build, log=log) as shell:
+        source = shell.add(source_of(server))
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        pid = process_of(shell)
+        os.kill(pid, number)
+        reads = {n: shell.begin(source, n * UNIT, UNIT) for n in range(1, 9)}
+        answers = shell.finish()
+        for n, read in reads.items():
+            assert answers[read].data == DATA[n * UNIT :][:UNIT]
+        stats = shell.stats()["process"]
+        assert stats["died"] == 1 and stats["started"] == 2
+        assert process_of(shell) != pid
+    assert "event=fetch_process_died" in log.read_text()
+
+
+def test_it_does_not_outlive_its_server(
+    sanitized_build: Path, server: ScriptedServer
+) -> None:
+    """Although it cannot see that the stream has ended."""
+    with pytest.raises(BrokenPipeError), fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        pid = process_of(shell)
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(shell.pid, signal.SIGKILL)
+        end_s = time.monotonic() + 10
+        while is_alive(pid) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert not is_alive(pid)
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_costs_its_process(
+    sanitized_build: Path, tmp_path: Path, lie: str
+) -> None:
+    """And no more: the next one is asked. A sanitizer's report would fail the shell."""
+    lying = program(tmp_path, lie, DATA)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        mirror = {"kind": "http", "url": "http://127.0.0.1:1/"}
+        source = shell.add({"size": MIB, "unit": MIB, "mirrors": [mirror]})
+        assert shell.read(source, 0, 4096, deadline_s=20).data == DATA[:4096]
+        assert shell.stats()["process"]["died"] == 1
+
+
+def test_a_mirror_of_its_own_is_asked_instead(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Whatever the process does, it fails nothing that a local mirror has."""
+    (tmp_path / "file").write_bytes(DATA)
+    lying = program(tmp_path, "nothing", DATA, times=1000)
+    mirrors = [
+        {"kind": "http", "url": "http://127.0.0.1:1/"},
+        {"kind": "file", "path": str(tmp_path / "file")},
+    ]
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        source = shell.add({"size": MIB, "unit": UNIT, "mirrors": mirrors})
+        assert shell.read(source, 0, UNIT, deadline_s=4).data == DATA[:UNIT]
+
+
+@pytest.mark.parametrize("lie", ["other bytes", "bytes that change"])
+def test_no_wrong_byte(sanitized_build: Path, tmp_path: Path, lie: str) -> None:
+    units = units_of(DATA, UNIT)
+    source = {
+        **{"size": MIB, "unit": UNIT, "kind": "http", "url": "http://127.0.0.1:1/"},
+        **{"digests": [unit.hex() for unit in units]},
+        "root": root_of(units, size_bytes=MIB, unit_bytes=UNIT),
+    }
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    virtual.add(source, DATA, 0)
+    lying = program(tmp_path, lie, DATA, times=1000)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map), "deadline_s": 2}
+    with engine_shell(
+        sanitized_build,
+        describe(segment),
+        environment={"BTRFS_UBLK_FETCH": str(lying)},
+    ) as shell:
+        for unit in range(4):
+            answer = shell.request(f"read {unit * UNIT} {UNIT}")
+            assert answer in (DATA[unit * UNIT :][:UNIT], -errno.EIO, errno.EIO)
+        stats = shell.stats()["lazy"][0]["fetcher"]
+    assert lie != "other bytes" or stats["failures"]["wrong_digest"]
