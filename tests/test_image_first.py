@@ -176,7 +176,7 @@ def test_what_a_trace_is_of_is_found(tmp_path: Path) -> None:
     assert found and found == traced_ranges(
         trace, tmp_path / "other", image.name, ACCESS
     )
-    with pytest.raises(UsageError, match="neither in .*/other nor among"):
+    with pytest.raises(UsageError, match="is not among .*, nor in .*/other"):
         traced_ranges(trace, tmp_path / "other", None, ACCESS)
     other = build(source, tmp_path / "other", compression="none")
     with pytest.raises(UsageError, match="was not recorded of oci:.*/other:latest"):
