@@ -30,11 +30,16 @@ from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.store import IMAGES_VARIABLE
-from btrfs_ublk.kernel.btrfs import delete_subvolumes, is_subvolume
+from btrfs_ublk.kernel.btrfs import (
+    create_subvolume,
+    delete_subvolumes,
+    is_subvolume,
+    set_read_only,
+)
 from btrfs_ublk.kernel.reflink import clone_range
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volume import add_image, add_tree, down_volume, up_volume
-from btrfs_ublk.volume.store import volume_directory
+from btrfs_ublk.volume import add_image, add_tree, down_volume, trees, up_volume
+from btrfs_ublk.volume.store import HalfTree, volume_directory
 
 BIG = random.Random(11).randbytes(3 * MIB + 5)
 NO_ACCESS = RegistryAccess()
@@ -254,6 +259,80 @@ def test_killed_in_between(place: Place) -> None:
             kept = volume_directory(NAME, place.base).trees
             assert not [x for x in kept.glob("*") if len(x.name) == 64], step
     assert differences(expected, describe(place.target / "some/where")) == []
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+@pytest.mark.parametrize("put", ["link", "directory"])
+def test_nothing_else_becomes_the_new_subvolume(
+    place: Place, monkeypatch: pytest.MonkeyPatch, put: str
+) -> None:
+    """Whoever owns the directory that it is made in may rename it away at once."""
+    tree = small_tree(place.root / "tree")
+    elsewhere = place.root / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    real = trees.create_subvolume
+
+    def attacked(directory: Path, name: str) -> Path:
+        made = real(directory, name)
+        made.rename(directory / "away")
+        if put == "link":
+            made.symlink_to(elsewhere)
+        else:
+            made.mkdir(mode=0o755)
+        return made
+
+    monkeypatch.setattr(trees, "create_subvolume", attacked)
+    expected = "symbolic link" if put == "link" else "is not the empty subvolume"
+    with pytest.raises(BtrfsUblkError, match=expected):
+        add_tree(NAME, tree, "tree", access=NO_ACCESS, base=place.base)
+    assert elsewhere.stat().st_mode & 0o777 == 0o755
+    assert os.listdir(elsewhere) == []
+    assert volume_directory(NAME, place.base).half_tree() is None
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+@pytest.mark.parametrize("put", ["", "link", "file"])
+def test_leftovers_go_wherever_their_directory_is(place: Place, put: str) -> None:
+    tree = small_tree(place.root / "tree")
+    (place.target / "some").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, "rename_beneath", NAME, place.base, tree],
+        capture_output=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (place.target / "some").iterdir()
+    create_subvolume(left, "nested")
+    set_read_only(left)
+    moved = (place.target / "some").rename(place.target / "moved")
+    if put == "link":
+        (place.target / "some").symlink_to(moved)
+    elif put == "file":
+        (place.target / "some").touch()
+    up_volume(NAME, place.definition(), base=place.base)
+    assert list(moved.iterdir()) == []
+    assert place.command(noun="gc").returncode == 0
+    kept = volume_directory(NAME, place.base)
+    assert kept.half_tree() is None
+    assert not [x for x in kept.trees.glob("*") if len(x.name) == 64]
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+def test_a_leftover_that_stays_is_no_reason_to_fail(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = HalfTree(path="half", directories=[], data=None, subvolume=256)
+    volume_directory(NAME, place.base).write_half_tree(half)
+
+    def fail(target: Path, number: int) -> None:
+        raise BtrfsUblkError(f"{number} is busy")
+
+    monkeypatch.setattr(trees, "subvolume_name", fail)
+    up_volume(NAME, place.definition(), base=place.base)
+    assert "stays: 256 is busy" in caplog.text
 
 
 @pytest.mark.native

@@ -98,6 +98,13 @@ def place_beneath(
             yield fd, name
 
 
+@contextmanager
+def opened_beneath(top: int, path: str) -> Iterator[int]:
+    """Open a directory, as place_beneath() does with the parent of a path."""
+    with place_beneath(top, os.path.join(path, ".")) as (fd, _):
+        yield fd
+
+
 def exists_beneath(top: int, path: str) -> bool:
     """Do the same as os.path.lexists(). Raises UsageError as place_beneath() does."""
     try:

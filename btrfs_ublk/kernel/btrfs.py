@@ -35,6 +35,7 @@ _IOC_INO_LOOKUP = 0xD0009412
 _IOC_QUOTA_CTL = 0xC0109428
 _IOC_SNAP_CREATE = 0x50009417
 _IOC_SNAP_DESTROY = 0x5000940F
+_IOC_SNAP_DESTROY_V2 = 0x5000943F
 _IOC_SUBVOL_GETFLAGS = 0x80089419
 _IOC_SUBVOL_SETFLAGS = 0x4008941A
 _IOC_SUBVOL_INFO = 0x81F8943C
@@ -44,9 +45,12 @@ _VOL_ARGS = struct.Struct("=q4088s")
 #: struct btrfs_ioctl_vol_args_v2: fd, transaction, flags, size and address of a struct
 #: btrfs_qgroup_inherit, 16 unused bytes, name.
 _VOL_ARGS_V2 = struct.Struct("=qQQQQ16x4040s")
-#: BTRFS_SUBVOL_RDONLY, BTRFS_SUBVOL_QGROUP_INHERIT
+#: The same with the number of a subvolume instead of a name.
+_VOL_ARGS_OF_NUMBER = struct.Struct("=8xQQ32xQ4032x")
+#: BTRFS_SUBVOL_RDONLY, BTRFS_SUBVOL_QGROUP_INHERIT, BTRFS_SUBVOL_SPEC_BY_ID
 _READ_ONLY = 1 << 1
 _INHERIT = 1 << 2
+_BY_NUMBER = 1 << 4
 #: struct btrfs_qgroup_inherit: flags, three counts, and a struct btrfs_qgroup_limit:
 #: flags, most bytes, three other limits. The flags are BTRFS_QGROUP_INHERIT_SET_LIMITS
 #: and BTRFS_QGROUP_LIMIT_MAX_RFER.
@@ -81,6 +85,7 @@ _FOUND = struct.Struct("=QQQII")
 _INODE_ITEM_KEY = 1
 _GENERATION = struct.Struct("<Q")
 _ROOT_TREE = 1
+_ROOT_BACKREF_KEY = 144
 _ROOT_REF_KEY = 156
 #: struct btrfs_root_ref: inode of the directory, sequence, length of the name; the name
 #: follows.
@@ -281,6 +286,22 @@ def delete_subvolumes(path: Path) -> None:
         delete_subvolume(path)
 
 
+def delete_subvolume_number(target: Path, number: int) -> None:
+    """Do the same with a subvolume of the btrfs at ``target``, wherever it is: no path
+    is followed. Raises BtrfsUblkError."""
+    what = f"cannot delete subvolume {number} of the btrfs at {target}"
+    with deferred():
+        fd = _open_inode(target, _TOP_INODE, number, what=what)
+        try:
+            subvolume = Path(f"/proc/self/fd/{fd}")
+            set_read_only(subvolume, False)  # else nothing in it can be deleted
+            delete_nested_subvolumes(subvolume)
+        finally:
+            os.close(fd)
+    argument = _VOL_ARGS_OF_NUMBER.pack(0, _BY_NUMBER, number)
+    _ioctl(target, _IOC_SNAP_DESTROY_V2, argument, what=what)
+
+
 def delete_nested_subvolumes(subvolume: Path) -> None:
     """Delete the subvolumes that were made in one, and those in them. Raises
     BtrfsUblkError.
@@ -305,6 +326,18 @@ def delete_nested_subvolumes(subvolume: Path) -> None:
 def nested_subvolumes(subvolume: Path) -> list[bytes]:
     """Return the names of those that were made in one. Raises BtrfsUblkError."""
     return [name for *_, name in _children(subvolume, subvolume_id(subvolume))]
+
+
+def subvolume_name(target: Path, number: int) -> bytes | None:
+    """Return the name that a subvolume of the btrfs at ``target`` has in its directory,
+    None when there is no such subvolume. Raises BtrfsUblkError."""
+    what = f"cannot look for subvolume {number} of the btrfs at {target}"
+    key = (_ROOT_TREE, number, _ROOT_BACKREF_KEY)
+    found = _search(target, *key, 0, _EVERY, what=what)
+    if found is None:
+        return None
+    length: int = _ROOT_REF.unpack_from(found[1])[2]
+    return found[1][_ROOT_REF.size : _ROOT_REF.size + length]
 
 
 def _children(target: Path, subvolume: int) -> Iterator[tuple[int, int, int, bytes]]:
@@ -338,11 +371,11 @@ def subvolume_id(path: Path) -> int:
     return number
 
 
-def is_subvolume(path: Path) -> bool:
-    """Whether the path is that of a subvolume's top directory, for what is known to lie
-    on a btrfs."""
+def is_subvolume(path: Path | int) -> bool:
+    """Whether the path, or descriptor, is that of a subvolume's top directory, for what
+    is known to lie on a btrfs."""
     try:
-        status = os.lstat(path)
+        status = os.fstat(path) if isinstance(path, int) else os.lstat(path)
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_ino == _TOP_INODE

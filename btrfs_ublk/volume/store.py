@@ -100,13 +100,15 @@ class MadeFile:
 @dataclass(frozen=True, kw_only=True)
 class HalfTree:
     """A tree that is being added to the volume (adding.json): the path of the subvolume
-    that is to become it, directories above that were missing, and the name of its data
-    object in ``trees``, if that is new.
+    that is to become it, directories above that were missing, the name of its data
+    object in ``trees``, if that is new, and the number of the subvolume once it is
+    made.
     """
 
     path: str
     directories: list[str]
     data: str | None
+    subvolume: int | None = None
 
 
 class VolumeDirectory:

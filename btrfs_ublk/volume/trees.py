@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +29,18 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.attributes import NO_COW, add_attributes
 from btrfs_ublk.kernel.beneath import (
     exists_beneath,
-    opened_directory,
+    opened_beneath,
     place_beneath,
     rename_beneath,
 )
 from btrfs_ublk.kernel.btrfs import (
     commit_transaction,
     create_subvolume,
-    delete_subvolumes,
+    delete_subvolume_number,
+    filesystem_uuid,
     is_subvolume,
+    subvolume_id,
+    subvolume_name,
 )
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.volume.files import opened_top, opened_virtual_data
@@ -321,10 +324,10 @@ def _adding(
             temporary,
         ):
             subvolume = create_subvolume(Path(f"/proc/self/fd/{directory}"), temporary)
-            with opened_directory(temporary, dir_fd=directory) as fd:
+            with opened_beneath(directory, temporary) as fd:
+                number = _check_new(volume, fd, subvolume)
+                volume.write_half_tree(replace(half, subvolume=number))
                 os.fchmod(fd, 0o700)
-                if os.listdir(fd):
-                    raise BtrfsUblkError(f"another program writes to {subvolume}")
                 # Clones of virtual data have no checksums, and files inherit that.
                 add_attributes(fd, NO_COW)
                 if half.data is not None and image.new_data is not None:
@@ -341,6 +344,24 @@ def _adding(
                 # All is on disk before it counts as made.
                 commit_transaction(Path(f"/proc/self/fd/{top}"))
                 volume.forget_half_tree()
+
+
+def _check_new(volume: VolumeDirectory, fd: int, path: Path) -> int:
+    """Return the number of a subvolume that was just made and opened. Raises
+    BtrfsUblkError for anything else: the owner of the parent directory may have put it
+    there."""
+    opened, status = Path(f"/proc/self/fd/{fd}"), os.fstat(fd)
+    if (
+        not is_subvolume(fd)
+        or status.st_uid != os.geteuid()
+        or filesystem_uuid(opened) != volume.fsid()
+        or os.listdir(fd)
+    ):
+        raise BtrfsUblkError(
+            f"{path} is not the empty subvolume that was made there",
+            hint="another program changes that directory: choose another path",
+        )
+    return subvolume_id(opened)
 
 
 def _make(
@@ -380,10 +401,17 @@ def _make(
 
 def remove_half_tree(volume: VolumeDirectory, top: Path) -> None:
     """Remove what a killed command has left in a mounted volume, whose lock the caller
-    has. Raises BtrfsUblkError."""
-    if volume.half_tree() is not None:
-        with opened_top(volume, top) as fd:
-            _remove_half(volume, fd)
+    has. What cannot be removed causes a warning: nobody waits for it."""
+    try:
+        if volume.half_tree() is not None:
+            with opened_top(volume, top) as fd:
+                _remove_half(volume, fd)
+    except (BtrfsUblkError, OSError) as error:
+        log.warning(
+            "a tree that a killed command was adding to volume %s stays: %s",
+            volume.name,
+            error,
+        )
 
 
 def _remove_half(volume: VolumeDirectory, top: int) -> None:
@@ -392,14 +420,24 @@ def _remove_half(volume: VolumeDirectory, top: int) -> None:
         return
     # NB: the name is a random one of ours. What is not there has not begun, or got its
     # path, and is whole; in both cases, its data object is as it is to be.
-    with suppress(FileNotFoundError), place_beneath(top, half.path) as (fd, name):
-        path = Path(f"/proc/self/fd/{fd}/{name}")
-        if is_subvolume(path):
-            if half.data is not None:
-                (volume.trees / half.data).unlink(missing_ok=True)
-            delete_subvolumes(path)
-            log.debug("removed the half-made tree %s", half.path)
+    mount, number = Path(f"/proc/self/fd/{top}"), half.subvolume
+    if number is None:  # Nothing is in it, and its data object is not in place yet.
+        with _if_there(), opened_beneath(top, half.path) as fd:
+            if is_subvolume(fd):
+                number = subvolume_id(Path(f"/proc/self/fd/{fd}"))
+    # Others may have moved the directory that it is in, so its path does not matter.
+    name = os.fsencode(os.path.basename(half.path))
+    if number is not None and subvolume_name(mount, number) == name:
+        if half.data is not None:
+            (volume.trees / half.data).unlink(missing_ok=True)
+        delete_subvolume_number(mount, number)
+        log.debug("removed the half-made tree %s", half.path)
     for directory in reversed(half.directories):
-        with suppress(OSError), place_beneath(top, directory) as (fd, name):
-            os.rmdir(name, dir_fd=fd)
+        with _if_there(), place_beneath(top, directory) as (fd, name_):
+            os.rmdir(name_, dir_fd=fd)
     volume.forget_half_tree()
+
+
+def _if_there() -> AbstractContextManager[None]:
+    """Pass over a path that others have changed since."""
+    return suppress(OSError, UsageError)
