@@ -220,6 +220,23 @@ SECOND = digest_of(b"another layer")
             },
             "or another layer's",
         ),
+        (
+            {
+                "sources": [
+                    {
+                        "layer": DIFF,
+                        "layer_bytes": 1,
+                        "codec": "gzip",
+                        "offset": offset,
+                        "data_bytes": MIB,
+                        "index_bytes": 256 * MIB,
+                        "selection_bytes": 1,
+                    }
+                    for offset in (0, MIB)
+                ]
+            },
+            "indexes and selections of 536870914 bytes, and the most is 536870912",
+        ),
         ({"more": 1}, "has not the keys of a pack"),
     ],
 )

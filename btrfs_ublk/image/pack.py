@@ -34,6 +34,8 @@ _MAX_HEADER_BYTES = 32 * MIB
 _MAX_EXTENTS = 1 << 20
 #: Of an index, or a selection, as servers have it.
 _MAX_INDEX_BYTES = 256 * MIB
+#: Of all of them in a pack: the server has them in memory.
+_MAX_INDEXES_BYTES = 512 * MIB
 _WINDOW_LOG = 27
 #: Level 19 takes 0.55 s for each MiB, which is too long for trees of a million files:
 #: level 12 takes a twentieth of that, and its packs are a tenth larger.
@@ -200,6 +202,11 @@ class PackHeader:
             ):
                 raise InvalidPackError(f"source {number} is {str(source)[:500]}")
             end += source.data_bytes
+        if self._index_bytes > _MAX_INDEXES_BYTES:
+            raise InvalidPackError(
+                f"its {len(self.sources)} sources have indexes and selections of "
+                f"{self._index_bytes} bytes, and the most is {_MAX_INDEXES_BYTES}"
+            )
         if self.sources and end != self.data_bytes:
             raise InvalidPackError(
                 f"its sources have {end} bytes of data, and not {self.data_bytes}"
@@ -211,8 +218,12 @@ class PackHeader:
         return (
             sum(length for _, length in self.extents)
             + self._digest_bytes
-            + sum(x.index_bytes + x.selection_bytes for x in self.sources)
+            + self._index_bytes
         )
+
+    @property
+    def _index_bytes(self) -> int:
+        return sum(x.index_bytes + x.selection_bytes for x in self.sources)
 
     @property
     def _digest_bytes(self) -> int:
