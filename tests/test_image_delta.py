@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from conftest import Need
 from image_edit import _TABLE
 from test_image_commit import base_tree, change
@@ -23,6 +24,7 @@ from volume_support import NAME, TIMEOUT_S, Place
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
+from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.store import IMAGES_VARIABLE
@@ -94,6 +96,15 @@ def delta_of(place: Place, mode: ForkMode) -> tuple[Path, Tree]:
     assert done.returncode == 0, done.stderr
     assert is_clean(place)
     return delta, describe(one)
+
+
+@pytest.mark.parametrize(
+    "option", [("--compression", "zstd"), ("--insecure",), ("--ca-file", "x")]
+)
+def test_a_delta_has_no_options_of_images(option: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(command, ["commit", "a", "b", "--delta", "x", *option])
+    assert isinstance(done.exception, UsageError)
+    assert f"{option[0]} has no meaning" in done.exception.message
 
 
 @pytest.mark.native

@@ -26,8 +26,10 @@ from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.cli.image_convert import convert
 from btrfs_ublk.cli.image_forks import apply, commit, detach, fork, forks, unfork
 from btrfs_ublk.cli.image_options import (
+    max_inline_option,
     platform_option,
     registry_options,
+    unit_option,
     via_options,
     with_access,
     with_build_options,
@@ -36,7 +38,7 @@ from btrfs_ublk.cli.image_options import (
 from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import new_file
-from btrfs_ublk.units import exact_size, format_size, parse_size
+from btrfs_ublk.units import exact_size, format_size
 
 _base = click.option(
     "--base",
@@ -136,22 +138,9 @@ def build(
     help="The OCI image layout, a directory; it is made if missing.",
 )
 @click.option("--tag", help="Its name in the layout.  [the source's, else latest]")
-@click.option(
-    "--platform",
-    metavar="OS/ARCHITECTURE",
-    help="Which image of an index.  [this machine's]",
-)
-@click.option(
-    "--max-inline",
-    metavar="SIZE",
-    help="Smaller files are in the metadata.  [2K]",
-)
-@click.option(
-    "--unit",
-    default="256K",
-    metavar="SIZE",
-    help="What is verified at once: a power of two from 4K to 1M.",
-)
+@platform_option
+@max_inline_option
+@unit_option
 @with_access
 @json_option
 def index(
@@ -159,8 +148,8 @@ def index(
     output: Path,
     tag: str | None,
     platform: str | None,
-    max_inline: str | None,
-    unit: str,
+    max_inline: int | None,
+    unit: int,
     access: images.RegistryAccess,
     as_json: bool,
 ) -> None:
@@ -172,12 +161,7 @@ def index(
     layers the data are. `image push` stores it beside the image, which keeps its name.
     """
     origin = images.parse_name(source)
-    options = images.BuildOptions(
-        max_inline=(
-            None if max_inline is None else parse_size(max_inline, what="--max-inline")
-        ),
-        unit_bytes=parse_size(unit, what="--unit"),
-    )
+    options = images.BuildOptions(max_inline=max_inline, unit_bytes=unit)
     with progress(f"index {source}") as task:
         made = images.index_image(
             origin,

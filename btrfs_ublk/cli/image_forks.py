@@ -157,6 +157,7 @@ def commit(
             "one of --tag and --delta is needed", hint="an image, or a file of changes"
         )
     if delta is not None:
+        _refuse_options_of_images(click.get_current_context())
         with progress(f"write the delta of fork {fork} of {name}"):
             size_bytes = volumes.write_delta(name, fork, delta, base=base)
         if as_json:
@@ -191,6 +192,16 @@ def commit(
     click.echo(f"a layer of {size}; {format_size(image.sent_bytes)} sent", err=True)
     if sockets:
         click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
+
+
+def _refuse_options_of_images(context: click.Context) -> None:
+    for key in ("compression", "docker_config", "ca_file", "insecure"):
+        if context.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT:
+            option = "--" + key.replace("_", "-")
+            raise UsageError(
+                f"{option} has no meaning with --delta, which makes no image",
+                hint="leave it out, or make an image: --tag",
+            )
 
 
 @click.command()

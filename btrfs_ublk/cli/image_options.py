@@ -88,6 +88,25 @@ platform_option = click.option(
 )
 
 
+def _size(_: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parse_size(value, what=option.opts[0])
+
+
+max_inline_option = click.option(
+    "--max-inline",
+    callback=_size,
+    metavar="SIZE",
+    help="Smaller files are in the metadata.  [2K]",
+)
+unit_option = click.option(
+    "--unit",
+    callback=_size,
+    default="256K",
+    metavar="SIZE",
+    help="What is verified, and fetched, at once: a power of two from 4K to 1M.",
+)
+
+
 def with_build_options(function: _Function) -> _Function:
     """Add the options that say how an image is made; the command gets them as
     ``options``, and ``trace`` and ``traced`` as they are."""
@@ -97,8 +116,8 @@ def with_build_options(function: _Function) -> _Function:
         *args: Any,
         compression: str | None,
         checksum: str | None,
-        max_inline: str | None,
-        unit: str,
+        max_inline: int | None,
+        unit: int,
         threads: int | None,
         trace: Path | None,
         traced: str | None,
@@ -111,13 +130,9 @@ def with_build_options(function: _Function) -> _Function:
         options = images.BuildOptions(
             compression=compression,
             checksum=checksum,
-            max_inline=(
-                None
-                if max_inline is None
-                else parse_size(max_inline, what="--max-inline")
-            ),
+            max_inline=max_inline,
             threads=threads,
-            unit_bytes=parse_size(unit, what="--unit"),
+            unit_bytes=unit,
         )
         return function(*args, options=options, trace=trace, traced=traced, **keys)
 
@@ -135,18 +150,8 @@ def with_build_options(function: _Function) -> _Function:
                 type=click.Choice(images.CHECKSUMS),
                 help="What the kernel verifies blocks by.  [crc32c]",
             ),
-            click.option(
-                "--max-inline",
-                metavar="SIZE",
-                help="Smaller files are in the metadata.  [2K]",
-            ),
-            click.option(
-                "--unit",
-                default="256K",
-                metavar="SIZE",
-                help="What is verified, and fetched, at once: a power of two from 4K to"
-                " 1M.",
-            ),
+            max_inline_option,
+            unit_option,
             click.option(
                 "--threads",
                 type=click.IntRange(1, 256),

@@ -12,7 +12,7 @@ from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.base.progress import progress
-from btrfs_ublk.cli.image_options import via_options, with_access
+from btrfs_ublk.cli.image_options import platform_option, via_options, with_access
 from btrfs_ublk.cli.volume_options import volume_name, volumes_base
 from btrfs_ublk.units import format_size
 
@@ -67,11 +67,7 @@ def add_image(
 @volume_name
 @click.argument("source")
 @click.argument("path")
-@click.option(
-    "--platform",
-    metavar="OS/ARCHITECTURE",
-    help="Which image of an index.  [this machine's]",
-)
+@platform_option
 @volumes_base
 @with_access
 @json_option
