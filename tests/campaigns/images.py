@@ -117,6 +117,9 @@ class Campaign:
             "unfork, snapshot": lambda result: self._unfork("snapshot", result),
             "commit to a layout": self._commit_to_layout,
             "commit to a registry": self._commit_to_registry,
+            "commit a delta": self._commit_delta,
+            "apply": self._apply,
+            "index": self._index,
             "detach": self._detach,
             "server": lambda result: self._processes(("server",), result),
             "daemon": lambda result: self._processes(("supervisor",), result),
@@ -435,6 +438,37 @@ class Campaign:
         name = self._name(f"committed-{self._number}:1")
         self._kill(result, "commit", NAME, QUIET, "-t", name, *self._ca)
         self._see_committed(name, result)
+
+    def _commit_delta(self, result: Result) -> None:
+        delta = self._top / "work/delta"
+        words = ("commit", NAME, QUIET, "--delta", delta)
+        self._kill(result, *words, unless="exists")
+        self._expect("apply", NAME, delta, NEW)
+        self._see_applied(delta, result)
+
+    def _apply(self, result: Result) -> None:
+        delta = self._top / "work/delta"
+        self._expect("commit", NAME, QUIET, "--delta", delta)
+        self._kill(result, "apply", NAME, delta, NEW, unless="already")
+        self._see_applied(delta, result)
+
+    def _see_applied(self, delta: Path, result: Result) -> None:
+        forks = self._mount / "forks"
+        self._compare_trees(forks / QUIET, forks / NEW, result)
+        self._unfork_new()
+        delta.unlink()
+        if left := os.listdir(self._mount / "commits"):
+            result["problems"].append(f"is left of a delta: {left}")
+
+    def _index(self, result: Result) -> None:
+        name, layout = self._name(f"indexed-{self._number}:1"), self._top / "work/index"
+        self._expect("commit", NAME, QUIET, "-t", name, *self._ca)
+        words = ("index", name, "-o", layout, "--tag", "1", *self._ca)
+        self._kill(result, *words)
+        self._expect("push", f"oci:{layout}:1", name, *self._ca)
+        report = check_image(parse_name(name), self._access, with_btrfs_check=False)
+        result["problems"] += map(str, report.problems)
+        shutil.rmtree(layout)
 
     def _see_committed(self, name: str, result: Result) -> None:
         if left := os.listdir(self._mount / "commits"):
