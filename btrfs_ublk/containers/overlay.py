@@ -21,49 +21,43 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.volume.forks import OVERLAY, UPPER
+from btrfs_ublk.volume.forks import (
+    LAYER,
+    OVERLAY,
+    OVERLAY_OPTIONS,
+    UPPER,
+    WORK,
+    furnish_overlay,
+)
 
-_WORK, _LAYER = "work", "layer"
 _OPAQUE = "trusted.overlay.opaque"
 _OURS = "trusted.overlay."
 #: The times that a directory had before a merge took the first thing out of it.
 _TIMES = "trusted.overlay.btrfs-ublk.times"
-#: Whole files lie in upper, under their names: a merge needs that.
-_OPTIONS = ("index=off", "metacopy=off", "redirect_dir=off")
 
 
 def make_overlay(snapshot: Path, parent: Path) -> None:
     """Make the directories of an overlay in a new snapshot of ``parent``. Raises
     UsageError when the image has something of their name, and OSError."""
-    directory = snapshot / OVERLAY
     try:
-        directory.mkdir(mode=0o700)
+        furnish_overlay(snapshot, parent, parent.absolute())
     except FileExistsError as error:
         raise UsageError(
             f"{parent} has a {OVERLAY} of its own, so it cannot be below an overlay",
             hint="make it a snapshot instead",
         ) from error
-    (directory / _WORK).mkdir(mode=0o700)
-    upper = directory / UPPER
-    upper.mkdir()
-    status = parent.stat()
-    os.chown(upper, status.st_uid, status.st_gid)
-    os.chmod(upper, stat.S_IMODE(status.st_mode))
-    for name in os.listxattr(parent):
-        os.setxattr(upper, name, os.getxattr(parent, name))
-    os.utime(upper, ns=(status.st_atime_ns, status.st_mtime_ns))
-    (directory / _LAYER).symlink_to(parent.absolute())
 
 
 def mount_options(snapshot: Path) -> tuple[str, ...]:
     """Return the options that mount an overlay."""
     directory = snapshot.absolute() / OVERLAY
-    # NB: the link has no colon, and chain IDs have.
+    # NB: the link has no colon, and chain IDs have. By the options, whole files lie in
+    # upper, under their names: a merge needs that.
     return (
-        f"lowerdir={directory / _LAYER}",
+        f"lowerdir={directory / LAYER}",
         f"upperdir={directory / UPPER}",
-        f"workdir={directory / _WORK}",
-        *_OPTIONS,
+        f"workdir={directory / WORK}",
+        *OVERLAY_OPTIONS,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +61,12 @@ OUR_DIRECTORIES = (FORKS_DIRECTORY, OVERLAYS_DIRECTORY, COMMITS_DIRECTORY)
 #: In the subvolume of an overlay: its directories, and a link to its layer.
 OVERLAY = ".btrfs-ublk-overlay"
 UPPER = "upper"
-_WORK = "work"
-_LAYER = "layer"
+WORK = "work"
+LAYER = "layer"
 #: Btrfs needs a few tree blocks before anything can be written.
 MIN_QUOTA_BYTES = 1 << 20
 #: Then the upper directory has whole files, under their own names.
-_OPTIONS = ("index=off", "metacopy=off", "redirect_dir=off")
+OVERLAY_OPTIONS = ("index=off", "metacopy=off", "redirect_dir=off")
 #: Options are one text, in which these have a meaning.
 _SPECIAL = ",:\\"
 
@@ -114,7 +115,12 @@ def make_fork(
     with ExitStack() as on_failure:
         on_failure.push(undoing(lambda: _discard(own)))
         create_snapshot(layer, own.parent, name, quota_bytes=quota_bytes)
-        _furnish(own, layer)
+        try:
+            furnish_overlay(own, layer, os.path.relpath(layer, own / OVERLAY))
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot make {own / OVERLAY}: {error.strerror}"
+            ) from error
         # The snapshot is on disk already. What makes it whole must be there before
         # anybody writes to the fork: after a power loss, `up` removes half-made ones.
         commit_transaction(own)
@@ -174,11 +180,11 @@ def _mode_of(subvolume: Path, layer: Path) -> ForkMode:
     top = subvolume / OVERLAY
     if not os.path.lexists(top):
         return "snapshot"
-    link = top / _LAYER
+    link = top / LAYER
     # Where it is now does not matter: an overlay is as deep as this.
     expected = f"../../../{LAYERS_DIRECTORY}/{layer.name}"
     if (
-        any(not _is_directory(x) for x in (top, top / UPPER, top / _WORK))
+        any(not _is_directory(x) for x in (top, top / UPPER, top / WORK))
         or not link.is_symlink()
         or os.readlink(link) != expected
     ):
@@ -235,29 +241,27 @@ def _prepare_quota(mount: Path, quota_bytes: int) -> None:
         ) from error
 
 
-def _furnish(own: Path, layer: Path) -> None:
-    """Make the directories of an overlay; the link to the layer makes it whole."""
+def furnish_overlay(own: Path, layer: Path, link: Path | str) -> None:
+    """Make the directories of an overlay of ``layer`` in the subvolume ``own``. The
+    link to the layer, which says ``link``, makes it whole. Raises OSError."""
     top = own / OVERLAY
-    try:
-        top.mkdir(mode=0o700)
-        # NB: it is inherited. Copies of files with checksums would not be clones then.
-        remove_attributes(top, NO_COW)
-        status = layer.stat()
-        for each in (UPPER, _WORK):
-            (top / each).mkdir()
-        # The upper directory is what the fork shows as its top.
-        os.chown(top / UPPER, status.st_uid, status.st_gid)
-        os.chmod(top / UPPER, status.st_mode & 0o7777)
-        for attribute in os.listxattr(layer):
-            os.setxattr(top / UPPER, attribute, os.getxattr(layer, attribute))
-        os.utime(top / UPPER, ns=(status.st_atime_ns, status.st_mtime_ns))
-        (top / _LAYER).symlink_to(os.path.relpath(layer, top))
-    except OSError as error:
-        raise BtrfsUblkError(f"cannot make {top}: {error.strerror}") from error
+    top.mkdir(mode=0o700)
+    # NB: it is inherited. Copies of files with checksums would not be clones then.
+    remove_attributes(top, NO_COW)
+    status = layer.stat()
+    for each in (UPPER, WORK):
+        (top / each).mkdir(mode=0o700)
+    # The upper directory is what the overlay shows as its top.
+    os.chown(top / UPPER, status.st_uid, status.st_gid)
+    os.chmod(top / UPPER, stat.S_IMODE(status.st_mode))
+    for attribute in os.listxattr(layer):
+        os.setxattr(top / UPPER, attribute, os.getxattr(layer, attribute))
+    os.utime(top / UPPER, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (top / LAYER).symlink_to(link)
 
 
 def _is_half_made(own: Path) -> bool:
-    return is_subvolume(own) and not (own / OVERLAY / _LAYER).is_symlink()
+    return is_subvolume(own) and not (own / OVERLAY / LAYER).is_symlink()
 
 
 def _discard(own: Path) -> None:
@@ -275,14 +279,14 @@ def upper_of(mount: Path, name: str) -> Path:
 def _mount_overlay(mount: Path, name: str) -> None:
     path, top = mount / FORKS_DIRECTORY / name, upper_of(mount, name).parent
     make_directory(path, 0o755)
-    directories = {"lowerdir": _LAYER, "upperdir": UPPER, "workdir": _WORK}
+    directories = {"lowerdir": LAYER, "upperdir": UPPER, "workdir": WORK}
     options = [f"{key}={top / each}" for key, each in directories.items()]
     try:
         mount_now(
             overlay_source(filesystem_uuid(mount)),
             path,
             "overlay",
-            options=[*options, *_OPTIONS],
+            options=[*options, *OVERLAY_OPTIONS],
         )
     except OSError as error:
         raise BtrfsUblkError(
@@ -357,7 +361,7 @@ def list_forks(mount: Path) -> list[Fork]:
     for name in _names(mount / OVERLAYS_DIRECTORY):
         own = mount / OVERLAYS_DIRECTORY / name
         if is_subvolume(own) and not _is_half_made(own):
-            layer = Path(os.path.realpath(own / OVERLAY / _LAYER))
+            layer = Path(os.path.realpath(own / OVERLAY / LAYER))
             path = mount / FORKS_DIRECTORY / name
             found.append(_fork(path, own, "overlay", layer, path in mounted))
     overlays = {each.name for each in found}
@@ -418,7 +422,7 @@ def remove_fork(mount: Path, name: str) -> None:
         _unmount(fork.path)
     own = mount / OVERLAYS_DIRECTORY / name
     # From here on it is half-made, and the next command goes on with it.
-    (own / OVERLAY / _LAYER).unlink(missing_ok=True)
+    (own / OVERLAY / LAYER).unlink(missing_ok=True)
     _discard(own)
 
 
