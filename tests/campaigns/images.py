@@ -135,7 +135,7 @@ class Campaign:
         numbered = list(enumerate(kinds, 1))
         while numbered and time.monotonic() < end_s:
             with self._volume(), self._writing():
-                before = self._there()
+                before = self._settled()
                 while numbered and time.monotonic() < end_s:
                     number, kind = numbered.pop(0)
                     result: Result = {"what": "round", "number": number, "kind": kind}
@@ -284,6 +284,14 @@ class Campaign:
                 found |= {os.path.join(directory, name) for name in directories}
                 found |= {os.path.join(directory, name) for name in files}
         return {each for each in found if "/run/daemon" not in each}
+
+    def _settled(self) -> set[str]:
+        """Do so when no process starts or ends any more."""
+        before: set[str] = set()
+        while before != (now := self._there()):
+            before = now
+            time.sleep(0.5)
+        return now
 
     def _is_ours(self, path: Path) -> bool:
         return self._top in path.parents
