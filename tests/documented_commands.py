@@ -183,6 +183,15 @@ btrfs-ublk bench compare --list
 
 #: By command and options.
 ELSEWHERE = {
+    "btrfs-ublk image list --registry --new": (
+        "tests/test_image_catalogue.py::test_versions_and_what_is_new_in_them"
+    ),
+    "btrfs-ublk image warm --site": (
+        "tests/test_image_warm.py::test_after_it_four_hosts_cost_the_registry_nothing"
+    ),
+    "btrfs-ublk image warm --trace": (
+        "tests/test_image_warm.py::test_only_what_a_trace_has_read"
+    ),
     "btrfs-ublk site-cache check --object --token-file": (
         "tests/test_site_cache.py::test_the_command_says_what_is_wrong"
     ),

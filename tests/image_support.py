@@ -75,8 +75,11 @@ def tagged_image(
     return LayoutName(path, tag)
 
 
-def made_by_hand(path: Path, *, layers: list[str], seed: int = 1) -> dict[str, Any]:
-    """Write what mkimage writes, of random bytes; return a report as it prints one."""
+def made_by_hand(
+    path: Path, *, layers: list[str], seed: int = 1, units: int = 9
+) -> dict[str, Any]:
+    """Write what mkimage writes, of random bytes; return a report as it prints one.
+    The last of so many units and one more is not full."""
     path.mkdir(parents=True)
     some = random.Random(seed)
     with open(path / "seed.img", "wb") as file:
@@ -84,10 +87,12 @@ def made_by_hand(path: Path, *, layers: list[str], seed: int = 1) -> dict[str, A
         for offset, length in ((64 * KIB, 4096), (MIB, 300_000), (64 * MIB, 4096)):
             file.seek(offset)
             file.write(some.randbytes(length))
-    data = some.randbytes(9 * UNIT + 8192)
+    data = some.randbytes(units * UNIT + 8192)
     (path / "data").write_bytes(data)
-    units = [data[at : at + UNIT] for at in range(0, len(data), UNIT)]
-    digests = b"".join(hashlib.sha256(unit).digest() for unit in units)
+    digests = b"".join(
+        hashlib.sha256(data[at : at + UNIT]).digest()
+        for at in range(0, len(data), UNIT)
+    )
     (path / "digests").write_bytes(digests)
     chain: list[dict[str, Any]] = []
     for number, diff_id in enumerate(layers):
@@ -105,7 +110,9 @@ def made_by_hand(path: Path, *, layers: list[str], seed: int = 1) -> dict[str, A
     }
 
 
-def sealed_image(path: Path, *, tag: str = "app", seed: int = 1) -> BuiltImage:
+def sealed_image(
+    path: Path, *, tag: str = "app", seed: int = 1, units: int = 9
+) -> BuiltImage:
     """Make a layout with an ordinary image of two layers and a sealed one of any bytes
     beside it, as `image build` does."""
     source = tagged_image(
@@ -118,7 +125,7 @@ def sealed_image(path: Path, *, tag: str = "app", seed: int = 1) -> BuiltImage:
     opened = open_source(source, layout, RegistryAccess(), platform="linux/amd64")
     made = path.with_name(f"{path.name}-made")
     report = made_by_hand(
-        made, layers=[str(x.diff_id) for x in opened.layers], seed=seed
+        made, layers=[str(x.diff_id) for x in opened.layers], seed=seed, units=units
     )
     return seal(layout, made, report, opened, tag)
 

@@ -6,7 +6,8 @@ import fnmatch
 import ipaddress
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from btrfs_ublk.base.private_dirs import CONFIG_DIRECTORY, CONFIG_VARIABLE
 from btrfs_ublk.errors import UsageError, why_unread
 
 FILE_NAME = "hosts.toml"
+#: What a cache says of an answer that it did not ask the origin for.
+HITS = ("HIT", "STALE", "UPDATING", "REVALIDATED")
+#: What a front says of the size of its slices.
+SLICE_HEADER = "X-Site-Cache-Slice"
 
 
 @dataclass(frozen=True)
@@ -152,3 +157,12 @@ def via_option(*, strict: bool = True) -> list[str]:
     if not rules:
         return []
     return ["--via", json.dumps([rule.to_dict() for rule in rules])]
+
+
+def cache_status(headers: Mapping[str, str]) -> str | None:
+    """Return what X-Site-Cache, or X-Cache of other caches, says of an answer: HIT,
+    MISS and so on; None when it says nothing."""
+    for name in ("X-Site-Cache", "X-Cache", "X-Cache-Status"):
+        if found := re.search(r"[A-Za-z]+", headers.get(name, "")):
+            return found[0].upper()
+    return None

@@ -18,13 +18,13 @@ from btrfs_ublk.base.entry import (
     NounGroup,
     PathType,
     json_option,
-    print_rows,
     visible,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.cli.image_convert import convert
 from btrfs_ublk.cli.image_forks import apply, commit, detach, fork, forks, unfork
+from btrfs_ublk.cli.image_list import image_keys, images_base, list_command
 from btrfs_ublk.cli.image_options import (
     max_inline_option,
     platform_option,
@@ -35,17 +35,11 @@ from btrfs_ublk.cli.image_options import (
     with_build_options,
     with_first,
 )
+from btrfs_ublk.cli.image_warm import warm
 from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size
-
-_base = click.option(
-    "--base",
-    type=PathType(),
-    help="Where images are kept."
-    "  [BTRFS_UBLK_IMAGES_DIR, else /var/lib/btrfs-ublk/images]",
-)
 
 
 @click.group("image", cls=NounGroup, aliases={"ls": "list", "show": "inspect"})
@@ -465,7 +459,7 @@ def push(
 @command.command()
 @click.argument("image")
 @click.option("--pin", is_flag=True, help="Keep it: `image gc` leaves it.")
-@_base
+@images_base
 @with_access
 @via_options
 @json_option
@@ -504,37 +498,9 @@ def pull(
     click.echo(f"{format_size(pulled.fetched_bytes)} fetched; {pulled.why}", err=True)
 
 
-@command.command("list")
-@_base
-@json_option
-def list_command(base: Path | None, as_json: bool) -> None:
-    """List the images whose metadata are on this machine."""
-    found = images.ImageStore(base).images()
-    if as_json:
-        click.echo(json.dumps([_keys(image) for image in found], indent=2))
-        return
-    rows = [("IMAGE", "DIGEST", "PINNED", "PACK", "DATA")]
-    for image in found:
-        for name in image.names or ("-",):
-            rows.append(
-                (
-                    name,
-                    image.digest[:19],
-                    "yes" if image.pinned else "-",
-                    format_size(image.pack_bytes),
-                    format_size(image.data_bytes),
-                )
-            )
-    print_rows(rows)
-
-
-def _keys(image: images.StoredImage) -> dict[str, object]:
-    return vars(image) | {"directory": str(image.directory)}
-
-
 @command.command()
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@_base
+@images_base
 @json_option
 def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
     """Remove images that are not pinned.
@@ -543,7 +509,7 @@ def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
     """
     gone = images.ImageStore(base).collect((), dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps([_keys(image) for image in gone], indent=2))
+        click.echo(json.dumps([image_keys(image) for image in gone], indent=2))
         return
     for image in gone:
         click.echo(f"{'would remove' if dry_run else 'removed'} {image.digest}")
@@ -631,5 +597,5 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
     take_down(name, base, as_json=as_json)
 
 
-for _each in (convert, fork, forks, unfork, commit, apply, detach):
+for _each in (list_command, convert, warm, fork, forks, unfork, commit, apply, detach):
     command.add_command(_each)

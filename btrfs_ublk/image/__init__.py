@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         BuiltImage,
         build_image,
     )
+    from btrfs_ublk.image.catalogue import Catalogue, Version, list_versions
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
     from btrfs_ublk.image.connection import RegistryAccess, RegistryError
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.registry import Repository
     from btrfs_ublk.image.store import ImageStore, StoredImage
     from btrfs_ublk.image.transfer import Pushed, push_image, walk
+    from btrfs_ublk.image.warm import WarmReport, warm_image
 else:
     __getattr__ = exporter(
         __name__,
         {
             "build": "CHECKSUMS BuildOptions BuiltImage build_image",
+            "catalogue": "Catalogue Version list_versions",
             "check": "CheckReport check_image",
             "commit": "COMPRESSIONS CommittedImage Compression",
             "connection": "RegistryAccess RegistryError",
@@ -58,6 +61,7 @@ else:
             "registry": "Repository",
             "store": "ImageStore StoredImage",
             "transfer": "Pushed push_image walk",
+            "warm": "WarmReport warm_image",
         },
     )
 
@@ -66,6 +70,7 @@ __all__ = [
     "BuiltImage",
     "CHECKSUMS",
     "COMPRESSIONS",
+    "Catalogue",
     "CheckReport",
     "CommittedImage",
     "Compression",
@@ -86,6 +91,8 @@ __all__ = [
     "RegistryError",
     "Repository",
     "StoredImage",
+    "Version",
+    "WarmReport",
     "build_image",
     "check_image",
     "check_layers",
@@ -94,6 +101,7 @@ __all__ = [
     "export_image",
     "index_image",
     "inspect_image",
+    "list_versions",
     "parse_layout",
     "parse_name",
     "parse_reference",
@@ -103,4 +111,5 @@ __all__ = [
     "read_policy",
     "traced_ranges",
     "walk",
+    "warm_image",
 ]

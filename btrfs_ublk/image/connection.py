@@ -142,6 +142,7 @@ class Connection:
         self._authorization: str | None = None
         self._until_s = 0.0
         self._challenge: str | None = None
+        self._renewing = threading.Lock()
         if access.insecure and not is_loopback(self._base):
             raise UsageError(
                 f"--insecure is for registries on loopback, not for {registry}",
@@ -236,15 +237,19 @@ class Connection:
             key=lambda url: hashlib.sha256(f"{url} {path}".encode()).digest(),
         )
 
-    def ask_cache(self, cache: str, path: str) -> requests.Response:
+    def ask_cache(
+        self, cache: str, path: str, headers: Mapping[str, str] | None = None
+    ) -> requests.Response:
         """Ask a cache for what is at ``path``, as the registry would be asked; once,
         and no redirection is followed. The caller reads the body, as a stream, and
-        closes it. Raises requests.RequestException."""
+        closes it. Several threads may do so. Raises requests.RequestException."""
         parts = urlsplit(self.url(path))
         request = requests.Request(
             "GET",
             cache.rstrip("/") + parts.path,
-            headers=self._headers({"Host": parts.netloc}, authorized=True),
+            headers=self._headers(
+                {"Host": parts.netloc, **(headers or {})}, authorized=True
+            ),
             auth=_as_it_is,
         )
         response = self._session.send(
@@ -317,8 +322,9 @@ class Connection:
     ) -> dict[str, str]:
         made = {"Accept-Encoding": "identity", **headers}
         if authorized:
-            if self._challenge is not None and time.monotonic() >= self._until_s:
-                self._get_token(self._challenge)
+            with self._renewing:
+                if self._challenge is not None and time.monotonic() >= self._until_s:
+                    self._get_token(self._challenge)
             if self._authorization is not None:
                 made["Authorization"] = self._authorization
         return made

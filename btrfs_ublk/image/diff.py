@@ -128,7 +128,7 @@ def diff_images(
     old, new = (tree.digests for tree in trees)
     if old is None or new is None:
         return DiffReport(count)
-    return DiffReport(count, new.size_bytes, _new_bytes(old, new))
+    return DiffReport(count, new.size_bytes, new_bytes(old, new))
 
 
 @contextmanager
@@ -288,14 +288,17 @@ def _changes(one: bytes, other: bytes) -> dict[str, tuple[str, str]]:
     return changes
 
 
-def _new_bytes(old: Digests, new: Digests) -> int:
+def new_bytes(old: Digests | None, new: Digests) -> int:
+    """Return how many bytes the units have that an older version of an image has not;
+    None stands for no older version."""
+
     def units(digests: Digests) -> list[bytes]:
         found = digests.units
         return [
             found[at : at + DIGEST_BYTES] for at in range(0, len(found), DIGEST_BYTES)
         ]
 
-    known = set(units(old))
+    known = set(units(old)) if old is not None else set()
     lacking = {
         digest: min(new.unit_bytes, new.size_bytes - number * new.unit_bytes)
         for number, digest in enumerate(units(new))

@@ -472,9 +472,7 @@ def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
                     part = reader.read(min(length, _COPY_BYTES))
                     seed.write(part)
                     length -= len(part)
-        digests = Digests(
-            header.data_bytes, header.unit, reader.read(header._digest_bytes)
-        )
+        digests = _take_digests(header, reader)
         for number, source in enumerate(header.sources):
             for place, length in (
                 (index_path(seed_image.parent, number), source.index_bytes),
@@ -486,11 +484,27 @@ def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
                         file.write(part)
                         length -= len(part)
         reader.finish()
+    return header, digests
+
+
+def read_digests(path: Path) -> tuple[PackHeader, Digests]:
+    """Read the units' digests of a pack, verified against the root, and nothing else.
+    Raises InvalidPackError, OSError."""
+    with opened_pack(path) as (header, reader):
+        for _, length in header.extents:
+            while length:
+                length -= len(reader.read(min(length, _COPY_BYTES)))
+        return header, _take_digests(header, reader)
+
+
+def _take_digests(header: PackHeader, reader: _Reader) -> Digests:
+    units = reader.read(header._digest_bytes)
+    digests = Digests(header.data_bytes, header.unit, units)
     if digests.root != header.root:
         raise InvalidPackError(
             f"its digests have the root {digests.root}, and it says {header.root}"
         )
-    return header, digests
+    return digests
 
 
 def check_data(header: PackHeader, data_bytes: int, *, indexed: bool = False) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import requests
 
-from btrfs_ublk.base.hosts import check_cache, is_plain
+from btrfs_ublk.base.hosts import (
+    HITS,
+    SLICE_HEADER,
+    cache_status,
+    check_cache,
+    is_plain,
+)
 from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import format_size
@@ -92,11 +97,7 @@ class _Answer:
 
     @property
     def verdict(self) -> str | None:
-        """What X-Site-Cache, or X-Cache of other caches, says: HIT, MISS and so on."""
-        for name in ("X-Site-Cache", "X-Cache", "X-Cache-Status"):
-            if found := re.search(r"[A-Za-z]+", self.headers.get(name, "")):
-                return found[0].upper()
-        return None
+        return cache_status(self.headers)
 
 
 def check_site_cache(target: Target) -> Iterator[Finding]:
@@ -181,7 +182,7 @@ def _cached(second: _Answer) -> Finding:
             "it does not say whether it had the range: no X-Site-Cache or X-Cache",
             "look for a second request in the origin's log",
         )
-    if verdict in ("HIT", "STALE", "UPDATING", "REVALIDATED"):
+    if verdict in HITS:
         return Finding("cached", True, "the second request was answered by the cache")
     return Finding(
         "cached",
@@ -192,7 +193,7 @@ def _cached(second: _Answer) -> Finding:
 
 
 def _slice(target: Target, first: _Answer) -> Finding:
-    text = first.headers.get("X-Site-Cache-Slice", "")
+    text = first.headers.get(SLICE_HEADER, "")
     unit = format_size(target.unit_bytes)
     if not text.isdecimal():
         return Finding("slice", None, "it does not say how large its slices are")

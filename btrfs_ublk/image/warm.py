@@ -1,0 +1,293 @@
+"""Fills the caches of a site with an image, before its hosts ask for it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+
+from btrfs_ublk.base.hosts import HITS, SLICE_HEADER, cache_status
+from btrfs_ublk.base.log import log
+from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
+from btrfs_ublk.content.trace import Trace
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import Descriptor, InvalidImageError, SealedManifest
+from btrfs_ublk.image.indexed import layer_blob
+from btrfs_ublk.image.pack import PackHeader, check_data, read_digests
+from btrfs_ublk.image.pull import look_up
+from btrfs_ublk.image.reference import Reference
+from btrfs_ublk.image.registry import Repository
+
+#: Requests that are under way at once.
+_PARALLEL = 8
+#: Of the caches of an object, a host asks that many before the origin.
+_ASKED = 2
+_ROUNDS, _PAUSE_S = 2, 1.0
+#: Hosts choose a cache for that much of an object (csrc/lazy/choice.c).
+_CHOSEN_BYTES = 4 << 20
+_SLICE_BYTES = range(4 << 10, (16 << 20) + 1)
+_DEFAULT_SLICE_BYTES = 256 << 10
+_MASK = (1 << 64) - 1
+
+Progress = Callable[[int], object]
+
+
+class _WrongError(Exception):
+    """A cache has sent other bytes than those of the image."""
+
+
+@dataclass
+class WarmReport:
+    """What was asked for, of which ``hit_bytes`` were there already; None when the
+    caches do not say."""
+
+    image: str
+    digest: str
+    asked_bytes: int = 0
+    hit_bytes: int | None = None
+    requests: int = 0
+
+
+def warm_image(
+    reference: Reference,
+    access: RegistryAccess,
+    *,
+    trace: Trace | None = None,
+    first: bool = False,
+    expect: Progress = lambda total: None,
+    progress: Progress = lambda count: None,
+    say: Callable[[str], object] = lambda text: None,
+) -> WarmReport:
+    """Ask the caches in front of a registry, those of ``access``, for an image's
+    metadata pack and data as its hosts do, slice by slice, and compare what comes with
+    the digests. Nothing is kept.
+
+    ``trace`` limits the data to what it has read, ``first`` to what comes first in the
+    image. Raises UsageError, RegistryError, InvalidImageError, InvalidPackError, and
+    BtrfsUblkError when a slice cannot be got through the caches.
+    """
+    with Repository(reference, access) as repository:
+        _, _, sealed = look_up(reference, repository)
+        report = WarmReport(str(reference), sealed.digest)
+        if not repository.caches(sealed.pack)[1]:
+            raise UsageError(
+                f"no cache is known in front of {reference.registry}",
+                hint="name those of the site: --site http://CACHE:3128",
+            )
+        warming = _Warming(repository, report, progress)
+        expect(sealed.pack.size + sealed.data_bytes)
+        say("metadata")
+        with tempfile.TemporaryDirectory(prefix="btrfs-ublk-") as directory:
+            pack = Path(directory, "pack")
+            warming.get_pack(sealed.pack, pack)
+            header, digests = read_digests(pack)
+        check_data(header, sealed.data_bytes, indexed=sealed.subject is not None)
+        say("data")
+        parts = _parts_of(sealed, header, warming.slice_bytes, trace, first)
+        expect(sealed.pack.size + sum(end - start for _, start, end in parts))
+        warming.get_data(parts, digests if sealed.data is not None else None)
+    return report
+
+
+#: A blob, and a range of it.
+_Part = tuple[Descriptor, int, int]
+
+
+def _parts_of(
+    sealed: SealedManifest,
+    header: PackHeader,
+    slice_bytes: int,
+    trace: Trace | None,
+    first: bool,
+) -> list[_Part]:
+    """Return what is to be asked for of the data, in that order."""
+    if sealed.data is None:
+        if trace is not None or first:
+            raise UsageError(
+                "an indexed image can only be warmed as a whole",
+                hint="leave --trace and --first out",
+            )
+        blobs = {each.layer: layer_blob(each) for each in header.sources}
+        return [x for one in blobs.values() for x in _cut(one, slice_bytes)]
+    step = max(slice_bytes, header.unit)
+    parts = list(_cut(sealed.data, step))
+    count = -(-header.data_bytes // header.unit)
+    if trace is not None:
+        units = [
+            unit
+            for run in trace.reads
+            if trace.sources[run.source].root == header.root
+            for unit in range(run.unit, min(run.unit + run.count, count))
+        ]
+        if not units:
+            raise UsageError(
+                "the trace has read nothing of this build of the image",
+                hint="record one of it: btrfs-ublk trace record",
+            )
+        return [parts[x] for x in dict.fromkeys(u * header.unit // step for u in units)]
+    if first:
+        if not header.first_bytes:
+            raise UsageError(
+                "nothing comes first in this image",
+                hint="name a trace here, or one when it is built: --trace",
+            )
+        return [part for part in parts if part[1] < header.first_bytes]
+    return parts
+
+
+def _cut(one: Descriptor, step: int) -> Iterator[_Part]:
+    for start in range(0, one.size, step):
+        yield one, start, min(start + step, one.size)
+
+
+@dataclass
+class _Warming:
+    """``slice_bytes`` are those of the caches, as soon as one has told."""
+
+    repository: Repository
+    report: WarmReport
+    progress: Progress
+    slice_bytes: int = _DEFAULT_SLICE_BYTES
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get_pack(self, one: Descriptor, path: Path) -> None:
+        """Get the metadata pack, verified, into a new file."""
+        _, caches = self.repository.caches(one)
+        with open(path, "xb") as file:
+
+            def take(part: _Part) -> None:
+                data = self._get(caches[:_ASKED], *part)
+                os.pwrite(file.fileno(), data, part[1])
+
+            # The first answer says how large the slices are.
+            first, *_ = _cut(one, self.slice_bytes)
+            take(first)
+            rest = (x for x in _cut(one, self.slice_bytes) if x[2] > first[2])
+            _at_once(take, rest)
+        with open(path, "rb") as written:
+            digest = f"sha256:{hashlib.file_digest(written, 'sha256').hexdigest()}"
+        if digest != one.digest:
+            raise InvalidImageError(
+                f"the caches have wrong bytes of the metadata pack {one.digest}",
+                hint="remove what they have stored, and restart them",
+            )
+
+    def get_data(self, parts: Iterable[_Part], digests: Digests | None) -> None:
+        """Get the parts, and compare them with the digests of units, if there are."""
+
+        def take(part: _Part) -> None:
+            one, start, _ = part
+            url, caches = self.repository.caches(one)
+            self._get(_chosen(caches, url, start)[:_ASKED], *part, digests)
+
+        _at_once(take, parts)
+
+    def _get(
+        self,
+        caches: list[str],
+        one: Descriptor,
+        start: int,
+        end: int,
+        digests: Digests | None = None,
+    ) -> bytes:
+        """Get a part from the first of the caches that has it."""
+        why = ""
+        for number in range(_ROUNDS * len(caches)):
+            if number and number % len(caches) == 0:
+                time.sleep(_PAUSE_S)
+            cache = caches[number % len(caches)]
+            try:
+                found = self.repository.range_of_cache(cache, one, start, end)
+                data, headers = found
+                if digests is not None:
+                    _check(data, start, digests)
+            except _WrongError:
+                why = f"{cache} has wrong bytes"
+            except (requests.RequestException, OSError) as error:
+                text = str(error) if isinstance(error, requests.HTTPError) else ""
+                why = f"{cache}: {text or type(error).__name__}"
+            else:
+                self._count(len(data), headers)
+                return data
+            log.info("bytes %d to %d of %s: %s", start, end - 1, one.digest, why)
+        raise BtrfsUblkError(
+            f"cannot get bytes {start} to {end - 1} of {one.digest} by a cache: {why}",
+            hint="`btrfs-ublk site-cache check` says what is wrong with a cache; what "
+            "was got is there when this is tried again",
+        )
+
+    def _count(self, count: int, headers: Mapping[str, str]) -> None:
+        status = cache_status(headers)
+        size = headers.get(SLICE_HEADER, "")
+        with self._lock:
+            if size.isdecimal() and int(size) in _SLICE_BYTES:
+                self.slice_bytes = int(size)
+            self.report.requests += 1
+            self.report.asked_bytes += count
+            if status is not None:
+                hit = count if status in HITS else 0
+                self.report.hit_bytes = (self.report.hit_bytes or 0) + hit
+            self.progress(count)
+
+
+def _at_once(take: Callable[[_Part], None], parts: Iterable[_Part]) -> None:
+    """Call ``take`` with each of the parts, several at a time, until one fails."""
+    rest, lock, over = iter(parts), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                with lock:
+                    part = next(rest, None)
+                if part is None:
+                    return
+                take(part)
+        except BaseException:
+            over.set()
+            raise
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        try:
+            for each in [pool.submit(work) for _ in range(_PARALLEL)]:
+                each.result()
+        finally:
+            over.set()
+
+
+def _check(data: bytes, start: int, digests: Digests) -> None:
+    for at in range(0, len(data), digests.unit_bytes):
+        place = (start + at) // digests.unit_bytes * DIGEST_BYTES
+        unit = data[at : at + digests.unit_bytes]
+        if hashlib.sha256(unit).digest() != digests.units[place : place + DIGEST_BYTES]:
+            raise _WrongError
+
+
+def _chosen(caches: list[str], url: str, offset: int) -> list[str]:
+    """Return caches in the order in which servers ask them for a part of an object
+    (csrc/lazy/choice.c, csrc/lazy/mirror/via.c)."""
+    part = offset // _CHOSEN_BYTES
+
+    def weight(cache: str) -> int:
+        parts = urlsplit(cache)
+        hashed = 0xCBF29CE484222325
+        for byte in f"{parts.scheme}://{parts.netloc}{url}".encode():
+            hashed = (hashed ^ byte) * 0x100000001B3 & _MASK
+        return _mixed(hashed + part & _MASK)
+
+    return sorted(caches, key=weight, reverse=True)
+
+
+def _mixed(x: int) -> int:
+    x = (x ^ x >> 33) * 0xFF51AFD7ED558CCD & _MASK
+    x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
+    return x ^ x >> 33
