@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from device_support import answer, description_file, device_command
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
+from scripted_server import response, scripted_server
 from stopping import freeze
 from virtual_data import UNIT, VirtualData
 from waiting import wait_until
@@ -44,6 +46,8 @@ from btrfs_ublk.server import Description, LazySegment, ServerStats
 from btrfs_ublk.server.stats import Counts, Latency
 
 SIZE = 64 * UNIT
+#: Where the data are of a server that has none.
+GONE = 40 * UNIT
 TIMEOUT_S = 60
 
 device = pytest.mark.native
@@ -178,6 +182,16 @@ def lazy_device(
 ) -> Iterator[tuple[str, Path, VirtualData]]:
     virtual = VirtualData(sanitized_build, sparse_path, SIZE)
     virtual.fill()
+    with scripted_server(lambda _: response("404 Not Found")) as server:
+        mirror = {"kind": "http", "url": server.url()}
+        source = {"size": UNIT, "unit": UNIT, "mirrors": [mirror]}
+        virtual.add(source, bytes(UNIT), GONE)
+        yield from serving(virtual, sparse_path)
+
+
+def serving(
+    virtual: VirtualData, sparse_path: Path
+) -> Iterator[tuple[str, Path, VirtualData]]:
     segment = LazySegment(
         offset=0,
         length=SIZE,
@@ -219,6 +233,65 @@ def test_metrics_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None
     while value(metrics_text(), "cache_bytes", cache=cache) < 3 * UNIT:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+MONITORING = Path(__file__).resolve().parents[1] / "packaging/monitoring"
+#: Those of nginx-prometheus-exporter, where nginx has stub_status.
+OF_NGINX = {
+    "nginx_connections_accepted",
+    "nginx_connections_active",
+    "nginx_connections_handled",
+    "nginx_connections_reading",
+    "nginx_connections_waiting",
+    "nginx_connections_writing",
+    "nginx_http_requests_total",
+    "nginx_up",
+}
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def expressions() -> list[str]:
+    """All that the alert rules and the dashboard ask Prometheus."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    targets = [x for panel in dashboard["panels"] for x in panel["targets"]]
+    asked = [str(x["expr"]) for x in (*alert_rules(), *targets)]
+    return asked + [x["query"]["query"] for x in dashboard["templating"]["list"][1:]]
+
+
+def test_alert_rules_are_those_of_the_document() -> None:
+    for rule in alert_rules():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
+    document = MONITORING.parents[1] / "docs/how-to/operating.md"
+    rows = re.findall(
+        r"(?m)^\| [^|]+ \| `([^`]*btrfs_ublk_[^`]*)`", document.read_text()
+    )
+    known = {str(rule["expr"]) for rule in alert_rules()}
+    assert len(rows) > 9 and not set(rows) - known
+
+
+@device
+@pytest.mark.fuse
+def test_what_is_watched_exists(lazy_device: tuple[str, Path, VirtualData]) -> None:
+    """Each metric, with each label, of the alert rules and of the dashboard."""
+    _, path, _ = lazy_device
+    read_direct(path, 4 * UNIT, UNIT)
+    with pytest.raises(OSError):
+        read_direct(path, GONE, 4096)
+    there: dict[str, set[str]] = {name: {"instance"} for name in OF_NGINX}
+    for name, labels in values(metrics_text()):
+        there.setdefault(name, {"instance"}).update(key for key, _ in labels)
+    asked = "\n".join(expressions())
+    names = set(re.findall(r"\b(?:btrfs_ublk|nginx)_\w+", asked))
+    assert len(names) > 20
+    assert names - set(there) == set()
+    for name, selector in re.findall(r"\b((?:btrfs_ublk|nginx)_\w+)\{([^}]*)\}", asked):
+        assert set(re.findall(r"(\w+)[=!]", selector)) <= there[name], name
 
 
 @device
