@@ -19,9 +19,10 @@ class ScriptedServer:
     port: int
     script: Script
     requests: list[str] = field(default_factory=list)
+    host: str = "127.0.0.1"
 
     def url(self, path: str = "object") -> str:
-        return f"http://127.0.0.1:{self.port}/{path}"
+        return f"http://{self.host}:{self.port}/{path}"
 
 
 def response(head: str, body: bytes = b"", *, length: int | None = None) -> bytes:
@@ -52,10 +53,13 @@ def _answer(server: ScriptedServer, client: socket.socket) -> None:
 
 
 @contextmanager
-def scripted_server(script: Script) -> Iterator[ScriptedServer]:
+def scripted_server(
+    script: Script, host: str = "127.0.0.1"
+) -> Iterator[ScriptedServer]:
     """Run a server that gives one answer per connection."""
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
-        server = ScriptedServer(port=listener.getsockname()[1], script=script)
+    with socket.create_server((host, 0), backlog=64) as listener:
+        port = listener.getsockname()[1]
+        server = ScriptedServer(port=port, script=script, host=host)
         threads: list[threading.Thread] = []
 
         def accept() -> None:

@@ -6,16 +6,26 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stopping import ending_with_us, freeze
 from web_server import NGINX
 
 from btrfs_ublk.ops.site_cache.config import Node, SiteCache
+
+if TYPE_CHECKING:
+    from site_network import Machine
 
 START_TIMEOUT_S = 30
 #: Somebody else may get one of the ports before it.
@@ -99,12 +109,19 @@ def _wait(node: Node, process: subprocess.Popen[bytes], root: Path) -> bool:
 
 
 @contextmanager
-def ring(root: Path, count: int, **keys: Any) -> Iterator[Ring]:
-    """Run ``count`` nodes; ``keys`` are those of SiteCache."""
+def ring(
+    root: Path, count: int, machines: Sequence[Machine] = (), **keys: Any
+) -> Iterator[Ring]:
+    """Run ``count`` nodes, on loopback or on ``machines`` of their own; ``keys`` are
+    those of SiteCache."""
     assert NGINX.probe() is None
+    inside: list[Callable[[], AbstractContextManager[None]]]
+    inside = [each.inside for each in machines] or [nullcontext] * count
     for _ in range(_STARTS):
         ports = _free_ports(2 * count)
         nodes = [Node("127.0.0.1", *ports[n : n + 2]) for n in range(0, 2 * count, 2)]
+        if machines:
+            nodes = [Node(each.address) for each in machines]
         scheme = "https" if keys.get("certificate") else "http"
         running = Ring(nodes, scheme=scheme)
         try:
@@ -119,11 +136,12 @@ def ring(root: Path, count: int, **keys: Any) -> Iterator[Ring]:
                     resolvers=["127.0.0.1"],
                     **keys,
                 )
-                running.processes.append(_start(home, cache))
-            started = [
-                _wait(node, process, root)
-                for node, process in zip(nodes, running.processes, strict=True)
-            ]
+                with inside[number]():
+                    running.processes.append(_start(home, cache))
+            started = []
+            for number, node in enumerate(nodes):
+                with inside[number]():
+                    started.append(_wait(node, running.processes[number], root))
             if all(started):
                 yield running
                 return

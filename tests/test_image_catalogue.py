@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,9 +105,13 @@ def test_one_that_is_wrong_hides_no_other(registry: str, tmp_path: Path) -> None
     assert shown.stderr.startswith(f"1: {place}: cannot get the manifest 1: HTTP 404")
 
 
+def said(answer: bytes, _request: str) -> bytes:
+    return response("200 OK", answer)
+
+
 def test_bad_lists_and_names_are_refused() -> None:
     for answer in (b"[]", b'{"tags": [1]}', b'{"tags": ["../x"]}', b"{"):
-        with scripted_server(lambda _, x=answer: response("200 OK", x)) as server:
+        with scripted_server(partial(said, answer)) as server:
             place = parse_reference(f"127.0.0.1:{server.port}/team/app:latest")
             with pytest.raises(InvalidImageError, match="no list of tags"):
                 list_versions(place, RegistryAccess(insecure=True), last=1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -90,7 +91,10 @@ def rings(
     for number, count in enumerate(counts):
         root = tmp_path / f"ring{number}"
         root.mkdir()
-        keys = {"origins": [f"http://{origin.host}"], "slice_bytes": UNIT}
+        keys: dict[str, Any] = {
+            "origins": [f"http://{origin.host}"],
+            "slice_bytes": UNIT,
+        }
         made.append(stack.enter_context(ring(root, count, **keys)))
     return made
 
