@@ -62,8 +62,9 @@ def list_command(
 ) -> None:
     """List images on this machine, or in a repository.
 
-    On this machine, those whose metadata are here. Of a repository, SEALED says whether an image is sealed, has an index beside it, or
-    is an ordinary one only, which would have to be unpacked.
+    On this machine, those whose metadata are here. Of a repository, SEALED says whether
+    an image is sealed, has an index beside it, or is an ordinary one only, which would
+    have to be unpacked.
     """
     if registry is not None:
         _list_versions(registry, access, last or 20, with_new, as_json)

@@ -157,7 +157,7 @@ class _Lister:
             version.new_bytes = new + (pack_bytes or 0)
 
     def _digests(self, sealed: SealedManifest) -> Digests:
-        """Return the digests of an image's units; what is stored here is not fetched."""
+        """Return the digests of an image's units, of a pack that is here if it is."""
         stored = ImageStore().find(sealed.digest)
         if stored is not None:
             return read_digests(stored.pack)[1]
