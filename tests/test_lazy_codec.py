@@ -15,6 +15,7 @@ from conftest import Need
 from engine_shell import EngineShell, describe, engine_shell
 from store_shell import StoreShell, units_of
 from virtual_data import BLOCK, UNIT, VirtualData
+from waiting import wait_until
 from web_server import NGINX, WebServer, web_server
 
 from btrfs_ublk.content import make_index
@@ -199,3 +200,46 @@ def test_memory_is_bounded(
         # They come in any order.
         expected = {virtual.content(at, UNIT) for at in range(0, SIZE, UNIT)}
         assert answers == expected
+
+
+@pytest.mark.parametrize("how", ["in order", "at once", "completed"])
+def test_what_neighbours_need_is_fetched_once(
+    sanitized_build: Path, web: WebServer, tmp_path: Path, how: str
+) -> None:
+    """Each unit needs what lies between two points, and begins and ends within that."""
+    stored = gzip.compress(DATA)
+    write(web, stored, "gzip")
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(source_of(web, "gzip", digests=True), DATA, 0)
+    keys = {"complete": 1 << 30} if how == "completed" else {}
+    description = describe(lazy(tmp_path, **keys))
+    with engine_shell(sanitized_build, description) as shell:
+
+        def counts() -> dict[str, int]:
+            found: dict[str, int] = shell.stats()["lazy"][0]["fetcher"]
+            return found
+
+        # The first answer says which object it is, and is not shared.
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+        lines = [f"read {at} {UNIT}" for at in range(0, SIZE, UNIT)]
+        if how == "completed":
+            wait_until(lambda: counts()["units_stored"] == SIZE // UNIT, timeout_s=30)
+        elif how == "at once":
+            for line in lines:
+                shell.send(line)
+            for line in lines:
+                shell.answer(line)
+        else:
+            for at, line in enumerate(lines):
+                assert shell.request(line) == virtual.content(at * UNIT, UNIT)
+        after = counts()
+        assert after["read_errors"] == after["retries"] == 0
+        assert after["bytes_fetched"] == len(DATA)
+    sizes = [
+        int(last) - int(first) + 1
+        for first, last in (
+            one["range"].removeprefix("bytes=").split("-") for one in web.served()
+        )
+    ]
+    assert sum(sizes) == after["coded_bytes_fetched"]
+    assert sum(sizes[1:]) <= 1.05 * len(stored), f"{sizes} of {len(stored)} bytes"

@@ -144,7 +144,8 @@ class FetcherStats:
     ``unstored_bytes``: units that were delivered, and wait for the cache.
     ``store_drops`` counts those that it took too long to take. ``process`` is about the
     process that asks servers: "running", how many have "started" and "died", and what
-    it "lacks" of its confinement."""
+    it "lacks" of its confinement. ``coded_bytes_fetched`` are those of compressed
+    sources, as they came."""
 
     reads: int
     read_errors: int
@@ -172,6 +173,7 @@ class FetcherStats:
     unstored_bytes: int = 0
     hedges: int = 0
     hedges_won: int = 0
+    coded_bytes_fetched: int = 0
 
 
 #: The consequences of a disk that cannot be written, by what is on it.

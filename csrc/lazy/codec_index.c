@@ -189,7 +189,24 @@ void codec_index_plan(const struct codec_index *index, uint64_t offset, uint32_t
 		.length = coded < UINT32_MAX ? (uint32_t)coded : UINT32_MAX,
 		.skip = (uint32_t)(offset - point->offset),
 		.point = first,
+		.behind = behind,
 		.bit = point->coded_bit % 8,
 		.ends_there = span_end(index, behind - 1) == last_byte + 1,
 	};
+}
+
+uint32_t codec_index_first_bytes(const struct codec_index *index, const struct coded_range *range)
+{
+	uint64_t next = range->point + 1;
+
+	if (next == range->behind)
+		return range->length;
+	return (uint32_t)((index->points[next].coded_bit + 7) / 8 - range->offset);
+}
+
+uint32_t codec_index_last_bytes(const struct codec_index *index, const struct coded_range *range)
+{
+	uint64_t start = index->points[range->behind - 1].coded_bit / 8;
+
+	return (uint32_t)(range->offset + range->length - start);
 }

@@ -76,6 +76,7 @@ struct coded_range {
 	uint32_t length;
 	uint32_t skip;	 /* how many bytes come out before the first wanted one */
 	uint64_t point;	 /* whose window is needed, if it has one */
+	uint64_t behind; /* the point that it ends at; all there are: at the end */
 	uint8_t bit;	 /* of the first byte */
 	bool ends_there; /* nothing may come out behind the last wanted byte */
 };
@@ -98,5 +99,8 @@ int codec_index_check_units(const struct codec_index *index, uint32_t unit_bytes
 /* Which range [offset, offset + length) needs. It lies within index->size. */
 void codec_index_plan(const struct codec_index *index, uint64_t offset, uint32_t length,
 		      struct coded_range *range);
+/* How many bytes of a range belong to its first point, and how many to its last. */
+uint32_t codec_index_first_bytes(const struct codec_index *index, const struct coded_range *range);
+uint32_t codec_index_last_bytes(const struct codec_index *index, const struct coded_range *range);
 
 #endif

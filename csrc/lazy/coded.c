@@ -8,12 +8,17 @@
 #include "base/cleanup.h"
 #include "lazy/codec.h"
 #include "lazy/fetcher.h"
+#include "lazy/kept.h"
 #include "lazy/run.h"
 #include "lazy/selection.h"
 #include "lazy/store.h"
 
-/* Of ranges, compressed and decoded, all of a fetcher's; one always fits. */
-enum { CODED_BUFFERS_MAX = 16 << 20 };
+enum {
+	/* Of ranges, compressed and decoded, all of a fetcher's; one always fits. */
+	CODED_BUFFERS_MAX = 16 << 20,
+	/* It is worth waiting for another run that brings so many bytes of a range. */
+	SHARED_MIN_BYTES = 16 << 10,
+};
 
 /* The kind of a mirror: that of the map's text, but for how it runs. */
 struct coded_kind {
@@ -27,19 +32,29 @@ struct coded_buffers {
 	struct fetcher_attachment attachment;
 	uint64_t bytes;
 	struct link waiting;
+	struct link arriving;
+	struct kept kept;
 };
 
 struct coded_run {
 	struct pool_job job;
-	struct link link; /* while it waits for memory */
+	struct link link; /* in `waiting` or `arriving` of the buffers */
 	struct run *run;
 	const struct coded_kind *kind;
 	struct coded_buffers *buffers;
 	struct coded_range range;
-	enum { CODED_WAITING, CODED_ARRIVING, CODED_DECODING, CODED_GIVING } state;
+	enum { CODED_WAITING, CODED_ARRIVING, CODED_DEPENDING, CODED_DECODING, CODED_GIVING } state;
 	bool given_up;
 	uint8_t *coded; /* the range of the object */
+	/* What is asked for of it: neighbours need, and may have, what lies before and behind. */
+	uint32_t from, until;
 	uint32_t filled;
+	bool shares; /* others may take what it gets, and it takes what they have got */
+	/* One that arrives, and will give it all before `from`. NULL: it is there, or was lost. */
+	struct coded_run *before;
+	bool lost;
+	struct link dependence; /* in its `dependents` */
+	struct link dependents; /* those that wait for what this one gets */
 	/* What the core has asked for, and where that belongs. */
 	const struct run_sink *sink;
 	uint64_t offset;
@@ -53,9 +68,14 @@ struct coded_run {
 
 static const char buffers_key;
 
+static void free_buffers(struct kept *kept)
+{
+	free(container_of(kept, struct coded_buffers, kept));
+}
+
 static void close_buffers(struct fetcher_attachment *attachment)
 {
-	free(container_of(attachment, struct coded_buffers, attachment));
+	kept_close(&container_of(attachment, struct coded_buffers, attachment)->kept, free_buffers);
 }
 
 static struct coded_buffers *buffers_of(struct fetcher *fetcher)
@@ -71,6 +91,8 @@ static struct coded_buffers *buffers_of(struct fetcher *fetcher)
 	buffers->attachment.key = &buffers_key;
 	buffers->attachment.close = close_buffers;
 	list_init(&buffers->waiting);
+	list_init(&buffers->arriving);
+	kept_open(&buffers->kept, fetcher_loop(fetcher));
 	fetcher_attach(fetcher, &buffers->attachment);
 	return buffers;
 }
@@ -94,15 +116,22 @@ static int coded_space(struct run *run, struct iovec *parts, int room)
 
 	(void)room;
 	parts->iov_base = coded->coded + coded->filled;
-	parts->iov_len = coded->range.length - coded->filled;
+	parts->iov_len = coded->until - coded->filled;
 	return 1;
 }
 
 static void coded_take(struct run *run, size_t bytes)
 {
-	coded_of(run)->filled += (uint32_t)bytes;
+	struct coded_run *coded = coded_of(run);
+
+	coded->filled += (uint32_t)bytes;
+	/* Those that wait for it are not silent. */
+	for (struct link *link = coded->dependents.next; link != &coded->dependents;
+	     link = link->next)
+		container_of(link, struct coded_run, dependence)->run->progress++;
 }
 
+/* NB: for kinds that block, of which runs share nothing. */
 static uint8_t *coded_take_all(struct run *run, uint8_t *data)
 {
 	struct coded_run *coded = coded_of(run);
@@ -112,19 +141,102 @@ static uint8_t *coded_take_all(struct run *run, uint8_t *data)
 	return unused;
 }
 
+static void arrived(struct coded_run *coded);
+
+static struct kept_range kept_range_of(const struct coded_run *coded)
+{
+	const struct mirror *mirror = coded->run->mirror;
+
+	return (struct kept_range){
+		.source = mirror->source->id,
+		.mirror = mirror->index,
+		.offset = coded->range.offset,
+		.length = coded->range.length,
+	};
+}
+
+/* Finds a run that arrives, and has the beginning of the range. */
+static void depend(struct coded_run *coded)
+{
+	const struct link *all = &coded->buffers->arriving;
+	uint64_t offset = coded->range.offset;
+
+	for (struct link *link = all->next; link != all; link = link->next) {
+		struct coded_run *other = container_of(link, struct coded_run, link);
+		uint64_t end = other->range.offset + other->range.length;
+
+		if (!other->shares || other->run->mirror != coded->run->mirror ||
+		    other->range.offset > offset || end < offset + SHARED_MIN_BYTES)
+			continue;
+		/* What nobody waits for may take long. */
+		if (coded->run->demanded && !other->run->demanded)
+			continue;
+		coded->from = end - offset < coded->range.length ? (uint32_t)(end - offset) :
+								   coded->range.length;
+		coded->before = other;
+		list_append(&other->dependents, &coded->dependence);
+		return;
+	}
+}
+
+/* Takes what others have got, or will get soon. */
+static void take_shared(struct coded_run *coded)
+{
+	struct kept *kept = &coded->buffers->kept;
+	struct kept_range range = kept_range_of(coded);
+
+	coded->from = kept_beginning(kept, &range, coded->coded);
+	if (coded->from < SHARED_MIN_BYTES)
+		depend(coded);
+	if (coded->from < coded->until)
+		coded->until -= kept_end(kept, &range, coded->from, coded->coded);
+}
+
 static void ask(struct coded_run *coded)
 {
 	struct run *run = coded->run;
 
 	coded->buffers->bytes += coded->range.length + coded->length;
 	coded->state = CODED_ARRIVING;
-	run->offset = coded->range.offset;
-	run->length = coded->range.length;
-	coded->coded = malloc(run->length);
-	if (coded->coded)
+	coded->until = coded->range.length;
+	coded->coded = malloc(coded->range.length);
+	if (coded->coded && coded->shares)
+		take_shared(coded);
+	list_append(&coded->buffers->arriving, &coded->link);
+	coded->filled = coded->from;
+	run->offset = coded->range.offset + coded->from;
+	run->length = coded->until - coded->from;
+	run->coded_bytes = run->length;
+	if (!coded->coded)
+		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory for %u bytes", run->length);
+	else if (run->length)
 		coded->kind->inner->start(run);
 	else
-		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory for %u bytes", run->length);
+		arrived(coded);
+}
+
+static void give_up(struct coded_run *coded, const char *why);
+
+/* What it has waited for does not come. Nobody is charged with that twice. */
+static void yield(struct coded_run *coded)
+{
+	coded->run->yields = true;
+	give_up(coded, "what it shares with another request has not come");
+}
+
+static void lose_dependents(struct coded_run *coded)
+{
+	struct link *link;
+
+	while ((link = list_first(&coded->dependents))) {
+		struct coded_run *other = container_of(link, struct coded_run, dependence);
+
+		list_remove(link);
+		other->before = NULL;
+		other->lost = true;
+		if (other->state == CODED_DEPENDING)
+			yield(other);
+	}
 }
 
 /* Gives the core its run back, with what has become of it. */
@@ -134,6 +246,9 @@ static void end(struct coded_run *coded)
 	struct run *run = coded->run;
 	struct link *link;
 
+	list_remove(&coded->link);
+	list_remove(&coded->dependence);
+	lose_dependents(coded);
 	if (coded->state != CODED_WAITING)
 		buffers->bytes -= coded->range.length + coded->length;
 	free(coded->coded);
@@ -260,18 +375,63 @@ static void decoded(struct pool_job *job)
 	end(coded);
 }
 
+/* Keeps what other ranges need too, and gives it those that wait for it. */
+static void share(struct coded_run *coded)
+{
+	const struct codec_index *index = coded->run->mirror->source->index;
+	struct kept_range range = kept_range_of(coded), edge = range;
+	const struct coded_range *planned = &coded->range;
+	uint32_t first = codec_index_first_bytes(index, planned);
+	uint32_t last = codec_index_last_bytes(index, planned);
+	struct link *link;
+
+	edge.length = first;
+	if (planned->skip || (first == range.length && !planned->ends_there))
+		kept_add(&coded->buffers->kept, &edge, coded->coded);
+	edge.offset = range.offset + range.length - last;
+	edge.length = last;
+	if (first < range.length && !planned->ends_there)
+		kept_add(&coded->buffers->kept, &edge, coded->coded + range.length - last);
+	while ((link = list_first(&coded->dependents))) {
+		struct coded_run *other = container_of(link, struct coded_run, dependence);
+
+		list_remove(link);
+		other->before = NULL;
+		memcpy(other->coded, coded->coded + (other->range.offset - range.offset),
+		       other->from);
+		if (other->state == CODED_DEPENDING)
+			arrived(other);
+	}
+}
+
+/* What it has asked for itself is there. */
+static void arrived(struct coded_run *coded)
+{
+	if (coded->lost) {
+		yield(coded);
+		return;
+	}
+	if (coded->before) {
+		coded->state = CODED_DEPENDING;
+		return;
+	}
+	list_remove(&coded->link);
+	coded->state = CODED_DECODING;
+	if (coded->shares)
+		share(coded);
+	coded->job.work = decode;
+	coded->job.done = decoded;
+	fetcher_mirror_submit(coded->run->fetcher, &coded->job);
+}
+
 static void coded_over(struct run *run)
 {
 	struct coded_run *coded = coded_of(run);
 
-	if (run->result) {
+	if (run->result)
 		end(coded);
-		return;
-	}
-	coded->state = CODED_DECODING;
-	coded->job.work = decode;
-	coded->job.done = decoded;
-	fetcher_mirror_submit(run->fetcher, &coded->job);
+	else
+		arrived(coded);
 }
 
 static const struct run_sink coded_sink = {
@@ -280,6 +440,22 @@ static const struct run_sink coded_sink = {
 	.take_all = coded_take_all,
 	.over = coded_over,
 };
+
+/*
+ * Runs of one mirror share what they get, if that is the same object for sure. What has failed is
+ * asked for anew as a whole.
+ */
+static bool may_share(const struct coded_run *coded)
+{
+	struct run *run = coded->run;
+	struct mirror *mirror = run->mirror;
+	struct kept_range range = kept_range_of(coded);
+
+	if (run->again)
+		kept_drop(&coded->buffers->kept, &range);
+	return !run->again && !mirror->ops->blocking &&
+	       (mirror->ops->immutable || mirror_object(mirror)->identity);
+}
 
 static void coded_start(struct run *run)
 {
@@ -303,6 +479,8 @@ static void coded_start(struct run *run)
 	if (coded->in_place)
 		coded->data = place.iov_base;
 	selection_plan(source->selection, source->index, run->offset, run->length, &coded->range);
+	list_init(&coded->dependents);
+	coded->shares = may_share(coded);
 	run->coded = coded;
 	run->sink = &coded_sink;
 	if (has_room(coded) && list_is_empty(&buffers->waiting))
@@ -322,6 +500,9 @@ static void coded_cancel(struct run *run)
 		break;
 	case CODED_ARRIVING:
 		coded->kind->inner->cancel(run);
+		break;
+	case CODED_DEPENDING:
+		give_up(coded, "what it shares with another request has not come");
 		break;
 	case CODED_DECODING: /* it ends in a moment */
 		coded->given_up = true;

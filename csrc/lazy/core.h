@@ -149,6 +149,7 @@ struct core_options {
 struct fetch_counts {
 	uint64_t reads, read_errors, deadlines_missed;
 	uint64_t units_fetched, bytes_fetched, units_prefetched, units_from_cache;
+	uint64_t coded_bytes_fetched;	       /* of compressed objects, as they came */
 	uint64_t units_verified, units_pinned; /* checked against a known digest; against none */
 	/* Put in the cache; not put in, because of an error; because the cache was too slow. */
 	uint64_t units_stored, store_failures, store_drops;

@@ -145,6 +145,7 @@ json_t *fetchstats_json(struct core *core)
 		{ "hedges_won", &counts->hedges_won },
 		{ "units_fetched", &counts->units_fetched },
 		{ "bytes_fetched", &counts->bytes_fetched },
+		{ "coded_bytes_fetched", &counts->coded_bytes_fetched },
 		{ "units_prefetched", &counts->units_prefetched },
 		{ "units_verified", &counts->units_verified },
 		{ "units_pinned", &counts->units_pinned },

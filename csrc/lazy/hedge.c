@@ -161,8 +161,10 @@ static void take_news(struct core *core, struct completion *completion)
 	}
 	host_is_ready(core, run->mirror->host);
 	if (!run->result)
+		relaxed_add(&core->counts.coded_bytes_fetched, run->coded_bytes);
+	if (!run->result)
 		note_answer(run);
-	else if (hedge->lost)
+	else if (hedge->lost || run->yields)
 		host_ended(run->mirror->host);
 	else
 		attempt_note(run, hedge->unit);

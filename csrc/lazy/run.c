@@ -556,7 +556,8 @@ static bool end_at_host(struct run *run)
 		return true;
 	if (host)
 		host_ended(host);
-	if (host && !run->result)
+	/* What needed no request says nothing of its host. */
+	if (host && !run->result && (run->coded_bytes || !run->mirror->source->codec))
 		host_measure(host, run->first_ns - run->began_ns, clock_now_ns() - run->began_ns,
 			     run->arrived_bytes);
 	return false;
@@ -571,6 +572,8 @@ static void take_news(struct core *core, struct completion *completion)
 		run_cancel(run);
 		return;
 	}
+	if (!run->result)
+		relaxed_add(&core->counts.coded_bytes_fetched, run->coded_bytes);
 	if (run->unsized)
 		run->mirror->alone = run->yields = true;
 	if (end_at_host(run))
@@ -707,6 +710,7 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	run->mirror = mirror;
 	run->offset = unit_extent(unit->source, unit->number).offset;
 	run->fresh = unit->cut && unit->tries[mirror->index];
+	run->again = unit->rounds || unit->tries[mirror->index];
 	run->began_ns = now_ns;
 	run->news.take = take_news;
 	/* A host that is being probed is asked for one unit. */

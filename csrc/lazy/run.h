@@ -59,6 +59,8 @@ struct run {
 	 * is known that it sends more. They are asked for one by one then.
 	 */
 	bool sized;
+	/* A unit of it has failed before, so nothing is taken that was kept. */
+	bool again;
 
 	/*
 	 * A counter of what has arrived, for kinds that can be cancelled. A run that gets nothing
@@ -84,6 +86,7 @@ struct run {
 
 	void *private;		 /* only for the mirror's kind, while the run goes on */
 	struct coded_run *coded; /* only for coded.c */
+	uint32_t coded_bytes;	 /* what was asked for of a compressed object */
 
 	/* The core's own. */
 	struct core *core;
@@ -98,7 +101,8 @@ struct run {
 	bool is_over;
 	bool slow;	/* it is given up, though its cache answers others */
 	bool overtaken; /* it is given up, because hedges have overtaken its host */
-	bool yields; /* it has ended through nobody's fault: for want of memory, or of a length */
+	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
+		     /* of what another run should have got */
 	uint64_t began_ns, first_ns; /* first_ns: when the first byte was there */
 	uint64_t until_ns;	     /* when the unit that arrives should be whole */
 	uint64_t arrived_bytes;

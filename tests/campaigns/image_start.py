@@ -52,6 +52,7 @@ from btrfs_ublk.image import (
     RegistryAccess,
     Repository,
     build_image,
+    index_image,
     parse_reference,
     push_image,
     traced_ranges,
@@ -189,6 +190,9 @@ SUBJECTS: dict[str, Start] = {
     "sealed image, traced": partial(_sealed, "traced"),
     # Fetched in the background, as fast as it comes.
     "sealed image, completed": partial(_sealed, "traced", complete=GIB),
+    # The ordinary image, and an index that refers to it.
+    "indexed image": partial(_sealed, "indexed"),
+    "indexed image, completed": partial(_sealed, "indexed", complete=GIB),
     UNTAR: _untar,
     "lazy EROFS": partial(_lazy_erofs, "plain"),
     "lazy EROFS, lz4hc": partial(_lazy_erofs, "lz4hc"),
@@ -298,7 +302,8 @@ def _trace(place: Place, layout: Path) -> Trace:
 @contextmanager
 def _placed(parent: Path, tree: Path) -> Iterator[Place]:
     """Fill a registry with the tree: as an ordinary image of one gzip layer with its
-    sealed image, once more with a trace, and as EROFS."""
+    sealed image, once more with a trace, as an ordinary one that only has an index, and
+    as EROFS."""
     with ExitStack() as stack:
         root = stack.enter_context(tempdir(parent=parent))
         registry = stack.enter_context(loopback_registry(root))
@@ -314,11 +319,15 @@ def _placed(parent: Path, tree: Path) -> Iterator[Place]:
             first=traced_ranges(_trace(place, layout), layout, None, _ACCESS)
         )
         build_image(source, layout, options, tag="traced")
-        opened = Layout.opened(layout)
-        for tag in ("plain", "traced"):
+        index = root / "index"
+        index_image(source, index, BuildOptions(), tag="indexed")
+        pushed = [(layout, "plain", "plain"), (layout, "traced", "traced")]
+        pushed += [(ordinary, "plain", "indexed"), (index, "indexed", "indexed")]
+        for path, name, tag in pushed:
+            opened = Layout.opened(path)
             target = parse_reference(f"{registry}/{_REPOSITORY}:{tag}")
             with Repository(target, _ACCESS, writing=True) as repository:
-                push_image(opened, opened.find(tag), target, repository)
+                push_image(opened, opened.find(name), target, repository)
         unpacked = root / "tree"
         unpacked.mkdir()
         run(["tar", "-xpf", tree, "-C", unpacked], timeout_s=_TIMEOUT_S)
@@ -331,7 +340,7 @@ def _placed(parent: Path, tree: Path) -> Iterator[Place]:
             with Repository(target, _ACCESS, writing=True) as repository:
                 repository.upload(one, image)
             erofs[kind] = image, digest, digest_file(image)
-        run(["rm", "-r", unpacked, layout], timeout_s=_TIMEOUT_S)
+        run(["rm", "-r", unpacked, layout, index], timeout_s=_TIMEOUT_S)
         idle = Description(MIB, [PatternSegment(offset=0, length=MIB)])
         stack.enter_context(supervised_device(idle, name=_IDLE))
         yield Place(root, registry, _layer(ordinary), erofs)

@@ -41,6 +41,11 @@ _FETCHER_COUNTERS = (
     ("hedges_won", "fetch_hedges_won", "Of those, requests that were first"),
     ("units_fetched", "fetched_units", "Units that came from mirrors"),
     ("bytes_fetched", "fetched_bytes", "Bytes that came from mirrors"),
+    (
+        "coded_bytes_fetched",
+        "fetched_compressed_bytes",
+        "Of compressed objects, bytes as they came",
+    ),
     ("units_prefetched", "prefetched_units", "Units fetched before they were read"),
     ("units_verified", "verified_units", "Units whose digest was as expected"),
     ("units_pinned", "pinned_units", "Units whose digest was pinned at first fetch"),
