@@ -415,3 +415,11 @@ def test_annotations_that_are_no_object_are_refused() -> None:
     assert parse_descriptor(value | {"annotations": None}, "it").size == 1
     with pytest.raises(InvalidImageError, match="it has annotations that are no obj"):
         parse_descriptor(value | {"annotations": ["a"]}, "it")
+
+
+def test_an_index_that_is_too_large_is_not_read_whole(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path / "layout")
+    with open(layout.path / "index.json", "wb") as file:
+        file.truncate(1 << 44)
+    with pytest.raises(InvalidImageError, match="has more than 4194304 bytes"):
+        layout.images()

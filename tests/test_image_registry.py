@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.image.transfer import Pushed, push_image
+from btrfs_ublk.image.transfer import Pushed, fetch_blob, push_image
 
 SKOPEO = Program("skopeo", package="skopeo")
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -546,3 +547,37 @@ def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -
     with pytest.raises(UsageError, match="tokens would go to http://cache.example"):
         Repository(target, access)
     Repository(target, replace(access, via_plain=True)).close()
+
+
+def test_two_that_fetch_one_blob(
+    access: RegistryAccess,
+    target: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Into one layout, as two builds of images that share a layer do: the second one
+    waits, and finds it there."""
+    source, layout = Layout.made(tmp_path / "source"), Layout.made(tmp_path / "layout")
+    one = source.add("application/octet-stream", random.Random(1).randbytes(1 << 20))
+    with Repository(target, access, writing=True) as repository:
+        repository.upload(one, source.blob(one.digest))
+    download = Repository.download
+    asked = threading.Semaphore(0)
+
+    def slow(self: Repository, *args: object) -> None:
+        asked.release()
+        time.sleep(0.3)  # while it is fetched, the other one comes
+        download(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Repository, "download", slow)
+
+    def fetch() -> None:
+        with Repository(target, access) as repository:
+            fetch_blob(layout, repository, one)
+
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(fetch) for _ in range(2)]:
+            each.result(timeout=30)
+    assert asked.acquire(blocking=False) and not asked.acquire(blocking=False)
+    assert layout.verify(one)
+    assert not list((layout.path / "blobs").glob(".part-*"))

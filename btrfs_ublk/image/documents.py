@@ -115,8 +115,8 @@ def parse_document(data: bytes, where: str) -> dict[str, Any]:
     """Parse an index or a manifest. Raises InvalidImageError."""
     if len(data) > MAX_DOCUMENT_BYTES:
         raise InvalidImageError(
-            f"{where} has {len(data)} bytes, more than the {MAX_DOCUMENT_BYTES} that a "
-            "document of an image may have"
+            f"{where} has more than {MAX_DOCUMENT_BYTES} bytes, which a document of an "
+            "image may not have"
         )
     try:
         found = json.loads(data)

@@ -250,7 +250,9 @@ class Layout:
         """Return what index.json lists. Raises InvalidImageError."""
         where = str(self._index)
         try:
-            data = self._index.read_bytes()
+            with open(self._index, "rb") as file:
+                # One more is refused as too many.
+                data = file.read(MAX_DOCUMENT_BYTES + 1)
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.connection import RegistryError
 from btrfs_ublk.image.documents import (
     INDEXED,
@@ -23,6 +24,8 @@ from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.registry import Document, Repository
 
 _MAX_DEPTH = 4
+#: How long a blob may take that another command fetches.
+_FETCH_TIMEOUT_S = 3600.0
 
 Progress = Callable[[int], object]
 
@@ -186,7 +189,22 @@ def fetch_blob(
     *,
     progress: Progress = lambda count: None,
 ) -> None:
-    """Copy a blob of a registry into a layout. Raises RegistryError, OSError."""
+    """Copy a blob of a registry into a layout. Another command that fetches it is
+    waited for. Raises RegistryError, BtrfsUblkError, OSError."""
     part = layout.path / "blobs" / f".part-{one.digest.partition(':')[2]}"
-    repository.download(one, part, progress)
-    layout.take(part, one.media_type)
+    # NB: what a cache sends replaces the part, so that could not be locked itself.
+    locked = part.with_name(f"{part.name}.lock")
+    lock = lock_file(locked, timeout_s=_FETCH_TIMEOUT_S)
+    if lock is None:
+        raise BtrfsUblkError(
+            f"another command fetches {one.digest} into {layout.path} for "
+            f"{_FETCH_TIMEOUT_S:g} s",
+            hint=f"see which: fuser {locked}",
+        )
+    with lock:
+        try:
+            if not layout.has(one):
+                repository.download(one, part, progress)
+                layout.take(part, one.media_type)
+        finally:
+            locked.unlink(missing_ok=True)
