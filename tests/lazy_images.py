@@ -21,9 +21,10 @@ from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import SEALED_IN, digest_of
+from btrfs_ublk.image.indexed import index_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
-from btrfs_ublk.image.reference import Reference
+from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
@@ -105,6 +106,29 @@ class Place:
             push_image(layout, layout.find("app"), target, opened)
         shutil.rmtree(work)
         return Image(str(target), built.sealed, layers)
+
+    def push_plain(self, repository: str, *layers: Files, **config: Any) -> Image:
+        """Push an image that has no artifact; ``sealed`` is its manifest's digest."""
+        work = self.path / f"plain-{repository.replace('/', '-')}"
+        source = tagged_image(work / "source", *layers, config=config)
+        layout = Layout.opened(source.path)
+        target = Reference(self.registry.host, repository, "1")
+        with Repository(target, self.access, writing=True) as opened:
+            digest = push_image(layout, layout.find("app"), target, opened).digest
+        shutil.rmtree(work)
+        return Image(str(target), digest, layers)
+
+    def index(self, image: Image) -> str:
+        """Push an index of an image; return its digest."""
+        target, work = parse_reference(image.name), self.path / "index"
+        made = index_image(
+            target, work, BuildOptions(threads=1), tag="app", access=self.access
+        )
+        layout = Layout.opened(work)
+        with Repository(target, self.access, writing=True) as opened:
+            push_image(layout, layout.find("app"), target, opened)
+        shutil.rmtree(work)
+        return made.digest
 
     def take_down(self) -> None:
         """Take all volumes down, as they are mounted on the btrfs of the test."""

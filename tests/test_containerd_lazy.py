@@ -73,21 +73,26 @@ def asks_again(of: Host) -> bool:
     return False
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "overlay"])
+@pytest.mark.parametrize("kind, mode", [("sealed", "overlay"), ("index", "snapshot")])
 def test_pods_run_from_images_that_arrive_lazily(
     place: Place,
     lazy_host: Host,  # noqa: F811
+    kind: str,
     mode: str,
 ) -> None:
-    """containerd fetches no layer, as the registry has none any more. A container reads
-    on while the snapshotter is dead and the registry is away."""
+    """containerd fetches no layer; of sealed images, the registry has none any more. A
+    container reads on while the snapshotter is dead and the registry is away."""
     host = lazy_host  # noqa: F811
     shell = {"bin/sh": Path("/bin/busybox").read_bytes()}
     lower, upper = some_layers()
     pause = place.push("k8s/pause", shell, Cmd=["/bin/sh", "-c", "exec sleep 3600"])
-    image = place.push("team/app", lower | shell, upper)
     place.lose_layers(pause)
-    place.lose_layers(image)
+    if kind == "sealed":
+        image = place.push("team/app", lower | shell, upper)
+        place.lose_layers(image)
+    else:
+        image = place.push_plain("team/app", lower | shell, upper)
+        place.index(image)
     ca_file = place.registry.ca_file
     hosts = host.work / "certs.d" / place.registry.host
     hosts.mkdir(parents=True)
@@ -96,7 +101,7 @@ def test_pods_run_from_images_that_arrive_lazily(
     )
     host.configuration = _CONFIGURATION % {"pause": pause.name}
     host.options = ["--ca-file", ca_file, "--writable=256M", "--require-lazy=all"]
-    host.options += ["--mode", mode]
+    host.options += ["--mode", mode, "--indexes"]
     wait = ("/bin/sh", "-c", "while sleep 1; do :; done")
 
     def digest(name: str) -> str:

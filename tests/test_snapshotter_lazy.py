@@ -31,7 +31,7 @@ from waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.process import run
-from btrfs_ublk.containers.images import IMAGE_REF
+from btrfs_ublk.containers.images import IMAGE_REF, MANIFEST_DIGEST
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.status import Status, ask
 from btrfs_ublk.containers.store import SNAPSHOT_REF
@@ -210,6 +210,62 @@ def test_two_namespaces_and_two_images_share(place: Place, root: Path) -> None:
         assert (container / "big").read_bytes() == lower["big"]
         assert len(list_volumes()) == 2
         drop(client, "container", key, top, shared)
+        assert list_volumes() == []
+
+
+def plain_labels(image: Image, number: int = 0) -> dict[str, str]:
+    """What CRI has containerd say of an image that is not sealed."""
+    labels = image.labels(number)
+    return {MANIFEST_DIGEST: labels.pop(SEALED_IN), **labels}
+
+
+def test_an_index_is_found_where_the_image_is(place: Place, root: Path) -> None:
+    image = place.push_plain("team/app", *some_layers())
+    digest = place.index(image)
+    with served(place, root, indexes=True) as client:
+        parent = ""
+        for number, target in enumerate(image.chain):
+            key = f"a/{number}"
+            labels = plain_labels(image, number)
+            assert ask_for(client, f"{key} {target}", parent, labels) == EXISTS
+            (parent,) = client.names(f'labels."{SNAPSHOT_REF}"=={target}')
+            assert state(root).images[0]["digest"] == digest
+        container = client.prepare("container", parent)
+        for files in image.layers:
+            name = next(x for x in ("big", "other") if x in files)
+            assert (container / name).read_bytes() == files[name]
+        assert state(root).layers == {image.name: {"lazy": 2, "ordinary": 0}}
+        assert state(root).fallbacks == {}
+        drop(client, "container", parent, client.info(parent).parent)
+        assert list_volumes() == []
+    with served(place, root) as client:  # which does not look for it
+        assert ask_for(client, "plain", "", plain_labels(image)) is None
+
+
+def test_an_index_that_is_not_there_or_may_not_come(place: Place, root: Path) -> None:
+    """One that is absent is not looked for again soon, and is no fallback. The digest
+    of the image does not let one in."""
+    image = place.push_plain("team/app", *some_layers())
+    labels = plain_labels(image)
+    public, _ = ec_key()
+    (place.path / "etc/ours.pub").write_bytes(public)
+    with served(place, root, indexes=True) as client:
+        assert ask_for(client, "absent", "", labels) is None
+        place.index(image)
+        assert ask_for(client, "still absent", "", labels) is None
+        assert state(root).fallbacks == {}
+        away = labels | {IMAGE_REF: "127.0.0.1:1/team/app:1"}
+        place.allow("*")
+        assert ask_for(client, "away", "", away) is None
+        assert state(root).fallbacks == {"registry": 1}
+    place.allow("other.example.org/*")
+    with served(place, root, indexes=True) as client:
+        assert ask_for(client, "not allowed", "", labels) is None
+        assert state(root).fallbacks == {}
+    place.allow(keys='keys = ["ours.pub"]')
+    with served(place, root, indexes=True) as client:
+        assert ask_for(client, "not signed", "", labels) is None
+        assert state(root).fallbacks == {"refused": 1}
         assert list_volumes() == []
 
 

@@ -58,6 +58,11 @@ def command() -> None:
     help="Where to look for sealed images when containerd does not say it; repeatable.",
 )
 @click.option(
+    "--indexes",
+    is_flag=True,
+    help="Look for indexes (image index) of images that have no sealed one.",
+)
+@click.option(
     "--writable",
     default="64G",
     metavar="SIZE",
@@ -90,6 +95,7 @@ def serve_command(
     socket: Path,
     require_lazy: Literal["sealed", "all"] | None,
     repositories: Sequence[str],
+    indexes: bool,
     writable: str,
     complete: str | None,
     mode: Literal["snapshot", "overlay"],
@@ -131,6 +137,7 @@ def serve_command(
         access=access,
         plugins=plugins,
         repositories=repositories,
+        indexes=indexes,
         require=require_lazy,
         writable_bytes=settings["writable"],
         complete=settings["complete"],

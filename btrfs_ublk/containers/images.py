@@ -36,8 +36,9 @@ from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
 from btrfs_ublk.image.pack import InvalidPackError
 from btrfs_ublk.image.policy import RefusedImageError, read_policy
-from btrfs_ublk.image.pull import pull_image
+from btrfs_ublk.image.pull import NotSealedError, look_up, pull_image
 from btrfs_ublk.image.reference import Reference, check_digest, parse_reference
+from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.server import ServerStats
 from btrfs_ublk.units import GIB
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 
 #: Label that CRI adds: the reference that an image is pulled by.
 IMAGE_REF = "containerd.io/snapshot/cri.image-ref"
+#: The digest of its manifest, for this platform.
+MANIFEST_DIGEST = "containerd.io/snapshot/cri.manifest-digest"
 SNAPSHOTS_DIRECTORY = "snapshots"
 DEFAULT_WRITABLE_BYTES = 64 * GIB
 _HEX_DIGITS = 16  # of a digest, in names
@@ -67,12 +70,14 @@ _ASKING = 16  # servers that are asked at once
 class LazyOptions:
     """How sealed images are opened. ``plugins`` are the kubelet's, which are asked for
     logins. ``repositories`` are REGISTRY/REPOSITORY to ask for an image when containerd
-    does not say where it is. ``require``: refuse to unpack images that are "sealed", or
-    "all". The rest is for the volumes' definitions."""
+    does not say where it is. ``indexes``: look for an index of an image that has no
+    sealed one, at its registry. ``require``: refuse to unpack images that are "sealed",
+    or "all". The rest is for the volumes' definitions."""
 
     access: RegistryAccess = field(default_factory=RegistryAccess)
     plugins: Sequence[Plugin] = ()
     repositories: Sequence[str] = ()
+    indexes: bool = False
     require: Literal["sealed", "all"] | None = None
     writable_bytes: int = DEFAULT_WRITABLE_BYTES
     complete: int | Literal["idle"] | None = None
@@ -129,6 +134,8 @@ class Images:
         self._locks: dict[str, threading.Lock] = {}
         self._up: dict[str, Sequence[str]] = {}  # the layers of those that are up
         self._failed: dict[str, tuple[float, Exception]] = {}
+        #: By reference: when its index was looked for, and its digest, if there is one.
+        self._looked_up: dict[str, tuple[float, str | Exception | None]] = {}
         self._problems: dict[str, str] = {}
         self.fallbacks = Counter[str]()
         self._logins = KubeletLogins(root / "logins", options.plugins, options.access)
@@ -168,6 +175,13 @@ class Images:
         target, digest = labels.get(SNAPSHOT_REF), labels.get(SEALED_IN)
         if not target:
             return False
+        if not digest and self._store.find_layer(target, parent) is None:
+            try:
+                digest = self._index_of(labels)
+            except (BtrfsUblkError, OSError) as error:
+                what = labels[MANIFEST_DIGEST]
+                self._fall_back(what, target, labels, error.with_traceback(None))
+                return False
         if not digest:
             if self._options.require == "all":
                 raise RefusedError(
@@ -200,6 +214,44 @@ class Images:
             return False
         log.info("layer %s arrives when it is read, from %s", target, found.name)
         return True
+
+    def _index_of(self, labels: Mapping[str, str]) -> str | None:
+        """Return the digest of the index of an image that is not sealed, if there is
+        one. Its registry is asked once for all layers of an image, and only if the
+        policy names it. Raises BtrfsUblkError."""
+        name, manifest = labels.get(IMAGE_REF), labels.get(MANIFEST_DIGEST)
+        if not self._options.indexes or not name or not manifest:
+            return None
+        wanted = parse_reference(name).at(check_digest(manifest))
+        if not any(rule.matches(wanted) for rule in read_policy().rules):
+            return None
+        key = str(wanted)
+        with self._locked(key):
+            with self._lock:
+                past_s = time.monotonic() - _RETRY_S
+                self._looked_up = {
+                    one: what
+                    for one, what in self._looked_up.items()
+                    if what[0] > past_s
+                }
+                known = self._looked_up.get(key)
+            found = known[1] if known else self._look_up_index(wanted)
+            if known is None:
+                with self._lock:
+                    self._looked_up[key] = time.monotonic(), found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _look_up_index(self, wanted: Reference) -> str | Exception | None:
+        try:
+            with Repository(wanted, self._logins.access(wanted)) as repository:
+                _, _, sealed = look_up(wanted, repository)
+        except NotSealedError:
+            return None
+        except (BtrfsUblkError, OSError) as error:
+            return error.with_traceback(None)
+        return sealed.digest
 
     def _refuse_if_failed(self, digest: str) -> None:
         when_s, error = self._failed.get(digest, (0.0, None))
