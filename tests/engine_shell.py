@@ -52,7 +52,7 @@ class EngineShell:
         """Return the operations on files since the last call."""
         return self._line("asked").decode().split()
 
-    def map_request(self, name: str, **keys: Any) -> Any:
+    def map_request(self, name: str, /, **keys: Any) -> Any:
         """Return what a control connection would answer."""
         return json.loads(self._line(json.dumps({"request": name} | keys)))
 

@@ -19,11 +19,13 @@ from pathlib import Path
 
 #: csrc/lazy/process/channel.h
 SLOTS, WINDOW_BYTES = 128, 512 << 10
-CANCEL, TAKEN, PING = 2, 3, 5
-START, HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, EVENT, PONG = 1, *range(6, 13)
+START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
+HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG = range(7, 15)
+VERSION, OF_INQUIRY = 2, 1 << 31
 _HEAD = struct.Struct("=IHH")
 _START = struct.Struct("=QQIII4x")
 _OVER = struct.Struct("=iIIII")
+_ANSWER = struct.Struct("=Qi4x")
 
 
 class Peer:
@@ -33,7 +35,7 @@ class Peer:
         self.data = data.read_bytes()
         self.slot = self.offset = self.length = 0
         self.messages = self.stream.makefile("rb")
-        self.send(HELLO, struct.pack("=II", 1, 0))
+        self.send(HELLO, struct.pack("=II", VERSION, 0))
 
     def receive(self) -> tuple[int, int, bytes]:
         """Return the next message but pings: its kind, slot and body."""
@@ -117,13 +119,39 @@ class Peer:
         self.stream.sendall(_HEAD.pack(100, OVER, self.slot) + b"half")
         os._exit(0)
 
-    def serve(self, answer: Callable[[Peer], object]) -> None:
+    def answer(
+        self,
+        result: int = 0,
+        texts: bytes = b"\0\0etag x\0\0",
+        *,
+        slot: int | None = None,
+    ) -> None:
+        """Answer an inquiry."""
+        body = _ANSWER.pack(len(self.data), result) + texts
+        self.send(ANSWER, body, slot=slot)
+
+    def ask_login(self, *, slot: int) -> None:
+        self.send(ASK_LOGIN, struct.pack("=I", OF_INQUIRY | slot))
+
+    def answer_early(self) -> None:
+        self.ask_login(slot=self.slot)
+        self.answer()
+
+    def answer_twice(self) -> None:
+        self.answer(-5, b"wrong\0\0\0\0")
+        self.answer()
+
+    def serve(
+        self, answer: Callable[[Peer], object], inquired: Callable[[Peer], object]
+    ) -> None:
         while True:
             op, slot, body = self.receive()
+            self.slot = slot
             if op == START:
-                self.slot = slot
                 self.offset, _, _, self.length, _ = _START.unpack_from(body)
                 answer(self)
+            elif op == INQUIRE:
+                inquired(self)
 
 
 #: Each is no message that the real one sends, so that it is killed for it.
@@ -150,6 +178,39 @@ LIES: dict[str, Callable[[Peer], object]] = {
     "the end twice": Peer.early_and_late,
     "half a message": Peer.half_a_message,
     "its end": lambda it: os._exit(1),
+}
+#: The same for what is said of a probe, or of a look-up.
+INQUIRY_LIES: dict[str, Callable[[Peer], object]] = {
+    "a slot that does not exist": lambda it: it.answer(slot=60000),
+    "a slot without an inquiry": lambda it: it.answer(slot=it.slot + 1),
+    "no errno": lambda it: it.answer(5),
+    "another errno": lambda it: it.answer(-(2**31)),
+    "three texts": lambda it: it.answer(0, b"\0\0etag x\0"),
+    "a text without an end": lambda it: it.answer(0, b"\0\0\0text"),
+    "a short message": lambda it: it.send(ANSWER, b"x"),
+    "a long document": lambda it: it.answer(0, b"\0\0\0" + b" " * (257 << 10) + b"\0"),
+    "a login of nobody": lambda it: it.ask_login(slot=it.slot + 1),
+    "a login of a slot that does not exist": lambda it: it.ask_login(slot=1 << 20),
+    "an answer before its login": Peer.answer_early,
+    "its end": lambda it: os._exit(1),
+}
+#: Only of a probe.
+PROBE_LIES: dict[str, Callable[[Peer], object]] = {
+    "an identity of two lines": lambda it: it.answer(0, b"\0\0etag\nx\0\0"),
+    "a long identity": lambda it: it.answer(0, b"\0\0" + b"x" * 257 + b"\0\0"),
+    "a document that nobody wants": lambda it: it.answer(0, b"\0\0\0{}\0"),
+}
+#: These it may say. Answers that are not as they should be are errors of who asks.
+INQUIRY_OTHERS: dict[str, Callable[[Peer], object]] = {
+    "no answer": lambda it: None,
+    "a text for terminals": lambda it: it.answer(-5, b"red\x1b[31m\0\n\0\0\0"),
+    "no size": lambda it: it.send(ANSWER, _ANSWER.pack(0, 0) + b"\0" * 4),
+    "an endless size": lambda it: it.send(
+        ANSWER, _ANSWER.pack(2**64 - 1, 0) + b"\0" * 4
+    ),
+    "an answer twice": Peer.answer_twice,
+    "a document": lambda it: it.answer(0, b'\0\0\0{"one": 1}\0'),
+    "no document": lambda it: it.answer(0, b"\0\0\0[1]\0"),
 }
 #: These it may say; what it brings is found wrong, or waited for in vain.
 OTHERS: dict[str, Callable[[Peer], object]] = {
@@ -179,4 +240,7 @@ def main(data: str, lie: str, times: int, count: str) -> None:
         told = lies.tell()
         lies.write(b".")
     peer = Peer(Path(data))
-    peer.serve(Peer.bring if told >= times else (LIES | OTHERS)[lie])
+    if told >= times:
+        lie = "honest"
+    inquired = INQUIRY_LIES | PROBE_LIES | INQUIRY_OTHERS
+    peer.serve((LIES | OTHERS).get(lie, Peer.bring), inquired.get(lie, Peer.answer))

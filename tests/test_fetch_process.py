@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from engine_shell import describe, engine_shell
 from fetch_shell import FetchShell, fetch_shell
-from lying_fetcher import LIES, program
+from lying_fetcher import INQUIRY_LIES, LIES, PROBE_LIES, program
 from scripted_server import ScriptedServer, response, scripted_server
 from store_shell import root_of, units_of
 from virtual_data import VirtualData
@@ -136,6 +136,28 @@ def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> N
     assert not Path(f"/proc/{pid}").exists()
 
 
+def probe(shell: FetchShell, source: int, *, timeout_s: float = 20) -> dict[str, Any]:
+    return shell.ask(
+        {"probe": 1, "source": source, "timeout_ms": round(timeout_s * 1000)}
+    )
+
+
+def test_it_probes(sanitized_build: Path, server: ScriptedServer) -> None:
+    """So that the server reads nothing of what is answered. It forgets the mirrors."""
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        for _ in range(3):
+            answer = probe(shell, source)
+            assert answer["size"] == len(DATA)
+            assert answer["identity"] == 'etag "one"'
+        (pid,) = processes_of(shell.pid)
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        assert processes_of(shell.pid) == [pid]
+        # The last of its slots is as good as the first.
+        os.kill(pid, signal.SIGKILL)
+        assert probe(shell, source)["size"] == len(DATA)
+
+
 def test_local_sources_start_none(sanitized_build: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(DATA)
     mirror = {"kind": "file", "path": str(tmp_path / "file")}
@@ -208,6 +230,113 @@ def test_a_mirror_of_its_own_is_asked_instead(
     with fetch_shell(sanitized_build, program=lying) as shell:
         source = shell.add({"size": MIB, "unit": UNIT, "mirrors": mirrors})
         assert shell.read(source, 0, UNIT, deadline_s=4).data == DATA[:UNIT]
+
+
+NOWHERE = {"size": MIB, "kind": "http", "url": "http://127.0.0.1:1/"}
+
+
+@pytest.mark.parametrize("lie", INQUIRY_LIES | PROBE_LIES)
+def test_a_lie_about_an_inquiry_costs_its_process(
+    sanitized_build: Path, tmp_path: Path, lie: str
+) -> None:
+    with fetch_shell(sanitized_build, program=program(tmp_path, lie, DATA)) as shell:
+        answer = probe(shell, shell.add(NOWHERE))
+        assert (answer.get("size"), answer.get("identity")) == (len(DATA), "etag x")
+        assert shell.stats()["process"]["died"] == 1
+
+
+def test_a_process_that_always_lies(sanitized_build: Path, tmp_path: Path) -> None:
+    lying = program(tmp_path, "its end", DATA, times=1000)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        answer = probe(shell, shell.add(NOWHERE))
+        assert answer["error"] == "the fetch process has failed: it has died"
+        assert shell.stats()["process"]["started"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        ("no answer", "not done in time: the fetch process says nothing"),
+        ("a text for terminals", "red?[31m"),
+        ("an answer twice", "wrong"),
+    ],
+)
+def test_what_it_may_say_of_a_probe(
+    sanitized_build: Path, tmp_path: Path, lie: str, message: str
+) -> None:
+    lying = program(tmp_path, lie, DATA, times=1000)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        answer = probe(shell, shell.add(NOWHERE), timeout_s=1)
+        assert answer["error"] == message
+
+
+def test_it_hangs_at_a_probe(sanitized_build: Path, server: ScriptedServer) -> None:
+    """The probe ends at its deadline, and the next one has another process."""
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        assert probe(shell, source)["size"] == len(DATA)
+        pid = process_of(shell)
+        os.kill(pid, signal.SIGSTOP)
+        began_s = time.monotonic()
+        assert probe(shell, source, timeout_s=1)["result"] == -errno.ETIMEDOUT
+        assert time.monotonic() - began_s < 10
+        assert probe(shell, source)["size"] == len(DATA)
+        assert process_of(shell) != pid
+
+
+def test_no_program(sanitized_build: Path, tmp_path: Path) -> None:
+    with fetch_shell(sanitized_build, program=tmp_path / "missing") as shell:
+        answer = probe(shell, shell.add(NOWHERE))
+        assert f"cannot open '{tmp_path / 'missing'}'" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        ("a document", None),
+        ("no document", "the mirror's answer for 'latest' is no JSON object"),
+        ("a long document", "the fetch process has failed"),
+        ("no size", "is no JSON object"),
+    ],
+)
+def test_what_it_says_of_a_name(
+    sanitized_build: Path, tmp_path: Path, lie: str, message: str | None
+) -> None:
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    lying = program(tmp_path, lie, DATA, times=1000)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
+    mirror = {"kind": "oci", "registry": "127.0.0.1:1", "repository": "a"}
+    with engine_shell(
+        sanitized_build,
+        describe(segment),
+        environment={"BTRFS_UBLK_FETCH": str(lying)},
+    ) as shell:
+        answer = shell.map_request("map-look-up", mirror=mirror, name="latest")
+    if message:
+        assert message in answer["error"]
+    else:
+        assert answer["map-look-up"]["found"] == {"one": 1}
+
+
+@pytest.mark.parametrize(
+    ("lie", "bytes_"), [("no size", 0), ("an endless size", 2**64 - 1)]
+)
+def test_sizes_that_no_source_has(
+    sanitized_build: Path, tmp_path: Path, lie: str, bytes_: int
+) -> None:
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    lying = program(tmp_path, lie, DATA, times=1000)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
+    source = {"kind": "http", "url": "http://127.0.0.1:1/"}
+    with engine_shell(
+        sanitized_build,
+        describe(segment),
+        environment={"BTRFS_UBLK_FETCH": str(lying)},
+    ) as shell:
+        answer = shell.map_request(
+            "map-add", sources=[source], mappings=[[0, None, 0, 0]]
+        )
+    assert f"the source has {bytes_} bytes" in answer["error"]
 
 
 @pytest.mark.parametrize("lie", ["other bytes", "bytes that change"])

@@ -18,6 +18,7 @@
 #include "lazy/complete.h"
 #include "lazy/core.h"
 #include "lazy/fetchstats.h"
+#include "lazy/inquiry.h"
 #include "lazy/layout.h"
 #include "lazy/prefetch.h"
 #include "lazy/read.h"
@@ -55,6 +56,7 @@ struct fetcher {
 	struct worker_pool mirror_workers;
 	struct worker_pool spawners; /* one thread, or none */
 	unsigned mirror_jobs;	     /* some belong to fetches that were given up */
+	unsigned inquiries;	     /* of threads that wait */
 	bool stopping;		     /* atomic */
 	struct fetcher_attachment *attachments;
 };
@@ -79,7 +81,8 @@ static void try_to_end(struct fetcher *fetcher)
 {
 	const struct core *core = &fetcher->core;
 
-	if (core->units || core->look_ups || fetcher->mirror_jobs || fetcher->complete.looking)
+	if (core->units || core->look_ups || fetcher->mirror_jobs || fetcher->inquiries ||
+	    fetcher->complete.looking)
 		return;
 	close_handles(fetcher);
 	while (fetcher->attachments) {
@@ -402,6 +405,67 @@ void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t
 	message->last = unit_of(source, offset + length - 1);
 	message->sent.take = read_ahead;
 	core_send(&fetcher->core, &message->sent);
+}
+
+/* A thread that waits for an answer. */
+struct asker {
+	struct inquiry *inquiry;
+	struct completion sent; /* first there, then back */
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool answered;
+};
+
+static void tell_asker(struct core *core, struct completion *completion)
+{
+	struct asker *asker = container_of(completion, struct asker, sent);
+
+	core->fetcher->inquiries--;
+	pthread_mutex_lock(&asker->lock);
+	asker->answered = true;
+	/* NB: it ends with the lock. */
+	pthread_cond_signal(&asker->changed);
+	pthread_mutex_unlock(&asker->lock);
+}
+
+/* Only puts that: until the loop goes on, the kind may still use the mirror. */
+static void inquiry_done(struct inquiry *inquiry)
+{
+	struct asker *asker = inquiry->asker;
+
+	asker->sent.take = tell_asker;
+	completion_put(&inquiry->fetcher->core, &asker->sent);
+}
+
+static void take_inquiry(struct core *core, struct completion *completion)
+{
+	struct inquiry *inquiry = container_of(completion, struct asker, sent)->inquiry;
+
+	core->fetcher->inquiries++;
+	if (!core->ending) {
+		inquiry->mirror->ops->inquire(inquiry);
+		return;
+	}
+	inquiry->result = error_set(&inquiry->error, -ECANCELED, "the server ends");
+	inquiry_done(inquiry);
+}
+
+void fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry)
+{
+	struct asker asker = {
+		.inquiry = inquiry,
+		.sent = { .take = take_inquiry },
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.changed = PTHREAD_COND_INITIALIZER,
+	};
+
+	inquiry->asker = &asker;
+	inquiry->done = inquiry_done;
+	core_send(&fetcher->core, &asker.sent);
+	pthread_mutex_lock(&asker.lock);
+	while (!asker.answered)
+		pthread_cond_wait(&asker.changed, &asker.lock);
+	pthread_mutex_unlock(&asker.lock);
 }
 
 struct prefetch *fetcher_prefetch(struct fetcher *fetcher)

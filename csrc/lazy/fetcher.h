@@ -16,6 +16,7 @@ struct cache;
 struct process_counts;
 struct complete;
 struct fetcher;
+struct inquiry;
 struct lazy_read;
 struct prefetch;
 struct source;
@@ -61,6 +62,11 @@ void fetcher_abandon(struct fetcher *fetcher);
  */
 void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t offset,
 			uint64_t length);
+/*
+ * Has a mirror asked (inquiry.h), and waits for the outcome. On any thread but the fetcher's; not
+ * while it is stopped. inquiry->done is the fetcher's own.
+ */
+void fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry);
 /* Its prefetch (prefetch.h). Any thread may call this. */
 struct prefetch *fetcher_prefetch(struct fetcher *fetcher);
 /* Its background completion (complete.h). Any thread may call this. */

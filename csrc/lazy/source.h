@@ -110,6 +110,8 @@ struct mirror_probe {
 	char *identity; /* malloc()ed, or NULL */
 };
 
+struct inquiry;
+
 struct mirror_ops {
 	const char *name;
 	size_t private_bytes;
@@ -130,17 +132,17 @@ struct mirror_ops {
 			uint8_t *data);
 
 	/*
-	 * Called on a worker; may wait for at most `timeout_ms`. Returns 0, or a negative errno
-	 * with the error filled in.
+	 * Only for what this machine has, which needs no fetcher; on any thread that may wait for
+	 * files. Returns 0, or a negative errno with the error filled in.
 	 */
-	int (*probe)(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		     struct error *error);
+	int (*probe)(struct mirror *mirror, struct mirror_probe *probe, struct error *error);
 	/*
-	 * Does the same for a document: stores JSON about `name`, malloc()ed, in `*text`. NULL:
-	 * this kind can only name content.
+	 * The same for servers (inquiry.h), on the fetcher's thread, which must not wait. Of both,
+	 * a kind has one, if its objects have a size.
 	 */
-	int (*look_up)(struct mirror *mirror, const char *name, uint32_t timeout_ms, char **text,
-		       struct error *error);
+	void (*inquire)(struct inquiry *inquiry);
+	/* It can be asked for documents by name, not only for content. */
+	bool has_names;
 	/*
 	 * Starts a run (run.h), on the fetcher's thread, which must not wait. The kind keeps the
 	 * run's deadline itself (but see `blocking`).

@@ -150,6 +150,7 @@ static int open_parts(struct space *space, struct error *error)
 	err = fetcher_start(&fetcher_options, space->store, space->cache, &space->fetcher);
 	if (err)
 		return error_set(error, err, "cannot start the fetcher: %s", strerror(-err));
+	store_use_fetcher(space->store, space->fetcher);
 	if (space->complete.wanted && space->cache)
 		complete_begin(fetcher_complete(space->fetcher), space->map, &space->complete);
 	return 0;

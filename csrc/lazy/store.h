@@ -15,6 +15,7 @@
 #include "lazy/map.h"
 #include "lazy/source.h"
 
+struct fetcher;
 struct store;
 
 /*
@@ -24,6 +25,11 @@ struct store;
  */
 int store_open(const char *path, struct map *map, struct store **store, struct error *error);
 void store_close(struct store *store);
+/*
+ * Names who asks servers for sizes: without a fetcher, sources of servers must come with one. To be
+ * called before anything is added.
+ */
+void store_use_fetcher(struct store *store, struct fetcher *fetcher);
 
 /* One mapping that is to be added. */
 struct store_addition {

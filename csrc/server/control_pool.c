@@ -134,7 +134,7 @@ static void *worker_main(void *argument)
 	/* Later threads inherit this from the first one. */
 	if (!pool->confined) {
 		pool->confined = true;
-		lazy_thread_init("control-worker", CONFINE_HELPERS);
+		lazy_thread_init("control-worker", CONFINE_FETCH);
 	}
 	/* One idle thread is enough. */
 	while (!pool->stopping && !pool->idle) {

@@ -30,6 +30,7 @@
 #include "base/message.h"
 #include "lazy/fetcher.h"
 #include "lazy/keys.h"
+#include "lazy/probe.h"
 #include "lazy/process/front.h"
 #include "lazy/read.h"
 #include "lazy/source.h"
@@ -185,7 +186,7 @@ static int prefetch(struct fetcher *fetcher, json_t *line, struct error *error)
 	return err;
 }
 
-static int probe(json_t *line, struct error *error)
+static int probe(struct fetcher *fetcher, json_t *line, struct error *error)
 {
 	struct mirror_probe found = {};
 	struct error why = {};
@@ -200,9 +201,9 @@ static int probe(json_t *line, struct error *error)
 		err = take_mirror(line, &mirror, error);
 	if (err)
 		return err;
-	if (!mirror->ops->probe)
+	if (!mirror->ops->probe && !mirror->ops->inquire)
 		return error_set(error, -EINVAL, "this kind cannot be probed");
-	err = mirror->ops->probe(mirror, (uint32_t)timeout_ms, &found, &why);
+	err = mirror_probe(fetcher, mirror, (uint32_t)timeout_ms, &found, &why);
 	if (err)
 		say(json_pack("{s:I, s:i, s:s}", "probe", id, "result", err, "error", why.text),
 		    NULL, 0);
@@ -231,7 +232,7 @@ static int handle(struct fetcher *fetcher, json_t *line, struct error *error)
 	if (json_object_get(line, "prefetch"))
 		return prefetch(fetcher, line, error);
 	if (json_object_get(line, "probe"))
-		return probe(line, error);
+		return probe(fetcher, line, error);
 	if (json_object_get(line, "identity"))
 		return pin(line, error);
 	if (json_object_get(line, "source"))

@@ -19,6 +19,8 @@
 #include "base/message.h"
 #include "lazy/event.h"
 #include "lazy/fetcher.h"
+#include "lazy/inquiry.h"
+#include "lazy/probe.h"
 #include "lazy/run.h"
 #include "lazy/source.h"
 
@@ -264,11 +266,30 @@ static void cancel(struct mirror *mirror, uint64_t offset, uint32_t length, unsi
 	finish(&request);
 }
 
+static bool answered;
+
+static void inquiry_done(struct inquiry *inquiry)
+{
+	(void)inquiry;
+	answered = true;
+	uv_stop(&here.loop);
+}
+
+/* What a probe of a kind that asks servers calls. */
+void fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry)
+{
+	answered = false;
+	inquiry->done = inquiry_done;
+	inquiry->mirror->ops->inquire(inquiry);
+	while (!answered)
+		uv_run(&fetcher->loop, UV_RUN_ONCE);
+}
+
 static void probe(struct mirror *mirror, unsigned timeout_ms)
 {
 	struct error error = {};
 	struct mirror_probe found = {};
-	int err = mirror->ops->probe(mirror, timeout_ms, &found, &error);
+	int err = mirror_probe(&here, mirror, timeout_ms, &found, &error);
 	json_t *object = json_pack("{s:i}", "result", err);
 
 	if (err) {

@@ -24,7 +24,9 @@
 #include "base/message.h"
 #include "lazy/event.h"
 #include "lazy/fetcher.h"
+#include "lazy/inquiry.h"
 #include "lazy/keys.h"
+#include "lazy/mirror/object.h"
 #include "lazy/mirror/remote.h"
 #include "lazy/mirror/trust.h"
 #include "lazy/process/channel.h"
@@ -48,6 +50,15 @@ struct known {
 	struct mirror mirror;
 	struct mirror *origin;
 	char *via, *identity;
+};
+
+/* An inquiry, with its mirror. */
+struct question {
+	struct inquiry inquiry;
+	struct known known;
+	char *name;
+	unsigned slot;
+	struct link link; /* in `answered_questions` */
 };
 
 struct task {
@@ -77,6 +88,7 @@ static struct known **known;
 static unsigned known_count;
 static uv_poll_t stream;
 static bool waits_to_send;
+static struct link answered_questions;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* for requests */
 static pthread_cond_t answered = PTHREAD_COND_INITIALIZER;
@@ -243,11 +255,56 @@ static void over(struct run *run)
 
 static const struct run_sink sink = { .space = space, .take = take, .over = over };
 
+/* Questions. */
+
+static void forget_question(struct question *question)
+{
+	struct mirror *mirror = &question->known.mirror;
+
+	if (mirror->ops)
+		mirror->ops->close(mirror);
+	free(mirror->private);
+	free(question->inquiry.found.identity);
+	free(question->inquiry.text);
+	free(question->name);
+	free(question);
+}
+
+static void answer_question(struct question *question)
+{
+	const struct inquiry *inquiry = &question->inquiry;
+	const struct channel_answer body = { .size = inquiry->found.size,
+					     .result = inquiry->result };
+	const char *const texts[] = { inquiry->error.text, inquiry->error.hint,
+				      inquiry->found.identity ?: "", inquiry->text ?: "", NULL };
+
+	if (channel_add(&channel, CHANNEL_ANSWER, question->slot, &body, sizeof(body), texts))
+		leave();
+	forget_question(question);
+}
+
+/* The kind may still use the mirror, so the rest is done before the loop waits. */
+static void question_answered(struct inquiry *inquiry)
+{
+	list_append(&answered_questions, &container_of(inquiry, struct question, inquiry)->link);
+}
+
+static void answer_questions(void)
+{
+	struct link *link;
+
+	while ((link = list_first(&answered_questions))) {
+		list_remove(link);
+		answer_question(container_of(link, struct question, link));
+	}
+}
+
 /* Says what has arrived since the last wait, and sends all that there is to say. */
 static void flush(void)
 {
 	int err;
 
+	answer_questions();
 	for (unsigned i = 0; i < highest_task; i++) {
 		struct task *task = &tasks[i];
 
@@ -334,7 +391,7 @@ static void go_on(struct task *task, const uint8_t *body)
 }
 
 /* What cannot be parsed was parsed by the server, so only memory can lack. */
-static void parse_mirror(struct known *made, const char *kind, const char *text)
+static void parse_mirror(struct known *made, uint32_t number, const char *kind, const char *text)
 {
 	json_t *keys = json_text_parse(text, strlen(text), 0, NULL);
 	const struct mirror_ops *ops = mirror_kind_find(kind);
@@ -343,8 +400,10 @@ static void parse_mirror(struct known *made, const char *kind, const char *text)
 
 	if (ops && keys) {
 		mirror->private = calloc(1, ops->private_bytes);
-		if (mirror->private && !ops->parse(mirror, keys, &error))
+		if (mirror->private && !ops->parse(mirror, keys, &error)) {
 			mirror->ops = ops;
+			((struct remote *)mirror->private)->number = number;
+		}
 	}
 	json_decref(keys);
 }
@@ -372,7 +431,7 @@ static void add_mirror(const uint8_t *body, size_t bytes)
 	made->source.object_bytes = head.object_bytes;
 	made->mirror.source = &made->source;
 	if (head.origin == CHANNEL_NO_MIRROR) {
-		parse_mirror(made, kind, text);
+		parse_mirror(made, head.number, kind, text);
 		return;
 	}
 	made->via = strdup(via);
@@ -384,16 +443,36 @@ static void add_mirror(const uint8_t *body, size_t bytes)
 		leave();
 }
 
-/* Logins. */
-
-static uint32_t number_of(const struct remote *remote)
+static void inquire(unsigned slot, const uint8_t *body, size_t bytes)
 {
-	uint32_t number = 0;
+	const uint8_t *end = body + bytes;
+	struct question *made = calloc(1, sizeof(*made));
+	struct channel_inquire head;
+	const char *kind, *text, *name;
 
-	while (known[number]->mirror.private != remote)
-		number++;
-	return number;
+	memcpy(&head, body, sizeof(head));
+	body += sizeof(head);
+	kind = channel_text(&body, end);
+	text = channel_text(&body, end);
+	name = channel_text(&body, end);
+	if (!made || !name)
+		leave();
+	made->slot = slot;
+	made->name = strdup(name);
+	made->known.mirror.source = &made->known.source;
+	parse_mirror(&made->known, CHANNEL_OF_INQUIRY | slot, kind, text);
+	made->inquiry.fetcher = &here;
+	made->inquiry.mirror = &made->known.mirror;
+	made->inquiry.name = *name ? made->name : NULL;
+	made->inquiry.deadline_ns = head.deadline_ns;
+	made->inquiry.done = question_answered;
+	if (made->name && made->known.mirror.ops)
+		made->known.mirror.ops->inquire(&made->inquiry);
+	else
+		inquiry_failed(&made->inquiry, -EINVAL, "the fetch process cannot ask it");
 }
+
+/* Logins. */
 
 /* Called on a worker, in the place of reading files. */
 static int ask_server(struct remote *remote, struct login *login, struct error *error)
@@ -401,7 +480,7 @@ static int ask_server(struct remote *remote, struct login *login, struct error *
 	struct login_request request = { .login = login, .error = error };
 
 	pthread_mutex_lock(&lock);
-	request.mirror = number_of(remote);
+	request.mirror = remote->number;
 	list_append(&requests, &request.link);
 	uv_async_send(&requests_wake);
 	while (!request.done)
@@ -470,6 +549,7 @@ static void take_message(const struct channel_head *head, const uint8_t *body)
 		[CHANNEL_START] = sizeof(struct channel_start),
 		[CHANNEL_TAKEN] = sizeof(uint32_t),
 		[CHANNEL_LOGIN] = sizeof(struct channel_login),
+		[CHANNEL_INQUIRE] = sizeof(struct channel_inquire),
 		[CHANNEL_PING] = 0,
 	};
 	struct task *task = &tasks[head->slot % CHANNEL_SLOTS];
@@ -494,6 +574,9 @@ static void take_message(const struct channel_head *head, const uint8_t *body)
 		break;
 	case CHANNEL_LOGIN:
 		take_login(body, head->bytes);
+		break;
+	case CHANNEL_INQUIRE:
+		inquire(head->slot, body, head->bytes);
 		break;
 	default:
 		channel_add(&channel, CHANNEL_PONG, 0, NULL, 0, NULL);
@@ -581,6 +664,7 @@ int main(int argc, char **argv)
 	secret_guard_json();
 	prctl(PR_SET_NAME, "btrfs-ublk-fetch", 0, 0, 0);
 	list_init(&requests);
+	list_init(&answered_questions);
 	lazy_small_stacks();
 	if (!stay_in_memory())
 		hello.lacks |= CHANNEL_LACKS_LOCK;

@@ -35,7 +35,7 @@ struct curl_handles;
 struct http1_connection;
 struct http1_host;
 
-/* What a carrier calls, on the fetcher's thread (a worker, where a request blocks). */
+/* What a carrier calls, on the fetcher's thread. */
 struct carriage_ops {
 	/* A line of the head, with its end. */
 	void (*line)(struct carriage *carriage, const char *line, size_t length);

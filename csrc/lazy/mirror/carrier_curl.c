@@ -404,19 +404,6 @@ static void curl_resume(struct carriage *carriage)
 	curl_easy_pause(carriage->handle->easy, CURLPAUSE_CONT);
 }
 
-CURLcode carrier_curl_perform(struct carriage *carriage)
-{
-	CURLcode code;
-
-	carriage->handle = make_handle(carriage);
-	if (!carriage->handle)
-		return CURLE_OUT_OF_MEMORY;
-	set_request(carriage->handle->easy, carriage);
-	code = take_outcome(carriage, curl_easy_perform(carriage->handle->easy));
-	free_handle(carriage->handle);
-	return code;
-}
-
 const struct carrier carrier_curl = { .start = curl_start,
 				      .stop = curl_stop,
 				      .resume = curl_resume };

@@ -10,10 +10,4 @@
 
 extern const struct carrier carrier_curl;
 
-/*
- * Carries a request on a worker, and returns when it is over, without calling ops->over(). NB: the
- * response is filled in as for that.
- */
-CURLcode carrier_curl_perform(struct carriage *carriage);
-
 #endif

@@ -7,13 +7,13 @@
 #include <string.h>
 
 #include "lazy/fetcher.h"
+#include "lazy/inquiry.h"
 #include "lazy/mirror/carrier_curl.h"
 #include "lazy/mirror/carrier_http1.h"
 
 enum {
 	REDIRECTS_MAX = 8,
 	TEXT_FIRST_BYTES = 4 << 10,
-	TEXT_MAX_BYTES = 256 << 10,
 };
 
 enum next { NEXT_DONE, NEXT_AGAIN, NEXT_LOGIN };
@@ -81,7 +81,7 @@ static bool make_text_room(struct exchange *exchange)
 
 	if (exchange->text_length < exchange->text_room)
 		return true;
-	if (room > TEXT_MAX_BYTES) {
+	if (room > INQUIRY_TEXT_MAX_BYTES) {
 		exchange->too_long = true;
 		return false;
 	}
@@ -386,8 +386,7 @@ static void finish(struct exchange *exchange)
 	free(exchange->location);
 	exchange->carriage.redirect = NULL;
 	exchange->url = exchange->form = exchange->location = NULL;
-	if (exchange->done)
-		exchange->done(exchange);
+	exchange->done(exchange);
 }
 
 static void begin_with(struct exchange *exchange, const struct carrier *carrier)
@@ -472,61 +471,10 @@ void exchange_login_failed(struct exchange *exchange, int err, enum fetch_failur
 	finish(exchange);
 }
 
-static int make_login(struct exchange *exchange)
-{
-	struct remote *remote = exchange->remote;
-	struct exchange ask = { .remote = remote, .deadline_ns = exchange->deadline_ns };
-	struct error error = {};
-	struct login *login = NULL;
-	int err = login_read(remote, &login, &error);
-
-	if (!err && remote->ops->ask)
-		err = remote->ops->ask(remote, login, &ask, &error);
-	if (err > 0) {
-		exchange_start(&ask);
-		err = ask.result;
-		if (err)
-			error = ask.error;
-		else
-			err = remote->ops->answered(remote, login, ask.text, &error);
-		exchange_clear(&ask);
-	}
-	if (err) {
-		if (login)
-			login_put(remote, login);
-		exchange->result = err;
-		exchange->failure = FETCH_DENIED;
-		exchange->error = error;
-		return err;
-	}
-	login_publish(remote, login);
-	exchange->login = login;
-	return 0;
-}
-
-static void run(struct exchange *exchange)
-{
-	enum next next = NEXT_LOGIN;
-
-	while (next != NEXT_DONE) {
-		if (next == NEXT_LOGIN && !exchange->login)
-			exchange->login = login_current(exchange->remote);
-		if ((!exchange->login && make_login(exchange)) || set_request(exchange))
-			break;
-		next = conclude(exchange, carrier_curl_perform(&exchange->carriage));
-		if (next == NEXT_LOGIN)
-			forget_login(exchange);
-	}
-	finish(exchange);
-}
-
 void exchange_start(struct exchange *exchange)
 {
 	exchange->own_login = exchange->login != NULL;
-	if (exchange->fetcher)
-		find_login(exchange);
-	else
-		run(exchange);
+	find_login(exchange);
 }
 
 void exchange_cancel(struct exchange *exchange)

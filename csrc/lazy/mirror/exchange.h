@@ -19,7 +19,7 @@
 struct exchange {
 	/* Set by the caller, zeroed otherwise. What these point to must stay until done(). */
 	struct remote *remote;
-	struct fetcher *fetcher; /* NULL: the exchange blocks, on a worker */
+	struct fetcher *fetcher;
 	char *url; /* malloc()ed; the exchange frees it. A URL in the login takes precedence */
 	struct wanted_range wanted; /* length 0: no range; the text is wanted */
 	struct run *run; /* takes the range; NULL: it belongs to `data`, of wanted.length */
@@ -37,7 +37,9 @@ struct exchange {
 	bool fresh;	      /* use no kept connection */
 	unsigned *progress;   /* incremented when something has arrived; may be NULL */
 	struct login *login;  /* a reference to use instead of the remote's login; may be NULL */
-	void (*done)(struct exchange *exchange); /* called when it is over, unless it blocks */
+	/* The remote lives no longer than the exchange, which waits for what is read for it. */
+	bool keeps_remote;
+	void (*done)(struct exchange *exchange); /* called when it is over */
 
 	/* The response. */
 	int result; /* 0, or a negative errno, with the fields below */
@@ -66,9 +68,9 @@ struct exchange {
 	bool direct; /* the cache has refused the login, and only the source is believed in that */
 };
 
-/* Starts it. Blocks, or calls done() on the fetcher's thread, perhaps before this returns. */
+/* Starts it. Calls done() on the fetcher's thread, perhaps before this returns. */
 void exchange_start(struct exchange *exchange);
-/* Gives up and calls done() with -ECANCELED. Not for exchanges that block. */
+/* Gives up and calls done() with -ECANCELED. */
 void exchange_cancel(struct exchange *exchange);
 /* There may be space again. */
 void exchange_resume(struct exchange *exchange);

@@ -118,15 +118,13 @@ static int open_file(const struct file_mirror *file, struct stat *status, struct
 	return err ? err : take_fd(&fd);
 }
 
-static int file_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		      struct error *error)
+static int file_probe(struct mirror *mirror, struct mirror_probe *probe, struct error *error)
 {
 	const struct file_mirror *file = mirror->private;
 	_cleanup_close_ int fd = -1;
 	char identity[IDENTITY_BYTES];
 	struct stat status = {};
 
-	(void)timeout_ms; /* open() cannot be given a time limit */
 	fd = open_file(file, &status, error);
 	if (fd < 0)
 		return fd;

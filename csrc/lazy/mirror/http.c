@@ -199,10 +199,9 @@ static const struct object_ops http_object_ops = {
 	.validator = http_validator,
 };
 
-static int http_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		      struct error *error)
+static void http_inquire(struct inquiry *inquiry)
 {
-	return object_probe(&http_object_ops, mirror, timeout_ms, probe, error);
+	object_inquire(&http_object_ops, inquiry);
 }
 
 static void http_start(struct run *run)
@@ -226,7 +225,7 @@ static const struct mirror_ops http_ops = {
 	.private_bytes = sizeof(struct http_mirror),
 	.parse = http_parse,
 	.close = http_close,
-	.probe = http_probe,
+	.inquire = http_inquire,
 	.start = http_start,
 	.cancel = object_cancel,
 	.resume = object_resume,

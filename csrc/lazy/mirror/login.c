@@ -164,7 +164,8 @@ static void check_deadlines(uv_timer_t *timer)
 		/* A cache is not silent while it has not been asked. */
 		if (exchange->via)
 			++*exchange->progress;
-		if (exchange->deadline_ns > now_ns) {
+		/* One that keeps its remote waits for the worker; requests have deadlines. */
+		if (exchange->deadline_ns > now_ns || exchange->keeps_remote) {
 			link = &exchange->next_waiting;
 			continue;
 		}

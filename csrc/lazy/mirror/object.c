@@ -2,6 +2,7 @@
 #include "lazy/mirror/object.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 
 #include "base/cleanup.h"
 #include "lazy/fetcher.h"
+#include "lazy/inquiry.h"
 #include "lazy/mirror/exchange.h"
 #include "lazy/mirror/hint.h"
 
@@ -201,10 +203,32 @@ void object_resume(struct run *run)
 		exchange_resume(&object->exchange);
 }
 
-void object_add_hint(const struct exchange *exchange, const char *kind, struct error *error)
+void inquiry_failed(struct inquiry *inquiry, int err, const char *format, ...)
 {
-	struct failed_request failed = {
-		.kind = kind,
+	char text[sizeof(inquiry->error.text)];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	error_set_text(&inquiry->error, "%s", text);
+	inquiry->result = err;
+	inquiry->done(inquiry);
+}
+
+struct object_inquiry {
+	struct exchange exchange;
+	const struct object_ops *ops;
+	struct inquiry *inquiry;
+	uint8_t byte;
+};
+
+static void add_hint(const struct object_inquiry *object, struct error *error)
+{
+	const struct inquiry *inquiry = object->inquiry;
+	const struct exchange *exchange = &object->exchange;
+	const struct failed_request failed = {
+		.kind = inquiry->name ? object->ops->document_kind : inquiry->mirror->ops->name,
 		.code = exchange->code,
 		.verify = exchange->verify,
 		.status = exchange->response.status,
@@ -218,37 +242,77 @@ void object_add_hint(const struct exchange *exchange, const char *kind, struct e
 		error_set_hint(error, "%s", hint);
 }
 
+static void take_answer(const struct object_inquiry *object)
+{
+	const struct exchange *exchange = &object->exchange;
+	struct inquiry *inquiry = object->inquiry;
+
+	if (exchange->response.range_total == RESPONSE_UNKNOWN) {
+		error_set_hint(&inquiry->error, "give its \"size\"");
+		inquiry->result = error_set(&inquiry->error, -EPROTO,
+					    "the server does not say the object's size");
+		return;
+	}
+	inquiry->found.size = exchange->response.range_total;
+	if (object->ops->identity)
+		inquiry->found.identity = object->ops->identity(&exchange->response);
+}
+
+static void on_inquired(struct exchange *exchange)
+{
+	struct object_inquiry *object = container_of(exchange, struct object_inquiry, exchange);
+	struct inquiry *inquiry = object->inquiry;
+
+	inquiry->result = exchange->result;
+	if (inquiry->result) {
+		error_set_text(&inquiry->error, "%s", exchange->error.text);
+		add_hint(object, &inquiry->error);
+	} else if (inquiry->name) {
+		inquiry->text = exchange->text;
+		exchange->text = NULL;
+	} else {
+		take_answer(object);
+	}
+	exchange_clear(exchange);
+	free(object);
+	inquiry->done(inquiry);
+}
+
 /*
  * Asks for a range of one byte instead of HEAD: signed URLs are for GET, and only that shows that
  * ranges work.
  */
-int object_probe(const struct object_ops *ops, struct mirror *mirror, uint32_t timeout_ms,
-		 struct mirror_probe *probe, struct error *error)
+void object_inquire(const struct object_ops *ops, struct inquiry *inquiry)
 {
-	uint8_t byte;
-	struct exchange exchange = {
-		.remote = mirror->private,
-		.url = ops->url(mirror),
-		.wanted = { .length = 1, .size = RESPONSE_UNKNOWN },
-		.data = &byte,
-		.deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000,
-	};
-	int err;
+	struct mirror *mirror = inquiry->mirror;
+	struct object_inquiry *object;
 
-	if (!exchange.url)
-		return error_set(error, -ENOMEM, "no memory for a request");
-	exchange_start(&exchange);
-	err = exchange.result;
-	if (err) {
-		error_set_text(error, "%s", exchange.error.text);
-		object_add_hint(&exchange, mirror->ops->name, error);
-	} else if (exchange.response.range_total == RESPONSE_UNKNOWN) {
-		error_set_hint(error, "give its \"size\"");
-		err = error_set(error, -EPROTO, "the server does not say the object's size");
-	} else {
-		probe->size = exchange.response.range_total;
-		probe->identity = ops->identity ? ops->identity(&exchange.response) : NULL;
+	if (object_front) {
+		object_front->inquire(inquiry);
+		return;
 	}
-	exchange_clear(&exchange);
-	return err;
+	object = calloc(1, sizeof(*object));
+	if (object)
+		object->exchange.url = inquiry->name ? ops->document_url(mirror, inquiry->name) :
+						       ops->url(mirror);
+	if (!object || !object->exchange.url) {
+		free(object);
+		inquiry_failed(inquiry, -ENOMEM, "no memory for a request");
+		return;
+	}
+	object->ops = ops;
+	object->inquiry = inquiry;
+	object->exchange.remote = mirror->private;
+	object->exchange.fetcher = inquiry->fetcher;
+	if (inquiry->name) {
+		object->exchange.accept = ops->document_types;
+	} else {
+		object->exchange.wanted =
+			(struct wanted_range){ .length = 1, .size = RESPONSE_UNKNOWN };
+		object->exchange.data = &object->byte;
+	}
+	object->exchange.deadline_ns = inquiry->deadline_ns;
+	object->exchange.keeps_remote = true;
+	object->exchange.done = on_inquired;
+	exchange_start(&object->exchange);
 }

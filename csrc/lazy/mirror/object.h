@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Runs and probes of a mirror that is one object behind a URL, and whose data begin with a struct
+ * Runs and inquiries of a mirror that is one object behind a URL, and whose data begin with a struct
  * remote.
  */
 #ifndef LAZY_MIRROR_OBJECT_H
@@ -18,29 +18,32 @@ struct object_ops {
 	char *(*identity)(const struct response *response);
 	/* What to send as If-Range. */
 	const char *(*validator)(const char *identity);
+	/* Only where mirrors have names: a document's URL, as above, its media types, and its kind
+	 * for hint.h. */
+	char *(*document_url)(const struct mirror *mirror, const char *name);
+	const char *document_types, *document_kind;
 };
 
 /* Returns the strong ETag, else Last-Modified: malloc()ed, or NULL. */
 char *object_identity(const struct response *response);
 
-int object_probe(const struct object_ops *ops, struct mirror *mirror, uint32_t timeout_ms,
-		 struct mirror_probe *probe, struct error *error);
+void object_inquire(const struct object_ops *ops, struct inquiry *inquiry);
+/* Fills in the outcome of an inquiry that has failed, printf()-like, and calls done(). */
+void inquiry_failed(struct inquiry *inquiry, int err, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 void object_start(const struct object_ops *ops, struct run *run);
 void object_cancel(struct run *run);
 void object_resume(struct run *run);
 
-struct exchange;
-/* Adds a hint to the error of a failed exchange; `kind` is for hint.h. */
-void object_add_hint(const struct exchange *exchange, const char *kind, struct error *error);
-
 /*
- * Where runs go instead, if others ask the servers: each is as in struct mirror_ops. To be set before
- * there are other threads.
+ * Where runs and inquiries go instead, if others ask the servers: each is as in struct mirror_ops. To
+ * be set before there are other threads.
  */
 struct object_front {
 	void (*start)(struct run *run);
 	void (*cancel)(struct run *run);
 	void (*resume)(struct run *run);
+	void (*inquire)(struct inquiry *inquiry);
 };
 extern const struct object_front *object_front; /* NULL: nowhere else */
 

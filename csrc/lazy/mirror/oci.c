@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/json_text.h"
+#include "lazy/inquiry.h"
 #include "lazy/keys.h"
 #include "lazy/mirror/challenge.h"
 #include "lazy/mirror/docker.h"
@@ -326,46 +327,29 @@ static char *oci_url(const struct mirror *mirror)
 	return registry_url(mirror->private);
 }
 
-static const struct object_ops oci_object_ops = { .url = oci_url };
-
-static int oci_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		     struct error *error)
+/* The manifest of a tag or digest: what an image consists of, or the images for each platform. */
+static char *oci_document_url(const struct mirror *mirror, const char *name)
 {
-	return object_probe(&oci_object_ops, mirror, timeout_ms, probe, error);
+	return url_of(mirror->private, "manifests", name);
 }
 
-/*
- * Looks up the manifest of a tag or digest: what an image consists of, or the images for each
- * platform.
- */
-static int oci_look_up(struct mirror *mirror, const char *name, uint32_t timeout_ms, char **text,
-		       struct error *error)
-{
-	struct oci_mirror *oci = mirror->private;
-	struct exchange exchange = {
-		.remote = &oci->remote,
-		.accept = "application/vnd.oci.image.index.v1+json, "
+static const struct object_ops oci_object_ops = {
+	.url = oci_url,
+	.document_url = oci_document_url,
+	.document_kind = "oci manifest",
+	.document_types = "application/vnd.oci.image.index.v1+json, "
 			  "application/vnd.oci.image.manifest.v1+json, "
 			  "application/vnd.docker.distribution.manifest.list.v2+json, "
 			  "application/vnd.docker.distribution.manifest.v2+json",
-		.deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000,
-	};
+};
 
-	if (!is_tag(name) && !is_digest(name))
-		return error_set(error, -EINVAL, "'%s' is neither a tag nor a digest", name);
-	exchange.url = url_of(oci, "manifests", name);
-	if (!exchange.url)
-		return error_set(error, -ENOMEM, "no memory for a request");
-	exchange_start(&exchange);
-	if (exchange.result) {
-		error_set_text(error, "%s", exchange.error.text);
-		object_add_hint(&exchange, "oci manifest", error);
-	} else {
-		*text = exchange.text;
-		exchange.text = NULL;
-	}
-	exchange_clear(&exchange);
-	return exchange.result;
+static void oci_inquire(struct inquiry *inquiry)
+{
+	if (inquiry->name && !is_tag(inquiry->name) && !is_digest(inquiry->name))
+		inquiry_failed(inquiry, -EINVAL, "'%s' is neither a tag nor a digest",
+			       inquiry->name);
+	else
+		object_inquire(&oci_object_ops, inquiry);
 }
 
 static void oci_start(struct run *run)
@@ -387,8 +371,8 @@ static const struct mirror_ops oci_ops = {
 	.private_bytes = sizeof(struct oci_mirror),
 	.parse = oci_parse,
 	.close = oci_close,
-	.probe = oci_probe,
-	.look_up = oci_look_up,
+	.inquire = oci_inquire,
+	.has_names = true,
 	.start = oci_start,
 	.cancel = object_cancel,
 	.resume = object_resume,

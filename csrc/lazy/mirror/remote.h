@@ -79,7 +79,8 @@ struct remote {
 	unsigned via_count;
 	bool via_plain; /* credentials may go to caches without TLS */
 
-	char *keys; /* its own, as JSON; only where remote_keep_keys() was called */
+	uint32_t number; /* only for the fetch process: what the server calls it */
+	char *keys;	 /* its own, as JSON; only where remote_keep_keys() was called */
 
 	pthread_mutex_t lock;
 	struct login *login;	 /* the newest */

@@ -239,10 +239,9 @@ static const struct object_ops s3_object_ops = {
 	.identity = object_identity,
 };
 
-static int s3_probe(struct mirror *mirror, uint32_t timeout_ms, struct mirror_probe *probe,
-		    struct error *error)
+static void s3_inquire(struct inquiry *inquiry)
 {
-	return object_probe(&s3_object_ops, mirror, timeout_ms, probe, error);
+	object_inquire(&s3_object_ops, inquiry);
 }
 
 static void s3_start(struct run *run)
@@ -262,7 +261,7 @@ static const struct mirror_ops s3_ops = {
 	.private_bytes = sizeof(struct s3_mirror),
 	.parse = s3_parse,
 	.close = s3_close,
-	.probe = s3_probe,
+	.inquire = s3_inquire,
 	.start = s3_start,
 	.cancel = object_cancel,
 	.resume = object_resume,

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum {
-	CHANNEL_VERSION = 1,
+	CHANNEL_VERSION = 2,
 	/* Descriptors of a new process. */
 	CHANNEL_FD = 3,
 	CHANNEL_WINDOWS_FD = 4,
@@ -22,8 +22,12 @@ enum {
 
 	CHANNEL_SLOTS = 128, /* runs at a time */
 	CHANNEL_WINDOW_BYTES = 512 << 10,
+	/* At a time, with slots of their own, without windows: all that control-workers can ask. */
+	CHANNEL_INQUIRIES = 384,
 	CHANNEL_NO_MIRROR = -1,
 };
+/* Of the mirror that an inquiry is for, which lives no longer: and its slot. */
+#define CHANNEL_OF_INQUIRY (1u << 31)
 #define CHANNEL_WINDOWS_BYTES ((size_t)CHANNEL_SLOTS * CHANNEL_WINDOW_BYTES)
 
 enum channel_op {
@@ -31,8 +35,9 @@ enum channel_op {
 	CHANNEL_MIRROR, /* struct channel_mirror, kind, via or "", keys in JSON */
 	CHANNEL_START,	/* struct channel_start, pinned identity or "" */
 	CHANNEL_CANCEL,
-	CHANNEL_TAKEN, /* uint32_t: all bytes that have been copied from the window */
-	CHANNEL_LOGIN, /* struct channel_login, an error's text, and a packed login */
+	CHANNEL_TAKEN,	 /* uint32_t: all bytes that have been copied from the window */
+	CHANNEL_LOGIN,	 /* struct channel_login, an error's text, and a packed login */
+	CHANNEL_INQUIRE, /* struct channel_inquire, kind, keys in JSON, a document's name or "" */
 	CHANNEL_PING,
 	/* of the process */
 	CHANNEL_HELLO,	   /* struct channel_hello */
@@ -40,6 +45,7 @@ enum channel_op {
 	CHANNEL_ARRIVED,   /* uint32_t: all bytes that were put into the window */
 	CHANNEL_OVER,	   /* struct channel_over, an error's text. The slot is free then */
 	CHANNEL_ASK_LOGIN, /* uint32_t: the number of a mirror */
+	CHANNEL_ANSWER,	   /* struct channel_answer, an error's text and hint, identity, document */
 	CHANNEL_EVENT,	   /* the name and the text of an event */
 	CHANNEL_PONG,
 };
@@ -59,6 +65,16 @@ struct channel_mirror {
 struct channel_start {
 	uint64_t offset, deadline_ns;
 	uint32_t mirror, length, fresh;
+};
+
+struct channel_inquire {
+	uint64_t deadline_ns;
+};
+
+struct channel_answer {
+	uint64_t size;
+	int32_t result;
+	uint32_t unused;
 };
 
 struct channel_login {

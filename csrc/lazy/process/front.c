@@ -15,10 +15,7 @@
 #include "lazy/process/login_text.h"
 
 enum {
-	/* The process keeps the deadlines. When it has not, the server does. */
-	GRACE_MS = 100,
 	IDENTITY_MAX_BYTES = 256,
-	ERRNO_MAX = 4095,
 	LOGINS_MAX = 8, /* that are read at a time */
 	PARTS = 8,
 };
@@ -26,7 +23,7 @@ enum {
 struct login_job {
 	struct pool_job job;
 	struct front *front;
-	unsigned generation, number;
+	unsigned number;
 	struct remote *remote;
 	struct secret text;
 	struct error error;
@@ -149,6 +146,7 @@ void front_send_all(struct front *front)
 		if (front->slots[i].run && !front->slots[i].sent)
 			send_run(&front->slots[i]);
 	}
+	questions_send(front);
 	life_flush(front);
 }
 
@@ -219,7 +217,7 @@ static void say_taken(struct slot *slot)
 	tell(slot->front, CHANNEL_TAKEN, number_of(slot), &slot->taken, sizeof(slot->taken), NULL);
 }
 
-static bool is_plain(const char *text)
+bool front_is_plain(const char *text)
 {
 	size_t length = 0;
 
@@ -237,7 +235,7 @@ static bool take_identity(struct slot *slot, const uint8_t *body, size_t bytes)
 	const char *text = channel_text(&body, body + bytes);
 	struct run *run = slot->run;
 
-	if (!text || !is_plain(text) || slot->arrived)
+	if (!text || !front_is_plain(text) || slot->arrived)
 		return false;
 	if (!run)
 		return true;
@@ -270,8 +268,9 @@ static bool take_over(struct slot *slot, const uint8_t *body, size_t bytes)
 	memcpy(&over, body, sizeof(over));
 	body += sizeof(over);
 	text = channel_text(&body, end);
-	if (!text || over.failure > FETCH_WRONG || over.result > 0 || over.result < -ERRNO_MAX ||
-	    !has_arrived(slot, over.arrived) || (!over.result && over.arrived != slot->length))
+	if (!text || over.failure > FETCH_WRONG || over.result > 0 ||
+	    over.result < -FRONT_ERRNO_MAX || !has_arrived(slot, over.arrived) ||
+	    (!over.result && over.arrived != slot->length))
 		return false;
 	slot->over = true;
 	if (!run) {
@@ -304,50 +303,92 @@ static void read_login(struct pool_job *job)
 	login_put(login_job->remote, login);
 }
 
+/* Of a mirror that the process has; or NULL. */
+static struct wanted_login *login_of(struct front *front, uint32_t number, struct mirror **mirror)
+{
+	uint32_t slot = number & ~CHANNEL_OF_INQUIRY;
+
+	if (number & CHANNEL_OF_INQUIRY) {
+		if (slot >= front->question_count || !front->questions[slot].sent)
+			return NULL;
+		*mirror = front->questions[slot].inquiry ? front->questions[slot].inquiry->mirror :
+							   NULL;
+		return &front->questions[slot].login;
+	}
+	if (number >= front->known_count || !front->known[number].told)
+		return NULL;
+	*mirror = front->known[number].mirror;
+	return &front->known[number].login;
+}
+
+static void send_login(struct front *front, uint32_t number, int err, const char *why,
+		       const struct secret *text)
+{
+	const struct channel_login body = { number, err };
+	const char *const texts[] = { why, NULL };
+
+	if (channel_add_data(&front->channel, CHANNEL_LOGIN, 0, &body, sizeof(body), texts,
+			     text ? text->text : NULL, text ? text->length : 0))
+		life_end(front, "no memory for credentials");
+	else
+		life_flush(front);
+}
+
 static void login_is_read(struct pool_job *job)
 {
 	struct login_job *login_job = container_of(job, struct login_job, job);
 	struct front *front = login_job->front;
-	const struct channel_login body = { login_job->number, login_job->err };
-	const char *const texts[] = { login_job->error.text, NULL };
+	uint32_t number = login_job->number, slot = number & ~CHANNEL_OF_INQUIRY;
+	struct question *question = number & CHANNEL_OF_INQUIRY ? &front->questions[slot] : NULL;
+	struct wanted_login *login = question ? &question->login : &front->known[number].login;
+	bool wanted = login->wanted;
 
-	front->logins--;
-	front->known[login_job->number].asking = false;
-	if (front->state == STATE_UP && front->generation == login_job->generation) {
-		if (channel_add_data(&front->channel, CHANNEL_LOGIN, 0, &body, sizeof(body), texts,
-				     login_job->text.text, login_job->text.length))
-			life_end(front, "no memory for credentials");
-		else
-			life_flush(front);
-	}
+	front->logins -= wanted;
+	*login = (struct wanted_login){};
+	if (wanted)
+		send_login(front, number, login_job->err, login_job->error.text, &login_job->text);
+	if (question)
+		question_settle(question);
 	secret_clear(&login_job->text);
 	free(login_job);
+}
+
+static bool read_for(struct front *front, uint32_t number, struct remote *remote)
+{
+	struct login_job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return false;
+	job->front = front;
+	job->number = number;
+	job->remote = remote;
+	job->job.work = read_login;
+	job->job.done = login_is_read;
+	fetcher_mirror_submit(front->fetcher, &job->job);
+	return true;
 }
 
 /* Only of mirrors that it has, and once at a time. */
 static bool ask_login(struct front *front, const uint8_t *body, size_t bytes)
 {
-	struct login_job *job;
+	struct wanted_login *login;
+	struct mirror *mirror;
 	uint32_t number;
 
 	if (bytes != sizeof(number))
 		return false;
 	memcpy(&number, body, sizeof(number));
-	if (number >= front->known_count || !front->known[number].told ||
-	    front->known[number].asking || front->logins == LOGINS_MAX)
+	login = login_of(front, number, &mirror);
+	if (!login || login->wanted || front->logins == LOGINS_MAX)
 		return false;
-	job = calloc(1, sizeof(*job));
-	if (!job)
+	if (!mirror) {
+		send_login(front, number, -ECANCELED, "nobody waits for it", NULL);
+		return true;
+	}
+	if (!login->reading && !read_for(front, number, mirror->private))
 		return false;
+	login->reading = login->wanted = true;
 	front->logins++;
-	front->known[number].asking = true;
-	job->front = front;
-	job->generation = front->generation;
-	job->number = number;
-	job->remote = front->known[number].mirror->private;
-	job->job.work = read_login;
-	job->job.done = login_is_read;
-	fetcher_mirror_submit(front->fetcher, &job->job);
 	return true;
 }
 
@@ -428,6 +469,9 @@ bool front_take(struct front *front, const struct channel_head *head, const uint
 		return take_hello(front, body, head->bytes);
 	case CHANNEL_ASK_LOGIN:
 		return ask_login(front, body, head->bytes);
+	case CHANNEL_ANSWER:
+		return head->slot < front->question_count &&
+		       question_take_answer(&front->questions[head->slot], body, head->bytes);
 	case CHANNEL_EVENT:
 		return take_event(body, head->bytes);
 	case CHANNEL_PONG:
@@ -447,10 +491,11 @@ static void close_front(struct fetcher_attachment *attachment)
 	life_close(front);
 	timer_queue_deinit(&front->timers);
 	free(front->known);
+	free(front->questions);
 	free(front);
 }
 
-static struct front *front_of(struct fetcher *fetcher)
+struct front *front_of(struct fetcher *fetcher)
 {
 	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &front_key);
 	struct front *front;
@@ -497,7 +542,7 @@ static void front_start(struct run *run)
 	slot->length = run->length;
 	slot->arrived = slot->taken = slot->told = 0;
 	run->private = slot;
-	timer_set(&front->timers, &slot->deadline, run->deadline_ns + GRACE_MS * NS_PER_MS);
+	timer_set(&front->timers, &slot->deadline, run->deadline_ns + FRONT_GRACE_MS * NS_PER_MS);
 	if (front->state == STATE_UP) {
 		send_run(slot);
 		life_flush(front);
@@ -536,6 +581,7 @@ static const struct object_front front_ops = {
 	.start = front_start,
 	.cancel = front_cancel,
 	.resume = front_resume,
+	.inquire = front_inquire,
 };
 
 void front_use(const char *program)

@@ -8,6 +8,7 @@
 
 #include "lazy/core.h"
 #include "lazy/fetcher.h"
+#include "lazy/inquiry.h"
 #include "lazy/process/channel.h"
 #include "lazy/process/spawn.h"
 #include "lazy/run.h"
@@ -30,10 +31,26 @@ enum state {
 	STATE_ENDING, /* a job */
 };
 
+struct wanted_login {
+	bool reading; /* a worker reads it, perhaps for a process that has ended */
+	bool wanted;  /* the process waits for it */
+};
+
 struct known {
 	struct mirror *mirror;
-	bool told;   /* the process has it */
-	bool asking; /* its login is being read */
+	bool told; /* the process has it */
+	struct wanted_login login;
+};
+
+/* An inquiry. The process has it from INQUIRE to ANSWER. */
+struct question {
+	struct front *front;
+	struct inquiry *inquiry; /* NULL: it was given up, and the process has not answered yet */
+	bool sent;
+	bool over; /* its mirror has to stay until its login was read */
+	unsigned tries;
+	struct wanted_login login;
+	struct timer deadline;
 };
 
 struct front {
@@ -43,12 +60,14 @@ struct front {
 	struct process_counts *counts;
 	enum state state;
 	struct slot slots[CHANNEL_SLOTS];
-	unsigned busy; /* slots */
+	struct question *questions; /* NULL: there never was one */
+	unsigned question_count;
+	unsigned busy; /* slots and questions */
 	struct known *known;
-	unsigned known_count, known_room, logins;
+	unsigned known_count, known_room;
+	unsigned logins; /* that are wanted */
 
 	/* The process. */
-	unsigned generation;
 	struct spawned process;
 	struct channel channel;
 	struct uv_poll_s *poll;
@@ -75,6 +94,25 @@ void slot_free(struct slot *slot);
 void front_send_all(struct front *front);
 /* Returns false where no process of ours would say that. */
 bool front_take(struct front *front, const struct channel_head *head, const uint8_t *body);
+struct front *front_of(struct fetcher *fetcher);
+/* Whether a text has what an identity may have. */
+bool front_is_plain(const char *text);
+enum {
+	/* The process keeps the deadlines. When it has not, the server does. */
+	FRONT_GRACE_MS = 100,
+	FRONT_ERRNO_MAX = 4095,
+};
+
+/* inquiries.c: as front.c does for runs. */
+void front_inquire(struct inquiry *inquiry);
+void questions_send(struct front *front);
+/* The process has ended. Those that it had are sent to the next one, once. */
+void questions_lost(struct front *front, const char *why);
+/* There is no process. */
+void questions_fail(struct front *front, const char *why);
+bool question_take_answer(struct question *question, const uint8_t *body, size_t bytes);
+/* Its login was read. */
+void question_settle(struct question *question);
 
 /* life.c */
 

@@ -23,7 +23,7 @@ enum {
 	BACK_OFF_LAST_MS = 5000,
 	/* One that has lived so long did not die of what it does first. */
 	LIVED_S = 10,
-	MESSAGE_MAX_BYTES = 4 << 10,
+	MESSAGE_MAX_BYTES = INQUIRY_TEXT_MAX_BYTES + (4 << 10),
 };
 
 static int program_fd = -1;
@@ -106,7 +106,8 @@ void life_end(struct front *front, const char *why)
 	front->job.done = on_ended;
 	fetcher_spawn(front->fetcher, &front->job);
 	for (unsigned i = 0; i < front->known_count; i++)
-		front->known[i].told = false;
+		front->known[i].told = front->known[i].login.wanted = false;
+	front->logins = 0;
 	if (!why)
 		return;
 	relaxed_add(&front->counts->died, 1);
@@ -128,6 +129,7 @@ void life_end(struct front *front, const char *why)
 		run->cut = true;
 		run_failed(run, -EIO, FETCH_TRANSIENT, "the fetch process has failed: %s", why);
 	}
+	questions_lost(front, why);
 }
 
 static void on_tick(struct timer *timer)
@@ -176,6 +178,7 @@ static void start_failed(struct front *front)
 			run_failed(slot_leave(&front->slots[i]), -EIO, FETCH_TRANSIENT, "%s",
 				   front->error.text);
 	}
+	questions_fail(front, front->error.text);
 }
 
 static void on_started(struct pool_job *job)
@@ -194,7 +197,6 @@ static void on_started(struct pool_job *job)
 		return;
 	}
 	front->state = STATE_UP;
-	front->generation++;
 	front->began_ns = clock_now_ns();
 	front->unanswered = front->idle = 0;
 	relaxed_add(&front->counts->started, 1);

@@ -65,7 +65,8 @@ static int parse_sources(struct request *request, const json_t *descriptions)
 		if (err)
 			return blame_source(request, i, err);
 	}
-	err = new_sources_ask(request->sources, count, request->over, &failed, request->error);
+	err = new_sources_ask(request->store, request->sources, count, request->over, &failed,
+			      request->error);
 	if (err)
 		return blame_source(request, failed, err);
 	for (size_t i = 0; i < count; i++) {

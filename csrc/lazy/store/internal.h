@@ -41,6 +41,7 @@ struct digest_page {
 struct store {
 	char *path;
 	struct map *map;
+	struct fetcher *fetcher; /* or NULL */
 
 	/*
 	 * There are two connections, so that a large addition does not delay a read that needs a
@@ -146,8 +147,8 @@ void new_source_deinit(struct new_source *made);
  * sizes.c: asks for the missing sizes, several at a time. Returns 0, -ECANCELED (`*over`), or the
  * error of the first source that gave none; `*failed` is its index.
  */
-int new_sources_ask(struct new_source *sources, size_t count, const bool *over, size_t *failed,
-		    struct error *error);
+int new_sources_ask(const struct store *store, struct new_source *sources, size_t count,
+		    const bool *over, size_t *failed, struct error *error);
 
 /* indexes.c: takes the index of a new source from its file, and sets its size. */
 int new_source_take_index(struct new_source *made, struct error *error);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/relaxed.h"
+#include "lazy/probe.h"
 #include "lazy/store/internal.h"
 
 enum {
@@ -16,6 +17,7 @@ enum {
 };
 
 struct asking {
+	struct fetcher *fetcher;
 	struct new_source *sources;
 	size_t count;
 	const bool *over;
@@ -29,7 +31,7 @@ struct asking {
 };
 
 /* Takes the answer of the first mirror that gives one. */
-static int ask(struct new_source *made, struct error *error)
+static int ask(struct fetcher *fetcher, struct new_source *made, struct error *error)
 {
 	struct error of_first = {};
 	int err = -EINVAL;
@@ -39,13 +41,13 @@ static int ask(struct new_source *made, struct error *error)
 		struct mirror_probe probe = {};
 		struct error why = {};
 
-		if (!mirror->ops->probe) {
+		if (!mirror->ops->probe && !mirror->ops->inquire) {
 			error_set_hint(error, "say how large it is: --size, or \"size\" in a "
 					      "description");
 			return error_set(error, -EINVAL, "a source of kind %s has no end",
 					 mirror->ops->name);
 		}
-		err = mirror->ops->probe(mirror, PROBE_MS, &probe, &why);
+		err = mirror_probe(fetcher, mirror, PROBE_MS, &probe, &why);
 		if (!err) {
 			made->probed = i;
 			made->identity = probe.identity;
@@ -104,7 +106,7 @@ static void *ask_main(void *argument)
 
 	while ((made = take(asking))) {
 		struct error error = {};
-		int err = ask(made, &error);
+		int err = ask(asking->fetcher, made, &error);
 
 		if (err)
 			note(asking, made, err, &error);
@@ -112,10 +114,15 @@ static void *ask_main(void *argument)
 	return NULL;
 }
 
-int new_sources_ask(struct new_source *sources, size_t count, const bool *over, size_t *failed,
-		    struct error *error)
+int new_sources_ask(const struct store *store, struct new_source *sources, size_t count,
+		    const bool *over, size_t *failed, struct error *error)
 {
-	struct asking asking = { .sources = sources, .count = count, .over = over };
+	struct asking asking = {
+		.fetcher = store->fetcher,
+		.sources = sources,
+		.count = count,
+		.over = over,
+	};
 	pthread_t threads[AT_ONCE - 1];
 	unsigned started = 0;
 	size_t wanted = 0;

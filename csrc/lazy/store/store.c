@@ -39,6 +39,11 @@ int store_open(const char *path, struct map *map, struct store **store, struct e
 	return err;
 }
 
+void store_use_fetcher(struct store *store, struct fetcher *fetcher)
+{
+	store->fetcher = fetcher;
+}
+
 void store_close(struct store *store)
 {
 	if (!store)

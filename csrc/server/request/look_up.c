@@ -11,6 +11,7 @@
 #include "base/cleanup.h"
 #include "base/json_text.h"
 #include "lazy/keys.h"
+#include "lazy/probe.h"
 #include "server/request/request.h"
 
 enum { LOOK_UP_MS = 30 * 1000 };
@@ -25,11 +26,12 @@ static int look_up_in(struct map_request *request, struct mirror *mirror, const 
 	json_t *found;
 	int err;
 
-	if (!mirror->ops->look_up)
+	if (!mirror->ops->has_names)
 		return error_set(&request->error, -EINVAL,
 				 "a mirror of kind \"%s\" has no names to look up",
 				 mirror->ops->name);
-	err = mirror->ops->look_up(mirror, name, LOOK_UP_MS, &text, &request->error);
+	err = mirror_look_up(request->space->fetcher, mirror, name, LOOK_UP_MS, &text,
+			     &request->error);
 	if (err)
 		return err;
 	found = text ? json_text_parse(text, strlen(text), 0, NULL) : NULL;

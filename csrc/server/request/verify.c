@@ -12,6 +12,7 @@
 #include "base/cleanup.h"
 #include "base/utf8.h"
 #include "lazy/keys.h"
+#include "lazy/probe.h"
 #include "server/request/request.h"
 
 enum { PROBE_MS = 10 * 1000 };
@@ -36,9 +37,9 @@ static int ask_mirror(const struct map_request *request, const struct source *so
 	char text[600];
 	int err = store_identity(request->space->store, source, mirror->index, &identity);
 
-	if (err < 0 || !mirror->ops->probe)
+	if (err < 0 || (!mirror->ops->probe && !mirror->ops->inquire))
 		return err < 0 ? err : 0;
-	err = mirror->ops->probe(mirror, PROBE_MS, &probe, &why);
+	err = mirror_probe(request->space->fetcher, mirror, PROBE_MS, &probe, &why);
 	if (err)
 		snprintf(text, sizeof(text), "mirror %u (%s): %s", mirror->index, mirror->ops->name,
 			 *why.text ? why.text : strerror(-err));
