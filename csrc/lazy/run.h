@@ -51,6 +51,7 @@ struct run {
 	struct mirror *mirror;
 	uint64_t offset;      /* bytes, in the source */
 	uint32_t length;      /* bytes; the range ends within the source */
+	uint32_t coded_bytes; /* only set by coded.c: how many of the object were asked for */
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC: when the kind shall give it up */
 	/* Use no kept connection, because an earlier attempt got no complete response. */
 	bool fresh;
@@ -86,7 +87,6 @@ struct run {
 
 	void *private;		 /* only for the mirror's kind, while the run goes on */
 	struct coded_run *coded; /* only for coded.c */
-	uint32_t coded_bytes;	 /* what was asked for of a compressed object */
 
 	/* The core's own. */
 	struct core *core;
