@@ -56,9 +56,12 @@ class Opened:
     server: BlockServer | None = None
 
     def cpu_s(self) -> float:
-        """Return the CPU time of these processes until now."""
-        times = [psutil.Process(pid).cpu_times() for pid in self.pids]
-        return float(sum(each.user + each.system for each in times))
+        """Return the CPU time of these processes and their children until now."""
+        found = [psutil.Process(pid) for pid in self.pids]
+        ended = [each.cpu_times() for each in found]
+        times = [y.cpu_times() for x in found for y in x.children(recursive=True)]
+        waited_s = sum(each.children_user + each.children_system for each in ended)
+        return float(waited_s + sum(x.user + x.system for x in (*ended, *times)))
 
 
 @dataclass(frozen=True)

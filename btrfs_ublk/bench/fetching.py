@@ -1,5 +1,6 @@
 """How data arrive that are read for the first time, over HTTP on loopback: beside bare
-requests, beside peers, far away, and with a cache whose disk is bad.
+requests, beside peers, far away, and with a cache whose disk is bad. And what reading
+costs that the cache has, in time and in memory.
 
 ``python -m btrfs_ublk.bench.fetching --help``
 """
@@ -27,7 +28,9 @@ import click
 
 from btrfs_ublk.base.capabilities import LOOP, ROOT, Fio, Program, require
 from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.process import Argument
 from btrfs_ublk.base.process import run as run_program
+from btrfs_ublk.base.process import spawn
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.bed import (
     CURL,
@@ -45,6 +48,8 @@ from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, ratio, study, table
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.page_cache import resident_bytes
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, format_size
 
@@ -53,13 +58,25 @@ _START = Path(__file__).with_name("start.json")
 _FAILING = Path(__file__).parents[2] / "csrc/tests/fail-writes.c"
 #: What each kind of measurement shows: its title, columns, measure, and note.
 KINDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-_READS = 400
+_READS, _CACHED_READ_COUNT = 400, 3000
+#: Whether what a server has read of its cache stays in the page cache.
+_HOW = {"kept": "", "dropped": "dropped", "chosen": "chosen"}
+#: How many devices read it, whether in order, and what one before them has read.
+_CACHED = {
+    "cached": (1, True, False),
+    "cached-again": (1, True, True),
+    "cached-random": (1, False, False),
+    "cached-shared": (4, False, False),
+}
 _SMALL = 4 * KIB
 _UNITS = (_SMALL, 16 * KIB, 64 * KIB, DEFAULT_UNIT_BYTES)
 GET, FRONT_END, OURS = "bare GET", "front end alone", "ours"
 DEFAULT, ONE_EACH = "ours, as by default", "ours, a request per unit"
-#: Of a server, in its environment: the most bytes of a request.
-_RUN_BYTES = "BTRFS_UBLK_RUN_BYTES"
+IN_PROCESS = ", asking by itself"
+#: Of a server, in its environment: the most bytes of a request, who asks servers, and
+#: how what the cache has is read.
+_RUN_BYTES, _FETCH = "BTRFS_UBLK_RUN_BYTES", "BTRFS_UBLK_FETCH"
+_CACHED_READS = "BTRFS_UBLK_CACHED_READS"
 
 Open = Callable[[Bed], AbstractContextManager[Opened]]
 Work = Callable[[Bed], Result]
@@ -83,18 +100,22 @@ def _first_reads(size_bytes: int, unit_bytes: int, seed: int) -> list[int]:
     return [x * unit_bytes + chances.randrange(inside) * BLOCK_BYTES for x in chosen]
 
 
-def _read_at(place: Bed, path: Path, offsets: Sequence[int]) -> Result:
-    """Read 4 KiB at each offset, one after the other, past the page cache."""
-    log, output = place.root / "reads", place.root / "fio.json"
+def _fio(place: Bed, path: Path, offsets: Sequence[int], name: str) -> list[Argument]:
+    """Return the argv of an fio that reads 4 KiB at each offset, one after the other,
+    past the page cache; its results are in ``{name}.json``.
+    """
     lines = [f"{path} read {offset} {BLOCK_BYTES}" for offset in offsets]
     ends = [f"{path} {action}" for action in ("add", "open", "close")]
-    text = "\n".join(["fio version 2 iolog", *ends[:2], *lines, ends[2], ""])
-    log.write_text(text)
-    words = ["fio", "--name=reads", "--ioengine=psync", "--direct=1", "--thread"]
-    words += [f"--read_iolog={log}", "--replay_no_stall=1"]
-    words += ["--output-format=json+", f"--output={output}"]
-    run_program(words, timeout_s=TIMEOUT_S)
-    outcome = parse_output(output.read_text())
+    log = place.root / name
+    log.write_text("\n".join(["fio version 2 iolog", *ends[:2], *lines, ends[2], ""]))
+    words: list[Argument] = ["fio", "--name=reads", "--ioengine=psync", "--direct=1"]
+    words += ["--thread", f"--read_iolog={log}", "--replay_no_stall=1"]
+    return [*words, "--output-format=json+", f"--output={log}.json"]
+
+
+def _read_at(place: Bed, path: Path, offsets: Sequence[int]) -> Result:
+    run_program(_fio(place, path, offsets, "reads"), timeout_s=TIMEOUT_S)
+    outcome = parse_output((place.root / "reads.json").read_text())
     return {"p50_us": outcome.latency_us["p50"], "iops": outcome.total_iops}
 
 
@@ -157,10 +178,60 @@ def _timed(place: Bed, work: Callable[[], object], device: Opened | None) -> Res
     return {"seconds": seconds, "cpu_s": used_s, "requests": requests}
 
 
+def _dd(place: Bed, path: Path) -> list[Argument]:
+    words = [f"if={path}", "of=/dev/null", "bs=1M", "status=none"]
+    return ["dd", *words, f"count={place.size_bytes // MIB}"]
+
+
 def _read_all(place: Bed, device: Opened) -> Result:
-    words = [f"if={device.path}", "of=/dev/null", "bs=1M", "status=none"]
-    argv = ["dd", *words, f"count={place.size_bytes // MIB}"]
+    argv = _dd(place, device.path)
     return _timed(place, lambda: run_program(argv, timeout_s=TIMEOUT_S), device)
+
+
+def _at_the_same_time(programs: Sequence[Sequence[Argument]]) -> None:
+    with ExitStack() as stack:
+        for child in [stack.enter_context(spawn(argv)) for argv in programs]:
+            if child.wait(TIMEOUT_S) != 0:
+                raise BtrfsUblkError(child.failure("failed"))
+
+
+def _cached(how: str, devices: int, in_order: bool, again: bool, place: Bed) -> Result:
+    """Have devices that share a full cache read at the same time: all in order, or the
+    same blocks, each in an order of its own; ``again`` after a device that has read
+    all and is gone. ``memory_bytes`` is what the page cache
+    has of the cache's file then, and ``refetched`` counts units that were fetched anew.
+    """
+    chances = random.Random(time.monotonic_ns())
+    blocks = chances.sample(range(place.size_bytes // BLOCK_BYTES), _CACHED_READ_COUNT)
+
+    def program(index: int, path: Path) -> Sequence[Argument]:
+        if in_order:
+            return _dd(place, path)
+        mine = chances.sample(blocks, len(blocks))
+        offsets = [block * BLOCK_BYTES for block in mine]
+        return _fio(place, path, offsets, f"reads-{index}")
+
+    def fetched() -> int:
+        found = [each.server.stats() for each in opened if each.server]
+        return sum(each.lazy[0].fetcher.units_fetched for each in found)
+
+    with ExitStack() as stack:
+        cache = stack.enter_context(place.new_cache())
+        with place.ours(cache=cache) as device:
+            assert device.server is not None
+            device.server.map().drain()
+        _drop_caches()
+        ours = partial(_with, _CACHED_READS, how, lambda _: place.ours(cache=cache))
+        if again:
+            with ours(place) as device:
+                _read_all(place, device)
+        opened = [stack.enter_context(ours(place)) for _ in range(devices)]
+        programs = [program(*each) for each in enumerate(x.path for x in opened)]
+        pids = [pid for each in opened for pid in each.pids]
+        servers = Opened(opened[0].path, pids)
+        result = _timed(place, lambda: _at_the_same_time(programs), servers)
+        (data,) = cache.glob("*.data")
+        return result | {"memory_bytes": resident_bytes(data), "refetched": fetched()}
 
 
 def _sequential(opened: Open, place: Bed) -> Result:
@@ -173,14 +244,18 @@ def _curl(then: str, place: Bed) -> Result:
 
 
 @contextmanager
-def _one_each(opened: Open, place: Bed) -> Iterator[Opened]:
-    """Have the server make a request for each unit."""
-    os.environ[_RUN_BYTES] = "1"
+def _with(name: str, value: str, opened: Open, place: Bed) -> Iterator[Opened]:
+    """Have a server find this in its environment."""
+    os.environ[name] = value
     try:
         with opened(place) as device:
             yield device
     finally:
-        del os.environ[_RUN_BYTES]
+        os.environ.pop(name, None)
+
+
+_one_each = partial(_with, _RUN_BYTES, "1")
+_in_process = partial(_with, _FETCH, "in-process")
 
 
 def _start(opened: Open, place: Bed) -> Result:
@@ -311,6 +386,7 @@ def cases(name: str, runtime_s: float) -> list[Case]:
             Case("curl | openssl dgst", partial(_curl, "| openssl dgst -sha256")),
             Case("curl", partial(_curl, "-o /dev/null")),
             Case(OURS, whole(Bed.ours)),
+            Case(OURS + IN_PROCESS, whole(partial(_in_process, Bed.ours))),
             Case(ONE_EACH, whole(partial(_one_each, Bed.ours))),
             *peers(whole),
         ]
@@ -322,6 +398,22 @@ def cases(name: str, runtime_s: float) -> list[Case]:
                 (f"units of {format_size(unit)}", started(unit)),
                 (ONE_EACH, partial(_one_each, started(unit))),
             )
+        ]
+    if name == "process":
+        return [
+            Case(subject, cold(how(opened), unit), unit)
+            for unit, opened in (
+                (_SMALL, ours(_SMALL)),
+                (DEFAULT_UNIT_BYTES, Bed.with_cache),
+            )
+            for subject, how in (
+                (OURS, lambda x: x),
+                (OURS + IN_PROCESS, lambda x: partial(_in_process, x)),
+            )
+        ]
+    if name in _CACHED:
+        return [
+            Case(x, partial(_cached, how, *_CACHED[name])) for x, how in _HOW.items()
         ]
     if name == "bad-cache":
         return [Case(each, partial(_bad, each)) for each in _BAD]
@@ -348,6 +440,8 @@ def tables(document: Document) -> list[Table]:
         "requests": Column("requests", "requests"),
         "errors": Column("errors", "errors"),
         "stored": Column("stored", "stored", 2),
+        "memory": Column("memory, MiB", "memory_bytes", 1, 1 / MIB),
+        "refetched": Column("fetched again", "refetched"),
     }
     rate = f", {given['mbit']} Mbit/s" if given["mbit"] else ""
     distance = f"{given['round_trip_ms']} ms of round trip{rate}."

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* A content of the cache: opens it, looks units up, and puts them in. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/fileio.h"
@@ -14,7 +16,13 @@ enum {
 	CHECK_BYTES = 16 << 10,
 	/* Bits up to this size are locked in memory; of larger ones, the kernel decides. */
 	LOCKED_BITS_BYTES = 16 << 20,
+	/* Shorter reads are slower without the page cache, and leave less in it. */
+	LONG_READ_BYTES = 64 << 10,
 };
+
+#ifndef RWF_DONTCACHE
+#define RWF_DONTCACHE 0x80 /* Linux 6.14 */
+#endif
 
 void cache_key_format(const uint8_t key[static SOURCE_KEY_BYTES],
 		      char name[static CACHE_NAME_BYTES])
@@ -93,6 +101,25 @@ static int map_bits(struct cache_object *object)
 	return 0;
 }
 
+/*
+ * Each process that has a content open holds a read lock of the data's first byte, so all can see
+ * whether others do. Where they cannot be asked, or are of an older version, there are none.
+ */
+static void choose_reads(struct cache_object *object)
+{
+	const char *how = getenv("BTRFS_UBLK_CACHED_READS"); /* to measure, and for tests */
+	struct flock mine = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1 };
+	uint8_t byte;
+	struct iovec first = { &byte, sizeof(byte) };
+	bool can = !object->in_memory && preadv2(object->data_fd, &first, 1, 0, RWF_DONTCACHE) == 1;
+
+	if (can && how && !strcmp(how, "dropped"))
+		object->reads = READS_DROPPED;
+	else if (can && how && !strcmp(how, "chosen"))
+		object->reads = READS_CHOSEN;
+	fcntl(object->data_fd, F_OFD_SETLK, &mine);
+}
+
 int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 		const struct content_shape *shape, struct cache_object **object,
 		struct error *error)
@@ -122,6 +149,7 @@ int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 	made->data_fd = files.data_fd;
 	made->bits_fd = files.bits_fd;
 	made->in_memory = cache->in_memory;
+	choose_reads(made);
 	pthread_mutex_init(&made->lock, NULL);
 	err = map_bits(made);
 	if (!err)
@@ -273,6 +301,19 @@ bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last)
 int cache_fd(const struct cache_object *object)
 {
 	return object->data_fd;
+}
+
+int cache_read_flags(const struct cache_object *object, uint32_t length)
+{
+	struct flock others = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1 };
+
+	if (object->reads == READS_DROPPED)
+		return RWF_DONTCACHE;
+	if (object->reads == READS_KEPT || length < LONG_READ_BYTES)
+		return 0;
+	if (fcntl(object->data_fd, F_OFD_GETLK, &others) || others.l_type != F_UNLCK)
+		return 0;
+	return RWF_DONTCACHE;
 }
 
 bool cache_is_in_memory(const struct cache_object *object)
