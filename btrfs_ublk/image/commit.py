@@ -19,6 +19,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.build import source_date_epoch
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
+    INDEXED,
     MANIFESTS,
     Descriptor,
     InvalidImageError,
@@ -26,6 +27,7 @@ from btrfs_ublk.image.documents import (
     descriptors,
     is_index,
     parse_document,
+    parse_sealed_manifest,
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
@@ -99,8 +101,9 @@ def find_base(
     if found is None:
         raise UsageError(
             f"{name} has no ordinary image with the layers that this volume is of",
-            hint="does the tag name another image now? images that were made of a "
-            "directory or a tar have no layers",
+            hint="does the tag name another image now? An image that was built of a "
+            "directory or a tar has no layers: write a delta (--delta FILE), or build "
+            "an image of the fork's directory (image build)",
         )
     return found
 
@@ -123,6 +126,18 @@ def _find(
                 if found is not None:
                     return found
         return None
+    if document.get("artifactType") == INDEXED:
+        subject = parse_sealed_manifest(data, str(name)).subject
+        assert subject is not None
+        try:
+            below = read(subject)
+        except InvalidImageError as error:
+            raise UsageError(
+                f"{name} is an index, and the image that it is of is not beside it",
+                hint="push the index to that image (image push), bring that up, and "
+                "commit a fork of it",
+            ) from error
+        return _find(name, chain_ids, subject.media_type, below, read, read_blob)
     # What is no image for a machine, as an attestation, has another config.
     with suppress(InvalidImageError):
         config_blob, *layers = blobs_of(document, str(name))

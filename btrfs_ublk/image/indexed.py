@@ -139,7 +139,7 @@ def _check_tag_is_free(layout: Layout, tag: str) -> None:
         raise UsageError(
             f"{LayoutName(layout.path, tag)} is another image, which would lose its "
             "name",
-            hint="choose another name with --tag, or another layout",
+            hint="choose another name with --tag",
         )
 
 

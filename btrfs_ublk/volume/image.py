@@ -205,7 +205,8 @@ def _layer_of(layout: Layout) -> Callable[[str], Source]:
                 f"the data of the image are in layer {digest}, which {layout.path} "
                 "has not",
                 hint="push it to the registry that has the layers, and name it there: "
-                "btrfs-ublk image push",
+                "btrfs-ublk image push; or index it into the layout that has the "
+                "layers, with another --tag",
             )
         return {"kind": "file", "path": str(path)}
 
