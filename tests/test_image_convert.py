@@ -125,7 +125,7 @@ def test_the_same_image_has_the_same_digests(
     second = image(*argv, f"{registry.host}/team/other:1", "--threads", "1")
     assert second["digest"] == first["digest"]
     assert image(*argv, new)["uploaded_bytes"] == 0
-    assert list((sparse_path / CONVERSIONS).iterdir()) == []
+    assert not (sparse_path / CONVERSIONS).exists()
 
     reference = parse_reference(source)
     with Repository(reference, access) as repository:
@@ -174,10 +174,10 @@ def test_a_killed_one_is_gone_on_with(
         ) as process:
             wait_until(lambda: any(blobs.glob(pattern)) or process.poll() is not None)
             process.send_signal(signal.SIGKILL)
-        assert list(blobs.iterdir()) or process.returncode == 0
+        assert process.returncode == 0 or list(blobs.iterdir())
     done = image(*argv, new, "--check")
     assert done["digest"] == image(*argv, f"{registry.host}/team/whole:1")["digest"]
-    assert list(blobs.iterdir()) == []
+    assert not blobs.exists()
 
 
 def test_what_a_trace_has_read_comes_first(
@@ -218,7 +218,7 @@ def test_refusals(argv: list[str], registry: Registry, sparse_path: Path) -> Non
     missing[1] = f"{registry.host}/source/none:1"
     assert "HTTP 404" in str(refusal(*missing, new))
     work = sparse_path / CONVERSIONS
-    assert not work.exists() or not list(work.iterdir())
+    assert not work.exists()
     login = argv.copy()
     empty = sparse_path / "empty.json"
     empty.touch(mode=0o600)

@@ -227,6 +227,8 @@ def _remove(directory: Path) -> None:
     with deferred():
         shutil.rmtree(directory, ignore_errors=True)
         directory.with_suffix(".lock").unlink(missing_ok=True)
+        with suppress(OSError):  # it has other conversions
+            directory.parent.rmdir()
 
 
 def _remove_stale(base: Path, ours: Path) -> None:
