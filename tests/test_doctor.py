@@ -12,8 +12,18 @@ from typing import Any
 import pytest
 
 import btrfs_ublk
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, MOUNT, ROOT, UBLK, Helper
+from btrfs_ublk.base.capabilities import (
+    BTRFS,
+    FUSE,
+    LOOP,
+    MOUNT,
+    ROOT,
+    UBLK,
+    Helper,
+    PythonPackage,
+)
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE, MKSEED, SERVER, helper_path
+from btrfs_ublk.ops.doctor.install import command_for
 
 #: Imports all before it gives root up: the package may be where others cannot read.
 AS_NOBODY = """
@@ -103,6 +113,11 @@ def test_what_is_missing_has_a_command(
     text = _doctor().stdout
     assert "Not yet: make seeds, serve with fuse or ublk, mount." in text
     assert f"$ {sudo}apt-get install fio" in text
+
+
+@pytest.mark.parametrize("setup", ["--bench", "--test"])
+def test_a_python_package_has_its_set_up(setup: str) -> None:
+    assert command_for(PythonPackage("a", setup=setup)) == f"scripts/setup {setup}"
 
 
 def test_it_loads_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,9 @@ def command_for(capability: Capability) -> str | None:
             return "scripts/setup --build" if checkout() else None
         case PythonPackage(package=str(package)):
             return _install(package)
-        case PythonPackage(name=name):
+        case PythonPackage(name=name, setup=setup):
             if checkout():
-                return "scripts/setup --bench"
+                return f"scripts/setup {setup}"
             return f"{sys.executable} -m pip install {name}"
         case Root():
             return f"sudo {_this_program()} doctor"
