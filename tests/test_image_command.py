@@ -112,3 +112,24 @@ def test_push_wants_a_tag_and_a_layout(tmp_path: Path) -> None:
         refusal("push", f"oci:{tmp_path}", "registry.example.org/a:b")
     )
     assert refusal("inspect", "no-name").exit_status == 2
+    assert "oci:DIRECTORY[:TAG]" in str(refusal("inspect", "no-name").hint)
+
+
+def test_commit_makes_an_image_or_a_delta(tmp_path: Path) -> None:
+    both = refusal("commit", "a", "b", "-t", "oci:x", "--delta", tmp_path / "delta")
+    assert "not both" in both.message
+
+
+def test_an_image_that_is_sealed_only_has_no_layers(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    assert image("build", tmp_path / "root", "-o", tmp_path / "only").exit_code == 0
+    refused = refusal("build", f"oci:{tmp_path}/only", "-o", tmp_path / "again")
+    assert "is sealed only" in refused.message
+    assert "volume add-image" in str(refused.hint)
+
+
+def test_a_registry_without_tls_is_named_so(tmp_path: Path) -> None:
+    with registry_server(tmp_path) as server:
+        refused = refusal("inspect", f"{server.host}/app:1")
+    assert "it speaks http, not https" in refused.message
+    assert "--insecure" in str(refused.hint)

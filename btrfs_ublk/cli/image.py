@@ -37,7 +37,7 @@ from btrfs_ublk.cli.image_options import (
 )
 from btrfs_ublk.cli.image_warm import warm
 from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size
 
@@ -153,6 +153,8 @@ def index(
     layers are compressed by gzip, or by zstd in frames of 16 MiB at most. They are
     read once, and stay where they are; what is made has the metadata, and where in the
     layers the data are. `image push` stores it beside the image, which keeps its name.
+    To be brought up without a registry, it must be in the layout that has the image, by
+    another name: `image index oci:DIR:1 --output DIR --tag 1-index`.
     """
     origin = images.parse_name(source)
     options = images.BuildOptions(max_inline=max_inline, unit_bytes=unit)
@@ -503,7 +505,7 @@ def pull(
 @images_base
 @json_option
 def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
-    """Remove images that are not pinned.
+    """Remove images that are not pinned (`image pull --pin`).
 
     Volumes have copied what they need, so those of a removed image go on.
     """
@@ -549,8 +551,8 @@ def up(
 
     IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST, whose metadata
     are pulled if that was not done. The volume NAME has a read-only subvolume for each
-    layer below `layers`. The same as `volume up NAME --image IMAGE`, whose other
-    options it can have then.
+    layer below `layers`. `volume up NAME --image IMAGE` does the same, and has more
+    options.
     """
     given: dict[str, Any] = {
         "image": image,
@@ -594,7 +596,12 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
 
     The same as `volume down NAME`; `volume remove NAME` removes it with its forks.
     """
-    take_down(name, base, as_json=as_json)
+    try:
+        take_down(name, base, as_json=as_json)
+    except BtrfsUblkError as error:
+        if error.hint is not None:
+            error.hint = error.hint.replace("volume down", "image down")
+        raise
 
 
 for _each in (list_command, convert, warm, fork, forks, unfork, commit, apply, detach):

@@ -25,8 +25,7 @@ from btrfs_ublk.units import format_size, parse_size
     "--mode",
     type=click.Choice(volumes.FORK_MODES),
     default=volumes.DEFAULT_FORK_MODE,
-    help="An overlay shares memory with other forks; a snapshot is all of btrfs."
-    f"  [{volumes.DEFAULT_FORK_MODE}]",
+    help="An overlay shares memory with other forks; a snapshot is all of btrfs.",
 )
 @click.option(
     "--quota",
@@ -127,7 +126,7 @@ def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) ->
     "--compression",
     type=click.Choice(images.COMPRESSIONS),
     default="gzip",
-    help="Of the new layer.  [gzip, which all clients know]",
+    help="Of the new layer; all clients know gzip.",
 )
 @volumes_base
 @with_access
@@ -150,11 +149,14 @@ def commit(
 
     Options of the registry are those of IMAGE's; without any, it is asked as that of
     the volume's image. With --delta, no image is made: the file has what has changed,
-    and no data of the image are read.
+    and no data of the image are read. An image that was built of a directory or a tar
+    has no layers: take --delta, or `image build` the fork's directory.
     """
     if (target is None) == (delta is None):
         raise UsageError(
-            "one of --tag and --delta is needed", hint="an image, or a file of changes"
+            "one of --tag and --delta is needed"
+            + ("" if target is None else ", not both"),
+            hint="an image, or a file of changes",
         )
     if delta is not None:
         _refuse_options_of_images(click.get_current_context())

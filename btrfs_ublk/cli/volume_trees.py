@@ -43,9 +43,10 @@ def add_image(
 
     IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST, built with
     --compression none. Its files are made again in the volume NAME, which is up, in a
-    new subvolume PATH; without it, that has the name of the image. They can be written
-    to, as all files of the volume. Their data stay where they are until they are read;
-    only small files are written. Many images can be in one volume.
+    new subvolume PATH; without it, that has the tag of a layout, else the last part of
+    the repository's name. They can be written to, as all files of the volume. Their
+    data stay where they are until they are read; only small files are written. Many
+    images can be in one volume.
     """
     access = replace(access, via=via or None, via_plain=via_plain)
     with progress(f"add {image} to volume {name}", total=0) as task:

@@ -429,13 +429,15 @@ class Connection:
         self._authorization = f"Bearer {token}"
 
     def _unanswered(self, what: str, error: Exception) -> RegistryError:
-        if isinstance(error, requests.exceptions.SSLError):
+        reason = _reason(error)
+        if "WRONG_VERSION_NUMBER" in reason:
+            reason = "it speaks http, not https"
+            hint = "--insecure (loopback only)"
+        elif isinstance(error, requests.exceptions.SSLError):
             hint = "--ca-file names a certificate to trust; --insecure is for loopback"
         else:
             hint = "is the registry there, and its name right?"
-        return RegistryError(
-            f"{self.place}: cannot {what}: {_reason(error)}", hint=hint
-        )
+        return RegistryError(f"{self.place}: cannot {what}: {reason}", hint=hint)
 
     def _refused(self, what: str, response: requests.Response) -> NoReturn:
         status = response.status_code

@@ -80,6 +80,8 @@ def _write(helper: Path, whole: Path, layer: Layer, out: IO[bytes]) -> ExportRep
             try:
                 while view:
                     view = view[out.write(view) :]
+            except BrokenPipeError:
+                raise  # whoever has read enough, as head(1), is told nothing
             except OSError as error:
                 raise _unwritten(out.name, error) from error
         said = finished(child, whole)

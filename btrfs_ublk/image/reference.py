@@ -21,7 +21,7 @@ _REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
-_FORMS = "REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@DIGEST"
+_FORMS = "REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@DIGEST"
 
 
 def check_digest(text: object, *, what: str = "digest") -> str:
@@ -131,6 +131,11 @@ def parse_name(text: str) -> Name:
     """Parse the name of an image that is made. Raises UsageError."""
     if text.startswith(LAYOUT_PREFIX):
         return parse_layout(text)
+    if parse_image(text) is None:
+        raise UsageError(
+            f"{text!r} names no image",
+            hint=f"write {_FORMS}, or oci:DIRECTORY[:TAG] for an image of a layout",
+        )
     return parse_reference(text)
 
 
@@ -148,5 +153,5 @@ def parse_source(text: str) -> Name | Path:
     except UsageError as error:
         raise UsageError(
             f"there is no file {text!r}, and it names no image ({error.message})",
-            hint=f"name a directory, a tar, oci:DIRECTORY, or {_FORMS}",
+            hint=f"name a directory, a tar, oci:DIRECTORY[:TAG], {_FORMS}",
         ) from error

@@ -32,6 +32,10 @@ from btrfs_ublk.image.reference import (
 from btrfs_ublk.image.registry import Document, Repository
 from btrfs_ublk.image.transfer import fetch_into
 
+_SEALED_HINT = (
+    "name the image that it was made of; a volume takes a sealed one as it is: "
+    "btrfs-ublk volume add-image"
+)
 #: Compressed or not; mkimage looks at the content.
 _LAYERS = (
     "application/vnd.oci.image.layer.v1.tar",
@@ -142,6 +146,8 @@ def _choose(
     index: Mapping[str, Any], platform: str | None, source: object
 ) -> Descriptor:
     manifests = descriptors(index, "manifests", str(source))
+    if manifests and all(each.is_sealed for each in manifests):
+        raise UsageError(f"{source} is sealed only", hint=_SEALED_HINT)
     return choose_platform(manifests, platform, str(source))
 
 
@@ -154,7 +160,7 @@ def _check_ordinary(document: Document, source: object) -> None:
     if parsed.get("artifactType") == ARTIFACT:
         raise UsageError(
             f"{where} is a sealed image already",
-            hint="name the image that it was made of",
+            hint=_SEALED_HINT,
         )
     for layer in descriptors(parsed, "layers", where):
         if layer.media_type not in _LAYERS:
