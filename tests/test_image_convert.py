@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +28,16 @@ from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image import convert
 from btrfs_ublk.image.connection import RegistryAccess
-from btrfs_ublk.image.documents import SEALED_IN, parse_document
+from btrfs_ublk.image.documents import (
+    INDEX,
+    SEALED_IN,
+    descriptors,
+    parse_document,
+    to_bytes,
+)
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pull import NotSealedError
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import IMAGES_VARIABLE
@@ -243,3 +251,65 @@ def test_one_at_a_time(
 
     monkeypatch.setattr(convert, "push_image", held)
     assert refusal(*argv, new).message == "enough"
+
+
+def test_images_of_other_platforms_stay(
+    argv: list[str],
+    registry: Registry,
+    access: RegistryAccess,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = Layout.made(tmp_path / "platforms")
+    described = []
+    for system in ("amd64", "arm64", "riscv64"):
+        about = {"os": "linux", "architecture": system}
+        one = ordinary_image(layout, {"bin/app": system.encode() * 99}, **about)
+        described.append({**one.raw, "platform": about})
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": described}
+    layout.tag(layout.add(INDEX, to_bytes(index)), "1")
+    name = parse_reference(f"{registry.host}/team/platforms:1")
+    with Repository(name, access, writing=True) as repository:
+        push_image(layout, layout.find("1"), name, repository)
+
+    def convert_in_place(platform: str, new: str = str(name)) -> dict[str, Any]:
+        words = [*argv, new, "--platform", platform]
+        words[1] = str(name)
+        return image(*words)
+
+    def there(new: str = str(name)) -> list[tuple[str, bool]]:
+        reference = parse_reference(new)
+        with Repository(reference, access) as repository:
+            document = repository.document(reference.version)
+        listed = descriptors(parse_document(document.data, new), "manifests", new)
+        return [(str(x.platform["architecture"]), x.is_sealed) for x in listed]
+
+    amd64 = convert_in_place("linux/amd64")
+    others = [("riscv64", False), ("unknown", True)]
+    assert there() == [("amd64", False), ("arm64", False), *others]
+    arm64 = convert_in_place("linux/arm64")
+    assert there() == [
+        ("amd64", False), ("arm64", False), *others, ("unknown", True)
+    ]  # fmt: skip
+    digest = convert_in_place("linux/amd64")["digest"]
+    assert digest == arm64["digest"] == convert_in_place("linux/arm64")["digest"]
+
+    for machine, sealed in (("x86_64", amd64), ("aarch64", arm64)):
+        monkeypatch.setattr(os, "uname", lambda m=machine: SimpleNamespace(machine=m))
+        assert inspect_image(name, access).manifest.digest == sealed["sealed"]
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    with pytest.raises(NotSealedError, match="has no sealed image"):
+        inspect_image(name, access)
+
+    # A new tag of the same repository has what the source has for others; one that is
+    # there, and an ordinary image only, becomes an index.
+    monkeypatch.undo()
+    new = f"{registry.host}/team/platforms:2"
+    convert_in_place("linux/riscv64", new)
+    assert sorted(there(new))[:3] == [("amd64", False), ("arm64", False), others[0]]
+    assert image(*argv, source)["uploaded_bytes"]
+    convert_in_place("linux/arm64", source)
+    assert sorted(there(source)) == [
+        ("amd64", False), ("arm64", False), ("unknown", True), ("unknown", True)
+    ]  # fmt: skip

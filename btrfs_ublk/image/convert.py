@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,18 +27,32 @@ from btrfs_ublk.content.oci import machine_platform
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.connection import RegistryAccess, is_loopback
+from btrfs_ublk.image.connection import RegistryAccess, RegistryError, is_loopback
 from btrfs_ublk.image.diff import check_layers
-from btrfs_ublk.image.documents import Descriptor, descriptors, parse_document
+from btrfs_ublk.image.documents import (
+    MANIFESTS,
+    Descriptor,
+    blobs_of,
+    describe,
+    descriptors,
+    is_index,
+    parse_document,
+    sealed_in,
+    to_bytes,
+)
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.source import read_config
 from btrfs_ublk.image.transfer import Pushed, push_image, walk
 
 _DIRECTORY = "btrfs-ublk-convert"
 #: Tags of the layout: what was made, what it was made of, and what was compared.
 _MADE, _ORDINARY, _CHECKED = "made", "ordinary", "checked"
+#: Annotation of an attestation in an index: the digest of the image that it is about.
+_ATTESTED = "vnd.docker.reference.digest"
+_NO_PLATFORM = ("", "", "")
 #: Nobody goes on with a conversion that was killed as long ago as this.
 _STALE_S = 7 * 86400.0
 
@@ -71,7 +85,8 @@ def convert_image(
     say: Callable[[str], object] = lambda text: None,
 ) -> ConvertedImage:
     """Make a sealed image of ``source``, and store it with the ordinary one as
-    ``target``, whose tag changes last.
+    ``target``, whose tag changes last. Images of other platforms that this tag has, or
+    the source in the same repository, stay in the index.
 
     ``work`` is a directory for what is not stored yet; that is removed at the end, and
     kept by a failure, so that the next call goes on. With ``check``, each layer is read
@@ -136,10 +151,11 @@ def convert_image(
                 target,
                 repository,
                 mount_from=mount_from,
+                tagged=lambda index: _merged(index, pinned, target, repository),
                 progress=count,
             )
     return ConvertedImage(
-        source=pinned, digest=one.digest, sealed=manifest.digest, pushed=pushed
+        source=pinned, digest=pushed.digest, sealed=manifest.digest, pushed=pushed
     )
 
 
@@ -180,6 +196,67 @@ def _made(
         check_layers(name, ordinary, access, directory=directory)
         layout.tag(one, _CHECKED)
     return layout, one
+
+
+def _merged(
+    index: bytes, source: Reference, target: Reference, repository: Repository
+) -> bytes:
+    """Return a new index with what the target's tag has for other platforms; a tag that
+    is new gets what the source has for them, if that is in the same repository."""
+    where, new = str(target), parse_document(index, str(target))
+    try:
+        document = repository.document(target.version)
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        if source.place != target.place:
+            return index
+        document = repository.document(source.version)
+    before = parse_document(document.data, where)
+    if is_index(before):
+        there = descriptors(before, "manifests", where)
+    else:
+        there = [describe(document.media_type, document.data)]
+    there = [_with_platform(one, repository) for one in there]
+    ordinary, sealed = descriptors(new, "manifests", where)
+    ours = _platform(ordinary)
+    if not is_index(before) and _platform(there[0]) in (ours, _NO_PLATFORM):
+        return index
+    gone = {one.digest for one in there if _platform(one) == ours}
+    stale = {sealed.digest}
+    for digest in gone:
+        stale |= sealed_in(parse_document(repository.document(digest).data, digest))
+    # NB: what is new has the place of the old one, so that a conversion of what was
+    # converted makes the same index.
+    made: list[Mapping[str, Any]] = []
+    for one in there:
+        if one.annotations.get(_ATTESTED) in gone:
+            continue
+        put = ordinary if one.digest in gone else sealed if one.digest in stale else one
+        made += [put.raw] if put.raw not in made else []
+    made += [one.raw for one in (ordinary, sealed) if one.raw not in made]
+    return to_bytes({**new, "manifests": made})
+
+
+def _platform(one: Descriptor) -> tuple[str, str, str]:
+    """Return operating system, architecture and variant, "" for what is not said."""
+    keys = ("os", "architecture", "variant")
+    system, architecture, variant = (str(one.platform.get(key, "")) for key in keys)
+    return system, architecture, "" if architecture == "arm64" else variant
+
+
+def _with_platform(one: Descriptor, repository: Repository) -> Descriptor:
+    """Have an ordinary image tell its platform, which its config knows at least."""
+    if one.platform or one.is_sealed or one.media_type not in MANIFESTS:
+        return one
+    manifest = parse_document(repository.document(one.digest).data, one.digest)
+    if "artifactType" in manifest:
+        return one
+    blob, *_ = blobs_of(manifest, one.digest)
+    config, _ = read_config(repository.get_blob(blob), one.digest)
+    keys = ("os", "architecture", "variant")
+    platform = {key: config[key] for key in keys if key in config}
+    return replace(one, raw={**one.raw, "platform": platform})
 
 
 @contextmanager

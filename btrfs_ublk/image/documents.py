@@ -151,6 +151,15 @@ def blobs_of(document: Mapping[str, Any], where: str) -> Iterator[Descriptor]:
     yield from descriptors(document, "layers", where)
 
 
+def sealed_in(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the digests of the sealed images that have the layers of an ordinary one,
+    as these say."""
+    layers = (
+        descriptors(manifest, "layers", "a manifest") if "layers" in manifest else []
+    )
+    return {str(x.annotations[SEALED_IN]) for x in layers if SEALED_IN in x.annotations}
+
+
 def may_be_sealed(manifests: list[Descriptor]) -> list[Descriptor]:
     """Return those manifests of an index that may be of a sealed image, likely ones
     first. NB: skopeo drops artifactType from an index that it copies."""
@@ -162,6 +171,15 @@ def may_be_sealed(manifests: list[Descriptor]) -> list[Descriptor]:
     ]
 
 
+def ordinary_images(manifests: list[Descriptor]) -> list[Descriptor]:
+    """Return those manifests of an index that are of ordinary images."""
+    return [
+        each
+        for each in manifests
+        if not each.is_sealed and not NO_PLATFORM.items() <= dict(each.platform).items()
+    ]
+
+
 def choose_platform(
     manifests: list[Descriptor], platform: str | None, where: str
 ) -> Descriptor:
@@ -169,11 +187,9 @@ def choose_platform(
     machine's. Raises UsageError, which says which there are."""
     wanted = (platform or "/".join(machine_platform())).split("/")
     there = []
-    for each in manifests:
+    for each in ordinary_images(manifests):
         about = each.platform
         parts = [str(about.get(key, "")) for key in ("os", "architecture", "variant")]
-        if each.is_sealed or parts[:2] == ["unknown", "unknown"]:
-            continue
         # Without a platform there is nothing to choose from.
         if not about and len(manifests) <= 2:
             return each

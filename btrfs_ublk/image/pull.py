@@ -21,8 +21,10 @@ from btrfs_ublk.image.documents import (
     descriptors,
     is_index,
     may_be_sealed,
+    ordinary_images,
     parse_document,
     parse_sealed_manifest,
+    sealed_in,
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import check_data, read_header
@@ -68,10 +70,19 @@ def find_sealed(
             )
         return data
     manifests = descriptors(document, "manifests", where)
+    found = {}
     for one in may_be_sealed(manifests)[:_MAX_CANDIDATES]:
-        found = read(one)
-        if parse_document(found, one.digest).get("artifactType") == ARTIFACT:
-            return found
+        candidate = read(one)
+        if parse_document(candidate, one.digest).get("artifactType") == ARTIFACT:
+            found[one.digest] = candidate
+    ordinary = ordinary_images(manifests)
+    if found and (len(found) > 1 or len(ordinary) > 1):
+        # Layers say which sealed image has them; another one is of another platform.
+        chosen = parse_document(read(choose_platform(manifests, None, where)), where)
+        wanted = sealed_in(chosen)
+        found = {digest: data for digest, data in found.items() if digest in wanted}
+    for data in found.values():
+        return data
     raise NotSealedError(f"{where} has no sealed image", hint=_NOT_SEALED_HINT)
 
 

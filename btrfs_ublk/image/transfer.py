@@ -15,6 +15,7 @@ from btrfs_ublk.image.documents import (
     InvalidImageError,
     blobs_of,
     descriptors,
+    digest_of,
     is_index,
     parse_document,
     parse_sealed_manifest,
@@ -76,11 +77,13 @@ def push_image(
     repository: Repository,
     *,
     mount_from: str | None = None,
+    tagged: Callable[[bytes], bytes] = lambda document: document,
     progress: Progress = lambda count: None,
 ) -> Pushed:
     """Store an image of a layout in a registry, by the tag of ``target``. Blobs that
     are there, or in the repository ``mount_from`` of the same registry, are not sent.
-    The tag changes when all else is there. Raises RegistryError, InvalidImageError.
+    The tag changes when all else is there; ``tagged`` returns the document that it gets
+    instead of the image's own. Raises RegistryError, InvalidImageError.
 
     An indexed image gets no tag: it refers to the image that has the tag already.
     Raises UsageError when that is another one than its subject.
@@ -104,7 +107,9 @@ def push_image(
             continue
         _push_blob(layout, each, repository, mount_from, done, progress)
     if target.tag is not None and not is_indexed:
-        repository.put_document(target.tag, one.media_type, layout.read(one))
+        document = tagged(layout.read(one))
+        done.digest = digest_of(document)
+        repository.put_document(target.tag, one.media_type, document)
     return done
 
 
