@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,16 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.containers import kubelet_logins
 from btrfs_ublk.containers.images import LazyOptions
-from btrfs_ublk.containers.kubelet_logins import KubeletLogins, matches, read_plugins
+from btrfs_ublk.containers.kubelet_logins import (
+    KubeletLogins,
+    Plugin,
+    matches,
+    read_plugins,
+)
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.connection import RegistryAccess
-from btrfs_ublk.image.reference import parse_reference
+from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.units import MIB
 
@@ -82,6 +88,7 @@ def answer(path: Path, password: str, *, pattern: str, duration: str = "1s") -> 
         ("registry.example.org:5000", "registry.example.org/app", False),
         ("127.0.0.1:5000", "127.0.0.1:5000/app", True),
         ("https://registry.example.org", "registry.example.org/app", True),
+        ("[bad", "registry.example.org/app", False),
     ],
 )
 def test_images_of_a_pattern(pattern: str, image: str, expected: bool) -> None:
@@ -122,6 +129,37 @@ def test_a_plugin_is_asked_as_the_kubelet_does(tmp_path: Path) -> None:
         assert logins.access(image).docker_config == path
         logins.forget(image)
         assert not path.exists()
+    finally:
+        logins.close()
+
+
+def test_a_renewal_that_fails_ends_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plugin,) = read_plugins(configuration(tmp_path, "*.example.org"), tmp_path)
+    answer(tmp_path, "first", pattern="*.example.org", duration="1h")
+    logins = KubeletLogins(tmp_path / "logins", [plugin], RegistryAccess())
+    usual = logins._ask
+
+    def ask(plugin: Plugin, image: Reference, path: Path) -> None:
+        if image.repository == "bad":
+            raise ValueError("nobody expects this")
+        usual(plugin, image, path)
+
+    try:
+        good, bad = (parse_reference(f"r.example.org/{x}:1") for x in ("good", "bad"))
+        path = logins.access(good).docker_config
+        assert path is not None
+        answer(tmp_path, "second", pattern="*.example.org", duration="1h")
+        with monkeypatch.context() as patch:
+            patch.setattr(logins, "_ask", ask)
+            with logins._lock:
+                # The bad one comes first.
+                logins._due_s = {
+                    replace(x, tag=None, digest=None): 0.0 for x in (bad, good)
+                }
+            wait_until(lambda: "second" in path.read_text())
+            assert logins._thread.is_alive()
     finally:
         logins.close()
 

@@ -150,9 +150,12 @@ def matches(pattern: str, image: str) -> bool:
     """Return whether the kubelet would take an image, REGISTRY/REPOSITORY, for one of
     ``pattern``: as many parts of the host, each of which may have ``*``; the same port;
     the beginning of the path."""
-    wanted, given = (
-        urlsplit(f"//{x.partition('://')[2] or x}") for x in (pattern, image)
-    )
+    try:
+        wanted, given = (
+            urlsplit(f"//{x.partition('://')[2] or x}") for x in (pattern, image)
+        )
+    except ValueError:  # such as "[bad"
+        return False
     host, there = (wanted.hostname or "").split("."), (given.hostname or "").split(".")
     return (
         len(host) == len(there)
@@ -277,7 +280,7 @@ class KubeletLogins:
                     continue
                 try:
                     self._ask(plugin, image, self._path(image.place))
-                except BtrfsUblkError as error:
+                except Exception as error:  # the logins of others are renewed
                     log.warning(
                         "the login for %s is not renewed: %s", image.place, str(error)
                     )
