@@ -136,11 +136,15 @@ class Snapshots:
         self._delete_unknown(image, directory, there)
         for one in self._store.find(["kind==active"]):
             if one.image == image:
-                # A commit that was interrupted left it read-only.
-                set_read_only(directory / str(one.id), False)
-                if one.overlay == "merging":
-                    merge_overlay(directory / str(one.id))
-                    self._store.set_overlay(one.id, "")
+                try:
+                    # A commit that was interrupted left it read-only.
+                    set_read_only(directory / str(one.id), False)
+                    if one.overlay == "merging":
+                        merge_overlay(directory / str(one.id))
+                        self._store.set_overlay(one.id, "")
+                except BtrfsUblkError as error:
+                    # All others are served nonetheless.
+                    log.warning("snapshot %r: %s", one.name, error)
 
     def _delete_unknown(
         self, image: str | None, directory: Path, there: set[int]
@@ -191,10 +195,10 @@ class Snapshots:
     def _make(
         self, key: str, parent: str, kind: Kind, labels: Mapping[str, str]
     ) -> list[SnapshotMount]:
+        mode = labels.get(MODE, self._mode)
         # NB: an image that comes up loses rows without a directory, so it has to be up
         # before this one's is written.
         above = self._path(self._store.get(parent)) if parent else None
-        mode = labels.get(MODE, self._mode)
         # Layers that are unpacked are committed at once: an overlay would be no use.
         is_overlay = (
             kind is Kind.ACTIVE and mode == "overlay" and SNAPSHOT_REF not in labels
