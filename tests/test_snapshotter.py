@@ -25,7 +25,7 @@ from btrfs_ublk import __version__
 from btrfs_ublk.base.process import run
 from btrfs_ublk.containers.filters import lookup_of, parse_filters
 from btrfs_ublk.containers.service import serving
-from btrfs_ublk.containers.snapshots import Snapshots
+from btrfs_ublk.containers.snapshots import MODE, Snapshots
 from btrfs_ublk.containers.store import Kind, SnapshotStore
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import create_subvolume
@@ -127,6 +127,7 @@ def test_what_is_refused(client: Client) -> None:
         code.INVALID_ARGUMENT: [
             lambda: client.prepare("new", "active"),
             lambda: client.prepare(""),
+            lambda: client.prepare("new", "bottom", labels={MODE: "overlayfs"}),
             lambda: client.commit("", "active"),
             lambda: client.commit("new", "active", parent="other"),
             lambda: client.names("kind=active"),
@@ -140,6 +141,8 @@ def test_what_is_refused(client: Client) -> None:
         for call in calls:
             assert refused(call)[0] == status
     assert client.names() == before
+    text = refused(lambda: client.prepare("new", labels={MODE: "other"}))[1]
+    assert text == f"label {MODE} is 'other'; there are: snapshot, overlay"
     text = refused(lambda: client.remove("bottom"))[1]
     assert "cannot remove snapshot 'bottom': it is the parent of 'active'" == text
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from btrfs_ublk import __version__
 from btrfs_ublk.base.paths import StrPath
@@ -196,6 +196,11 @@ class Snapshots:
         self, key: str, parent: str, kind: Kind, labels: Mapping[str, str]
     ) -> list[SnapshotMount]:
         mode = labels.get(MODE, self._mode)
+        if mode not in get_args(Mode):
+            raise RefusedError(
+                Refusal.INVALID_ARGUMENT,
+                f"label {MODE} is {mode!r}; there are: {', '.join(get_args(Mode))}",
+            )
         # NB: an image that comes up loses rows without a directory, so it has to be up
         # before this one's is written.
         above = self._path(self._store.get(parent)) if parent else None
