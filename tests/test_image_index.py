@@ -17,6 +17,7 @@ import compressed
 import indexed_images as made
 import pytest
 from conftest import Need
+from image_support import PLATFORM
 from lazy_images import Place, lazy_place
 from registry_server import REGISTRY
 from scripted_server import response, scripted_server
@@ -35,6 +36,7 @@ from btrfs_ublk.image.documents import (
     METADATA,
     InvalidImageError,
     describe,
+    digest_of,
     to_bytes,
     write_sealed_manifest,
 )
@@ -44,7 +46,7 @@ from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import read_header, unpack, write_pack
 from btrfs_ublk.image.policy import RefusedImageError
-from btrfs_ublk.image.pull import pull_image
+from btrfs_ublk.image.pull import NotSealedError, look_up, pull_image
 from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import ImageStore
@@ -147,7 +149,8 @@ def test_a_registry_that_lists_referrers() -> None:
         document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
         link = f"/v2/app/referrers/{subject}?last=1"
         return response(
-            "200 OK" + ("" if second else f'\nLink: <{link}>; rel="next"'),
+            f"200 OK\nContent-Type: {INDEX}"
+            + ("" if second else f'\nLink: <{link}>; rel="next"'),
             to_bytes(document),
         )
 
@@ -163,6 +166,60 @@ def test_a_registry_that_lists_referrers() -> None:
         f"GET /v2/app/referrers/{subject}?last=1",
         f"PUT /v2/app/manifests/{some[0].digest}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ("303 See Other\nLocation: https://elsewhere.invalid/list", ""),
+        ("200 OK\nContent-Type: text/html", ""),
+        ("406 Not Acceptable", ""),
+        ("403 Forbidden", "HTTP 403"),
+    ],
+)
+@pytest.mark.parametrize("gitlab", [False, True])
+def test_registries_that_list_no_referrers(
+    status: str, why: str, gitlab: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GHCR, Google's and others answer the first request so. GitLab has the subject at
+    the tag that such registries shall have instead."""
+    children = [describe(MANIFEST, b"child", platform=PLATFORM)]
+    index = {
+        "schemaVersion": 2,
+        "mediaType": INDEX,
+        "manifests": [dict(one.raw) for one in children],
+    }
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}
+    kind, data = (INDEX, to_bytes(index)) if gitlab else (MANIFEST, to_bytes(manifest))
+    subject = digest_of(data)
+    tag = subject.replace(":", "-")
+    put: list[bytes] = []
+
+    def answer(request: str) -> bytes:
+        if "/referrers/" in request:
+            return response(status, b"<html>log in</html>")
+        if f"/manifests/{tag} " in request and not gitlab:
+            return response("404 Not Found")
+        return response(f"200 OK\nContent-Type: {kind}", data)
+
+    one = describe(MANIFEST, b"0", artifactType=INDEXED)
+    with scripted_server(answer) as server:
+        target = Reference(f"127.0.0.1:{server.port}", "app", "1")
+        access = RegistryAccess(insecure=True)
+        with Repository(target, access, writing=True) as repository:
+            if not why:
+                assert repository.referrers(subject) == []
+            if not gitlab:
+                with pytest.raises(NotSealedError) as refused:
+                    look_up(target, repository)
+                text = f"{target} is an ordinary image only"
+                assert refused.value.message.startswith(text)
+                assert why in refused.value.message
+                assert (refused.value.message == text) is (not why)
+            monkeypatch.setattr(repository, "put_document", lambda *x: put.append(x[2]))
+            repository.put_referrer(one, subject, b"0")
+    listed = json.loads(put[-1])["manifests"]
+    assert [each["digest"] for each in listed] == [one.digest]
 
 
 def test_what_is_wrong_with_layers_is_found(place: Place) -> None:

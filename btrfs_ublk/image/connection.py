@@ -186,12 +186,14 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
         tries: int = _MAX_TRIES,
+        leave: bool = True,
     ) -> requests.Response:
         """Send a request until it is answered with one of the statuses ``ok``. The
         caller reads the body, as a stream, and closes it.
 
         ``what`` completes "cannot …" in the RegistryError for another answer, or for
-        none after ``tries``.
+        none after ``tries``. Without ``leave``, a redirection to another host is an
+        answer, and not followed.
         """
         pause_s = _FIRST_PAUSE_S
         asked = False
@@ -199,7 +201,7 @@ class Connection:
         while True:
             tried += 1
             try:
-                response = self._follow(method, self.url(path), headers, body)
+                response = self._follow(method, self.url(path), headers, body, leave)
             except requests.RequestException as error:
                 if tried >= tries or not _may_pass(error):
                     raise self._unanswered(what, error) from error
@@ -271,6 +273,7 @@ class Connection:
         url: str,
         headers: Mapping[str, str] | None,
         body: Body | None,
+        leave: bool,
     ) -> requests.Response:
         """Send a request, and follow redirections of those without a body."""
         authorized = _host(url) == _host(self._base)
@@ -297,6 +300,8 @@ class Connection:
                 return response
             if body is not None:
                 return response  # an upload is not redirected
+            if not leave and _host(urljoin(url, target)) != _host(self._base):
+                return response
             response.close()
             url = urljoin(url, target)
             # A token is for the registry, not for the store that it refers to.

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     ARTIFACT,
     INDEXED,
     Descriptor,
+    InvalidImageError,
     SealedManifest,
     choose_platform,
     descriptors,
@@ -105,8 +106,14 @@ def look_up(
         data = find_sealed(
             document.data, reference, lambda one: repository.document(one.digest).data
         )
-    except NotSealedError:
-        found = _find_indexed(document, reference, repository)
+    except NotSealedError as error:
+        try:
+            found = _find_indexed(document, reference, repository)
+        except (RegistryError, InvalidImageError) as why:
+            raise NotSealedError(
+                f"{error.message}; what refers to it cannot be listed: {why.message}",
+                hint=error.hint,
+            ) from why
         if found is None:
             raise
         data = found

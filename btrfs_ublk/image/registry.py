@@ -47,6 +47,8 @@ _MAX_CACHES = 2
 _PAUSE_S = 0.1
 #: Of lists of referrers.
 _MAX_PAGES = 16
+#: Answers of registries that list no referrers.
+_NO_INTERFACE = (301, 302, 303, 307, 308, 400, 404, 405, 406)
 _ACCEPT = ", ".join((*INDEXES, *MANIFESTS))
 
 Progress = Callable[[int], object]
@@ -103,14 +105,14 @@ class Repository:
             headers={"Accept": _ACCEPT},
         ) as response:
             data = _bounded(response, f"manifest {version} of {self.place}")
-            media_type = response.headers.get("Content-Type", "").partition(";")[0]
+            media_type = _media_type(response)
         digest = digest_of(data)
         if version.startswith("sha256:") and digest != version:
             raise InvalidImageError(
                 f"{self.place} answers for {version} with {digest}",
                 hint="the registry is damaged, or somebody between has changed it",
             )
-        return Document(digest, media_type.strip(), data)
+        return Document(digest, media_type, data)
 
     def tags(self) -> list[str]:
         """Return the names of all images of the repository. Raises RegistryError,
@@ -167,16 +169,32 @@ class Repository:
     def referrers(self, digest: str) -> list[Descriptor]:
         """Return what refers to a manifest, by the registry's interface for that; those
         without it have a tag instead. Raises RegistryError, InvalidImageError."""
+        try:
+            found = self._referrers_by_interface(digest)
+        except RegistryError as error:
+            # There may be a tag, but that there is none says nothing then.
+            if found := self._referrers_by_tag(digest):
+                return found
+            raise error
+        return self._referrers_by_tag(digest) if found is None else found
+
+    def _referrers_by_interface(self, digest: str) -> list[Descriptor] | None:
+        """None: the registry has no such interface."""
         found: list[Descriptor] = []
         path: str | None = self._path(f"referrers/{digest}")
         where = f"the referrers of {digest} in {self.place}"
         for _ in range(_MAX_PAGES):
             assert path is not None
             with self._connection.request(
-                "GET", path, what=f"ask for {where}", ok=(200, 400, 404, 405)
+                "GET",
+                path,
+                what=f"ask for {where}",
+                ok=(200, *_NO_INTERFACE),
+                leave=False,
             ) as response:
-                if response.status_code != 200:
-                    return self._referrers_by_tag(digest)
+                # Some answer with a page for people, or lead to one.
+                if response.status_code != 200 or _media_type(response) != INDEX:
+                    return None
                 data = _bounded(response, where)
                 path = response.links.get("next", {}).get("url")
             found += descriptors(parse_document(data, where), "manifests", where)
@@ -188,13 +206,16 @@ class Repository:
     def _referrers_by_tag(self, digest: str) -> list[Descriptor]:
         tag = digest.replace(":", "-")
         try:
-            data = self.document(tag).data
+            found = self.document(tag)
         except RegistryError as error:
             if error.status == 404:
                 return []
             raise
+        # GitLab takes the tag for the digest, and has the subject itself there.
+        if found.media_type != INDEX or found.digest == digest:
+            return []
         where = f"{self.place}:{tag}"
-        return descriptors(parse_document(data, where), "manifests", where)
+        return descriptors(parse_document(found.data, where), "manifests", where)
 
     def put_referrer(self, one: Descriptor, subject: str, data: bytes) -> None:
         """Store a manifest that refers to another one, so that referrers() has it as
@@ -511,6 +532,10 @@ def _with_digest(url: str, digest: str) -> str:
     parts = urlsplit(url)
     query = [*parse_qsl(parts.query, keep_blank_values=True), ("digest", digest)]
     return urlunsplit(parts._replace(query=urlencode(query)))
+
+
+def _media_type(response: requests.Response) -> str:
+    return response.headers.get("Content-Type", "").partition(";")[0].strip()
 
 
 def _bounded(response: requests.Response, what: str) -> bytes:
