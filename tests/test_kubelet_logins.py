@@ -16,6 +16,7 @@ from conftest import Need
 from lazy_images import Place, some_layers
 from loops import new_btrfs
 from registry_server import PASSWORD, REGISTRY, USER, registry_server
+from scripted_server import response, scripted_server
 from snapshotter_client import connected
 from test_snapshotter_lazy import pull, state
 from waiting import wait_until
@@ -23,7 +24,7 @@ from waiting import wait_until
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.containers import kubelet_logins
-from btrfs_ublk.containers.images import LazyOptions
+from btrfs_ublk.containers.images import IMAGE_REF, Images, LazyOptions
 from btrfs_ublk.containers.kubelet_logins import (
     KubeletLogins,
     Plugin,
@@ -31,8 +32,10 @@ from btrfs_ublk.containers.kubelet_logins import (
     read_plugins,
 )
 from btrfs_ublk.containers.service import serving
+from btrfs_ublk.containers.store import SNAPSHOT_REF, SnapshotStore
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import SEALED_IN
 from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.units import MIB
@@ -131,6 +134,47 @@ def test_a_plugin_is_asked_as_the_kubelet_does(tmp_path: Path) -> None:
         assert not path.exists()
     finally:
         logins.close()
+
+
+def test_logins_that_nobody_needs_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in (CONFIG_VARIABLE, VOLUMES_VARIABLE, IMAGES_VARIABLE):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    root = tmp_path / "root"
+    logins = root / "logins"
+    logins.mkdir(parents=True)
+    (logins / f"{'0' * 16}.json").write_text("of an image that there was")
+    with scripted_server(lambda _: response("404 Not Found")) as server:
+        place = f"127.0.0.1:{server.port}"
+        file = configuration(tmp_path, place)
+        answer(tmp_path, "secret", pattern=place, duration="1h")
+        options = LazyOptions(
+            access=RegistryAccess(insecure=True),
+            plugins=read_plugins(file, tmp_path),
+            repositories=[f"{place}/second"],
+        )
+        store = SnapshotStore(root / "snapshots.db")
+        images = Images(root, store, options, lambda *_: None)
+        try:
+            images.start()
+            assert list(logins.iterdir()) == []
+            labels = {
+                SNAPSHOT_REF: f"sha256:{'1' * 64}",
+                SEALED_IN: f"sha256:{'2' * 64}",
+                IMAGE_REF: f"{place}/none:1",
+            }
+            assert not images.add_layer("key", "", labels)
+            assert (tmp_path / "asked").read_text().count("CredentialProvider") == 2
+            assert list(logins.iterdir()) == []
+            # One that is forgotten while its plugin is asked is not written.
+            image = replace(parse_reference(labels[IMAGE_REF]), tag=None)
+            path = images._logins._path(image.place)
+            images._logins._ask(options.plugins[0], image, path)
+            assert list(logins.iterdir()) == []
+        finally:
+            images.close()
+            store.close()
 
 
 def test_a_renewal_that_fails_ends_no_others(

@@ -137,6 +137,7 @@ class Images:
         #: By reference: when its index was looked for, and its digest, if there is one.
         self._looked_up: dict[str, tuple[float, str | Exception | None]] = {}
         self._problems: dict[str, str] = {}
+        self._asking = Counter[str]()  # places whose registries are asked
         self.fallbacks = Counter[str]()
         self._logins = KubeletLogins(root / "logins", options.plugins, options.access)
         self._pool = ThreadPoolExecutor(_STARTING, thread_name_prefix="images")
@@ -144,6 +145,7 @@ class Images:
     def start(self) -> None:
         """Bring all images up that there were before, in the background, and remove
         those that a killed process has left without snapshots."""
+        self._logins.retain(parse_reference(x.name) for x in self._store.images())
         for image in self._store.images():
             self._pool.submit(self._restart, image.digest)
 
@@ -201,6 +203,7 @@ class Images:
                     _check_layer(found, target, is_first=not parent)
                     self._bring_up(digest, found)
                 except _WrongLayerError:
+                    self._forget_login(found.name)
                     raise  # the image itself may be asked for meanwhile
                 except (BtrfsUblkError, OSError) as error:
                     self._failed[digest] = time.monotonic(), error
@@ -316,7 +319,10 @@ class Images:
         lost = {one.id for one in self._store.find() if one.image == digest}
         for one in self._store.forget_lost(lost):
             log.warning("snapshot %r is lost: the volume of its image is", one.name)
+        row = self._row(digest)
         self._store.forget_image(digest)
+        if row is not None:
+            self._forget_login(row.name)
 
     def _fetch(self, digest: str, reference: Reference | None) -> _Found:
         """Get the metadata of an image into the store."""
@@ -340,15 +346,13 @@ class Images:
             listed_in = reference if reference and reference.place == place else None
             try:
                 if stored is None:
-                    pull_image(
-                        wanted,
-                        self._logins.access(wanted),
-                        store,
-                        policy=policy,
-                        listed_in=listed_in,
-                    )
+                    with self._login(wanted) as access:
+                        pull_image(
+                            wanted, access, store, policy=policy, listed_in=listed_in
+                        )
                 header = store.header(digest)
             except BtrfsUblkError as error:
+                self._forget_login(str(wanted))
                 first = first or error
                 continue
             return _Found(str(wanted), [layer.chain_id for layer in header.layers])
@@ -366,19 +370,22 @@ class Images:
         volume = _volume(digest)
         is_new = not os.path.lexists(volume.path)
         if is_new:
-            definition = self._definition(found.name, mount)
+            # Its login is kept for that.
             self._store.add_image(digest, found.name)
-        else:
-            definition = replace(volume.definition(), mount=mount.absolute())
-            # Its login is renewed from now on; an image needs no network to come up.
-            self._logins.access(parse_reference(found.name), fresh=False)
         try:
+            if is_new:
+                definition = self._definition(found.name, mount)
+            else:
+                definition = replace(volume.definition(), mount=mount.absolute())
+                # It is renewed from now on; an image needs no network to come up.
+                self._logins.access(parse_reference(found.name), fresh=False)
             self._mounts.mkdir(mode=0o700, exist_ok=True)
             up_volume(volume.name, definition)
         except BaseException as error:
             self._problems[digest] = str(error)
             if is_new and not os.path.lexists(volume.path):
                 self._store.forget_image(digest)
+                self._forget_login(found.name)
             raise
         (mount / SNAPSHOTS_DIRECTORY).mkdir(mode=0o700, exist_ok=True)
         self._settle(digest, mount)
@@ -447,21 +454,32 @@ class Images:
                 row = self._row(digest)
                 self._store.forget_image(digest)
                 self._problems.pop(digest, None)
-                self._forget_login(row)
+                if row is not None:
+                    self._forget_login(row.name)
                 with suppress(OSError):
                     self._mount(digest).rmdir()
         finally:
             lock.release()
         return True
 
-    def _forget_login(self, row: ImageRow | None) -> None:
-        """Forget the login of an image that has gone, if no other one has its place."""
-        if row is None:
-            return
-        place = parse_reference(row.name).place
+    @contextmanager
+    def _login(self, reference: Reference) -> Iterator[RegistryAccess]:
+        """Get a login that nobody forgets within the block."""
+        with self._lock:
+            self._asking[reference.place] += 1
+        try:
+            yield self._logins.access(reference)
+        finally:
+            with self._lock:
+                self._asking[reference.place] -= 1
+
+    def _forget_login(self, name: str) -> None:
+        """Forget the login of an image that is not here, if no other one needs it."""
+        place = parse_reference(name).place
         others = (parse_reference(one.name).place for one in self._store.images())
-        if place not in others:
-            self._logins.forget(parse_reference(row.name))
+        with self._lock:
+            if place not in others and not self._asking[place]:
+                self._logins.forget(parse_reference(name))
 
     def _is_unused(self, digest: str) -> bool:
         return any(one.digest == digest for one in self._store.images(unused=True))

@@ -21,7 +21,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,14 @@ class KubeletLogins:
         image = replace(reference, tag=None, digest=None)
         with self._lock:
             self._due_s.pop(image, None)
-        self._path(image.place).unlink(missing_ok=True)
+            self._path(image.place).unlink(missing_ok=True)
+
+    def retain(self, references: Iterable[Reference]) -> None:
+        """Remove the logins of all other images, which a process before has left."""
+        kept = {self._path(one.place) for one in references}
+        with suppress(OSError):
+            for path in set(self._directory.iterdir()) - kept:
+                path.unlink()
 
     def _ask(self, plugin: Plugin, image: Reference, path: Path) -> None:
         request = {
@@ -248,7 +256,10 @@ class KubeletLogins:
                 hint="it is asked as the kubelet does: see its own messages",
             )
             auths, life_s = _read_answer(answer.stdout, plugin, image.place)
-            self._write(path, image, auths)
+            with self._lock:
+                if image not in self._due_s:
+                    return  # it was forgotten meanwhile
+                self._write(path, image, auths)
             due_s = time.monotonic() + max(life_s * _RENEWED_AFTER, _LEAST_S)
         finally:
             with self._lock:
