@@ -73,6 +73,69 @@ def test_the_pod_has_what_the_script_needs() -> None:
     check(probe[probe.index("btrfs-ublk") :])
 
 
+#: A node of which all programs are this one. It keeps what it was asked to do.
+NODE = r"""#!/bin/sh
+name=${0##*/}
+if [ "$name" = nsenter ]; then
+    while [ "$1" != -- ]; do shift; done
+    shift
+    case $1 in
+        dpkg-query) cat "$HERE/installed" 2>/dev/null; exit ;;
+        apt-get) exit ;;
+        stat) echo btrfs; exit ;;
+        ls) echo one; exit ;;
+        systemctl | btrfs-ublk) ;;
+        *)
+            for word; do
+                shift
+                case $word in /var/* | /etc/*) word=$HERE$word ;; esac
+                set -- "$@" "$word"
+            done
+            [ "$1" != env ] || { echo 1.0 > "$HERE/installed"; exit; }
+            exec "$@" ;;
+    esac
+    echo "$*" >> "$HERE/asked"
+    if [ "$2" = "$KILLED_AT" ]; then kill -9 $PPID; fi
+elif [ "$name" = dpkg-deb ]; then
+    echo 1.0
+elif [ "$name" = sleep ]; then
+    kill $PPID
+fi
+"""
+
+
+def test_a_killed_upgrade_is_applied_by_the_next_pod(tmp_path: Path) -> None:
+    for directory in ("bin", "settings", "packages"):
+        (tmp_path / directory).mkdir()
+    for name in ("nsenter", "dpkg-deb", "sleep"):
+        (tmp_path / "bin" / name).write_text(NODE)
+        (tmp_path / "bin" / name).chmod(0o755)
+    for name in ("snapshotter.conf", "images.toml"):
+        (tmp_path / "settings" / name).write_text("settings")
+    (tmp_path / "packages" / "btrfs-ublk_1.0.deb").touch()
+    applied = ["systemctl restart btrfs-ublk-snapshotter"]
+    applied += ["btrfs-ublk device upgrade one"]
+
+    def run_pod(killed_at: str) -> list[str]:
+        """Return which commands of those that apply an upgrade were run."""
+        (tmp_path / "asked").unlink(missing_ok=True)
+        environment = {
+            "PATH": f"{tmp_path}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HERE": str(tmp_path),
+            "SETTINGS": str(tmp_path / "settings"),
+            "PACKAGES": str(tmp_path / "packages"),
+            "KILLED_AT": killed_at,
+        }
+        subprocess.run([SCRIPT], env=environment, timeout=60, check=False)
+        asked = (tmp_path / "asked").read_text().splitlines()
+        return [line for line in asked if line in applied]
+
+    assert run_pod(killed_at="enable") == []
+    assert run_pod(killed_at="restart") == applied[:1]
+    assert run_pod(killed_at="") == applied
+    assert run_pod(killed_at="") == []
+
+
 def test_the_script_names_what_there_is(need: Need) -> None:
     need(Program("shellcheck", "shellcheck"))
     subprocess.run(["shellcheck", SCRIPT], check=True, timeout=60)
