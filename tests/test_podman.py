@@ -17,6 +17,7 @@ from registry_server import REGISTRY, registry_server
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.cli.podman import command
+from btrfs_ublk.containers import storage_conf
 from btrfs_ublk.containers.podman import PodmanStore
 from btrfs_ublk.containers.storage_conf import StorageConf
 from btrfs_ublk.errors import UsageError
@@ -75,9 +76,25 @@ def test_a_file_is_changed_and_restored(before: str, tmp_path: Path) -> None:
     podman(*options, "--undo")
 
 
+def test_a_new_file_begins_with_the_distributions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor, file = tmp_path / "vendor.conf", tmp_path / "storage.conf"
+    text = f'{COMMENTED}[storage.options.overlay]\nmountopt = "nodev"\n'
+    vendor.write_text(text)
+    monkeypatch.setattr(storage_conf, "VENDOR_FILE", vendor)
+    options = ("setup", "--file", file, "--store", tmp_path / "store")
+    podman(*options, "--write")
+    assert file.read_text().startswith(text)
+    assert StorageConf.read(file).names(tmp_path / "store")
+    assert "removed" in podman(*options, "--undo")
+    assert not file.exists() and vendor.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("before", "what"),
     [
+        ('[storage]\ndriver = "vfs"\n', "has the driver 'vfs'"),
         ("[storage.options]\nadditionalimagestores = ['/mine']\n", '["/mine", "'),
         ("storage.options.size = ''\n", "a form in which nothing can be added"),
         ("[storage\n", "is not valid TOML"),

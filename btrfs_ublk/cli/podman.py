@@ -70,7 +70,7 @@ def setup(store: Path, file: Path | None, write: bool, undo: bool) -> None:
             click.echo(f"{conf.path} has no lines of `podman setup`", err=True)
             return
         changed.write()
-        click.echo(f"{conf.path}: {'restored' if changed.text else 'removed'}")
+        click.echo(f"{conf.path}: {'restored' if changed.path.exists() else 'removed'}")
     elif conf.names(store):
         click.echo(f"{conf.path} names {store} already", err=True)
         if write:

@@ -17,6 +17,8 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.kernel.new_file import write_new
 
 DEFAULT_FILE = Path("/etc/containers/storage.conf")
+#: What counts while there is no DEFAULT_FILE, and not at all when there is one.
+VENDOR_FILE = Path("/usr/share/containers/storage.conf")
 _BEGIN = "# btrfs-ublk podman setup: these lines, and --undo removes them"
 _END = "# btrfs-ublk podman setup: end"
 _OURS = re.compile(
@@ -37,7 +39,7 @@ graphroot = "/var/lib/containers/storage"
 
 @dataclass(frozen=True)
 class StorageConf:
-    """A file, and its text; "" when there is none."""
+    """A file, and its text: that of VENDOR_FILE when there is none, or ""."""
 
     path: Path
     text: str
@@ -48,7 +50,7 @@ class StorageConf:
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            text = ""
+            text = _vendor_text()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read {path}: {why_unread(error)}") from error
         _parse(text, path)
@@ -71,6 +73,13 @@ class StorageConf:
         if self.names(store):
             return self
         before = _parse(self.text, self.path)
+        storage = before.get("storage")
+        driver = storage.get("driver") if isinstance(storage, dict) else None
+        if driver not in (None, "", "overlay"):
+            raise UsageError(
+                f"{self.path} has the driver {driver!r}, and the store is for overlay",
+                hint='only with driver = "overlay" can podman see images of volumes',
+            )
         there = _stores(before)
         if there:
             raise UsageError(
@@ -105,9 +114,10 @@ class StorageConf:
         return StorageConf(self.path, _without(self.text))
 
     def write(self) -> None:
-        """Write the file; one without any text is removed. Raises BtrfsUblkError."""
+        """Write the file; one that says no more than VENDOR_FILE is removed. Raises
+        BtrfsUblkError."""
         try:
-            if not self.text:
+            if self.text in ("", _vendor_text()):
                 self.path.unlink(missing_ok=True)
                 return
             mode = self.path.stat().st_mode & 0o777 if self.path.exists() else 0o644
@@ -118,6 +128,15 @@ class StorageConf:
             raise BtrfsUblkError(
                 f"cannot write {self.path}: {error.strerror or error}"
             ) from error
+
+
+def _vendor_text() -> str:
+    try:
+        return VENDOR_FILE.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {VENDOR_FILE}: {why_unread(error)}") from error
 
 
 def _without(text: str) -> str:
