@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,9 +22,11 @@ from btrfs_ublk.cli.podman import command
 from btrfs_ublk.containers import storage_conf
 from btrfs_ublk.containers.podman import PodmanStore
 from btrfs_ublk.containers.storage_conf import StorageConf
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.commit import BaseImage
 from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.documents import CONFIG, MANIFEST
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.registry import Repository
@@ -107,6 +111,45 @@ def test_what_is_not_understood_stays(before: str, what: str, tmp_path: Path) ->
         podman("setup", "--write", "--file", file, "--store", tmp_path / "store")
     assert what in str(refused.value)
     assert file.read_text() == before and not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("failing", ["overlay-layers", "overlay-images"])
+def test_what_was_added_outlives_a_failure(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PodmanStore(tmp_path / "store")
+    store.make()
+    image = BaseImage(
+        name=parse_reference("localhost/app:1"),
+        media_type=MANIFEST,
+        document=b"{}",
+        config={},
+        config_data=b"{}",
+        config_type=CONFIG,
+        diff_ids=(),
+        layers=(),
+    )
+    old = store._add("app", ["localhost/app:1"], image, tmp_path / "sha256:1", 7)
+    usual = store._write
+
+    def write(name: str, records: list[dict[str, Any]]) -> None:
+        if name == failing and len(records) != 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        usual(name, records)
+
+    def paths() -> set[Path]:
+        return {x for x in store.path.rglob("*") if x.suffix != ".lock"}
+
+    before = paths()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", write)
+        with pytest.raises(BtrfsUblkError, match="cannot write to"):
+            store._add("app", ["localhost/app:2"], image, tmp_path / "sha256:2", 7)
+    assert store.images() == [old] and paths() == before
+    new = store._add("app", ["localhost/app:2"], image, tmp_path / "sha256:2", 7)
+    assert store.images() == [new]
+    assert [one["id"] for one in store._read("overlay-layers")] == [new.id]
+    assert len(paths()) == len(before)
 
 
 SCRIPT = r"""

@@ -155,7 +155,6 @@ class PodmanStore:
         self.make()
         with self._locked(), deferred():
             self._check_free(names, volume)
-            self._forget(volume)
             return self._add(volume, names, image, tree, data_bytes)
 
     def _check_free(self, names: Sequence[str], volume: str) -> None:
@@ -203,6 +202,8 @@ class PodmanStore:
             "big-data-digests": {key: digest_of(data) for key, data in blobs.items()},
             _VOLUME: volume,
         }
+        records, layers = self._read(_IMAGES), self._read(_LAYERS)
+        old = {one["id"] for one in records if one.get(_VOLUME) == volume}
         try:
             documents = self.path / _IMAGES / number
             documents.mkdir(mode=0o755, exist_ok=True)
@@ -219,10 +220,14 @@ class PodmanStore:
             ):
                 path.unlink(missing_ok=True)
                 path.symlink_to(target)
-            self._write(_LAYERS, [*self._read(_LAYERS), layer])
-            self._write(_IMAGES, [*self._read(_IMAGES), record])
+            # NB: an image that is listed has its layer at each moment.
+            self._write(_LAYERS, [*(x for x in layers if x["id"] != number), layer])
+            self._write(_IMAGES, [*(x for x in records if x["id"] not in old), record])
+            self._drop_layers(old - {number})
         except OSError as error:
-            self._forget(volume)
+            if number not in {one["id"] for one in self._read(_IMAGES)}:
+                with suppress(OSError):
+                    self._drop_layers({number})
             raise BtrfsUblkError(
                 f"cannot write to {self.path}: {error.strerror}",
                 hint="is its disk full, or read-only?",
@@ -245,8 +250,14 @@ class PodmanStore:
         if not gone:
             return
         self._write(_IMAGES, [one for one in records if one["id"] not in gone])
-        layers = [one for one in self._read(_LAYERS) if one["id"] not in gone]
-        self._write(_LAYERS, layers)
+        self._drop_layers(gone)
+
+    def _drop_layers(self, gone: set[str]) -> None:
+        """Remove layers of which there is no image any more."""
+        layers = self._read(_LAYERS)
+        kept = [one for one in layers if one["id"] not in gone]
+        if kept != layers:
+            self._write(_LAYERS, kept)
         for number in gone:
             directory = self.path / _OVERLAY / number
             with suppress(OSError):
