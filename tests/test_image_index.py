@@ -25,11 +25,13 @@ from scripted_server import response, scripted_server
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image import pull
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.commit import find_base
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
+    CREATED,
     INDEX,
     INDEXED,
     MANIFEST,
@@ -427,3 +429,42 @@ def test_an_indexed_image_is_a_volume(place: Place, need: Need) -> None:
     assert count > 300 and not (root / "dir1/sub").exists()
     down_volume("indexed", base=base)
     remove_volume("indexed", base=base)
+
+
+def test_the_newest_index_that_is_allowed_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, image = pushed(place)
+    index = changed_index(image, place.path / "changed", layer_bytes=7)
+    digest = push(place, index, target)
+
+    def taken() -> str:
+        return pull_image(target, place.access, ImageStore()).digest
+
+    # Only the older one is signed; the last in the list is the newer one.
+    monkeypatch.setattr(
+        pull, "signer_of", lambda _, one, keys: keys[0] if one == image.digest else None
+    )
+    (place.path / "etc/none.pub").touch()
+    place.allow(keys='keys = ["none.pub"]')
+    with Repository(target, place.access) as repository:
+        assert look_up(target, repository)[2].digest == digest
+        listed = repository.referrers(image.subject)
+    assert taken() == image.digest
+
+    # What says when it was made comes first. That is not the clock's time.
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    again = index_image(target, place.path / "again", OPTIONS, access=place.access)
+    assert push(place, again.name, target) == again.digest
+    with Repository(target, place.access) as repository:
+        (last,) = repository.referrers(image.subject)[2:]
+    assert last.annotations == {CREATED: "1970-01-01T00:00:01+00:00"}
+    one = next(x for x in listed if x.digest == image.digest)
+    dated = {**one.raw, "annotations": {CREATED: "2026-11-25T00:00:00Z"}}
+    monkeypatch.setattr(
+        Repository,
+        "referrers",
+        lambda *_: [replace(x, raw=dated) if x == one else x for x in listed],
+    )
+    with Repository(target, place.access) as repository:
+        assert look_up(target, repository)[2].digest == image.digest

@@ -35,6 +35,8 @@ DATA = "application/vnd.btrfs-ublk.data.v1"
 SEALED_IN = "containerd.io/snapshot/btrfs-ublk.image"
 #: Annotation of an index in a layout: its tag.
 TAG = "org.opencontainers.image.ref.name"
+#: Annotation: when something was made.
+CREATED = "org.opencontainers.image.created"
 #: Platform of what is no image for a machine.
 NO_PLATFORM = {"os": "unknown", "architecture": "unknown"}
 
@@ -224,7 +226,11 @@ class SealedManifest:
 
 
 def write_sealed_manifest(
-    pack: Descriptor, data: Descriptor | None, subject: Descriptor | None = None
+    pack: Descriptor,
+    data: Descriptor | None,
+    subject: Descriptor | None = None,
+    *,
+    annotations: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return the manifest of a sealed image, or of an indexed one of ``subject``."""
     blobs = [pack] if data is None else [pack, data]
@@ -238,6 +244,8 @@ def write_sealed_manifest(
     if subject is not None:
         keys = ("mediaType", "digest", "size")
         document["subject"] = {key: subject.raw[key] for key in keys}
+    if annotations:
+        document["annotations"] = dict(annotations)
     return to_bytes(document)
 
 

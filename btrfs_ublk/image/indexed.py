@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,15 @@ from btrfs_ublk.base.process import spawn
 from btrfs_ublk.content.digests import Digests
 from btrfs_ublk.content.index import make_index
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.build import BuildOptions, layers_of, make_image
+from btrfs_ublk.image.build import (
+    BuildOptions,
+    layers_of,
+    make_image,
+    source_date_epoch,
+)
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
+    CREATED,
     EMPTY,
     EMPTY_BYTES,
     INDEXED,
@@ -244,10 +252,18 @@ def _seal(
     pack = done[0]
     layout.add(EMPTY, EMPTY_BYTES)
     assert opened.ordinary is not None
+    # NB: not the clock's time: the same image makes the same index.
+    epoch = source_date_epoch()
+    more = {}
+    if epoch is not None:
+        with suppress(OverflowError, ValueError, OSError):  # no year of four digits
+            created = datetime.fromtimestamp(epoch, timezone.utc).isoformat()
+            more["annotations"] = {CREATED: created}
     one = layout.add(
         MANIFEST,
-        write_sealed_manifest(pack, None, opened.ordinary),
+        write_sealed_manifest(pack, None, opened.ordinary, **more),
         artifactType=INDEXED,
+        **more,
     )
     layout.tag(one, tag)
     return IndexedImage(

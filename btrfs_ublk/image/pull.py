@@ -7,13 +7,18 @@ index. The data stay where they are until they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from math import inf
 from pathlib import Path
 
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     ARTIFACT,
+    CREATED,
     INDEXED,
     Descriptor,
     InvalidImageError,
@@ -29,7 +34,7 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import check_data, read_header
-from btrfs_ublk.image.policy import Policy, read_policy
+from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy
 from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.registry import Document, Repository
 from btrfs_ublk.image.signature import signer_of
@@ -101,6 +106,15 @@ def look_up(
 ) -> tuple[Document, bytes, SealedManifest]:
     """Return what a reference names, and the manifest of the sealed image in it. Where
     it has none, that of an indexed image is taken which refers to the ordinary one."""
+    document, candidates = _candidates(reference, repository)
+    return document, *candidates[0]
+
+
+def _candidates(
+    reference: Reference, repository: Repository
+) -> tuple[Document, list[tuple[bytes, SealedManifest]]]:
+    """Return what a reference names, and what may be meant by it, best first: one
+    sealed image, or several indexed ones."""
     document = repository.document(reference.version)
     try:
         data = find_sealed(
@@ -114,16 +128,17 @@ def look_up(
                 f"{error.message}; what refers to it cannot be listed: {why.message}",
                 hint=error.hint,
             ) from why
-        if found is None:
+        if not found:
             raise
-        data = found
-    return document, data, parse_sealed_manifest(data, str(reference))
+        return document, found
+    return document, [(data, parse_sealed_manifest(data, str(reference)))]
 
 
 def _find_indexed(
     document: Document, reference: Reference, repository: Repository
-) -> bytes | None:
-    """Return the manifest of the last indexed image that refers to the ordinary one."""
+) -> list[tuple[bytes, SealedManifest]]:
+    """Return the indexed images that refer to the ordinary one, newest first, as far as
+    they say when they were made, and then the last first."""
     subject, where = document.digest, str(reference)
     parsed = parse_document(document.data, where)
     if is_index(parsed):
@@ -134,13 +149,22 @@ def _find_indexed(
         for each in repository.referrers(subject)
         if each.raw.get("artifactType") == INDEXED
     ]
-    for one in found[-_MAX_CANDIDATES:][::-1]:
+    made = []
+    for one in sorted(found[::-1], key=_created_s, reverse=True)[:_MAX_CANDIDATES]:
         data = repository.document(one.digest).data
         # A list of referrers is anybody's word.
-        sealed = parse_sealed_manifest(data, one.digest)
-        if sealed.subject is not None and sealed.subject.digest == subject:
-            return data
-    return None
+        with suppress(InvalidImageError):
+            sealed = parse_sealed_manifest(data, one.digest)
+            if sealed.subject is not None and sealed.subject.digest == subject:
+                made.append((data, sealed))
+    return made
+
+
+def _created_s(one: Descriptor) -> float:
+    try:
+        return datetime.fromisoformat(str(one.annotations[CREATED])).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        return -inf
 
 
 def _check_layers(
@@ -186,13 +210,14 @@ def pull_image(
     """
     policy = policy or read_policy()
     with Repository(reference, access) as repository:
-        document, data, sealed = look_up(reference, repository)
+        document, candidates = _candidates(reference, repository)
 
         # Who may write to the repository can add what refers to an image of it, so what
         # is said of that image, by its digest or a signature, does not count for it.
+        sealed = candidates[0][1]
         is_referrer = sealed.subject is not None and document.digest != sealed.digest
 
-        def find_signer(keys: Sequence[Path]) -> Path | None:
+        def find_signer(sealed: SealedManifest, keys: Sequence[Path]) -> Path | None:
             signed = [sealed.digest]
             if not is_referrer:
                 signed.insert(0, document.digest)
@@ -203,9 +228,20 @@ def pull_image(
                     return signer
             return None
 
-        why = policy.allow(
-            reference, find_signer, indexed=sealed.digest if is_referrer else None
-        )
+        refused: RefusedImageError | None = None
+        for data, sealed in candidates:
+            try:
+                why = policy.allow(
+                    reference,
+                    partial(find_signer, sealed),
+                    indexed=sealed.digest if is_referrer else None,
+                )
+                break
+            except RefusedImageError as error:
+                refused = refused or error
+        else:
+            assert refused is not None
+            raise refused
         fetched_bytes = len(document.data) + len(data) * (data is not document.data)
         if store.find(sealed.digest) is None:
             with store.adding() as new:

@@ -9,6 +9,7 @@ from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.connection import RegistryError
 from btrfs_ublk.image.documents import (
+    CREATED,
     INDEXED,
     MAX_DOCUMENT_BYTES,
     Descriptor,
@@ -143,6 +144,8 @@ def _as_referrer(one: Descriptor) -> Descriptor:
     """Leave out what is of the layout only."""
     keys = ("mediaType", "digest", "size", "artifactType")
     raw = {key: one.raw[key] for key in keys}
+    if CREATED in one.annotations:
+        raw["annotations"] = {CREATED: one.annotations[CREATED]}
     return Descriptor(one.media_type, one.digest, one.size, raw)
 
 
