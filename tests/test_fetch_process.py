@@ -187,6 +187,20 @@ def test_it_dies_or_hangs_under_reads(
     assert "event=fetch_process_died" in log.read_text()
 
 
+def test_the_next_one_need_not_have_the_first_mirror(
+    sanitized_build: Path, server: ScriptedServer
+) -> None:
+    """Mirrors keep their numbers, and it has only those that are asked for again."""
+    with fetch_shell(sanitized_build) as shell:
+        first, second = shell.add(source_of(server)), shell.add(source_of(server))
+        assert shell.read(first, 0, UNIT).data == DATA[:UNIT]
+        assert shell.read(second, 0, UNIT).data == DATA[:UNIT]
+        os.kill(process_of(shell), signal.SIGKILL)
+        answer = shell.read(second, UNIT, UNIT, deadline_s=10)
+        assert answer.data == DATA[UNIT:][:UNIT]
+        assert shell.stats()["process"]["died"] == 1
+
+
 def test_it_does_not_outlive_its_server(
     sanitized_build: Path, server: ScriptedServer
 ) -> None:
