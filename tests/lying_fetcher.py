@@ -23,8 +23,8 @@ START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
 HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG = range(7, 15)
 VERSION, OF_INQUIRY = 2, 1 << 31
 _HEAD = struct.Struct("=IHH")
-_START = struct.Struct("=QQIII4x")
-_OVER = struct.Struct("=iIIII")
+_START = struct.Struct("=QQIIII")
+_OVER = struct.Struct("=iIIIII")
 _ANSWER = struct.Struct("=Qi4x")
 
 
@@ -65,7 +65,7 @@ class Peer:
         self, result: int = 0, failure: int = 0, text: bytes = b"\0", *, count: int = -1
     ) -> None:
         count = self.length if count < 0 else count
-        self.send(OVER, _OVER.pack(result, failure, 0, count, 0) + text)
+        self.send(OVER, _OVER.pack(result, failure, 0, count, 0, 0) + text)
 
     def bring(self) -> None:
         """Answer as the real one does."""
@@ -148,7 +148,7 @@ class Peer:
             op, slot, body = self.receive()
             self.slot = slot
             if op == START:
-                self.offset, _, _, self.length, _ = _START.unpack_from(body)
+                self.offset, _, _, self.length, _, _ = _START.unpack_from(body)
                 answer(self)
             elif op == INQUIRE:
                 inquired(self)

@@ -242,6 +242,7 @@ static void over(struct run *run)
 		.retry_after_ms = run->retry_after_ms,
 		.arrived = task->arrived,
 		.cut = run->cut,
+		.unsized = run->unsized,
 	};
 	const char *const texts[] = { run->error.text, NULL };
 
@@ -370,7 +371,8 @@ static void start_run(unsigned slot, const uint8_t *body, size_t bytes)
 			 .offset = start.offset,
 			 .length = start.length,
 			 .deadline_ns = start.deadline_ns,
-			 .fresh = start.fresh },
+			 .fresh = start.fresh,
+			 .sized = start.sized },
 	};
 	if (slot >= highest_task)
 		highest_task = slot + 1;

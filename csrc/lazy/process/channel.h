@@ -64,7 +64,7 @@ struct channel_mirror {
 
 struct channel_start {
 	uint64_t offset, deadline_ns;
-	uint32_t mirror, length, fresh;
+	uint32_t mirror, length, fresh, sized;
 };
 
 struct channel_inquire {
@@ -91,7 +91,7 @@ enum { CHANNEL_LACKS_LOCK = 1 << 4 };
 
 struct channel_over {
 	int32_t result;
-	uint32_t failure, retry_after_ms, arrived, cut;
+	uint32_t failure, retry_after_ms, arrived, cut, unsized;
 };
 
 struct channel {

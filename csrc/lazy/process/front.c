@@ -128,6 +128,7 @@ static void send_run(struct slot *slot)
 		.mirror = run->mirror->known - 1,
 		.length = run->length,
 		.fresh = run->fresh,
+		.sized = run->sized,
 	};
 
 	if (!err)
@@ -281,6 +282,7 @@ static bool take_over(struct slot *slot, const uint8_t *body, size_t bytes)
 	run->failure = (enum fetch_failure)over.failure;
 	run->retry_after_ms = over.retry_after_ms;
 	run->cut = over.cut;
+	run->unsized = over.unsized && run->sized;
 	if (over.result)
 		error_set_text(&run->error, "%s", text);
 	drain(slot);
