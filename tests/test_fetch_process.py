@@ -201,6 +201,19 @@ def test_the_next_one_need_not_have_the_first_mirror(
         assert shell.stats()["process"]["died"] == 1
 
 
+@pytest.mark.parametrize("line", ['ETag: "a\tb"', 'ETag: "\x7f"', "Last-Modified: \x01"])
+def test_no_identity_kills_it(sanitized_build: Path, line: str) -> None:
+    """A server's text with control characters names nothing, and is passed on by none."""
+
+    def named(request: str) -> bytes:
+        return server_of(request).replace(b'ETag: "one"', line.encode())
+
+    with scripted_server(named) as server, fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        assert shell.read(source, 0, UNIT, deadline_s=5).data == DATA[:UNIT]
+        assert not shell.stats()["process"]["died"]
+
+
 def test_it_does_not_outlive_its_server(
     sanitized_build: Path, server: ScriptedServer
 ) -> None:

@@ -16,15 +16,23 @@
 
 const struct object_front *object_front;
 
+/* Whether a text can be a line of a log and of a header, as the fetch process's server demands. */
+static bool is_plain(const char *text)
+{
+	while ((unsigned char)*text >= ' ' && *text != 127)
+		text++;
+	return !*text;
+}
+
 /* W/"..." promises equivalent content, not identical bytes (RFC 9110, 8.8.1). */
 char *object_identity(const struct response *response)
 {
 	char *text = NULL;
 	int length = 0;
 
-	if (response->etag[0] == '"')
+	if (response->etag[0] == '"' && is_plain(response->etag))
 		length = asprintf(&text, "etag %s", response->etag);
-	else if (response->last_modified[0])
+	else if (response->last_modified[0] && is_plain(response->last_modified))
 		length = asprintf(&text, "modified %s", response->last_modified);
 	return length < 0 ? NULL : text;
 }
