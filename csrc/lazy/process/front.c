@@ -214,8 +214,9 @@ static void say_taken(struct slot *slot)
 	if (slot->over || slot->taken == slot->length ||
 	    slot->taken - slot->told < CHANNEL_WINDOW_BYTES / 4)
 		return;
-	slot->told = slot->taken;
-	tell(slot->front, CHANNEL_TAKEN, number_of(slot), &slot->taken, sizeof(slot->taken), NULL);
+	if (!tell(slot->front, CHANNEL_TAKEN, number_of(slot), &slot->taken, sizeof(slot->taken),
+		  NULL))
+		slot->told = slot->taken;
 }
 
 bool front_is_plain(const char *text)

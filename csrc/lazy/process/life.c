@@ -108,8 +108,10 @@ void life_end(struct front *front, const char *why)
 	for (unsigned i = 0; i < front->known_count; i++)
 		front->known[i].told = front->known[i].login.wanted = false;
 	front->logins = 0;
-	if (!why)
+	if (!why) {
+		front->failures = 0;
 		return;
+	}
 	relaxed_add(&front->counts->died, 1);
 	event_log(&(struct event){ .name = "fetch_process_died" }, "%s", why);
 	front->failures =
@@ -151,6 +153,34 @@ static void on_tick(struct timer *timer)
 	timer_set(&front->timers, timer, clock_now_ns() + TICK_MS * NS_PER_MS);
 }
 
+struct last_job {
+	struct pool_job job;
+	pid_t pid;
+};
+
+static void end_last_work(struct pool_job *job)
+{
+	spawn_end(container_of(job, struct last_job, job)->pid);
+}
+
+static void last_has_ended(struct pool_job *job)
+{
+	free(container_of(job, struct last_job, job));
+}
+
+/* The job outlives the front: the fetcher does all that there are before it is freed. */
+static void end_later(const struct front *front, pid_t pid)
+{
+	struct last_job *last = calloc(1, sizeof(*last));
+
+	if (!last)
+		return; /* it ends with its stream, and with the thread that has started it */
+	last->pid = pid;
+	last->job.work = end_last_work;
+	last->job.done = last_has_ended;
+	fetcher_spawn(front->fetcher, &last->job);
+}
+
 static int attach(struct front *front)
 {
 	front->poll = calloc(1, sizeof(*front->poll));
@@ -186,8 +216,8 @@ static void on_started(struct pool_job *job)
 	struct front *front = container_of(job, struct front, job);
 
 	if (!front->err && attach(front)) {
-		/* NB: it ends with its stream. */
 		close(front->starting.fd);
+		end_later(front, front->starting.pid);
 		munmap(front->starting.windows, CHANNEL_WINDOWS_BYTES);
 		front->err = -ENOMEM;
 		error_set_text(&front->error, "no memory for a process");
@@ -248,39 +278,11 @@ static void on_ended(struct pool_job *job)
 		life_need(front);
 }
 
-struct last_job {
-	struct pool_job job;
-	pid_t pid;
-};
-
-static void end_last_work(struct pool_job *job)
-{
-	spawn_end(container_of(job, struct last_job, job)->pid);
-}
-
-static void last_has_ended(struct pool_job *job)
-{
-	free(container_of(job, struct last_job, job));
-}
-
-/* The job outlives the front: the fetcher does all that there are before it is freed. */
-static void end_last(const struct front *front)
-{
-	struct last_job *last = calloc(1, sizeof(*last));
-
-	if (!last)
-		return; /* it ends with its stream, and with the thread that has started it */
-	last->pid = front->process.pid;
-	last->job.work = end_last_work;
-	last->job.done = last_has_ended;
-	fetcher_spawn(front->fetcher, &last->job);
-}
-
 void life_close(struct front *front)
 {
 	if (front->state == STATE_UP) {
 		let_go(front);
-		end_last(front);
+		end_later(front, front->process.pid);
 	}
 }
 

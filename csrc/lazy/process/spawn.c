@@ -136,7 +136,9 @@ int spawn_start(int program_fd, struct spawned *spawned, struct error *error)
 
 void spawn_end(pid_t pid)
 {
-	kill(pid, SIGKILL);
+	/* Without the right to end it, this would wait until it ends by itself. */
+	if (kill(pid, SIGKILL))
+		return;
 	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
 		;
 }
