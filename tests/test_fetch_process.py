@@ -244,6 +244,20 @@ def test_a_lie_costs_its_process(
         assert shell.stats()["process"]["died"] == 1
 
 
+def test_its_failures_are_not_those_of_hosts(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Else breakers would open, which have reads fail before their deadlines."""
+    lying = program(tmp_path, "its end", DATA, times=1000)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        mirror = {"kind": "http", "url": "http://127.0.0.1:1/"}
+        source = shell.add({"size": MIB, "unit": UNIT, "mirrors": [mirror]})
+        assert shell.read(source, 0, UNIT, deadline_s=2).result == -errno.EIO
+        stats = shell.stats()
+    assert stats["process"]["died"]
+    assert [host["failures"] for host in stats["hosts"].values()] == [0]
+
+
 def test_a_mirror_of_its_own_is_asked_instead(
     sanitized_build: Path, tmp_path: Path
 ) -> None:

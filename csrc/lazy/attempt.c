@@ -237,7 +237,7 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	uint64_t now_ns = clock_now_ns();
 
 	relaxed_add(&run->core->counts.failures[run->failure], 1);
-	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->overtaken))
+	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->ours || run->overtaken))
 		host_ended(host);
 	else if (host && host_failed(host, now_ns))
 		is_worse(unit, mirror);

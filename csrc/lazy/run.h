@@ -100,6 +100,7 @@ struct run {
 	bool demanded;	  /* a reader has waited for one of them */
 	bool is_over;
 	bool slow;	/* it is given up, though its cache answers others */
+	bool ours;	/* it has failed in this machine, and says nothing of its host */
 	bool overtaken; /* it is given up, because hedges have overtaken its host */
 	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
 		     /* of what another run should have got */

@@ -128,7 +128,7 @@ void life_end(struct front *front, const char *why)
 			continue;
 		}
 		run = slot_leave(slot);
-		run->cut = true;
+		run->cut = run->ours = true;
 		run_failed(run, -EIO, FETCH_TRANSIENT, "the fetch process has failed: %s", why);
 	}
 	questions_lost(front, why);
@@ -204,9 +204,13 @@ static void start_failed(struct front *front)
 	front->failures++;
 	event_log(&(struct event){ .name = "fetch_process_failed" }, "%s", front->error.text);
 	for (unsigned i = 0; i < CHANNEL_SLOTS; i++) {
-		if (front->slots[i].run)
-			run_failed(slot_leave(&front->slots[i]), -EIO, FETCH_TRANSIENT, "%s",
-				   front->error.text);
+		struct run *run = front->slots[i].run;
+
+		if (!run)
+			continue;
+		run->ours = true;
+		run_failed(slot_leave(&front->slots[i]), -EIO, FETCH_TRANSIENT, "%s",
+			   front->error.text);
 	}
 	questions_fail(front, front->error.text);
 }
