@@ -174,6 +174,8 @@ LIES: dict[str, Callable[[Peer], object]] = {
     "an identity of two lines": lambda it: it.send(IDENTITY, b"etag\nx\0"),
     "an identity afterwards": Peer.name_late,
     "an event of others": lambda it: it.send(EVENT, b"given_up\0all is lost\0"),
+    "an event of no login": lambda it: it.send(EVENT, b"login_kept\0it is kept\0"),
+    "a second greeting": lambda it: it.send(HELLO, struct.pack("=II", VERSION, 0)),
     "another version": lambda it: it.send(HELLO, struct.pack("=II", 99, 0)),
     "the end twice": Peer.early_and_late,
     "half a message": Peer.half_a_message,

@@ -332,6 +332,7 @@ static void send_login(struct front *front, uint32_t number, int err, const char
 	const struct channel_login body = { number, err };
 	const char *const texts[] = { why, NULL };
 
+	front->logins_sent++;
 	if (channel_add_data(&front->channel, CHANNEL_LOGIN, 0, &body, sizeof(body), texts,
 			     text ? text->text : NULL, text ? text->length : 0))
 		life_end(front, "no memory for credentials");
@@ -406,8 +407,10 @@ static bool take_hello(struct front *front, const uint8_t *body, size_t bytes)
 	struct channel_hello hello;
 	char text[100] = "";
 
-	if (bytes != sizeof(hello))
+	/* Once: each may be a line of the log. */
+	if (bytes != sizeof(hello) || front->greeted)
 		return false;
+	front->greeted = true;
 	memcpy(&hello, body, sizeof(hello));
 	if (hello.version != CHANNEL_VERSION)
 		return false;
@@ -426,15 +429,16 @@ static bool take_hello(struct front *front, const uint8_t *body, size_t bytes)
 	return true;
 }
 
-static bool take_event(const uint8_t *body, size_t bytes)
+static bool take_event(struct front *front, const uint8_t *body, size_t bytes)
 {
 	const uint8_t *end = body + bytes;
 	const char *name = channel_text(&body, end);
 	const char *text = name ? channel_text(&body, end) : NULL;
 
-	/* The only one that happens there. */
-	if (!text || strcmp(name, "login_kept") != 0)
+	/* The only one that happens there, once for each login that was asked for. */
+	if (!text || strcmp(name, "login_kept") != 0 || !front->logins_sent)
 		return false;
+	front->logins_sent--;
 	event_log(&(struct event){ .name = "login_kept" }, "%s", text);
 	return true;
 }
@@ -464,6 +468,8 @@ static bool take_slot_message(struct slot *slot, const struct channel_head *head
 
 bool front_take(struct front *front, const struct channel_head *head, const uint8_t *body)
 {
+	if (!front->greeted && head->op != CHANNEL_HELLO)
+		return false;
 	switch (head->op) {
 	case CHANNEL_IDENTITY:
 	case CHANNEL_ARRIVED:
@@ -478,7 +484,7 @@ bool front_take(struct front *front, const struct channel_head *head, const uint
 		return head->slot < front->question_count &&
 		       question_take_answer(&front->questions[head->slot], body, head->bytes);
 	case CHANNEL_EVENT:
-		return take_event(body, head->bytes);
+		return take_event(front, body, head->bytes);
 	case CHANNEL_PONG:
 		front->unanswered = 0;
 		return true;

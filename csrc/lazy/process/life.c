@@ -232,7 +232,8 @@ static void on_started(struct pool_job *job)
 	}
 	front->state = STATE_UP;
 	front->began_ns = clock_now_ns();
-	front->unanswered = front->idle = 0;
+	front->unanswered = front->idle = front->logins_sent = 0;
+	front->greeted = false;
 	relaxed_add(&front->counts->started, 1);
 	relaxed_store(&front->counts->running, 1);
 	timer_set(&front->timers, &front->tick, front->began_ns + TICK_MS * NS_PER_MS);
