@@ -149,8 +149,8 @@ static void keep_window(struct gzip_scan *gzip)
 	gzip->stream.avail_out = (uInt)(sizeof(gzip->output) - bytes);
 }
 
-/* Decodes what follows a point with another window. Returns how many bytes came out. */
-static size_t try_window(const struct codec_scan *scan, uint64_t coded_bit, const uint8_t *window,
+/* Decodes what follows a point with another window. Returns how many bytes came out, or -errno. */
+static ssize_t try_window(const struct codec_scan *scan, uint64_t coded_bit, const uint8_t *window,
 			 uint32_t window_bytes, uint8_t output[static CODEC_WINDOW_BYTES])
 {
 	struct codec_io io = {
@@ -168,7 +168,7 @@ static size_t try_window(const struct codec_scan *scan, uint64_t coded_bit, cons
 		err = err ?: gzip_feed(&gzip, &io);
 	} while (!err && io.out_bytes && io.in_bytes + io.out_bytes != before);
 	gzip_end(&gzip);
-	return CODEC_WINDOW_BYTES - io.out_bytes;
+	return err ?: (ssize_t)(CODEC_WINDOW_BYTES - io.out_bytes);
 }
 
 /*
@@ -179,7 +179,7 @@ static size_t try_window(const struct codec_scan *scan, uint64_t coded_bit, cons
 static const uint8_t *clear_unused(struct gzip_scan *gzip, uint64_t coded_bit)
 {
 	uint32_t bytes = gzip->kept;
-	size_t got;
+	ssize_t got;
 
 	for (uint32_t i = 0; i < bytes; i++) {
 		gzip->inverse.window[i] = gzip->output[i] ^ 0xff;
@@ -187,13 +187,15 @@ static const uint8_t *clear_unused(struct gzip_scan *gzip, uint64_t coded_bit)
 		gzip->high.window[i] = (uint8_t)(i >> 8);
 	}
 	got = try_window(gzip->scan, coded_bit, gzip->output, bytes, gzip->real.output);
-	if (got != try_window(gzip->scan, coded_bit, gzip->inverse.window, bytes,
+	/* What was not decoded may refer to all of it. */
+	if (got < 0 ||
+	    got != try_window(gzip->scan, coded_bit, gzip->inverse.window, bytes,
 			      gzip->inverse.output) ||
 	    got != try_window(gzip->scan, coded_bit, gzip->low.window, bytes, gzip->low.output) ||
 	    got != try_window(gzip->scan, coded_bit, gzip->high.window, bytes, gzip->high.output))
 		return gzip->output;
 	memset(gzip->real.window, 0, bytes);
-	for (size_t i = 0; i < got; i++) {
+	for (ssize_t i = 0; i < got; i++) {
 		unsigned place = (unsigned)gzip->high.output[i] << 8 | gzip->low.output[i];
 
 		if (gzip->real.output[i] != gzip->inverse.output[i] && place < bytes)
