@@ -25,6 +25,7 @@ enum {
 	 */
 	CHANGED_MS = 60000,
 	CACHE_PAUSE_MS = 100,
+	HEDGE_PAUSE_MS = 100,
 };
 
 static void log_unit(const struct unit *unit, const char *name, const struct mirror *mirror,
@@ -99,6 +100,8 @@ static void wait_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 {
 	if (at_ns != UINT64_MAX)
 		rest_for_mirrors(unit, now_ns, at_ns);
+	else if (hedge_goes_on(unit))
+		unit_rest(unit, now_ns + HEDGE_PAUSE_MS * NS_PER_MS);
 	else if (unit->core->cache_is_late)
 		rest_for_cache(unit, now_ns);
 	else

@@ -340,6 +340,8 @@ const char *fetch_failure_name(enum fetch_failure failure);
 
 /* To be called when a reader waits for a unit of the run. */
 void hedge_watch(struct run *run, uint64_t now_ns);
+/* Whether that unit may still come by its hedge. */
+bool hedge_goes_on(const struct unit *unit);
 /* Ends the hedge of a unit, if it has one, because it is not needed any more. */
 void hedge_end(struct unit *unit);
 

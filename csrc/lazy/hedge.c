@@ -180,6 +180,11 @@ static void take_news(struct core *core, struct completion *completion)
 	}
 }
 
+bool hedge_goes_on(const struct unit *unit)
+{
+	return unit->hedge && !unit->hedge->lost;
+}
+
 void hedge_end(struct unit *unit)
 {
 	struct hedge *hedge = unit->hedge;

@@ -245,7 +245,10 @@ static void watch(struct run *run, uint64_t now_ns)
 	timer_clear(&run->timer);
 	run->until_ns = attempt_deadline_ns(unit, run->mirror, now_ns);
 	if (run->mirror->via || (ops->cancel && !ops->blocking && has_second(run, now_ns))) {
-		watch_silence(run, now_ns + first_silence_ns(run->mirror));
+		uint64_t at_ns = now_ns + first_silence_ns(run->mirror);
+
+		/* Readers may have less time than that, and another place something of it. */
+		watch_silence(run, at_ns < run->until_ns ? at_ns : run->until_ns);
 	} else if (!unit_reader(unit) && ops->cancel) {
 		uint64_t last_ns = run->demanded ? last_deadline_ns(run) : 0;
 
