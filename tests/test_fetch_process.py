@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,17 @@ DATA = random.Random(11).randbytes(MIB)
 UNIT = 64 << 10
 
 #: What it must be able to do, of what confine-shell tries.
-ALLOWED = {"mmap", "open", "socket", "thread", "/etc/resolv.conf", "/etc/passwd"}
+ALLOWED = {"mmap", "open", "socket", "routes", "pair", "thread"} | {
+    "/etc/resolv.conf",
+    "/etc/passwd",
+}
 #: With Landlock 4 and later.
 OTHER_ERRNO = {
     "local-socket": errno.EAFNOSUPPORT,
-    "packets": errno.EAFNOSUPPORT,
+    "packets": errno.EPROTONOSUPPORT,
+    "other-protocol": errno.EPROTONOSUPPORT,
+    "other-netlink": errno.EPROTONOSUPPORT,
+    "datagram-pair": errno.EAFNOSUPPORT,
     "io_uring": errno.ENOSYS,
     "write": errno.EACCES,
     "create": errno.EACCES,
@@ -117,6 +124,8 @@ def process_of(shell: FetchShell) -> int:
 
 def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> None:
     with fetch_shell(sanitized_build) as shell:
+        with suppress(PermissionError):  # it takes CAP_SYS_RESOURCE
+            Path(f"/proc/{shell.pid}/oom_score_adj").write_text("-500")
         source = shell.add(source_of(server))
         assert not processes_of(shell.pid)  # nobody has needed it yet
         assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
@@ -125,6 +134,7 @@ def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> N
         status = dict(line.split(":\t", 1) for line in lines)
         stats = shell.stats()["process"]
         environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= 0
     assert stats["started"] == 1 and stats["running"] and not stats["died"]
     assert set(stats["lacks"]) <= {"landlock", "lock"}
     if os.geteuid() == 0:

@@ -6,9 +6,12 @@
 #include <grp.h>
 #include <limits.h>
 #include <linux/landlock.h>
+#include <linux/netlink.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -23,6 +26,9 @@ enum {
 	NOBODY = 65534, /* the kernel's own number for a user without a number */
 	/* What it may allocate: requests, connections, credentials; not the shared memory. */
 	DATA_BYTES = 128 << 20,
+	/* Of all processes of that user, which are not only ours. */
+	THREADS_MAX = 4096,
+	STACK_BYTES = 8 << 20,
 };
 
 /* Calls that are right with any arguments. */
@@ -35,7 +41,6 @@ static const unsigned allowed[] = {
 	__NR_pread64,
 	__NR_lseek,
 	__NR_close,
-	__NR_fcntl,
 	__NR_fstat,
 	__NR_newfstatat,
 	__NR_statx,
@@ -182,12 +187,49 @@ static void allow_values(struct program *program, unsigned number, unsigned argu
 	answer(program, SECCOMP_RET_ERRNO | (unsigned)error);
 }
 
+/* Loads the type of a socket, without what says how its descriptor behaves. */
+static void load_type(struct program *program)
+{
+	load_argument(program, 1);
+	add(program, (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K,
+						  ~(unsigned)(SOCK_CLOEXEC | SOCK_NONBLOCK)));
+}
+
+/* Routes are asked for; what others speak is TCP and UDP. The family was looked at before. */
+static void filter_sockets(struct program *program)
+{
+	unless(program, __NR_socket, 19);
+	load_argument(program, 0);
+	unless(program, AF_NETLINK, 4);
+	load_argument(program, 2);
+	allow(program, NETLINK_ROUTE);
+	answer(program, SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
+	load_type(program);
+	add(program, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM, 2, 0));
+	add(program, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SOCK_DGRAM, 1, 0));
+	answer(program, SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
+	load_argument(program, 2);
+	allow(program, 0);
+	allow(program, IPPROTO_TCP);
+	allow(program, IPPROTO_UDP);
+	answer(program, SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
+	/* NB: a pair of datagram sockets may send to any local socket, such as a log's. */
+	unless(program, __NR_socketpair, 7);
+	load_argument(program, 0);
+	unless(program, AF_UNIX, 4);
+	load_type(program);
+	allow(program, SOCK_STREAM);
+	answer(program, SECCOMP_RET_ERRNO | EAFNOSUPPORT);
+}
+
 static int filter_all(void)
 {
 	static const unsigned families[] = { AF_INET, AF_INET6, AF_NETLINK };
 	static const unsigned requests[] = { FIONBIO, FIONREAD, FIOCLEX };
 	static const unsigned names[] = { PR_SET_NAME, PR_GET_NAME };
-	static const unsigned unix_only[] = { AF_UNIX };
+	/* NB: not those that have signals sent, to any process of the same user. */
+	static const unsigned commands[] = { F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD,
+					     F_SETFD, F_GETFL,	       F_SETFL };
 	static const unsigned self[] = { 0 };
 	const unsigned writing = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC | O_APPEND | __O_TMPFILE;
 	const unsigned own[] = { (unsigned)getpid() };
@@ -208,19 +250,23 @@ static int filter_all(void)
 		allow(&program, allowed[i]);
 	for (unsigned i = 0; i < COUNT(tried); i++)
 		allow(&program, tried[i]);
-	allow(&program, __NR_socket);
+	filter_sockets(&program);
 	allow_without(&program, __NR_openat, 2, writing & ~(unsigned)O_DIRECTORY, EACCES);
 #ifdef __NR_open
 	allow_without(&program, __NR_open, 1, writing & ~(unsigned)O_DIRECTORY, EACCES);
 #endif
-	allow_values(&program, __NR_socketpair, 0, unix_only, 1, EAFNOSUPPORT);
+	allow_values(&program, __NR_fcntl, 1, commands, COUNT(commands), EPERM);
 	allow_values(&program, __NR_ioctl, 1, requests, COUNT(requests), EPERM);
 	allow_values(&program, __NR_prctl, 0, names, COUNT(names), EPERM);
 	allow_values(&program, __NR_prlimit64, 0, self, 1, EPERM);
 	allow_values(&program, __NR_tgkill, 0, own, 1, EPERM);
 	/* Memory that was writable once never becomes executable. */
 	allow_without(&program, __NR_mprotect, 2, PROT_EXEC, EPERM);
-	unless(&program, __NR_mmap, 6);
+	/* Nor is memory had that RLIMIT_DATA does not count. */
+	unless(&program, __NR_mmap, 9);
+	load_argument(&program, 3);
+	unless_any(&program, MAP_SHARED | MAP_GROWSDOWN, 1);
+	answer(&program, SECCOMP_RET_ERRNO | EPERM);
 	load_argument(&program, 2);
 	unless_any(&program, PROT_EXEC, 3);
 	unless_any(&program, PROT_WRITE, 1);
@@ -348,13 +394,28 @@ static void limit(int resource, rlim_t most)
 	setrlimit((__rlimit_resource_t)resource, &limits);
 }
 
+/* It is not worth as much as a server that is kept when memory lacks, and that starts another. */
+static void be_ended_first(void)
+{
+	FILE *file = fopen("/proc/self/oom_score_adj", "r+e");
+	int score;
+
+	if (!file)
+		return;
+	if (fscanf(file, "%d", &score) == 1 && score < 0 && !fseek(file, 0, SEEK_SET))
+		fputs("0", file);
+	fclose(file);
+}
+
 unsigned confine_process(void)
 {
 	unsigned lacks = 0;
 
 	/* A limit of 0 keeps no program that core_pattern names from its dump; 1 does. */
 	limit(RLIMIT_CORE, 1);
+	be_ended_first();
 	limit(RLIMIT_FSIZE, 0);
+	limit(RLIMIT_STACK, STACK_BYTES);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 	limit(RLIMIT_DATA, DATA_BYTES);
 #endif
@@ -363,6 +424,8 @@ unsigned confine_process(void)
 		lacks |= CONFINE_LACKS_LANDLOCK;
 	if (become_nobody())
 		lacks |= CONFINE_LACKS_USER;
+	else
+		limit(RLIMIT_NPROC, THREADS_MAX);
 	/* NB: after the change of the user, which would clear it. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 	if (confine_keep_capabilities(0))

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/netlink.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
@@ -110,6 +111,11 @@ static int executable_memory(void)
 	return page == MAP_FAILED ? -1 : mprotect(page, 4096, PROT_READ | PROT_EXEC);
 }
 
+static int map_memory(int flags)
+{
+	return mmap(NULL, 4096, PROT_READ, flags | MAP_ANONYMOUS, -1, 0) == MAP_FAILED ? -1 : 0;
+}
+
 static int listen_to_others(void)
 {
 	const struct sockaddr_in any = { .sin_family = AF_INET };
@@ -130,6 +136,8 @@ static int fork_and_wait(void)
 /* What the others may. `argv`: files to open. */
 static void try_more(char **argv)
 {
+	int pair[2];
+
 	for (; *argv; argv++)
 		tell(*argv, open(*argv, O_RDONLY | O_CLOEXEC));
 	tell("write", open("/dev/null", O_WRONLY | O_CLOEXEC));
@@ -140,6 +148,14 @@ static void try_more(char **argv)
 	tell("kill", kill(getppid(), 0));
 	tell("local-socket", socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
 	tell("packets", socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0));
+	tell("other-protocol", socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_SCTP));
+	tell("routes", socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
+	tell("other-netlink", socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT));
+	tell("pair", socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
+	tell("datagram-pair", socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, pair));
+	tell("signals-of-files", fcntl(STDIN_FILENO, F_SETOWN, getppid()));
+	tell("shared-memory", map_memory(MAP_SHARED));
+	tell("growing-memory", map_memory(MAP_PRIVATE | MAP_GROWSDOWN));
 	tell("listen", listen_to_others());
 	tell("memory-file", memfd_create("confine-shell", MFD_CLOEXEC));
 	tell("executable", executable_memory());
