@@ -211,9 +211,11 @@ def test_the_next_one_need_not_have_the_first_mirror(
         assert shell.stats()["process"]["died"] == 1
 
 
-@pytest.mark.parametrize("line", ['ETag: "a\tb"', 'ETag: "\x7f"', "Last-Modified: \x01"])
+@pytest.mark.parametrize(
+    "line", ['ETag: "a\tb"', 'ETag: "\x7f"', "Last-Modified: \x01"]
+)
 def test_no_identity_kills_it(sanitized_build: Path, line: str) -> None:
-    """A server's text with control characters names nothing, and is passed on by none."""
+    """A text with control characters names nothing, and is not passed on."""
 
     def named(request: str) -> bytes:
         return server_of(request).replace(b'ETag: "one"', line.encode())
