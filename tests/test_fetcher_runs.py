@@ -410,6 +410,7 @@ def test_what_does_not_say_its_length_comes_unit_by_unit(
     assert read.result == (-5 if more else 0)
     assert more or read.data == DATA[: 6 * UNIT]
     assert stats["units_fetched"] == (0 if more else 6)
-    assert all(first == last for first, last in asked(server)[1:])
+    long = [range_ for range_ in asked(server) if range_[0] != range_[1]]
+    assert len(long) <= 2  # of our client, and of libcurl, which it leaves it to
     assert bool(stats["failures"]["wrong_answer"]) == bool(more)
     assert stats["failures"]["transient"] == 0

@@ -151,7 +151,7 @@ static void keep_window(struct gzip_scan *gzip)
 
 /* Decodes what follows a point with another window. Returns how many bytes came out, or -errno. */
 static ssize_t try_window(const struct codec_scan *scan, uint64_t coded_bit, const uint8_t *window,
-			 uint32_t window_bytes, uint8_t output[static CODEC_WINDOW_BYTES])
+			  uint32_t window_bytes, uint8_t output[static CODEC_WINDOW_BYTES])
 {
 	struct codec_io io = {
 		.in = scan->coded + coded_bit / 8,

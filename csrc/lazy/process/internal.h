@@ -73,10 +73,10 @@ struct front {
 	struct uv_poll_s *poll;
 	bool waits_to_send;
 	struct timer tick, retry;
-	bool greeted;	     /* it has said what it is */
+	bool greeted;	      /* it has said what it is */
 	unsigned logins_sent; /* of which it has not said that they are of no use */
-	unsigned unanswered; /* ticks */
-	unsigned idle;	     /* the same */
+	unsigned unanswered;  /* ticks */
+	unsigned idle;	      /* the same */
 	uint64_t began_ns;
 	unsigned failures; /* in a row */
 	unsigned lacked;   /* what was said of that last */
