@@ -81,8 +81,11 @@ def ours(tasks: Path) -> list[Path]:
     return found
 
 
-def test_threads_of_a_server(serve: Serve, tmp_path: Path) -> None:
+def test_threads_of_a_server(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With each front end, all that strangers' bytes get to."""
+    monkeypatch.setenv("BTRFS_UBLK_FETCH", "process")
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     segment = LazySegment(

@@ -112,14 +112,17 @@ static int open_cache(struct space *space, struct error *error)
 	return 0;
 }
 
-/* Who asks servers: a process of its own, by default or as the environment names it, or this one. */
+/*
+ * Who asks servers: this process; or one of its own, if the environment says `process`, or names its
+ * program, as tests do.
+ */
 static bool use_process(void)
 {
-	const char *program = getenv("BTRFS_UBLK_FETCH"); /* to measure, and for tests */
+	const char *program = getenv("BTRFS_UBLK_FETCH");
 
-	if (program && !strcmp(program, "in-process"))
+	if (!program || !*program || !strcmp(program, "in-process"))
 		return false;
-	front_use(program);
+	front_use(strcmp(program, "process") ? program : NULL);
 	return true;
 }
 
