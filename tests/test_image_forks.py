@@ -352,7 +352,7 @@ def test_of_a_fork_that_fails_only_enabled_quotas_stay(
 ) -> None:
     fork(place, "other", "overlay")
     with monkeypatch.context() as patch:
-        patch.setattr(fork_module, "_WORK", "no/such")
+        patch.setattr(fork_module, "WORK", "no/such")
         with pytest.raises(BtrfsUblkError, match="cannot make .*: No such file"):
             fork(place, "one", "overlay", 4 * MIB)
     for directory in ("forks", "overlays"):
