@@ -20,6 +20,7 @@
 
 #include "base/cleanup.h"
 #include "base/message.h"
+#include "lazy/fetcher.h"
 #include "lazy/map.h"
 #include "lazy/store.h"
 #include "lazy/store/internal.h"
@@ -29,6 +30,7 @@ enum { THREADS_MAX = 64 };
 struct shell {
 	struct map *map;
 	struct store *store;
+	struct fetcher *fetcher; /* of additions, which may ask servers for sizes */
 };
 
 static json_t *failure(int err, const struct error *error)
@@ -67,6 +69,16 @@ static json_t *additions_json(const struct store_addition *additions, size_t cou
 	return json_pack("{s:o}", "added", list);
 }
 
+static int start_fetcher(struct shell *shell)
+{
+	const struct fetcher_options options = { .workers = 1 };
+	int err = shell->fetcher ? 0 : fetcher_start(&options, NULL, NULL, &shell->fetcher);
+
+	if (!err)
+		store_use_fetcher(shell->store, shell->fetcher);
+	return err;
+}
+
 static json_t *add(struct shell *shell, const json_t *command)
 {
 	const json_t *list = json_object_get(command, "add");
@@ -92,6 +104,9 @@ static json_t *add(struct shell *shell, const json_t *command)
 			.source_offset = number_at(row, 3),
 		};
 	}
+	err = start_fetcher(shell);
+	if (err)
+		return plain(err);
 	err = store_add(shell->store, json_object_get(command, "sources"), additions, count,
 			place ? &room : NULL, NULL, &error);
 	return err ? failure(err, &error) : additions_json(additions, count);
@@ -272,6 +287,8 @@ static json_t *open_store(struct shell *shell, const char *path)
 
 static void close_store(struct shell *shell)
 {
+	if (shell->fetcher)
+		fetcher_stop(shell->fetcher);
 	store_close(shell->store);
 	map_free(shell->map);
 	*shell = (struct shell){};
