@@ -128,10 +128,13 @@ static bool use_process(void)
 
 static int open_parts(struct space *space, struct error *error)
 {
-	const char *run_bytes = getenv("BTRFS_UBLK_RUN_BYTES"); /* to measure, and for tests */
+	/* To measure, and for tests. */
+	const char *run_bytes = getenv("BTRFS_UBLK_RUN_BYTES");
+	const char *hedge_ms = getenv("BTRFS_UBLK_HEDGE_MS");
 	const struct fetcher_options fetcher_options = {
 		.spawns = use_process(),
 		.run_bytes = run_bytes ? strtoull(run_bytes, NULL, 10) : 0,
+		.hedge_ms = hedge_ms ? (unsigned)strtoul(hedge_ms, NULL, 10) : 0,
 	};
 	int err;
 
