@@ -83,6 +83,18 @@ class BuiltImage:
         return vars(self) | {"name": str(self.name)}
 
 
+def open_output(output: Path) -> Layout:
+    """Return the layout that an image is to be put in, which is made if missing. Raises
+    UsageError for a path that no name of an image can have."""
+    if ":" in str(output):
+        raise UsageError(
+            f"layout {str(output)!r} could not be named: in oci:DIRECTORY:TAG, the "
+            "first colon ends the directory",
+            hint="choose a directory without colons; --tag TAG names the image",
+        )
+    return Layout.made(output)
+
+
 def build_image(
     source: Name | Path,
     output: Path,
@@ -105,13 +117,7 @@ def build_image(
         given = source.tag if isinstance(source, (Reference, LayoutName)) else None
         tag = given or DEFAULT_TAG
     check_tag(tag)
-    if ":" in str(output):
-        raise UsageError(
-            f"layout {str(output)!r} could not be named: in oci:DIRECTORY:TAG, the "
-            "first colon ends the directory",
-            hint="choose a directory without colons; --tag TAG names the image",
-        )
-    layout = Layout.made(output)
+    layout = open_output(output)
     try:
         opened = open_source(
             source,

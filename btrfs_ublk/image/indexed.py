@@ -20,6 +20,7 @@ from btrfs_ublk.image.build import (
     BuildOptions,
     layers_of,
     make_image,
+    open_output,
     source_date_epoch,
 )
 from btrfs_ublk.image.connection import RegistryAccess
@@ -107,13 +108,7 @@ def index_image(
     BtrfsUblkError; no name is given to what is not complete."""
     helper_path(MKIMAGE)
     tag = check_tag(tag or source.tag or DEFAULT_TAG)
-    if ":" in str(output):
-        raise UsageError(
-            f"layout {str(output)!r} could not be named: in oci:DIRECTORY:TAG, the "
-            "first colon ends the directory",
-            hint="choose a directory without colons; --tag TAG names the image",
-        )
-    layout = Layout.made(output)
+    layout = open_output(output)
     try:
         _check_tag_is_free(layout, tag)
         with layout.scratch() as work:
