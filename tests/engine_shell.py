@@ -89,7 +89,7 @@ def start_engine(
             stdout=subprocess.PIPE,
             env={
                 "BTRFS_UBLK_FETCH": str(build / "csrc/tools/btrfs-ublk-fetch"),
-                # Tests count requests, and this machine may be busy.
+                # Tests count requests, and the machine may be busy.
                 "BTRFS_UBLK_HEDGE_MS": "60000",
                 **os.environ,
                 **SANITIZER_ENVIRONMENT,

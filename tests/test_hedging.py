@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
-from engine_shell import describe, engine_shell
+from engine_shell import EngineShell, describe, engine_shell
 from fetch_shell import FetchShell, fetch_shell
 from scripted_server import ScriptedServer, response, scripted_server
 from store_shell import StoreShell, units_of
@@ -54,6 +54,19 @@ class Servers:
     def late(self, script: Callable[[str], bytes]) -> Callable[[str], bytes]:
         def answer(request: str) -> bytes:
             time.sleep(1.5)
+            return script(request)
+
+        return answer
+
+    def after(
+        self, other: ScriptedServer, script: Callable[[str], bytes]
+    ) -> Callable[[str], bytes]:
+        """Answer when the other one has been asked, and has had the time to answer."""
+
+        def answer(request: str) -> bytes:
+            while not other.requests and not self.end.wait(0.05):
+                pass
+            self.end.wait(0.5)
             return script(request)
 
         return answer
@@ -161,15 +174,23 @@ def lazy(path: Path) -> dict[str, Any]:
     return {"kind": "lazy", "length": len(DATA), "map": str(path)}
 
 
+def hedging_shell(build: Path, path: Path) -> AbstractContextManager[EngineShell]:
+    return engine_shell(
+        build, describe(lazy(path)), environment={"BTRFS_UBLK_HEDGE_MS": "200"}
+    )
+
+
 def test_wrong_bytes_do_not_end_the_other_request(
     servers: Servers, sanitized_build: Path, tmp_path: Path
 ) -> None:
-    mirrors = [http(servers.add(servers.late(good))), http(servers.add(wrong))]
+    first, second = servers.add(), servers.add(wrong)
+    first.script = servers.after(second, good)
+    mirrors = [http(first), http(second)]
     units = [unit.hex() for unit in units_of(DATA, UNIT)]
     source = {"size": len(DATA), "unit": UNIT, "digests": units, "mirrors": mirrors}
     with StoreShell(sanitized_build, tmp_path / "map") as store:
         store.add([[0, len(DATA), 0, 0]], source)
-    with engine_shell(sanitized_build, describe(lazy(tmp_path / "map"))) as shell:
+    with hedging_shell(sanitized_build, tmp_path / "map") as shell:
         assert shell.request("read 0 4096") == DATA[:4096]
         stats = shell.stats()["lazy"][0]["fetcher"]
     assert servers.counts() == [1, 1]
@@ -181,11 +202,13 @@ def test_of_two_contents_the_first_one_is_pinned(
     servers: Servers, sanitized_build: Path, tmp_path: Path
 ) -> None:
     """Without digests, whoever is first is right, also for a later server."""
-    mirrors = [http(servers.add(servers.late(wrong))), http(servers.add())]
+    first, second = servers.add(), servers.add()
+    first.script = servers.after(second, wrong)
+    mirrors = [http(first), http(second)]
     source = {"size": len(DATA), "unit": UNIT, "mirrors": mirrors}
     with StoreShell(sanitized_build, tmp_path / "map") as store:
         store.add([[0, len(DATA), 0, 0]], source)
-    with engine_shell(sanitized_build, describe(lazy(tmp_path / "map"))) as shell:
+    with hedging_shell(sanitized_build, tmp_path / "map") as shell:
         assert shell.request("read 0 4096") == DATA[:4096]
         stats = shell.stats()["lazy"][0]["fetcher"]
     assert (stats["hedges_won"], stats["units_pinned"]) == (1, 1)

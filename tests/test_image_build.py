@@ -15,6 +15,7 @@ import struct
 import subprocess
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -457,6 +458,15 @@ def _move(file: Path) -> None:
     file.parent.rename(file.parents[2] / "elsewhere")
 
 
+def _has_open(pid: int, file: Path) -> bool:
+    wanted = file.stat()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it has been closed since
+            if os.path.samestat(descriptor.stat(), wanted):
+                return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -489,10 +499,7 @@ def test_a_tree_that_changes_while_it_is_read(
         child.stdin.write(json.dumps(description))
         child.stdin.close()
         child.stdin = None
-        opened = Path(f"/proc/{child.pid}/fd")
-        while not any(
-            os.path.samestat(x.stat(), file.stat()) for x in opened.iterdir()
-        ):
+        while not _has_open(child.pid, file):
             assert child.poll() is None
         child.send_signal(signal.SIGSTOP)
         change(file)
