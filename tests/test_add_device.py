@@ -21,6 +21,7 @@ import psutil
 import pytest
 from children import sprouts
 from conftest import Need, SystemState, inapplicable
+from soak import share_of
 from volume_support import NAME, Place
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
@@ -39,9 +40,7 @@ from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 pytestmark = pytest.mark.native
 
 TIMEOUT_S = 60.0
-#: As in tests/test_soak.py.
-PERCENT = int(os.environ.get("BTRFS_UBLK_SOAK_PERCENT", "10"))
-KILLED = int(os.environ.get("BTRFS_UBLK_KILLED_SPROUTS", str(PERCENT)))
+KILLED = share_of(100)
 KILLED_UPS = KILLED // 10 + 1
 SEED = 20261122
 VOLUME = [sys.executable, "-m", "btrfs_ublk.cli.main", "volume"]

@@ -31,10 +31,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from soak import share_of
 from store_shell import root_of, units_of
 from web_server import NGINX, WebServer, web_server
 
-STEPS = 20_000
+STEPS = share_of(20_000, least_percent=20)
 STEPS_EACH = 200
 
 BLOCK = 4096

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Need, SystemState
+from soak import share_of
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, UBLK
 from btrfs_ublk.server import FrontEndName
@@ -44,8 +45,7 @@ def test_it(number, volume, btrfs_ublk_loop_factory, btrfs_ublk_device_module,
 """
 TIMEOUT_S = 120
 SEED = 20261120
-#: How much of it to do, of the 100 runs; see scripts/test.
-RUNS = int(os.environ.get("BTRFS_UBLK_SOAK_PERCENT", "10"))
+RUNS = share_of(100)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from children import volumes
 from conftest import Need, SystemState
+from soak import share_of
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP
 from btrfs_ublk.base.gc import collect
@@ -21,10 +21,8 @@ from btrfs_ublk.server import FrontEndName
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-#: How much of it to do; scripts/test does all of it on one kernel, a part on others.
-PERCENT = int(os.environ.get("BTRFS_UBLK_SOAK_PERCENT", "10"))
-CYCLES = 200 * PERCENT // 100
-INTERRUPTED_RUNS = 50 * PERCENT // 100
+CYCLES = share_of(200)
+INTERRUPTED_RUNS = share_of(50)
 SEED = 20261120
 CHILD_TIMEOUT_S = 120
 

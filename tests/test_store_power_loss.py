@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from power_loss import SYNC, Operation, lay_out, read_log, states
+from soak import share_of
 from store_shell import StoreShell
 
-STATES_MIN = 5_000
+STATES_MIN = share_of(5_000, least_percent=20)
 UNIT = 4096
 MEMSET = {"kind": "memset", "size": 1 << 40, "byte": 7}
 #: Its units are pinned as they come. Nobody reads it.
