@@ -440,22 +440,10 @@ def push(
             progress=task.advance,
         )
     if as_json:
-        keys = {
-            "image": str(target),
-            "digest": pushed.digest,
-            "uploaded": pushed.uploaded,
-            "uploaded_bytes": pushed.uploaded_bytes,
-            "mounted": pushed.mounted,
-            "there": pushed.there,
-        }
-        click.echo(json.dumps(keys))
+        click.echo(json.dumps({"image": str(target), **pushed.to_dict()}))
         return
     click.echo(f"{target.place}@{pushed.digest}")
-    click.echo(
-        f"{pushed.uploaded} blobs sent ({format_size(pushed.uploaded_bytes)}), "
-        f"{pushed.mounted} mounted, {pushed.there} were there",
-        err=True,
-    )
+    click.echo(pushed.summary, err=True)
 
 
 @command.command()

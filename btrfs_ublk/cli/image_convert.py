@@ -16,7 +16,6 @@ from btrfs_ublk.cli.image_options import (
     with_build_options,
     with_first,
 )
-from btrfs_ublk.units import format_size
 
 
 @click.command()
@@ -84,24 +83,14 @@ def convert(
             progress=task.advance,
             say=task.say,
         )
-    pushed = made.pushed
     if as_json:
         keys = {
             "image": str(target),
             "source": str(made.source),
-            "digest": made.digest,
             "sealed": made.sealed,
-            "uploaded": pushed.uploaded,
-            "uploaded_bytes": pushed.uploaded_bytes,
-            "mounted": pushed.mounted,
-            "there": pushed.there,
+            **made.pushed.to_dict(),
         }
         click.echo(json.dumps(keys))
         return
     click.echo(f"{target.place}@{made.digest}")
-    click.echo(
-        f"{made.source}: {pushed.uploaded} blobs sent "
-        f"({format_size(pushed.uploaded_bytes)}), {pushed.mounted} mounted, "
-        f"{pushed.there} were there",
-        err=True,
-    )
+    click.echo(f"{made.source}: {made.pushed.summary}", err=True)

@@ -24,6 +24,7 @@ from btrfs_ublk.image.documents import (
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.registry import Document, Repository
+from btrfs_ublk.units import format_size
 
 _MAX_DEPTH = 4
 #: How long a blob may take that another command fetches.
@@ -42,6 +43,23 @@ class Pushed:
     mounted: int = 0
     there: int = 0
     _seen: set[str] = field(default_factory=set, repr=False)
+
+    def to_dict(self) -> dict[str, str | int]:
+        """Return what is offered to other programs."""
+        return {
+            "digest": self.digest,
+            "uploaded": self.uploaded,
+            "uploaded_bytes": self.uploaded_bytes,
+            "mounted": self.mounted,
+            "there": self.there,
+        }
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"{self.uploaded} blobs sent ({format_size(self.uploaded_bytes)}), "
+            f"{self.mounted} mounted, {self.there} were there"
+        )
 
 
 def walk(layout: Layout, one: Descriptor) -> Iterator[tuple[Descriptor, bytes | None]]:
