@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from children import stack
 from conftest import Need, SystemState
+from soak import share_of
 
 import btrfs_ublk
 from btrfs_ublk.base.capabilities import Helper
@@ -33,8 +34,8 @@ pytestmark = pytest.mark.native
 STACK = Path(stack.__file__)
 PACKAGE = str(Path(btrfs_ublk.__file__).parent)
 SEED = 20261120
-RUNS_PER_SIGNAL = 8
-INTERRUPTED_LINES = 40
+RUNS_PER_SIGNAL = share_of(8, least_percent=50)
+INTERRUPTED_LINES = share_of(40, least_percent=40)
 
 
 @pytest.fixture(autouse=True)
