@@ -12,13 +12,15 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 import trustme
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
@@ -233,6 +235,20 @@ def _wait_for_port(process: subprocess.Popen[bytes]) -> int:
         if found:
             return int(found.group(1))
     raise AssertionError("the registry has ended")
+
+
+def registry_fixture(*, tls: bool = False) -> Any:
+    """Make a fixture of one registry for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def registry(
+        need: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Registry]:
+        need(REGISTRY)
+        with registry_server(tmp_path_factory.mktemp("registry"), tls=tls) as server:
+            yield server
+
+    return registry
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from conftest import Need
 from image_edit import CSUM_TREE, Editor
 from image_support import tagged_image
-from registry_server import REGISTRY, Registry, registry_server
+from registry_server import Registry, registry_fixture
 from sealed_support import mkimage
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
@@ -341,14 +341,7 @@ def test_a_tag_that_is_not_there_is_wrong_usage(image: LayoutName) -> None:
         run(LayoutName(image.path, "other"))
 
 
-@pytest.fixture(scope="module")
-def registry(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Registry]:
-    need: Need = request.getfixturevalue("need")
-    need(REGISTRY)
-    with registry_server(tmp_path_factory.mktemp("registry"), tls=True) as server:
-        yield server
+registry = registry_fixture(tls=True)
 
 
 def stored(registry: Registry, digest: str) -> Path:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import Need
 from image_support import sealed_image
-from registry_server import REGISTRY, Registry, registry_server
+from registry_server import Registry, registry_fixture, registry_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 
-
-@pytest.fixture(scope="module")
-def registry(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Registry]:
-    need: Need = request.getfixturevalue("need")
-    need(REGISTRY)
-    with registry_server(tmp_path_factory.mktemp("registry"), tls=True) as server:
-        yield server
+registry = registry_fixture(tls=True)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import Need
 from image_support import ordinary_image
-from registry_server import PASSWORD, REGISTRY, USER, Registry, registry_server
+from registry_server import PASSWORD, USER, Registry, registry_fixture
 from waiting import wait_until
 
 from btrfs_ublk.base.capabilities import Helper
@@ -48,14 +47,7 @@ PLATFORM = ("--platform", "linux/amd64")
 CONVERSIONS = f"work/btrfs-ublk-convert-{os.geteuid()}"
 
 
-@pytest.fixture(scope="module")
-def registry(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Registry]:
-    need: Need = request.getfixturevalue("need")
-    need(REGISTRY)
-    with registry_server(tmp_path_factory.mktemp("registry")) as server:
-        yield server
+registry = registry_fixture()
 
 
 @pytest.fixture

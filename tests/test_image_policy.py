@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Need
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from image_support import sealed_image
-from registry_server import REGISTRY, Registry, registry_server
+from registry_server import Registry, registry_fixture
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import UsageError
@@ -161,14 +160,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
         read_key(path)
 
 
-@pytest.fixture(scope="module")
-def registry(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Registry]:
-    need: Need = request.getfixturevalue("need")
-    need(REGISTRY)
-    with registry_server(tmp_path_factory.mktemp("registry"), tls=True) as server:
-        yield server
+registry = registry_fixture(tls=True)
 
 
 @pytest.fixture

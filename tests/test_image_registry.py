@@ -25,6 +25,7 @@ from registry_server import (
     REGISTRY,
     USER,
     Registry,
+    registry_fixture,
     registry_server,
 )
 from scripted_server import response, scripted_server
@@ -54,14 +55,7 @@ SKOPEO = Program("skopeo", package="skopeo")
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
-@pytest.fixture(scope="module")
-def registry(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Registry]:
-    need: Need = request.getfixturevalue("need")
-    need(REGISTRY)
-    with registry_server(tmp_path_factory.mktemp("registry")) as server:
-        yield server
+registry = registry_fixture()
 
 
 @pytest.fixture(autouse=True)

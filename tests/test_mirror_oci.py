@@ -12,15 +12,13 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
-from conftest import Need
 from mirror_shell import MirrorShell, mirror_shell, refusal
 from registry_server import (
     IDENTITY_TOKEN,
     PASSWORD,
-    REGISTRY,
     USER,
     Registry,
-    registry_server,
+    registry_fixture,
 )
 from scripted_server import response, scripted_server
 
@@ -33,14 +31,7 @@ DIGEST = f"sha256:{'0' * 64}"
 Shell = Callable[..., AbstractContextManager[MirrorShell]]
 
 
-@pytest.fixture(scope="module")
-def registry(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Registry]:
-    need: Need = request.getfixturevalue("need")
-    need(REGISTRY)
-    with registry_server(tmp_path_factory.mktemp("registry")) as server:
-        yield server
+registry = registry_fixture()
 
 
 @pytest.fixture(scope="module")
