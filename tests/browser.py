@@ -83,13 +83,6 @@ class Browser:
             raise RuntimeError(str(done["exceptionDetails"])[:2000])
         return done["result"].get("value")
 
-    def screenshot(self) -> bytes:
-        """PNG, of the whole page."""
-        done = self._call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True
-        )
-        return base64.b64decode(done["data"])
-
     def pdf(self) -> bytes:
         """As it prints, on A4."""
         done = self._call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)

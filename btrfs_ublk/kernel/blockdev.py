@@ -192,12 +192,3 @@ def wait_for_node(path: Path, *, timeout_s: float) -> None:
         timeout_s=timeout_s,
         what=f"{path} did not appear",
     )
-
-
-def wait_until_gone(path: Path, *, timeout_s: float) -> None:
-    """Wait until the device's node has vanished. Raises TimeoutError."""
-    wait_until(
-        lambda: not path.exists() or None,
-        timeout_s=timeout_s,
-        what=f"{path} is still there",
-    )
