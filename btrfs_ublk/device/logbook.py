@@ -22,6 +22,9 @@ class Logbook:
     def handler(self, *, thread: str | None = None) -> logging.Handler:
         """Make a handler for the package's logger. ``thread``: it takes only messages
         of threads of that name."""
+        with suppress(OSError):  # The handler says what is wrong.
+            # As all state it is its owner's alone, whatever the umask leaves to others.
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         handler = logging.FileHandler(self.path, encoding="utf-8", errors="replace")
         handler.setFormatter(
             logging.Formatter("%(asctime)s supervisor: %(levelname)s: %(message)s")

@@ -73,6 +73,8 @@ def _make(
                 )
             )
             half.write_definition(definition)
+            # As all else that a volume keeps, it is its owner's alone.
+            half.seed_image.chmod(0o600)
             sync(half.seed_image)
             half.path.rename(volume.path)
             sync(volume.path.parent)
