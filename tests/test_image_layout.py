@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from image_support import (
     tagged_image,
 )
 
+from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.connection import RegistryAccess
@@ -240,6 +245,46 @@ def test_a_layout_is_not_made_over_something_else(tmp_path: Path) -> None:
         Layout.made(tmp_path)
     with pytest.raises(UsageError, match="is no OCI image layout"):
         Layout.opened(tmp_path)
+
+
+def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
+    """Before it returns, nobody else could remove what it has made."""
+    path = tmp_path / "layout"
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.endswith("image/layout.py"):
+            return None
+        if event == "line":
+            lines -= 1
+            if lines == 0:
+                signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    for number in itertools.count(1):
+        lines = number
+        sys.settrace(trace)
+        try:
+            with interruptible():
+                Layout.made(path)
+            break
+        except KeyboardInterrupt:
+            assert not path.exists(), f"line {number} of those that ran"
+        finally:
+            sys.settrace(None)
+    assert number > 10
+
+
+@pytest.mark.parametrize("missing", [["blobs/sha256"], ["blobs/sha256", "blobs"]])
+def test_a_layout_that_a_killed_command_began_is_one(
+    tmp_path: Path, missing: list[str]
+) -> None:
+    Layout.made(tmp_path)
+    for directory in missing:
+        (tmp_path / directory).rmdir()
+    layout = Layout.made(tmp_path)
+    assert layout.read(layout.add(LAYER, b"1")) == b"1"
 
 
 def test_what_a_killed_command_left_in_a_layout_goes(tmp_path: Path) -> None:

@@ -61,38 +61,53 @@ class Layout:
     def made(cls, path: Path) -> Layout:
         """Make an empty layout in a directory, which is made if missing, or return the
         one that is there. Raises UsageError when something else is there."""
-        if (path / _MARK).is_file():
-            return cls(path)
         layout = cls(path)
-        blobs = path / "blobs"
-        if not path.exists():
-            layout._made.append(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            with deferred():
+                layout._make()
+            return layout
+        except BaseException as error:
+            layout.remove_if_empty()
+            if isinstance(error, OSError):
+                raise BtrfsUblkError(
+                    f"cannot make an image layout in {path}: {error.strerror}"
+                ) from error
+            raise
+
+    def _make(self) -> None:
+        path, mark = self.path, self.path / _MARK
+        if not mark.is_file():
+            if not path.exists():
+                path.mkdir(parents=True, exist_ok=True)
+                self._made.append(path)
             if any(path.iterdir()):
                 raise UsageError(
                     f"{path} is not empty, and no OCI image layout",
                     hint="name an empty directory, or one that is not there",
                 )
-            (blobs / "sha256").mkdir(parents=True)
-            write_new(path / _MARK, _MARK_TEXT.encode())
-        except OSError as error:
-            raise BtrfsUblkError(
-                f"cannot make an image layout in {path}: {error.strerror}"
-            ) from error
-        layout._made += [path / _MARK, blobs, blobs / "sha256"]
-        return layout
+            # NB: first, so that what a killed command has made is a layout.
+            write_new(mark, _MARK_TEXT.encode())
+            self._made.append(mark)
+        for directory in (path / "blobs", path / "blobs/sha256"):
+            if not directory.is_dir():
+                directory.mkdir(exist_ok=True)
+                self._made.append(directory)
 
     def remove_if_empty(self) -> None:
         """Undo what made() has made here, if nothing has been added since. Blobs that
         are there stay, as the next command that needs them does not fetch them again.
         So does a layout in which another command is at work."""
-        lock = lock_file(self.path / _MARK) if self._made else None
-        if lock is None:
-            return
-        with lock, suppress(OSError):  # of the first directory with something in it
-            if any((self.path / "blobs").glob(f"{_SCRATCH}*")):
+        with deferred(), suppress(OSError):  # of the first directory that is in use
+            if self._made == [self.path]:
+                self._made.pop().rmdir()
+            lock = lock_file(self.path / _MARK) if self._made else None
+            if lock is None:
                 return
+            with lock:
+                self._remove_made()
+
+    def _remove_made(self) -> None:
+        if not any((self.path / "blobs").glob(f"{_SCRATCH}*")):
             while self._made:
                 path = self._made.pop()
                 if path.name == _MARK:
