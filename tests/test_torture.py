@@ -11,8 +11,10 @@ from conftest import Need
 from image_tables import faults_of
 from registry_server import REGISTRY
 
-from btrfs_ublk.base.capabilities import FUSE
+from btrfs_ublk.base.capabilities import FUSE, Program
+from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS
 
+STRACE = Program("strace", "strace")
 PROJECT = Path(__file__).parents[1]
 TIMEOUT_S = 280
 
@@ -59,6 +61,40 @@ def test_killed_commands_of_images(sparse_path: Path, need: Need) -> None:
     rounds = json.loads(output.read_text())["results"]
     assert [each["kind"] for each in rounds] == kinds
     assert all(each["operations"] > 0 for each in rounds)
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_commands_that_are_ended_at_their_system_calls(
+    sparse_path: Path, need: Need
+) -> None:
+    """As far as they are quick; all others are for longer campaigns."""
+    need(FUSE, STRACE)
+    output = sparse_path / "results.json"
+    kinds = ["volume up, new", "device up", "seed create", "image build"]
+    done = torture(
+        *("leaks", "--seed=5", "--rounds=16", *(f"--kind={kind}" for kind in kinds)),
+        *("--parent", sparse_path, "-o", output),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "16 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
+    rounds = json.loads(output.read_text())["results"]
+    assert {each["kind"] for each in rounds} == set(kinds)
+    assert "KILL" in {each["signal"].removeprefix("SIG") for each in rounds}
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+def test_reads_under_load(sparse_path: Path, need: Need) -> None:
+    need(FUSE, MEMORY_GROUPS)
+    done = torture(
+        *("load", "--devices=4", "--readers=16", "--clients=200", "--length=2"),
+        *("--parent", sparse_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 rounds with seed 1" in done.stderr and " 0 failures" in done.stderr
+    assert "the OOM killer took" in done.stderr
 
 
 def test_what_counts_as_a_fault() -> None:

@@ -1,0 +1,482 @@
+"""Ends commands at each of their system calls, and looks for what they leave.
+
+``scripts/torture leaks --help``, with mounts and processes of its own. In each round, a
+command gets INT, TERM, HUP or KILL as it begins its Nth system call of those that make,
+change, wait or tell something. After INT, TERM and HUP, all must be as before it or as
+after it: mounts, loop devices, processes, files, and what the daemon has open. After
+KILL, ``btrfs-ublk gc`` and the same command again must lead to what it leads to alone,
+and undoing that back to what was before. Things of others that look like ours must
+never change. Commands are forks of this process, which has imported all of the package,
+so most rounds take less than a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pkgutil
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import campaign
+import click
+import psutil
+
+import btrfs_ublk
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.fork import close_all_but
+from btrfs_ublk.base.signals import forget_handlers
+from btrfs_ublk.bench import options
+from btrfs_ublk.cli import main
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.temporary import loops_below, tempdir
+
+STRACE = Program("strace", "strace")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+#: A signal comes with one of these; reading and looking changes nothing.
+_CALLS = (
+    "accept4,bind,clone,clone3,close,connect,fallocate,fchmod,fchmodat,fchown,fdatasync"
+    ",flock,fsync,ftruncate,ioctl,kill,link,linkat,mkdir,mkdirat,mount,open,openat"
+    ",openat2,pidfd_send_signal,poll,pwrite64,recvfrom,recvmsg,rename,renameat"
+    ",renameat2,rmdir,sendmsg,sendto,symlink,symlinkat,umount2,unlink,unlinkat,vfork"
+    ",wait4,waitid,write"
+)
+_TIMEOUT_S = 60.0
+_SETTLE_S = 10.0
+_NAME = "one"
+
+Words = tuple[object, ...]
+Step = Words | Callable[[], object]
+State = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A command, and what is done once before, after each time, and once at the end.
+    ``unless`` is what a repeated command may say instead of doing all again.
+    ``resumes``: what it has fetched or made stays, and the next one goes on with it.
+    ``recover``: the next start of what it works on, which ends what was begun."""
+
+    words: Words
+    undo: Sequence[Step] = ()
+    before: Sequence[Step] = ()
+    end: Sequence[Step] = ()
+    unless: str = "\0"
+    resumes: bool = False
+    recover: Sequence[Step] = ()
+
+
+def scenes(top: Path) -> dict[str, Scene]:
+    """Return all scenes, for a campaign with this directory."""
+    work = top / "work"
+    fuse = ("--front-end", "fuse", "--mount", top / "mnt")
+    files = ("--size", "1G", "--writable", "256M", "--add-file", f"a={top}/content")
+    create: Words = ("volume", "up", _NAME, *fuse, *files)
+    up, down = ("volume", "up", _NAME), ("volume", "down", _NAME)
+    remove: Words = ("volume", "remove", _NAME, "--yes")
+    add: Words = ("device", "up", "d", top / "description", "--front-end", "fuse")
+    image: Words = (
+        *("volume", "up", _NAME, *fuse, "--writable", "256M"),
+        *("--image", f"oci:{top}/image:1"),
+    )
+    build = ("image", "build", top / "tree", "-o", top / "image", "--tag", "1")
+    made = ("image", "build", top / "tree", "-o", work / "built", "--tag", "1")
+    gone: list[Step] = [down, remove]
+    no_image: list[Step] = [("image", "gc"), lambda: shutil.rmtree(top / "image")]
+    found = {
+        "volume up, new": Scene(create, gone),
+        "volume up": Scene(up, [down], [create, down], [remove]),
+        "volume down": Scene(down, [up], [create], gone),
+        "volume remove": Scene(
+            remove, [create, down], [create, down], [remove], "no volume"
+        ),
+        "device up": Scene(add, [("device", "down", "d")], unless="exists already"),
+        "device down": Scene(
+            ("device", "down", "d"),
+            [add],
+            [add],
+            [("device", "down", "d")],
+            "no device",
+        ),
+        "seed create": Scene(
+            ("seed", "create", work / "seed", "--virtual-data-size", "1G"),
+            [lambda: (work / "seed").unlink()],
+            unless="exists",
+        ),
+        "image build": Scene(
+            made, [lambda: shutil.rmtree(work / "built")], resumes=True
+        ),
+        "volume up of an image": Scene(image, gone, [build], no_image),
+    }
+    for mode in ("overlay", "snapshot"):
+        fork: Words = ("image", "fork", _NAME, "f", "--mode", mode)
+        unfork: Words = ("image", "unfork", _NAME, "f", "--yes")
+        found[f"image fork, {mode}"] = Scene(
+            *(fork, [unfork], [build, image], [*gone, *no_image], "already"),
+            recover=[up],
+        )
+        found[f"image unfork, {mode}"] = Scene(
+            *(unfork, [fork], [build, image, fork], [*gone, *no_image], "no fork"),
+            recover=[up],
+        )
+    return found
+
+
+class Runner:
+    """Runs commands as forks of this process, and looks at what there is."""
+
+    def __init__(self, top: Path, strangers: set[int]) -> None:
+        self._top = top
+        self._strangers = strangers | {1, os.getpid()}
+        #: All tags that servers of ours ever had.
+        self._tags: set[str] = set()
+
+    def fork(self, words: Words) -> int:
+        """Start a command, which stops itself before it begins."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                said = os.open(
+                    self._top / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                )
+                os.dup2(said, 1)
+                os.dup2(said, 2)
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                close_all_but(())
+                forget_handlers()
+                atexit._clear()
+                os.kill(os.getpid(), signal.SIGSTOP)
+                sys.argv[:] = ["btrfs-ublk", *map(str, words)]
+                main.main()
+            finally:
+                os._exit(70)
+        os.waitpid(pid, os.WUNTRACED)
+        return pid
+
+    def run(self, words: Words, *traced: str) -> tuple[int, str]:
+        """Return its status, and what it said. ``traced``: options for strace."""
+        pid = self.fork(words)
+        tracer: subprocess.Popen[bytes] | None = None
+        if traced:
+            tracer = subprocess.Popen(
+                ["strace", "-qq", f"--attach={pid}", f"--output={self._top}/calls"]
+                + [f"--trace={_CALLS}", *traced],
+                stderr=subprocess.DEVNULL,
+            )
+            while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
+                if tracer.poll() is not None:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    raise CapabilityError("strace cannot trace a command")
+                time.sleep(0.001)
+        os.kill(pid, signal.SIGCONT)
+        status = self._wait(pid, words)
+        if tracer is not None:
+            tracer.wait(timeout=_TIMEOUT_S)
+        return status, (self._top / "said").read_text(errors="replace")
+
+    def _wait(self, pid: int, words: Words) -> int:
+        end_s = time.monotonic() + _TIMEOUT_S
+        while not (waited := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > end_s:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise BtrfsUblkError(f"{words[0]} {words[1]} hangs")
+            time.sleep(0.002)
+        return os.waitstatus_to_exitcode(waited[1])
+
+    def do(self, steps: Sequence[Step]) -> None:
+        """Do steps that must work."""
+        for step in steps:
+            if callable(step):
+                step()
+                continue
+            status, said = self.run(step)
+            if status:
+                raise BtrfsUblkError(f"{step[0]} {step[1]}: {status}: {said[-300:]}")
+
+    def count(self, words: Words) -> int:
+        """Return of how many system calls a command consists that works."""
+        status, said = self.run(words, "--signal=none")
+        if status:
+            raise BtrfsUblkError(f"{words[0]} {words[1]}: {status}: {said[-300:]}")
+        return len((self._top / "calls").read_text().splitlines())
+
+    def state(self) -> State:
+        """Describe all that is there, without numbers that are chosen by chance."""
+        found = [
+            f"mount {x.target}" for x in read_mountinfo() if self._is_ours(x.target)
+        ]
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.pid in self._strangers:
+                    continue
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                command = process.cmdline()
+                name = Path((command or ["-"])[0]).name
+                # Others of a server depend on how much there was to read.
+                open_files = ""
+                if name == "btrfs-ublk-daemon":
+                    open_files = f" with {len(os.listdir(f'/proc/{process.pid}/fd'))}"
+                found.append(f"process {name}{open_files} files")
+                self._tags |= set(re.findall(r"\b[0-9a-f]{16}\b", " ".join(command)))
+        for path in sorted(self._top.rglob("*")):
+            if path.is_file() and path.suffix in (".ledger", ".json"):
+                with suppress(OSError):
+                    text = path.read_text(errors="replace")
+                    self._tags |= set(re.findall(r"\b[0-9a-f]{16}\b", text))
+            within = path.relative_to(self._top)
+            if within.parts[0] in ("said", "calls") or "daemon" in within.parts:
+                continue
+            # Ledgers have the number of a process in their name.
+            name = re.sub(r"\d+-H", "N-H", re.sub("[0-9a-f]{8,}", "H", str(within)))
+            found.append(f"file {name}")
+        found += [f"loop device of {path}" for _, path in loops_below(self._top)]
+        for link in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with suppress(OSError):
+                if link.read_text().strip().removeprefix("/btrfs-ublk-") in self._tags:
+                    found.append("loop device of a server")
+        return tuple(sorted(found))
+
+    def settled(self, *wanted: State) -> State:
+        """Return the state as soon as it is one that is wanted, or after a while."""
+        end_s = time.monotonic() + _SETTLE_S
+        while (now := self.state()) not in wanted and time.monotonic() < end_s:
+            time.sleep(0.05)
+        return now
+
+    def rest(self) -> State:
+        """Return the state when it does not change any more."""
+        before: State = ()
+        while (now := self.state()) != before:
+            before = now
+            time.sleep(1)
+        return now
+
+    def _is_ours(self, path: Path) -> bool:
+        return self._top in path.parents
+
+
+def differences(now: State, *others: State) -> str:
+    """Say in what a state differs from the nearest of others."""
+    nearest = min(others, key=lambda other: len(set(now) ^ set(other)))
+    left, lost = set(now) - set(nearest), set(nearest) - set(now)
+    return f"left: {sorted(left)[:5]}, gone: {sorted(lost)[:5]}"
+
+
+@contextmanager
+def decoys(top: Path) -> Iterator[tuple[set[int], Callable[[], list[str]]]]:
+    """Have things of others that look like ours. Yield pids, and what describes all."""
+    other = top.with_name(f"{top.name}-other")
+    with ExitStack() as stack:
+        other.mkdir()
+        stack.callback(shutil.rmtree, other)
+        for name in (
+            "btrfs-ublk-0123456789abcdef",
+            "sprout.img",
+            "seed.img",
+            "1.ledger",
+        ):
+            (other / name).write_bytes(bytes(1 << 20))
+        device = stack.enter_context(loop_device(other / "sprout.img"))
+        target = other / "mnt"
+        target.mkdir()
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "btrfs-ublk", target], check=True, timeout=10
+        )
+        stack.callback(lambda: subprocess.run(["umount", target], timeout=10))
+        (target / "file").touch()
+        process = subprocess.Popen(
+            ["btrfs-ublk-server", "1000000"], executable=shutil.which("sleep")
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+
+        def look() -> list[str]:
+            seen = [f"{x} {os.stat(x)[:4]}" for x in sorted(other.rglob("*"))]
+            seen += [f"{name} of {path}" for name, path in loops_below(other)]
+            seen += [str(x) for x in read_mountinfo() if x.target == target]
+            return [*seen, f"{device.path}", f"process: {process.poll()}"]
+
+        yield {process.pid}, look
+
+
+class Campaign:
+    """Rounds of all scenes."""
+
+    def __init__(
+        self, runner: Runner, look: Callable[[], list[str]], seed: int
+    ) -> None:
+        self._runner, self._look = runner, look
+        self._chances = random.Random(seed)
+
+    def run(
+        self, scene: Scene, rounds: int, end_s: float
+    ) -> Iterator[tuple[int, signal.Signals, list[str]]]:
+        """Yield the call, the signal and the faults of each round."""
+        runner = self._runner
+        runner.do(scene.before)
+        # Once without counting: what is made once only, as the daemon, is there then.
+        runner.do([scene.words, *scene.undo])
+        before = runner.rest()
+        calls = runner.count(scene.words)
+        after = runner.rest()
+        runner.do(scene.undo)
+        if (again := runner.settled(before)) != before:
+            raise BtrfsUblkError(f"undone: {differences(again, before)}")
+        points = [(at, each) for at in range(1, calls + 1) for each in SIGNALS]
+        for at, number in self._chances.sample(points, min(rounds, len(points))):
+            if time.monotonic() > end_s:
+                break
+            foreign = self._look()
+            faults = self._round(scene, at, number, before, after)
+            if self._look() != foreign:
+                faults.append("a thing of others has changed")
+            yield at, number, faults
+            if faults:
+                for step in (("gc",), scene.words, *scene.undo):
+                    with suppress(BtrfsUblkError, OSError):
+                        runner.do([step])
+                if runner.settled(before) != before:
+                    raise BtrfsUblkError("a fault could not be undone")
+        runner.do(scene.end)
+
+    def _round(
+        self, scene: Scene, at: int, number: signal.Signals, before: State, after: State
+    ) -> list[str]:
+        runner = self._runner
+        status, said = runner.run(
+            scene.words, f"--inject={_CALLS}:signal={number.name}:when={at}"
+        )
+        faults = []
+        if "Traceback" in said:
+            faults.append(f"a traceback: {said[-300:]}")
+        # While modules are imported, a signal ends the process at once.
+        if status not in (0, -number, 128 + number):
+            faults.append(f"exit status {status}: {said[-300:]}")
+        if number == signal.SIGKILL or scene.resumes:
+            runner.run(("gc",))
+            status, said = runner.run(scene.words)
+            if status and scene.unless not in said:
+                faults.append(f"again: exit status {status}: {said[-300:]}")
+            runner.do(scene.recover)
+            wanted: tuple[State, ...] = (after,)
+        else:
+            wanted = (before, after)
+        if (now := runner.settled(*wanted)) not in wanted:
+            faults.append(differences(now, *wanted))
+        elif now != before:
+            try:
+                runner.do(scene.undo)
+            except (BtrfsUblkError, OSError) as error:
+                faults.append(f"it cannot be undone: {error}")
+            else:
+                if (now := runner.settled(before)) != before:
+                    faults.append(f"undone: {differences(now, before)}")
+        return faults
+
+
+def _import_all() -> None:
+    for module in pkgutil.walk_packages(btrfs_ublk.__path__, "btrfs_ublk."):
+        if not re.search(r"__main__|\.bench|\.testing|^btrfs_ublk\.demo", module.name):
+            with suppress(ImportError):
+                import_module(module.name)
+
+
+@click.command(context_settings=campaign.SETTINGS)
+@click.option("--rounds", type=campaign.COUNT, default=130, help="Of all kinds.")
+@click.option("--kind", "only", multiple=True, help="Only such.  [default: all]")
+@campaign.seed_option
+@campaign.limit_option
+@options.parent_option
+@campaign.output_option
+def command(
+    rounds: int,
+    only: Sequence[str],
+    seed: int,
+    limit_s: float,
+    parent: Path,
+    output: Path | None,
+) -> None:
+    """Send INT, TERM, HUP and KILL to commands, each at one of its system calls.
+
+    Fails when anything is left that should not be, or anything of others has changed.
+    """
+    require(ROOT, BTRFS, LOOP, FUSE, STRACE)
+    if os.getpid() > 100:
+        raise BtrfsUblkError(
+            "it needs processes of its own", hint="run it by scripts/torture"
+        )
+    _import_all()
+    results: list[dict[str, object]] = []
+    faults: list[str] = []
+    end_s = time.monotonic() + limit_s
+    with ExitStack() as stack:
+        top = stack.enter_context(tempdir(parent=parent))
+        pids, look = stack.enter_context(decoys(top))
+        stack.enter_context(campaign.apart(top))
+        for name in ("work", "mnt", "tree"):
+            (top / name).mkdir()
+        (top / "tree/file").write_bytes(bytes(100_000))
+        (top / "content").write_bytes(os.urandom(100_000))
+        (top / "description").write_text(
+            '{"version": 1, "size": 8192, "segments":'
+            ' [{"kind": "pattern", "offset": 0, "length": 8192}]}'
+        )
+        runner = Runner(top, pids)
+        found = scenes(top)
+        chosen = list(only or found)
+        for number, kind in enumerate(chosen):
+            if kind not in found:
+                raise click.BadParameter(f"no kind {kind!r}: {', '.join(found)}")
+            share = rounds * (number + 1) // len(chosen) - rounds * number // len(
+                chosen
+            )
+            # Each kind gets an equal part of the time that is left.
+            if (left_s := end_s - time.monotonic()) <= 0:
+                break
+            until_s = time.monotonic() + left_s / (len(chosen) - number)
+            made = Campaign(runner, look, seed + number)
+            done = 0
+            try:
+                for at, signum, seen in made.run(found[kind], share, until_s):
+                    done += 1
+                    results.append({"kind": kind, "call": at, "signal": signum.name})
+                    for fault in seen:
+                        faults.append(f"{kind}, {signum.name} at call {at}: {fault}")
+                        options.progress(faults[-1])
+            except BtrfsUblkError as error:
+                faults.append(f"{kind}: ended early: {error}")
+                options.progress(faults[-1])
+                break
+            options.progress(f"{kind}: {done} rounds")
+        # After an early end, something may be up.
+        for words in (("gc",), ("device", "down", "d"), ("volume", "down", _NAME)):
+            runner.run(words)
+        # The daemon is to end, too: its files are in what is removed.
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid not in {1, os.getpid()} | pids:
+                    process.kill()
+    if output is not None:
+        output.write_text(json.dumps({"seed": seed, "results": results}) + "\n")
+    campaign.conclude(faults, rounds=len(results), seed=seed)
+
+
+if __name__ == "__main__":
+    run_command(command, name="leaks.py")

@@ -1,0 +1,347 @@
+"""Overloads devices in several ways, and verifies what is read from them meanwhile.
+
+``scripts/torture load --help``. Many readers verify reads of many devices, while many
+clients of another user, whom the sockets of the servers were opened to, connect to
+these: they say nothing, half a line, nonsense, or more than they read the answers of.
+Beside that, each round takes something away: memory (of the servers, or of others,
+until the OOM killer takes one), or CPUs. No read may be wrong, none may
+take longer than the deadline, and root has to get answers. What is read comes from the
+servers each time (O_DIRECT).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import campaign
+import click
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.cpu_load import hogs
+from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
+from btrfs_ublk.device import Device, DeviceOptions, show_device, supervised_device
+from btrfs_ublk.device.state import device_directory
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.server import Description, PatternSegment
+from btrfs_ublk.units import KIB, MIB
+
+_DESCRIPTION = Description(64 * MIB, [PatternSegment(offset=0, length=64 * MIB)])
+_NOBODY = 65534
+_PR_SET_DUMPABLE = 4
+_READ_BYTES = 16 * KIB
+_SERVERS_BYTES = 128 * MIB
+_OTHERS_BYTES = 64 * MIB
+_WORDS = (
+    b"",
+    b'{"request": "st',
+    b"\x00\xff\n" * 100,
+    b'{"request": "info"}\n' * 400,
+    b'{"request": "stats"}\n',
+    b"x" * 100_000,
+)
+
+
+class Readers:
+    """Threads that read and verify; ``wrong`` says what was not right."""
+
+    def __init__(self, devices: Sequence[Path], count: int, seed: int) -> None:
+        self.reads = 0
+        self.longest_s = 0.0
+        self.wrong: list[str] = []
+        self._end = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(
+                target=self._read,
+                args=(devices[number % len(devices)], random.Random(seed + number)),
+            )
+            for number in range(count)
+        ]
+
+    def _read(self, device: Path, chances: random.Random) -> None:
+        while not self._end.is_set():
+            offset = chances.randrange(64 * MIB // _READ_BYTES) * _READ_BYTES
+            begin_s = time.monotonic()
+            try:
+                found = read_direct(device, offset, _READ_BYTES)
+                right = found == _DESCRIPTION.content(offset, _READ_BYTES)
+                fault = None if right else "wrong bytes"
+            except OSError as error:
+                fault = str(error)
+            took_s = time.monotonic() - begin_s
+            with self._lock:
+                self.reads += 1
+                self.longest_s = max(self.longest_s, took_s)
+                if fault:
+                    self.wrong.append(f"{device} at {offset}: {fault}")
+            time.sleep(0.01)
+
+    def __enter__(self) -> Readers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def _crowd(sockets: Sequence[Path], count: int, seed: int) -> None:
+    """Keep ``count`` clients busy, for ever."""
+    chances = random.Random(seed)
+    clients: list[socket.socket | None] = [None] * count
+    while True:
+        for number in range(count):
+            client = clients[number]
+            try:
+                if client is None:
+                    client = socket.socket(socket.AF_UNIX)
+                    client.setblocking(False)
+                    client.connect(str(sockets[number % len(sockets)]))
+                    clients[number] = client
+                client.send(chances.choice(_WORDS))
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
+                if client is not None and error.errno != errno.EAGAIN:
+                    client.close()
+                    clients[number] = None
+                elif client is not None and clients[number] is None:
+                    client.close()  # There was no room in the socket's queue.
+
+
+@contextmanager
+def crowd(sockets: Sequence[Path], count: int, seed: int) -> Iterator[int]:
+    """Have that many clients, in a process of their own. Yields its number."""
+    parent = os.getpid()
+    fds = [os.open(path, os.O_PATH) for path in sockets]
+    for path in sockets:
+        path.chmod(0o777)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+            # Otherwise it could not open its own /proc/self/fd (prctl(2)).
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+            _crowd([Path(f"/proc/self/fd/{fd}") for fd in fds], count, seed)
+        finally:
+            os._exit(1)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd, path in zip(fds, sockets, strict=True):
+            os.close(fd)
+            path.chmod(0o600)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+@contextmanager
+def _nothing(_servers: Sequence[int]) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _memory_of_servers(servers: Sequence[int]) -> Iterator[None]:
+    """All servers together get 128 MiB."""
+    with memory_group() as group:
+        group.limit(_SERVERS_BYTES)
+        before = {pid: _group_of(pid) for pid in servers}
+        try:
+            for pid in servers:
+                group.members.write_text(str(pid))
+            yield
+        finally:
+            for pid, path in before.items():
+                with suppress(OSError):
+                    (path / "cgroup.procs").write_text(str(pid))
+
+
+def _group_of(pid: int) -> Path:
+    """Return the group with that process; where version 2 has memory, it is the only
+    line of the file (cgroups(7))."""
+    with memory_group() as group:
+        root = group.path.parent
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if names in ("", "memory") and (found := root / path.lstrip("/")).is_dir():
+            return found
+    return root
+
+
+@contextmanager
+def _memory_of_others(_servers: Sequence[int]) -> Iterator[None]:
+    """Others take memory until the OOM killer takes them, again and again."""
+    code = "a = []\nwhile True: a.append(bytearray(1 << 20))"
+    with memory_group() as group:
+        group.limit(_OTHERS_BYTES)
+        join = f"open({str(group.members)!r}, 'w').write('0')\n"
+        ended = threading.Event()
+        killed = [0]
+
+        def take() -> None:
+            while not ended.is_set():
+                done = subprocess.run([sys.executable, "-c", join + code])
+                killed[0] += done.returncode == -signal.SIGKILL
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        options.progress(f"the OOM killer took {killed[0]} other processes")
+
+
+@contextmanager
+def _cpus(_servers: Sequence[int]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(hogs("normal"))
+        yield
+
+
+KINDS: dict[str, Callable[[Sequence[int]], object]] = {
+    "clients": _nothing,
+    "memory of servers": _memory_of_servers,
+    "memory of others": _memory_of_others,
+    "CPUs": _cpus,
+}
+
+
+def _round(
+    kind: str,
+    devices: Sequence[Device],
+    readers: int,
+    clients: int,
+    seed: int,
+    length_s: float,
+    deadline_s: float,
+) -> list[str]:
+    """Return the faults of one round."""
+    names = [device.name for device in devices]
+    servers = []
+    for name in names:
+        state = show_device(name).state
+        assert state.server is not None
+        servers.append(state.server.pid)
+    sockets = [device_directory(name).path / "control" for name in names]
+    paths = [device.path for device in devices if device.path is not None]
+    faults = []
+    answered_s = 0.0
+    with (
+        crowd(sockets, clients, seed) as crowd_pid,
+        KINDS[kind](servers),  # type: ignore[attr-defined]
+        Readers(paths, readers, seed) as reading,
+    ):
+        end_s = time.monotonic() + length_s
+        while time.monotonic() < end_s:
+            begin_s = time.monotonic()
+            for name in names[:2]:
+                if not show_device(name).is_well:
+                    faults.append(f"{kind}: {name}: {show_device(name).reason}")
+            answered_s = max(answered_s, time.monotonic() - begin_s)
+            time.sleep(0.5)
+        if os.waitpid(crowd_pid, os.WNOHANG)[0]:
+            raise RuntimeError("the crowd has ended")
+    faults += [f"{kind}: {each}" for each in reading.wrong[:3]]
+    if not reading.reads:
+        faults.append(f"{kind}: nothing was read")
+    for what, took_s in (("a read", reading.longest_s), ("an answer", answered_s)):
+        if took_s > deadline_s:
+            faults.append(f"{kind}: {what} took {took_s:.1f} s")
+    for name, pid in zip(names, servers, strict=True):
+        state = show_device(name).state
+        if state.server is None or state.server.pid != pid:
+            log = show_device(name).log.read_text().splitlines()[-12:]
+            faults.append(f"{kind}: the server of {name} has ended: {log}")
+    options.progress(
+        f"{kind}: {reading.reads} reads, the longest took {reading.longest_s:.2f} s, "
+        f"status of two devices {answered_s:.2f} s; {len(faults)} failures"
+    )
+    return faults
+
+
+@click.command(context_settings=campaign.SETTINGS)
+@click.option("--devices", "count", type=click.IntRange(1, 64), default=64)
+@click.option("--readers", type=campaign.COUNT, default=256)
+@click.option("--clients", type=campaign.COUNT, default=10_000)
+@click.option("--rounds", type=campaign.COUNT, default=len(KINDS))
+@click.option(
+    "--kind",
+    "only",
+    multiple=True,
+    type=click.Choice(list(KINDS)),
+    help="Only such.  [default: all in turn]",
+)
+@click.option("--length", "length_s", type=float, default=15.0, help="Of one, in s.")
+@campaign.seed_option
+@campaign.deadline_option
+@options.parent_option
+def command(
+    count: int,
+    readers: int,
+    clients: int,
+    rounds: int,
+    only: Sequence[str],
+    length_s: float,
+    seed: int,
+    deadline_s: int,
+    parent: Path,
+) -> None:
+    """Read from many devices while crowds ask their servers, and resources are short.
+
+    Fails when a read is wrong or late, or a server ends or does not answer.
+    """
+    require(ROOT, FUSE, LOOP, MEMORY_GROUPS)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    faults: list[str] = []
+    chosen = list(only or KINDS)
+    with ExitStack() as stack:
+        stack.enter_context(campaign.apart(stack.enter_context(tempdir(parent=parent))))
+        made = DeviceOptions(front_end="fuse", queues=1)
+        devices = [
+            stack.enter_context(supervised_device(_DESCRIPTION, made))
+            for _ in range(count)
+        ]
+        options.progress(f"{count} devices")
+        for number in range(rounds):
+            kind = chosen[number % len(chosen)]
+            faults += _round(
+                kind, devices, readers, clients, seed + number, length_s, deadline_s
+            )
+    campaign.conclude(faults, rounds=rounds, seed=seed)
+
+
+if __name__ == "__main__":
+    run_command(command, name="load.py")
