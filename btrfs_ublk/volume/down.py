@@ -72,7 +72,9 @@ def remove_volume(name: str, *, base: StrPath | None = None) -> None:
                 f"volume {name!r} is up and was not removed",
                 hint=f"first: btrfs-ublk volume down {name}",
             )
-        discard(volume)
+        # Half of it would be of no use, and would stay until the next `volume up`.
+        with deferred():
+            discard(volume)
 
 
 def is_anything_up(volume: VolumeDirectory) -> bool:
