@@ -4,10 +4,10 @@
 command gets INT, TERM, HUP or KILL as it begins its Nth system call of those that make,
 change, wait or tell something. After INT, TERM and HUP, all must be as before it or as
 after it: mounts, loop devices, processes, files, and what the daemon has open. After
-KILL, ``btrfs-ublk gc`` and the same command again must lead to what it leads to alone,
-and undoing that back to what was before. Things of others that look like ours must
-never change. Commands are forks of this process, which has imported all of the package,
-so most rounds take less than a second.
+KILL, ``btrfs-ublk gc``, ``device gc`` and the same command again must lead to what it
+leads to alone, and undoing that back to what was before. Things of others that look
+like ours must never change. Commands are forks of this process, which has imported all
+of the package, so most rounds take less than a second.
 """
 
 from __future__ import annotations
@@ -371,6 +371,7 @@ class Campaign:
             faults.append(f"exit status {status}: {said[-300:]}")
         if number == signal.SIGKILL or scene.resumes:
             runner.run(("gc",))
+            runner.run(("device", "gc"))
             status, said = runner.run(scene.words)
             if status and scene.unless not in said:
                 faults.append(f"again: exit status {status}: {said[-300:]}")
