@@ -133,11 +133,13 @@ class SnapshotStore:
     def _open(self, path: Path) -> None:
         run = self._connection.execute
         try:
-            run("PRAGMA journal_mode = WAL")
-            run("PRAGMA synchronous = FULL")
-            run("PRAGMA foreign_keys = ON")
             (version,) = run("PRAGMA user_version").fetchone()
             (application,) = run("PRAGMA application_id").fetchone()
+            known = application == _APPLICATION_ID and version <= _VERSION
+            if known or version == application == 0:  # else the file stays as it is
+                run("PRAGMA journal_mode = WAL")
+            run("PRAGMA synchronous = FULL")
+            run("PRAGMA foreign_keys = ON")
             if version == 0 and application == 0:
                 self._connection.executescript(
                     f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION_ID};"

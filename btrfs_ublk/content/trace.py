@@ -176,7 +176,8 @@ class Trace:
             )
         if head.get("version") != VERSION:
             raise UsageError(
-                f"{path}: a trace of version {head.get('version')!r}, not {VERSION}"
+                f"{path}: a trace of version {head.get('version')!r}, not {VERSION}",
+                hint="use the btrfs-ublk that recorded it, or a newer one",
             )
         for number, line in enumerate(lines[1:], 2):
             # A trace that was cut off may end with an incomplete line.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from btrfs_ublk.image.reference import check_digest
 from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, MIB
 
 MAGIC = b"BTRFSUBLKPACK1\n"
+_ANY_VERSION = re.compile(rb"BTRFSUBLKPACK([0-9])\n")
 #: Where the data object begins on the device, behind the last superblock mirror.
 DATA_OFFSET = 512 * GIB
 _MAX_HEADER_BYTES = 32 * MIB
@@ -48,11 +50,10 @@ _SUBVOLUMES = range(256, (1 << 64) - 256 + 1)
 class InvalidPackError(BtrfsUblkError):
     """A pack is not as it must be. Nothing was made of it."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"the metadata pack cannot be used: {why}",
-            hint="make the image again: btrfs-ublk image build",
-        )
+    def __init__(
+        self, why: str, *, hint: str = "make the image again: btrfs-ublk image build"
+    ) -> None:
+        super().__init__(f"the metadata pack cannot be used: {why}", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,7 +444,13 @@ def opened_pack(path: Path) -> Iterator[tuple[PackHeader, _Reader]]:
     """Open a pack whose digest was verified. Raises InvalidPackError, OSError."""
     with open(path, "rb") as file:
         reader = _Reader(file)
-        if reader.read(len(MAGIC)) != MAGIC:
+        if (magic := reader.read(len(MAGIC))) != MAGIC:
+            if other := _ANY_VERSION.fullmatch(magic):
+                raise InvalidPackError(
+                    f"it has version {int(other[1])} of its format, and this "
+                    "btrfs-ublk reads version 1",
+                    hint="use the btrfs-ublk that made the image, or a newer one",
+                )
             raise InvalidPackError("it does not begin as one")
         yield _parse_header(reader.line()), reader
 

@@ -8,6 +8,10 @@
 #include "base/size.h"
 #include "bench/fuse-stand-in.h"
 
+#ifndef FOPEN_PARALLEL_DIRECT_WRITES /* headers before Linux 6.2 */
+#define FOPEN_PARALLEL_DIRECT_WRITES (1 << 6)
+#endif
+
 /* The kernel may cache for ever, as nothing changes without it. */
 static const uint64_t cache_seconds = 1000000000;
 
