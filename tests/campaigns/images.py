@@ -120,6 +120,7 @@ class Campaign:
             "commit a delta": self._commit_delta,
             "apply": self._apply,
             "index": self._index,
+            "convert": self._convert,
             "detach": self._detach,
             "server": lambda result: self._processes(("server",), result),
             "daemon": lambda result: self._processes(("supervisor",), result),
@@ -477,6 +478,17 @@ class Campaign:
         report = check_image(parse_name(name), self._access, with_btrfs_check=False)
         result["problems"] += map(str, report.problems)
         shutil.rmtree(layout)
+
+    def _convert(self, result: Result) -> None:
+        source = self._name(f"convert-{self._number}:1")
+        target = self._name(f"converted-{self._number}:1")
+        work = self._top / "work"
+        self._expect("commit", NAME, QUIET, "-t", source, *self._ca)
+        self._kill(result, "convert", source, target, "--work", work, *self._ca)
+        report = check_image(parse_name(target), self._access, with_btrfs_check=False)
+        result["problems"] += map(str, report.problems)
+        if left := list(work.glob("btrfs-ublk-convert-*/*")):
+            result["problems"].append(f"is left of a conversion: {left}")
 
     def _see_committed(self, name: str, result: Result) -> None:
         if left := os.listdir(self._mount / "commits"):
