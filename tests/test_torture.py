@@ -11,7 +11,7 @@ from conftest import Need
 from image_tables import faults_of
 from registry_server import REGISTRY
 
-from btrfs_ublk.base.capabilities import FUSE, Program
+from btrfs_ublk.base.capabilities import FUSE, Fio, Program
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS
 
 STRACE = Program("strace", "strace")
@@ -95,6 +95,23 @@ def test_reads_under_load(sparse_path: Path, need: Need) -> None:
     assert done.returncode == 0, done.stderr
     assert "4 rounds with seed 1" in done.stderr and " 0 failures" in done.stderr
     assert "the OOM killer took" in done.stderr
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_suites_of_others(sparse_path: Path, need: Need) -> None:
+    need(FUSE, Fio("libaio"))
+    output = sparse_path / "results.json"
+    done = torture(
+        *("suites", "--suite=fio", "--suite=fsx", "--fstests", sparse_path),
+        *("--parent", sparse_path, "-o", output),
+    )
+    assert done.returncode == 0, done.stderr
+    fio, fsx, afterwards = json.loads(output.read_text())["results"]
+    assert fio["tests"] == 4 and fio["failed"] == 0 and fio["kills"] > 0
+    assert "--fstests" in fsx["skipped"]
+    assert afterwards["problems"] == []
 
 
 def test_what_counts_as_a_fault() -> None:
