@@ -12,8 +12,9 @@ packages_of_part() { # build|demo|bench|test|package|vm
         ;;
     demo) echo btrfs-progs kmod util-linux mount ;;
     bench)
-        # fio, and what only comparisons need: EROFS, xfs, ext4, other lazy mounts, pigz.
-        echo fio erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3 pigz
+        # fio, stress-ng (campaigns), and what only comparisons need: EROFS, xfs, ext4,
+        # other lazy mounts, pigz.
+        echo fio stress-ng erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3 pigz
         ;;
     test)
         # nginx, docker-registry: real servers that data are fetched from; skopeo: a
