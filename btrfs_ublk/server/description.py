@@ -467,7 +467,8 @@ class Description:
         _check_keys(keys, known=known, required=required, where="description")
         if keys["version"] != FORMAT_VERSION:
             raise UsageError(
-                f"description of version {keys['version']!r}, known is {FORMAT_VERSION}",
+                f"description of version {keys['version']!r}, known is "
+                f"{FORMAT_VERSION}",
                 hint="use the btrfs-ublk that wrote it, or a newer one",
             )
         if not isinstance(keys["segments"], list):
