@@ -233,7 +233,8 @@ def children(known: Collection[str] = ()) -> list[str]:
 
     Wait for some time for those that are not ``known`` to end, as orphans may be about
     to. Zombies do not count, as their parents may not have asked for their status yet.
-    Nor does the plugin's guardian, which stays as long as the session.
+    Nor does the plugin's guardian, which stays as long as the session, nor a server's
+    own process that asks others, as long as that server lives.
     """
     deadline_s = time.monotonic() + ORPHAN_TIMEOUT_S
     while True:
@@ -241,8 +242,13 @@ def children(known: Collection[str] = ()) -> list[str]:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 command = " ".join(child.cmdline())
-                if child.status() != psutil.STATUS_ZOMBIE and _GUARDIAN not in command:
-                    found.append(f"{child.pid} {command}")
+                if child.status() == psutil.STATUS_ZOMBIE or _GUARDIAN in command:
+                    continue
+                if command == "btrfs-ublk-fetch" and child.ppid() != os.getpid():
+                    parent = child.parent()
+                    if parent and "btrfs-ublk-server" in parent.cmdline()[0]:
+                        continue
+                found.append(f"{child.pid} {command}")
         if set(found) <= set(known) or time.monotonic() > deadline_s:
             return found
         time.sleep(0.02)

@@ -21,7 +21,7 @@ from pathlib import Path
 SLOTS, WINDOW_BYTES = 128, 512 << 10
 START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
 HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG = range(7, 15)
-VERSION, OF_INQUIRY = 2, 1 << 31
+VERSION, OF_INQUIRY = 3, 1 << 31
 _HEAD = struct.Struct("=IHH")
 _START = struct.Struct("=QQIIII")
 _OVER = struct.Struct("=iIIIII")
@@ -131,7 +131,7 @@ class Peer:
         self.send(ANSWER, body, slot=slot)
 
     def ask_login(self, *, slot: int) -> None:
-        self.send(ASK_LOGIN, struct.pack("=I", OF_INQUIRY | slot))
+        self.send(ASK_LOGIN, struct.pack("=II", OF_INQUIRY | slot, 1))
 
     def answer_early(self) -> None:
         self.ask_login(slot=self.slot)
@@ -170,7 +170,7 @@ LIES: dict[str, Callable[[Peer], object]] = {
     "a long message": lambda it: it.stream.sendall(_HEAD.pack(2**32 - 1, OVER, 0)),
     "an unknown message": lambda it: it.send(999),
     "the server's own message": lambda it: it.send(START, bytes(40)),
-    "a login of nobody": lambda it: it.send(ASK_LOGIN, struct.pack("=I", 4000)),
+    "a login of nobody": lambda it: it.send(ASK_LOGIN, struct.pack("=II", 4000, 1)),
     "an identity of two lines": lambda it: it.send(IDENTITY, b"etag\nx\0"),
     "an identity afterwards": Peer.name_late,
     "an event of others": lambda it: it.send(EVENT, b"given_up\0all is lost\0"),

@@ -146,6 +146,63 @@ def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> N
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_threads_of_other_servers_do_not_count(
+    sanitized_build: Path, server: ScriptedServer
+) -> None:
+    """The limit is one of all processes of that user, on the whole machine."""
+    with fetch_shell(sanitized_build) as shell:
+        assert shell.read(shell.add(source_of(server)), 0, UNIT).data == DATA[:UNIT]
+        limits = Path(f"/proc/{process_of(shell)}/limits").read_text()
+    numbers = [
+        int(Path(f"/proc/sys/kernel/{name}").read_text())
+        for name in ("threads-max", "pid_max")
+    ]
+    if os.geteuid() == 0:
+        (line,) = (x for x in limits.splitlines() if x.startswith("Max processes"))
+        assert line.split()[2:4] == [str(min(numbers) // 2)] * 2
+
+
+def test_its_start_makes_nobody_late(
+    sanitized_build: Path, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Else a second request would be made, and the host be held for slow."""
+    slow = tmp_path / "slow"
+    fetch = sanitized_build / "csrc/tools/btrfs-ublk-fetch"
+    slow.write_text(f"#!/bin/sh\nsleep 2\nexec {fetch}\n")
+    slow.chmod(0o755)
+    with scripted_server(server_of) as other:
+        mirrors = [{"kind": "http", "url": each.url()} for each in (server, other)]
+        with fetch_shell(sanitized_build, program=slow) as shell:
+            source = shell.add(source_of(server, mirrors=mirrors))
+            answer = shell.read(source, 0, UNIT)
+            stats = shell.stats()
+    assert answer.data == DATA[:UNIT]
+    assert not stats["hedges"] and stats["attempts"] == 1
+
+
+def test_it_ends_when_there_is_nothing_to_do(
+    sanitized_build: Path, server: ScriptedServer, tmp_path: Path
+) -> None:
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    virtual.add(source_of(server), DATA, 0)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
+    environment = {"BTRFS_UBLK_FETCH_IDLE_MS": "300"}
+    with engine_shell(
+        sanitized_build, describe(segment), environment=environment
+    ) as shell:
+        for unit in range(2):
+            assert (
+                shell.request(f"read {unit * UNIT} {UNIT}")
+                == DATA[unit * UNIT :][:UNIT]
+            )
+            end_s = time.monotonic() + 20
+            while shell.stats()["lazy"][0]["fetcher"]["process"]["running"]:
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+        stats = shell.stats()["lazy"][0]["fetcher"]["process"]
+    assert (stats["started"], stats["died"], stats["failed"]) == (2, 0, 0)
+
+
 def probe(shell: FetchShell, source: int, *, timeout_s: float = 20) -> dict[str, Any]:
     return shell.ask(
         {"probe": 1, "source": source, "timeout_ms": round(timeout_s * 1000)}

@@ -181,3 +181,63 @@ def test_a_helper_that_fails_once(
         source = shell.add({"size": len(DATA), "unit": UNIT, "proxy": "none", **keys})
         assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
         assert shell.stats()["failures"]["no_login"] == 1
+
+
+HELPER = """#!/bin/sh
+echo run >> {runs}
+echo '{{"Username": "reader", "Secret": "s3cret"}}'
+"""
+
+
+@pytest.fixture
+def helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A login by a helper; return the file that has a line for each of its runs."""
+    runs = tmp_path / "runs"
+    runs.touch()
+    helper = tmp_path / "docker-credential-tests"
+    helper.write_text(HELPER.format(runs=runs))
+    helper.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_secret(tmp_path / "config.json", '{"credsStore": "tests"}')
+    return runs
+
+
+def blob(port: int, config: Path) -> dict[str, Any]:
+    where = {"kind": "oci", "registry": f"127.0.0.1:{port}", "repository": "a/b"}
+    what = {"digest": f"sha256:{'0' * 64}", "docker_config": str(config)}
+    known = {"size": len(DATA), "unit": UNIT, "proxy": "none", "insecure": True}
+    return where | what | known
+
+
+def test_many_sources_have_one_run_of_a_helper(
+    sanitized_build: Path, helped: Path, tmp_path: Path
+) -> None:
+    with (
+        scripted_server(Guarded(None)) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = blob(server.port, tmp_path / "config.json")
+        reads = [shell.begin(shell.add(source), 0, UNIT) for _ in range(20)]
+        answers = shell.finish()
+        assert all(answers[read].data == DATA[:UNIT] for read in reads)
+    # One for who was first; on a slow machine, answers become old meanwhile.
+    assert len(helped.read_bytes().splitlines()) < 5
+
+
+def test_a_refused_login_does_not_run_its_helper_again_and_again(
+    sanitized_build: Path, helped: Path, tmp_path: Path
+) -> None:
+    def refuse(_: str) -> bytes:
+        return response('401 No\nWWW-Authenticate: Basic realm="x"')
+
+    began_s = time.monotonic()
+    with (
+        scripted_server(refuse) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(blob(server.port, tmp_path / "config.json"))
+        for _ in range(40):
+            assert shell.read(source, 0, UNIT, deadline_s=0.3).result == -errno.EIO
+    allowed = 10 + 1 + (time.monotonic() - began_s) / 5
+    assert 2 <= len(helped.read_bytes().splitlines()) <= allowed
+    assert len(server.requests) > allowed

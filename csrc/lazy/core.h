@@ -167,6 +167,7 @@ struct fetch_counts {
 /* Of fetch processes. See base/relaxed.h. */
 struct process_counts {
 	uint64_t started, died; /* `died`: also those that had to be killed, but not idle ones */
+	uint64_t failed;	/* could not be started */
 	uint64_t running;
 	uint64_t lacks; /* of the newest; see base/confine_process.h */
 };

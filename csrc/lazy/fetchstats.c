@@ -106,7 +106,9 @@ static int add_process(json_t *stats, const struct core *core)
 	}
 	if (!err)
 		err = set(process, "started", &counts->started);
-	return err ? err : set(process, "died", &counts->died);
+	if (!err)
+		err = set(process, "died", &counts->died);
+	return err ? err : set(process, "failed", &counts->failed);
 }
 
 static int add_disk_errors(json_t *stats, const struct core *core)

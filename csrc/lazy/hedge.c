@@ -262,10 +262,15 @@ static void is_due(struct core *core, struct completion *completion)
 {
 	struct run *run = container_of(completion, struct run, hedge_news);
 	const struct host *host = run->mirror->host;
-	uint64_t now_ns = clock_now_ns();
+	uint64_t now_ns = clock_now_ns(), at_ns = run->began_ns + delay_ns(core, host);
 
 	if (run->is_over || run->progress || core->ending)
 		return;
+	if (run->held || now_ns < at_ns) {
+		timer_set(&core->timers, &run->hedge_timer,
+			  run->held ? now_ns + AGAIN_MS * NS_PER_MS : at_ns);
+		return;
+	}
 	/* A hedge has shown that it is silent: what has waited there since is asked of others. */
 	if (host->overtaken && host->answered_ns < run->began_ns &&
 	    run->began_ns < host->overtaken_ns && run->next < run->count &&

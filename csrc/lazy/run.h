@@ -68,6 +68,12 @@ struct run {
 	 * for a while may be cancelled before its deadline.
 	 */
 	unsigned progress;
+	/*
+	 * The request waits for something of this machine, so nobody is late with an answer. When
+	 * it goes out, the kind clears this, and sets `began_ns`.
+	 */
+	bool held;
+	uint64_t began_ns; /* when the request went out */
 
 	/*
 	 * The outcome. `result` is 0, and all bytes were taken; or it is a negative errno, with the
@@ -104,8 +110,8 @@ struct run {
 	bool overtaken; /* it is given up, because hedges have overtaken its host */
 	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
 		     /* of what another run should have got */
-	uint64_t began_ns, first_ns; /* first_ns: when the first byte was there */
-	uint64_t until_ns;	     /* when the unit that arrives should be whole */
+	uint64_t first_ns; /* when the first byte was there */
+	uint64_t until_ns; /* when the unit that arrives should be whole */
 	uint64_t arrived_bytes;
 	struct timer timer; /* what is checked then: silence, or a deadline */
 	unsigned progress_seen;

@@ -112,29 +112,35 @@ static int open_cache(struct space *space, struct error *error)
 	return 0;
 }
 
+static uint64_t number_in(const char *variable)
+{
+	const char *text = getenv(variable);
+
+	return text ? strtoull(text, NULL, 10) : 0;
+}
+
 /*
- * Who asks servers: this process; or one of its own, if the environment says `process`, or names its
- * program, as tests do.
+ * Who asks servers: a process without privileges; or this one, if the environment says `in-process`.
+ * Tests name a program in place of that process there, and how long it stays.
  */
 static bool use_process(void)
 {
-	const char *program = getenv("BTRFS_UBLK_FETCH");
+	const char *program = getenv("BTRFS_UBLK_FETCH") ?: "";
 
-	if (!program || !*program || !strcmp(program, "in-process"))
+	if (!strcmp(program, "in-process"))
 		return false;
-	front_use(strcmp(program, "process") ? program : NULL);
+	front_use(*program && strcmp(program, "process") ? program : NULL,
+		  (unsigned)number_in("BTRFS_UBLK_FETCH_IDLE_MS"));
 	return true;
 }
 
 static int open_parts(struct space *space, struct error *error)
 {
-	/* To measure, and for tests. */
-	const char *run_bytes = getenv("BTRFS_UBLK_RUN_BYTES");
-	const char *hedge_ms = getenv("BTRFS_UBLK_HEDGE_MS");
+	/* The variables are for measuring, and for tests. */
 	const struct fetcher_options fetcher_options = {
 		.spawns = use_process(),
-		.run_bytes = run_bytes ? strtoull(run_bytes, NULL, 10) : 0,
-		.hedge_ms = hedge_ms ? (unsigned)strtoul(hedge_ms, NULL, 10) : 0,
+		.run_bytes = number_in("BTRFS_UBLK_RUN_BYTES"),
+		.hedge_ms = (unsigned)number_in("BTRFS_UBLK_HEDGE_MS"),
 	};
 	int err;
 

@@ -271,7 +271,7 @@ static int parse_option(const char *text, struct fetcher_options *options)
 
 	if (!strncmp(text, "process=", 8)) {
 		options->spawns = true;
-		front_use(text + 8);
+		front_use(text + 8, 0);
 		return 0;
 	}
 	if (sscanf(text, "workers=%u", &options->workers) == 1 ||

@@ -72,7 +72,7 @@ struct task {
 /* A worker waits for the server's answer. */
 struct login_request {
 	struct link link;
-	uint32_t mirror;
+	struct channel_ask ask;
 	struct login *login;
 	struct error *error;
 	int err;
@@ -481,8 +481,12 @@ static int ask_server(struct remote *remote, struct login *login, struct error *
 {
 	struct login_request request = { .login = login, .error = error };
 
+	request.ask.mirror = remote->number;
+	pthread_mutex_lock(&remote->lock);
+	request.ask.refused = remote->refused;
+	remote->refused = false;
+	pthread_mutex_unlock(&remote->lock);
 	pthread_mutex_lock(&lock);
-	request.mirror = remote->number;
 	list_append(&requests, &request.link);
 	uv_async_send(&requests_wake);
 	while (!request.done)
@@ -501,19 +505,19 @@ static void on_requests(uv_async_t *wake)
 		struct login_request *request = container_of(link, struct login_request, link);
 
 		if (!request->asked)
-			channel_add(&channel, CHANNEL_ASK_LOGIN, 0, &request->mirror,
-				    sizeof(request->mirror), NULL);
+			channel_add(&channel, CHANNEL_ASK_LOGIN, 0, &request->ask,
+				    sizeof(request->ask), NULL);
 		request->asked = true;
 	}
 	pthread_mutex_unlock(&lock);
 }
 
-static void answer(struct login_request *request, int err, const char *text, const uint8_t *data,
-		   size_t bytes)
+static void answer(struct login_request *request, int err, const struct error *error,
+		   const uint8_t *data, size_t bytes)
 {
 	request->err = err;
 	if (err)
-		error_set_text(request->error, "%s", text);
+		*request->error = *error;
 	else if (login_unpack(data, bytes, request->login))
 		request->err = error_set(request->error, -ENOMEM, "no memory for credentials");
 	request->done = true;
@@ -523,21 +527,25 @@ static void take_login(const uint8_t *body, size_t bytes)
 {
 	const uint8_t *end = body + bytes;
 	struct channel_login head;
-	const char *text;
+	struct error error = {};
+	const char *text, *hint;
 
 	memcpy(&head, body, sizeof(head));
 	body += sizeof(head);
 	text = channel_text(&body, end);
-	if (!text)
+	hint = text ? channel_text(&body, end) : NULL;
+	if (!hint)
 		leave();
+	error_set_text(&error, "%s", text);
+	error_set_hint(&error, "%s", hint);
 	pthread_mutex_lock(&lock);
 	for (struct link *link = requests.next; link != &requests; link = link->next) {
 		struct login_request *request = container_of(link, struct login_request, link);
 
-		if (request->mirror != head.mirror)
+		if (request->ask.mirror != head.mirror)
 			continue;
 		list_remove(link);
-		answer(request, head.err, text, body, (size_t)(end - body));
+		answer(request, head.err, &error, body, (size_t)(end - body));
 		break;
 	}
 	pthread_cond_broadcast(&answered);

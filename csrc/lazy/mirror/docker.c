@@ -148,7 +148,7 @@ static bool is_name(const char *name)
 }
 
 static int ask_helper(struct docker_login *login, const char *name, const char *registry,
-		      struct error *error)
+		      uint64_t *seen, struct error *error)
 {
 	_cleanup_(secret_clear) struct secret output = {};
 	char program[100];
@@ -158,13 +158,12 @@ static int ask_helper(struct docker_login *login, const char *name, const char *
 	if (!is_name(name))
 		return error_set(error, -EINVAL, "'%.60s' is no name of a credential helper", name);
 	snprintf(program, sizeof(program), "docker-credential-%s", name);
-	err = helper_run(arguments, registry, HELPER_TIMEOUT_MS, &output, &status, error);
+	err = helper_ask(arguments, registry, HELPER_TIMEOUT_MS, seen, &output, &status, error);
 	if (err)
 		return err;
 	if (!status)
 		return parse_helped(login, name, &output, error);
-	/* The protocol's text for "there are none". */
-	if (strstr(output.text, "credentials not found"))
+	if (strstr(output.text, HELPER_HAS_NONE))
 		return 0;
 	return error_set(error, -EACCES, "%s get has ended with status %d", program, status);
 }
@@ -194,7 +193,7 @@ static const json_t *find_entry(const json_t *entries, const char *registry)
 	return NULL;
 }
 
-static int find_in(const json_t *config, const char *path, const char *registry,
+static int find_in(const json_t *config, const char *path, const char *registry, uint64_t *seen,
 		   struct docker_login *login, struct error *error)
 {
 	/* The Hub's entry is older than the name docker.io. */
@@ -206,7 +205,7 @@ static int find_in(const json_t *config, const char *path, const char *registry,
 	if (!helper)
 		helper = text_of(config, "credsStore");
 	if (helper)
-		return ask_helper(login, helper, key, error);
+		return ask_helper(login, helper, key, seen, error);
 	entry = find_entry(json_object_get(config, "auths"), hub ? hub : registry);
 	return entry ? take_entry(login, entry, path, error) : 0;
 }
@@ -226,8 +225,8 @@ static char *usual_path(void)
 	return length < 0 ? NULL : path;
 }
 
-int docker_login_find(const char *path, const char *registry, struct docker_login *login,
-		      struct error *error)
+int docker_login_find(const char *path, const char *registry, uint64_t *seen,
+		      struct docker_login *login, struct error *error)
 {
 	_cleanup_(secret_clear) struct secret file = {};
 	_cleanup_free_ char *usual = path ? NULL : usual_path();
@@ -245,7 +244,7 @@ int docker_login_find(const char *path, const char *registry, struct docker_logi
 	if (!json_is_object(config))
 		return error_set(error, -EINVAL, "'%s' is no JSON object (line %d)", path,
 				 json_error.line);
-	err = find_in(config, path, registry, login, error);
+	err = find_in(config, path, registry, seen, login, error);
 	if (err)
 		docker_login_clear(login);
 	return err;

@@ -3,6 +3,8 @@
 #ifndef LAZY_MIRROR_DOCKER_H
 #define LAZY_MIRROR_DOCKER_H
 
+#include <stdint.h>
+
 #include "base/error.h"
 
 struct docker_login {
@@ -16,11 +18,12 @@ struct docker_login {
 /*
  * Finds the credentials for `registry`, named as in image names. `path` is the file; NULL stands
  * for that of Docker's client, which may be missing. To be called on a worker: it reads files, and
- * may run a credential helper for at most 10 s. Returns 0, or a negative errno with the error
+ * may run a credential helper for at most 10 s. `seen` is the helper's answer that the caller has had,
+ * at first 0: another one's recent answer is used only where it is newer (helper.h). Returns 0, or a negative errno with the error
  * filled in.
  */
-int docker_login_find(const char *path, const char *registry, struct docker_login *login,
-		      struct error *error);
+int docker_login_find(const char *path, const char *registry, uint64_t *seen,
+		      struct docker_login *login, struct error *error);
 void docker_login_clear(struct docker_login *login);
 
 #endif

@@ -416,6 +416,9 @@ static void begin(struct exchange *exchange)
 /* Start again at the first URL: the login is for its host. */
 static void forget_login(struct exchange *exchange)
 {
+	/* NB: registries are asked without credentials first. */
+	if (exchange->login->headers || exchange->login->send_user)
+		login_is_refused(exchange->remote);
 	login_drop(exchange->remote, exchange->login);
 	give_login_back(exchange);
 	free(exchange->location);

@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -15,7 +17,29 @@
 #include "base/cleanup.h"
 #include "lazy/mirror/remote.h"
 
-enum { OUTPUT_BYTES = 64 << 10, REAP_MS = 10 };
+enum {
+	OUTPUT_BYTES = 64 << 10,
+	REAP_MS = 10,
+	/* How long an answer is good for others; a helper runs about as often, if it has to. */
+	ANSWER_MS = 5000,
+	RUNS_AT_ONCE = 10,
+};
+
+/* A helper with an input, and its last answer. There are as many as maps name, and they stay. */
+struct helper {
+	struct helper *next;
+	char *program, *input;
+	pthread_mutex_t lock; /* for what follows */
+	uint64_t paid_ns;     /* each run moves this on; how far it is ahead is bounded */
+	/* What the last run gave, and the last one that was good: one that fails takes nothing away. */
+	struct helper_answer {
+		uint64_t number;   /* of the run, from 1 on; 0: there is none */
+		uint64_t ended_ns; /* when that was over */
+		struct secret output;
+		int status, err;
+		struct error error;
+	} last, good;
+};
 
 extern char **environ;
 
@@ -116,7 +140,7 @@ static int talk(pid_t pid, int fd, const char *input, uint32_t timeout_ms, struc
 	return err;
 }
 
-int helper_run(const char *const arguments[], const char *input, uint32_t timeout_ms,
+static int run(const char *const arguments[], const char *input, uint32_t timeout_ms,
 	       struct secret *output, int *status, struct error *error)
 {
 	_cleanup_close_ int ours = -1, theirs = -1;
@@ -141,4 +165,114 @@ int helper_run(const char *const arguments[], const char *input, uint32_t timeou
 		return error_set(error, err, "%s: %s", arguments[0],
 				 err == -ETIMEDOUT ? "no answer in time" : strerror(-err));
 	return 0;
+}
+
+static struct helper *find(const char *program, const char *input)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static struct helper *helpers;
+	struct helper *helper;
+
+	pthread_mutex_lock(&lock);
+	helper = helpers;
+	while (helper &&
+	       (strcmp(helper->program, program) != 0 || strcmp(helper->input, input) != 0))
+		helper = helper->next;
+	if (!helper)
+		helper = calloc(1, sizeof(*helper));
+	if (helper && !helper->program) {
+		helper->program = strdup(program);
+		helper->input = strdup(input);
+		pthread_mutex_init(&helper->lock, NULL);
+		if (helper->program && helper->input) {
+			helper->next = helpers;
+			helpers = helper;
+		} else {
+			free(helper->program);
+			free(helper->input);
+			free(helper);
+			helper = NULL;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return helper;
+}
+
+/* Another one's answer, which came while the caller waited, or is new to it; or NULL. */
+static const struct helper_answer *others(const struct helper *helper, uint64_t seen,
+					  uint64_t since_ns, bool may_run)
+{
+	const struct helper_answer *last = &helper->last, *good = &helper->good;
+
+	if (last->number && last->ended_ns >= since_ns && last->number != seen)
+		return last->number == good->number ? good : last;
+	if (!good->number || good->number == seen)
+		return NULL;
+	return !may_run || since_ns - good->ended_ns < ANSWER_MS * NS_PER_MS ? good : NULL;
+}
+
+static const struct helper_answer *run_again(struct helper *helper, const char *const arguments[],
+					     uint32_t timeout_ms)
+{
+	struct helper_answer answer = { .number = helper->last.number + 1 };
+
+	helper->paid_ns += ANSWER_MS * NS_PER_MS;
+	answer.err = run(arguments, helper->input, timeout_ms, &answer.output, &answer.status,
+			 &answer.error);
+	answer.ended_ns = clock_now_ns();
+	secret_clear(&helper->last.output);
+	helper->last = answer;
+	if (answer.err || (answer.status && !strstr(answer.output.text, HELPER_HAS_NONE)))
+		return &helper->last;
+	helper->last.output = (struct secret){};
+	secret_clear(&helper->good.output);
+	helper->good = answer;
+	return &helper->good;
+}
+
+static int copy_answer(const struct helper_answer *answer, struct secret *output, int *status,
+		       struct error *error)
+{
+	*status = answer->status;
+	if (answer->err) {
+		*error = answer->error;
+		return answer->err;
+	}
+	output->text = malloc(answer->output.length + 1);
+	if (!output->text)
+		return error_set(error, -ENOMEM, "no memory for a helper's output");
+	memcpy(output->text, answer->output.text, answer->output.length + 1);
+	output->length = answer->output.length;
+	return 0;
+}
+
+int helper_ask(const char *const arguments[], const char *input, uint32_t timeout_ms,
+	       uint64_t *seen, struct secret *output, int *status, struct error *error)
+{
+	struct helper *helper = find(arguments[0], input);
+	uint64_t since_ns = clock_now_ns(), now_ns;
+	const struct helper_answer *answer;
+	bool may_run;
+	int err;
+
+	if (!helper)
+		return error_set(error, -ENOMEM, "no memory for a helper");
+	pthread_mutex_lock(&helper->lock);
+	now_ns = clock_now_ns();
+	if (helper->paid_ns < now_ns)
+		helper->paid_ns = now_ns;
+	may_run = helper->paid_ns - now_ns <= (RUNS_AT_ONCE - 1) * ANSWER_MS * NS_PER_MS;
+	answer = others(helper, *seen, since_ns, may_run);
+	if (!answer && may_run)
+		answer = run_again(helper, arguments, timeout_ms);
+	if (answer) {
+		*seen = answer->number;
+		err = copy_answer(answer, output, status, error);
+	} else {
+		err = error_set(error, -EBUSY,
+				"%s has run %d times, and may run again every %d seconds",
+				arguments[0], RUNS_AT_ONCE, ANSWER_MS / 1000);
+	}
+	pthread_mutex_unlock(&helper->lock);
+	return err;
 }

@@ -67,7 +67,8 @@ static int oci_load(struct remote *remote, struct login *login, struct error *er
 {
 	const struct oci_mirror *oci = (const struct oci_mirror *)remote;
 	struct docker_login found = {};
-	int err = docker_login_find(oci->docker_config, oci->registry, &found, error);
+	int err = docker_login_find(oci->docker_config, oci->registry, &remote->helper_seen, &found,
+				    error);
 
 	if (err)
 		return err;

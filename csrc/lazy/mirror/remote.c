@@ -174,6 +174,13 @@ void login_drop(struct remote *remote, const struct login *login)
 	free_login(last);
 }
 
+void login_is_refused(struct remote *remote)
+{
+	pthread_mutex_lock(&remote->lock);
+	remote->refused = true;
+	pthread_mutex_unlock(&remote->lock);
+}
+
 void login_publish(struct remote *remote, struct login *login)
 {
 	struct login *last;
@@ -190,6 +197,11 @@ static int read_files(struct remote *remote, struct login *login, struct error *
 {
 	int err = 0;
 
+	pthread_mutex_lock(&remote->lock);
+	if (!remote->refused)
+		remote->helper_seen = 0;
+	remote->refused = false;
+	pthread_mutex_unlock(&remote->lock);
 	if (remote->ca_file)
 		err = secret_read(remote->ca_file, false, &login->ca, error);
 	else

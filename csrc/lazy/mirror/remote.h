@@ -80,11 +80,14 @@ struct remote {
 	bool via_plain; /* credentials may go to caches without TLS */
 
 	uint32_t number; /* only for the fetch process: what the server calls it */
-	char *keys;	 /* its own, as JSON; only where remote_keep_keys() was called */
+	/* The helper's answer that it has had, and that was refused (helper.h). For ops->load(). */
+	uint64_t helper_seen;
+	char *keys; /* its own, as JSON; only where remote_keep_keys() was called */
 
 	pthread_mutex_t lock;
 	struct login *login;	 /* the newest */
 	struct login_load *load; /* being made; only for the fetcher's thread */
+	bool refused;		 /* the last one was sent, and is no good; under the lock */
 };
 
 /*
@@ -144,6 +147,8 @@ void login_put(struct remote *remote, struct login *login);
 struct login *login_keep(struct remote *remote);
 /* To be called when it was refused: the next request makes another one. */
 void login_drop(struct remote *remote, const struct login *login);
+/* The next one that is read shall be another, if a helper is to be asked for it. */
+void login_is_refused(struct remote *remote);
 /*
  * Reads the files and calls ops->load(), on a worker. Returns 0 and a login with one reference, or
  * a negative errno with the error filled in.

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum {
-	CHANNEL_VERSION = 2,
+	CHANNEL_VERSION = 3,
 	/* Descriptors of a new process. */
 	CHANNEL_FD = 3,
 	CHANNEL_WINDOWS_FD = 4,
@@ -36,7 +36,7 @@ enum channel_op {
 	CHANNEL_START,	/* struct channel_start, pinned identity or "" */
 	CHANNEL_CANCEL,
 	CHANNEL_TAKEN,	 /* uint32_t: all bytes that have been copied from the window */
-	CHANNEL_LOGIN,	 /* struct channel_login, an error's text, and a packed login */
+	CHANNEL_LOGIN,	 /* struct channel_login, an error's text and hint, a packed login */
 	CHANNEL_INQUIRE, /* struct channel_inquire, kind, keys in JSON, a document's name or "" */
 	CHANNEL_PING,
 	/* of the process */
@@ -44,7 +44,7 @@ enum channel_op {
 	CHANNEL_IDENTITY,  /* a text, before the first byte */
 	CHANNEL_ARRIVED,   /* uint32_t: all bytes that were put into the window */
 	CHANNEL_OVER,	   /* struct channel_over, an error's text. The slot is free then */
-	CHANNEL_ASK_LOGIN, /* uint32_t: the number of a mirror */
+	CHANNEL_ASK_LOGIN, /* struct channel_ask */
 	CHANNEL_ANSWER,	   /* struct channel_answer, an error's text and hint, identity, document */
 	CHANNEL_EVENT,	   /* the name and the text of an event */
 	CHANNEL_PONG,
@@ -75,6 +75,10 @@ struct channel_answer {
 	uint64_t size;
 	int32_t result;
 	uint32_t unused;
+};
+
+struct channel_ask {
+	uint32_t mirror, refused; /* whether its last login was sent, and refused */
 };
 
 struct channel_login {

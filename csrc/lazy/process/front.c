@@ -25,6 +25,7 @@ struct login_job {
 	struct front *front;
 	unsigned number;
 	struct remote *remote;
+	bool refused;
 	struct secret text;
 	struct error error;
 	int err;
@@ -41,6 +42,7 @@ void slot_free(struct slot *slot)
 	slot->sent = slot->over = false;
 	slot->length = 0;
 	slot->front->busy--;
+	slot->front->busy_ns = clock_now_ns();
 }
 
 /* The core gets its run back. The process may still have the slot. */
@@ -116,6 +118,14 @@ static int tell_mirror(struct front *front, struct mirror *mirror)
 	return err;
 }
 
+/* What was before that is no answer's time. */
+static void run_goes_out(struct run *run)
+{
+	if (run->held)
+		run->began_ns = clock_now_ns();
+	run->held = false;
+}
+
 static void send_run(struct slot *slot)
 {
 	struct front *front = slot->front;
@@ -140,6 +150,8 @@ static void send_run(struct slot *slot)
 		return;
 	}
 	slot->sent = true;
+	if (front->greeted)
+		run_goes_out(run);
 }
 
 void front_send_all(struct front *front)
@@ -299,6 +311,8 @@ static void read_login(struct pool_job *job)
 	struct login_job *login_job = container_of(job, struct login_job, job);
 	struct login *login = NULL;
 
+	if (login_job->refused)
+		login_is_refused(login_job->remote);
 	login_job->err = login_read(login_job->remote, &login, &login_job->error);
 	if (login_job->err)
 		return;
@@ -326,11 +340,11 @@ static struct wanted_login *login_of(struct front *front, uint32_t number, struc
 	return &front->known[number].login;
 }
 
-static void send_login(struct front *front, uint32_t number, int err, const char *why,
+static void send_login(struct front *front, uint32_t number, int err, const struct error *error,
 		       const struct secret *text)
 {
 	const struct channel_login body = { number, err };
-	const char *const texts[] = { why, NULL };
+	const char *const texts[] = { error->text, error->hint, NULL };
 
 	front->logins_sent++;
 	if (channel_add_data(&front->channel, CHANNEL_LOGIN, 0, &body, sizeof(body), texts,
@@ -352,22 +366,23 @@ static void login_is_read(struct pool_job *job)
 	front->logins -= wanted;
 	*login = (struct wanted_login){};
 	if (wanted)
-		send_login(front, number, login_job->err, login_job->error.text, &login_job->text);
+		send_login(front, number, login_job->err, &login_job->error, &login_job->text);
 	if (question)
 		question_settle(question);
 	secret_clear(&login_job->text);
 	free(login_job);
 }
 
-static bool read_for(struct front *front, uint32_t number, struct remote *remote)
+static bool read_for(struct front *front, const struct channel_ask *ask, struct remote *remote)
 {
 	struct login_job *job = calloc(1, sizeof(*job));
 
 	if (!job)
 		return false;
 	job->front = front;
-	job->number = number;
+	job->number = ask->mirror;
 	job->remote = remote;
+	job->refused = ask->refused;
 	job->job.work = read_login;
 	job->job.done = login_is_read;
 	fetcher_mirror_submit(front->fetcher, &job->job);
@@ -378,20 +393,21 @@ static bool read_for(struct front *front, uint32_t number, struct remote *remote
 static bool ask_login(struct front *front, const uint8_t *body, size_t bytes)
 {
 	struct wanted_login *login;
+	struct channel_ask ask;
 	struct mirror *mirror;
-	uint32_t number;
 
-	if (bytes != sizeof(number))
+	if (bytes != sizeof(ask))
 		return false;
-	memcpy(&number, body, sizeof(number));
-	login = login_of(front, number, &mirror);
+	memcpy(&ask, body, sizeof(ask));
+	login = login_of(front, ask.mirror, &mirror);
 	if (!login || login->wanted || front->logins == LOGINS_MAX)
 		return false;
 	if (!mirror) {
-		send_login(front, number, -ECANCELED, "nobody waits for it", NULL);
+		send_login(front, ask.mirror, -ECANCELED,
+			   &(struct error){ .text = "nobody waits for it" }, NULL);
 		return true;
 	}
-	if (!login->reading && !read_for(front, number, mirror->private))
+	if (!login->reading && !read_for(front, &ask, mirror->private))
 		return false;
 	login->reading = login->wanted = true;
 	front->logins++;
@@ -414,6 +430,10 @@ static bool take_hello(struct front *front, const uint8_t *body, size_t bytes)
 	memcpy(&hello, body, sizeof(hello));
 	if (hello.version != CHANNEL_VERSION)
 		return false;
+	for (unsigned i = 0; i < CHANNEL_SLOTS; i++) {
+		if (front->slots[i].run)
+			run_goes_out(front->slots[i].run);
+	}
 	relaxed_store(&front->counts->lacks, hello.lacks);
 	for (unsigned i = 0; i < sizeof(names) / sizeof(*names); i++) {
 		size_t used = strlen(text);
@@ -555,6 +575,7 @@ static void front_start(struct run *run)
 	slot->arrived = slot->taken = slot->told = 0;
 	run->private = slot;
 	timer_set(&front->timers, &slot->deadline, run->deadline_ns + FRONT_GRACE_MS * NS_PER_MS);
+	run->held = front->state != STATE_UP || !front->greeted;
 	if (front->state == STATE_UP) {
 		send_run(slot);
 		life_flush(front);
@@ -596,11 +617,11 @@ static const struct object_front front_ops = {
 	.inquire = front_inquire,
 };
 
-void front_use(const char *program)
+void front_use(const char *program, unsigned idle_ms)
 {
 	if (object_front)
 		return;
-	life_use(program);
+	life_use(program, idle_ms);
 	remote_keep_keys();
 	object_front = &front_ops;
 }

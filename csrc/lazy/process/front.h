@@ -7,10 +7,11 @@
 #define LAZY_PROCESS_FRONT_H
 
 /*
- * Names the program; NULL: btrfs-ublk-fetch beside this one. To be called before there are mirrors,
- * for fetchers whose options say `spawns`; only the first call counts. Where there is no such
- * program, what servers have cannot be fetched, and the log says why.
+ * Names the program; NULL: btrfs-ublk-fetch beside this one. It ends after `idle_ms` without work;
+ * 0: a minute. To be called before there are mirrors, for fetchers whose options say `spawns`; only
+ * the first call counts. Where there is no such program, what servers have cannot be fetched, and
+ * the log says why.
  */
-void front_use(const char *program);
+void front_use(const char *program, unsigned idle_ms);
 
 #endif

@@ -17,8 +17,10 @@ enum { TRIES = 2 };
 
 static void free_unused(struct question *question)
 {
-	if (!question->inquiry && !question->sent)
-		question->front->busy--;
+	if (question->inquiry || question->sent)
+		return;
+	question->front->busy--;
+	question->front->busy_ns = clock_now_ns();
 }
 
 void question_settle(struct question *question)

@@ -76,7 +76,7 @@ struct front {
 	bool greeted;	      /* it has said what it is */
 	unsigned logins_sent; /* of which it has not said that they are of no use */
 	unsigned unanswered;  /* ticks */
-	unsigned idle;	      /* the same */
+	uint64_t busy_ns;     /* when it last had something to do */
 	uint64_t began_ns;
 	unsigned failures; /* in a row */
 	unsigned lacked;   /* what was said of that last */
@@ -120,8 +120,8 @@ void question_settle(struct question *question);
 
 /* Sets the timers up; `front` has its fetcher. */
 void life_init(struct front *front);
-/* NULL: btrfs-ublk-fetch beside this program. */
-void life_use(const char *program);
+/* As front_use(). */
+void life_use(const char *program, unsigned idle_ms);
 /* Starts a process if there is none, at once or after a while. */
 void life_need(struct front *front);
 /* Sends what was added for it. */

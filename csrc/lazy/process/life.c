@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "base/message.h"
 #include "base/relaxed.h"
 #include "lazy/event.h"
 #include "lazy/process/internal.h"
@@ -18,7 +19,7 @@ enum {
 	TICK_MS = 1000,
 	/* It is asked every tick whether it is there, and killed after so many without an answer. */
 	TICKS_MAX = 5,
-	IDLE_S = 60, /* then it is ended, and its memory given back */
+	IDLE_MS = 60000, /* then it is ended, and its memory given back */
 	BACK_OFF_FIRST_MS = 100,
 	BACK_OFF_LAST_MS = 5000,
 	/* One that has lived so long did not die of what it does first. */
@@ -27,6 +28,7 @@ enum {
 };
 
 static int program_fd = -1;
+static unsigned idle_end_ms = IDLE_MS;
 static struct error no_program; /* why there is none */
 static void on_ready(uv_poll_t *poll, int status, int events);
 
@@ -102,6 +104,7 @@ void life_end(struct front *front, const char *why)
 {
 	let_go(front);
 	front->state = STATE_ENDING;
+	front->greeted = false;
 	front->job.work = end_work;
 	front->job.done = on_ended;
 	fetcher_spawn(front->fetcher, &front->job);
@@ -138,11 +141,17 @@ static void on_tick(struct timer *timer)
 {
 	struct front *front = container_of(timer, struct front, tick);
 
-	front->idle = front->busy ? 0 : front->idle + 1;
-	if (front->idle > IDLE_S * 1000 / TICK_MS) {
+	uint64_t now_ns = clock_now_ns(), next_ns = now_ns + TICK_MS * NS_PER_MS;
+	uint64_t idle_ns = idle_end_ms * NS_PER_MS;
+
+	if (front->busy)
+		front->busy_ns = now_ns;
+	if (now_ns - front->busy_ns >= idle_ns) {
 		life_end(front, NULL);
 		return;
 	}
+	if (next_ns > front->busy_ns + idle_ns)
+		next_ns = front->busy_ns + idle_ns;
 	/* NB: counted in ticks, because the server itself may have been stopped. */
 	if (front->busy && ++front->unanswered > TICKS_MAX) {
 		life_end(front, "it does not answer, and was killed");
@@ -150,7 +159,7 @@ static void on_tick(struct timer *timer)
 	}
 	if (front->busy && !channel_add(&front->channel, CHANNEL_PING, 0, NULL, 0, NULL))
 		life_flush(front);
-	timer_set(&front->timers, timer, clock_now_ns() + TICK_MS * NS_PER_MS);
+	timer_set(&front->timers, timer, next_ns);
 }
 
 struct last_job {
@@ -202,6 +211,7 @@ static void start_failed(struct front *front)
 {
 	front->state = STATE_NONE;
 	front->failures++;
+	relaxed_add(&front->counts->failed, 1);
 	event_log(&(struct event){ .name = "fetch_process_failed" }, "%s", front->error.text);
 	for (unsigned i = 0; i < CHANNEL_SLOTS; i++) {
 		struct run *run = front->slots[i].run;
@@ -232,7 +242,8 @@ static void on_started(struct pool_job *job)
 	}
 	front->state = STATE_UP;
 	front->began_ns = clock_now_ns();
-	front->unanswered = front->idle = front->logins_sent = 0;
+	front->busy_ns = front->began_ns;
+	front->unanswered = front->logins_sent = 0;
 	front->greeted = false;
 	relaxed_add(&front->counts->started, 1);
 	relaxed_store(&front->counts->running, 1);
@@ -312,16 +323,19 @@ static int beside_us(char path[static PATH_MAX])
 	return 0;
 }
 
-void life_use(const char *program)
+void life_use(const char *program, unsigned idle_ms)
 {
 	char path[PATH_MAX] = "btrfs-ublk-fetch";
 	int err = program ? 0 : beside_us(path);
 
+	idle_end_ms = idle_ms ?: IDLE_MS;
 	if (!err) {
 		program_fd = open(program ?: path, O_PATH | O_CLOEXEC);
 		err = program_fd < 0 ? -errno : 0;
 	}
-	if (err)
-		error_set_text(&no_program, "cannot open '%.300s': %s", program ?: path,
-			       strerror(-err));
+	if (!err)
+		return;
+	error_set_text(&no_program, "cannot open '%.300s': %s", program ?: path, strerror(-err));
+	msg_warning("%s; servers cannot be asked before it is there, and this server started anew",
+		    no_program.text);
 }
