@@ -26,8 +26,6 @@ enum {
 	NOBODY = 65534, /* the kernel's own number for a user without a number */
 	/* What it may allocate: requests, connections, credentials; not the shared memory. */
 	DATA_BYTES = 128 << 20,
-	/* Of all processes of that user, which are not only ours. */
-	THREADS_MAX = 4096,
 	STACK_BYTES = 8 << 20,
 };
 
@@ -387,6 +385,33 @@ static int become_nobody(void)
 	return 0;
 }
 
+static rlim_t number_in(const char *path)
+{
+	unsigned long long number = 0;
+	FILE *file = fopen(path, "re");
+
+	if (!file)
+		return 0;
+	if (fscanf(file, "%llu", &number) != 1)
+		number = 0;
+	fclose(file);
+	return number;
+}
+
+/*
+ * How many threads all processes of that user may have together, those of other servers and of
+ * strangers too: half of what the machine can have, so that none of them fails for the others, and
+ * that nobody who owns one can take all.
+ */
+static rlim_t most_threads(void)
+{
+	rlim_t threads = number_in("/proc/sys/kernel/threads-max");
+	rlim_t numbers = number_in("/proc/sys/kernel/pid_max");
+	rlim_t least = threads < numbers ? threads : numbers;
+
+	return least ? least / 2 : RLIM_INFINITY;
+}
+
 static void limit(int resource, rlim_t most)
 {
 	const struct rlimit limits = { most, most };
@@ -419,13 +444,14 @@ unsigned confine_process(void)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 	limit(RLIMIT_DATA, DATA_BYTES);
 #endif
+	/* As root, who is not counted, and may raise it: what is inherited may be less. */
+	if (!geteuid())
+		limit(RLIMIT_NPROC, most_threads());
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	if (restrict_files())
 		lacks |= CONFINE_LACKS_LANDLOCK;
 	if (become_nobody())
 		lacks |= CONFINE_LACKS_USER;
-	else
-		limit(RLIMIT_NPROC, THREADS_MAX);
 	/* NB: after the change of the user, which would clear it. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 	if (confine_keep_capabilities(0))
