@@ -114,6 +114,18 @@ def test_suites_of_others(sparse_path: Path, need: Need) -> None:
     assert afterwards["problems"] == []
 
 
+@pytest.mark.native
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_a_disturbed_fetch_process(sparse_path: Path, need: Need) -> None:
+    need(FUSE)
+    words = ["fetch-process", "--rounds=3", "--duration=2", "--seed=5"]
+    kinds = [f"--kind={kind}" for kind in ("kill", "helper", "idle")]
+    done = torture(*words, *kinds, "--directory", sparse_path)
+    assert done.returncode == 0, done.stderr
+    assert "3 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
+
+
 def test_what_counts_as_a_fault() -> None:
     fine = {"number": 3, "kind": "pull", "problems": []}
     assert faults_of(fine) == []

@@ -72,7 +72,7 @@ _SMALL = 4 * KIB
 _UNITS = (_SMALL, 16 * KIB, 64 * KIB, DEFAULT_UNIT_BYTES)
 GET, FRONT_END, OURS = "bare GET", "front end alone", "ours"
 DEFAULT, ONE_EACH = "ours, as by default", "ours, a request per unit"
-BY_PROCESS = ", by a process"
+IN_SERVER = ", asked by the server"
 #: Of a server, in its environment: the most bytes of a request, who asks servers, and
 #: how what the cache has is read.
 _RUN_BYTES, _FETCH = "BTRFS_UBLK_RUN_BYTES", "BTRFS_UBLK_FETCH"
@@ -255,7 +255,7 @@ def _with(name: str, value: str, opened: Open, place: Bed) -> Iterator[Opened]:
 
 
 _one_each = partial(_with, _RUN_BYTES, "1")
-_by_process = partial(_with, _FETCH, "process")
+_in_server = partial(_with, _FETCH, "in-process")
 
 
 def _start(opened: Open, place: Bed) -> Result:
@@ -386,7 +386,7 @@ def cases(name: str, runtime_s: float) -> list[Case]:
             Case("curl | openssl dgst", partial(_curl, "| openssl dgst -sha256")),
             Case("curl", partial(_curl, "-o /dev/null")),
             Case(OURS, whole(Bed.ours)),
-            Case(OURS + BY_PROCESS, whole(partial(_by_process, Bed.ours))),
+            Case(OURS + IN_SERVER, whole(partial(_in_server, Bed.ours))),
             Case(ONE_EACH, whole(partial(_one_each, Bed.ours))),
             *peers(whole),
         ]
@@ -408,7 +408,7 @@ def cases(name: str, runtime_s: float) -> list[Case]:
             )
             for subject, how in (
                 (OURS, lambda x: x),
-                (OURS + BY_PROCESS, lambda x: partial(_by_process, x)),
+                (OURS + IN_SERVER, lambda x: partial(_in_server, x)),
             )
         ]
     if name in _CACHED:

@@ -143,9 +143,9 @@ class FetcherStats:
     ``reads_waiting`` to ``buffer_bytes`` are the present numbers, and so is
     ``unstored_bytes``: units that were delivered, and wait for the cache.
     ``store_drops`` counts those that it took too long to take. ``process`` is about the
-    process that asks servers: "running", how many have "started" and "died", and what
-    it "lacks" of its confinement. ``coded_bytes_fetched`` are those of compressed
-    sources, as they came."""
+    process that asks servers: "running", how many have "started", "died", or
+    "failed" to start, and what it "lacks" of its confinement. ``coded_bytes_fetched``
+    are those of compressed sources, as they came."""
 
     reads: int
     read_errors: int

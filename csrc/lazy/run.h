@@ -62,17 +62,17 @@ struct run {
 	bool sized;
 	/* A unit of it has failed before, so nothing is taken that was kept. */
 	bool again;
+	/*
+	 * Set by the kind: the request waits for something of this machine, so nobody is late with
+	 * an answer. When it goes out, the kind clears this, and sets `began_ns`.
+	 */
+	bool held;
 
 	/*
 	 * A counter of what has arrived, for kinds that can be cancelled. A run that gets nothing
 	 * for a while may be cancelled before its deadline.
 	 */
 	unsigned progress;
-	/*
-	 * The request waits for something of this machine, so nobody is late with an answer. When
-	 * it goes out, the kind clears this, and sets `began_ns`.
-	 */
-	bool held;
 	uint64_t began_ns; /* when the request went out */
 
 	/*

@@ -656,6 +656,21 @@ static int init_loop(void)
 	return 0;
 }
 
+/* For those who want to know before there is a server: what this machine lacks, by name. */
+static int say_what_lacks(void)
+{
+	static const char *const names[] = { "user", "capabilities", "landlock", "seccomp",
+					     "lock" };
+	unsigned lacks = stay_in_memory() ? 0 : CHANNEL_LACKS_LOCK;
+
+	lacks |= confine_process();
+	for (unsigned i = 0; i < sizeof(names) / sizeof(*names); i++) {
+		if (lacks & 1u << i)
+			puts(names[i]);
+	}
+	return EXIT_OK;
+}
+
 int main(int argc, char **argv)
 {
 	struct channel_hello hello = { .version = CHANNEL_VERSION };
@@ -665,6 +680,8 @@ int main(int argc, char **argv)
 		puts("btrfs-ublk-fetch " BTRFS_UBLK_VERSION);
 		return EXIT_OK;
 	}
+	if (argc == 2 && !strcmp(argv[1], "--check"))
+		return say_what_lacks();
 	if (argc != 1 || open_windows()) {
 		msg_error("only btrfs-ublk-server starts this program");
 		return EXIT_USAGE;

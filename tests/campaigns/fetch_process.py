@@ -1,9 +1,11 @@
-"""Kills, stops and starves the process that asks servers, while readers verify each byte.
+"""Kills, stops and starves the process that asks servers, while readers verify each
+byte.
 
-One server has several sources: plain ones, and blobs of a registry whose login comes from
-a helper that is slow or hangs at times. Its fetch process is killed, stopped and continued
-at random moments, or has nothing to do and ends; origins are restarted. No byte may be
-wrong, no read may fail or hang, and nothing may be left: ``--help`` has the options.
+One server has several sources: plain ones, and blobs of a registry whose login comes
+from a helper that is slow or hangs at times. Its fetch process is killed, stopped and
+continued at random moments, or has nothing to do and ends; origins are restarted. No
+byte may be wrong, no read may fail or hang, and nothing may be left: ``--help`` has the
+options.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _PLAIN, _BLOBS = 3, 2
 _IDLE_S = 1.0
 _LOGIN = "campaign:secret"
 _MARGIN_S = 5.0
-#: As csrc/lazy/mirror/helper.c has it: so many runs at once, and then one each so often.
+#: As csrc/lazy/mirror/helper.c has it: so many runs at once, then one each so often.
 _RUNS_AT_ONCE, _RUN_S = 10, 5.0
 #: Ends after 10 s, when the server kills it, if it hangs.
 _HELPER = """#!/bin/sh
@@ -71,7 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-        file = self.server.files[self.path.rpartition("/")[2]]  # type: ignore[attr-defined]
+        files: dict[str, int] = self.server.files  # type: ignore[attr-defined]
+        file = files[self.path.rpartition("/")[2]]
         first, last = self.headers["Range"].removeprefix("bytes=").split("-")
         self.send_response(206)
         self.send_header("Content-Range", f"bytes {first}-{last}/{_OBJECT_BYTES}")

@@ -26,7 +26,14 @@ from btrfs_ublk.base.capabilities import (
     checkout,
     only_looking,
 )
-from btrfs_ublk.base.helpers import CHECKSEED, MKSEED, RESHAPE, SERVER
+from btrfs_ublk.base.helpers import (
+    CHECKSEED,
+    FETCH,
+    MKSEED,
+    RESHAPE,
+    SERVER,
+    helper_path,
+)
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device import list_devices, show_device
 from btrfs_ublk.errors import BtrfsUblkError, CommandError
@@ -169,7 +176,9 @@ def _abilities() -> list[Ability]:
         ),
         _look("mount", "mount and sprout", [ROOT, SYS_ADMIN, BTRFS, *loop, MOUNT]),
         _look("devices", "keep devices", [ROOT, server, DIRECTORIES]),
-        _look("lazy", "fetch over HTTP(S)", [server, CERTIFICATES]),
+        _look(
+            "lazy", "fetch over HTTP(S)", [server, Helper(FETCH), CERTIFICATES], _fetch
+        ),
         _look(
             "btrfs-check",
             "btrfs check of seeds, images",
@@ -234,6 +243,21 @@ def _finding(need: Capability) -> Finding:
 def _protocol(name: str) -> str | None:
     features = _front_end(name)
     return f"protocol {features.protocol}" if features and features.protocol else None
+
+
+def _fetch() -> str | None:
+    """What the process that asks servers lacks of its confinement here."""
+    if os.environ.get("BTRFS_UBLK_FETCH") == "in-process":
+        return "by the server itself, as BTRFS_UBLK_FETCH is set"
+    try:
+        lacks = run(
+            [helper_path(FETCH), "--check"], timeout_s=_TIMEOUT_S
+        ).stdout.split()
+    except (BtrfsUblkError, CommandError) as error:
+        return f"the process that asks servers does not start: {error}"
+    if not lacks:
+        return "by a process without privileges"
+    return f"by a process that lacks here: {', '.join(lacks)}"
 
 
 def _front_end(name: str) -> FrontEndFeatures | None:
