@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -183,6 +184,19 @@ def test_silent_clients_make_room_in_time(server: ServerProcess) -> None:
         assert silent[0].request("stats")["reply"] == "stats"
         with pytest.raises(EOFError):
             silent[1].line()
+
+
+@pytest.mark.native
+def test_a_lowered_limit_of_open_files_does_not_end_it(server: ServerProcess) -> None:
+    """poll(2) fails where it has more descriptors than the limit allows."""
+    pid = server.process.pid
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (most, most)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, most))
+    for _ in range(2):
+        with server.connect() as client:
+            assert client.request("info")["info"]["pid"] == pid
+    assert server.stop()["stats"]["errors"] == 0
 
 
 @pytest.mark.native

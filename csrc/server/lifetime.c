@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -104,6 +105,30 @@ static bool is_stopping(const struct lifetime *lifetime)
 	return lifetime->signals || lifetime->owner_gone;
 }
 
+void lifetime_allow_descriptors(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= limit.rlim_max)
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/*
+ * poll(2) takes no more descriptors than the soft limit of open files, which somebody may lower
+ * while we serve: then raise it again.
+ */
+static int poll_all(struct pollfd fds[static FD_COUNT], int wait_ms)
+{
+	int found = poll(fds, FD_COUNT, wait_ms);
+
+	if (found >= 0 || errno != EINVAL)
+		return found;
+	lifetime_allow_descriptors();
+	return poll(fds, FD_COUNT, wait_ms);
+}
+
 /* Returns a negative errno when poll(2) fails. */
 static int wait_for_something(struct lifetime *lifetime, struct pollfd fds[static FD_COUNT])
 {
@@ -122,7 +147,7 @@ static int wait_for_something(struct lifetime *lifetime, struct pollfd fds[stati
 	};
 	if (is_stopping(lifetime))
 		wait_ms = IN_USE_POLL_MS;
-	return poll(fds, FD_COUNT, wait_ms) < 0 && errno != EINTR ? -errno : 0;
+	return poll_all(fds, wait_ms) < 0 && errno != EINTR ? -errno : 0;
 }
 
 int lifetime_start_pool(struct lifetime *lifetime)

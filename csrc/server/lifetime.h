@@ -52,4 +52,7 @@ int lifetime_wait(struct lifetime *lifetime);
 /* Announces the end. */
 void lifetime_end(struct lifetime *lifetime, bool handed_over);
 
+/* Raises the soft limit of open files to the hard one. */
+void lifetime_allow_descriptors(void);
+
 #endif

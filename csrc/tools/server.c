@@ -249,6 +249,7 @@ static int run(const struct server_options *options)
 
 	if (signal_fd < 0 || !ops)
 		return EXIT_FAILED;
+	lifetime_allow_descriptors();
 	/* Do this before there are threads. */
 	confine_thread(CONFINE_MAIN);
 	if (open_sockets(options, &lifetime))
