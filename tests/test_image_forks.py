@@ -216,6 +216,9 @@ def test_up_mounts_what_is_missing(place: Place) -> None:
     unmount_now(one)
     found = forks_of_image(NAME, base=place.base)
     assert [each.is_mounted for each in found] == [False, True]
+    with pytest.raises(UsageError, match="already") as taken:
+        fork(place, "one", "overlay")
+    assert "`btrfs-ublk volume up`" in str(taken.value.hint)
     up(place)
     assert (one / "etc/motd").read_text() == "changed\n"
     fsid = filesystem_uuid(place.target)

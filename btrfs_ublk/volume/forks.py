@@ -140,7 +140,10 @@ def find_place(mount: Path, name: str, *, is_overlay: bool) -> tuple[Path, Path]
         delete_subvolumes(own)
     for one in (path, own):
         if os.path.lexists(one):
-            raise UsageError(f"there is {one} already", hint="choose another name")
+            hint = "choose another name"
+            if is_subvolume(own) and not os.path.ismount(path):
+                hint += "; `btrfs-ublk volume up` of its volume mounts it again"
+            raise UsageError(f"there is {one} already", hint=hint)
     if is_overlay and any(character in _SPECIAL for character in str(path)):
         raise UsageError(
             f"no overlay can be at {path}: its options cannot have a comma, a colon or "
