@@ -22,7 +22,8 @@ def command(dry_run: bool, as_json: bool) -> int:
 
     These are mounts, loop and ublk devices, and temporary directories. Only those are
     removed that this program made, according to the ledgers of processes that have
-    ended. Devices and volumes that are to stay are not touched.
+    ended. Devices and volumes that are to stay are not touched; `btrfs-ublk device gc`
+    removes dead devices, and those that a killed command left half made.
 
     Exit status 1: something is left.
     """
