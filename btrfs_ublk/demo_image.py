@@ -23,8 +23,8 @@ from btrfs_ublk.image import (
     BuildOptions,
     Layout,
     RegistryAccess,
-    Repository,
     build_image,
+    open_repository,
     parse_reference,
     push_image,
 )
@@ -64,7 +64,7 @@ def show_image(
         )
         layout = Layout.opened(directory / "layout")
         target = parse_reference(f"{host}/demo:1")
-        with Repository(target, _ACCESS, writing=True) as repository:
+        with open_repository(target, _ACCESS, writing=True) as repository:
             push_image(layout, layout.find(built.name.tag), target, repository)
         shutil.rmtree(directory / "layout")
         done("push it to a registry", f"{target}")

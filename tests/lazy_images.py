@@ -24,8 +24,8 @@ from btrfs_ublk.image.documents import SEALED_IN, digest_of
 from btrfs_ublk.image.indexed import index_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import Reference, parse_reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.units import MIB
@@ -102,7 +102,7 @@ class Place:
         built = build_image(source, work / "built", BuildOptions(threads=1))
         layout = Layout.opened(built.name.path)
         target = Reference(self.registry.host, repository, "1")
-        with Repository(target, self.access, writing=True) as opened:
+        with open_repository(target, self.access, writing=True) as opened:
             push_image(layout, layout.find("app"), target, opened)
         shutil.rmtree(work)
         return Image(str(target), built.sealed, layers)
@@ -113,7 +113,7 @@ class Place:
         source = tagged_image(work / "source", *layers, config=config)
         layout = Layout.opened(source.path)
         target = Reference(self.registry.host, repository, "1")
-        with Repository(target, self.access, writing=True) as opened:
+        with open_repository(target, self.access, writing=True) as opened:
             digest = push_image(layout, layout.find("app"), target, opened).digest
         shutil.rmtree(work)
         return Image(str(target), digest, layers)
@@ -125,7 +125,7 @@ class Place:
             target, work, BuildOptions(threads=1), tag="app", access=self.access
         )
         layout = Layout.opened(work)
-        with Repository(target, self.access, writing=True) as opened:
+        with open_repository(target, self.access, writing=True) as opened:
             push_image(layout, layout.find("app"), target, opened)
         shutil.rmtree(work)
         return made.digest

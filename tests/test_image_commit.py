@@ -34,8 +34,8 @@ from btrfs_ublk.image.diff import Difference, diff_images
 from btrfs_ublk.image.documents import CONFIG, MANIFEST, digest_of, to_bytes
 from btrfs_ublk.image.layer import Changes, changes_of_overlay, write_layer
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import LayoutName, Reference, parse_layout
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume
@@ -272,7 +272,7 @@ def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> Non
         access = RegistryAccess(ca_file=registry.ca_file)
         layout = Layout.opened(place.root / "built")
         there = Reference(registry.host, "some/app", "1")
-        with Repository(there, access, writing=True) as repository:
+        with open_repository(there, access, writing=True) as repository:
             push_image(layout, layout.find("app"), there, repository)
         place.take_all_down()
         shutil.rmtree(place.base)
@@ -301,7 +301,7 @@ def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> Non
             found: list[Difference] = []
             diff_images(made.name, one, NO_ACCESS, found.append)
             assert found == []
-            with Repository(target, access) as opened:
+            with open_repository(target, access) as opened:
                 document = json.loads(opened.document("2").data)
             new = (document["layers"][-1], document["config"])
         done = place.command(
@@ -311,7 +311,7 @@ def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> Non
         report = json.loads(done.stdout)
         assert report["sent_bytes"] == sum(each["size"] for each in new)
         # The tag names another image now.
-        with Repository(there, access, writing=True) as opened:
+        with open_repository(there, access, writing=True) as opened:
             opened.put_document("1", MANIFEST, opened.document("2").data)
         fork(place, "two", "overlay")
         made = place.command("commit", NAME, "two", "-t", name, noun="image")
@@ -325,7 +325,7 @@ def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> Non
                 "layers": [],
             }
         )
-        with Repository(there, access, writing=True) as opened:
+        with open_repository(there, access, writing=True) as opened:
             opened.upload_bytes(config, layout.read(config))
             opened.put_document("1", MANIFEST, other)
         done = place.command("commit", NAME, "two", "-t", name, noun="image")

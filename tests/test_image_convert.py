@@ -36,9 +36,9 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import NotSealedError
 from btrfs_ublk.image.reference import parse_reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
 
@@ -68,7 +68,7 @@ def source(registry: Registry, access: RegistryAccess, tmp_path: Path) -> str:
     one = ordinary_image(layout, lower, {"bin/app": b"\x7fELF", "lib/.wh.0": b""})
     layout.tag(one, "1")
     name = parse_reference(f"{registry.host}/source/{tmp_path.name}:1")
-    with Repository(name, access, writing=True) as repository:
+    with open_repository(name, access, writing=True) as repository:
         push_image(layout, layout.find("1"), name, repository)
     return str(name)
 
@@ -103,7 +103,7 @@ def refusal(*words: str) -> BtrfsUblkError:
 
 def manifests(name: str, access: RegistryAccess) -> list[dict[str, Any]]:
     reference = parse_reference(name)
-    with Repository(reference, access) as repository:
+    with open_repository(reference, access) as repository:
         index = parse_document(repository.document(reference.version).data, name)
         return [
             parse_document(repository.document(one["digest"]).data, name)
@@ -128,7 +128,7 @@ def test_the_same_image_has_the_same_digests(
     assert not (sparse_path / CONVERSIONS).exists()
 
     reference = parse_reference(source)
-    with Repository(reference, access) as repository:
+    with open_repository(reference, access) as repository:
         document = repository.document(reference.version)
     before = parse_document(document.data, source)
     assert first["source"].endswith(f"@{document.digest}")
@@ -262,7 +262,7 @@ def test_images_of_other_platforms_stay(
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": described}
     layout.tag(layout.add(INDEX, to_bytes(index)), "1")
     name = parse_reference(f"{registry.host}/team/platforms:1")
-    with Repository(name, access, writing=True) as repository:
+    with open_repository(name, access, writing=True) as repository:
         push_image(layout, layout.find("1"), name, repository)
 
     def convert_in_place(platform: str, new: str = str(name)) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def test_images_of_other_platforms_stay(
 
     def there(new: str = str(name)) -> list[tuple[str, bool]]:
         reference = parse_reference(new)
-        with Repository(reference, access) as repository:
+        with open_repository(reference, access) as repository:
             document = repository.document(reference.version)
         listed = descriptors(parse_document(document.data, new), "manifests", new)
         return [(str(x.platform["architecture"]), x.is_sealed) for x in listed]

@@ -22,8 +22,8 @@ from btrfs_ublk.image import connection as connections
 from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import INDEX, InvalidImageError
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.units import MIB
 
@@ -189,7 +189,7 @@ def test_a_login_is_not_for_where_a_registry_sends_us(tmp_path: Path) -> None:
             host = f"127.0.0.1:{server.port}"
             login.write_text('{"auths": {"%s": {"auth": "dXM6cHc="}}}' % host)
             access = RegistryAccess(docker_config=login, insecure=True)
-            with Repository(Reference(host, "app", "1"), access) as repository:
+            with open_repository(Reference(host, "app", "1"), access) as repository:
                 with pytest.raises(RegistryError, match="HTTP 404"):
                     repository.document("1")
         (asked,) = inside.requests
@@ -211,7 +211,7 @@ def test_a_byte_now_and_then_does_not_hold_us(
     with scripted_server(registry) as server:
         host = f"127.0.0.1:{server.port}"
         access = RegistryAccess(insecure=True)
-        with Repository(Reference(host, "app", "1"), access) as repository:
+        with open_repository(Reference(host, "app", "1"), access) as repository:
             with pytest.raises(RegistryError, match="breaks at byte"):
                 repository.document("1")
 

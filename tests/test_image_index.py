@@ -47,10 +47,11 @@ from btrfs_ublk.image.indexed import IndexedImage, index_image
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import read_header, unpack, write_pack
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import RefusedImageError
 from btrfs_ublk.image.pull import NotSealedError, look_up, pull_image
 from btrfs_ublk.image.reference import LayoutName, Reference
-from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.registry import RegistryRepository
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.units import KIB, MIB
@@ -71,7 +72,7 @@ def place(
 
 def push(place: Place, name: LayoutName, target: Reference) -> str:
     layout = Layout.opened(name.path)
-    with Repository(target, place.access, writing=True) as repository:
+    with open_repository(target, place.access, writing=True) as repository:
         return push_image(layout, layout.find(name.tag), target, repository).digest
 
 
@@ -110,7 +111,7 @@ def test_an_index_is_beside_the_image(place: Place, need: Need) -> None:
     is what a sealed image of the same layers has."""
     need(SKOPEO)
     target, image = pushed(place)
-    with Repository(target, place.access) as repository:
+    with open_repository(target, place.access) as repository:
         assert repository.document("1").digest == image.subject
         (one,) = repository.referrers(image.subject)
         assert one.digest == image.digest and one.raw["artifactType"] == INDEXED
@@ -159,7 +160,7 @@ def test_a_registry_that_lists_referrers() -> None:
     with scripted_server(answer) as server:
         target = Reference(f"127.0.0.1:{server.port}", "app", "1")
         access = RegistryAccess(insecure=True)
-        with Repository(target, access, writing=True) as repository:
+        with open_repository(target, access, writing=True) as repository:
             assert repository.referrers(subject) == some
             repository.put_referrer(some[0], subject, b"0")
     asked = [request.partition(" HTTP")[0] for request in server.requests]
@@ -208,7 +209,7 @@ def test_registries_that_list_no_referrers(
     with scripted_server(answer) as server:
         target = Reference(f"127.0.0.1:{server.port}", "app", "1")
         access = RegistryAccess(insecure=True)
-        with Repository(target, access, writing=True) as repository:
+        with open_repository(target, access, writing=True) as repository:
             if not why:
                 assert repository.referrers(subject) == []
             if not gitlab:
@@ -447,7 +448,7 @@ def test_the_newest_index_that_is_allowed_is_taken(
     )
     (place.path / "etc/none.pub").touch()
     place.allow(keys='keys = ["none.pub"]')
-    with Repository(target, place.access) as repository:
+    with open_repository(target, place.access) as repository:
         assert look_up(target, repository)[2].digest == digest
         listed = repository.referrers(image.subject)
     assert taken() == image.digest
@@ -456,15 +457,15 @@ def test_the_newest_index_that_is_allowed_is_taken(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     again = index_image(target, place.path / "again", OPTIONS, access=place.access)
     assert push(place, again.name, target) == again.digest
-    with Repository(target, place.access) as repository:
+    with open_repository(target, place.access) as repository:
         (last,) = repository.referrers(image.subject)[2:]
     assert last.annotations == {CREATED: "1970-01-01T00:00:01+00:00"}
     one = next(x for x in listed if x.digest == image.digest)
     dated = {**one.raw, "annotations": {CREATED: "2026-11-25T00:00:00Z"}}
     monkeypatch.setattr(
-        Repository,
+        RegistryRepository,
         "referrers",
         lambda *_: [replace(x, raw=dated) if x == one else x for x in listed],
     )
-    with Repository(target, place.access) as repository:
+    with open_repository(target, place.access) as repository:
         assert look_up(target, repository)[2].digest == image.digest

@@ -20,6 +20,7 @@ from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import MANIFEST, describe, to_bytes
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import (
     Policy,
     RefusedImageError,
@@ -29,7 +30,6 @@ from btrfs_ublk.image.policy import (
 )
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.signature import read_key, signer_of
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import push_image
@@ -173,7 +173,7 @@ def pushed(
 ) -> BuiltImage:
     image = sealed_image(path, seed=seed)
     layout = Layout.opened(path)
-    with Repository(target, access, writing=True) as repository:
+    with open_repository(target, access, writing=True) as repository:
         push_image(layout, layout.find("app"), target, repository)
     return image
 
@@ -213,7 +213,7 @@ def sign(
         "config": dict(config.raw),
         "layers": [dict(blob.raw)],
     }
-    with Repository(target, access, writing=True) as repository:
+    with open_repository(target, access, writing=True) as repository:
         repository.upload_bytes(blob, payload)
         repository.upload_bytes(config, b"{}")
         tag = f"{digest.replace(':', '-')}.sig"
@@ -295,7 +295,7 @@ def test_signatures_of_others_do_not_count(
     public, signature = ec_key()
     (tmp_path / "ours.pub").write_bytes(public)
     keys = [tmp_path / "ours.pub"]
-    with Repository(target, access) as repository:
+    with open_repository(target, access) as repository:
         sign(target, access, image.digest, ec_key()[1])
         assert signer_of(repository, image.digest, keys) is None
         # Ours, but of another image: somebody has copied it here.

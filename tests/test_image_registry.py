@@ -44,10 +44,11 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
-from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import Pushed, fetch_blob, push_image
 
@@ -92,7 +93,7 @@ def pushed(
     mount_from: str | None = None,
 ) -> Pushed:
     layout = Layout.opened(image.name.path)
-    with Repository(target, access, writing=True) as repository:
+    with open_repository(target, access, writing=True) as repository:
         return push_image(
             layout,
             layout.find(image.name.tag),
@@ -112,7 +113,7 @@ def test_one_name_has_both(
     image = sealed_image(tmp_path / "image")
     done = pushed(image, target, access)
     assert done.digest == image.digest and done.there == 0
-    with Repository(target, access) as repository:
+    with open_repository(target, access) as repository:
         index = json.loads(repository.document("app").data)
         ordinary, sealed = index["manifests"]
         assert sealed["artifactType"] == ARTIFACT and sealed["digest"] == image.sealed
@@ -200,7 +201,7 @@ def test_an_ordinary_image_is_no_sealed_one(
 ) -> None:
     name = tagged_image(tmp_path / "image", {"a": b"a"})
     layout = Layout.opened(name.path)
-    with Repository(target, access, writing=True) as repository:
+    with open_repository(target, access, writing=True) as repository:
         push_image(layout, layout.find("app"), target, repository)
     with pytest.raises(UsageError, match="is an ordinary image only"):
         pull_image(target, access, ImageStore(tmp_path / "s"), policy=allowing(target))
@@ -223,7 +224,7 @@ def test_skopeo_carries_the_sealed_image_along(
     # And back, from its layout.
     other = Reference(target.registry, f"{target.repository}/back", "app")
     layout = Layout.opened(copied)
-    with Repository(other, access, writing=True) as repository:
+    with open_repository(other, access, writing=True) as repository:
         done = push_image(layout, there, other, repository)
     assert done.digest == there.digest
     pulled = pull_image(
@@ -339,7 +340,7 @@ def test_a_login_that_others_may_read_is_refused(
 
 def test_http_is_for_loopback_only() -> None:
     with pytest.raises(UsageError, match="--insecure is for registries on loopback"):
-        Repository(
+        open_repository(
             parse_reference("registry.example.org/a:b"), RegistryAccess(insecure=True)
         )
 
@@ -434,17 +435,17 @@ def test_transfers_that_break_go_on(
     with breaking_proxy(registry.port, after_bytes=1_500_000, breaks=2) as port:
         near = Reference(f"127.0.0.1:{port}", target.repository, "app")
         login = config(tmp_path / "near.json", near.registry, {"auth": AUTH})
-        with Repository(
+        with open_repository(
             near, RegistryAccess(docker_config=login, insecure=True), writing=True
         ) as repository:
             repository.upload(one, blob)
-    with Repository(target, access) as repository:
+    with open_repository(target, access) as repository:
         assert repository.has_blob(one.digest)
     with breaking_proxy(registry.port, after_bytes=2_500_000, breaks=2) as port:
         near = Reference(f"127.0.0.1:{port}", target.repository, "app")
         login = config(tmp_path / "near.json", near.registry, {"auth": AUTH})
         counted: list[int] = []
-        with Repository(
+        with open_repository(
             near, RegistryAccess(docker_config=login, insecure=True)
         ) as repository:
             repository.download(one, tmp_path / "got", counted.append)
@@ -460,7 +461,7 @@ def test_a_download_goes_on_where_an_earlier_one_ended(
     registry.push(target.repository, data)
     part = tmp_path / "part"
     part.write_bytes(data[:2_000_000])
-    with Repository(target, access) as repository:
+    with open_repository(target, access) as repository:
         repository.download(one, part)
         assert part.read_bytes() == data
         part.write_bytes(b"x" + data[1:2_000_000])
@@ -529,7 +530,7 @@ def test_what_a_cache_sends_is_apart_until_it_is_verified(
 
     with scripted_server(cache) as server:
         access = replace(access, via=(server.url("").rstrip("/"),))
-        with Repository(target, access) as repository:
+        with open_repository(target, access) as repository:
             repository.download(one, path)
     assert seen == []
     assert path.read_bytes() == data
@@ -539,8 +540,8 @@ def test_what_a_cache_sends_is_apart_until_it_is_verified(
 def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -> None:
     access = replace(access, via=("http://cache.example:3128",))
     with pytest.raises(UsageError, match="tokens would go to http://cache.example"):
-        Repository(target, access)
-    Repository(target, replace(access, via_plain=True)).close()
+        open_repository(target, access)
+    open_repository(target, replace(access, via_plain=True)).close()
 
 
 def test_two_that_fetch_one_blob(
@@ -553,7 +554,7 @@ def test_two_that_fetch_one_blob(
     waits, and finds it there."""
     source, layout = Layout.made(tmp_path / "source"), Layout.made(tmp_path / "layout")
     one = source.add("application/octet-stream", random.Random(1).randbytes(1 << 20))
-    with Repository(target, access, writing=True) as repository:
+    with open_repository(target, access, writing=True) as repository:
         repository.upload(one, source.blob(one.digest))
     download = Repository.download
     asked = threading.Semaphore(0)
@@ -566,7 +567,7 @@ def test_two_that_fetch_one_blob(
     monkeypatch.setattr(Repository, "download", slow)
 
     def fetch() -> None:
-        with Repository(target, access) as repository:
+        with open_repository(target, access) as repository:
             fetch_blob(layout, repository, one)
 
     with ThreadPoolExecutor(2) as pool:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from conftest import Need
 from registry_server import REGISTRY, Registry, registry_server
+from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
 from volume_support import NAME, Place
+from web_server import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
@@ -25,8 +27,8 @@ from btrfs_ublk.image.build import BuiltImage, seal
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.source import OpenedSource
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
@@ -145,7 +147,7 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
     image, inode = image_of_a_file(place.root / "image")
     target = Reference(registry.host, "some/app", "1")
     layout = Layout.opened(image.name.path)
-    with Repository(
+    with open_repository(
         target, RegistryAccess(ca_file=registry.ca_file), writing=True
     ) as repository:
         push_image(layout, layout.find("app"), target, repository)
@@ -164,6 +166,55 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
     up_volume(NAME, definition, base=place.base)
     assert (place.target / "forks/one/os-release").read_text() == "ID=changed\n"
     assert content(place.target, inode) == DATA
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
+def test_from_a_bucket(
+    need: Need, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says where the store is and who asks it is kept with the volume."""
+    need(WEED)
+    image, inode = image_of_a_file(place.root / "image")
+    target = Reference(f"s3://{BUCKET}", "images/app", "1")
+    layout = Layout.opened(image.name.path)
+    keys = place.root / "credentials"
+    keys.touch(mode=0o600)
+    keys.write_text(
+        f"[default]\naws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}"
+    )
+    with s3_server(tmp_path) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+        with open_repository(target, RegistryAccess(), writing=True) as repository:
+            push_image(layout, layout.find("app"), target, repository)
+        (place.root / "etc").mkdir()
+        (place.root / "etc/images.toml").write_text(
+            f'[[allow]]\nfrom = "{target.place}"\n'
+        )
+        definition = place.definition(image=str(target))
+        up_volume(NAME, definition, base=place.base)
+        assert content(place.target, inode)[: 2 * MIB] == DATA[: 2 * MIB]
+        down_volume(NAME, base=place.base)
+        for name in ("AWS_ENDPOINT_URL", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.delenv(name)
+        up_volume(NAME, definition, base=place.base)
+        assert content(place.target, inode) == DATA
+        fork_and_write(place)
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
+def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
+    need(NGINX)
+    with web_server(tmp_path) as server:
+        image, inode = image_of_a_file(server.files / "app")
+        name = f"{server.tls_url('files/app')}@{image.sealed}"
+        definition = place.definition(image=name, image_ca_file=server.ca)
+        up_volume(NAME, definition, base=place.base)
+        assert content(place.target, inode) == DATA
+        ranges = [
+            x for x in server.served() if x["path"].startswith("/files/app/blobs")
+        ]
+        assert any(x["status"] == "206" for x in ranges)
 
 
 def test_the_commands_do_the_same(place: Place, registry: Registry) -> None:

@@ -23,9 +23,9 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import SealedManifest
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import Reference, parse_reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.warm import warm_image
 from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
 
@@ -114,7 +114,7 @@ def read_as_hosts(
         "via": caches,
     }
     for number in range(HOSTS):
-        with Repository(origin.name, access) as repository:
+        with open_repository(origin.name, access) as repository:
             repository.download(origin.manifest.pack, tmp_path / f"pack{number}")
         log = tmp_path / f"log{number}"
         with fetch_shell(build, NOT_AT_ONCE, log=log) as shell:
@@ -198,7 +198,7 @@ def test_a_cache_with_wrong_bytes_is_named(tmp_path: Path, origin: Origin) -> No
         (nodes,) = rings(stack, origin, tmp_path, [1])
         access = RegistryAccess(insecure=True, via=tuple(nodes.urls))
         warm_image(origin.name, access)
-        with Repository(origin.name, access) as repository:
+        with open_repository(origin.name, access) as repository:
             assert look_up(origin.name, repository)[2] == origin.manifest
         place = 100 * UNIT
         for path in (tmp_path / "ring0" / "node0" / "cache").rglob("*"):

@@ -28,8 +28,8 @@ from btrfs_ublk.image.commit import BaseImage
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import CONFIG, MANIFEST
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import parse_reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.transfer import push_image
 
 PROJECT = Path(__file__).parents[1]
@@ -209,7 +209,7 @@ def test_podman_runs_images_of_volumes(
         name = parse_reference(f"{registry.host}/app:1")
         layout = Layout.opened(source.path)
         access = RegistryAccess(ca_file=registry.ca_file)
-        with Repository(name, access, writing=True) as repository:
+        with open_repository(name, access, writing=True) as repository:
             push_image(layout, layout.find("app"), name, repository)
         build_image(
             source,

@@ -37,9 +37,9 @@ from btrfs_ublk.containers.status import Status, ask
 from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.image.documents import SEALED_IN
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import parse_reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.volume import down_volume, list_volumes, remove_volume
@@ -317,7 +317,7 @@ def test_what_cannot_be_opened_is_unpacked_or_refused(place: Place, root: Path) 
             assert state(root).images == []
     place.allow("*", keys=signed)
     target = parse_reference(image.name)
-    with Repository(target, place.access) as repository:
+    with open_repository(target, place.access) as repository:
         index = repository.document("1").digest
     sign(target, place.access, index, signature)
     with served(place, root) as client:

@@ -410,18 +410,20 @@ def push(
     access: images.RegistryAccess,
     as_json: bool,
 ) -> None:
-    """Store an image of a layout in a registry.
+    """Store an image of a layout in a registry, or in an S3 bucket.
 
     LAYOUT is oci:DIRECTORY[:TAG], IMAGE is REGISTRY/REPOSITORY:TAG. The ordinary image
     and the sealed one get that name, for all clients. Blobs that the registry has are
     not sent again; the tag changes last. An image of `image index` gets no name: it
     refers to the image that has this one, which must be that of which it is an index.
+    s3://BUCKET/PREFIX:TAG puts the image into a layout there; AWS_ENDPOINT_URL and the
+    like say where the bucket is, and who asks.
     """
     target = images.parse_reference(image)
     if target.digest is not None:
         raise UsageError(
             f"{image} has a digest, which follows from the content",
-            hint="name a tag: REGISTRY/REPOSITORY:TAG",
+            hint=f"name a tag: {target.place}:TAG",
         )
     name = images.parse_layout(layout)
     opened = images.Layout.opened(name.path)
@@ -429,7 +431,7 @@ def push(
     total = sum(each.size for each, data in images.walk(opened, one) if data is None)
     with (
         progress(f"push {image}", total=total, in_bytes=True) as task,
-        images.Repository(target, access, writing=True) as repository,
+        images.open_repository(target, access, writing=True) as repository,
     ):
         pushed = images.push_image(
             opened,
@@ -464,10 +466,11 @@ def pull(
 ) -> None:
     """Get the metadata of a sealed image.
 
-    IMAGE is REGISTRY/REPOSITORY:TAG, or @DIGEST. Its data stay in the registry until
-    they are read. The kernel parses the metadata, so /etc/btrfs-ublk/images.toml says
-    from where, or by whom, images may come; without it, only those named by digest.
-    Of an image that has no sealed one, an index is taken that refers to it.
+    IMAGE is REGISTRY/REPOSITORY:TAG, or @DIGEST, or the same with the URL of a layout:
+    s3://BUCKET/PREFIX, https://HOST/DIRECTORY. Its data stay there until they are read.
+    The kernel parses the metadata, so /etc/btrfs-ublk/images.toml says from where, or
+    by whom, images may come; without it, only those named by digest. Of an image that
+    has no sealed one, an index is taken that refers to it.
     """
     reference = images.parse_reference(image)
     access = replace(access, via=via or None, via_plain=via_plain)

@@ -35,10 +35,10 @@ from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
 from btrfs_ublk.image.pack import InvalidPackError
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import RefusedImageError, read_policy
 from btrfs_ublk.image.pull import NotSealedError, look_up, pull_image
 from btrfs_ublk.image.reference import Reference, check_digest, parse_reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.server import ServerStats
 from btrfs_ublk.units import GIB
@@ -248,7 +248,7 @@ class Images:
 
     def _look_up_index(self, wanted: Reference) -> str | Exception | None:
         try:
-            with Repository(wanted, self._logins.access(wanted)) as repository:
+            with open_repository(wanted, self._logins.access(wanted)) as repository:
                 _, _, sealed = look_up(wanted, repository)
         except NotSealedError:
             return None

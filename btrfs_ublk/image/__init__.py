@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.indexed import IndexedImage, index_image
     from btrfs_ublk.image.inspect import ImageReport, inspect_image
     from btrfs_ublk.image.layout import Layout
+    from btrfs_ublk.image.places import open_repository
     from btrfs_ublk.image.policy import RefusedImageError, read_policy
     from btrfs_ublk.image.pull import PulledImage, pull_image
     from btrfs_ublk.image.reference import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
         parse_reference,
         parse_source,
     )
-    from btrfs_ublk.image.registry import Repository
+    from btrfs_ublk.image.repository import Repository
     from btrfs_ublk.image.store import ImageStore, StoredImage
     from btrfs_ublk.image.transfer import Pushed, push_image, walk
     from btrfs_ublk.image.warm import WarmReport, warm_image
@@ -58,7 +59,8 @@ else:
                 "LayoutName Reference parse_layout parse_name parse_reference "
                 "parse_source"
             ),
-            "registry": "Repository",
+            "places": "open_repository",
+            "repository": "Repository",
             "store": "ImageStore StoredImage",
             "transfer": "Pushed push_image walk",
             "warm": "WarmReport warm_image",
@@ -102,6 +104,7 @@ __all__ = [
     "index_image",
     "inspect_image",
     "list_versions",
+    "open_repository",
     "parse_layout",
     "parse_name",
     "parse_reference",

@@ -20,9 +20,10 @@ from btrfs_ublk.image.documents import (
     parse_document,
 )
 from btrfs_ublk.image.pack import read_digests
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import NotSealedError, look_up
 from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.store import ImageStore
 
 #: A list of referrers, or a signature: both are tags that are made of a digest.
@@ -69,7 +70,7 @@ def list_versions(
     handful of requests for each; ``with_new`` gets each one's metadata pack as well,
     but those that this machine has. Raises RegistryError, InvalidImageError when the
     tags cannot be had; what is wrong with one version stands in it."""
-    with Repository(place, access) as repository:
+    with open_repository(place, access) as repository:
         tags = sorted(
             (x for x in repository.tags() if not _NO_VERSION.fullmatch(x)), key=_order
         )

@@ -36,9 +36,9 @@ from btrfs_ublk.image.pack import (
     check_data,
     unpack,
 )
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed.inspect import inspect_seed
 from btrfs_ublk.units import format_size
@@ -225,7 +225,7 @@ def _opened(name: Name, access: RegistryAccess) -> Iterator[_Opened]:
             subject = parse_document(layout.read(manifest.subject), str(name))
         yield _Opened(manifest, others, layout.parts, layout.has, subject)
         return
-    with Repository(name, access) as repository:
+    with open_repository(name, access) as repository:
         _, data, manifest = look_up(name, repository)
         others, subject = _others(data, manifest), None
         if manifest.subject is not None:

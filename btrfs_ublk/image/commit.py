@@ -32,8 +32,8 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.source import read_config
 from btrfs_ublk.image.transfer import fetch_blob
 from btrfs_ublk.kernel.temporary import tempdir
@@ -88,7 +88,7 @@ def find_base(
             name, chain_ids, top.media_type, layout.read(top), layout.read, layout.read
         )
     else:
-        with Repository(name, access) as repository:
+        with open_repository(name, access) as repository:
             document = repository.document(name.version)
             found = _find(
                 name,
@@ -317,7 +317,7 @@ def _copy(
             layout.copy(one, other)
             progress(one.size)
         return
-    with Repository(base.name, access) as repository:
+    with open_repository(base.name, access) as repository:
         for one in blobs:
             if not layout.has(one):
                 fetch_blob(layout, repository, one, progress=progress)
@@ -340,7 +340,7 @@ def _push(
         if isinstance(below, Reference) and below.registry == target.registry
         else None
     )
-    with Repository(target, access, writing=True) as repository:
+    with open_repository(target, access, writing=True) as repository:
         missing = [
             one
             for one in base.layers

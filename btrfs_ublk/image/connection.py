@@ -100,7 +100,9 @@ class RegistryAccess:
         """Return how to get to one of several registries: only those on loopback are
         asked by http."""
         return replace(
-            self, insecure=self.insecure and is_loopback(f"http://{registry}/")
+            self,
+            insecure=self.insecure
+            and is_loopback(registry if "://" in registry else f"http://{registry}/"),
         )
 
     def caches(self, netloc: str) -> tuple[str, ...]:
@@ -120,8 +122,9 @@ class RegistryAccess:
 
 
 class Connection:
-    """Requests about one repository of a registry. ``actions`` are what a token is to
-    allow, ``pull`` or ``pull,push``."""
+    """Requests about one repository of a registry, or of a web server, which has
+    ``base`` as its URL. ``actions`` are what a token is to allow, ``pull`` or
+    ``pull,push``."""
 
     def __init__(
         self,
@@ -130,25 +133,33 @@ class Connection:
         access: RegistryAccess,
         *,
         actions: str = "pull",
+        base: str | None = None,
     ) -> None:
         host = _HUB_HOST if registry == _HUB else registry
         self.place = f"{registry}/{repository}"
         self._registry = registry
         self._scopes = [f"repository:{repository}:{actions}"]
         self._access = access
-        self._base = f"http{'' if access.insecure else 's'}://{host}/v2/"
+        scheme = "http" if access.insecure else "https"
+        self._base = base or f"{scheme}://{host}/v2/"
         self._login: Login | None = None
         #: What is sent with each request once the registry has asked for it.
         self._authorization: str | None = None
         self._until_s = 0.0
         self._challenge: str | None = None
         self._renewing = threading.Lock()
+        if base is not None and base.startswith("http://") and not access.insecure:
+            raise UsageError(
+                f"{self.place} is read without TLS, so that anybody between can change "
+                "what a tag names",
+                hint="write https://; on loopback, --insecure allows it",
+            )
         if access.insecure and not is_loopback(self._base):
             raise UsageError(
                 f"--insecure is for registries on loopback, not for {registry}",
                 hint="--ca-file names a certificate of your own to trust",
             )
-        self._caches = access.caches(host) if actions == "pull" else ()
+        self._caches = access.caches(host) if actions == "pull" and not base else ()
         self._session = requests.Session()
         self._session.headers["User-Agent"] = _AGENT
         self._session.verify = _system_certificates()

@@ -41,9 +41,10 @@ from btrfs_ublk.image.documents import (
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName, Reference
-from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.source import read_config
 from btrfs_ublk.image.transfer import Pushed, push_image, walk
 
@@ -114,10 +115,12 @@ def convert_image(
         progress(amount)
 
     say(f"look at {source}")
-    with Repository(source, access.of(source.registry)) as repository:
+    with open_repository(source, access.of(source.registry)) as repository:
         # NB: a tag may move while this lasts, or until a killed conversion goes on.
         pinned = source.at(repository.document(source.version).digest)
-    with Repository(target, access.of(target.registry), writing=True) as repository:
+    with open_repository(
+        target, access.of(target.registry), writing=True
+    ) as repository:
         repository.has_document(target.version)  # a login that fails does so now
     base = make_private(
         (work or Path("/var/tmp")) / f"{_DIRECTORY}-{os.geteuid()}",
@@ -144,7 +147,9 @@ def convert_image(
         say(f"push {target}")
         blobs = [each.size for each, data in walk(layout, one) if data is None]
         expect(done + sum(blobs))
-        with Repository(target, access.of(target.registry), writing=True) as repository:
+        with open_repository(
+            target, access.of(target.registry), writing=True
+        ) as repository:
             pushed = push_image(
                 layout,
                 one,

@@ -22,9 +22,9 @@ from btrfs_ublk.image.documents import TAG
 from btrfs_ublk.image.export import finished
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import DATA_OFFSET, read_header, unpack
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
-from btrfs_ublk.image.registry import Repository
 from btrfs_ublk.image.store import ImageStore
 
 _READ_BYTES = 1 << 20
@@ -153,7 +153,7 @@ def _packs(
     layout: Path | None, traced: Name | None, access: RegistryAccess, new: Path
 ) -> Iterator[Path]:
     if isinstance(traced, Reference):
-        with Repository(traced, access) as repository:
+        with open_repository(traced, access) as repository:
             _, _, manifest = look_up(traced, repository)
             repository.download(manifest.pack, new)
             yield new

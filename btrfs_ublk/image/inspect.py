@@ -10,9 +10,9 @@ from typing import Any
 from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import SealedManifest
 from btrfs_ublk.image.pack import PackHeader, read_header
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name
-from btrfs_ublk.image.registry import Repository
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ def inspect_image(name: Name, access: RegistryAccess) -> ImageReport:
         layout, manifest, _ = open_sealed(name)
         header = read_header(layout.verify(manifest.pack))
         return ImageReport(str(name), manifest, header)
-    with Repository(name, access) as repository, tempfile.TemporaryDirectory() as new:
+    with (
+        open_repository(name, access) as repository,
+        tempfile.TemporaryDirectory() as new,
+    ):
         _, _, manifest = look_up(name, repository)
         pack = Path(new, "pack")
         repository.download(manifest.pack, pack)

@@ -32,11 +32,17 @@ from btrfs_ublk.image.documents import (
 from btrfs_ublk.image.reference import LayoutName, check_digest
 from btrfs_ublk.kernel.new_file import new_file, write_new
 
-_MARK = "oci-layout"
-_MARK_TEXT = '{"imageLayoutVersion": "1.0.0"}'
+INDEX_NAME = "index.json"
+MARK = "oci-layout"
+MARK_TEXT = '{"imageLayoutVersion": "1.0.0"}'
 _COPY_BYTES = 1 << 20
 _LOCK_TIMEOUT_S = 10.0
 _SCRATCH = ".new-"
+
+
+def blob_name(digest: str) -> str:
+    """Return the name of a blob in a layout. Raises UsageError."""
+    return f"blobs/{check_digest(digest).replace(':', '/')}"
 
 
 class Layout:
@@ -44,15 +50,15 @@ class Layout:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._index = path / "index.json"
+        self._index = path / INDEX_NAME
         self._made: list[Path] = []
 
     @classmethod
     def opened(cls, path: Path) -> Layout:
         """Return a layout that is there. Raises UsageError."""
-        if not (path / _MARK).is_file():
+        if not (path / MARK).is_file():
             raise UsageError(
-                f"{path} is no OCI image layout: it has no file {_MARK}",
+                f"{path} is no OCI image layout: it has no file {MARK}",
                 hint="make one: btrfs-ublk image build SOURCE -o DIRECTORY",
             )
         return cls(path)
@@ -75,7 +81,7 @@ class Layout:
             raise
 
     def _make(self) -> None:
-        path, mark = self.path, self.path / _MARK
+        path, mark = self.path, self.path / MARK
         if not mark.is_file():
             if not path.exists():
                 path.mkdir(parents=True, exist_ok=True)
@@ -86,7 +92,7 @@ class Layout:
                     hint="name an empty directory, or one that is not there",
                 )
             # NB: first, so that what a killed command has made is a layout.
-            write_new(mark, _MARK_TEXT.encode())
+            write_new(mark, MARK_TEXT.encode())
             self._made.append(mark)
         for directory in (path / "blobs", path / "blobs/sha256"):
             if not directory.is_dir():
@@ -100,7 +106,7 @@ class Layout:
         with deferred(), suppress(OSError):  # of the first directory that is in use
             if self._made == [self.path]:
                 self._made.pop().rmdir()
-            lock = lock_file(self.path / _MARK) if self._made else None
+            lock = lock_file(self.path / MARK) if self._made else None
             if lock is None:
                 return
             with lock:
@@ -110,17 +116,17 @@ class Layout:
         if not any((self.path / "blobs").glob(f"{_SCRATCH}*")):
             while self._made:
                 path = self._made.pop()
-                if path.name == _MARK:
+                if path.name == MARK:
                     path.unlink()
                 else:
                     path.rmdir()
 
     def _locked(self) -> Lock:
-        lock = lock_file(self.path / _MARK, timeout_s=_LOCK_TIMEOUT_S)
+        lock = lock_file(self.path / MARK, timeout_s=_LOCK_TIMEOUT_S)
         if lock is None:
             raise BtrfsUblkError(
                 f"another command writes to {self.path} for {_LOCK_TIMEOUT_S:g} s",
-                hint=f"see which: fuser {self.path / _MARK}",
+                hint=f"see which: fuser {self.path / MARK}",
             )
         return lock
 
@@ -150,7 +156,7 @@ class Layout:
 
     def blob(self, digest: str) -> Path:
         """Return the path of a blob, which may not be there."""
-        return self.path / "blobs" / check_digest(digest).replace(":", "/")
+        return self.path / blob_name(digest)
 
     def has(self, one: Descriptor) -> bool:
         """Whether the blob is there, in its length."""

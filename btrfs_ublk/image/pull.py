@@ -34,9 +34,10 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import check_data, read_header
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy
 from btrfs_ublk.image.reference import LayoutName, Reference
-from btrfs_ublk.image.registry import Document, Repository
+from btrfs_ublk.image.repository import Document, Repository
 from btrfs_ublk.image.signature import signer_of
 from btrfs_ublk.image.store import ImageStore
 
@@ -209,7 +210,7 @@ def pull_image(
     its own digest: a signature of the index counts as well, if the image is in it.
     """
     policy = policy or read_policy()
-    with Repository(reference, access) as repository:
+    with open_repository(reference, access) as repository:
         document, candidates = _candidates(reference, repository)
 
         # Who may write to the repository can add what refers to an image of it, so what

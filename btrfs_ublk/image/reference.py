@@ -21,7 +21,15 @@ _REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
+#: What starts the name of an image layout in a store.
+_BUCKET_PREFIX, _WEB_PREFIXES = "s3://", ("https://", "http://")
+_STORES = (_BUCKET_PREFIX, *_WEB_PREFIXES)
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+#: Nothing that means something in a URL, or in a pattern of the policy.
+_DIRECTORY = re.compile(r"[A-Za-z0-9._~$!&'()+,;=-]+(/[A-Za-z0-9._~$!&'()+,;=-]+)*")
+
 _FORMS = "REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@DIGEST"
+_STORE_FORMS = "s3://BUCKET/PREFIX:TAG or https://HOST/DIRECTORY:TAG"
 
 
 def check_digest(text: object, *, what: str = "digest") -> str:
@@ -47,12 +55,27 @@ def check_tag(text: str) -> str:
 
 @dataclass(frozen=True)
 class Reference:
-    """An image in a registry. It has a tag, or a digest, or both; the digest counts."""
+    """An image in a registry, or in a layout in a store. It has a tag, or a digest, or
+    both; the digest counts. Of a store, ``registry`` is s3://BUCKET or https://HOST,
+    and ``repository`` the directory there."""
 
     registry: str
     repository: str
     tag: str | None = None
     digest: str | None = None
+
+    @property
+    def is_in_registry(self) -> bool:
+        return not self.registry.startswith(_STORES)
+
+    @property
+    def is_in_bucket(self) -> bool:
+        return self.registry.startswith(_BUCKET_PREFIX)
+
+    @property
+    def bucket(self) -> str:
+        """The bucket of a layout in one."""
+        return self.registry.removeprefix(_BUCKET_PREFIX)
 
     @property
     def version(self) -> str:
@@ -63,7 +86,7 @@ class Reference:
 
     @property
     def place(self) -> str:
-        """Registry and repository."""
+        """Registry and repository, or the URL of a layout in a store."""
         return f"{self.registry}/{self.repository}"
 
     def at(self, digest: str) -> Reference:
@@ -76,8 +99,10 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Parse REGISTRY/REPOSITORY[:TAG][@DIGEST], with a tag or a digest at least. Raises
-    UsageError."""
+    """Parse REGISTRY/REPOSITORY[:TAG][@DIGEST], with a tag or a digest at least, or the
+    same with the URL of a layout. Raises UsageError."""
+    if text.startswith(_STORES):
+        return _parse_store(text)
     found = parse_image(text)
     if found is None:
         raise UsageError(
@@ -102,6 +127,30 @@ def parse_reference(text: str) -> Reference:
     if reference.digest is not None:
         check_digest(reference.digest)
     return reference
+
+
+def _parse_store(text: str) -> Reference:
+    url, at, digest = text.partition("@")
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    path, colon, tag = path.partition(":")
+    if not slash or not path or (not colon and not at):
+        raise UsageError(f"{text!r} names no image", hint=f"write {_STORE_FORMS}")
+    allowed = _BUCKET if scheme == "s3" else _REGISTRY
+    if not allowed.fullmatch(host):
+        what = "bucket" if scheme == "s3" else "host"
+        raise UsageError(f"{text!r}: {host!r} is no {what}")
+    if not _DIRECTORY.fullmatch(path) or not {".", ".."}.isdisjoint(path.split("/")):
+        raise UsageError(
+            f"{text!r}: {path!r} cannot be the directory of a layout",
+            hint="it has letters, digits, and ._~$!&'()+,;=- in parts that / separates",
+        )
+    return Reference(
+        f"{scheme}://{host}",
+        path,
+        check_tag(tag) if colon else None,
+        check_digest(digest) if at else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -131,10 +180,11 @@ def parse_name(text: str) -> Name:
     """Parse the name of an image that is made. Raises UsageError."""
     if text.startswith(LAYOUT_PREFIX):
         return parse_layout(text)
-    if parse_image(text) is None:
+    if not text.startswith(_STORES) and parse_image(text) is None:
         raise UsageError(
             f"{text!r} names no image",
-            hint=f"write {_FORMS}, or oci:DIRECTORY[:TAG] for an image of a layout",
+            hint=f"write {_FORMS}, {_STORE_FORMS}, or oci:DIRECTORY[:TAG] for an image "
+            "of a layout on this machine",
         )
     return parse_reference(text)
 
@@ -153,5 +203,6 @@ def parse_source(text: str) -> Name | Path:
     except UsageError as error:
         raise UsageError(
             f"there is no file {text!r}, and it names no image ({error.message})",
-            hint=f"name a directory, a tar, oci:DIRECTORY[:TAG], {_FORMS}",
+            hint="name a directory, a tar, oci:DIRECTORY[:TAG], "
+            f"{_FORMS}, {_STORE_FORMS}",
         ) from error

@@ -6,8 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
@@ -26,22 +25,27 @@ from btrfs_ublk.image.documents import (
     INDEX,
     INDEXES,
     MANIFESTS,
-    MAX_DOCUMENT_BYTES,
     Descriptor,
     InvalidImageError,
     descriptors,
     digest_of,
     parse_document,
-    to_bytes,
 )
 from btrfs_ublk.image.reference import Reference, check_tag
+from btrfs_ublk.image.repository import (
+    COPY_BYTES,
+    MAX_BREAKS,
+    Document,
+    Progress,
+    Repository,
+    bounded,
+    no_progress,
+    read_rest,
+)
 from btrfs_ublk.kernel.new_file import new_file
 
-_COPY_BYTES = 256 << 10
 #: What a broken upload loses at most.
 CHUNK_BYTES = 16 << 20
-#: Without any progress between them.
-_MAX_BREAKS = 5
 #: Caches that are asked for a blob before the registry.
 _MAX_CACHES = 2
 _PAUSE_S = 0.1
@@ -51,23 +55,8 @@ _MAX_PAGES = 16
 _NO_INTERFACE = (301, 302, 303, 307, 308, 400, 404, 405, 406)
 _ACCEPT = ", ".join((*INDEXES, *MANIFESTS))
 
-Progress = Callable[[int], object]
 
-
-def _nothing(_count: int) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Document:
-    """An index or a manifest, as it is in the registry, verified."""
-
-    digest: str
-    media_type: str
-    data: bytes
-
-
-class Repository:
+class RegistryRepository(Repository):
     """A repository of a registry, to read, or to write as well."""
 
     def __init__(
@@ -82,14 +71,11 @@ class Repository:
             actions="pull,push" if writing else "pull",
         )
 
-    def close(self) -> None:
-        self._connection.close()
-
-    def __enter__(self) -> Repository:
+    def __enter__(self) -> RegistryRepository:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def close(self) -> None:
+        self._connection.close()
 
     def _path(self, rest: str) -> str:
         return f"{self._repository}/{rest}"
@@ -104,7 +90,7 @@ class Repository:
             ok=(200,),
             headers={"Accept": _ACCEPT},
         ) as response:
-            data = _bounded(response, f"manifest {version} of {self.place}")
+            data = bounded(response, f"manifest {version} of {self.place}")
             media_type = _media_type(response)
         digest = digest_of(data)
         if version.startswith("sha256:") and digest != version:
@@ -124,7 +110,7 @@ class Repository:
             with self._connection.request(
                 "GET", path, what=f"list {where}", ok=(200,)
             ) as response:
-                data = _bounded(response, where)
+                data = bounded(response, where)
                 more = response.links.get("next", {}).get("url")
             try:
                 names = json.loads(data).get("tags") or []
@@ -195,89 +181,13 @@ class Repository:
                 # Some answer with a page for people, or lead to one.
                 if response.status_code != 200 or _media_type(response) != INDEX:
                     return None
-                data = _bounded(response, where)
+                data = bounded(response, where)
                 path = response.links.get("next", {}).get("url")
             found += descriptors(parse_document(data, where), "manifests", where)
             if path is None:
                 break
             path = self._connection.url(path)
         return found
-
-    def _referrers_by_tag(self, digest: str) -> list[Descriptor]:
-        tag = digest.replace(":", "-")
-        try:
-            found = self.document(tag)
-        except RegistryError as error:
-            if error.status == 404:
-                return []
-            raise
-        # GitLab takes the tag for the digest, and has the subject itself there.
-        if found.media_type != INDEX or found.digest == digest:
-            return []
-        where = f"{self.place}:{tag}"
-        return descriptors(parse_document(found.data, where), "manifests", where)
-
-    def put_referrer(self, one: Descriptor, subject: str, data: bytes) -> None:
-        """Store a manifest that refers to another one, so that referrers() has it as
-        the last."""
-        if self.put_document(one.digest, one.media_type, data):
-            return
-        # NB: two that do this at once may lose one; the specification has no lock.
-        others = [x for x in self._referrers_by_tag(subject) if x.digest != one.digest]
-        index = {
-            "schemaVersion": 2,
-            "mediaType": INDEX,
-            "manifests": [dict(each.raw) for each in (*others, one)],
-        }
-        self.put_document(subject.replace(":", "-"), INDEX, to_bytes(index))
-
-    def get_blob(self, one: Descriptor) -> bytes:
-        """Return a small blob, verified."""
-        if one.size > MAX_DOCUMENT_BYTES:
-            raise InvalidImageError(
-                f"blob {one.digest} of {self.place} has {one.size} bytes, too many"
-            )
-        with self._connection.request(
-            "GET",
-            self._path(f"blobs/{one.digest}"),
-            what=f"get the blob {one.digest}",
-            ok=(200,),
-        ) as response:
-            data = _bounded(response, f"blob {one.digest} of {self.place}")
-        if digest_of(data) != one.digest:
-            raise self._is_another(one, digest_of(data))
-        return data
-
-    def download(
-        self, one: Descriptor, path: Path, progress: Progress = _nothing
-    ) -> None:
-        """Get a blob into the file ``path``, which may hold its beginning from a
-        download that broke. Raises RegistryError, InvalidImageError, OSError.
-
-        When the content is another one, the file is removed. Caches are asked first,
-        and nothing that one says is a failure.
-        """
-        if self._download_by_cache(one, path):
-            progress(one.size)
-            return
-        found = hashlib.sha256()
-        with open(path, "ab+") as file:
-            if file.tell() > one.size:
-                file.truncate(0)
-            file.seek(0)
-            while part := file.read(_COPY_BYTES):
-                found.update(part)
-            progress(file.tell())
-            for part in self.parts(one, file.tell()):
-                file.write(part)
-                found.update(part)
-                progress(len(part))
-            file.flush()
-            os.fsync(file.fileno())
-        digest = f"sha256:{found.hexdigest()}"
-        if digest != one.digest:
-            path.unlink()
-            raise self._is_another(one, digest)
 
     def _download_by_cache(self, one: Descriptor, path: Path) -> bool:
         """Get all of a blob from a cache, verified. Returns whether one had it."""
@@ -300,7 +210,7 @@ class Repository:
             ):
                 if response.status_code != 200:
                     raise requests.HTTPError(f"HTTP {response.status_code}")
-                for part in response.iter_content(_COPY_BYTES):
+                for part in response.iter_content(COPY_BYTES):
                     count += len(part)
                     if count > one.size:
                         raise requests.HTTPError("it sends more")
@@ -337,61 +247,9 @@ class Repository:
                 raise requests.HTTPError(f"{len(data)} bytes of {end - start}")
             return data, response.headers
 
-    def parts(self, one: Descriptor, done: int = 0) -> Iterator[bytes]:
-        """Yield a blob from byte ``done`` on, unverified; a download that breaks goes
-        on. Raises RegistryError, and InvalidImageError for what is longer."""
-        breaks = 0
-        while done < one.size:
-            try:
-                for part in self._rest(one, done):
-                    if done + len(part) > one.size:
-                        raise self._is_another(one, "a longer one")
-                    done += len(part)
-                    breaks = 0
-                    yield part
-            except requests.RequestException as error:
-                breaks += 1
-                if breaks >= _MAX_BREAKS:
-                    raise RegistryError(
-                        f"{self.place}: blob {one.digest} breaks at byte {done}: "
-                        f"{error}",
-                        hint="try again: it goes on from there",
-                    ) from error
-                log.info("%s: %s broke at %d", self.place, one.digest, done)
-
     def _rest(self, one: Descriptor, done: int) -> Iterator[bytes]:
-        headers = {"Range": f"bytes={done}-"} if done else {}
-        with self._connection.request(
-            "GET",
-            self._path(f"blobs/{one.digest}"),
-            what=f"get the blob {one.digest}",
-            ok=(200, 206),
-            headers=headers,
-        ) as response:
-            skipped = done if response.status_code == 200 else 0
-            if not skipped and done:
-                expected = f"bytes {done}-{one.size - 1}/{one.size}"
-                if response.headers.get("Content-Range") != expected:
-                    raise RegistryError(
-                        f"{self.place} answers for {expected} of blob {one.digest} "
-                        f"with {response.headers.get('Content-Range')!r}"
-                    )
-            count = 0
-            with deadline(response, one.size - done + skipped):
-                for part in response.iter_content(_COPY_BYTES):
-                    rest = part[min(skipped, len(part)) :]
-                    skipped -= len(part) - len(rest)
-                    count += len(rest)
-                    if rest:
-                        yield rest
-            if not count:
-                raise requests.ConnectionError("the registry sent nothing")
-
-    def _is_another(self, one: Descriptor, what: str) -> InvalidImageError:
-        return InvalidImageError(
-            f"{self.place} answers for blob {one.digest} with {what}",
-            hint="the registry is damaged, or somebody between has changed it",
-        )
+        path = self._path(f"blobs/{one.digest}")
+        return read_rest(self._connection, path, self.place, one, done)
 
     def mount(self, digest: str, repository: str) -> bool:
         """Take a blob over from another repository of the registry. Returns False when
@@ -422,7 +280,7 @@ class Repository:
             pass
 
     def upload(
-        self, one: Descriptor, path: Path, progress: Progress = _nothing
+        self, one: Descriptor, path: Path, progress: Progress = no_progress
     ) -> None:
         """Store a blob from a file, in chunks; after a break, the upload goes on where
         the registry says. Raises RegistryError, OSError."""
@@ -435,7 +293,7 @@ class Repository:
                     location = self._send(one, file.fileno(), location, done, end)
                 except (requests.RequestException, RegistryError) as error:
                     breaks += 1
-                    if breaks >= _MAX_BREAKS or not _is_passing(error):
+                    if breaks >= MAX_BREAKS or not _is_passing(error):
                         raise
                     log.info("%s", error)
                     # The registry may still be writing what it got of a chunk.
@@ -536,18 +394,3 @@ def _with_digest(url: str, digest: str) -> str:
 
 def _media_type(response: requests.Response) -> str:
     return response.headers.get("Content-Type", "").partition(";")[0].strip()
-
-
-def _bounded(response: requests.Response, what: str) -> bytes:
-    data = bytearray()
-    try:
-        with deadline(response, MAX_DOCUMENT_BYTES):
-            for part in response.iter_content(_COPY_BYTES):
-                data += part
-                if len(data) > MAX_DOCUMENT_BYTES:
-                    raise InvalidImageError(
-                        f"{what} has more than {MAX_DOCUMENT_BYTES} bytes"
-                    )
-    except requests.RequestException as error:
-        raise RegistryError(f"{what} breaks at byte {len(data)}: {error}") from error
-    return bytes(data)

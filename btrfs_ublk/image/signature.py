@@ -19,7 +19,7 @@ from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError, why_unread
 from btrfs_ublk.image.connection import RegistryError
 from btrfs_ublk.image.documents import descriptors, parse_document
-from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.repository import Repository
 
 _PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 _SIGNATURE = "dev.cosignproject.cosign/signature"

@@ -23,13 +23,14 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
+from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import (
     LayoutName,
     Name,
     Reference,
     check_digest,
 )
-from btrfs_ublk.image.registry import Document, Repository
+from btrfs_ublk.image.repository import Document
 from btrfs_ublk.image.transfer import fetch_into
 
 _SEALED_HINT = (
@@ -112,7 +113,7 @@ def _fetch(
     platform: str | None,
     progress: Progress,
 ) -> Descriptor:
-    with Repository(source, access) as repository:
+    with open_repository(source, access) as repository:
         document = repository.document(source.version)
         about: Mapping[str, Any] = {}
         parsed = parse_document(document.data, str(source))

@@ -23,7 +23,7 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.registry import Document, Repository
+from btrfs_ublk.image.repository import Document, Repository
 from btrfs_ublk.units import format_size
 
 _MAX_DEPTH = 4

@@ -26,7 +26,7 @@ from btrfs_ublk.image.indexed import layer_blob
 from btrfs_ublk.image.pack import PackHeader, check_data, read_digests
 from btrfs_ublk.image.pull import look_up
 from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.registry import Repository
+from btrfs_ublk.image.registry import RegistryRepository
 
 #: Requests that are under way at once.
 _PARALLEL = 8
@@ -76,7 +76,12 @@ def warm_image(
     image. Raises UsageError, RegistryError, InvalidImageError, InvalidPackError, and
     BtrfsUblkError when a slice cannot be got through the caches.
     """
-    with Repository(reference, access) as repository:
+    if not reference.is_in_registry:
+        raise UsageError(
+            f"{reference} is not in a registry, and only those are warmed",
+            hint="read it on one host: what it fetches, the caches keep",
+        )
+    with RegistryRepository(reference, access) as repository:
         _, _, sealed = look_up(reference, repository)
         report = WarmReport(str(reference), sealed.digest)
         if not repository.caches(sealed.pack)[1]:
@@ -154,7 +159,7 @@ def _cut(one: Descriptor, step: int) -> Iterator[_Part]:
 class _Warming:
     """``slice_bytes`` are those of the caches, as soon as one has told."""
 
-    repository: Repository
+    repository: RegistryRepository
     report: WarmReport
     progress: Progress
     slice_bytes: int = _DEFAULT_SLICE_BYTES

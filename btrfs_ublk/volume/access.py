@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from btrfs_ublk.content import Source
+from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.volume.entry import VolumeFile
 
@@ -18,8 +19,6 @@ _KINDS = {
     "basic_auth_file": ("http",),
     "ca_file": ("http", "s3", "oci"),
 }
-#: Other S3 clients read these variables, too. The first that is set counts.
-_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +53,8 @@ class Access:
                 )
             # The server has another working directory.
             keys[key] = str(value.absolute()) if isinstance(value, Path) else value
-        if "endpoint" not in keys:
-            for variable in _ENDPOINT_VARIABLES:
-                if environment.get(variable):
-                    keys["endpoint"] = environment[variable]
-                    break
+        if "endpoint" not in keys and (found := s3_keys(environment).get("endpoint")):
+            keys["endpoint"] = found
         return [
             replace(file, source=self._of(file.source, keys) | file.source)
             for file in files

@@ -19,6 +19,7 @@ from btrfs_ublk import content
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
 from btrfs_ublk.content import Source
+from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.physmap.physical_map import ContiguousRun
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.connection import RegistryAccess
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.pack import PackHeader
-    from btrfs_ublk.image.reference import Name
+    from btrfs_ublk.image.reference import Name, Reference
 
 _DIGESTS = "digests"
 #: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
@@ -180,13 +181,7 @@ def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
     manifest = store.manifest(found.digest)
 
     def blob(digest: str) -> Source:
-        return {
-            "kind": "oci",
-            "registry": name.registry,
-            "repository": name.repository,
-            "digest": digest,
-            **_keys(access),
-        }
+        return _source_of(name, digest, access)
 
     return FoundImage(
         found.pack,
@@ -195,6 +190,25 @@ def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
         manifest.data_bytes,
         blob if manifest.subject else None,
     )
+
+
+def _source_of(name: Reference, digest: str, access: RegistryAccess) -> Source:
+    """Return where a blob of an image is, as a map is told of it."""
+    from btrfs_ublk.image.layout import blob_name
+
+    if name.is_in_registry:
+        return {
+            "kind": "oci",
+            "registry": name.registry,
+            "repository": name.repository,
+            "digest": digest,
+            **_keys(access),
+        }
+    keys: Source = {"ca_file": str(access.ca_file)} if access.ca_file else {}
+    if name.is_in_bucket:
+        key = f"{name.repository}/{blob_name(digest)}"
+        return {"kind": "s3", "bucket": name.bucket, "key": key, **s3_keys(), **keys}
+    return {"kind": "http", "url": f"{name.place}/{blob_name(digest)}", **keys}
 
 
 def _layer_of(layout: Layout) -> Callable[[str], Source]:

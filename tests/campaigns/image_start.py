@@ -50,9 +50,9 @@ from btrfs_ublk.image import (
     Layout,
     LayoutName,
     RegistryAccess,
-    Repository,
     build_image,
     index_image,
+    open_repository,
     parse_reference,
     push_image,
     traced_ranges,
@@ -328,7 +328,7 @@ def _placed(parent: Path, tree: Path, subjects: Sequence[str]) -> Iterator[Place
         for path, name, tag in pushed:
             opened = Layout.opened(path)
             target = parse_reference(f"{registry}/{_REPOSITORY}:{tag}")
-            with Repository(target, _ACCESS, writing=True) as repository:
+            with open_repository(target, _ACCESS, writing=True) as repository:
                 push_image(opened, opened.find(name), target, repository)
         unpacked = root / "tree"
         unpacked.mkdir()
@@ -342,7 +342,7 @@ def _placed(parent: Path, tree: Path, subjects: Sequence[str]) -> Iterator[Place
             make_erofs(unpacked, image, *words)
             digest = f"sha256:{_sha256(image)}"
             one = Descriptor("application/octet-stream", digest, _size_of(image), {})
-            with Repository(target, _ACCESS, writing=True) as repository:
+            with open_repository(target, _ACCESS, writing=True) as repository:
                 repository.upload(one, image)
             erofs[kind] = image, digest, digest_file(image)
         run(["rm", "-r", unpacked, layout, index], timeout_s=_TIMEOUT_S)

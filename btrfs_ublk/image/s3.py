@@ -1,0 +1,184 @@
+"""Image layouts in S3 buckets: below s3://BUCKET/PREFIX/.
+
+Endpoint, region and keys are those that other S3 clients take from the environment, as
+AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE; see s3_keys().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from btrfs_ublk.content.s3 import s3_keys
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+from btrfs_ublk.image.documents import MAX_DOCUMENT_BYTES, Descriptor, InvalidImageError
+from btrfs_ublk.image.files import Files, Found
+from btrfs_ublk.image.reference import Reference
+from btrfs_ublk.image.repository import COPY_BYTES, Progress
+
+try:
+    import boto3
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+except ImportError as missing:
+    raise UsageError(
+        f"images in S3 buckets need the Python package {missing.name}",
+        hint="pip install 'btrfs-ublk[s3]'",
+    ) from missing
+
+_REGION = "us-east-1"
+#: Of a large blob. A store takes at most 10,000 parts of an object, so it is more where
+#: the blob has more than 160 GiB; boto3 sees to it.
+_PART_BYTES = 16 << 20
+_PARTS_AT_ONCE = 4
+_TRIES = 5
+_TIMEOUT_S = (10.0, 60.0)
+_MISSING = ("404", "NoSuchKey", "NotFound")
+#: Answers to a condition that does not hold any more.
+_CHANGED = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
+
+
+class S3Files(Files):
+    """Objects below a prefix of a bucket."""
+
+    def __init__(self, reference: Reference, access: RegistryAccess) -> None:
+        self.place = reference.place
+        self._bucket = reference.bucket
+        self._prefix = reference.repository
+        given = s3_keys()
+        config = Config(
+            connect_timeout=_TIMEOUT_S[0],
+            read_timeout=_TIMEOUT_S[1],
+            retries={"total_max_attempts": _TRIES, "mode": "standard"},
+            s3={"addressing_style": "path"} if "endpoint" in given else {},
+            # Others than Amazon's do not know checksums behind the body.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        with self._asking("begin"):
+            self._client: Any = boto3.session.Session().client(
+                "s3",
+                region_name=given.get("region", _REGION),
+                endpoint_url=given.get("endpoint"),
+                verify=str(access.ca_file) if access.ca_file else None,
+                config=config,
+            )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _object(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except NoCredentialsError as error:
+            raise UsageError(
+                f"there are no keys for {self.place}",
+                hint="set AWS_SHARED_CREDENTIALS_FILE, or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY; an open bucket is read by its https URL",
+            ) from error
+        except ClientError as error:
+            raise self._refused(what, error) from error
+        except BotoCoreError as error:
+            raise RegistryError(
+                f"{self.place}: cannot {what}: {error}",
+                hint="is the store there, and AWS_ENDPOINT_URL right?",
+            ) from error
+
+    def _refused(self, what: str, error: ClientError) -> RegistryError:
+        answer = error.response
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        code = answer.get("Error", {}).get("Code", "")
+        message = answer.get("Error", {}).get("Message", "")
+        hint = None
+        if code == "NoSuchBucket":
+            hint = "make the bucket, or name another one"
+        elif status in (401, 403):
+            hint = (
+                "the keys have expired, are wrong, or may not do this: see "
+                "AWS_SHARED_CREDENTIALS_FILE, AWS_PROFILE, AWS_ACCESS_KEY_ID"
+            )
+        return RegistryError(
+            f"{self.place}: cannot {what}: HTTP {status}: {code} {message}".rstrip(),
+            hint=hint,
+            status=status,
+        )
+
+    def _if_there(self, what: str, ask: Callable[[], Any]) -> Any:
+        """Return the answer; None where there is no such object."""
+        with self._asking(what):
+            try:
+                return ask()
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") in _MISSING:
+                    return None
+                raise
+
+    def read(self, name: str) -> Found | None:
+        found = self._if_there(
+            f"get {name}", lambda: self._client.get_object(**self._object(name))
+        )
+        if found is None:
+            return None
+        with self._asking(f"get {name}"), closing(found["Body"]) as body:
+            data = body.read(MAX_DOCUMENT_BYTES + 1)
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise InvalidImageError(
+                f"{self.place}/{name} has more than {MAX_DOCUMENT_BYTES} bytes"
+            )
+        return Found(data, found.get("ETag"))
+
+    def has(self, name: str) -> bool:
+        found = self._if_there(
+            f"look for {name}", lambda: self._client.head_object(**self._object(name))
+        )
+        return found is not None
+
+    def rest(self, name: str, one: Descriptor, done: int) -> Iterator[bytes]:
+        with self._asking(f"get the blob {one.digest}"):
+            found = self._client.get_object(
+                **self._object(name), Range=f"bytes={done}-"
+            )
+        try:
+            with closing(found["Body"]) as body:
+                yield from body.iter_chunks(COPY_BYTES)
+        except BotoCoreError as error:
+            raise requests.ConnectionError(str(error)) from error
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._asking(f"put {name}"):
+            self._client.put_object(**self._object(name), Body=data)
+
+    def replace(self, name: str, data: bytes, version: str | None) -> bool:
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        with self._asking(f"put {name}"):
+            try:
+                self._client.put_object(**self._object(name), Body=data, **condition)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") in _CHANGED:
+                    return False
+                raise
+        return True
+
+    def upload(self, name: str, path: Path, progress: Progress) -> None:
+        config = TransferConfig(
+            multipart_threshold=_PART_BYTES,
+            multipart_chunksize=_PART_BYTES,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
+        with self._asking(f"upload {name}"), open(path, "rb") as file:
+            self._client.upload_fileobj(
+                file,
+                **self._object(name),
+                Config=config,
+                Callback=progress,
+            )
