@@ -159,8 +159,10 @@ class VolumeDefinition:
         "image",
         ImageName(),
         "A sealed image that it is made of: its layers, instead of virtual data.",
-        more="`REGISTRY/REPOSITORY:TAG`, `@DIGEST`, or `oci:DIRECTORY:TAG` of a "
-        "[layout](design/images.md); it stays what it was when the volume was made.",
+        more="`REGISTRY/REPOSITORY:TAG`, `@DIGEST`, `oci:DIRECTORY:TAG` of a "
+        "[layout](design/images.md), or `s3://BUCKET/PREFIX:TAG` or "
+        "`https://HOST/DIRECTORY:TAG` of one in a bucket or behind a web server; it "
+        "stays what it was when the volume was made.",
         unset="none",
         change="never",
     )
