@@ -258,7 +258,7 @@ def cut(content: bytes) -> bytes:
     [
         (lambda: b"", "ends too early"),
         (lambda: b"no zstd", "no valid zstd"),
-        (lambda: zstandard.compress(b"BTRFSUBLKPACK2\n{}\n"), "not begin as one"),
+        (lambda: zstandard.compress(b"BTRFSUBLKPACX1\n{}\n"), "not begin as one"),
         (lambda: zstandard.compress(MAGIC + b"{}"), "its header has no end"),
         (lambda: zstandard.compress(MAGIC + b"[" * 10**6 + b"\n"), "is not JSON"),
         (lambda: zstandard.compress(MAGIC + b"{}\n"), "not the keys"),

@@ -295,8 +295,7 @@ def test_a_web_server(web: WebServer, tmp_path: Path) -> None:
     with open_repository(reference, access) as repository:
         assert repository.tags() == ["app"]
     with pytest.raises(UsageError, match="is a web server, which is only read"):
-        with open_repository(reference, access, writing=True) as repository:
-            repository.put_document("2", "x", b"{}")
+        open_repository(reference, access, writing=True)
     plain = parse_reference(f"{web.url('files/app')}:app")
     with pytest.raises(UsageError, match="is read without TLS"):
         inspect_image(plain, RegistryAccess())
@@ -326,3 +325,28 @@ def test_stock_tools_read_what_is_copied_from_there(
         [*("skopeo", "copy", "-q"), f"oci:{tmp_path}/copy:1.0", f"dir:{tmp_path}/out"],
         timeout_s=60,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("AWS_ENDPOINT_URL", "localhost:8333", "settings of S3 clients are not valid"),
+        ("AWS_PROFILE", "none", "settings of S3 clients are not valid"),
+        ("AWS_SESSION_TOKEN", "SECRET\n", "characters that no header can have"),
+    ],
+)
+def test_settings_that_cannot_be(
+    target: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    message: str,
+) -> None:
+    """No secret is told."""
+    if name == "AWS_SESSION_TOKEN":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=message) as caught:
+        inspect_image(target, ACCESS)
+    assert "SECRET" not in f"{caught.value} {caught.value.hint}"

@@ -168,6 +168,7 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
     assert content(place.target, inode) == DATA
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("front_end", ["fuse"])
 def test_from_a_bucket(
     need: Need, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +203,7 @@ def test_from_a_bucket(
         fork_and_write(place)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("front_end", ["fuse"])
 def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
     need(NGINX)

@@ -24,5 +24,7 @@ def s3_keys(environment: Mapping[str, str] = os.environ) -> Source:
         found = next(filter(None, map(environment.get, variables)), None)
         if found:
             # The server has another working directory.
-            keys[key] = os.path.abspath(found) if key == "credentials_file" else found
+            if key == "credentials_file":
+                found = os.path.abspath(os.path.expanduser(found))
+            keys[key] = found
     return keys

@@ -101,8 +101,7 @@ class RegistryAccess:
         asked by http."""
         return replace(
             self,
-            insecure=self.insecure
-            and is_loopback(registry if "://" in registry else f"http://{registry}/"),
+            insecure=self.insecure and on_loopback(registry),
         )
 
     def caches(self, netloc: str) -> tuple[str, ...]:
@@ -491,6 +490,11 @@ def _system_certificates() -> str | bool:
 def _host(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
+
+
+def on_loopback(registry: str) -> bool:
+    """Whether a registry, or a store by its URL, is on this machine."""
+    return is_loopback(registry if "://" in registry else f"http://{registry}/")
 
 
 def is_loopback(url: str) -> bool:

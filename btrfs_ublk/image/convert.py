@@ -27,7 +27,7 @@ from btrfs_ublk.content.oci import machine_platform
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError, is_loopback
+from btrfs_ublk.image.connection import RegistryAccess, RegistryError, on_loopback
 from btrfs_ublk.image.diff import check_layers
 from btrfs_ublk.image.documents import (
     MANIFESTS,
@@ -101,7 +101,7 @@ def convert_image(
             hint="name a tag: REGISTRY/REPOSITORY:TAG",
         )
     registries = {source.registry, target.registry}
-    if access.insecure and not any(is_loopback(f"http://{x}/") for x in registries):
+    if access.insecure and not any(map(on_loopback, registries)):
         raise UsageError(
             "--insecure is for registries on loopback, not for "
             f"{' and '.join(sorted(registries))}",

@@ -40,18 +40,18 @@ class Files(ABC):
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, as a whole."""
-        raise self._is_read_only()
+        raise self.refuse_writing()
 
     def replace(self, name: str, data: bytes, version: str | None) -> bool:
         """Write a file of which the caller has seen ``version``, or that was not there
         (None). Returns whether that was still so; if not, nothing is written."""
-        raise self._is_read_only()
+        raise self.refuse_writing()
 
     def upload(self, name: str, path: Path, progress: Progress) -> None:
         """Write a large file, as a whole, in pieces."""
-        raise self._is_read_only()
+        raise self.refuse_writing()
 
-    def _is_read_only(self) -> UsageError:
+    def refuse_writing(self) -> UsageError:
         return UsageError(
             f"{self.place} is a web server, which is only read",
             hint="build into the directory that it serves: btrfs-ublk image build -o "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,18 @@ from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.repository import COPY_BYTES, Progress
 
 try:
-    import boto3
-    from boto3.s3.transfer import TransferConfig
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    # They have no types: their classes are made when they run.
+    boto3: Any = import_module("boto3")
+    transfer: Any = import_module("boto3.s3.transfer")
+    Config: Any = import_module("botocore.config").Config
+    exceptions: Any = import_module("botocore.exceptions")
 except ImportError as missing:
     raise UsageError(
         f"images in S3 buckets need the Python package {missing.name}",
         hint="pip install 'btrfs-ublk[s3]'",
     ) from missing
+BotoCoreError: Any = exceptions.BotoCoreError
+ClientError: Any = exceptions.ClientError
 
 _REGION = "us-east-1"
 #: Of a large blob. A store takes at most 10,000 parts of an object, so it is more where
@@ -61,7 +65,7 @@ class S3Files(Files):
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
-        with self._asking("begin"):
+        with self._beginning():
             self._client: Any = boto3.session.Session().client(
                 "s3",
                 region_name=given.get("region", _REGION),
@@ -73,6 +77,17 @@ class S3Files(Files):
     def close(self) -> None:
         self._client.close()
 
+    @contextmanager
+    def _beginning(self) -> Iterator[None]:
+        try:
+            yield
+        except (BotoCoreError, ValueError, OSError) as error:
+            raise UsageError(
+                f"{self.place}: the settings of S3 clients are not valid: {error}",
+                hint="AWS_ENDPOINT_URL is like https://HOST:PORT; see AWS_REGION, "
+                "AWS_PROFILE and the files of keys and settings",
+            ) from error
+
     def _object(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
 
@@ -80,7 +95,7 @@ class S3Files(Files):
     def _asking(self, what: str) -> Iterator[None]:
         try:
             yield
-        except NoCredentialsError as error:
+        except exceptions.NoCredentialsError as error:
             raise UsageError(
                 f"there are no keys for {self.place}",
                 hint="set AWS_SHARED_CREDENTIALS_FILE, or AWS_ACCESS_KEY_ID and "
@@ -88,11 +103,22 @@ class S3Files(Files):
             ) from error
         except ClientError as error:
             raise self._refused(what, error) from error
+        except exceptions.HTTPClientError as error:
+            if isinstance(error.kwargs.get("error"), ValueError):
+                # NB: its text has the header, with the token.
+                raise UsageError(
+                    f"{self.place}: the keys have characters that no header can have",
+                    hint="is there a newline in AWS_SESSION_TOKEN, or in a key?",
+                ) from None
+            raise self._unanswered(what, error) from error
         except BotoCoreError as error:
-            raise RegistryError(
-                f"{self.place}: cannot {what}: {error}",
-                hint="is the store there, and AWS_ENDPOINT_URL right?",
-            ) from error
+            raise self._unanswered(what, error) from error
+
+    def _unanswered(self, what: str, error: Exception) -> RegistryError:
+        return RegistryError(
+            f"{self.place}: cannot {what}: {error}",
+            hint="is the store there, and AWS_ENDPOINT_URL right?",
+        )
 
     def _refused(self, what: str, error: ClientError) -> RegistryError:
         answer = error.response
@@ -102,9 +128,12 @@ class S3Files(Files):
         hint = None
         if code == "NoSuchBucket":
             hint = "make the bucket, or name another one"
+        elif status == 501:
+            hint = "the store has no conditional writes (If-Match): use another one"
         elif status in (401, 403):
             hint = (
-                "the keys have expired, are wrong, or may not do this: see "
+                "the keys have expired, are wrong, or may not do this (a missing "
+                "object is refused so to who may not list the bucket): see "
                 "AWS_SHARED_CREDENTIALS_FILE, AWS_PROFILE, AWS_ACCESS_KEY_ID"
             )
         return RegistryError(
@@ -148,11 +177,22 @@ class S3Files(Files):
             found = self._client.get_object(
                 **self._object(name), Range=f"bytes={done}-"
             )
+        expected = f"bytes {done}-{one.size - 1}/{one.size}"
+        if done and found.get("ContentRange") != expected:
+            raise RegistryError(
+                f"{self.place} answers for {expected} of blob {one.digest} with "
+                f"{found.get('ContentRange')!r}"
+            )
+        count = 0
         try:
             with closing(found["Body"]) as body:
-                yield from body.iter_chunks(COPY_BYTES)
+                for part in body.iter_chunks(COPY_BYTES):
+                    count += len(part)
+                    yield part
         except BotoCoreError as error:
             raise requests.ConnectionError(str(error)) from error
+        if not count:
+            raise requests.ConnectionError("the store sent nothing")
 
     def write(self, name: str, data: bytes) -> None:
         with self._asking(f"put {name}"):
@@ -170,7 +210,7 @@ class S3Files(Files):
         return True
 
     def upload(self, name: str, path: Path, progress: Progress) -> None:
-        config = TransferConfig(
+        config = transfer.TransferConfig(
             multipart_threshold=_PART_BYTES,
             multipart_chunksize=_PART_BYTES,
             max_concurrency=_PARTS_AT_ONCE,

@@ -87,6 +87,8 @@ class StoredLayout(Repository):
             self._files = S3Files(reference, access)
         else:
             self._files = WebFiles(reference, access)
+        if writing and not reference.is_in_bucket:
+            raise self._files.refuse_writing()
         if writing and not self._files.has(MARK):
             self._files.write(MARK, MARK_TEXT.encode())
 
