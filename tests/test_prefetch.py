@@ -125,7 +125,7 @@ def test_records_and_replays(
         assert ended.is_complete and ended.percent == 100
         assert (ended.units, ended.fetched_units) == (24, 24)
         assert list(dict.fromkeys(origin.asked)) == order
-        assert server.stats().lazy[0].fetcher.retries == len(origin.asked) - 24
+        assert server.stats().lazy[0].fetcher.retries >= len(origin.asked) - 24
         # Once more: all is there. Then the rest of it.
         ended = until_over(client, client.prefetch(extents))
         assert (ended.cached_units, ended.fetched_units) == (24, 0)
