@@ -24,7 +24,12 @@ from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.catalogue import list_versions
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.connection import RegistryAccess, RegistryError
-from btrfs_ublk.image.documents import InvalidImageError
+from btrfs_ublk.image.documents import (
+    MANIFEST,
+    InvalidImageError,
+    describe,
+    digest_of,
+)
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.places import open_repository
@@ -172,6 +177,22 @@ def test_pushes_at_once_lose_no_tag(
         list(pool.map(lambda one: push(image, one), targets))
     with open_repository(target, ACCESS) as repository:
         assert sorted(repository.tags()) == ["1.0", *tags]
+
+
+def test_referrers_at_once(target: Reference) -> None:
+    """None is lost, as the list of them is changed on a condition."""
+    subject = digest_of(b"subject")
+    each = [describe(MANIFEST, b"%d" % number) for number in range(6)]
+
+    def put(number: int) -> None:
+        with open_repository(target, ACCESS, writing=True) as repository:
+            repository.put_referrer(each[number], subject, b"%d" % number)
+
+    with ThreadPoolExecutor(len(each)) as pool:
+        list(pool.map(put, range(len(each))))
+    with open_repository(target, ACCESS) as repository:
+        found = {one.digest for one in repository.referrers(subject)}
+    assert found == {one.digest for one in each}
 
 
 def test_what_is_wrong_in_a_bucket(

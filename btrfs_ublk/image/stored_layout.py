@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -167,13 +167,40 @@ class StoredLayout(Repository):
         others put there meanwhile."""
         self._files.write(blob_name(digest_of(data)), data)
         if not version.startswith("sha256:"):
-            self._tag(check_tag(version), describe(media_type, data))
+            one = describe(media_type, data)
+            self._tag(check_tag(version), lambda images: one)
         return False
 
-    def _tag(self, tag: str, one: Descriptor) -> None:
-        manifest = dict(one.raw) | {"annotations": {TAG: tag}}
+    def put_referrer(self, one: Descriptor, subject: str, data: bytes) -> None:
+        """As Repository.put_referrer(), beside what others put there meanwhile."""
+        self._files.write(blob_name(one.digest), data)
+        tag = subject.replace(":", "-")
+
+        def listed(images: list[Descriptor]) -> Descriptor:
+            before = next((x for x in images if x.annotations.get(TAG) == tag), None)
+            found = self._listed(before.digest) if before is not None else []
+            others = [dict(x.raw) for x in found if x.digest != one.digest]
+            document = {
+                "schemaVersion": 2,
+                "mediaType": INDEX,
+                "manifests": [*others, dict(one.raw)],
+            }
+            self._files.write(
+                blob_name(digest_of(to_bytes(document))), to_bytes(document)
+            )
+            return describe(INDEX, to_bytes(document))
+
+        self._tag(tag, listed)
+
+    def _listed(self, digest: str) -> list[Descriptor]:
+        data = self.document(digest).data
+        return descriptors(parse_document(data, digest), "manifests", digest)
+
+    def _tag(self, tag: str, make: Callable[[list[Descriptor]], Descriptor]) -> None:
+        """Name what ``make`` makes of the images that are there."""
         for _ in range(_MAX_CHANGES):
             images, version = self._images()
+            manifest = dict(make(images).raw) | {"annotations": {TAG: tag}}
             others = [x for x in images if x.annotations.get(TAG) != tag]
             index = {
                 "schemaVersion": 2,
