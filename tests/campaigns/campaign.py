@@ -97,12 +97,10 @@ def conclude(faults: Sequence[str], *, rounds: int, seed: int | None = None) -> 
 
 
 @contextmanager
-def apart(directory: Path) -> Iterator[None]:
-    """Have directories of our own for all that commands keep, to keep off others."""
-    before = {name: os.environ.get(name) for name in _PLACES}
-    for name, place in _PLACES.items():
-        (directory / place).mkdir(mode=0o700)
-        os.environ[name] = str(directory / place)
+def environment(**variables: str) -> Iterator[None]:
+    """Set variables for a time."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -110,3 +108,12 @@ def apart(directory: Path) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextmanager
+def apart(directory: Path) -> Iterator[None]:
+    """Have directories of our own for all that commands keep, to keep off others."""
+    for place in _PLACES.values():
+        (directory / place).mkdir(mode=0o700)
+    with environment(**{x: str(directory / place) for x, place in _PLACES.items()}):
+        yield

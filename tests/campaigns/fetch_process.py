@@ -195,19 +195,6 @@ def _write_helper(root: Path, port: int) -> None:
 
 
 @contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
-@contextmanager
 def bed(parent: Path, *, deadline_s: int) -> Iterator[Bed]:
     with ExitStack() as stack:
         root = stack.enter_context(tempdir(parent=parent))
@@ -229,7 +216,7 @@ def bed(parent: Path, *, deadline_s: int) -> Iterator[Bed]:
             "BTRFS_UBLK_FETCH_IDLE_MS": str(round(_IDLE_S * 1000)),
             "PATH": f"{root}:{os.environ['PATH']}",
         }
-        with _environment(**variables):
+        with campaign.environment(**variables):
             server = stack.enter_context(
                 BlockServer(Description(size, [segment]), front_end="fuse")
             )
