@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +79,29 @@ class EngineShell:
 
 
 def start_engine(
-    build: Path, description: Path, environment: Mapping[str, str] | None = None
+    build: Path,
+    description: Path,
+    environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> EngineShell:
     """Start a shell, which the caller has to kill or close."""
-    return EngineShell(
-        subprocess.Popen(
-            [build / "csrc/tests/engine-shell", description],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                "BTRFS_UBLK_FETCH": str(build / "csrc/tools/btrfs-ublk-fetch"),
-                # Tests count requests, and the machine may be busy.
-                "BTRFS_UBLK_HEDGE_MS": "60000",
-                **os.environ,
-                **SANITIZER_ENVIRONMENT,
-                **(environment or {}),
-            },
+    with log.open("wb") if log else nullcontext() as stderr:
+        return EngineShell(
+            subprocess.Popen(
+                [build / "csrc/tests/engine-shell", description],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={
+                    "BTRFS_UBLK_FETCH": str(build / "csrc/tools/btrfs-ublk-fetch"),
+                    # Tests count requests, and the machine may be busy.
+                    "BTRFS_UBLK_HEDGE_MS": "60000",
+                    **os.environ,
+                    **SANITIZER_ENVIRONMENT,
+                    **(environment or {}),
+                },
+            )
         )
-    )
 
 
 @contextmanager
@@ -105,12 +110,14 @@ def engine_shell(
     description: dict[str, Any],
     *,
     environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> Iterator[EngineShell]:
-    """Run a shell. At the end, close it, or kill it if the test fails."""
+    """Run a shell, with stderr to ``log``. At the end, close it, or kill it if the test
+    fails."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(description, file)
         file.flush()
-        shell = start_engine(build, Path(file.name), environment)
+        shell = start_engine(build, Path(file.name), environment, log)
         try:
             yield shell
         except BaseException:

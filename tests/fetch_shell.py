@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +104,14 @@ class FetchShell:
 
 @contextmanager
 def fetch_shell(
-    build: Path, *options: str, log: Path | None = None, program: Path | None = None
+    build: Path,
+    *options: str,
+    log: Path | None = None,
+    program: Path | None = None,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[FetchShell]:
-    """Run a fetch-shell with stderr to ``log``, and check its exit status.
+    """Run a fetch-shell with stderr to ``log``, and check its exit status. ``wrapper``
+    is put in front of its command.
 
     Its servers are asked by the fetch process, as a server's are, or by ``program`` in
     its place; with ``BTRFS_UBLK_FETCH=in-process``, by the fetch-shell itself.
@@ -116,7 +121,7 @@ def fetch_shell(
         options = (*options, f"process={program}")
     stderr = log.open("wb") if log else None
     process = subprocess.Popen(
-        [build / "csrc/tests/fetch-shell", *options],
+        [*wrapper, build / "csrc/tests/fetch-shell", *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,

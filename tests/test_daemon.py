@@ -104,6 +104,21 @@ def test_it_supervises_all_and_ends_with_the_last(devices: list[Device]) -> None
 
 
 @with_fuse
+def test_it_keeps_nothing_of_a_device_that_goes(devices: list[Device]) -> None:
+    """Other devices keep it alive, so what it kept would become more and more."""
+    fds = Path(f"/proc/{daemon_of(*NAMES).pid}/fd")
+
+    def cycle() -> list[str]:
+        remove_device("one")
+        add_device("one", DESCRIPTION, DeviceOptions(front_end="fuse"))
+        kinds = (re.sub("[0-9a-f]{4,}", "", str(x.readlink())) for x in fds.iterdir())
+        return sorted(kinds)
+
+    first = cycle()
+    assert cycle() == cycle() == first
+
+
+@with_fuse
 def test_a_command_that_forks_it_leaves_nothing_in_it(
     front_end: FrontEndName, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ with a mounted sprout and reads that are verified all the while.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -34,6 +35,7 @@ from device_support import (
     reading,
     wait_for,
 )
+from refused_calls import refusing
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import SERVER, helper_path
@@ -206,19 +208,8 @@ def test_an_upgrade_that_fails(grown: Grown, sparse_path: Path) -> None:
     assert_survived(grown)
 
 
-#: Runs the command as a container without CAP_SYS_PTRACE would have it: pidfd_getfd(2),
-#: 438 everywhere, fails with EPERM, here and in all that it starts.
-UNPRIVILEGED = """
-import ctypes, struct, sys
-code = [(0x20, 0, 0, 0), (0x15, 0, 1, 438), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]
-filter = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *x) for x in code))
-program = struct.pack("HxxxxxxP", 4, ctypes.addressof(filter))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
-from btrfs_ublk.cli.main import main
-sys.argv[0] = "btrfs-ublk"
-main()
-"""
+#: pidfd_getfd(2) fails, as in a container without CAP_SYS_PTRACE.
+UNPRIVILEGED = {438: errno.EPERM}
 
 
 @pytest.mark.native
@@ -226,15 +217,11 @@ main()
 def test_no_upgrade_that_would_lose_the_device(need: Need, sparse_path: Path) -> None:
     """The server would leave; only its supervisor knows that nobody keeps it."""
     need(FUSE, LOOP)
-    argv = [
-        "device",
-        "add",
-        "one",
-        description_file(sparse_path),
-        "--front-end",
-        "fuse",
-    ]
-    subprocess.run([sys.executable, "-c", UNPRIVILEGED, *argv], check=True, timeout=60)
+    main = [sys.executable, "-m", "btrfs_ublk.cli.main"]
+    argv = ["device", "add", "one", description_file(sparse_path), "--front-end"]
+    subprocess.run(
+        [*refusing(UNPRIVILEGED), *main, *argv, "fuse"], check=True, timeout=60
+    )
     before = show_device("one")
     if before.state.ready["recovery"] != "reissue":
         inapplicable("this kernel cannot send requests again")

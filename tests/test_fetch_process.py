@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -17,6 +18,8 @@ import pytest
 from engine_shell import describe, engine_shell
 from fetch_shell import FetchShell, fetch_shell
 from lying_fetcher import INQUIRY_LIES, LIES, PROBE_LIES, program
+from refused_calls import refusing
+from sanitized_build import SANITIZER_ENVIRONMENT
 from scripted_server import ScriptedServer, response, scripted_server
 from store_shell import root_of, units_of
 from virtual_data import VirtualData
@@ -46,6 +49,9 @@ OTHER_ERRNO = {
     "/proc/self/mem": errno.EACCES,
     "/root": errno.EACCES,
 }
+
+#: landlock_create_ruleset(2) and its two others, on a kernel without them.
+NO_LANDLOCK = dict.fromkeys((444, 445, 446), errno.ENOSYS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -82,6 +88,40 @@ def test_what_it_may_not_do(sanitized_build: Path, tmp_path: Path) -> None:
     refused = {name: number for name, number in found.items() if number}
     assert refused == {name: other.get(name, errno.EPERM) for name in refused}
     assert not list(tmp_path.glob("confine-shell*"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "terminal", "full"])
+def test_what_lacks_is_said_to_any_output(
+    sanitized_build: Path, tmp_path: Path, kind: str
+) -> None:
+    """Although a process that is confined may not write to files."""
+    if kind == "pipe":
+        ours, theirs = os.pipe()
+    elif kind == "terminal":
+        ours, theirs = pty.openpty()
+    else:
+        path = "/dev/full" if kind == "full" else str(tmp_path / "said")
+        theirs = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        ours = os.open(path, os.O_RDONLY)
+    try:
+        done = subprocess.run(
+            refusing(NO_LANDLOCK)
+            + [str(sanitized_build / "csrc/tools/btrfs-ublk-fetch"), "--check"],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            env=os.environ | SANITIZER_ENVIRONMENT,
+        )
+        if kind == "full":
+            assert done.returncode == 1
+            assert "cannot say what is lacking: No space left" in done.stderr
+        else:
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "landlock" in os.read(ours, 100).decode().split()
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def server_of(request: str) -> bytes:
@@ -168,11 +208,13 @@ def test_its_start_makes_nobody_late(
     """Else a second request would be made, and the host be held for slow."""
     slow = tmp_path / "slow"
     fetch = sanitized_build / "csrc/tools/btrfs-ublk-fetch"
-    slow.write_text(f"#!/bin/sh\nsleep 2\nexec {fetch}\n")
+    # Longer than a mirror may be silent.
+    slow.write_text(f"#!/bin/sh\nsleep 4\nexec {fetch}\n")
     slow.chmod(0o755)
     with scripted_server(server_of) as other:
         mirrors = [{"kind": "http", "url": each.url()} for each in (server, other)]
-        with fetch_shell(sanitized_build, program=slow) as shell:
+        # A second request would come before the process, and after any slow answer.
+        with fetch_shell(sanitized_build, "hedge=2500", program=slow) as shell:
             source = shell.add(source_of(server, mirrors=mirrors))
             answer = shell.read(source, 0, UNIT)
             stats = shell.stats()

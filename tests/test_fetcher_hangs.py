@@ -299,7 +299,7 @@ def test_a_slow_prefetch_is_not_given_up(sanitized_build: Path, tmp_path: Path) 
     ):
         number = shell.add(source(server))
         shell.prefetch(number, 0, UNIT)
-        time.sleep(0.3)
+        wait_until(lambda: bool(server.requests))
         assert shell.read(number, 0, UNIT, deadline_s=5.5).data == DATA[:UNIT]
         assert len(server.requests) == 1
 

@@ -27,8 +27,8 @@ from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.device.state import DeviceDirectory
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image import parse_name
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.check import check_image
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.pack import read_header
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.server import Description

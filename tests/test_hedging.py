@@ -158,6 +158,52 @@ def test_caches_that_are_silent_do_not_send_readers_to_the_origin(
     assert not any(stats["failures"].values())
 
 
+def behind_caches(
+    servers: Servers, shell: FetchShell
+) -> tuple[int, list[ScriptedServer]]:
+    """Return a source with three caches, which are known to be quick, and these: the
+    one that is asked first comes first."""
+    origin = servers.add()
+    caches = [servers.add() for _ in range(3)]
+    mirror = http(origin, via=[each.url("").rstrip("/") for each in caches])
+    source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": [mirror]})
+    shell.pin(source, 'etag "1"')
+    read_all(shell, source, 0, 24)
+    return source, sorted(caches, key=lambda each: -len(each.requests))
+
+
+def test_a_second_request_that_is_to_ask_later_is_no_failure(
+    servers: Servers, shell: FetchShell
+) -> None:
+    """One cache is silent, and the others are getting it: the origin is left alone."""
+    source, (silent, *others) = behind_caches(servers, shell)
+    silent.script = servers.silent
+    there_s = time.monotonic() + 4
+
+    def later(request: str) -> bytes:
+        is_there = time.monotonic() > there_s
+        return good(request) if is_there else response("425 Too Early")
+
+    for other in others:
+        other.script = later
+    read_all(shell, source, 24, 1)
+    assert shell.stats()["hedges"] > 0
+    assert servers.counts()[0] == 0
+
+
+def test_a_cache_that_was_silent_is_not_asked_again_soon(
+    servers: Servers, sanitized_build: Path, tmp_path: Path
+) -> None:
+    with fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell:
+        source, (silent, *_) = behind_caches(servers, shell)
+        silent.script = servers.silent
+        silent.requests.clear()
+        read_all(shell, source, 24, 4)
+        assert len(silent.requests) == 1
+        assert servers.counts()[0] == 0
+        assert shell.stats()["failures"]["transient"] == 1
+
+
 def test_a_prefetch_has_no_second_requests(servers: Servers, shell: FetchShell) -> None:
     mirrors = [http(servers.add(servers.late(good))), http(servers.add())]
     source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})

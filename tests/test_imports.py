@@ -75,6 +75,15 @@ def test_volumes_import_what_they_need(
     assert not unused & set(run(argv, timeout_s=60.0).stdout.split())
 
 
+def test_a_snapshotter_starts_without_what_asks_registries(tmp_path: Path) -> None:
+    """New containers wait for its start after a kill."""
+    pytest.importorskip("grpc")
+    argv = Starter(tmp_path).argv(None)
+    argv[-1] = "import sys, btrfs_ublk.containers.service; print(*sys.modules)"
+    loaded = set(run(argv, timeout_s=60.0).stdout.split())
+    assert not loaded & {"cryptography", "requests", "urllib3"}
+
+
 def test_down_knows_how_to_remove_what_up_has_made(tmp_path: Path) -> None:
     """Otherwise it would import all modules that make things, those of bench too."""
     argv = Starter(tmp_path).argv(None)

@@ -35,7 +35,7 @@ from btrfs_ublk.server import (
 from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 
-pytestmark = [pytest.mark.ublk, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ublk
 
 FEATURE = "auto-buf-reg"
 AUTO_BUF_REG = 1 << 11

@@ -30,7 +30,7 @@ from btrfs_ublk.server import (
 )
 from btrfs_ublk.units import MIB
 
-pytestmark = [pytest.mark.ublk, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ublk
 
 NOBODY = 65534
 CONTROL = Path("/dev/ublk-control")

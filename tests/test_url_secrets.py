@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Need
 from device_support import kill_server
-from volume_support import NAME, TIMEOUT_S, Place
+from volume_support import NAME, Place
 from web_server import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import FUSE
@@ -22,7 +19,6 @@ from btrfs_ublk.base.urls import shown_text, shown_value
 from btrfs_ublk.device import show_device
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.volume import VolumeFile
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 SECRET = "sentinel-5f1d02"
 QUERY = f"?Expires=2&Signature={SECRET}"
@@ -66,19 +62,6 @@ def place(need: Need, sparse_path: Path) -> Iterator[Place]:
     found.take_all_down()
 
 
-def told(*arguments: str | Path, place: Place) -> str:
-    """Whatever a command prints, with all that it logs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", "-vv"]
-        + [str(argument) for argument in arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, VOLUMES_VARIABLE: str(place.base)},
-    )
-    return done.stdout + done.stderr
-
-
 @pytest.mark.native
 def test_nothing_tells_it(place: Place) -> None:
     definition, report = place.root / "definition.toml", place.root / "report.tar.gz"
@@ -96,14 +79,12 @@ def test_nothing_tells_it(place: Place) -> None:
             path = "one"
             url = "{url}"
             """)
-        heard = [told("volume", "up", NAME, "--file", definition, place=place)]
+        heard = [place.told("volume", "up", NAME, "--file", definition)]
         assert place.state() == "up", heard
-        heard.append(
-            told("trace", "record", NAME, "--for=1", "-o/dev/fd/1", place=place)
-        )
+        heard.append(place.told("trace", "record", NAME, "--for=1", "-o/dev/fd/1"))
         assert (place.target / "one").read_bytes() == bytes(5000)
         heard += [
-            told(*words, place=place)
+            place.told(*words)
             for words in (
                 # Refused, as the first has another source, and the second is none.
                 ("volume", "up", NAME, f"--add-file=one={other}"),
@@ -118,7 +99,7 @@ def test_nothing_tells_it(place: Place) -> None:
     # Nobody answers now.
     (place.target / "one").write_bytes(b"")
     heard += [
-        told(*words, place=place)
+        place.told(*words)
         for words in (
             ("volume", "status", NAME),
             ("volume", "status", NAME, "--json"),
@@ -136,7 +117,7 @@ def test_nothing_tells_it(place: Place) -> None:
         )
     ]
     kill_server(NAME)
-    heard.append(told("device", "status", NAME, place=place))
+    heard.append(place.told("device", "status", NAME))
     device = show_device(NAME)
     assert device.state.server is not None and device.state.supervisor is not None
     for pid in (device.state.server.pid, device.state.supervisor.pid):
@@ -180,16 +161,16 @@ def test_a_file_has_it(place: Place) -> None:
         (server.files / "one").write_bytes(bytes(5000))
         signed.touch(mode=0o600)
         signed.write_text(server.url("files/one") + QUERY)
-        heard = told("volume", "up", NAME, "--file", definition, place=place)
+        heard = place.told("volume", "up", NAME, "--file", definition)
         assert place.state() == "up", heard
         assert (place.target / "one").read_bytes() == bytes(5000)
         more = f"--url-file=two={signed}"
-        heard += told("volume", "up", NAME, more, place=place)
+        heard += place.told("volume", "up", NAME, more)
         assert (place.target / "two").read_bytes() == bytes(5000)
-        heard += told("map", "add", NAME, "--url-file", signed, place=place)
+        heard += place.told("map", "add", NAME, "--url-file", signed)
         assert "already mapped" in heard
         for words in (["volume", "status", NAME], ["map", "show", NAME, "0"]):
-            shown = told(*words, place=place)
+            shown = place.told(*words)
             assert str(signed) in shown
             heard += shown
     assert SECRET not in heard + show_device(NAME).log.read_text()

@@ -130,6 +130,7 @@ def web_server(root: Path) -> Iterator[WebServer]:
     for directory in (root, root / "files", root / "tmp"):
         directory.mkdir(exist_ok=True)
     _write_certificates(root)
+    (root / "access.log").touch()  # nginx may be asked before it has begun
     (root / "htpasswd").write_text("reader:{PLAIN}s3cret\n", encoding="utf-8")
     with ExitStack() as stack:
         sockets = [

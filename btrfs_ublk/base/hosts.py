@@ -96,7 +96,7 @@ def read_hosts(path: Path | None = None) -> tuple[Rule, ...]:
         return ()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {why_unread(error)}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
         raise UsageError(

@@ -1,9 +1,11 @@
-"""Directories whose content root trusts: no other user may write there."""
+"""Directories whose content root trusts: no other user may write there, or have another
+directory in the place of one."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
@@ -16,12 +18,15 @@ VOLUMES_DIRECTORY = "/var/lib/btrfs-ublk/volumes"
 CONFIG_VARIABLE = "BTRFS_UBLK_CONFIG_DIR"
 CONFIG_DIRECTORY = "/etc/btrfs-ublk"
 
+_MAX_LINKS = 40  # as the kernel follows (path_resolution(7))
+
 
 def make_private(path: Path, *, what: str, hint: str) -> Path:
     """Make a directory (mode 0700) unless it is there; returns ``path``.
 
     Raises BtrfsUblkError, naming it as ``what``, as check_private() does.
     """
+    check_way(path, what=what, hint=hint)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except PermissionError as error:
@@ -46,8 +51,9 @@ def check_private(
     path: Path, *, what: str, hint: str, missing_ok: bool = False
 ) -> None:
     """Raise BtrfsUblkError unless ``path`` is a directory (no symbolic link) that
-    belongs to this user and that no other user can write to. Raise CapabilityError when
-    it is root's, or cannot be looked at. ``missing_ok``: it may also be missing."""
+    belongs to this user, that no other user can write to, and that check_way() allows.
+    Raise CapabilityError when it is root's, or cannot be looked at. ``missing_ok``: it
+    may also be missing."""
     try:
         status = path.lstat()
     except PermissionError as error:
@@ -69,5 +75,97 @@ def check_private(
         raise BtrfsUblkError(
             f"{what} {path} is writable for others "
             f"(mode {stat.S_IMODE(status.st_mode):04o})",
-            hint=f"chmod 0700 {path}",
+            hint=f"chmod go-w {path}",
         )
+    check_way(path, what=what, hint=hint)
+
+
+def check_way(path: Path, *, what: str, hint: str) -> None:
+    """Raise BtrfsUblkError when another user can put something else in the place of
+    ``path``, as a directory or symbolic link above it is theirs to change.
+    In a directory with the sticky bit, they can change only what is theirs. Who has
+    become root by sudo may do all anyway, so what is theirs is no other user's."""
+    trusted = {0, os.geteuid(), *_unmapped()}
+    if os.geteuid() == 0 and (caller := os.environ.get("SUDO_UID", "")).isdecimal():
+        trusted.add(int(caller))
+    for each in _way(path):
+        try:
+            status = each.lstat()
+        except OSError:
+            continue  # It is not there yet, or whoever wants to use it will see.
+        is_open = (
+            stat.S_ISDIR(status.st_mode)
+            and not status.st_mode & stat.S_ISVTX
+            and (
+                status.st_mode & stat.S_IWOTH
+                or (status.st_mode & stat.S_IWGRP and _has_group(each, status))
+            )
+        )
+        if status.st_uid not in trusted or is_open:
+            raise BtrfsUblkError(
+                f"{what} {path}: other users can change {each} (of user "
+                f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}), and "
+                "so have something else in its place",
+                hint=hint or "choose one below directories that are root's",
+            )
+
+
+def follow_own_link(path: Path) -> Path:
+    """Return where a symbolic link of this user's leads to, or else ``path``: who has
+    made it may have their directories there. check_way() is for the way to it."""
+    try:
+        is_own = path.is_symlink() and path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return path
+    return Path(os.path.realpath(path)) if is_own else path
+
+
+def _way(path: Path) -> Iterator[Path]:
+    """Yield all directories and symbolic links that the kernel passes on its way to
+    the last component of a path (path_resolution(7)), which is left out."""
+    parts = path.absolute().parts[1:]
+    names = list(reversed(parts if parts[-1:] == ("..",) else parts[:-1]))
+    place, links = Path("/"), 0
+    yield place
+    while names:
+        name = names.pop()
+        if name == "..":
+            place = place.parent
+            continue
+        each = place / name
+        yield each
+        try:
+            target = Path(os.readlink(each))
+        except OSError:
+            place = each
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise BtrfsUblkError(
+                f"{path} leads through more than {_MAX_LINKS} symbolic links"
+            )
+        if target.is_absolute():
+            place = Path("/")
+        names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+
+
+def _has_group(path: Path, status: os.stat_result) -> bool:
+    """Whether others than root may be in what the mode has for the group: an access
+    list puts the most that anybody of it may do there (acl(5))."""
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        names = []
+    return status.st_gid != 0 or "system.posix_acl_access" in names
+
+
+def _unmapped() -> list[int]:
+    """Return what users are shown as that a user namespace does not have: root of the
+    host, who may do all, and others, who cannot be told apart from it."""
+    try:
+        mapped = Path("/proc/self/uid_map").read_text().split()
+        if mapped == ["0", "0", str(2**32 - 1)]:
+            return []
+        return [int(Path("/proc/sys/kernel/overflowuid").read_text())]
+    except (OSError, ValueError):
+        return []

@@ -34,6 +34,13 @@ class Digests:
         numbers = struct.pack("<QI", self.size_bytes, self.unit_bytes)
         return hashlib.sha256(_HEADER + numbers + self.units).hexdigest()
 
+    def part(self, offset: int, size_bytes: int) -> Digests:
+        """Return those of a part, in bytes, which begins and ends between units."""
+        first, end = (
+            at // self.unit_bytes * DIGEST_BYTES for at in (offset, offset + size_bytes)
+        )
+        return Digests(size_bytes, self.unit_bytes, self.units[first:end])
+
     def hex(self) -> list[str]:
         """The digests as a source's description has them."""
         return [

@@ -116,6 +116,7 @@ class Supervised:
                     supervisor = self._make(inherited)
                     supervisor.begin()
                 supervisor.run()
+                supervisor.end()
                 return
             except Replace:
                 assert supervisor is not None
@@ -135,6 +136,8 @@ class Supervised:
                     inherited = supervisor.keep_open_fds
                     supervisor.close()
                 if not self.directory.path.exists() or not self._pause(delay_s):
+                    if supervisor is not None:
+                        supervisor.end()
                     return
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
             supervisor = None

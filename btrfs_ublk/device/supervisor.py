@@ -106,6 +106,12 @@ class Supervisor:
             self._server.close()
             self._server = None
 
+    def end(self) -> None:
+        """Close all that this process has of the device, and would keep its server's
+        connection, after run() has returned: it may go on for others."""
+        self.close()
+        self._front_end.let_go()
+
     def begin(self) -> None:
         """Note that this process supervises the device; run() must follow."""
         self._was_lost = self._state.status == "lost"

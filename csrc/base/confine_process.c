@@ -8,8 +8,10 @@
 #include <linux/landlock.h>
 #include <linux/netlink.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +20,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "base/confine.h"
 #include "base/seccomp_program.h"
@@ -27,6 +30,7 @@ enum {
 	/* What it may allocate: requests, connections, credentials; not the shared memory. */
 	DATA_BYTES = 128 << 20,
 	STACK_BYTES = 8 << 20,
+	THREADS_LEAST = 32, /* workers, and those that libcurl has look names up */
 };
 
 /* Calls that are right with any arguments. */
@@ -307,6 +311,15 @@ static const char *const readable[] = {
 	"/dev/urandom",
 };
 
+/* What has to be read of names and certificates; some systems have links here to other places. */
+static const char *const needed[] = {
+	"/etc/resolv.conf",
+	"/etc/hosts",
+	"/etc/nsswitch.conf",
+	"/etc/ssl/certs/ca-certificates.crt",
+	"/etc/pki/tls/certs/ca-bundle.crt",
+};
+
 /* Of the kernel's interface, whatever version of its header there is. */
 enum {
 	ABI_WITH_REFER = 2,
@@ -357,7 +370,7 @@ static int restrict_files(void)
 	size_t bytes = abi >= ABI_WITH_SCOPES ? sizeof(rules) :
 		       abi >= ABI_WITH_NET    ? offsetof(struct ruleset, scoped) :
 						offsetof(struct ruleset, net);
-	char resolver[PATH_MAX];
+	char path[PATH_MAX];
 	int ruleset, err;
 
 	if (abi < 1)
@@ -367,12 +380,28 @@ static int restrict_files(void)
 		return -errno;
 	for (unsigned i = 0; i < COUNT(readable); i++)
 		add_readable(ruleset, readable[i]);
-	/* It is a link to another place where some service writes it. */
-	if (realpath("/etc/resolv.conf", resolver))
-		add_readable(ruleset, resolver);
+	for (unsigned i = 0; i < COUNT(needed); i++) {
+		if (realpath(needed[i], path))
+			add_readable(ruleset, path);
+	}
 	err = syscall(SYS_landlock_restrict_self, ruleset, 0) ? -errno : 0;
 	close(ruleset);
 	return err;
+}
+
+static bool are_needed_files_closed(void)
+{
+	bool closed = false;
+
+	for (unsigned i = 0; i < COUNT(needed); i++) {
+		int fd = open(needed[i], O_RDONLY | O_CLOEXEC);
+
+		if (fd >= 0)
+			close(fd);
+		else if (errno == EACCES)
+			closed = true;
+	}
+	return closed;
 }
 
 static int become_nobody(void)
@@ -383,6 +412,39 @@ static int become_nobody(void)
 	    setresuid(NOBODY, NOBODY, NOBODY))
 		return -errno;
 	return 0;
+}
+
+static void *wait_for_ever(void *unused)
+{
+	for (;;)
+		pause();
+	return unused;
+}
+
+/*
+ * Whether that user may have as many threads more as fetching takes: the limit may be a low one that
+ * cannot be raised, and others who run as that user count. Only a process that has become that user
+ * can tell.
+ */
+static bool may_nobody_have_threads(void)
+{
+	pid_t child = fork(), ended;
+	int status;
+
+	if (!child) {
+		pthread_t thread;
+		int err = become_nobody();
+
+		for (unsigned i = 0; i < THREADS_LEAST && !err; i++)
+			err = pthread_create(&thread, NULL, wait_for_ever, NULL);
+		_exit(err ? 1 : 0);
+	}
+	if (child < 0)
+		return false;
+	do {
+		ended = waitpid(child, &status, 0);
+	} while (ended < 0 && errno == EINTR);
+	return ended == child && status == 0;
 }
 
 static rlim_t number_in(const char *path)
@@ -412,11 +474,11 @@ static rlim_t most_threads(void)
 	return least ? least / 2 : RLIM_INFINITY;
 }
 
-static void limit(int resource, rlim_t most)
+static int limit(int resource, rlim_t most)
 {
 	const struct rlimit limits = { most, most };
 
-	setrlimit((__rlimit_resource_t)resource, &limits);
+	return setrlimit((__rlimit_resource_t)resource, &limits);
 }
 
 /* It is not worth as much as a server that is kept when memory lacks, and that starts another. */
@@ -436,6 +498,12 @@ unsigned confine_process(void)
 {
 	unsigned lacks = 0;
 
+	/*
+	 * As root, who is not counted, and may raise it: what is inherited may be less.
+	 * NB: before memory is limited, as stacks of threads count.
+	 */
+	if (!geteuid() && limit(RLIMIT_NPROC, most_threads()) && !may_nobody_have_threads())
+		lacks |= CONFINE_LACKS_USER;
 	/* A limit of 0 keeps no program that core_pattern names from its dump; 1 does. */
 	limit(RLIMIT_CORE, 1);
 	be_ended_first();
@@ -444,13 +512,10 @@ unsigned confine_process(void)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 	limit(RLIMIT_DATA, DATA_BYTES);
 #endif
-	/* As root, who is not counted, and may raise it: what is inherited may be less. */
-	if (!geteuid())
-		limit(RLIMIT_NPROC, most_threads());
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	if (restrict_files())
 		lacks |= CONFINE_LACKS_LANDLOCK;
-	if (become_nobody())
+	if (!(lacks & CONFINE_LACKS_USER) && become_nobody())
 		lacks |= CONFINE_LACKS_USER;
 	/* NB: after the change of the user, which would clear it. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
@@ -459,5 +524,7 @@ unsigned confine_process(void)
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (filter_all())
 		lacks |= CONFINE_LACKS_SECCOMP;
+	if (are_needed_files_closed())
+		lacks |= CONFINE_LACKS_FILES;
 	return lacks;
 }

@@ -12,6 +12,8 @@ enum {
 	CONFINE_LACKS_CAPABILITIES = 1 << 1,
 	CONFINE_LACKS_LANDLOCK = 1 << 2,
 	CONFINE_LACKS_SECCOMP = 1 << 3,
+	/* 1 << 4 is CHANNEL_LACKS_LOCK. Not everybody may read what names and certificates take. */
+	CONFINE_LACKS_FILES = 1 << 5,
 };
 
 /*

@@ -2,7 +2,13 @@
 #include "base/fileio.h"
 
 #include <errno.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+/* From linux/memfd.h since 6.3 (105ff5339f49); without it, the kernel warns. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
 
 int pread_full(int fd, void *data, size_t length, uint64_t offset)
 {
@@ -55,4 +61,13 @@ int write_full(int fd, const void *data, size_t length)
 		length -= (size_t)put;
 	}
 	return 0;
+}
+
+int memory_file(const char *name)
+{
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	return fd < 0 ? -errno : fd;
 }

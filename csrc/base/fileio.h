@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whole reads and writes: short I/O is -EIO, interruptions are retried. */
+/* Whole reads and writes: short I/O is -EIO, interruptions are retried; files in memory. */
 #ifndef BASE_FILEIO_H
 #define BASE_FILEIO_H
 
@@ -10,5 +10,11 @@
 int pread_full(int fd, void *data, size_t length, uint64_t offset);
 int pwrite_full(int fd, const void *data, size_t length, uint64_t offset);
 int write_full(int fd, const void *data, size_t length);
+
+/*
+ * Returns a descriptor of an empty file in memory that can be sealed, and never be executed where
+ * the kernel knows that (6.3; with vm.memfd_noexec=2, early ones make no others), or a negative errno.
+ */
+int memory_file(const char *name);
 
 #endif

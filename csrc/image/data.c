@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/crypto.h"
 #include "base/fileio.h"
 #include "base/list.h"
 #include "base/size.h"
@@ -524,8 +525,11 @@ static int open_parts(struct data *data)
 		.csum = data->params.csum,
 		.shares = &data->shares,
 	};
-	int ret = spool_open(&data->inlines, data->params.directory);
+	int ret = crypto_is_ready() ? 0 : -ENOMEM;
 
+	if (ret)
+		return ret;
+	ret = spool_open(&data->inlines, data->params.directory);
 	if (!ret)
 		ret = spool_open(&data->csums, data->params.directory);
 	if (!ret)

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/crypto.h"
+
 enum { SECTOR = 4096 };
 
 static struct tree_lister *lister_of(struct tree_visitor *visitor)
@@ -176,7 +178,7 @@ int tree_lister_init(struct tree_lister *lister, FILE *out, struct error *error)
 		.error = error,
 		.digest = EVP_MD_CTX_new(),
 	};
-	return lister->digest ? 0 : digest_failed(lister);
+	return lister->digest && crypto_is_ready() ? 0 : digest_failed(lister);
 }
 
 void tree_lister_deinit(struct tree_lister *lister)

@@ -25,6 +25,15 @@ enum {
 	 */
 	CHANGED_MS = 60000,
 	CACHE_PAUSE_MS = 100,
+	/*
+	 * A cache that says "later" at once does not wait for what it gets, as a site cache does: who
+	 * asks it again waits some of this first. After LATER_MAX_MS, the origin is asked.
+	 */
+	LATER_SOON_MS = 200,
+	LATER_PAUSE_MS = 200,
+	LATER_MAX_MS = 6000,
+	/* A site cache has slices of a multiple of it. */
+	SLICE_MIN_BYTES = 4096,
 	HEDGE_PAUSE_MS = 100,
 };
 
@@ -50,6 +59,7 @@ void unit_forget_attempts(struct unit *unit)
 	memset(unit->wrong, 0, sizeof(unit->wrong));
 	unit->rounds = 0;
 	unit->waited = false;
+	unit->later_ns = 0;
 }
 
 /* Readers without a deadline go on waiting, as if the unit had not been tried. */
@@ -100,7 +110,7 @@ static void wait_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 {
 	if (at_ns != UINT64_MAX)
 		rest_for_mirrors(unit, now_ns, at_ns);
-	else if (hedge_goes_on(unit))
+	else if (hedge_mirror(unit))
 		unit_rest(unit, now_ns + HEDGE_PAUSE_MS * NS_PER_MS);
 	else if (unit->core->cache_is_late)
 		rest_for_cache(unit, now_ns);
@@ -142,18 +152,22 @@ void unit_begin(struct unit *unit)
 		run_begin(unit, mirror, now_ns);
 }
 
+/* Full jitter, so that units that failed together do not retry together. */
+static uint64_t up_to_ms(uint64_t most_ms)
+{
+	uint64_t random = 0;
+
+	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
+		random = clock_now_ns();
+	return (random % most_ms + 1) * NS_PER_MS;
+}
+
 static uint64_t back_off_ns(const struct unit *unit)
 {
 	unsigned doublings = unit->rounds > 7 ? 7 : unit->rounds;
 	uint64_t most_ms = (uint64_t)BACK_OFF_FIRST_MS << doublings;
-	uint64_t random = 0;
 
-	if (most_ms > BACK_OFF_LAST_MS)
-		most_ms = BACK_OFF_LAST_MS;
-	/* Full jitter, so that units that failed together do not retry together. */
-	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
-		random = clock_now_ns();
-	return (random % most_ms + 1) * NS_PER_MS;
+	return up_to_ms(most_ms < BACK_OFF_LAST_MS ? most_ms : BACK_OFF_LAST_MS);
 }
 
 static void retry(struct unit *unit)
@@ -244,7 +258,11 @@ static void note_failure(const struct run *run, const struct unit *unit)
 		host_ended(host);
 	else if (host && host_failed(host, now_ns))
 		is_worse(unit, mirror);
-	if (host && run->arrived_bytes && run->asked > 1)
+	if (host && run->silent) {
+		host_is_silent(host, now_ns);
+		is_worse(unit, mirror);
+	}
+	if (host && run->arrived_bytes && run->asked > 1 && run->failure != FETCH_LATER)
 		host_cut(host);
 	switch (run->failure) {
 	case FETCH_TRANSIENT:
@@ -253,6 +271,10 @@ static void note_failure(const struct run *run, const struct unit *unit)
 		avoid(unit, mirror, run->retry_after_ms, now_ns);
 		break;
 	case FETCH_ABSENT:
+		break;
+	case FETCH_LATER:
+		if (host)
+			host->answered_ns = now_ns;
 		break;
 	case FETCH_CHANGED:
 		set_changed(unit, mirror, run->error.text);
@@ -305,14 +327,49 @@ void attempt_note(const struct run *run, struct unit *unit)
 	remember(run, unit);
 }
 
+/*
+ * A site cache that lacks the next slice of several ends its response, as it has no status to say
+ * that with. A server that dies hardly ever does so there.
+ */
+static bool is_between_slices(const struct run *run)
+{
+	return run->failure == FETCH_TRANSIENT && run->mirror->via && run->cut &&
+	       run->arrived_bytes && (run->offset + run->arrived_bytes) % SLICE_MIN_BYTES == 0;
+}
+
+/* Has the unit ask the cache again, which is getting it, without a charge; or its origin. */
+static void ask_later(const struct run *run, struct unit *unit)
+{
+	uint64_t now_ns = clock_now_ns(), waited_ns = now_ns - run->began_ns;
+
+	unit->run = NULL;
+	if (!unit->later_ns)
+		unit->later_ns = now_ns;
+	if (now_ns - unit->later_ns > LATER_MAX_MS * NS_PER_MS)
+		leave_caches(unit);
+	if (waited_ns < LATER_SOON_MS * NS_PER_MS)
+		unit_rest(unit, now_ns + up_to_ms(LATER_PAUSE_MS));
+	else
+		unit_want(unit, true);
+}
+
 /* If nothing has arrived, all units were refused; else the one that was arriving has failed. */
 void attempt_failed(struct run *run)
 {
 	unsigned first = run->next, behind = run->arrived_bytes ? first + 1 : run->count;
 	const struct unit *unit = run->units[first];
 
-	log_failure(run, unit);
+	if (is_between_slices(run))
+		run->failure = FETCH_LATER;
+	if (run->failure != FETCH_LATER)
+		log_failure(run, unit);
 	note_failure(run, unit);
+	if (run->failure == FETCH_LATER) {
+		run->next = run->count;
+		for (unsigned i = first; i < run->count; i++)
+			ask_later(run, run->units[i]);
+		return;
+	}
 	/* Without it, these are not tried again, but asked of another place. */
 	if (run->failure == FETCH_ABSENT && run->asked > 1) {
 		for (unsigned i = first; i < run->count; i++)
@@ -391,17 +448,4 @@ void unit_accept(struct unit *unit)
 	if (unit->urgency != URGENCY_DEMAND)
 		relaxed_add(&counts->units_prefetched, 1);
 	unit_right(unit, false);
-}
-
-void run_failed(struct run *run, int err, enum fetch_failure failure, const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(run->error.text, sizeof(run->error.text), format, args);
-	va_end(args);
-	utf8_repair(run->error.text);
-	run->result = err;
-	run->failure = failure;
-	run->sink->over(run);
 }

@@ -89,8 +89,9 @@ static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, u
 }
 
 /*
- * Whether hedges have overtaken it, and it has not answered since. It is asked again where a hedge
- * can be had beside it, twice; then as what is unhealthy.
+ * Whether hedges have overtaken it, or it is a cache that has been silent, and it has not answered
+ * since. After the former, it is asked again where a hedge can be had beside it, twice; then as what
+ * is unhealthy.
  */
 static bool is_overtaken(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
@@ -193,6 +194,7 @@ static void consider_caches(struct choice *choice, const struct mirror *mirror)
 {
 	const struct unit *unit = choice->unit;
 	const struct source *source = unit->source;
+	const struct mirror *hedge = hedge_mirror(unit);
 	uint64_t last = UINT64_MAX;
 	unsigned tries = 0;
 
@@ -200,6 +202,9 @@ static void consider_caches(struct choice *choice, const struct mirror *mirror)
 		return;
 	for (unsigned i = source->mirror_count; i < source->place_count; i++)
 		tries += source->mirrors[i].origin == mirror ? unit->tries[i] : 0;
+	/* One that is under way has not failed. */
+	if (hedge && hedge->origin == mirror)
+		tries--;
 	for (unsigned i = 0; i < CACHES_BEFORE_ORIGIN; i++) {
 		struct mirror *cache = next_cache(choice, mirror, &last);
 		unsigned rank = tries / CACHES_BEFORE_ORIGIN;

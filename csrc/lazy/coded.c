@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "lazy/attachment.h"
 #include "lazy/codec.h"
 #include "lazy/fetcher.h"
 #include "lazy/kept.h"
@@ -29,7 +30,7 @@ struct coded_kind {
 
 /* What a fetcher's coded runs share. */
 struct coded_buffers {
-	struct fetcher_attachment attachment;
+	struct attachment attachment;
 	uint64_t bytes;
 	struct link waiting;
 	struct link arriving;
@@ -66,35 +67,32 @@ struct coded_run {
 	int err;
 };
 
-static const char buffers_key;
-
 static void free_buffers(struct kept *kept)
 {
 	free(container_of(kept, struct coded_buffers, kept));
 }
 
-static void close_buffers(struct fetcher_attachment *attachment)
+static void close_buffers(struct attachment *attachment)
 {
 	kept_close(&container_of(attachment, struct coded_buffers, attachment)->kept, free_buffers);
 }
 
-static struct coded_buffers *buffers_of(struct fetcher *fetcher)
+static int open_buffers(struct attachment *attachment, struct fetcher *fetcher)
 {
-	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &buffers_key);
-	struct coded_buffers *buffers;
+	struct coded_buffers *buffers = container_of(attachment, struct coded_buffers, attachment);
 
-	if (attachment)
-		return container_of(attachment, struct coded_buffers, attachment);
-	buffers = calloc(1, sizeof(*buffers));
-	if (!buffers)
-		return NULL;
-	buffers->attachment.key = &buffers_key;
-	buffers->attachment.close = close_buffers;
 	list_init(&buffers->waiting);
 	list_init(&buffers->arriving);
 	kept_open(&buffers->kept, fetcher_loop(fetcher));
-	fetcher_attach(fetcher, &buffers->attachment);
-	return buffers;
+	return 0;
+}
+
+static struct coded_buffers *buffers_of(struct fetcher *fetcher)
+{
+	static const struct attachment_kind kind = { sizeof(struct coded_buffers), open_buffers,
+						     close_buffers };
+
+	return attachment_of(fetcher, &kind);
 }
 
 static struct coded_run *coded_of(const struct run *run)

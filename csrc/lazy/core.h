@@ -128,6 +128,7 @@ struct unit {
 	char *identity;	       /* of that one's object: to be pinned with this content; or NULL */
 	struct timer timer;    /* RESTING: when it ends. LOOKING: when it goes on without */
 	uint64_t began_ns;     /* the last attempt */
+	uint64_t later_ns;     /* when a cache has first said that it will have it later; 0: none */
 	unsigned rounds;
 	bool cut;     /* an attempt got no complete response; see struct run */
 	bool waited;  /* it has waited once for an open breaker */
@@ -189,6 +190,7 @@ struct core {
 	struct store *store;	 /* NULL: nothing is pinned */
 	struct cache *cache;	 /* NULL: without one */
 	EVP_MD *sha256;
+	EVP_MD_CTX *hash; /* of the fetcher's thread */
 	struct timer_queue timers;
 	struct message_queue messages; /* any thread; see core_send() */
 	int wake_fd;		       /* eventfd */
@@ -341,8 +343,8 @@ const char *fetch_failure_name(enum fetch_failure failure);
 
 /* To be called when a reader waits for a unit of the run. */
 void hedge_watch(struct run *run, uint64_t now_ns);
-/* Whether that unit may still come by its hedge. */
-bool hedge_goes_on(const struct unit *unit);
+/* The mirror by whose hedge that unit may still come; NULL: none. */
+const struct mirror *hedge_mirror(const struct unit *unit);
 /* Ends the hedge of a unit, if it has one, because it is not needed any more. */
 void hedge_end(struct unit *unit);
 

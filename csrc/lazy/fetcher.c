@@ -8,13 +8,16 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
+#include "base/crypto.h"
 #include "base/message.h"
 #include "base/relaxed.h"
+#include "lazy/attachment.h"
 #include "lazy/complete.h"
 #include "lazy/core.h"
 #include "lazy/fetchstats.h"
@@ -51,6 +54,7 @@ struct fetcher {
 	uv_check_t after_wait;
 	uv_prepare_t before_wait;
 	uv_idle_t has_more; /* something is left, so the loop does not wait */
+	bool edges;	    /* each write to the eventfd wakes the loop, which need not read it */
 	pthread_t thread;
 	/* for mirrors; they may hang with a file system that does not answer */
 	struct worker_pool mirror_workers;
@@ -58,7 +62,7 @@ struct fetcher {
 	unsigned mirror_jobs;	     /* some belong to fetches that were given up */
 	unsigned inquiries;	     /* of threads that wait */
 	bool stopping;		     /* atomic */
-	struct fetcher_attachment *attachments;
+	struct attachment *attachments;
 };
 
 struct read_ahead_message {
@@ -85,12 +89,7 @@ static void try_to_end(struct fetcher *fetcher)
 	    fetcher->complete.looking)
 		return;
 	close_handles(fetcher);
-	while (fetcher->attachments) {
-		struct fetcher_attachment *attachment = fetcher->attachments;
-
-		fetcher->attachments = attachment->next;
-		attachment->close(attachment);
-	}
+	attachments_close(fetcher);
 }
 
 static void do_nothing(uv_idle_t *has_more)
@@ -122,17 +121,31 @@ static void on_wait(uv_prepare_t *before_wait)
 		try_to_end(fetcher);
 }
 
+/*
+ * Reads the eventfd, and has epoll report each further write: libuv asks for what is readable, and
+ * leaves its entry alone from then on.
+ */
+static void settle_wake(struct fetcher *fetcher)
+{
+	int fd = fetcher->core.wake_fd;
+	struct epoll_event edges = { .events = EPOLLIN | EPOLLET, .data.fd = fd };
+	eventfd_t unused;
+
+	eventfd_read(fd, &unused);
+	fetcher->edges = !epoll_ctl(uv_backend_fd(&fetcher->loop), EPOLL_CTL_MOD, fd, &edges);
+}
+
 static void on_wake(uv_poll_t *wake, int status, int events)
 {
 	struct fetcher *fetcher = wake->data;
 	struct core *core = &fetcher->core;
-	eventfd_t unused;
 	bool stopping;
 
 	(void)status;
 	(void)events;
-	/* Read the eventfd first, so that later messages wake the loop again. */
-	eventfd_read(core->wake_fd, &unused);
+	/* First, so that later messages wake the loop again. */
+	if (!fetcher->edges)
+		settle_wake(fetcher);
 	stopping = __atomic_load_n(&fetcher->stopping, __ATOMIC_ACQUIRE);
 	core_receive(core);
 	if (relaxed_load(&core->abandoned))
@@ -310,6 +323,7 @@ static void free_all(struct fetcher *fetcher)
 	core_deinit(core);
 	prefetch_deinit(&fetcher->prefetch);
 	complete_deinit(&fetcher->complete);
+	EVP_MD_CTX_free(core->hash);
 	EVP_MD_free(core->sha256);
 	free(fetcher);
 }
@@ -337,8 +351,9 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 		return err;
 	}
 	/* Fetched once, because EVP_sha256() would look it up each time, under a lock. */
-	core->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
-	err = core->sha256 ? start_threads(made, options->spawns) : -ENOMEM;
+	core->sha256 = crypto_is_ready() ? EVP_MD_fetch(NULL, "SHA256", NULL) : NULL;
+	core->hash = EVP_MD_CTX_new();
+	err = core->sha256 && core->hash ? start_threads(made, options->spawns) : -ENOMEM;
 	if (!err) {
 		*fetcher = made;
 		return 0;
@@ -493,17 +508,7 @@ struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
 	return &fetcher->loop;
 }
 
-void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachment)
+struct attachment **fetcher_attachments(struct fetcher *fetcher)
 {
-	attachment->next = fetcher->attachments;
-	fetcher->attachments = attachment;
-}
-
-struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key)
-{
-	struct fetcher_attachment *attachment = fetcher->attachments;
-
-	while (attachment && attachment->key != key)
-		attachment = attachment->next;
-	return attachment;
+	return &fetcher->attachments;
 }

@@ -82,20 +82,6 @@ uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher);
 /* The loop that transfers of mirrors run on. Only for kinds of mirrors, on the fetcher's thread. */
 struct uv_loop_s *fetcher_loop(struct fetcher *fetcher);
 
-/* Data that a kind of mirror keeps for all mirrors of a fetcher. Only for the fetcher's thread. */
-struct fetcher_attachment {
-	const void *key; /* any address that identifies it */
-	/*
-	 * Called when no fetch is running any more. Closes all handles in the loop, which runs
-	 * until they are closed, and frees the data.
-	 */
-	void (*close)(struct fetcher_attachment *attachment);
-	struct fetcher_attachment *next; /* the fetcher's own */
-};
-void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachment);
-/* Returns NULL when nothing was attached with this key. */
-struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key);
-
 /*
  * Gives a mirror's job to workers that do nothing else, so that units are still verified when they
  * hang. Only on the fetcher's thread.

@@ -5,6 +5,7 @@
 
 #include "base/relaxed.h"
 #include "lazy/core.h"
+#include "lazy/process/channel.h"
 
 static int set(json_t *object, const char *key, const uint64_t *number)
 {
@@ -17,7 +18,8 @@ const char *fetch_failure_name(enum fetch_failure failure)
 		[FETCH_TRANSIENT] = "transient", [FETCH_BUSY] = "busy",
 		[FETCH_NO_LOGIN] = "no_login",	 [FETCH_DENIED] = "denied",
 		[FETCH_GONE] = "gone",		 [FETCH_ABSENT] = "absent",
-		[FETCH_CHANGED] = "changed",	 [FETCH_WRONG] = "wrong_answer",
+		[FETCH_LATER] = "later",	 [FETCH_CHANGED] = "changed",
+		[FETCH_WRONG] = "wrong_answer",
 	};
 
 	return names[failure];
@@ -89,20 +91,18 @@ void disk_note(struct core *core, unsigned disk, int err)
 	relaxed_store(&error->err, err);
 }
 
-/* What is lacking is named as in docs/operation.md. */
+/* What is lacking is named as in docs/design/threat-model.md. */
 static int add_process(json_t *stats, const struct core *core)
 {
-	static const char *const names[] = { "user", "capabilities", "landlock", "seccomp",
-					     "lock" };
 	const struct process_counts *counts = &core->processes;
 	json_t *lacks = json_array();
 	json_t *process = json_pack("{s:b, s:o}", "running", (int)relaxed_load(&counts->running),
 				    "lacks", lacks);
 	int err = json_object_set_new(stats, "process", process);
 
-	for (unsigned i = 0; i < sizeof(names) / sizeof(*names) && !err; i++) {
+	for (unsigned i = 0; i < CHANNEL_LACKS && !err; i++) {
 		if (relaxed_load(&counts->lacks) & 1u << i)
-			err = json_array_append_new(lacks, json_string(names[i]));
+			err = json_array_append_new(lacks, json_string(channel_lack_names[i]));
 	}
 	if (!err)
 		err = set(process, "started", &counts->started);

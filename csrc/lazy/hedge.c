@@ -168,6 +168,8 @@ static void take_news(struct core *core, struct completion *completion)
 		host_ended(run->mirror->host);
 	else
 		attempt_note(run, hedge->unit);
+	if (run->result && run->failure == FETCH_LATER)
+		hedge->unit->tries[run->mirror->index]--;
 	if (run->result || hedge->lost || !is_open(hedge->unit)) {
 		hedge_free(hedge);
 	} else if (core->store) {
@@ -180,9 +182,9 @@ static void take_news(struct core *core, struct completion *completion)
 	}
 }
 
-bool hedge_goes_on(const struct unit *unit)
+const struct mirror *hedge_mirror(const struct unit *unit)
 {
-	return unit->hedge && !unit->hedge->lost;
+	return unit->hedge && !unit->hedge->lost ? unit->hedge->run.mirror : NULL;
 }
 
 void hedge_end(struct unit *unit)
@@ -282,7 +284,9 @@ static void is_due(struct core *core, struct completion *completion)
 	for (unsigned i = run->next; i < run->count; i++) {
 		struct unit *unit = run->units[i];
 
-		if (core->hedge_credit >= HEDGE_COST && !unit->hedge && unit_reader(unit))
+		/* What a cache has asked to wait for, others have not sooner. */
+		if (core->hedge_credit >= HEDGE_COST && !unit->hedge && !unit->later_ns &&
+		    unit_reader(unit))
 			begin(unit, now_ns);
 	}
 	timer_set(&core->timers, &run->hedge_timer, now_ns + AGAIN_MS * NS_PER_MS);

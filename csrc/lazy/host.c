@@ -167,6 +167,13 @@ void host_gave(struct host *host, uint32_t bytes)
 	relaxed_store(&host->is_open, 0);
 }
 
+void host_is_silent(struct host *host, uint64_t now_ns)
+{
+	if (host->overtaken < UNHEALTHY_FAILURES)
+		host->overtaken = UNHEALTHY_FAILURES;
+	host->overtaken_ns = now_ns;
+}
+
 void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes)
 {
 	uint64_t rate = bytes * 1000000 / (all_ns / 1000 + 1);

@@ -46,7 +46,10 @@ struct host {
 	unsigned opened;	   /* how often it has opened since it was last closed */
 	bool probing;		   /* one fetch is probing the host */
 	uint64_t answered_ns;	   /* when a fetch has last succeeded */
-	/* Requests that others have overtaken since it has last answered; see hedge.c. */
+	/*
+	 * Requests that others have overtaken since it has last answered, see hedge.c; as many as
+	 * make it unhealthy: it is a cache that was silent.
+	 */
 	unsigned overtaken;
 	uint64_t overtaken_ns; /* when that was last so */
 
@@ -91,6 +94,8 @@ void host_begin(struct host *host, uint64_t now_ns);
 bool host_failed(struct host *host, uint64_t now_ns);
 /* The fetch ended otherwise. */
 void host_ended(struct host *host);
+/* It was asked, and has answered nobody for as long as a cache may take. */
+void host_is_silent(struct host *host, uint64_t now_ns);
 /* A unit of so many bytes has come. */
 void host_gave(struct host *host, uint32_t bytes);
 /* All of a request has come: what it took. */

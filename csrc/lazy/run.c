@@ -34,12 +34,12 @@ enum {
 	 * mirrors: so many times as long as 95 of 100 took, within bounds; the first value while
 	 * few are known.
 	 */
-	CACHE_SILENT_MS = 3000,
-	CACHE_SILENT_MIN_MS = 2000,
+	CACHE_SILENT_MS = 2500,
+	CACHE_SILENT_MIN_MS = 2500, /* longer than the time-outs of a site cache */
 	CACHE_SILENT_MAX_MS = 5000,
 	CACHE_SLOWER = 4,
 	CACHE_KNOWN_AFTER = 16,
-	/* For a cache that is only slow: longer than its own time-outs, see site-cache config. */
+	/* For a cache that is only slow. */
 	CACHE_SLOW_MAX_MS = 6000,
 	/* How long a run may wait for memory. Longer, and its server would give it up. */
 	PAUSE_MAX_S = 5,
@@ -150,9 +150,10 @@ static uint64_t silence_ns(uint64_t deadline_ns, uint64_t now_ns)
 
 static void look_for_progress(struct timer *timer);
 
-static void watch_silence(struct run *run, uint64_t at_ns)
+static void watch_silence(struct run *run, uint64_t since_ns, uint64_t at_ns)
 {
 	run->progress_seen = run->progress;
+	run->watched_ns = since_ns;
 	run->timer.expire = look_for_progress;
 	timer_set(&run->core->timers, &run->timer, at_ns);
 }
@@ -194,9 +195,9 @@ static bool has_second(const struct run *run, uint64_t now_ns)
 }
 
 /*
- * What is silent altogether is given up at once. A cache that has answered others since is slow,
- * perhaps because its origin is; and if all that wait for it asked the origin, that would be slower
- * still. A mirror that has answered others is charged with nothing either.
+ * What is silent altogether is given up at once. A cache that answers others is slow, perhaps
+ * because its origin is; and if all that wait for it asked the origin, that would be slower still.
+ * A mirror that has answered others is charged with nothing either.
  */
 static bool is_given_up(struct run *run, uint64_t now_ns)
 {
@@ -208,6 +209,8 @@ static bool is_given_up(struct run *run, uint64_t now_ns)
 		run->slow = has_second(run, now_ns);
 		return true;
 	}
+	if (now_ns >= host->answered_ns + first_silence_ns(run->mirror))
+		return true;
 	if (run->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS > now_ns)
 		return false;
 	/* NB: one that waits on, and fails later, fails as any other. */
@@ -215,18 +218,41 @@ static bool is_given_up(struct run *run, uint64_t now_ns)
 	return true;
 }
 
+/* When a run that has got something will have been silent for too long. */
+static uint64_t silent_at_ns(const struct run *run, uint64_t now_ns)
+{
+	/* What came before the timer was set, or is not decoded yet, says less. */
+	uint64_t since_ns = run->last_ns ?: now_ns, at_ns;
+
+	at_ns = since_ns + (run->mirror->via ? first_silence_ns(run->mirror) :
+					       silence_ns(last_deadline_ns(run), now_ns));
+	return at_ns > now_ns ? at_ns : now_ns;
+}
+
 static void look_for_progress(struct timer *timer)
 {
 	struct run *run = container_of(timer, struct run, timer);
 	uint64_t now_ns = clock_now_ns();
+	/* What was before the request went out is nobody's silence. */
+	uint64_t since_ns = run->held ? now_ns : run->began_ns;
 
-	if (run->progress != run->progress_seen && (run->asked == 1 || now_ns < run->until_ns)) {
+	if (since_ns > run->watched_ns && now_ns < run->until_ns) {
+		uint64_t at_ns = since_ns + first_silence_ns(run->mirror);
+
+		watch_silence(run, since_ns, at_ns < run->until_ns ? at_ns : run->until_ns);
+	} else if (run->progress != run->progress_seen &&
+		   (run->asked == 1 || now_ns < run->until_ns)) {
 		split(run, now_ns);
-		watch_silence(run, now_ns + silence_ns(last_deadline_ns(run), now_ns));
-	} else if (run->progress != run->progress_seen || is_given_up(run, now_ns)) {
+		watch_silence(run, now_ns, silent_at_ns(run, now_ns));
+	} else if (run->progress != run->progress_seen) {
+		run_cancel(run);
+	} else if (is_given_up(run, now_ns)) {
+		/* NB: the others that wait for it have waited as long, and must not wait again. */
+		run->silent = run->mirror->via && !run->slow;
 		run_cancel(run);
 	} else {
-		watch_silence(run, now_ns + first_silence_ns(run->mirror));
+		watch_silence(run, now_ns,
+			      run->mirror->host->answered_ns + first_silence_ns(run->mirror));
 	}
 }
 
@@ -248,11 +274,11 @@ static void watch(struct run *run, uint64_t now_ns)
 		uint64_t at_ns = now_ns + first_silence_ns(run->mirror);
 
 		/* Readers may have less time than that, and another place something of it. */
-		watch_silence(run, at_ns < run->until_ns ? at_ns : run->until_ns);
+		watch_silence(run, now_ns, at_ns < run->until_ns ? at_ns : run->until_ns);
 	} else if (!unit_reader(unit) && ops->cancel) {
 		uint64_t last_ns = run->demanded ? last_deadline_ns(run) : 0;
 
-		watch_silence(run, now_ns + silence_ns(last_ns, now_ns));
+		watch_silence(run, now_ns, now_ns + silence_ns(last_ns, now_ns));
 	} else if (ops->blocking || (run->asked > 1 && ops->cancel)) {
 		run->timer.expire = is_late;
 		timer_set(&run->core->timers, &run->timer, run->until_ns);
@@ -286,7 +312,7 @@ void run_joined(struct unit *unit, uint64_t deadline_ns)
 	 * arrive.
 	 */
 	if (!watched || !has_reader(run) || at_ns < run->timer.at_ns)
-		watch_silence(run, at_ns);
+		watch_silence(run, now_ns, at_ns);
 }
 
 void run_cancel(struct run *run)
@@ -484,8 +510,9 @@ static void take(struct run *run, size_t bytes)
 {
 	uint64_t now_ns;
 
+	run->last_ns = clock_now_ns();
 	if (!run->arrived_bytes) {
-		run->first_ns = clock_now_ns();
+		run->first_ns = run->last_ns;
 		if (run->mirror->host)
 			histogram_add(&run->mirror->host->first_byte, run->first_ns - run->began_ns,
 				      1);

@@ -108,13 +108,16 @@ struct run {
 	bool slow;	/* it is given up, though its cache answers others */
 	bool ours;	/* it has failed in this machine, and says nothing of its host */
 	bool overtaken; /* it is given up, because hedges have overtaken its host */
+	bool silent;	/* it is given up, because its cache has answered nobody since it began */
 	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
 		     /* of what another run should have got */
 	uint64_t first_ns; /* when the first byte was there */
+	uint64_t last_ns;  /* when the last ones were that have come so far */
 	uint64_t until_ns; /* when the unit that arrives should be whole */
 	uint64_t arrived_bytes;
 	struct timer timer; /* what is checked then: silence, or a deadline */
 	unsigned progress_seen;
+	uint64_t watched_ns;	  /* since when its silence has been measured */
 	struct timer hedge_timer; /* its first byte is late then; see hedge.c */
 	struct completion hedge_news;
 	/* The memory of a unit that a hedge has got sooner; the kind may be writing to it. */

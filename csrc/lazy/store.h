@@ -75,6 +75,8 @@ int store_digest(struct store *store, const struct source *source, uint64_t unit
  */
 bool store_digest_at_hand(struct store *store, const struct source *source, uint64_t unit,
 			  uint8_t digest[static SOURCE_DIGEST_BYTES]);
+/* Reads the digest of a unit of a source with digests, and neighbours, so that they are at hand. */
+void store_load_digests(struct store *store, const struct source *source, uint64_t unit);
 
 /*
  * Pins the digest of a unit of a source without digests. It is synced on return (concurrent callers

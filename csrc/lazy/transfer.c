@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <uv.h>
 
+#include "lazy/attachment.h"
 #include "lazy/fetcher.h"
 
 enum {
@@ -26,14 +27,11 @@ enum {
 
 /* Each fetcher has one. */
 struct transfers {
-	struct fetcher_attachment attachment;
+	struct attachment attachment;
 	CURLM *multi;
 	uv_loop_t *loop;
 	uv_timer_t timer;
 };
-
-/* The key of the attachment. */
-static const char transfers_key;
 
 /* A socket that libcurl has asked us to watch. */
 struct watch {
@@ -234,7 +232,7 @@ static void free_transfers(uv_handle_t *timer)
 	free(timer->data);
 }
 
-static void close_transfers(struct fetcher_attachment *attachment)
+static void close_transfers(struct attachment *attachment)
 {
 	struct transfers *transfers = container_of(attachment, struct transfers, attachment);
 
@@ -256,39 +254,27 @@ static void configure(struct transfers *transfers)
 	curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, (long)TRANSFER_IDLE_CONNECTIONS);
 }
 
-static struct transfers *make_transfers(struct fetcher *fetcher)
+static int open_transfers(struct attachment *attachment, struct fetcher *fetcher)
 {
-	struct transfers *transfers = calloc(1, sizeof(*transfers));
+	struct transfers *transfers = container_of(attachment, struct transfers, attachment);
 
-	if (!transfers)
-		return NULL;
 	transfers->loop = fetcher_loop(fetcher);
 	transfers->multi = curl_multi_init();
 	if (!transfers->multi || uv_timer_init(transfers->loop, &transfers->timer)) {
 		curl_multi_cleanup(transfers->multi);
-		free(transfers);
-		return NULL;
+		return -ENOMEM;
 	}
 	transfers->timer.data = transfers;
 	configure(transfers);
-	transfers->attachment.key = &transfers_key;
-	transfers->attachment.close = close_transfers;
-	fetcher_attach(fetcher, &transfers->attachment);
-	return transfers;
+	return 0;
 }
 
-static struct transfers *transfers_of(struct fetcher *fetcher)
-{
-	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &transfers_key);
-
-	if (!attachment)
-		return make_transfers(fetcher);
-	return container_of(attachment, struct transfers, attachment);
-}
+static const struct attachment_kind transfers_kind = { sizeof(struct transfers), open_transfers,
+						       close_transfers };
 
 int transfer_start(struct transfer *transfer, struct fetcher *fetcher)
 {
-	struct transfers *transfers = transfers_of(fetcher);
+	struct transfers *transfers = attachment_of(fetcher, &transfers_kind);
 
 	if (!transfers)
 		return -ENOMEM;

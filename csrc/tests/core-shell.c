@@ -472,6 +472,7 @@ static void set_up(const char *cache_path)
 	core_init(&core);
 	core.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	core.sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
+	core.hash = EVP_MD_CTX_new();
 	require(!uv_loop_init(&loop) && !timer_queue_init(&core.timers, &loop), "no loop");
 	for (unsigned i = 0; i < SOURCES; i++) {
 		json_t *text = json_pack("{s:i, s:i, s:[{s:s, s:i}, {s:s, s:i}]}", "size",
@@ -564,6 +565,7 @@ static void tear_down(void)
 		cache_close(core.cache);
 	for (unsigned i = 0; i < SOURCES; i++)
 		source_free(sources[i]);
+	EVP_MD_CTX_free(core.hash);
 	EVP_MD_free(core.sha256);
 	close(core.wake_fd);
 }

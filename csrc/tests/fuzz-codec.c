@@ -241,7 +241,7 @@ static void make(const uint8_t *data)
 	codec_scan_free(&scan);
 }
 
-static void run(const uint8_t *data, size_t length)
+static void run_input(const uint8_t *data, size_t length)
 {
 	bool changes_object = data[0] & CHANGES_OBJECT, changes_index = data[0] & CHANGES_INDEX;
 	bool changes_selection = selected.bytes && data[0] & CHANGES_SELECTION;
@@ -260,6 +260,16 @@ static void run(const uint8_t *data, size_t length)
 	memcpy(file.changed, file.clean, file.bytes);
 	if (selected.bytes)
 		memcpy(selected.changed, selected.clean, selected.bytes);
+}
+
+static void run(const uint8_t *data, size_t length)
+{
+	/* Behind its end there are zeroes. */
+	uint8_t padded[INPUT_BYTES_MAX + CHANGE_BYTES] = {};
+
+	if (length)
+		memcpy(padded, data, length);
+	run_input(padded, length ?: 1);
 }
 
 static const struct fuzzer fuzzer = {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/fuzz.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +11,49 @@
 
 #include "base/message.h"
 
-enum { ITERATION_SECONDS_MAX = 20 };
+enum { ITERATION_SECONDS_MAX = 20, CORPUS_FILES_MAX = 256 };
+
+/* What random inputs are made from. */
+static struct example {
+	uint8_t *data;
+	size_t length;
+} examples[CORPUS_FILES_MAX];
+static size_t example_count;
+
+void fuzz_require(bool holds, const char *what)
+{
+	if (holds)
+		return;
+	fprintf(stderr, "fuzz: %s\n", what);
+	abort();
+}
+
+void fuzz_directory(char path[static FUZZ_DIRECTORY_BYTES])
+{
+	snprintf(path, FUZZ_DIRECTORY_BYTES, "%s/fuzz-XXXXXX", getenv("TMPDIR") ?: "/dev/shm");
+	if (mkdtemp(path))
+		return;
+	perror(path);
+	exit(EXIT_FAILED);
+}
+
+uint64_t fuzz_take(struct fuzz_input *input, size_t bytes)
+{
+	uint64_t value = 0;
+
+	for (; bytes && input->length; bytes--, input->length--)
+		value = value << 8 | *input->data++;
+	return value;
+}
 
 int fuzz_one(const struct fuzzer *fuzzer, const uint8_t *data, size_t length)
 {
 	static bool has_begun;
 
-	if (!has_begun)
+	if (!has_begun) {
 		fuzzer->begin(getenv("FUZZ_PATH"));
+		atexit(fuzzer->end);
+	}
 	has_begun = true;
 	fuzzer->run(data, length < fuzzer->input_bytes ? length : fuzzer->input_bytes);
 	return 0;
@@ -45,20 +80,77 @@ static void hung(int signal_number)
 	_exit(EXIT_FAILED);
 }
 
+/* Changes an example in one way: a byte, a part that is repeated or left out, another's part. */
+static size_t change(uint8_t *data, size_t length, size_t most, uint64_t *state)
+{
+	const struct example *other = &examples[random_next(state) % example_count];
+	size_t at = length ? random_next(state) % length : 0, part = length - at, from;
+
+	if (part > 1)
+		part = 1 + random_next(state) % (part < 32 ? part : 32);
+	switch (random_next(state) % 5) {
+	case 0:
+		if (length)
+			data[at] = (uint8_t)random_next(state);
+		return length;
+	case 1:
+		if (length)
+			data[at] ^= (uint8_t)(1 << random_next(state) % 8);
+		return length;
+	case 2:
+		memmove(data + at, data + at + part, length - at - part);
+		return length - part;
+	case 3:
+		if (length + part > most)
+			return length;
+		memmove(data + at + part, data + at, length - at);
+		return length + part;
+	default:
+		from = other->length ? random_next(state) % other->length : 0;
+		part = other->length - from;
+		if (part > most - at)
+			part = most - at;
+		if (part)
+			memcpy(data + at, other->data + from, part);
+		return at + part;
+	}
+}
+
+static size_t make_input(uint8_t *data, size_t most, uint64_t *state)
+{
+	const struct example *example;
+	size_t length;
+
+	if (!example_count) {
+		length = 6 + random_next(state) % (most - 6);
+		/* Mostly make few changes: with many, already the first checks fail. */
+		if (random_next(state) % 4)
+			length = 6 + length % 14;
+		for (size_t b = 0; b < length; b++)
+			data[b] = (uint8_t)random_next(state);
+		return length;
+	}
+	example = &examples[random_next(state) % example_count];
+	length = example->length < most ? example->length : most;
+	if (length)
+		memcpy(data, example->data, length);
+	for (unsigned count = 1 + random_next(state) % 6; count; count--)
+		length = change(data, length, most, state);
+	return length;
+}
+
 static void fuzz(const struct fuzzer *fuzzer, const char *path, uint64_t seed, uint64_t iterations)
 {
 	uint8_t data[FUZZ_INPUT_BYTES_MAX];
 
 	fuzzer->begin(path);
+	alarm(ITERATION_SECONDS_MAX);
+	for (size_t i = 0; i < example_count; i++)
+		fuzzer->run(examples[i].data, examples[i].length);
 	for (uint64_t i = 0; i < iterations; i++) {
 		uint64_t state = seed + i;
-		size_t length = 6 + random_next(&state) % (fuzzer->input_bytes - 6);
+		size_t length = make_input(data, fuzzer->input_bytes, &state);
 
-		/* Mostly make few changes: with many, already the first checks fail. */
-		if (random_next(&state) % 4)
-			length = 6 + length % 14;
-		for (size_t b = 0; b < length; b++)
-			data[b] = (uint8_t)random_next(&state);
 		hang_text_length = (size_t)snprintf(hang_text, sizeof(hang_text),
 						    "%s: --seed %" PRIu64 " --iterations 1 hangs\n",
 						    fuzzer->name, seed + i);
@@ -69,9 +161,38 @@ static void fuzz(const struct fuzzer *fuzzer, const char *path, uint64_t seed, u
 	fuzzer->end();
 }
 
+static int is_shown(const struct dirent *entry)
+{
+	return entry->d_name[0] != '.';
+}
+
+static void load_corpus(const char *directory, size_t most)
+{
+	struct dirent **entries = NULL;
+	int count = scandir(directory, &entries, is_shown, alphasort);
+	char path[4096];
+
+	for (int i = 0; i < count; i++) {
+		struct example *example = &examples[example_count];
+		FILE *file;
+
+		snprintf(path, sizeof(path), "%s/%s", directory, entries[i]->d_name);
+		free(entries[i]);
+		file = example_count < CORPUS_FILES_MAX ? fopen(path, "rb") : NULL;
+		if (!file)
+			continue;
+		example->data = malloc(most);
+		example->length = example->data ? fread(example->data, 1, most, file) : 0;
+		example_count += example->data != NULL;
+		fclose(file);
+	}
+	free(entries);
+}
+
 int fuzz_main(const struct fuzzer *fuzzer, int argc, char **argv)
 {
 	uint64_t seed = 1, iterations = 1000;
+	const char *corpus = NULL;
 	int i = 1;
 
 	message_init(fuzzer->name);
@@ -80,14 +201,26 @@ int fuzz_main(const struct fuzzer *fuzzer, int argc, char **argv)
 			seed = strtoull(argv[i + 1], NULL, 10);
 		else if (!strcmp(argv[i], "--iterations"))
 			iterations = strtoull(argv[i + 1], NULL, 10);
+		else if (!strcmp(argv[i], "--corpus"))
+			corpus = argv[i + 1];
 	}
-	if (i >= argc) {
-		msg_error("usage: %s [--seed N] [--iterations N] %s...", fuzzer->name,
-			  fuzzer->what);
+	if ((i < argc) != (fuzzer->what != NULL)) {
+		msg_error("usage: %s [--seed N] [--iterations N] [--corpus DIRECTORY] %s...",
+			  fuzzer->name, fuzzer->what ?: "");
 		return EXIT_USAGE;
 	}
+	if (corpus)
+		load_corpus(corpus, fuzzer->input_bytes);
+	if (corpus && !example_count) {
+		msg_error("there is nothing in %s", corpus);
+		return EXIT_FAILED;
+	}
 	signal(SIGALRM, hung);
+	if (!fuzzer->what)
+		fuzz(fuzzer, NULL, seed, iterations);
 	for (; i < argc; i++)
 		fuzz(fuzzer, argv[i], seed, iterations);
+	for (size_t e = 0; e < example_count; e++)
+		free(examples[e].data);
 	return EXIT_OK;
 }

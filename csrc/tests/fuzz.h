@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * PROGRAM [--seed N] [--iterations N] PATH...: has a fuzzer look at strings of bytes, in one
- * process. Without libFuzzer the strings are random; with it (clang -fsanitize=fuzzer
- * -DFUZZ_LIBFUZZER, FUZZ_PATH=path) it makes them.
+ * PROGRAM [--seed N] [--iterations N] [--corpus DIRECTORY] PATH...: has a fuzzer look at strings of
+ * bytes, in one process. With a corpus, these are its files, and then files of it that are changed
+ * at random; else they are random. Some programs take no PATH. In a build with -Dfuzz=true, clang's
+ * libFuzzer makes the strings and has its own options; FUZZ_PATH is the PATH then.
  */
 #ifndef TESTS_FUZZ_H
 #define TESTS_FUZZ_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FUZZ_INPUT_BYTES_MAX = 4096 };
+enum { FUZZ_INPUT_BYTES_MAX = 4096, FUZZ_DIRECTORY_BYTES = 128 };
 
 struct fuzzer {
-	const char *name, *what; /* of the program, and of its arguments */
-	size_t input_bytes;	 /* at most, FUZZ_INPUT_BYTES_MAX */
+	const char *name;
+	const char *what;   /* its arguments are; NULL: it has none */
+	size_t input_bytes; /* at most, FUZZ_INPUT_BYTES_MAX */
 	void (*begin)(const char *path);
 	void (*run)(const uint8_t *data, size_t length); /* must leave all as it was */
 	void (*end)(void);
@@ -23,6 +26,23 @@ struct fuzzer {
 int fuzz_main(const struct fuzzer *fuzzer, int argc, char **argv);
 /* For libFuzzer: what FUZZ_PATH names is begun at the first call. */
 int fuzz_one(const struct fuzzer *fuzzer, const uint8_t *data, size_t length);
+/* Ends the program in a way that each fuzzer reports: something that must hold does not. */
+void fuzz_require(bool holds, const char *what);
+
+/*
+ * Makes a directory in TMPDIR, else in memory. libFuzzer ends without end() where an input fails:
+ * whoever starts it removes what is in TMPDIR.
+ */
+void fuzz_directory(char path[static FUZZ_DIRECTORY_BYTES]);
+
+/* The rest of an input. Behind its end there are zeroes. */
+struct fuzz_input {
+	const uint8_t *data;
+	size_t length;
+};
+
+/* Takes a number of so many bytes, the first one highest. */
+uint64_t fuzz_take(struct fuzz_input *input, size_t bytes);
 
 #ifdef FUZZ_LIBFUZZER
 #define FUZZ_PROGRAM(fuzzer)                                            \

@@ -17,6 +17,7 @@
 #include <uv.h>
 
 #include "base/message.h"
+#include "lazy/attachment.h"
 #include "lazy/event.h"
 #include "lazy/fetcher.h"
 #include "lazy/inquiry.h"
@@ -26,7 +27,7 @@
 
 struct fetcher {
 	uv_loop_t loop;
-	struct fetcher_attachment *attachments;
+	struct attachment *attachments;
 };
 
 struct request {
@@ -44,19 +45,9 @@ struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
 	return &fetcher->loop;
 }
 
-void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachment)
+struct attachment **fetcher_attachments(struct fetcher *fetcher)
 {
-	attachment->next = fetcher->attachments;
-	fetcher->attachments = attachment;
-}
-
-struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key)
-{
-	struct fetcher_attachment *attachment = fetcher->attachments;
-
-	while (attachment && attachment->key != key)
-		attachment = attachment->next;
-	return attachment;
+	return &fetcher->attachments;
 }
 
 struct work {
@@ -150,18 +141,6 @@ static const struct run_sink sink = {
 	.take_all = take_all,
 	.over = over,
 };
-
-void run_failed(struct run *run, int err, enum fetch_failure failure, const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(run->error.text, sizeof(run->error.text), format, args);
-	va_end(args);
-	run->result = err;
-	run->failure = failure;
-	over(run);
-}
 
 static void print(json_t *object)
 {
@@ -329,12 +308,7 @@ static bool answer(struct mirror *mirror, char *line)
 
 static void close_all(void)
 {
-	while (here.attachments) {
-		struct fetcher_attachment *attachment = here.attachments;
-
-		here.attachments = attachment->next;
-		attachment->close(attachment);
-	}
+	attachments_close(&here);
 	uv_run(&here.loop, UV_RUN_DEFAULT);
 	/* This fails if anything is still open. */
 	if (uv_loop_close(&here.loop))

@@ -5,8 +5,8 @@
  * standard output, with which a program acknowledges something. tests/power_loss.py reads the log,
  * and finds out what a loss of power may leave.
  *
- * A record is a `struct record`, the last part of the name, and the data. Writes through mappings
- * are not logged.
+ * A record is a `struct record`, the name as a path below WRITE_LOG_DIR, and the data. Names are
+ * those of files and directories, which are inodes as well. Writes through mappings are not logged.
  */
 /* This file defines both names of each call, such as `pwrite` and `pwrite64`. */
 #undef _FILE_OFFSET_BITS
@@ -14,6 +14,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/falloc.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -27,15 +28,17 @@
 #include <unistd.h>
 
 enum kind {
-	LOG_CREATE = 1, /* name */
+	LOG_CREATE = 1, /* name, or none yet */
 	LOG_WRITE,	/* at offset, data */
 	LOG_TRUNCATE,	/* to offset */
 	LOG_PUNCH,	/* offset, length */
 	LOG_SYNC,	/* a file was synced */
-	LOG_SYNC_NAMES, /* the directory was synced */
+	LOG_SYNC_NAMES, /* the directory of that name was synced */
 	LOG_RENAME,	/* its new name */
 	LOG_UNLINK,	/* name */
 	LOG_ANSWER,	/* standard output was flushed */
+	LOG_LINK,	/* another name of a file */
+	LOG_MKDIR,	/* name */
 };
 
 struct record {
@@ -108,7 +111,6 @@ static void put(const void *data, size_t length)
 static void add(enum kind kind, uint64_t file, const char *name, uint64_t offset, uint64_t length,
 		const void *data, size_t data_bytes)
 {
-	const char *last = name ? strrchr(name, '/') : NULL;
 	int err = errno;
 	struct record record = {
 		.kind = kind,
@@ -118,8 +120,6 @@ static void add(enum kind kind, uint64_t file, const char *name, uint64_t offset
 		.data_bytes = data_bytes,
 	};
 
-	if (last)
-		name = last + 1;
 	record.name_bytes = name ? (uint32_t)strlen(name) : 0;
 	put(&record, sizeof(record));
 	put(name, record.name_bytes);
@@ -127,19 +127,71 @@ static void add(enum kind kind, uint64_t file, const char *name, uint64_t offset
 	errno = err;
 }
 
-static bool path_is_inside(int fd, bool *itself)
+/*
+ * Puts into `path` where a descriptor leads: with `name`, that of a directory, and the name appended.
+ * Returns what of it is below the directory that is logged, "" for that itself, or NULL.
+ */
+static const char *inside(int fd, const char *name, char path[static PATH_MAX])
 {
-	char link[64], path[4096];
+	char link[64];
 	size_t length = strlen(directory);
 	ssize_t got;
 
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-	got = readlink(link, path, sizeof(path) - 1);
-	if (got < 0)
-		return false;
+	got = readlink(link, path, PATH_MAX - 1);
+	if (got < 0 || (size_t)got + (name ? strlen(name) : 0) + 2 > PATH_MAX)
+		return NULL;
 	path[got] = '\0';
-	*itself = !strcmp(path, directory);
-	return !strncmp(path, directory, length) && path[length] == '/';
+	if (name) {
+		path[got] = '/';
+		memcpy(path + got + 1, name, strlen(name) + 1);
+	}
+	if (strncmp(path, directory, length))
+		return NULL;
+	if (!path[length])
+		return path + length;
+	return path[length] == '/' ? path + length + 1 : NULL;
+}
+
+/* As inside(), of a path that is given to a system call, whose last part may not be there. */
+static const char *inside_at(int at, const char *given, char path[static PATH_MAX])
+{
+	static __typeof__(&openat) real;
+	char parent[PATH_MAX];
+	const char *last = strrchr(given, '/'), *found;
+	int err = errno, fd;
+
+	if (log_fd < 0 || strlen(given) >= sizeof(parent))
+		return NULL;
+	if (!real)
+		real = (__typeof__(&openat))next_of("openat64");
+	memcpy(parent, given, strlen(given) + 1);
+	if (last)
+		parent[last - given + (last == given)] = '\0';
+	fd = real(at, last ? parent : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0) {
+		errno = err;
+		return NULL;
+	}
+	found = inside(fd, last ? last + 1 : given, path);
+	close(fd);
+	errno = err;
+	return found;
+}
+
+static bool is_logged(uint64_t inode)
+{
+	for (unsigned i = 0; i < inode_count; i++) {
+		if (inodes[i] == inode)
+			return true;
+	}
+	return false;
+}
+
+static void remember(uint64_t inode)
+{
+	if (!is_logged(inode) && inode_count < INODES_MAX)
+		inodes[inode_count++] = inode;
 }
 
 /* Returns the inode of a file that is logged, or 0 for other files. */
@@ -149,25 +201,25 @@ static uint64_t file_of(int fd)
 
 	if (log_fd < 0 || fstat(fd, &status) || !S_ISREG(status.st_mode))
 		return 0;
-	for (unsigned i = 0; i < inode_count; i++) {
-		if (inodes[i] == status.st_ino)
-			return status.st_ino;
-	}
-	return 0;
+	return is_logged(status.st_ino) ? status.st_ino : 0;
 }
 
-static void opened(int fd, const char *name, bool existed)
+static void opened(int fd, int flags, bool existed)
 {
+	char path[PATH_MAX];
+	const char *name;
 	struct stat status;
-	bool itself = false;
 
-	if (fd < 0 || log_fd < 0 || !path_is_inside(fd, &itself) || fstat(fd, &status) ||
-	    !S_ISREG(status.st_mode))
+	if (fd < 0 || log_fd < 0 || fstat(fd, &status) || !S_ISREG(status.st_mode))
 		return;
+	name = inside(fd, NULL, path);
+	if (!name)
+		return;
+	/* A file that has no name yet gets one by link(2). */
 	if (!existed)
-		add(LOG_CREATE, status.st_ino, name, 0, 0, NULL, 0);
-	if (!file_of(fd) && inode_count < INODES_MAX)
-		inodes[inode_count++] = status.st_ino;
+		add(LOG_CREATE, status.st_ino, (flags & O_TMPFILE) == O_TMPFILE ? "" : name, 0, 0,
+		    NULL, 0);
+	remember(status.st_ino);
 }
 
 static int open_and_log(int (*next)(int, const char *, int, ...), int at, const char *name,
@@ -178,9 +230,10 @@ static int open_and_log(int (*next)(int, const char *, int, ...), int at, const 
 	int fd;
 
 	enter();
-	existed = !(flags & O_CREAT) || !fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW);
+	existed = (flags & O_TMPFILE) != O_TMPFILE &&
+		  (!(flags & O_CREAT) || !fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW));
 	fd = next(at, name, flags, mode);
-	opened(fd, name, existed);
+	opened(fd, flags, existed);
 	if (fd >= 0 && existed && flags & O_TRUNC && file_of(fd))
 		add(LOG_TRUNCATE, file_of(fd), NULL, 0, 0, NULL, 0);
 	leave();
@@ -287,16 +340,22 @@ DEFINE_TRUNCATE(ftruncate64, off64_t)
 DEFINE_FALLOCATE(fallocate, off_t)
 DEFINE_FALLOCATE(fallocate64, off64_t)
 
-static int synced(int fd, int result)
+static void synced(int fd)
 {
+	char path[PATH_MAX];
 	uint64_t file = file_of(fd);
-	bool itself = false;
+	struct stat status;
+	const char *name;
 
-	if (file && !result)
+	if (file) {
 		add(LOG_SYNC, file, NULL, 0, 0, NULL, 0);
-	else if (log_fd >= 0 && !result && !path_is_inside(fd, &itself) && itself)
-		add(LOG_SYNC_NAMES, 0, NULL, 0, 0, NULL, 0);
-	return result;
+		return;
+	}
+	if (log_fd < 0 || fstat(fd, &status) || !S_ISDIR(status.st_mode))
+		return;
+	name = inside(fd, NULL, path);
+	if (name)
+		add(LOG_SYNC_NAMES, 0, name, 0, 0, NULL, 0);
 }
 
 #define DEFINE_SYNC(name)           \
@@ -307,57 +366,110 @@ static int synced(int fd, int result)
 		FIND_NEXT(name);    \
 		enter();            \
 		result = next(fd);  \
-		synced(fd, result); \
+		if (!result)        \
+			synced(fd); \
 		leave();            \
 		return result;      \
 	}
 DEFINE_SYNC(fsync)
 DEFINE_SYNC(fdatasync)
 
-static uint64_t named(int at, const char *path)
+/* Returns the inode of what a path names, or 0. */
+static uint64_t inode_of(int at, const char *path, int flags)
 {
 	struct stat status;
 
-	if (log_fd < 0 || fstatat(at, path, &status, AT_SYMLINK_NOFOLLOW))
-		return 0;
-	for (unsigned i = 0; i < inode_count; i++) {
-		if (inodes[i] == status.st_ino)
-			return status.st_ino;
-	}
-	return 0;
+	return log_fd < 0 || fstatat(at, path, &status, flags) ? 0 : status.st_ino;
 }
 
-int renameat(int old_at, const char *old_path, int new_at, const char *new_path)
+int renameat2(int old_at, const char *old_path, int new_at, const char *new_path, unsigned flags)
 {
-	uint64_t file;
+	char path[PATH_MAX];
+	const char *name;
+	uint64_t inode;
 	int result;
 
-	FIND_NEXT(renameat);
+	FIND_NEXT(renameat2);
 	enter();
-	file = named(old_at, old_path);
-	result = next(old_at, old_path, new_at, new_path);
-	if (file && !result)
-		add(LOG_RENAME, file, new_path, 0, 0, NULL, 0);
+	inode = inode_of(old_at, old_path, AT_SYMLINK_NOFOLLOW);
+	name = inside_at(old_at, old_path, path) ? inside_at(new_at, new_path, path) : NULL;
+	result = next(old_at, old_path, new_at, new_path, flags);
+	if (name && !result)
+		add(LOG_RENAME, inode, name, 0, 0, NULL, 0);
 	leave();
 	return result;
 }
 
-int rename(const char *old_path, const char *new_path)
+int renameat(int old_at, const char *old_path, int new_at, const char *new_path)
 {
-	return renameat(AT_FDCWD, old_path, AT_FDCWD, new_path);
+	return renameat2(old_at, old_path, new_at, new_path, 0);
 }
 
-int unlinkat(int at, const char *path, int flags)
+int rename(const char *old_path, const char *new_path)
 {
-	uint64_t file;
+	return renameat2(AT_FDCWD, old_path, AT_FDCWD, new_path, 0);
+}
+
+int linkat(int old_at, const char *old_path, int new_at, const char *new_path, int flags)
+{
+	char path[PATH_MAX];
+	const char *name;
+	uint64_t inode;
+	int result;
+
+	FIND_NEXT(linkat);
+	enter();
+	inode = inode_of(old_at, old_path, flags & AT_SYMLINK_FOLLOW ? 0 : AT_SYMLINK_NOFOLLOW);
+	name = inside_at(new_at, new_path, path);
+	result = next(old_at, old_path, new_at, new_path, flags);
+	if (name && !result) {
+		add(LOG_LINK, inode, name, 0, 0, NULL, 0);
+		remember(inode);
+	}
+	leave();
+	return result;
+}
+
+int link(const char *old_path, const char *new_path)
+{
+	return linkat(AT_FDCWD, old_path, AT_FDCWD, new_path, 0);
+}
+
+int mkdirat(int at, const char *given, mode_t mode)
+{
+	char path[PATH_MAX];
+	const char *name;
+	int result;
+
+	FIND_NEXT(mkdirat);
+	enter();
+	name = inside_at(at, given, path);
+	result = next(at, given, mode);
+	if (name && !result)
+		add(LOG_MKDIR, inode_of(at, given, AT_SYMLINK_NOFOLLOW), name, 0, 0, NULL, 0);
+	leave();
+	return result;
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+	return mkdirat(AT_FDCWD, path, mode);
+}
+
+int unlinkat(int at, const char *given, int flags)
+{
+	char path[PATH_MAX];
+	const char *name;
+	uint64_t inode;
 	int result;
 
 	FIND_NEXT(unlinkat);
 	enter();
-	file = flags & AT_REMOVEDIR ? 0 : named(at, path);
-	result = next(at, path, flags);
-	if (file && !result)
-		add(LOG_UNLINK, file, path, 0, 0, NULL, 0);
+	inode = inode_of(at, given, AT_SYMLINK_NOFOLLOW);
+	name = inside_at(at, given, path);
+	result = next(at, given, flags);
+	if (name && !result)
+		add(LOG_UNLINK, inode, name, 0, 0, NULL, 0);
 	leave();
 	return result;
 }
@@ -365,6 +477,11 @@ int unlinkat(int at, const char *path, int flags)
 int unlink(const char *path)
 {
 	return unlinkat(AT_FDCWD, path, 0);
+}
+
+int rmdir(const char *path)
+{
+	return unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
 }
 
 int fflush(FILE *stream)

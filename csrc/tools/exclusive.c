@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <linux/loop.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,6 +15,7 @@
 
 #include "base/cleanup.h"
 #include "base/message.h"
+#include "tools/loops.h"
 
 /* Packs a device number as the kernel does in struct loop_info64 (huge_encode_dev). */
 static uint64_t encode_device(dev_t device)
@@ -36,33 +36,22 @@ static bool loop_is_on(const char *path, const struct stat *file)
 	       info.lo_device == encode_device(file->st_dev);
 }
 
-/* sysfs lists the loop devices of all namespaces; those with a backing file have this entry. */
-static int check_loops(const char *path, const struct stat *file)
+struct image {
+	const char *path;
+	const struct stat *file;
+};
+
+static int check_loop(void *context, unsigned number)
 {
-	glob_t found;
-	int ret = glob("/sys/block/loop*/loop/backing_file", GLOB_NOSORT, NULL, &found);
+	const struct image *image = context;
+	char device[64];
 
-	if (ret == GLOB_NOMATCH)
+	snprintf(device, sizeof(device), "/dev/loop%u", number);
+	if (!loop_is_on(device, image->file))
 		return 0;
-	if (ret) {
-		msg_error("cannot list the loop devices in /sys/block");
-		return -EIO;
-	}
-	for (size_t i = 0; i < found.gl_pathc && !ret; i++) {
-		char device[64];
-		unsigned number;
-
-		if (sscanf(found.gl_pathv[i], "/sys/block/loop%u/", &number) != 1)
-			continue;
-		snprintf(device, sizeof(device), "/dev/loop%u", number);
-		if (!loop_is_on(device, file))
-			continue;
-		msg_error("%s is in use: %s is on it", path, device);
-		msg_hint("unmount it, then: losetup -d %s", device);
-		ret = -EBUSY;
-	}
-	globfree(&found);
-	return ret;
+	msg_error("%s is in use: %s is on it", image->path, device);
+	msg_hint("unmount it, then: losetup -d %s", device);
+	return -EBUSY;
 }
 
 static int explain_open(const char *path, int error)
@@ -104,6 +93,6 @@ int open_exclusive(const char *path)
 		msg_error("%s is locked by another process", path);
 		return -EBUSY;
 	}
-	ret = S_ISREG(after.st_mode) ? check_loops(path, &after) : 0;
+	ret = S_ISREG(after.st_mode) ? loops_each(check_loop, &(struct image){ path, &after }) : 0;
 	return ret ? ret : take_fd(&fd);
 }

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -22,6 +23,7 @@
 #include "base/fileio.h"
 #include "base/json_text.h"
 #include "base/message.h"
+#include "lazy/attachment.h"
 #include "lazy/event.h"
 #include "lazy/fetcher.h"
 #include "lazy/inquiry.h"
@@ -39,7 +41,7 @@ enum { WORKERS = 8, BODY_MAX_BYTES = 8 << 20 };
 
 struct fetcher {
 	uv_loop_t loop;
-	struct fetcher_attachment *attachments;
+	struct attachment *attachments;
 	struct worker_pool workers;
 	bool workers_run;
 };
@@ -111,19 +113,9 @@ struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
 	return &fetcher->loop;
 }
 
-void fetcher_attach(struct fetcher *fetcher, struct fetcher_attachment *attachment)
+struct attachment **fetcher_attachments(struct fetcher *fetcher)
 {
-	attachment->next = fetcher->attachments;
-	fetcher->attachments = attachment;
-}
-
-struct fetcher_attachment *fetcher_attached(const struct fetcher *fetcher, const void *key)
-{
-	struct fetcher_attachment *attachment = fetcher->attachments;
-
-	while (attachment && attachment->key != key)
-		attachment = attachment->next;
-	return attachment;
+	return &fetcher->attachments;
 }
 
 static void job_finished(struct worker_pool *pool, struct pool_job *job)
@@ -148,9 +140,12 @@ static void on_jobs(uv_async_t *wake)
 
 void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
 {
-	if (!fetcher->workers_run && worker_pool_start(&fetcher->workers, WORKERS))
-		leave(); /* a new one may have more luck */
-	fetcher->workers_run = true;
+	/* Fewer do as well, where their number is limited. */
+	for (unsigned count = WORKERS; !fetcher->workers_run; count /= 2) {
+		if (!count)
+			leave(); /* a new one may have more luck */
+		fetcher->workers_run = !worker_pool_start(&fetcher->workers, count);
+	}
 	worker_pool_submit(&fetcher->workers, job);
 }
 
@@ -170,18 +165,6 @@ void event_log(const struct event *event, const char *format, ...)
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
 	channel_add(&channel, CHANNEL_EVENT, 0, NULL, 0, texts);
-}
-
-void run_failed(struct run *run, int err, enum fetch_failure failure, const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(run->error.text, sizeof(run->error.text), format, args);
-	va_end(args);
-	run->result = err;
-	run->failure = failure;
-	run->sink->over(run);
 }
 
 /* Runs. */
@@ -656,19 +639,32 @@ static int init_loop(void)
 	return 0;
 }
 
-/* For those who want to know before there is a server: what this machine lacks, by name. */
+/*
+ * For those who want to know before there is a server: what this machine lacks, by name. A process
+ * that is confined may not write to a file, so a child is, and says what it lacks as its status.
+ */
 static int say_what_lacks(void)
 {
-	static const char *const names[] = { "user", "capabilities", "landlock", "seccomp",
-					     "lock" };
-	unsigned lacks = stay_in_memory() ? 0 : CHANNEL_LACKS_LOCK;
+	pid_t child = fork();
+	int status;
 
-	lacks |= confine_process();
-	for (unsigned i = 0; i < sizeof(names) / sizeof(*names); i++) {
-		if (lacks & 1u << i)
-			puts(names[i]);
+	if (!child) {
+		unsigned lacks = stay_in_memory() ? 0 : CHANNEL_LACKS_LOCK;
+
+		_exit((int)(lacks | confine_process()));
 	}
-	return EXIT_OK;
+	if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
+		msg_error("cannot try what a confined process may do here");
+		return EXIT_FAILED;
+	}
+	for (unsigned i = 0; i < CHANNEL_LACKS; i++) {
+		if (WEXITSTATUS(status) & 1 << i)
+			puts(channel_lack_names[i]);
+	}
+	if (!fflush(stdout))
+		return EXIT_OK;
+	msg_error("cannot say what is lacking: %s", strerror(errno));
+	return EXIT_FAILED;
 }
 
 int main(int argc, char **argv)

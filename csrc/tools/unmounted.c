@@ -3,67 +3,67 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/message.h"
+#include "tools/loops.h"
 
-/*
- * Returns whether a mounted btrfs has this block device. The kernel lists the devices of all
- * mounted btrfs, seeds included, in whatever mount namespace. NB: opening the device with O_EXCL
- * instead could make a concurrent mount fail.
- */
-static bool is_mounted(const char *device, char mounted[static PATH_MAX])
+struct image {
+	const char *path;
+	const struct stat *file;
+};
+
+/* Returns whether the loop device has this file, or a negative errno after a message. */
+static int backs(unsigned number, const struct stat *file)
 {
-	char pattern[PATH_MAX];
-	bool found;
-	glob_t list;
-
-	snprintf(pattern, sizeof(pattern), "/sys/fs/btrfs/*/devices/%s", device);
-	found = glob(pattern, GLOB_NOSORT, NULL, &list) == 0;
-	if (found)
-		snprintf(mounted, PATH_MAX, "%s", list.gl_pathv[0]);
-	globfree(&list);
-	return found;
-}
-
-/* Returns whether "/sys/block/loop3/loop/backing_file" names this file. Sets the device's name. */
-static bool backs(const char *entry, const struct stat *file, char device[static 32])
-{
-	_cleanup_fclose_ FILE *list = fopen(entry, "re");
-	char path[PATH_MAX];
+	char entry[64], path[PATH_MAX];
+	ssize_t length;
 	struct stat st;
 
-	if (!list || !fgets(path, sizeof(path), list))
-		return false;
+	snprintf(entry, sizeof(entry), "/sys/block/loop%u/loop/backing_file", number);
+	_cleanup_close_ int fd = open(entry, O_RDONLY | O_CLOEXEC);
+
+	length = fd < 0 ? -1 : read(fd, path, sizeof(path) - 1);
+	/* It may have been detached meanwhile. */
+	if (length < 0 && (errno == ENOENT || errno == ENXIO || errno == ENODEV))
+		return 0;
+	if (length < 0) {
+		int err = -errno;
+
+		msg_error("cannot read %s: %s", entry, strerror(-err));
+		return err;
+	}
+	path[length] = 0;
 	path[strcspn(path, "\n")] = 0;
-	return stat(path, &st) == 0 && st.st_dev == file->st_dev && st.st_ino == file->st_ino &&
-	       sscanf(entry, "/sys/block/%31[^/]", device) == 1;
+	return stat(path, &st) == 0 && st.st_dev == file->st_dev && st.st_ino == file->st_ino;
 }
 
-static int check_loops(const char *path, const struct stat *file)
+/*
+ * The kernel lists the devices of all mounted btrfs, seeds included, in whatever mount namespace.
+ * NB: opening the device with O_EXCL instead could make a concurrent mount fail.
+ */
+static int check_loop(void *context, unsigned number)
 {
+	const struct image *image = context;
 	char device[32], mounted[PATH_MAX];
-	glob_t list;
-	int ret = 0;
+	int ret;
 
-	if (glob("/sys/block/loop*/loop/backing_file", GLOB_NOSORT, NULL, &list))
-		return 0;
-	for (size_t i = 0; i < list.gl_pathc && !ret; i++) {
-		if (!backs(list.gl_pathv[i], file, device) || !is_mounted(device, mounted))
-			continue;
-		msg_error("%s is mounted: /dev/%s is over it, and in use (%s)", path, device,
-			  mounted);
-		msg_hint("unmount it first");
-		ret = -EBUSY;
-	}
-	globfree(&list);
-	return ret;
+	ret = backs(number, image->file);
+	if (ret <= 0)
+		return ret;
+	snprintf(device, sizeof(device), "loop%u", number);
+	ret = btrfs_has_device(device, mounted);
+	if (ret <= 0)
+		return ret;
+	msg_error("%s is mounted: /dev/%s is over it, and in use (%s)", image->path, device,
+		  mounted);
+	msg_hint("unmount it first");
+	return -EBUSY;
 }
 
 int open_unmounted(const char *path)
@@ -85,6 +85,6 @@ int open_unmounted(const char *path)
 			msg_hint("it is mounted, or in use otherwise: unmount it first");
 		return ret;
 	}
-	ret = S_ISREG(st.st_mode) ? check_loops(path, &st) : 0;
+	ret = S_ISREG(st.st_mode) ? loops_each(check_loop, &(struct image){ path, &st }) : 0;
 	return ret ? ret : take_fd(&fd);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lazy/attachment.h"
 #include "lazy/fetcher.h"
 #include "lazy/mirror/trust.h"
 
@@ -35,15 +36,12 @@ struct curl_handle {
 
 /* Each fetcher has one. */
 struct curl_handles {
-	struct fetcher_attachment attachment;
+	struct attachment attachment;
 	struct link idle; /* the one last used first */
 	unsigned idle_count;
 	struct timer_queue timers;
 	struct timer timer; /* frees those that have been idle for long */
 };
-
-/* The key of the attachment. */
-static const char handles_key;
 
 static void free_handle(struct curl_handle *handle)
 {
@@ -85,7 +83,7 @@ static void free_old(struct timer *timer)
 	}
 }
 
-static void close_handles(struct fetcher_attachment *attachment)
+static void close_handles(struct attachment *attachment)
 {
 	struct curl_handles *handles = container_of(attachment, struct curl_handles, attachment);
 	struct curl_handle *last;
@@ -96,25 +94,22 @@ static void close_handles(struct fetcher_attachment *attachment)
 	free(handles);
 }
 
+static int open_handles(struct attachment *attachment, struct fetcher *fetcher)
+{
+	struct curl_handles *handles = container_of(attachment, struct curl_handles, attachment);
+
+	list_init(&handles->idle);
+	handles->timer.expire = free_old;
+	return timer_queue_init(&handles->timers, fetcher_loop(fetcher));
+}
+
 /* Returns NULL when there is no memory: nothing is kept then. */
 static struct curl_handles *handles_of(struct fetcher *fetcher)
 {
-	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &handles_key);
-	struct curl_handles *handles;
+	static const struct attachment_kind kind = { sizeof(struct curl_handles), open_handles,
+						     close_handles };
 
-	if (attachment)
-		return container_of(attachment, struct curl_handles, attachment);
-	handles = calloc(1, sizeof(*handles));
-	if (!handles || timer_queue_init(&handles->timers, fetcher_loop(fetcher))) {
-		free(handles);
-		return NULL;
-	}
-	list_init(&handles->idle);
-	handles->timer.expire = free_old;
-	handles->attachment.key = &handles_key;
-	handles->attachment.close = close_handles;
-	fetcher_attach(fetcher, &handles->attachment);
-	return handles;
+	return attachment_of(fetcher, &kind);
 }
 
 static bool same_text(const char *one, const char *other)

@@ -120,11 +120,13 @@ static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 		return 1;
 	}
 	exchange->too_long = exchange->received == exchange->wanted.length;
-	if (exchange->run && !exchange->too_long)
+	if (exchange->too_long)
+		return 0;
+	if (exchange->run)
 		return exchange->run->sink->space(exchange->run, parts, room) ?: CARRIER_PAUSED;
 	parts->iov_base = exchange->data + exchange->received;
 	parts->iov_len = exchange->wanted.length - exchange->received;
-	return !exchange->too_long;
+	return 1;
 }
 
 static void on_take(struct carriage *carriage, size_t bytes)

@@ -12,30 +12,23 @@ enum {
 	IDLE_MAX_S = 118,
 };
 
-/* The key of the attachment. */
-static const char http1_key;
+static void close_all(struct attachment *attachment);
 
-static void close_all(struct fetcher_attachment *attachment);
-
-struct http1 *http1_pool_of(struct fetcher *fetcher)
+static int open_all(struct attachment *attachment, struct fetcher *fetcher)
 {
-	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &http1_key);
-	struct http1 *http1;
+	struct http1 *http1 = container_of(attachment, struct http1, attachment);
 
-	if (attachment)
-		return container_of(attachment, struct http1, attachment);
-	http1 = calloc(1, sizeof(*http1));
-	if (!http1 || timer_queue_init(&http1->timers, fetcher_loop(fetcher))) {
-		free(http1);
-		return NULL;
-	}
 	http1->fetcher = fetcher;
 	list_init(&http1->hosts);
 	list_init(&http1->idle);
-	http1->attachment.key = &http1_key;
-	http1->attachment.close = close_all;
-	fetcher_attach(fetcher, &http1->attachment);
-	return http1;
+	return timer_queue_init(&http1->timers, fetcher_loop(fetcher));
+}
+
+struct http1 *http1_pool_of(struct fetcher *fetcher)
+{
+	static const struct attachment_kind kind = { sizeof(struct http1), open_all, close_all };
+
+	return attachment_of(fetcher, &kind);
 }
 
 static struct http1_host *make_host(struct http1 *http1, const struct http1_target *target)
@@ -133,7 +126,7 @@ struct http1_connection *http1_idle_of(const struct http1_host *host)
 	return NULL;
 }
 
-static void close_all(struct fetcher_attachment *attachment)
+static void close_all(struct attachment *attachment)
 {
 	struct http1 *http1 = container_of(attachment, struct http1, attachment);
 	struct link *link;

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "lazy/attachment.h"
 #include "lazy/fetcher.h"
 #include "lazy/mirror/carrier.h"
 #include "lazy/mirror/http1_head.h"
@@ -15,7 +16,7 @@
 
 /* Each fetcher has one. */
 struct http1 {
-	struct fetcher_attachment attachment;
+	struct attachment attachment;
 	struct fetcher *fetcher;
 	struct timer_queue timers;
 	struct link hosts;

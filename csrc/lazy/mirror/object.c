@@ -25,16 +25,16 @@ static bool is_plain(const char *text)
 }
 
 /* W/"..." promises equivalent content, not identical bytes (RFC 9110, 8.8.1). */
-char *object_identity(const struct response *response)
+const char *object_identity(const struct response *response,
+			    char text[static OBJECT_IDENTITY_BYTES])
 {
-	char *text = NULL;
-	int length = 0;
-
 	if (response->etag[0] == '"' && is_plain(response->etag))
-		length = asprintf(&text, "etag %s", response->etag);
+		snprintf(text, OBJECT_IDENTITY_BYTES, "etag %s", response->etag);
 	else if (response->last_modified[0] && is_plain(response->last_modified))
-		length = asprintf(&text, "modified %s", response->last_modified);
-	return length < 0 ? NULL : text;
+		snprintf(text, OBJECT_IDENTITY_BYTES, "modified %s", response->last_modified);
+	else
+		return NULL;
+	return text;
 }
 
 static bool is_date(const char *identity)
@@ -46,8 +46,8 @@ struct object_run {
 	struct exchange exchange;
 	const struct object_ops *ops;
 	struct run *run;
-	char *pinned; /* the identity that was sent as If-Range */
-	bool another; /* the object has another identity */
+	char pinned[OBJECT_IDENTITY_BYTES]; /* the identity that was sent as If-Range, or "" */
+	bool another;			    /* the object has another identity */
 };
 
 static void report(const struct exchange *exchange, struct run *run)
@@ -56,6 +56,8 @@ static void report(const struct exchange *exchange, struct run *run)
 	run->failure = exchange->failure;
 	if (run->mirror->via && run->failure == FETCH_GONE)
 		run->failure = FETCH_ABSENT;
+	if (run->mirror->via && exchange->response.status == 425)
+		run->failure = FETCH_LATER;
 	run->retry_after_ms = exchange->retry_after_ms;
 	run->error = exchange->error;
 	run->cut = exchange->cut;
@@ -70,7 +72,7 @@ static bool is_confirmed(const struct object_run *object)
 	const struct exchange *exchange = &object->exchange;
 	const struct response *response = &exchange->response;
 
-	return object->pinned && is_date(object->pinned) && !exchange->result &&
+	return is_date(object->pinned) && !exchange->result &&
 	       response->range_total == exchange->wanted.size && response->etag[0] != '"' &&
 	       !response->last_modified[0];
 }
@@ -99,11 +101,12 @@ static void say_changed(struct run *run, const char *pinned, const char *identit
 				identity ? identity : "(without identity)", pinned);
 }
 
-static char *identity_of(const struct object_run *object)
+static const char *identity_of(const struct object_run *object,
+			       char text[static OBJECT_IDENTITY_BYTES])
 {
 	if (!object->ops->identity)
 		return NULL;
-	return object->ops->identity(&object->exchange.response);
+	return object->ops->identity(&object->exchange.response, text);
 }
 
 /* NB: what is taken is delivered at once, so another object has to be refused here. */
@@ -113,7 +116,8 @@ static void on_accepted(struct exchange *exchange)
 	struct run *run = object->run;
 	/* NB: it may have been pinned after the request was made. */
 	const char *pinned = mirror_object(run->mirror)->identity;
-	char *identity = identity_of(object);
+	char text[OBJECT_IDENTITY_BYTES];
+	const char *identity = identity_of(object, text);
 
 	object->another = is_another(object, pinned, identity);
 	if (object->another) {
@@ -124,10 +128,8 @@ static void on_accepted(struct exchange *exchange)
 		error_set_text(&exchange->reason, "does not say how much it sends");
 	} else if (!pinned && !run->mirror->via) {
 		free(run->identity);
-		run->identity = identity;
-		identity = NULL;
+		run->identity = identity ? strdup(identity) : NULL;
 	}
-	free(identity);
 }
 
 static void on_done(struct exchange *exchange)
@@ -135,14 +137,13 @@ static void on_done(struct exchange *exchange)
 	struct object_run *object = container_of(exchange, struct object_run, exchange);
 	struct run *run = object->run;
 	const char *pinned = mirror_object(run->mirror)->identity;
-	char *identity = identity_of(object);
+	char text[OBJECT_IDENTITY_BYTES];
+	const char *identity = identity_of(object, text);
 
 	report(exchange, run);
 	if (object->another || (exchange->result && is_another(object, pinned, identity)))
 		say_changed(run, pinned, identity);
-	free(identity);
 	exchange_clear(exchange);
-	free(object->pinned);
 	free(object);
 	run->private = NULL;
 	run->sink->over(run);
@@ -169,10 +170,14 @@ void object_start(const struct object_ops *ops, struct run *run)
 	object->ops = ops;
 	object->run = run;
 	run->private = object;
-	if (pinned && ops->validator) {
-		object->pinned = strdup(pinned);
-		if (object->pinned)
-			object->exchange.if_range = ops->validator(object->pinned);
+	/*
+	 * NB: nginx cuts what it is asked for into slices from the first byte of the object on where
+	 * there is If-Range, so a site cache would ask for that slice each time. Caches say what
+	 * they have by their identity.
+	 */
+	if (pinned && ops->validator && !mirror->via && strlen(pinned) < sizeof(object->pinned)) {
+		strcpy(object->pinned, pinned);
+		object->exchange.if_range = ops->validator(object->pinned);
 	}
 	object->exchange.remote = mirror->private;
 	object->exchange.via = mirror->via;
@@ -262,8 +267,12 @@ static void take_answer(const struct object_inquiry *object)
 		return;
 	}
 	inquiry->found.size = exchange->response.range_total;
-	if (object->ops->identity)
-		inquiry->found.identity = object->ops->identity(&exchange->response);
+	if (object->ops->identity) {
+		char text[OBJECT_IDENTITY_BYTES];
+		const char *identity = object->ops->identity(&exchange->response, text);
+
+		inquiry->found.identity = identity ? strdup(identity) : NULL;
+	}
 }
 
 static void on_inquired(struct exchange *exchange)

@@ -9,13 +9,16 @@
 #include "lazy/mirror/response.h"
 #include "lazy/source.h"
 
+enum { OBJECT_IDENTITY_BYTES = 256 };
+
 struct object_ops {
 	char *(*url)(const struct mirror *mirror); /* malloc()ed; NULL: no memory */
 	/*
-	 * Returns the identity of the object in this response, malloc()ed, or NULL. The pointer
-	 * itself may be NULL: the object has always the same.
+	 * Writes the identity of the object in this response, and returns that, or NULL where it has
+	 * none. The pointer itself may be NULL: the object has always the same.
 	 */
-	char *(*identity)(const struct response *response);
+	const char *(*identity)(const struct response *response,
+				char text[static OBJECT_IDENTITY_BYTES]);
 	/* What to send as If-Range. */
 	const char *(*validator)(const char *identity);
 	/* Only where mirrors have names: a document's URL, as above, its media types, and its kind
@@ -24,8 +27,9 @@ struct object_ops {
 	const char *document_types, *document_kind;
 };
 
-/* Returns the strong ETag, else Last-Modified: malloc()ed, or NULL. */
-char *object_identity(const struct response *response);
+/* Writes the strong ETag, else Last-Modified. */
+const char *object_identity(const struct response *response,
+			    char text[static OBJECT_IDENTITY_BYTES]);
 
 void object_inquire(const struct object_ops *ops, struct inquiry *inquiry);
 /* Fills in the outcome of an inquiry that has failed, printf()-like, and calls done(). */

@@ -13,6 +13,9 @@ enum {
 	OUT_MAX_BYTES = 16 << 20,
 };
 
+const char *const channel_lack_names[CHANNEL_LACKS] = { "user",	   "capabilities", "landlock",
+							"seccomp", "lock",	   "files" };
+
 void channel_init(struct channel *channel, int fd, size_t body_max)
 {
 	*channel = (struct channel){ .fd = fd, .body_max = body_max };

@@ -91,7 +91,9 @@ struct channel_hello {
 	uint32_t lacks; /* bits of base/confine_process.h, and this one */
 };
 /* Its memory is not locked, so that it may wait for memory that others have to write first. */
-enum { CHANNEL_LACKS_LOCK = 1 << 4 };
+enum { CHANNEL_LACKS_LOCK = 1 << 4, CHANNEL_LACKS = 6 };
+/* What each bit is called, in statistics, in the log, and by `btrfs-ublk-fetch --check`. */
+extern const char *const channel_lack_names[CHANNEL_LACKS];
 
 struct channel_over {
 	int32_t result;

@@ -31,8 +31,6 @@ struct login_job {
 	int err;
 };
 
-static const char front_key;
-
 /* Slots. */
 
 void slot_free(struct slot *slot)
@@ -418,8 +416,6 @@ static bool ask_login(struct front *front, const uint8_t *body, size_t bytes)
 
 static bool take_hello(struct front *front, const uint8_t *body, size_t bytes)
 {
-	static const char *const names[] = { "another user", "no capabilities", "Landlock",
-					     "seccomp" };
 	struct channel_hello hello;
 	char text[100] = "";
 
@@ -435,16 +431,17 @@ static bool take_hello(struct front *front, const uint8_t *body, size_t bytes)
 			run_goes_out(front->slots[i].run);
 	}
 	relaxed_store(&front->counts->lacks, hello.lacks);
-	for (unsigned i = 0; i < sizeof(names) / sizeof(*names); i++) {
+	for (unsigned i = 0; i < CHANNEL_LACKS; i++) {
 		size_t used = strlen(text);
 
 		if (hello.lacks & 1u << i)
 			snprintf(text + used, sizeof(text) - used, "%s%s", used ? ", " : "",
-				 names[i]);
+				 channel_lack_names[i]);
 	}
 	if (*text && hello.lacks != front->lacked)
 		event_log(&(struct event){ .name = "fetch_process_unconfined" },
-			  "this machine does not let it be confined fully; it lacks: %s", text);
+			  "this machine does not give it all that it is to have; it lacks: %s",
+			  text);
 	front->lacked = hello.lacks;
 	return true;
 }
@@ -515,7 +512,7 @@ bool front_take(struct front *front, const struct channel_head *head, const uint
 
 /* In the place of object.c. */
 
-static void close_front(struct fetcher_attachment *attachment)
+static void close_front(struct attachment *attachment)
 {
 	struct front *front = container_of(attachment, struct front, attachment);
 
@@ -526,28 +523,28 @@ static void close_front(struct fetcher_attachment *attachment)
 	free(front);
 }
 
-struct front *front_of(struct fetcher *fetcher)
+static int open_front(struct attachment *attachment, struct fetcher *fetcher)
 {
-	struct fetcher_attachment *attachment = fetcher_attached(fetcher, &front_key);
-	struct front *front;
+	struct front *front = container_of(attachment, struct front, attachment);
+	int err = timer_queue_init(&front->timers, fetcher_loop(fetcher));
 
-	if (attachment)
-		return container_of(attachment, struct front, attachment);
-	front = calloc(1, sizeof(*front));
-	if (!front || timer_queue_init(&front->timers, fetcher_loop(fetcher))) {
-		free(front);
-		return NULL;
-	}
+	if (err)
+		return err;
 	for (unsigned i = 0; i < CHANNEL_SLOTS; i++)
 		front->slots[i] =
 			(struct slot){ .front = front, .deadline = { .expire = on_deadline } };
 	front->fetcher = fetcher;
 	front->counts = fetcher_processes(fetcher);
 	life_init(front);
-	front->attachment.key = &front_key;
-	front->attachment.close = close_front;
-	fetcher_attach(fetcher, &front->attachment);
-	return front;
+	return 0;
+}
+
+struct front *front_of(struct fetcher *fetcher)
+{
+	static const struct attachment_kind kind = { sizeof(struct front), open_front,
+						     close_front };
+
+	return attachment_of(fetcher, &kind);
 }
 
 static struct slot *free_slot_of(struct front *front)

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "lazy/attachment.h"
 #include "lazy/core.h"
 #include "lazy/fetcher.h"
 #include "lazy/inquiry.h"
@@ -54,7 +55,7 @@ struct question {
 };
 
 struct front {
-	struct fetcher_attachment attachment;
+	struct attachment attachment;
 	struct fetcher *fetcher;
 	struct timer_queue timers;
 	struct process_counts *counts;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/fileio.h"
 #include "lazy/process/channel.h"
 
 enum { VARIABLES_MAX = 64, FIRST_UNUSED_FD = CHANNEL_PROGRAM_FD + 1, FD_ABOVE = 16 };
@@ -57,10 +58,10 @@ static int high(int fd)
 
 static int make_windows(void)
 {
-	int fd = memfd_create("btrfs-ublk-fetch", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = memory_file("btrfs-ublk-fetch");
 
 	if (fd < 0)
-		return -errno;
+		return fd;
 	/* NB: it cannot shrink, or reading it would raise SIGBUS. */
 	if (ftruncate(fd, CHANNEL_WINDOWS_BYTES) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {

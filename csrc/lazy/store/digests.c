@@ -16,6 +16,9 @@
 #include "lazy/layout.h"
 #include "lazy/store/internal.h"
 
+/* A worker that is woken for one page of a small source brings its neighbours too. */
+enum { PAGES_AT_ONCE = 8 };
+
 static const char root_header[] = "btrfs-ublk units 1\n";
 
 int digest_from_hex(const char *hex, uint8_t digest[static SOURCE_DIGEST_BYTES])
@@ -295,6 +298,25 @@ int store_digest(struct store *store, const struct source *source, uint64_t unit
 	}
 	pthread_mutex_unlock(&store->read_lock);
 	return found;
+}
+
+void store_load_digests(struct store *store, const struct source *source, uint64_t unit)
+{
+	uint64_t wanted = unit / DIGESTS_PER_PAGE,
+		 pages = source_units(source) / DIGESTS_PER_PAGE + 1;
+	uint64_t first = wanted & ~(PAGES_AT_ONCE - 1ull), last = first + PAGES_AT_ONCE;
+	uint8_t unused[SOURCE_DIGEST_BYTES];
+
+	store_digest(store, source, unit, unused);
+	/* NB: those of a large source would take each other's place before they are of use. */
+	if (pages > 2 * DIGEST_PAGES_KEPT)
+		return;
+	for (uint64_t page = first; page < last; page++) {
+		unit = page * DIGESTS_PER_PAGE;
+		if (page != wanted && unit < source_units(source) &&
+		    !store_digest_at_hand(store, source, unit, unused))
+			store_digest(store, source, unit, unused);
+	}
 }
 
 int store_check_digests(struct store *store, const struct source *source)

@@ -8,10 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* From linux/memfd.h since 6.3 (105ff5339f49); without it, the kernel warns. */
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
+#include "base/fileio.h"
 
 /* The first page. Another layout must get another magic. */
 struct journal_head {
@@ -36,15 +33,6 @@ static off_t offset_of(const struct fuse_journal *journal, unsigned queue)
 	return (off_t)(BLOCK_BYTES + queue * queue_bytes(journal));
 }
 
-static int make_file(void)
-{
-	int fd = memfd_create("fuse requests", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-
-	if (fd < 0 && errno == EINVAL)
-		fd = memfd_create("fuse requests", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	return fd < 0 ? -errno : fd;
-}
-
 int fuse_journal_create(struct fuse_journal *journal)
 {
 	struct journal_head head = { .queues = journal->queues,
@@ -52,7 +40,7 @@ int fuse_journal_create(struct fuse_journal *journal)
 				     .buffer_bytes = journal->buffer_bytes };
 
 	memcpy(head.magic, magic, sizeof(magic));
-	journal->fd = make_file();
+	journal->fd = memory_file("fuse requests");
 	if (journal->fd < 0)
 		return journal->fd;
 	if (ftruncate(journal->fd, offset_of(journal, journal->queues)) ||
