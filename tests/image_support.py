@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
     CONFIG,
     MANIFEST,

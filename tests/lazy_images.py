@@ -18,8 +18,8 @@ from registry_server import Registry, registry_server
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.containers.images import IMAGE_REF, LazyOptions
 from btrfs_ublk.containers.store import SNAPSHOT_REF
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import SEALED_IN, digest_of
 from btrfs_ublk.image.indexed import index_image
 from btrfs_ublk.image.layout import Layout

@@ -55,6 +55,8 @@ class Ring:
     """Nodes that run; ``urls`` are what hosts ask."""
 
     nodes: list[Node]
+    #: Where each has its files.
+    roots: list[Path]
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     scheme: str = "http"
 
@@ -123,10 +125,11 @@ def ring(
         if machines:
             nodes = [Node(each.address) for each in machines]
         scheme = "https" if keys.get("certificate") else "http"
-        running = Ring(nodes, scheme=scheme)
+        homes = [root / f"node{number}" for number in range(count)]
+        running = Ring(nodes, homes, scheme=scheme)
         try:
             for number, node in enumerate(nodes):
-                home = root / f"node{number}"
+                home = homes[number]
                 home.mkdir(exist_ok=True)
                 cache = SiteCache(
                     nodes=nodes,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,12 @@ from attacker import UID
 from conftest import Need
 from server_process import PROMPT_S
 from volume_support import NAME, Place
+from web_server import web_server
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.device import show_device
 from btrfs_ublk.device.state import RUN_VARIABLE, device_directory
-from btrfs_ublk.volume import kept_volume
+from btrfs_ublk.volume import VolumeFile, kept_volume
 
 pytestmark = [pytest.mark.native, pytest.mark.fuse]
 
@@ -201,6 +204,79 @@ def test_verbs(place: Place, become: Callable[[], object]) -> None:
         os.close(fd)
     refusal = {"error": "only root and user 0 may ask this server"}
     assert replies == [refusal] * len(VERBS)
+
+
+def _processes_of(place: Place) -> dict[int, str]:
+    """Return pids and names of all that works for the volume, also of what asks
+    servers."""
+    state = show_device(NAME).state
+    assert state.server is not None and state.supervisor is not None
+    found = {state.server.pid: "server", state.supervisor.pid: "daemon"}
+    found |= {keeper.process.pid: "keeper" for keeper in state.keepers}
+    children = Path(f"/proc/{state.server.pid}/task")
+    for each in children.glob("*/children"):
+        found |= {int(pid): "fetch process" for pid in each.read_text().split()}
+    return found
+
+
+def _first_byte(path: Path) -> int:
+    with path.open("rb") as file:
+        return file.read(1)[0]
+
+
+def _looked_into(pid: int) -> list[str]:
+    """Return what of a process this one can look into, or change."""
+    top = Path(f"/proc/{pid}")
+    tries: dict[str, Callable[[], object]] = {
+        "fd": lambda: os.listdir(top / "fd"),
+        "fdinfo": lambda: os.listdir(top / "fdinfo"),
+        "map_files": lambda: os.listdir(top / "map_files"),
+        "root": lambda: os.listdir(top / "root"),
+        "cwd": lambda: os.listdir(top / "cwd"),
+        "exe": lambda: os.readlink(top / "exe"),
+        "an open file": lambda: os.stat(top / "fd/0"),
+        "its namespace": lambda: os.readlink(top / "ns/mnt"),
+        "write oom_score_adj": lambda: (top / "oom_score_adj").write_text("1000"),
+        "signal": lambda: os.kill(pid, signal.SIGCONT),
+        **{
+            name: partial(_first_byte, top / name)
+            for name in ("environ", "mem", "maps", "stack", "auxv", "syscall", "io")
+        },
+    }
+    found = []
+    for what, attempt in tries.items():
+        with suppress(OSError, IndexError):
+            attempt()
+            found.append(f"{what} of {pid}")
+    return found
+
+
+@pytest.mark.parametrize("become", STRANGERS)
+def test_processes(need: Need, sparse_path: Path, become: Callable[[], object]) -> None:
+    """By way of /proc/PID, nobody gets at what a process of ours has: not even who has
+    the user of the process that asks servers."""
+    need(FUSE)
+    place = Place(sparse_path, "fuse")
+    with web_server(sparse_path / "web") as server:
+        (server.files / "one").write_bytes(bytes(5000))
+        file = VolumeFile.parse(f"one={server.url('files/one')}")
+        definition = place.definition(files=(file,))
+        with kept_volume(NAME, definition, base=place.base):
+            assert (place.target / "one").read_bytes() == bytes(5000)
+            processes = _processes_of(place)
+            kinds = {"server", "daemon", "keeper", "fetch process"}
+            assert set(processes.values()) == kinds
+
+            def act() -> list[str]:
+                return [each for pid in processes for each in _looked_into(pid)]
+
+            # All of these have its user, and the kernel lets them signal it. The server
+            # starts another one.
+            (fetching,) = [pid for pid, what in processes.items() if "fetch" in what]
+            assert told_by(become, act) == [f"signal of {fetching}"]
+            # Root may, so the tries can fail.
+            assert len(_looked_into(max(processes))) > 5
+            assert show_device(NAME).is_well
 
 
 def test_root_may(place: Place) -> None:

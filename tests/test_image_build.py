@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import io
@@ -11,7 +10,6 @@ import os
 import random
 import signal
 import stat
-import struct
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from typing import Any
 
 import adversarial_tree
 import pytest
+from refused_calls import install
 from sealed_support import (
     DATA_START,
     FILES,
@@ -370,13 +369,7 @@ def _refuse_nameless_files() -> None:
         (answer, 0, 0, 0x00050000 | errno.EOPNOTSUPP),
         (answer, 0, 0, 0x7FFF0000),
     ]
-    code = ctypes.create_string_buffer(
-        b"".join(struct.pack("<HBBI", *step) for step in program)
-    )
-    filters = struct.pack("@HP", len(program), ctypes.addressof(code))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    assert libc.prctl(22, 2, filters, 0, 0) == 0  # PR_SET_SECCOMP
+    install(program)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="of that machine's calls")

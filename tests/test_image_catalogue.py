@@ -16,8 +16,8 @@ from scripted_server import response, scripted_server
 
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.catalogue import list_versions
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE

@@ -13,8 +13,8 @@ from image_support import tagged_image, tar_of
 from sealed_support import mkimage
 
 from btrfs_ublk.cli.image import command
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image, seal
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.diff import check_layers
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.layout import Layout

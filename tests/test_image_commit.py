@@ -27,9 +27,9 @@ from volume_support import NAME, Place
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Program
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.diff import Difference, diff_images
 from btrfs_ublk.image.documents import CONFIG, MANIFEST, digest_of, to_bytes
 from btrfs_ublk.image.layer import Changes, changes_of_overlay, write_layer

@@ -26,7 +26,7 @@ from btrfs_ublk.cli.image import command
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image import convert
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import (
     INDEX,
     SEALED_IN,

@@ -20,9 +20,9 @@ from btrfs_ublk.base.helpers import MKIMAGE
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
 from btrfs_ublk.image.check import check_image
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.diff import Difference, diff_images
 from btrfs_ublk.image.first import Range, traced_ranges
 from btrfs_ublk.image.inspect import inspect_image

@@ -286,6 +286,25 @@ def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:
     assert down_volume(NAME, base=place.base)
 
 
+def test_copies_of_mounts_that_go_by_themselves_are_waited_for(place: Place) -> None:
+    """A server of another volume has one for a moment, when it starts."""
+    fork(place, "one", "overlay")
+
+    def copy_mounts() -> subprocess.Popen[bytes]:
+        words = "echo ready; exec sleep 0.3"
+        process = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", words],
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        return process
+
+    with copy_mounts():
+        unfork_image(NAME, "one", base=place.base)
+    with copy_mounts():
+        assert down_volume(NAME, base=place.base)
+
+
 def test_down_waits_for_users_that_come_late(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from scripted_server import Script, response, scripted_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.image import connection as connections
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import INDEX, InvalidImageError
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository

@@ -26,10 +26,10 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image import pull
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.commit import find_base
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
     CREATED,
     INDEX,

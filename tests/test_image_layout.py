@@ -23,8 +23,8 @@ from image_support import (
 
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
     DATA,
     INDEX,

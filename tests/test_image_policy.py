@@ -16,8 +16,8 @@ from registry_server import Registry, registry_fixture
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import MANIFEST, describe, to_bytes
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository

@@ -11,8 +11,9 @@ from image_support import tagged_image, tar_of
 from scripted_server import response, scripted_server
 
 from btrfs_ublk.errors import CommandError, UsageError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
-from btrfs_ublk.image.connection import Connection, RegistryAccess, RegistryError
+from btrfs_ublk.image.connection import Connection
 from btrfs_ublk.volume import VolumeDefinition
 from btrfs_ublk.volume.image import refuse_other_access
 

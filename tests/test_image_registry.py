@@ -34,8 +34,8 @@ from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image import registry as registries
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     ARTIFACT,
     SEALED_IN,
@@ -535,6 +535,30 @@ def test_what_a_cache_sends_is_apart_until_it_is_verified(
     assert seen == []
     assert path.read_bytes() == data
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_cache_that_lacks_a_slice_is_asked_for_the_rest(
+    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
+) -> None:
+    """A site cache ends its answer there, or says 425 before the first one."""
+    data = random.Random(6).randbytes(1 << 20)
+    one = describe("application/octet-stream", data)
+    registry.push(target.repository, data)
+
+    def cache(request: str) -> bytes:
+        if len(server.requests) == 1:
+            return response("425 Too Early")
+        if len(server.requests) == 2:
+            return response("200 OK", data[: 256 << 10], length=len(data))
+        assert "Range: bytes=262144-\r\n" in request
+        return response("206 Partial Content", data[256 << 10 :])
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        with open_repository(target, access) as repository:
+            repository.download(one, tmp_path / "part")
+    assert len(server.requests) == 3
+    assert (tmp_path / "part").read_bytes() == data
 
 
 def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -> None:

@@ -20,10 +20,10 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image import stored_layout
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.catalogue import list_versions
 from btrfs_ublk.image.check import check_image
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     MANIFEST,
     InvalidImageError,

@@ -23,8 +23,8 @@ from web_server import NGINX, web_server
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository

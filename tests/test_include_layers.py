@@ -12,7 +12,8 @@ LAYERS = [
     {"base"},
     {"btrfs", "lazy", "physmap"},
     {"image", "server"},
-    {"tools", "bench", "tests"},
+    {"tools", "bench"},
+    {"tests"},
 ]
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)

@@ -61,3 +61,22 @@ def test_a_worker_makes_no_devices(tmp_path: Path) -> None:
 def test_what_runs_alone_is_the_same_for_the_script() -> None:
     script = (PROJECT / "scripts/test").read_text(encoding="utf-8")
     assert f'\nalone="{" or ".join(parallel.ALONE)}"' in script
+
+
+def test_what_is_left_to_full_runs_exists() -> None:
+    """Else a test that was renamed would be done each time again, unnoticed."""
+    lines = (PROJECT / "tests/full_only.txt").read_text(encoding="utf-8").splitlines()
+    names = [f"tests/{line}" for line in lines if line and not line.startswith("#")]
+    assert len(names) == len(set(names))
+    files = sorted({name.split("::")[0] for name in names})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = done.stdout.splitlines()
+    for name in names:
+        assert any(each.startswith(name) for each in found), name

@@ -523,6 +523,15 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert "allow 127.0.0.2;" in text and "deny all;" in text
     assert '"o.example:5000" https://btrfs_ublk_origin_0;' in text
 
+    link = tmp_path / "link"
+    link.symlink_to(output)
+    result = CliRunner().invoke(
+        command, ["site-cache", "config", *words, "-o", f"{link}"]
+    )
+    assert isinstance(result.exception, UsageError), result.output
+    assert "is no regular file" in str(result.exception)
+    assert link.is_symlink() and output.read_text() == text
+
 
 @pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]"])
 def test_resolvers_of_ipv6_have_brackets(text: str) -> None:

@@ -26,8 +26,8 @@ from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.helpers import MAKETREE
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.kernel.btrfs import (
@@ -201,7 +201,7 @@ def test_a_volume_without_room_keeps_nothing(place: Place) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.volume import trees
 
 def die(*arguments, **options):

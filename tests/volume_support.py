@@ -68,17 +68,28 @@ class Place:
         return show_volume(NAME, base=self.base).state
 
     def command(
-        self, *arguments: object, before: Sequence[str] = (), noun: str = "volume"
+        self,
+        *arguments: object,
+        before: Sequence[str] = (),
+        noun: str = "volume",
+        verbose: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run ``btrfs-ublk volume …``, or another noun, behind the words ``before``."""
         return subprocess.run(
-            [*before, sys.executable, "-m", "btrfs_ublk.cli.main", noun]
+            [*before, sys.executable, "-m", "btrfs_ublk.cli.main"]
+            + ["-vv"] * verbose
+            + [noun]
             + [str(argument) for argument in arguments],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
             env={**os.environ, VOLUMES_VARIABLE: str(self.base)},
         )
+
+    def told(self, *arguments: object) -> str:
+        """Return whatever a command prints, with all that it logs."""
+        done = self.command(*arguments[1:], noun=f"{arguments[0]}", verbose=True)
+        return done.stdout + done.stderr
 
     def answer(self, *arguments: str | Path) -> Any:
         """Return the JSON that a command prints, whatever its exit status."""

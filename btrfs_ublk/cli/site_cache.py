@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import asdict
 from pathlib import Path
 
@@ -111,6 +113,7 @@ def config(
     For example: btrfs-ublk site-cache config --nodes 10.0.0.1,10.0.0.2 --origin
     https://registry.example.org -o /etc/nginx/conf.d/btrfs-ublk.conf
     """
+    from btrfs_ublk.kernel.new_file import write_new
     from btrfs_ublk.ops.site_cache.config import Node, SiteCache
 
     texts = [text for each in nodes for text in each.split(",")]
@@ -130,8 +133,13 @@ def config(
     if output is None:
         click.echo(text, nl=False)
         return
+    if os.path.lexists(output) and not stat.S_ISREG(os.lstat(output).st_mode):
+        raise UsageError(
+            f"{output} is no regular file, and would be replaced by one",
+            hint="name the file itself; without -o, the text is printed",
+        )
     try:
-        output.write_text(text)
+        write_new(output, text.encode(), replace=True)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from error
 

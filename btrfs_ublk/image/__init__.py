@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
+    from btrfs_ublk.image.access import RegistryAccess, RegistryError
     from btrfs_ublk.image.build import (
         CHECKSUMS,
         BuildOptions,
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.catalogue import Catalogue, Version, list_versions
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
-    from btrfs_ublk.image.connection import RegistryAccess, RegistryError
     from btrfs_ublk.image.convert import ConvertedImage, convert_image
     from btrfs_ublk.image.diff import Difference, DiffReport, check_layers, diff_images
     from btrfs_ublk.image.export import ExportReport, export_image
@@ -41,11 +41,11 @@ else:
     __getattr__ = exporter(
         __name__,
         {
+            "access": "RegistryAccess RegistryError",
             "build": "CHECKSUMS BuildOptions BuiltImage build_image",
             "catalogue": "Catalogue Version list_versions",
             "check": "CheckReport check_image",
             "commit": "COMPRESSIONS CommittedImage Compression",
-            "connection": "RegistryAccess RegistryError",
             "convert": "ConvertedImage convert_image",
             "diff": "DiffReport Difference check_layers diff_images",
             "export": "ExportReport export_image",

@@ -16,7 +16,7 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, Digests, check_unit
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, error_of_status
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import (
     ARTIFACT,
     DATA,

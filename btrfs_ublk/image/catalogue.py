@@ -10,7 +10,7 @@ from pathlib import Path
 
 from btrfs_ublk.content.digests import Digests
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.diff import new_bytes
 from btrfs_ublk.image.documents import (
     SealedManifest,

@@ -18,7 +18,7 @@ from btrfs_ublk.base.capabilities import BTRFS_PROGS, SparseFile, require
 from btrfs_ublk.base.process import describe_exit, spawn
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     Descriptor,
     InvalidImageError,

@@ -16,8 +16,8 @@ from zlib import MAX_WBITS, compressobj
 import zstandard
 
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import source_date_epoch
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import (
     INDEXED,
     MANIFESTS,

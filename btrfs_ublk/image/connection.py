@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import ipaddress
 import json
 import re
 import ssl
@@ -16,17 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from btrfs_ublk.base.hosts import check_cache, find_rule, is_plain, read_hosts
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.urls import shown_text
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
 from btrfs_ublk.image.credentials import Login, find_login
 
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
@@ -35,6 +32,8 @@ _AGENT = "btrfs-ublk"
 _TIMEOUT_S = (10.0, 60.0)
 #: The same of a cache: another one, or the registry, can be asked.
 _CACHE_TIMEOUT_S = (2.0, 10.0)
+#: How long a cache is asked again that is only getting it, as csrc/lazy/attempt.c.
+_LATER_S, _LATER_PAUSE_S = 6.0, 0.1
 #: How long a response may take, and longer by what it has at this rate.
 _LONGEST_S, _LEAST_BYTES_PER_S = 60.0, 16 << 10
 _MAX_TRIES = 5
@@ -69,55 +68,6 @@ def deadline(response: requests.Response, size_bytes: int) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-class RegistryError(BtrfsUblkError):
-    """A registry refused a request, or gave none of the answers that it may give.
-    ``status`` is that of HTTP; None without an answer."""
-
-    def __init__(
-        self, message: str, *, hint: str | None = None, status: int | None = None
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class RegistryAccess:
-    """How to get to a registry: a config.json with its login, certificates to trust
-    instead of the system's, and whether to ask by http, which is for loopback.
-
-    ``via``: caches that are asked for large blobs first; None: those of hosts.toml.
-    ``via_plain``: tokens may go to them without TLS."""
-
-    docker_config: Path | None = None
-    ca_file: Path | None = None
-    insecure: bool = False
-    via: tuple[str, ...] | None = None
-    via_plain: bool = False
-
-    def of(self, registry: str) -> RegistryAccess:
-        """Return how to get to one of several registries: only those on loopback are
-        asked by http."""
-        return replace(
-            self,
-            insecure=self.insecure and on_loopback(registry),
-        )
-
-    def caches(self, netloc: str) -> tuple[str, ...]:
-        """Return the caches in front of a registry. Raises UsageError."""
-        if self.via:
-            for url in self.via:
-                if is_plain(check_cache(url, "--via")) and not self.via_plain:
-                    raise UsageError(
-                        f"the registry's tokens would go to {url} without TLS",
-                        hint="write https://, or allow it: --via-plain",
-                    )
-            return self.via
-        rule = find_rule(read_hosts(), netloc)
-        if rule is None:
-            return ()
-        return tuple(x for x in rule.caches if rule.plain or not is_plain(x))
 
 
 class Connection:
@@ -254,7 +204,19 @@ class Connection:
     ) -> requests.Response:
         """Ask a cache for what is at ``path``, as the registry would be asked; once,
         and no redirection is followed. The caller reads the body, as a stream, and
-        closes it. Several threads may do so. Raises requests.RequestException."""
+        closes it. Where the cache is only getting it (425), it is asked again for some
+        seconds. Several threads may do so. Raises requests.RequestException."""
+        until_s = time.monotonic() + _LATER_S
+        while True:
+            response = self._ask_once(cache, path, headers)
+            if response.status_code != 425 or time.monotonic() > until_s:
+                return response
+            response.close()
+            time.sleep(_LATER_PAUSE_S)
+
+    def _ask_once(
+        self, cache: str, path: str, headers: Mapping[str, str] | None
+    ) -> requests.Response:
         parts = urlsplit(self.url(path))
         request = requests.Request(
             "GET",
@@ -490,19 +452,6 @@ def _system_certificates() -> str | bool:
 def _host(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-def on_loopback(registry: str) -> bool:
-    """Whether a registry, or a store by its URL, is on this machine."""
-    return is_loopback(registry if "://" in registry else f"http://{registry}/")
-
-
-def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _may_pass(error: requests.RequestException) -> bool:

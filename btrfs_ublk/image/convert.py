@@ -26,8 +26,8 @@ from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content.oci import machine_platform
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError, on_loopback
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError, on_loopback
 from btrfs_ublk.image.diff import check_layers
 from btrfs_ublk.image.documents import (
     MANIFESTS,

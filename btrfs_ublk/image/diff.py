@@ -15,9 +15,9 @@ from btrfs_ublk.base.capabilities import SparseFile, require
 from btrfs_ublk.base.helpers import READIMAGE, helper_path
 from btrfs_ublk.base.process import spawn
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, make_image
 from btrfs_ublk.image.check import Progress, assembled_image, putting_together
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.export import finished
 from btrfs_ublk.image.layout import Layout

@@ -11,8 +11,8 @@ from typing import IO
 from btrfs_ublk.base.helpers import READIMAGE, helper_path
 from btrfs_ublk.base.process import Child, spawn
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.check import Progress, assembled_image
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.pack import Layer, PackHeader
 from btrfs_ublk.image.reference import Name

@@ -17,7 +17,7 @@ from btrfs_ublk.base.helpers import READIMAGE, helper_path
 from btrfs_ublk.base.process import spawn
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import TAG
 from btrfs_ublk.image.export import finished
 from btrfs_ublk.image.layout import Layout

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import SealedManifest
 from btrfs_ublk.image.pack import PackHeader, read_header
 from btrfs_ublk.image.places import open_repository

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import Lock, lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -52,6 +53,8 @@ class Layout:
         self.path = path
         self._index = path / INDEX_NAME
         self._made: list[Path] = []
+        #: Blobs that may not be on disk: ours, or those of a command that was killed.
+        self._unsynced: set[Path] = set()
 
     @classmethod
     def opened(cls, path: Path) -> Layout:
@@ -226,6 +229,7 @@ class Layout:
         if not self.has(one):
             with _writing(self.path):
                 write_new(self.blob(one.digest), data, mode=0o644, replace=True)
+        self._unsynced.add(self.blob(one.digest))
         return one
 
     @contextmanager
@@ -250,12 +254,16 @@ class Layout:
             one = describe_blob(media_type, f"sha256:{found.hexdigest()}", size_bytes)
             path.chmod(0o644)
             path.rename(self.blob(one.digest))
+        self._unsynced.add(self.blob(one.digest))
         return one
 
     def copy(self, one: Descriptor, other: Layout) -> None:
         """Copy a blob from another layout: its name only, where that is possible."""
-        if self.has(one):
-            return
+        if not self.has(one):
+            self._copy(one, other)
+        self._unsynced.add(self.blob(one.digest))
+
+    def _copy(self, one: Descriptor, other: Layout) -> None:
         source = other.verify(one)
         with _writing(self.path):
             try:
@@ -286,15 +294,21 @@ class Layout:
 
     def tag(self, one: Descriptor | None, tag: str) -> None:
         """Name an image in index.json; another one of that name loses it. With None, no
-        image has the name any more."""
+        image has the name any more. All that was added is on disk before."""
         with self._locked(), _writing(self.path):
+            blobs = self.path / "blobs"
+            for path in (*self._unsynced, blobs / "sha256", blobs):
+                sync(path)
+            self._unsynced.clear()
             others = [x for x in self.images() if x.annotations.get(TAG) != tag]
             manifests = [dict(each.raw) for each in others]
             if one is not None:
                 annotations = {**one.annotations, TAG: tag}
                 manifests.append(dict(one.raw) | {"annotations": annotations})
             index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
-            write_new(self._index, to_bytes(index), mode=0o644, replace=True)
+            write_new(
+                self._index, to_bytes(index), mode=0o644, replace=True, synced=True
+            )
 
     def find(self, tag: str | None) -> Descriptor:
         """Return the image of a tag, or the only one. Raises UsageError."""

@@ -480,28 +480,36 @@ def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
                     seed.write(part)
                     length -= len(part)
         digests = _take_digests(header, reader)
-        for number, source in enumerate(header.sources):
-            for place, length in (
-                (index_path(seed_image.parent, number), source.index_bytes),
-                (selection_path(seed_image.parent, number), source.selection_bytes),
-            ):
-                with open(place, "xb") as file:
-                    while length:
-                        part = reader.read(min(length, _COPY_BYTES))
-                        file.write(part)
-                        length -= len(part)
+        _take_indexes(header, reader, seed_image.parent)
         reader.finish()
     return header, digests
 
 
-def read_digests(path: Path) -> tuple[PackHeader, Digests]:
-    """Read the units' digests of a pack, verified against the root, and nothing else.
-    Raises InvalidPackError, OSError."""
+def read_digests(path: Path, indexes: Path | None = None) -> tuple[PackHeader, Digests]:
+    """Read the units' digests of a pack, verified against the root. Indexes and
+    selections are written to the directory ``indexes``, if it is named; nothing else
+    is. Raises InvalidPackError, OSError."""
     with opened_pack(path) as (header, reader):
         for _, length in header.extents:
             while length:
                 length -= len(reader.read(min(length, _COPY_BYTES)))
-        return header, _take_digests(header, reader)
+        digests = _take_digests(header, reader)
+        if indexes is not None:
+            _take_indexes(header, reader, indexes)
+        return header, digests
+
+
+def _take_indexes(header: PackHeader, reader: _Reader, directory: Path) -> None:
+    for number, source in enumerate(header.sources):
+        for place, length in (
+            (index_path(directory, number), source.index_bytes),
+            (selection_path(directory, number), source.selection_bytes),
+        ):
+            with open(place, "xb") as file:
+                while length:
+                    part = reader.read(min(length, _COPY_BYTES))
+                    file.write(part)
+                    length -= len(part)
 
 
 def _take_digests(header: PackHeader, reader: _Reader) -> Digests:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.repository import Repository
 

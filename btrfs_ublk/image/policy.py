@@ -107,7 +107,7 @@ def read_policy(path: Path | None = None) -> Policy:
         return Policy(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {why_unread(error)}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
         raise UsageError(

@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     ARTIFACT,
     CREATED,

@@ -15,12 +15,8 @@ import requests
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.image.connection import (
-    Connection,
-    RegistryAccess,
-    RegistryError,
-    deadline,
-)
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
+from btrfs_ublk.image.connection import Connection, deadline
 from btrfs_ublk.image.documents import (
     INDEX,
     INDEXES,
@@ -33,7 +29,6 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.reference import Reference, check_tag
 from btrfs_ublk.image.repository import (
-    COPY_BYTES,
     MAX_BREAKS,
     Document,
     Progress,
@@ -48,6 +43,8 @@ from btrfs_ublk.kernel.new_file import new_file
 CHUNK_BYTES = 16 << 20
 #: Caches that are asked for a blob before the registry.
 _MAX_CACHES = 2
+#: Of what a cache sends; a slice is a multiple of it.
+_CACHE_PART_BYTES = 4 << 10
 _PAUSE_S = 0.1
 #: Of lists of referrers.
 _MAX_PAGES = 16
@@ -199,21 +196,15 @@ class RegistryRepository(Repository):
 
     def _ask_cache(self, cache: str, where: str, one: Descriptor, path: Path) -> bool:
         """Get all of a blob from one cache. Returns whether it is right."""
-        found, count = hashlib.sha256(), 0
+        found = hashlib.sha256()
         try:
             # What is at ``path`` counts as the registry's, also after a kill. So what
             # a cache sends has no name before it is verified.
             with (
-                self._connection.ask_cache(cache, where) as response,
                 new_file(path, replace=True, synced=True) as new,
                 open(new.fileno(), "wb", closefd=False) as file,
             ):
-                if response.status_code != 200:
-                    raise requests.HTTPError(f"HTTP {response.status_code}")
-                for part in response.iter_content(COPY_BYTES):
-                    count += len(part)
-                    if count > one.size:
-                        raise requests.HTTPError("it sends more")
+                for part in self._parts_of_cache(cache, where, one.size):
                     file.write(part)
                     found.update(part)
                 if f"sha256:{found.hexdigest()}" != one.digest:
@@ -223,6 +214,28 @@ class RegistryRepository(Repository):
             log.info("%s: cache %s: %s", self.place, cache, type(error).__name__)
             return False
         return True
+
+    def _parts_of_cache(self, cache: str, where: str, size: int) -> Iterator[bytes]:
+        """Yield the bytes of a blob. A site cache that lacks the next slice ends its
+        answer, and is asked for the rest. Raises requests.RequestException."""
+        count = before = 0
+        while not count or count < size:
+            asked = {"Range": f"bytes={count}-"} if count else {}
+            with self._connection.ask_cache(cache, where, asked) as response:
+                if response.status_code != (206 if count else 200):
+                    raise requests.HTTPError(f"HTTP {response.status_code}")
+                try:
+                    # NB: of a part that is cut, nothing is known.
+                    for part in response.iter_content(_CACHE_PART_BYTES):
+                        count += len(part)
+                        if count > size:
+                            raise requests.HTTPError("it sends more")
+                        yield part
+                except requests.exceptions.ChunkedEncodingError:
+                    log.debug("%s: cache %s has sent %d bytes", where, cache, count)
+            if count == before:
+                raise requests.HTTPError("it sends less")
+            before = count
 
     def caches(self, one: Descriptor) -> tuple[str, list[str]]:
         """Return the URL of a blob, and the caches in front of it, in the order in

@@ -14,11 +14,8 @@ from pathlib import Path
 import requests
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.image.connection import (
-    Connection,
-    RegistryError,
-    deadline,
-)
+from btrfs_ublk.image.access import RegistryError
+from btrfs_ublk.image.connection import Connection, deadline
 from btrfs_ublk.image.documents import (
     INDEX,
     MAX_DOCUMENT_BYTES,

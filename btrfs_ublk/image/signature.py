@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError, why_unread
-from btrfs_ublk.image.connection import RegistryError
+from btrfs_ublk.image.access import RegistryError
 from btrfs_ublk.image.documents import descriptors, parse_document
 from btrfs_ublk.image.repository import Repository
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from btrfs_ublk.content.oci import machine_platform
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import (
     ARTIFACT,
     Descriptor,

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.connection import Connection, RegistryAccess, RegistryError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
+from btrfs_ublk.image.connection import Connection
 from btrfs_ublk.image.documents import (
     INDEX,
     MANIFEST,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.connection import RegistryError
+from btrfs_ublk.image.access import RegistryError
 from btrfs_ublk.image.documents import (
     CREATED,
     INDEXED,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import requests
@@ -20,9 +21,9 @@ from btrfs_ublk.base.log import log
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import Descriptor, InvalidImageError, SealedManifest
-from btrfs_ublk.image.indexed import layer_blob
+from btrfs_ublk.image.indexed import layer_blob, unit_ranges
 from btrfs_ublk.image.pack import PackHeader, check_data, read_digests
 from btrfs_ublk.image.pull import look_up
 from btrfs_ublk.image.reference import Reference
@@ -95,64 +96,115 @@ def warm_image(
         with tempfile.TemporaryDirectory(prefix="btrfs-ublk-") as directory:
             pack = Path(directory, "pack")
             warming.get_pack(sealed.pack, pack)
-            header, digests = read_digests(pack)
-        check_data(header, sealed.data_bytes, indexed=sealed.subject is not None)
+            header, digests = read_digests(pack, pack.parent)
+            check_data(header, sealed.data_bytes, indexed=sealed.subject is not None)
+            places = _places_of(sealed, header, digests, pack.parent)
         say("data")
-        parts = _parts_of(sealed, header, warming.slice_bytes, trace, first)
-        expect(sealed.pack.size + sum(end - start for _, start, end in parts))
+        runs = _first_runs(header) if first else _runs_of(places, trace)
+        parts = _parts_of(places, runs, warming.slice_bytes)
+        expect(sealed.pack.size + sum(part.end - part.start for part in parts))
         warming.get_data(parts, digests if sealed.data is not None else None)
     return report
 
 
-#: A blob, and a range of it.
-_Part = tuple[Descriptor, int, int]
+class _Part(NamedTuple):
+    """A range of a blob. Hosts choose the caches that they ask for it by ``place``, in
+    bytes of their source."""
+
+    blob: Descriptor
+    start: int
+    end: int
+    place: int
 
 
-def _parts_of(
-    sealed: SealedManifest,
-    header: PackHeader,
-    slice_bytes: int,
-    trace: Trace | None,
-    first: bool,
-) -> list[_Part]:
-    """Return what is to be asked for of the data, in that order."""
-    if sealed.data is None:
-        if trace is not None or first:
-            raise UsageError(
-                "an indexed image can only be warmed as a whole",
-                hint="leave --trace and --first out",
-            )
-        blobs = {each.layer: layer_blob(each) for each in header.sources}
-        return [x for one in blobs.values() for x in _cut(one, slice_bytes)]
-    step = max(slice_bytes, header.unit)
-    parts = list(_cut(sealed.data, step))
-    count = -(-header.data_bytes // header.unit)
-    if trace is not None:
-        units = [
-            unit
-            for run in trace.reads
-            if trace.sources[run.source].root == header.root
-            for unit in range(run.unit, min(run.unit + run.count, count))
-        ]
-        if not units:
-            raise UsageError(
-                "the trace has read nothing of this build of the image",
-                hint="record one of it: btrfs-ublk trace record",
-            )
-        return [parts[x] for x in dict.fromkeys(u * header.unit // step for u in units)]
-    if first:
-        if not header.first_bytes:
-            raise UsageError(
-                "nothing comes first in this image",
-                hint="name a trace here, or one when it is built: --trace",
-            )
-        return [part for part in parts if part[1] < header.first_bytes]
-    return parts
+@dataclass(frozen=True)
+class _Place:
+    """A source as hosts have it. Of a layer, ``ranges`` are those of it that the units
+    need; None: units are in the blob one after the other."""
+
+    blob: Descriptor
+    root: str
+    unit: int
+    count: int
+    ranges: list[tuple[int, int]] | None = None
+
+    def range_of(self, unit: int) -> tuple[int, int]:
+        if self.ranges is not None:
+            return self.ranges[unit]
+        return unit * self.unit, min((unit + 1) * self.unit, self.blob.size)
+
+
+#: A place, and units of it: the first one, and the one behind the last.
+_Run = tuple[int, int, int]
+
+
+def _places_of(
+    sealed: SealedManifest, header: PackHeader, digests: Digests, directory: Path
+) -> list[_Place]:
+    """Return where the data are; indexes and selections are in ``directory``."""
+    if sealed.data is not None:
+        count = -(-header.data_bytes // header.unit)
+        return [_Place(sealed.data, header.root, header.unit, count)]
+    return [
+        _Place(
+            layer_blob(each),
+            digests.part(each.offset, each.data_bytes).root,
+            header.unit,
+            each.data_bytes // header.unit,
+            unit_ranges(header, directory, number),
+        )
+        for number, each in enumerate(header.sources)
+    ]
+
+
+def _runs_of(places: list[_Place], trace: Trace | None) -> list[_Run]:
+    if trace is None:
+        return [(number, 0, each.count) for number, each in enumerate(places)]
+    numbers = {each.root: number for number, each in enumerate(places)}
+    runs = []
+    for read in trace.reads:
+        number = numbers.get(trace.sources[read.source].root or "")
+        if number is not None:
+            end = min(read.unit + read.count, places[number].count)
+            runs.append((number, min(read.unit, end), end))
+    if not any(end > first for _, first, end in runs):
+        raise UsageError(
+            "the trace has read nothing of this build of the image",
+            hint="record one of it: btrfs-ublk trace record",
+        )
+    return runs
+
+
+def _first_runs(header: PackHeader) -> list[_Run]:
+    if not header.first_bytes:
+        raise UsageError(
+            "nothing comes first in this image",
+            hint="name a trace here, or one when it is built: --trace",
+        )
+    return [(0, 0, -(-header.first_bytes // header.unit))]
+
+
+def _parts_of(places: list[_Place], runs: list[_Run], slice_bytes: int) -> list[_Part]:
+    """Return what is to be asked for, each once, in that order: slices, or what a unit
+    needs where that is more."""
+    found: dict[tuple[int, int, int], _Part] = {}
+    for number, first, behind in runs:
+        one = places[number]
+        step = slice_bytes if one.ranges is not None else max(slice_bytes, one.unit)
+        for unit in range(first, behind):
+            start, end = one.range_of(unit)
+            chosen = unit * one.unit // _CHOSEN_BYTES
+            for at in range(start // step * step, end, step):
+                part = _Part(
+                    one.blob, at, min(at + step, one.blob.size), unit * one.unit
+                )
+                found.setdefault((number, at, chosen), part)
+    return list(found.values())
 
 
 def _cut(one: Descriptor, step: int) -> Iterator[_Part]:
     for start in range(0, one.size, step):
-        yield one, start, min(start + step, one.size)
+        yield _Part(one, start, min(start + step, one.size), start)
 
 
 @dataclass
@@ -171,13 +223,13 @@ class _Warming:
         with open(path, "xb") as file:
 
             def take(part: _Part) -> None:
-                data = self._get(caches[:_ASKED], *part)
-                os.pwrite(file.fileno(), data, part[1])
+                data = self._get(caches[:_ASKED], part)
+                os.pwrite(file.fileno(), data, part.start)
 
             # The first answer says how large the slices are.
             first, *_ = _cut(one, self.slice_bytes)
             take(first)
-            rest = (x for x in _cut(one, self.slice_bytes) if x[2] > first[2])
+            rest = (x for x in _cut(one, self.slice_bytes) if x.end > first.end)
             _at_once(take, rest)
         with open(path, "rb") as written:
             digest = f"sha256:{hashlib.file_digest(written, 'sha256').hexdigest()}"
@@ -191,21 +243,19 @@ class _Warming:
         """Get the parts, and compare them with the digests of units, if there are."""
 
         def take(part: _Part) -> None:
-            one, start, _ = part
-            url, caches = self.repository.caches(one)
-            self._get(_chosen(caches, url, start)[:_ASKED], *part, digests)
+            url, caches = self.repository.caches(part.blob)
+            self._get(_chosen(caches, url, part.place)[:_ASKED], part, digests)
 
         _at_once(take, parts)
 
     def _get(
         self,
         caches: list[str],
-        one: Descriptor,
-        start: int,
-        end: int,
+        part: _Part,
         digests: Digests | None = None,
     ) -> bytes:
         """Get a part from the first of the caches that has it."""
+        one, start, end, _ = part
         why = ""
         for number in range(_ROUNDS * len(caches)):
             if number and number % len(caches) == 0:

@@ -30,6 +30,7 @@ def loopback_registry(directory: Path) -> Iterator[str]:
     """Run a registry that keeps all it has in ``directory``, until the block is left;
     yields its host and port."""
     configuration, log = directory / "registry.yml", directory / "registry.log"
+    log.unlink(missing_ok=True)  # what one before has said there is not this one's
     configuration.write_text(_CONFIGURATION.format(directory=directory))
     argv: list[str | Path] = [REGISTRY.name, "serve", configuration]
     environment = {"PATH": "/usr/bin", "OTEL_TRACES_EXPORTER": "none"}

@@ -44,8 +44,8 @@ from btrfs_ublk.volume.forks import (
 from btrfs_ublk.volume.image import UpImage, image_access, up_with_image
 
 if TYPE_CHECKING:
+    from btrfs_ublk.image.access import RegistryAccess
     from btrfs_ublk.image.commit import CommittedImage, Compression
-    from btrfs_ublk.image.connection import RegistryAccess
     from btrfs_ublk.image.layer import Changes
     from btrfs_ublk.image.reference import Name
 
@@ -132,7 +132,7 @@ def write_delta(
         )
     with _moment(name, found, up.mount, base) as moment:
         try:
-            with new_file(path, mode=0o600) as file:
+            with new_file(path, mode=0o600, synced=True) as file:
                 write_changes(moment, layer, file.fileno())
                 return os.fstat(file.fileno()).st_size
         except FileExistsError as error:

@@ -391,7 +391,7 @@ def parse_definition(text: str, *, where: str) -> VolumeDefinition:
 
     try:
         keys = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
     try:
         return _from_keys(keys)

@@ -22,9 +22,9 @@ from btrfs_ublk.volume.mounts import (
     is_mounted,
     mount_points,
     mounts_of,
-    users_elsewhere,
     wait_for_openers,
     wait_for_users,
+    wait_for_users_elsewhere,
 )
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
@@ -150,7 +150,7 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     others = [str(each) for each in points if each != ours and each not in overlays]
     if others:
         raise _not_down(volume, f"it is mounted at {', '.join(others)} as well")
-    users = users_elsewhere(fsid)
+    users = wait_for_users_elsewhere(fsid, timeout_s=_OPEN_TIMEOUT_S)
     if users:
         where = f"in another mount namespace {'as well' if points else 'only'}"
         raise _not_down(volume, f"it is mounted {where}: {'; '.join(users)}")

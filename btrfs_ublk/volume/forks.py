@@ -45,7 +45,11 @@ from btrfs_ublk.kernel.mount import mount_now, unmount_now
 from btrfs_ublk.kernel.mountinfo import MountInfo
 from btrfs_ublk.kernel.users import pids_using
 from btrfs_ublk.units import exact_size
-from btrfs_ublk.volume.mounts import mounts_of, overlay_source, users_elsewhere
+from btrfs_ublk.volume.mounts import (
+    mounts_of,
+    overlay_source,
+    wait_for_users_elsewhere,
+)
 
 ForkMode = Literal["snapshot", "overlay"]
 FORK_MODES: tuple[ForkMode, ...] = get_args(ForkMode)
@@ -67,6 +71,8 @@ LAYER = "layer"
 MIN_QUOTA_BYTES = 1 << 20
 #: Then the upper directory has whole files, under their own names.
 OVERLAY_OPTIONS = ("index=off", "metacopy=off", "redirect_dir=off")
+#: The time for processes that make a mount namespace to leave the copied mounts.
+_USED_TIMEOUT_S = 2.0
 #: Options are one text, in which these have a meaning.
 _SPECIAL = ",:\\"
 
@@ -409,8 +415,8 @@ def find_fork(mount: Path, name: str) -> Fork:
 
 
 def remove_fork(mount: Path, name: str) -> None:
-    """Remove a fork with what was written to it. Raises UsageError when there is none
-    of that name, LeftoverError while it is in use."""
+    """Remove a fork with what was written to it, for good. Raises UsageError when there
+    is none of that name, LeftoverError while it is in use."""
     fork = find_fork(mount, name)
     users = _users_of(fork, mount)
     if users:
@@ -420,13 +426,15 @@ def remove_fork(mount: Path, name: str) -> None:
         )
     if fork.mode == "snapshot":
         delete_subvolumes(fork.path)
-        return
-    if fork.is_mounted:
-        _unmount(fork.path)
-    own = mount / OVERLAYS_DIRECTORY / name
-    # From here on it is half-made, and the next command goes on with it.
-    (own / OVERLAY / LAYER).unlink(missing_ok=True)
-    _discard(own)
+    else:
+        if fork.is_mounted:
+            _unmount(fork.path)
+        own = mount / OVERLAYS_DIRECTORY / name
+        # From here on it is half-made, and the next command goes on with it.
+        (own / OVERLAY / LAYER).unlink(missing_ok=True)
+        _discard(own)
+    # Otherwise it would be there again after a power cut.
+    commit_transaction(mount)
 
 
 def _users_of(fork: Fork, mount: Path) -> list[str]:
@@ -449,5 +457,5 @@ def _users_of(fork: Fork, mount: Path) -> list[str]:
             for each in here
             if is_of_fork(each) and each.target != fork.path
         ),
-        *users_elsewhere(fsid, is_of_fork),
+        *wait_for_users_elsewhere(fsid, is_of_fork, timeout_s=_USED_TIMEOUT_S),
     ]

@@ -41,7 +41,7 @@ from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_dire
 
 if TYPE_CHECKING:
     from btrfs_ublk.content.digests import Digests
-    from btrfs_ublk.image.connection import RegistryAccess
+    from btrfs_ublk.image.access import RegistryAccess
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.pack import PackHeader
     from btrfs_ublk.image.reference import Name, Reference
@@ -95,13 +95,9 @@ class FoundImage:
         """Return the sources of an indexed image, with their offsets in its data."""
         if self.layer is None:
             return {}
-        from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
-
         sources = []
         for number, one in enumerate(header.sources):
-            first = one.offset // header.unit * DIGEST_BYTES
-            end = first + one.data_bytes // header.unit * DIGEST_BYTES
-            units = Digests(one.data_bytes, header.unit, digests.units[first:end])
+            units = digests.part(one.offset, one.data_bytes)
             units.write(directory / f"{_DIGESTS}.{number}")
             source = self.layer(one.layer) | {
                 "unit": header.unit,
@@ -229,7 +225,7 @@ def _layer_of(layout: Layout) -> Callable[[str], Source]:
 
 def image_access(definition: VolumeDefinition) -> RegistryAccess:
     """Return how the registry of a volume's image is asked."""
-    from btrfs_ublk.image.connection import RegistryAccess
+    from btrfs_ublk.image.access import RegistryAccess
 
     return RegistryAccess(
         docker_config=definition.image_docker_config,

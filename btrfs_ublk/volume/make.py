@@ -129,6 +129,7 @@ def discard(volume: VolumeDirectory) -> None:
     try:
         with deferred(), registry_locked(volume.path.parent):
             volume.path.rename(gone)
+            sync(gone.parent)
         # NB: a large cache takes long, so the registry is unlocked. The cache goes
         # first, as remove_halves() leaves a directory alone while its lock is held.
         for path in (VolumeDirectory(gone).cache, gone):

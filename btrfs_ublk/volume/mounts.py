@@ -47,6 +47,28 @@ def overlay_source(fsid: UUID) -> str:
     return f"btrfs-ublk:{fsid}"
 
 
+def wait_for_users_elsewhere(
+    fsid: UUID,
+    is_meant: Callable[[MountInfo], bool] = lambda mount: True,
+    *,
+    timeout_s: float,
+) -> list[str]:
+    """Wait until users_elsewhere() finds none. Returns [], or the users, for people.
+
+    A process that makes a mount namespace begins with a copy of all mounts. Servers of
+    other volumes do as well when they start, for a moment.
+    """
+    found: list[str] = []
+
+    def are_none() -> bool:
+        found[:] = users_elsewhere(fsid, is_meant)
+        return not found
+
+    with suppress(TimeoutError):
+        resources.wait_until(are_none, timeout_s=timeout_s, what="it is in use")
+    return found
+
+
 def users_elsewhere(
     fsid: UUID, is_meant: Callable[[MountInfo], bool] = lambda mount: True
 ) -> list[str]:

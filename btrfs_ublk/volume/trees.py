@@ -54,7 +54,7 @@ from btrfs_ublk.volume.store import (
 )
 
 if TYPE_CHECKING:
-    from btrfs_ublk.image.connection import RegistryAccess
+    from btrfs_ublk.image.access import RegistryAccess
     from btrfs_ublk.image.reference import Name
 
 #: A bound for what would otherwise wait for ever.

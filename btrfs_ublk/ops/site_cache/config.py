@@ -17,6 +17,9 @@ from btrfs_ublk.units import format_size
 
 FRONT_PORT, STORE_PORT = 3128, 3130
 CACHE_DIRECTORY = "/var/cache/btrfs-ublk-site"
+#: Where each node has its fetcher, beside its store: an address of loopback that nobody
+#: else has, so that it needs no port of its own.
+_FETCHER_HOST = "127.31.30.1"
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _TRUSTED = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -124,6 +127,7 @@ class SiteCache:
             allow="\n".join(f"    allow {each};" for each in self._addresses()),
             front=f"{listen}{node.front_port}{tls}",
             store=f"{listen}{node.store_port}",
+            fetcher=f"{_FETCHER_HOST}:{node.store_port}",
             tls=self._tls(),
             may="" if self.public else "        auth_request /.may;\n",
             origin_ca=self.origin_ca,
@@ -220,7 +224,18 @@ proxy_cache_path %directory.callers levels=1:2 keys_zone=btrfs_ublk_may:16m
 # Other hosts are not asked: this is no open proxy.
 %uses
 
+# Requests for a slice that is not here yet.
+limit_conn_zone "$http_host$request_uri $http_range" zone=btrfs_ublk_fetches:4m;
+
+# What has waited for a slice at the fetcher is said as the fetcher says it.
+map $upstream_cache_status $btrfs_ublk_status {
+    HIT     HIT;
+    default $upstream_http_x_site_cache;
+}
+
 upstream btrfs_ublk_ring {
+    # What one worker process finds out of a node, all of them know.
+    zone btrfs_ublk_ring 256k;
     hash $http_host$uri$slice_range consistent;
 %ring
 }
@@ -245,12 +260,15 @@ server {
         proxy_set_header Connection "";
         proxy_set_header Host $http_host;
         proxy_set_header Range $slice_range;
-        # A node that is gone or silent, and not an origin that fails. Connections are
-        # new, so that a machine that has vanished costs a second.
-        proxy_next_upstream error timeout;
+        # A node that is gone, and not an origin that fails. A store answers within
+        # half a second, if only that it lacks the slice yet. So one that does not, in
+        # a second more, is silent: it is not asked for a while, and who asks again
+        # gets the slice of another.
+        proxy_next_upstream error;
         proxy_next_upstream_tries 2;
         proxy_connect_timeout 1s;
-        proxy_read_timeout 5s;
+        proxy_read_timeout 1500ms;
+        error_page 504 = @later;
         # A client that gives up must not hide a silent node.
         proxy_ignore_client_abort on;
         proxy_max_temp_file_size 0;
@@ -291,50 +309,94 @@ server {
         return 204;
     }
     location @refused { return 403; }
+    location @later { return 425; }
 }
 
-# The store, which the fronts of all nodes ask.
+# The store, which the fronts of all nodes ask. It answers within half a second: with a
+# slice that is here, or that comes meanwhile; or with 425, which asks to ask again.
 server {
     listen %store;
     access_log off;
 %allow
     deny all;
     proxy_http_version 1.1;
+
+    location / {
+        if ($btrfs_ublk_url = "") { return 421; }
+        # It looks, and the fetcher stores.
+        proxy_cache btrfs_ublk_data;
+        proxy_cache_key "$http_host$request_uri $http_range";
+        proxy_no_cache 1;
+        proxy_pass http://%fetcher;
+        proxy_set_header Connection "";
+        proxy_set_header Host $http_host;
+        proxy_set_header Range $http_range;
+        proxy_read_timeout 500ms;
+        proxy_next_upstream off;
+        proxy_max_temp_file_size 0;
+        error_page 504 = @later;
+        proxy_hide_header X-Site-Cache;
+        add_header X-Site-Cache $btrfs_ublk_status always;
+    }
+    location @later { return 425; }
+}
+
+# The fetcher, which the store of the same node asks. It answers when it has got all of
+# a slice, so that nobody waits for an origin between two bytes.
+server {
+    listen %fetcher;
+    access_log off;
+    allow 127.0.0.0/8;
+    deny all;
+    limit_conn btrfs_ublk_fetches 8;
+    limit_conn_status 425;
+    proxy_http_version 1.1;
     proxy_ssl_server_name on;
+    proxy_ssl_name $btrfs_ublk_name;
     proxy_ssl_verify on;
     proxy_ssl_verify_depth 4;
     proxy_ssl_trusted_certificate %origin_ca;
     resolver %resolver;
+    proxy_set_header Connection "";
+    proxy_set_header Host $http_host;
+    proxy_set_header Range $http_range;
+    proxy_connect_timeout 3s;
+    proxy_read_timeout 30s;
+    proxy_ignore_client_abort on;
 
     # One fetch of a slice for all who wait for it, and none once it is there.
-    proxy_cache btrfs_ublk_data;
     proxy_cache_key "$http_host$request_uri $http_range";
     proxy_cache_valid 206 30d;
     proxy_cache_lock on;
-    proxy_cache_lock_timeout 30s;
+    proxy_cache_lock_timeout 60s;
     proxy_cache_lock_age 30s;
     proxy_ignore_headers Cache-Control Expires Set-Cookie Vary X-Accel-Expires;
     proxy_cache_use_stale error timeout updating http_500 http_502 http_503 http_504;
-    proxy_ignore_client_abort on;
-    proxy_connect_timeout 3s;
-    proxy_read_timeout 30s;
     proxy_max_temp_file_size 1024m;
-    proxy_intercept_errors on;
-    add_header X-Site-Cache $upstream_cache_status always;
 
     location / {
         if ($btrfs_ublk_url = "") { return 421; }
+        # It ends when the slice is stored; what it says of failures is not exact.
+        auth_request /.fetch;
+        auth_request_set $btrfs_ublk_fetched $upstream_cache_status;
+        error_page 401 403 500 = @failed;
+        proxy_cache btrfs_ublk_data;
         proxy_pass $btrfs_ublk_url;
-        proxy_ssl_name $btrfs_ublk_name;
-        proxy_set_header Connection "";
-        proxy_set_header Host $http_host;
-        proxy_set_header Range $http_range;
+        add_header X-Site-Cache $btrfs_ublk_fetched always;
+    }
+
+    location = /.fetch {
+        internal;
+        proxy_cache btrfs_ublk_data;
+        proxy_pass $btrfs_ublk_url$request_uri;
+        proxy_intercept_errors on;
         error_page 301 302 303 307 308 = @elsewhere;
     }
 
     # Where an origin has its objects. The caller's credentials do not go there.
     location @elsewhere {
         set $btrfs_ublk_target $upstream_http_location;
+        proxy_cache btrfs_ublk_data;
         proxy_pass $btrfs_ublk_target;
         proxy_ssl_name $proxy_host;
         proxy_set_header Connection "";
@@ -342,6 +404,11 @@ server {
         proxy_set_header Range $http_range;
         proxy_set_header Authorization "";
         proxy_set_header Cookie "";
+    }
+
+    # What the origin has refused it says itself.
+    location @failed {
+        proxy_pass $btrfs_ublk_url;
     }
 }
 """
