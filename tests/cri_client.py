@@ -5,6 +5,7 @@ Messages are dictionaries of field numbers (k8s.io/cri-api, runtime/v1/api.proto
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,31 @@ from typing import Any
 
 import grpc
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300  # of 200 containers, some wait that long for others
 Message = Mapping[int, Any]
+
+#: A containerd 1.6 with CRI, in {work}; it wants the name of a pause image.
+CONFIGURATION = """
+version = 2
+root = "{work}/root"
+state = "{work}/state"
+[grpc]
+  address = "{work}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "%(pause)s"
+  restrict_oom_score_adj = true
+  stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "{work}/cni"
+  conf_dir = "{work}/cni"
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "{work}/certs.d"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "btrfs-ublk"
+  disable_snapshot_annotations = false
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"""
 
 
 def _varint(number: int) -> bytes:
@@ -74,6 +98,25 @@ class Cri:
             return False
         return True
 
+    def info(self, container: str) -> dict[str, Any]:
+        """Return what containerd says of a container: "pid", for example; {} when it
+        does not run."""
+        found = self.call("Runtime", "ContainerStatus", {1: container, 2: 1})
+        running = 1
+        if decode(found[1][0]).get(3) != [running]:
+            return {}
+        (entry,) = map(decode, found[2])
+        made: dict[str, Any] = json.loads(entry[2][0])
+        return made
+
+    def pods(self) -> list[str]:
+        """Return the IDs of all sandboxes, also of those that do not run."""
+        found = self.call("Runtime", "ListPodSandbox", {})
+        return [decode(each)[1][0].decode() for each in found.get(1, ())]
+
+    def has_image(self, image: str) -> bool:
+        return 1 in self.call("Image", "ImageStatus", {1: {1: image}})
+
     def pull(self, image: str) -> None:
         self.call("Image", "PullImage", {1: {1: image}})
 
@@ -84,13 +127,19 @@ class Cri:
     def pod(self, name: str) -> Iterator[str]:
         """Run a sandbox in the host's network, and yield its ID. It is removed at the
         end, with its containers."""
-        found = self.call("Runtime", "RunPodSandbox", {1: _pod(name)})
-        identifier = found[1][0].decode()
+        identifier = self.start_pod(name)
         try:
             yield identifier
         finally:
-            self.call("Runtime", "StopPodSandbox", {1: identifier})
-            self.call("Runtime", "RemovePodSandbox", {1: identifier})
+            self.remove_pod(identifier)
+
+    def start_pod(self, name: str) -> str:
+        found = self.call("Runtime", "RunPodSandbox", {1: _pod(name)})
+        return str(found[1][0].decode())
+
+    def remove_pod(self, identifier: str) -> None:
+        self.call("Runtime", "StopPodSandbox", {1: identifier})
+        self.call("Runtime", "RemovePodSandbox", {1: identifier})
 
     def run(self, pod: str, image: str, name: str, *command: str) -> str:
         """Start a container in the pod of that name; return its ID."""
@@ -99,6 +148,10 @@ class Cri:
         identifier = self.call("Runtime", "CreateContainer", asked)[1][0].decode()
         self.call("Runtime", "StartContainer", {1: identifier})
         return str(identifier)
+
+    def remove(self, container: str) -> None:
+        """Kill a container, if it runs, and remove it."""
+        self.call("Runtime", "RemoveContainer", {1: container})
 
     def shell(self, container: str, script: str) -> str:
         """Run a script in a container that runs; return what it prints."""
@@ -120,6 +173,8 @@ def _pod(name: str) -> Message:
 
 @contextmanager
 def connected(socket: Path) -> Iterator[Cri]:
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
+    # It may have been killed, and is asked again soon.
+    again = [(f"grpc.{x}_reconnect_backoff_ms", 100) for x in ("initial", "min", "max")]
+    with grpc.insecure_channel(f"unix:{socket}", options=again) as channel:
         grpc.channel_ready_future(channel).result(timeout=TIMEOUT_S)
         yield Cri(channel)

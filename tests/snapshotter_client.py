@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,17 @@ TIMEOUT_S = 60
 class Client:
     """One method for each call that has more than a key."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        *,
+        snapshotter: str = "btrfs-ublk",
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """``metadata`` names the namespace, where containerd is at the other end."""
         self._channel = channel
+        self._snapshotter = snapshotter
+        self._options = {"timeout": TIMEOUT_S, "metadata": metadata}
 
     def call(self, name: str, /, **fields: Any) -> Any:
         """Make a call with the fields of its request; return the response, or a list
@@ -29,11 +38,11 @@ class Client:
             "response_deserializer": CLASSES[response].FromString,
         }
         path = f"/{SERVICE}/{name}"
-        asked = CLASSES[request](snapshotter="btrfs-ublk", **fields)
+        asked = CLASSES[request](snapshotter=self._snapshotter, **fields)
         if name == "List":
             stream = self._channel.unary_stream(path, **codec)
-            return list(stream(asked, timeout=TIMEOUT_S))
-        return self._channel.unary_unary(path, **codec)(asked, timeout=TIMEOUT_S)
+            return list(stream(asked, **self._options))
+        return self._channel.unary_unary(path, **codec)(asked, **self._options)
 
     def prepare(
         self, key: str, parent: str = "", labels: Mapping[str, str] | None = None

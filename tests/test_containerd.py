@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -44,6 +45,11 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 """
 
 _Entry = tuple[str, bytes | None, int]
+
+
+def is_containerd_2() -> bool:
+    said = run([CONTAINERD.name, "--version"], timeout_s=TIMEOUT_S).stdout
+    return bool(re.search(r" v?2\.", said))
 
 
 def layer(entries: Sequence[_Entry]) -> bytes:
@@ -96,21 +102,37 @@ def write_image(path: Path, layers: Sequence[bytes]) -> None:
 
 class Host:
     """A containerd whose snapshotter is ours. ``options`` are further ones of it, and
-    ``configuration`` is containerd's."""
+    ``configuration`` is containerd's. What ends a process is its caller's affair, as
+    they may be killed, and started again."""
 
     def __init__(self, work: Path, root: Path) -> None:
         self.work = work
         self.root = root
         self.options: list[str | Path] = []
         self.configuration = _CONFIGURATION
-        self._pid = 0
+        #: Whose program the snapshotter is.
+        self.python = sys.executable
+        self.pid = 0  # of the process that holds containerd's mount namespace
         self._socket = work / "snapshotter.sock"
+
+    def trust(self, registry: str, ca_file: str) -> Path:
+        """Have containerd know a registry's certificate; return its directory of hosts,
+        as CRI is configured to have it."""
+        hosts = self.work / "certs.d"
+        (hosts / registry).mkdir(parents=True)
+        (hosts / registry / "hosts.toml").write_text(
+            f'[host."https://{registry}"]\nca = "{ca_file}"\n'
+        )
+        return hosts
+
+    def start_snapshotter(self) -> subprocess.Popen[bytes]:
+        command = [self.python, "-P", "-m", "btrfs_ublk.cli.main", "snapshotter"]
+        serve = ["serve", "--root", self.root, "--socket", self._socket]
+        return subprocess.Popen(ending_with_us([*command, *serve, *self.options]))
 
     @contextmanager
     def snapshotter(self) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"]
-        serve = ["serve", "--root", self.root, "--socket", self._socket]
-        process = subprocess.Popen(ending_with_us([*command, *serve, *self.options]))
+        process = self.start_snapshotter()
         try:
             wait_until(self._socket.exists, timeout_s=TIMEOUT_S)
             yield process
@@ -118,7 +140,25 @@ class Host:
             stop(process)
 
     @contextmanager
-    def containerd(self) -> Iterator[None]:
+    def namespace(self) -> Iterator[None]:
+        """A mount namespace with a /run of its own: what containerd, its shims and ctr
+        leave there goes with it. Volumes that are mounted later are seen there. One
+        containerd after the other may run there."""
+        script = "mount -t tmpfs tmpfs /run && echo && exec sleep infinity"
+        command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
+        holder = subprocess.Popen(ending_with_us(command), stdout=subprocess.PIPE)
+        try:
+            assert holder.stdout is not None and holder.stdout.readline()
+            self.pid = holder.pid
+            yield
+        finally:
+            stop(holder)
+
+    def _enter(self) -> list[str]:
+        return ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "--"]
+
+    def start_containerd(self) -> subprocess.Popen[bytes]:
+        """Start one within namespace(); what it says is appended to a log."""
         done = run(
             [
                 *(sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"),
@@ -129,30 +169,26 @@ class Host:
         configuration = self.work / "config.toml"
         text = self.configuration.format(work=self.work)
         configuration.write_text(text + done.stdout)
-        # A mount namespace with a /run of its own: what containerd, its shims and ctr
-        # leave there goes with it. Volumes that are mounted later are seen there.
-        script = 'mount -t tmpfs tmpfs /run && exec "$@"'
-        argv = [
-            *("unshare", "--mount", "--propagation", "slave"),
-            *("sh", "-c", script, "sh"),
-            *(CONTAINERD.name, "--config", configuration),
-        ]
-        with (self.work / "log").open("wb") as log:
-            process = subprocess.Popen(ending_with_us(argv), stdout=log, stderr=log)
-        self._pid = process.pid
-        try:
-            wait_until((self.work / "containerd.sock").exists, timeout_s=TIMEOUT_S)
-            yield
-        finally:
-            stop(process)
-            # It is shown when the test fails.
-            print((self.work / "log").read_text())
+        argv = [*self._enter(), CONTAINERD.name, "--config", str(configuration)]
+        with (self.work / "log").open("ab") as log:
+            return subprocess.Popen(ending_with_us(argv), stdout=log, stderr=log)
+
+    @contextmanager
+    def containerd(self) -> Iterator[subprocess.Popen[bytes]]:
+        with self.namespace():
+            process = self.start_containerd()
+            try:
+                wait_until((self.work / "containerd.sock").exists, timeout_s=TIMEOUT_S)
+                yield process
+            finally:
+                stop(process)
+                # It is shown when the test fails.
+                print((self.work / "log").read_text())
 
     def ctr_command(self, *words: str | Path) -> list[str | Path]:
         """The command line of ctr, which shares files in /run with containerd."""
         socket = self.work / "containerd.sock"
-        enter = ["nsenter", f"--mount=/proc/{self._pid}/ns/mnt", "--"]
-        return [*enter, "ctr", "--address", socket, *words]
+        return [*self._enter(), "ctr", "--address", socket, *words]
 
     def ctr(self, *words: str | Path) -> str:
         return run(self.ctr_command(*words), timeout_s=TIMEOUT_S).stdout

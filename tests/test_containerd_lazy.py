@@ -4,44 +4,57 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from conftest import Need
-from cri_client import connected
+from conftest import Need, inapplicable
+from cri_client import CONFIGURATION, connected
 from lazy_images import Place, lazy_place, some_layers
 from registry_server import REGISTRY
-from test_containerd import BUSYBOX, NAME, TIMEOUT_S, Host, host  # noqa: F401
+from test_containerd import (  # noqa: F401
+    BUSYBOX,
+    NAME,
+    TIMEOUT_S,
+    Host,
+    host,
+    is_containerd_2,
+)
 from waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.containers.status import Status, ask
 from btrfs_ublk.errors import CommandError
+from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.pull import NotSealedError, look_up
+from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.volume import list_volumes
 
 pytestmark = pytest.mark.native
 
-_CONFIGURATION = """
-version = 2
+#: The configuration of containerd 2, in place of that of the client.
+_CONFIGURATION_2 = """
+version = 3
 root = "{work}/root"
 state = "{work}/state"
 [grpc]
   address = "{work}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "%(pause)s"
-  restrict_oom_score_adj = true
-  stream_server_port = "0"
-[plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = "{work}/cni"
-  conf_dir = "{work}/cni"
-[plugins."io.containerd.grpc.v1.cri".registry]
-  config_path = "{work}/certs.d"
-[plugins."io.containerd.grpc.v1.cri".containerd]
+[plugins."io.containerd.cri.v1.images"]
   snapshotter = "btrfs-ublk"
-  disable_snapshot_annotations = false
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "%(pause)s"
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "{work}/certs.d"
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_port = "0"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["{work}/cni"]
+  conf_dir = "{work}/cni"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 """
 
@@ -59,6 +72,11 @@ def place(
 def lazy_host(place: Place, host: Host) -> Iterator[Host]:  # noqa: F811
     yield host
     place.take_down()
+
+
+def configuration(pause: str) -> str:
+    text = _CONFIGURATION_2 if is_containerd_2() else CONFIGURATION
+    return text % {"pause": pause}
 
 
 def state(of: Host) -> Status:
@@ -93,14 +111,10 @@ def test_pods_run_from_images_that_arrive_lazily(
     else:
         image = place.push_plain("team/app", lower | shell, upper)
         place.index(image)
-    ca_file = place.registry.ca_file
-    hosts = host.work / "certs.d" / place.registry.host
-    hosts.mkdir(parents=True)
-    (hosts / "hosts.toml").write_text(
-        f'[host."https://{place.registry.host}"]\nca = "{ca_file}"\n'
-    )
-    host.configuration = _CONFIGURATION % {"pause": pause.name}
-    host.options = ["--ca-file", ca_file, "--writable=256M", "--require-lazy=all"]
+    host.trust(place.registry.host, place.registry.ca_file)
+    host.configuration = configuration(pause.name)
+    host.options = ["--ca-file", place.registry.ca_file, "--writable=256M"]
+    host.options += ["--require-lazy=all"]
     host.options += ["--mode", mode, "--indexes"]
     wait = ("/bin/sh", "-c", "while sleep 1; do :; done")
 
@@ -153,3 +167,90 @@ def test_pods_run_from_images_that_arrive_lazily(
                     cri.remove_image(name)
                 wait_until(lambda: not list_volumes(), timeout_s=TIMEOUT_S)
                 assert os.listdir(host.root / "images") == []
+
+
+def test_the_ctr_of_containerd_2_pulls_lazily(
+    place: Place,
+    lazy_host: Host,  # noqa: F811
+) -> None:
+    host = lazy_host  # noqa: F811
+    if not is_containerd_2():
+        inapplicable("the ctr of containerd 1 fetches layers before it unpacks them")
+    shell = {"bin/sh": Path("/bin/busybox").read_bytes()}
+    lower, upper = some_layers()
+    image = place.push("team/app", lower | shell, upper)
+    place.lose_layers(image)
+    certs = host.trust(place.registry.host, place.registry.ca_file)
+    host.configuration = configuration("none")
+    host.options = ["--ca-file", place.registry.ca_file, "--writable=256M"]
+    here = ("--snapshotter", NAME)
+    with host.snapshotter(), host.containerd():
+        host.ctr("images", "pull", "--hosts-dir", certs, *here, image.name)
+        assert state(host).layers[image.name] == {"lazy": 2, "ordinary": 0}
+        said = host.ctr(
+            "run",
+            "--rm",
+            *here,
+            image.name,
+            "one",
+            "/bin/sh",
+            "-c",
+            "cat /etc/name; sha256sum /big",
+        )
+        assert said.startswith("upper\n" + hashlib.sha256(lower["big"]).hexdigest())
+        host.ctr("images", "remove", "--sync", image.name)
+        wait_until(lambda: not list_volumes(), timeout_s=TIMEOUT_S)
+
+
+def test_what_was_not_fetched_is_fetched_for_a_push_or_an_export(
+    place: Place,
+    lazy_host: Host,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """As docs/how-to/containerd.md says it; containerd itself fetches nothing then."""
+    host = lazy_host  # noqa: F811
+    shell = {"bin/sh": Path("/bin/busybox").read_bytes()}
+    image = place.push("team/app", shell, {"etc/name": b"app\n"})
+    ca_file = place.registry.ca_file
+    hosts = host.trust(place.registry.host, ca_file)
+    host.configuration = configuration(image.name)
+    host.options = ["--ca-file", ca_file, "--writable=256M", "--require-lazy=all"]
+    archive = tmp_path / "app.tar"
+    plain, whole = (f"{place.registry.host}/copies/{x}:1" for x in ("plain", "whole"))
+    push = ("images", "push", "--hosts-dir", hosts)
+    fetch = ("content", "fetch", "--hosts-dir", hosts)
+    platform = ("--platform", "linux/amd64")
+    export = ("images", "export", *platform, archive, image.name)
+
+    def ctr(*words: str | Path) -> str:
+        return host.ctr("--namespace", "k8s.io", *words)
+
+    def sealed(name: str) -> str:
+        reference = parse_reference(name)
+        with open_repository(reference, place.access) as repository:
+            return look_up(reference, repository)[2].digest
+
+    with host.snapshotter(), host.containerd():
+        with connected(host.work / "containerd.sock") as cri:
+            wait_until(cri.is_ready, timeout_s=TIMEOUT_S)
+            cri.pull(image.name)
+            for words in (export, (*push, *platform, plain, image.name)):
+                with pytest.raises(CommandError, match="content digest .* not found"):
+                    ctr(*words)
+            ctr(*fetch, *platform, image.name)
+            ctr(*export)
+            with tarfile.open(archive) as tar:
+                there = set(tar.getnames())
+            assert {f"blobs/{x.replace(':', '/')}" for x in image.blobs} <= there
+            ctr(*push, *platform, plain, image.name)
+            with pytest.raises(NotSealedError):
+                sealed(plain)
+            # All that its name has, the sealed image as well.
+            with pytest.raises(CommandError, match="content digest .* not found"):
+                ctr(*push, whole, image.name)
+            ctr(*fetch, "--all-platforms", image.name)
+            ctr(*push, whole, image.name)
+            assert sealed(whole) == image.sealed
+            assert state(host).layers[image.name] == {"lazy": 2, "ordinary": 0}
+            cri.remove_image(image.name)
+            wait_until(lambda: not list_volumes(), timeout_s=TIMEOUT_S)

@@ -21,10 +21,8 @@ BTRFS_UBLK = [sys.executable, "-m", "btrfs_ublk.cli.main"]
 SECOND = """
 [plugins."io.containerd.cri.v1.images"]
   snapshotter = "btrfs-ublk"
-  disable_snapshot_annotations = false
-[[plugins."io.containerd.transfer.v1.local".unpack_config]]
-  platform = "linux/amd64"
-  snapshotter = "btrfs-ublk"
+  disable_snapshot_annotations = true
+  use_local_image_pull = false
 """
 
 
@@ -74,9 +72,14 @@ def test_containerd_1(plugin: str, tmp_path: Path, need: Need) -> None:
 def test_containerd_2(plugin: str) -> None:
     plugin = f"version = 3\n{plugin}"
     assert problems(plugin + SECOND) == {}
-    assert "unpack_config" in problems(plugin + SECOND.split("[[")[0])["ctr's pulls"]
+    unknown = plugin.replace('snapshotter = "btrfs-ublk"', 'snapshotter = "native"')
+    asked = "pulls by the transfer service"
+    assert "unpack_config" in problems(unknown + SECOND)[asked]
+    local = SECOND.replace("pull = false", "pull = true")
+    asked = "references for the snapshotter"
+    assert "tells none" in problems(plugin + local)[asked]
     silent = plugin.replace("enable_remote_snapshot_annotations", "other")
-    assert "exports lack" in problems(silent + SECOND)["references for the snapshotter"]
+    assert "exports lack" in problems(silent + SECOND)[asked]
 
 
 def test_doctor_says_it(need: Need) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -14,12 +15,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -235,6 +237,34 @@ def test_metrics_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None
         time.sleep(0.1)
 
 
+@device
+@pytest.mark.fuse
+def test_metrics_of_the_process_that_asks(
+    lazy_device: tuple[str, Path, VirtualData],
+) -> None:
+    name, path, virtual = lazy_device
+    labels = {"device": name, "map": str(virtual.map)}
+    counts = ("running", "starts_total", "deaths_total", "failures_total")
+
+    def now() -> list[float]:
+        text = metrics_text()
+        return [value(text, f"fetch_process_{count}", **labels) for count in counts]
+
+    assert now() == [0, 0, 0, 0]
+    with pytest.raises(OSError):
+        read_direct(path, GONE, 4096)
+    assert now() == [1, 1, 0, 0]
+    (sample,) = take_samples()
+    assert sample.stats and sample.device.state.server
+    lacks = sample.stats.lazy[0].fetcher.process["lacks"]
+    named = [dict(y) for x, y in values(metrics_text()) if x.endswith("process_lacks")]
+    assert sorted(x["lacks"] for x in named) == sorted(lacks)
+    server = psutil.Process(sample.device.state.server.pid)
+    (process,) = (x for x in server.children() if x.name() == "btrfs-ublk-fetch")
+    process.kill()
+    wait_until(lambda: now() == [0, 1, 1, 0])
+
+
 MONITORING = Path(__file__).resolve().parents[1] / "packaging/monitoring"
 #: Those of nginx-prometheus-exporter, where nginx has stub_status.
 OF_NGINX = {
@@ -273,6 +303,127 @@ def test_alert_rules_are_those_of_the_document() -> None:
     )
     known = {str(rule["expr"]) for rule in alert_rules()}
     assert len(rows) > 9 and not set(rows) - known
+
+
+@pytest.fixture
+def promtool(tmp_path: Path) -> Callable[..., str]:
+    """Runs promtool in ``tmp_path``, and returns what it says."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: Debian's prometheus has it, of 96 MB")
+
+    def run(*words: object, stdin: str = "") -> str:
+        argv = ["promtool", *map(str, words)]
+        done = subprocess.run(
+            argv, input=stdin, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_prometheus_takes_all_expressions(
+    promtool: Callable[..., str], tmp_path: Path
+) -> None:
+    said = promtool("check", "rules", MONITORING / "alerts.yml")
+    assert f"SUCCESS: {len(alert_rules())} rules found" in said
+    shown = [x for x in expressions() if not x.startswith("label_values(")]
+    rules = [
+        {
+            "record": f"shown:{number}",
+            "expr": x.replace("$__rate_interval", "1m").replace("$instance", ".*"),
+        }
+        for number, x in enumerate(shown)
+    ]
+    groups = {"groups": [{"name": "shown", "rules": rules}]}
+    (tmp_path / "shown.yml").write_text(yaml.safe_dump(groups))
+    assert f"SUCCESS: {len(shown)} rules" in promtool("check", "rules", "shown.yml")
+
+
+#: Samples of a minute each, and the alerts after 40 minutes.
+FIRING: list[tuple[dict[str, str], set[str]]] = [
+    ({'btrfs_ublk_device_up{device="a"}': "0x60"}, {"BtrfsUblkDeviceDown"}),
+    ({'btrfs_ublk_device_up{device="a"}': "1x60"}, set()),
+    (
+        {'btrfs_ublk_errors_total{device="a",kind="file"}': "0+1x60"},
+        {"BtrfsUblkReadsFail", "BtrfsUblkMetadataFail"},
+    ),
+    (
+        {'btrfs_ublk_fetch_failures_total{reason="wrong_digest"}': "0+1x60"},
+        {"BtrfsUblkWrongContent"},
+    ),
+    (
+        {
+            'btrfs_ublk_host_breaker_open{host="one:3128"}': "1x60",
+            'btrfs_ublk_host_breaker_open{host="origin:443"}': "1x60",
+        },
+        {"SiteCacheLeftAlone"},
+    ),
+    # A quarter of the bytes is the origins; then a tenth; then no cache is there.
+    (
+        {
+            'btrfs_ublk_host_bytes_total{host="one:3128"}': "0+30x60",
+            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
+            'btrfs_ublk_host_attempts_total{host="one:3128"}': "0+1x60",
+        },
+        {"SiteCacheBypassed"},
+    ),
+    (
+        {
+            'btrfs_ublk_host_bytes_total{host="one:3128"}': "0+90x60",
+            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
+            'btrfs_ublk_host_attempts_total{host="one:3128"}': "0+1x60",
+        },
+        set(),
+    ),
+    (
+        {
+            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
+            'btrfs_ublk_host_attempts_total{host="origin:443"}': "0+1x60",
+        },
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize("series, firing", FIRING)
+def test_alerts_fire(
+    promtool: Callable[..., str],
+    tmp_path: Path,
+    series: dict[str, str],
+    firing: set[str],
+) -> None:
+    names = [rule["alert"] for rule in alert_rules()]
+    query = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": x, "values": y} for x, y in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": "40m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{name}"}}', "value": 1}
+                    for name in names
+                    if name in firing
+                ],
+            }
+        ],
+    }
+    assert firing <= set(names)
+    test = {"rule_files": [str(MONITORING / "alerts.yml")], "tests": [case]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    promtool("test", "rules", "test.yml")
+
+
+@device
+@pytest.mark.fuse
+def test_prometheus_takes_all_metrics(
+    promtool: Callable[..., str], lazy_device: tuple[str, Path, VirtualData]
+) -> None:
+    _, path, _ = lazy_device
+    read_direct(path, 4 * UNIT, UNIT)
+    promtool("check", "metrics", stdin=metrics_text())
 
 
 @device

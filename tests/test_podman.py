@@ -23,9 +23,9 @@ from btrfs_ublk.containers import storage_conf
 from btrfs_ublk.containers.podman import PodmanStore
 from btrfs_ublk.containers.storage_conf import StorageConf
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.commit import BaseImage
-from btrfs_ublk.image.connection import RegistryAccess
 from btrfs_ublk.image.documents import CONFIG, MANIFEST
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import itertools
 import json
 import os
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -20,6 +23,8 @@ import pytest
 from loops import new_btrfs
 from snapshotter_client import Client, connected
 from stopping import ending_with_us, stop
+from test_disk_full import fill
+from waiting import wait_until
 
 from btrfs_ublk import __version__
 from btrfs_ublk.base.process import run
@@ -235,6 +240,17 @@ def test_status_of_one_that_serves(client: Client, root: Path) -> None:
     words = status(address, expected=0)
     assert f"serves {root}, version {__version__}" in words
     assert "snapshots: 0 view, 2 active, 1 committed; space used: 3" in words
+
+
+@native
+def test_status_waits_for_one_that_starts(root: Path) -> None:
+    address = root.with_suffix(".sock")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(status, address, "--wait", "60", expected=0)
+        assert "no snapshotter answers" in status(address, "--wait=1", expected=1)
+        assert not found.done()
+        with serving(root, address):
+            assert f"serves {root}" in found.result(60)
 
 
 def test_status_where_nobody_serves(tmp_path: Path) -> None:
@@ -477,6 +493,114 @@ def test_a_full_store_says_so(tmp_path: Path) -> None:
     store._connection.execute("PRAGMA max_page_count = 4000")
     store.add("another", "", Kind.ACTIVE, {"label": "x" * 1000})
     store.close()
+
+
+def test_a_store_maps_no_file(tmp_path: Path) -> None:
+    """Its pages would be SIGBUS to us where the disk is full."""
+    path = tmp_path / "snapshots.db"
+    for number in range(2):
+        store = SnapshotStore(path)
+        store.add(f"{number}", "", Kind.ACTIVE, {})
+        assert not path.with_name(f"{path.name}-shm").exists()
+        assert str(path) not in Path("/proc/self/maps").read_text()
+        store.close()
+
+
+@native
+def test_a_full_disk_is_said_and_removal_makes_room(test_root: Path) -> None:
+    """What is on it stays, and containerd can remove what it does not need."""
+    with new_btrfs(test_root, size_bytes=192 * MIB) as mount:
+        address = mount / "root.sock"
+        with serving(mount / "root", address), connected(address) as client:
+            (client.prepare("layer") / "file").write_text("layer")
+            client.commit("image", "layer")
+            waiting = client.prepare("waiting", "image")
+            (waiting / "new").write_bytes(bytes(MIB))
+            container = client.prepare("container", "image")
+            (container / "subdirectory").mkdir()
+            fill(container)
+            os.sync()
+            fill(container / "subdirectory")
+
+            def ask() -> None:
+                for number in range(200):
+                    client.prepare(f"more-{number}", "image")
+
+            code, said = refused(ask)
+            assert code == grpc.StatusCode.INTERNAL and "full" in said
+            code, said = refused(lambda: client.commit("other", "waiting"))
+            assert code == grpc.StatusCode.INTERNAL and "full" in said
+            assert (waiting / "file").read_text() == "layer"
+            for name, kind in client.names().items():
+                if kind == "active" and name != "waiting":
+                    client.remove(name)
+            client.call("Cleanup")
+            client.commit("other", "waiting")
+            (client.prepare("again", "other") / "file").write_bytes(bytes(MIB))
+
+
+def test_calls_at_once_share_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One waits for the disk, and those that come meanwhile wait for the next one."""
+    store = SnapshotStore(tmp_path / "snapshots.db")
+    begun, released, syncs = threading.Event(), threading.Event(), []
+    really_sync = os.fdatasync
+
+    def sync(fd: int) -> None:
+        syncs.append(len(store.find()))
+        begun.set()
+        assert released.wait(60)
+        really_sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    with ThreadPoolExecutor(8) as pool:
+        made = [pool.submit(store.add, "0", "", Kind.ACTIVE, {})]
+        assert begun.wait(60)
+        for number in range(1, 8):
+            made.append(pool.submit(store.add, f"{number}", "", Kind.ACTIVE, {}))
+        wait_until(lambda: len(store.find()) == 8 and store._asked == 8)
+        assert not any(each.done() for each in made)
+        released.set()
+    assert [each.result().name for each in made] == [f"{x}" for x in range(8)]
+    assert syncs == [1, 8]
+    store.close()
+
+
+def test_after_a_sync_that_failed_nothing_counts_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells one descriptor of the failure, and the next one of none."""
+    store = SnapshotStore(tmp_path / "snapshots.db")
+    store.add("before", "", Kind.ACTIVE, {})
+    begun, released = threading.Event(), threading.Event()
+    failures: list[int] = []
+
+    def sync(fd: int) -> None:
+        begun.set()
+        assert released.wait(60)
+        if not failures:
+            failures.append(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(store.add, "one", "", Kind.ACTIVE, {})]
+        assert begun.wait(60)
+        calls.append(pool.submit(store.add, "two", "", Kind.ACTIVE, {}))
+        calls.append(pool.submit(store.remove, "before"))
+        wait_until(lambda: store._asked == 4)
+        released.set()
+    for call in calls:
+        with pytest.raises(BtrfsUblkError, match="Input/output error") as caught:
+            call.result()
+        assert "restart the snapshotter" in str(caught.value.hint)
+    with pytest.raises(BtrfsUblkError, match="nothing is changed any more"):
+        store.add("three", "", Kind.ACTIVE, {})
+    store.close()  # It leaves the log as it is, and so does its end.
+    vars(store).clear()
+    gc.collect()
+    assert (tmp_path / "snapshots.db-wal").stat().st_size
 
 
 FIELDS = {"name": "n/1", "parent": "", "kind": "active"}

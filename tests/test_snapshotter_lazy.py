@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import shutil
@@ -26,23 +27,29 @@ from loops import new_btrfs
 from registry_server import REGISTRY
 from snapshotter_client import Client, connected
 from stopping import ending_with_us, stop
+from test_disk_full import fill
 from test_image_policy import ec_key, sign
 from waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
+from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
 from btrfs_ublk.base.process import run
 from btrfs_ublk.containers.images import IMAGE_REF, MANIFEST_DIGEST
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.status import Status, ask
 from btrfs_ublk.containers.store import SNAPSHOT_REF
+from btrfs_ublk.content import Cache
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.image.documents import SEALED_IN
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.ops.monitor.metrics import metrics_text
+from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import down_volume, list_volumes, remove_volume
+from btrfs_ublk.volume.store import volume_directory
 
 pytestmark = pytest.mark.native
 KILLS = 6
@@ -129,7 +136,10 @@ def test_an_image_arrives_when_it_is_read(place: Place, root: Path) -> None:
         (mount,) = client.call("View", key="lower", parent=lower).mounts
         assert (Path(mount.source) / "etc/name").read_text() == "lower\n"
         assert not (Path(mount.source) / "other").exists()
-        assert client.call("Usage", key=top).size == 0
+        # One layer is charged for the cache, in which all of them are.
+        usage = {key: client.call("Usage", key=key).size for key in (lower, top)}
+        assert usage[lower] == 0
+        assert 2 * BIG <= usage[top] < 3 * BIG
 
         container = client.prepare("container", top)
         (container / "new").write_bytes(b"x" * 5_000_000)
@@ -140,6 +150,40 @@ def test_an_image_arrives_when_it_is_read(place: Place, root: Path) -> None:
         drop(client, lower)
         assert list_volumes() == [] and ImageStore().images() == []
         assert os.listdir(root / "images") == [] and state(root).images == []
+
+
+def test_the_cache_of_an_image_has_a_cap(place: Place, root: Path) -> None:
+    """Images that were there before get it as well, and lose it."""
+    image = place.push("team/app", *some_layers())
+    cap = 2 * MIB
+
+    def read_all(client: Client) -> None:
+        shown = Path(client.call("Mounts", key="container").mounts[0].source)
+        for number, name in enumerate(("big", "other")):
+            fd = os.open(shown / name, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with os.fdopen(fd, "rb") as file:
+                assert file.read() == image.layers[number][name]
+
+    def limit() -> int:
+        return int(json.loads((cache / "limits").read_text())["max_bytes"])
+
+    with served(place, root, cache_max_bytes=cap) as client:
+        client.prepare("container", pull(client, image))
+        (volume,) = list_volumes()
+        directory = volume_directory(volume.name)
+        cache = directory.cache_of(directory.definition())
+        assert limit() == cap
+        read_all(client)
+        wait_until(lambda: Cache(cache).status().cached_bytes <= cap)
+    with served(place, root, cache_max_bytes=2 * cap) as client:
+        client.call("Mounts", key="container")
+        wait_until(lambda: state(root).images[0]["is_up"])
+        assert limit() == 2 * cap
+    with served(place, root) as client:
+        client.call("Mounts", key="container")
+        wait_until(lambda: state(root).images[0]["is_up"])
+        assert limit() == 0
 
 
 def test_what_is_told_of_it(place: Place, root: Path) -> None:
@@ -376,6 +420,34 @@ def test_what_was_fetched_is_there_without_the_registry(
         assert client.prepare("more", top).exists()
         assert ask_for(client, "unpacked", "", another.labels(0)) is None
         assert state(root).fallbacks == {"registry": 1}
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(
+    place: Place, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No image can be opened where the disk of volumes is full, and one that is open is
+    read on: what its cache cannot take is fetched."""
+    image = place.push("team/app", *some_layers())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["size=64m", "mode=700"]
+    with mounted("tmpfs", disk, fs_type="tmpfs", options=options):
+        monkeypatch.setenv(VOLUMES_VARIABLE, str(disk / "volumes"))
+        hog = fill(disk)
+        with served(place, root, require="sealed") as client:
+            said = refusal(client, image.labels(0))
+            assert "(failed)" in said and "make room there" in said
+            assert state(root).fallbacks == {"failed": 1} and state(root).images == []
+        hog.unlink()
+        assert not list(disk.glob("volumes/snapshotter*"))
+        with served(place, root) as client:
+            container = client.prepare("container", pull(client, image))
+            hog = fill(disk)
+            assert (container / "big").read_bytes() == image.layers[0]["big"]
+            assert (container / "other").read_bytes() == image.layers[1]["other"]
+            hog.unlink()
+        place.take_down()
+        remove_volume(list_volumes()[0].name)
 
 
 def test_a_volume_that_was_removed_takes_its_snapshots_along(

@@ -97,6 +97,15 @@ def test_the_daemon_is_never_given_up() -> None:
     assert service["TasksMax"] == "infinity"
 
 
+def test_a_snapshotter_answers_before_containerd_asks_again() -> None:
+    """containerd tries after a second; if that is too early, up to two s later."""
+    unit = _sections(SNAPSHOTTER_UNIT)
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    assert unit["Service"]["Restart"] == "on-failure"
+    assert unit["Service"]["RestartSec"] == "100ms"
+    assert unit["Service"]["RestartPreventExitStatus"] == "2 3"
+
+
 def test_only_root_may_ask_the_daemon() -> None:
     socket = _sections(SOCKET_UNIT)["Socket"]
     assert (socket["SocketMode"], socket["DirectoryMode"]) == ("0600", "0700")

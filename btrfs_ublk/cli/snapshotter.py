@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,8 @@ from btrfs_ublk.volume.definition import SETTINGS
 
 _ROOT = "/var/lib/btrfs-ublk/snapshotter"
 _SOCKET = "/run/btrfs-ublk/snapshotter.sock"
+
+_POLL_S = 0.2
 
 _socket = click.option(
     "--socket", type=PathType(), default=_SOCKET, help="Where containerd asks."
@@ -69,6 +72,12 @@ def command() -> None:
     help="What containers of one sealed image can write, together.",
 )
 @click.option(
+    "--cache-max",
+    default="0",
+    metavar="SIZE",
+    help="A cap on the cache of each sealed image; 0: none.",
+)
+@click.option(
     "--complete",
     metavar="RATE",
     help="Fetch all of sealed images by itself, at 50M/s or when idle.  [off]",
@@ -97,6 +106,7 @@ def serve_command(
     repositories: Sequence[str],
     indexes: bool,
     writable: str,
+    cache_max: str,
     complete: str | None,
     mode: Literal["snapshot", "overlay"],
     credential_provider_config: Path | None,
@@ -122,7 +132,11 @@ def serve_command(
         images.parse_reference(f"{repository}:latest")
     settings = {
         key: SETTINGS[key].parse(value)
-        for key, value in (("writable", writable), ("complete", complete or "off"))
+        for key, value in (
+            ("writable", writable),
+            ("cache_max", cache_max),
+            ("complete", complete or "off"),
+        )
     }
     plugins: Sequence[Plugin] = ()
     if (credential_provider_config is None) != (credential_provider_bin_dir is None):
@@ -140,6 +154,7 @@ def serve_command(
         indexes=indexes,
         require=require_lazy,
         writable_bytes=settings["writable"],
+        cache_max_bytes=settings["cache_max"],
         complete=settings["complete"],
     )
     with serving(root, socket, options, mode=mode) as server:
@@ -150,8 +165,16 @@ def serve_command(
 
 @command.command("status")
 @_socket
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="SECONDS",
+    help="How long to wait for one that starts.",
+)
 @json_option
-def status_command(socket: Path, as_json: bool) -> int:
+def status_command(socket: Path, wait_s: float, as_json: bool) -> int:
     """Print whether it serves, and what it has.
 
     How many snapshots of each kind there are, and the space that they use by the file
@@ -165,8 +188,16 @@ def status_command(socket: Path, as_json: bool) -> int:
     with deferred():
         from btrfs_ublk.containers.status import ask
     found: dict[str, Any] = {"socket": str(socket), "serves": True}
+    end_s = time.monotonic() + wait_s
     try:
-        status = ask(socket)
+        while True:
+            try:
+                status = ask(socket)
+                break
+            except BtrfsUblkError:
+                if time.monotonic() >= end_s:
+                    raise
+            time.sleep(_POLL_S)
     except BtrfsUblkError as error:
         if not as_json:
             raise
@@ -211,7 +242,8 @@ def config_command(socket: Path) -> None:
     """Print what /etc/containerd/config.toml needs.
 
     The second table has containerd 2 tell where images are. containerd 1.6 and 1.7 take
-    that from `disable_snapshot_annotations = false` in CRI's table.
+    that from `disable_snapshot_annotations = false` in CRI's table. The others are for
+    the transfer service, by which containerd 2 pulls: it unpacks for none but these.
     """
     click.echo(
         f"""\
@@ -220,6 +252,14 @@ def config_command(socket: Path) -> None:
   address = "{socket}"
   [proxy_plugins.btrfs-ublk.exports]
     enable_remote_snapshot_annotations = "true"
+
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux"
+  snapshotter = "btrfs-ublk"
+# containerd's default, which it leaves out as soon as there is a table:
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux"
+  snapshotter = "overlayfs"
 """,
         nl=False,
     )

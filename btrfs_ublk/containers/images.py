@@ -32,12 +32,10 @@ from btrfs_ublk.containers.store import (
 )
 from btrfs_ublk.device import show_device
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.image.connection import RegistryAccess, RegistryError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
 from btrfs_ublk.image.pack import InvalidPackError
-from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import RefusedImageError, read_policy
-from btrfs_ublk.image.pull import NotSealedError, look_up, pull_image
 from btrfs_ublk.image.reference import Reference, check_digest, parse_reference
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.server import ServerStats
@@ -80,6 +78,7 @@ class LazyOptions:
     indexes: bool = False
     require: Literal["sealed", "all"] | None = None
     writable_bytes: int = DEFAULT_WRITABLE_BYTES
+    cache_max_bytes: int | None = None
     complete: int | Literal["idle"] | None = None
 
 
@@ -247,6 +246,10 @@ class Images:
         return found
 
     def _look_up_index(self, wanted: Reference) -> str | Exception | None:
+        # What asks registries is a quarter of what a start would load.
+        from btrfs_ublk.image.places import open_repository
+        from btrfs_ublk.image.pull import NotSealedError, look_up
+
         try:
             with open_repository(wanted, self._logins.access(wanted)) as repository:
                 _, _, sealed = look_up(wanted, repository)
@@ -326,6 +329,8 @@ class Images:
 
     def _fetch(self, digest: str, reference: Reference | None) -> _Found:
         """Get the metadata of an image into the store."""
+        from btrfs_ublk.image.pull import pull_image  # see above
+
         store = ImageStore()
         stored = store.find(digest)
         names = list(stored.names) if stored else []
@@ -376,7 +381,11 @@ class Images:
             if is_new:
                 definition = self._definition(found.name, mount)
             else:
-                definition = replace(volume.definition(), mount=mount.absolute())
+                definition = replace(
+                    volume.definition(),
+                    mount=mount.absolute(),
+                    cache_max_bytes=self._options.cache_max_bytes,
+                )
                 # It is renewed from now on; an image needs no network to come up.
                 self._logins.access(parse_reference(found.name), fresh=False)
             self._mounts.mkdir(mode=0o700, exist_ok=True)
@@ -404,6 +413,7 @@ class Images:
             image_insecure=access.insecure,
             mount=mount.absolute(),
             writable_bytes=self._options.writable_bytes,
+            cache_max_bytes=self._options.cache_max_bytes,
             complete=self._options.complete,
         )
 
@@ -517,6 +527,20 @@ class Images:
 
 def layer_path(mount: Path, chain_id: str) -> Path:
     return mount / LAYERS_DIRECTORY / chain_id
+
+
+def cached_bytes(digest: str) -> int:
+    """Return what the cache of an image takes on the disk: no server is asked, as this
+    may not wait for one. 0 where it is not there (any more)."""
+    volume = _volume(digest)
+    total = 0
+    with suppress(BtrfsUblkError, OSError):
+        cache = volume.cache_of(volume.definition())
+        with os.scandir(cache) as files:
+            for file in files:
+                with suppress(FileNotFoundError):  # it has been evicted meanwhile
+                    total += file.stat().st_blocks * 512
+    return total
 
 
 def _hex(digest: str) -> str:

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from btrfs_ublk.base.capabilities import PythonPackage, require
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
-from btrfs_ublk.image.connection import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.credentials import HUB, HUB_ENTRY, read_docker_config
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.kernel.new_file import write_new

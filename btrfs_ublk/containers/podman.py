@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.private_dirs import check_private, check_way, follow_own_link
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -58,6 +59,9 @@ class PodmanImage:
     tree: str  # where its files are, while the volume is up
 
 
+_HINT = "name another one: --store DIRECTORY"
+
+
 class PodmanStore:
     """The store in a directory, which is made when something is added."""
 
@@ -66,8 +70,10 @@ class PodmanStore:
 
     def make(self) -> None:
         """Make the store, unless it is there. Raises BtrfsUblkError."""
+        check_way(self.path, what="store", hint=_HINT)
         try:
             self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._check()
             with self._locked():
                 for name, kind in _LISTS.items():
                     directory = self.path / name
@@ -82,6 +88,13 @@ class PodmanStore:
                 f"cannot make the store {self.path}: {error.strerror}",
                 hint="choose another one with --store",
             ) from error
+
+    def _check(self) -> None:
+        """Raise BtrfsUblkError for a store that other users can change; it may be a
+        symbolic link of this user's, or missing."""
+        check_way(self.path, what="store", hint=_HINT)
+        there = follow_own_link(self.path)
+        check_private(there, what="store", hint=_HINT, missing_ok=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -235,7 +248,9 @@ class PodmanStore:
         return PodmanImage(volume=volume, names=tuple(names), id=number, tree=str(tree))
 
     def remove(self, volume: str) -> None:
-        """Have podman see the image of a volume no more. Raises UsageError."""
+        """Have podman see the image of a volume no more. Raises UsageError, and
+        BtrfsUblkError for a store that other users can change."""
+        self._check()
         if not any(one.volume == volume for one in self.images()):
             raise UsageError(
                 f"podman sees no image of a volume {volume!r} in {self.path}",

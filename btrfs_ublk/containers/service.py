@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from btrfs_ublk.base.paths import StrPath
-from btrfs_ublk.base.private_dirs import make_private
+from btrfs_ublk.base.private_dirs import check_way, follow_own_link, make_private
 from btrfs_ublk.containers import messages, status
 from btrfs_ublk.containers.images import LazyOptions
 from btrfs_ublk.containers.messages import CLASSES
@@ -131,7 +131,8 @@ def _as_status(context: grpc.ServicerContext, what: str) -> Iterator[None]:
     except UsageError as error:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except BtrfsUblkError as error:
-        log.error("%s: %s", what, error)
+        # NB: as text. Who keeps a record would keep what its traceback refers to.
+        log.error("%s: %s", what, str(error))
         context.abort(grpc.StatusCode.INTERNAL, str(error))
 
 
@@ -196,12 +197,8 @@ def serving(
             f"{path} is too long for a socket: it takes {_MAX_SOCKET_PATH} bytes",
             hint="choose a directory with a shorter path",
         )
-    snapshots_root = Path(root)
-    check_root(snapshots_root)
-    try:
-        snapshots_root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise BtrfsUblkError(f"cannot make {root}: {error.strerror}") from error
+    check_root(Path(root))
+    snapshots_root = _make_root(Path(root).absolute())
     lock = lock_file(snapshots_root / "lock")
     if lock is None:
         raise UsageError(
@@ -240,6 +237,14 @@ def _start(snapshots: Snapshots, path: Path) -> grpc.Server:
         )
     server.start()
     return server
+
+
+def _make_root(root: Path) -> Path:
+    """Make the directory of snapshots; it may be a symbolic link of this user's.
+    Returns the directory."""
+    what, hint = "directory of snapshots", "name another one: --root DIRECTORY"
+    check_way(root, what=what, hint=hint)
+    return make_private(follow_own_link(root), what=what, hint=hint)
 
 
 def _make_room(path: Path) -> None:

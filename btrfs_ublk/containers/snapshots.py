@@ -27,6 +27,7 @@ from btrfs_ublk.containers.images import (
     SNAPSHOTS_DIRECTORY,
     Images,
     LazyOptions,
+    cached_bytes,
     layer_path,
 )
 from btrfs_ublk.containers.overlay import (
@@ -232,6 +233,8 @@ class Snapshots:
         os.chmod(path, _TOP_MODE)
         if made.kind is Kind.VIEW:
             set_read_only(path)
+        # A new subvolume is on disk already, but not its mode.
+        commit_transaction(path)
 
     def mounts(self, key: str) -> list[SnapshotMount]:
         """Return what shows an active snapshot, or a view."""
@@ -306,8 +309,12 @@ class Snapshots:
         return charged_bytes(path, subvolume_id(path))
 
     def usage(self, key: str) -> int:
-        """Return how many bytes a snapshot holds besides its parent's."""
-        return self._size_bytes(self._store.get(key))
+        """Return how many bytes a snapshot holds besides its parent's. Of the lazy
+        layers of an image, one is charged for what its cache holds."""
+        found = self._store.get(key)
+        if found.image is not None and self._store.is_last_layer(found):
+            return cached_bytes(found.image)
+        return self._size_bytes(found)
 
     def _size_bytes(self, found: Snapshot) -> int:
         if found.size_bytes is not None:

@@ -7,12 +7,14 @@ calls keys: unique over all kinds.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -20,11 +22,14 @@ from typing import Any
 
 from btrfs_ublk.containers.filters import lookup_of, parse_filters
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.btrfs import commit_transaction
+from btrfs_ublk.units import MIB
 
 #: Label of a layer that is to be unpacked: its chain ID.
 SNAPSHOT_REF = "containerd.io/snapshot.ref"
 
 _BUSY_TIMEOUT_S = 30.0
+_RESERVE_BYTES = 4 * MIB  # hundreds of removals, each of which writes some pages
 _APPLICATION_ID = 0x62756373  # "bucs"
 _VERSION = 3
 #: Version 2 has images, and version 3 overlays; what files of versions before get.
@@ -118,6 +123,10 @@ class SnapshotStore:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._path = path
+        self._syncing = threading.Lock()  # held while the log is synced
+        self._asked = self._synced = 0  # calls of _sync(), and how many it has answered
+        self._reserve = path.with_name("reserve")
+        self._lost = ""  # why the log may lack changes on the disk; "": it does not
         self._connection = sqlite3.connect(
             path,
             timeout=_BUSY_TIMEOUT_S,
@@ -133,12 +142,14 @@ class SnapshotStore:
     def _open(self, path: Path) -> None:
         run = self._connection.execute
         try:
+            # One process has it. NB: else SQLite maps a file, whose pages are SIGBUS to
+            # us where the disk is full.
+            run("PRAGMA locking_mode = EXCLUSIVE")
             (version,) = run("PRAGMA user_version").fetchone()
             (application,) = run("PRAGMA application_id").fetchone()
             known = application == _APPLICATION_ID and version <= _VERSION
             if known or version == application == 0:  # else the file stays as it is
                 run("PRAGMA journal_mode = WAL")
-            run("PRAGMA synchronous = FULL")
             run("PRAGMA foreign_keys = ON")
             if version == 0 and application == 0:
                 self._connection.executescript(
@@ -162,16 +173,80 @@ class SnapshotStore:
                 f"is version {_VERSION} of {_APPLICATION_ID:#x}",
                 hint="was it made by a newer btrfs-ublk? then use that one",
             )
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        """Keep a file whose room removals can have on a full disk, as they are what
+        makes room. Without it they fail there."""
+        with suppress(OSError):
+            fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, _RESERVE_BYTES)
+            finally:
+                os.close(fd)
+
+    def _give_room(self) -> bool:
+        """Return whether there is more room now."""
+        try:
+            self._reserve.unlink()
+            commit_transaction(self._reserve.parent)  # it is free only then
+        except (OSError, BtrfsUblkError):
+            return False
+        return True
 
     def close(self) -> None:
+        """Close the file, unless its log has lost something: SQLite would copy that to
+        the file, where the next one to open it reads what is whole of the log."""
         with self._lock:
-            self._connection.close()
+            if not self._lost:
+                self._connection.close()
+
+    def _sync(self) -> None:
+        """Wait until all changes so far lie on the disk. Calls at the same time share
+        that, and no other one waits. Raises BtrfsUblkError, and so does each call and
+        each change from then on: the kernel tells of a write that has failed only once,
+        and what comes behind a gap in the log counts for nothing.
+
+        NB: what SQLite's log does not have any more, a checkpoint has synced.
+        """
+        with self._lock:
+            self._asked += 1
+            mine = self._asked
+        with self._syncing:
+            if self._synced >= mine:
+                return
+            self._check_log()
+            reached = self._asked
+            try:
+                fd = os.open(f"{self._path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                self._lost = str(error.strerror)
+                # NB: else it would be closed when this object goes; see close().
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+                self._check_log()
+            self._synced = reached
+
+    def _check_log(self) -> None:
+        if self._lost:
+            raise BtrfsUblkError(
+                f"cannot write {self._path}: {self._lost}; nothing is changed any more",
+                hint="see whether its disk is full or read-only, then restart the "
+                "snapshotter",
+            )
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """A transaction, which is durable at the end of the block."""
+    def _changing(self, *, durable: bool = True) -> Iterator[None]:
+        """A transaction, which is durable at the end of the block; else, after the next
+        _sync()."""
         with self._lock:
+            self._check_log()
             try:
+                how = "FULL" if durable else "NORMAL"
+                self._connection.execute(f"PRAGMA synchronous = {how}")
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
                 self._connection.execute("COMMIT")
@@ -235,11 +310,15 @@ class SnapshotStore:
             raise RefusedError(
                 Refusal.INVALID_ARGUMENT, "a snapshot needs a key that is not empty"
             )
-        with self._changing():
+        if not self._reserve.exists():
+            self._keep_room()
+        with self._changing(durable=False):
             above = self._get_parent(parent)
             image = above.image if above else None
             how = "mounted" if overlay and above else ""
-            return self._insert(name, above, kind, labels, image=image, overlay=how)
+            made = self._insert(name, above, kind, labels, image=image, overlay=how)
+        self._sync()
+        return made
 
     def _insert(
         self,
@@ -312,6 +391,15 @@ class SnapshotStore:
             return found or self._insert(
                 name, above, Kind.COMMITTED, labels, image=image, layer=target
             )
+
+    def is_last_layer(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot is the lazy layer of its image that was added last."""
+        with self._lock:
+            (last,) = self._connection.execute(
+                "SELECT max(id) FROM snapshots WHERE image = ? AND layer IS NOT NULL",
+                (snapshot.image,),
+            ).fetchone()
+        return snapshot.layer is not None and bool(snapshot.id == last)
 
     def add_image(self, digest: str, name: str) -> None:
         """Add an image, unless it is there."""
@@ -426,7 +514,17 @@ class SnapshotStore:
 
     def remove(self, name: str) -> Snapshot:
         """Remove a snapshot that is no parent; return what it was."""
-        with self._changing():
+        try:
+            found = self._remove(name)
+        except BtrfsUblkError as error:
+            if isinstance(error, RefusedError) or not self._give_room():
+                raise
+            found = self._remove(name)
+        self._sync()
+        return found
+
+    def _remove(self, name: str) -> Snapshot:
+        with self._changing(durable=False):
             found = self._get(name)
             child = self._row("s.parent", found.id)
             if child is not None:
@@ -436,7 +534,7 @@ class SnapshotStore:
                     f"{child.name!r}",
                 )
             self._forget(found.id)
-            return found
+        return found
 
     def _forget(self, number: int) -> None:
         self._connection.execute("DELETE FROM snapshots WHERE id = ?", (number,))

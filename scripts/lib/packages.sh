@@ -22,8 +22,8 @@ packages_of_part() { # build|demo|bench|test|package|vm
         # the widest letters that it may take: to look at reports of benchmarks;
         # what shows man pages, and shells that complete; containerd, runc and podman,
         # which run containers on our snapshots and images, and what runs in them;
-        # strace sends signals to commands at their system calls
-        echo clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
+        # strace sends signals to commands at their system calls; clang, for libFuzzer
+        echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
             chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils \
             containerd runc podman conmon busybox-static strace
         ;;
@@ -40,6 +40,13 @@ virtiofsd_package() {
     bookworm) echo qemu-system-common ;;
     *) echo virtiofsd ;;
     esac
+}
+
+libfuzzer_package() {
+    # It belongs to one version of clang; before Debian 12 it was in clang itself.
+    local version
+    version=$(apt-cache depends clang 2>/dev/null | grep -o 'clang-[0-9]*' | head -n1) || :
+    echo "lib${version:-clang-14}" | sed 's/clang-\(.*\)/clang-rt-\1-dev/'
 }
 
 fedora_name() {
@@ -64,6 +71,7 @@ fedora_name() {
     docker-registry) echo docker-distribution ;;
     mount) echo util-linux-core ;;
     clang-format | clang-tidy) echo clang-tools-extra ;;
+    libclang-rt-*) echo compiler-rt ;;
     fonts-dejavu-core) echo dejavu-sans-fonts ;;
     shellcheck) echo ShellCheck ;;
     qemu-system-x86) echo qemu-system-x86-core ;;

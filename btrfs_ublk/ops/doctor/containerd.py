@@ -48,7 +48,7 @@ class _Configuration:
                     ["containerd", "config", "dump"], timeout_s=_TIMEOUT_S
                 ).stdout
                 self.found = tomllib.loads(self.text)
-            except (BtrfsUblkError, tomllib.TOMLDecodeError) as error:
+            except (BtrfsUblkError, ValueError, RecursionError) as error:
                 self.why = f"`containerd config dump` fails: {error}".splitlines()[0]
         if self.why is not None:
             raise Unseen(self.why)
@@ -109,6 +109,8 @@ def needs(dump: str | None = None) -> list[Capability]:
             if exports.get("enable_remote_snapshot_annotations") != "true":
                 return "the plugin's exports lack enable_remote_snapshot_annotations"
             cri = found.table("plugins", _CRI_2)
+            if cri.get("use_local_image_pull") is False:
+                return None  # 2.1: its transfer service pulls, and tells them
         else:
             cri = found.table("plugins", _CRI_1, "containerd")
         if cri.get("disable_snapshot_annotations", True):
@@ -159,9 +161,8 @@ def needs(dump: str | None = None) -> list[Capability]:
             references,
         ),
         Condition(
-            "ctr's pulls",
-            f'[[plugins."{_TRANSFER}".unpack_config]] with platform = "linux" and '
-            f'snapshotter = "{_NAME}"',
+            "pulls by the transfer service",
+            "the last tables of: btrfs-ublk snapshotter config",
             transfer,
         ),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -64,6 +64,12 @@ _FETCHER_GAUGES = (
     ("units_in_flight", "in_flight_units", "Units that are being fetched"),
     ("buffer_bytes", "fetch_buffer_bytes", "Memory of units in flight"),
     ("unstored_bytes", "unstored_bytes", "Of that, units that wait for the cache"),
+)
+#: Of the process that asks servers, where there is one (FetcherStats.process).
+_PROCESS_COUNTERS = (
+    ("started", "fetch_process_starts", "How often the process was started"),
+    ("died", "fetch_process_deaths", "How often it died or was killed"),
+    ("failed", "fetch_process_failures", "How often it could not be started"),
 )
 _HOST_COUNTERS = (
     ("attempts", "host_attempts", "Requests to a host"),
@@ -301,6 +307,8 @@ def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
             **labels,
             disk=disk,
         )
+    if fetcher.process:
+        _add_process(families, fetcher.process, labels)
     for host, counts in fetcher.hosts.items():
         for key, name, about in _HOST_COUNTERS:
             families.counter(name, about, counts[key], **labels, host=host)
@@ -341,6 +349,27 @@ def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
         families.counter(name, about, lazy.cache[key], **labels)
     for key, name, about in _CACHE_GAUGES:
         families.gauge(name, about, lazy.cache[key], **labels)
+
+
+def _add_process(
+    families: _Families, process: Mapping[str, Any], labels: Mapping[str, str]
+) -> None:
+    for key, name, about in _PROCESS_COUNTERS:
+        families.counter(name, about, process[key], **labels)
+    families.gauge(
+        "fetch_process_running",
+        "1: a process that asks servers is there",
+        process["running"],
+        **labels,
+    )
+    for lacks in process["lacks"]:
+        families.gauge(
+            "fetch_process_lacks",
+            "1: what this machine does not give the newest one",
+            1,
+            **labels,
+            lacks=lacks,
+        )
 
 
 def device_registry() -> CollectorRegistry:
