@@ -3,29 +3,34 @@
 ``csrc/tests/write-log.c`` writes the log. A state is made of the first N operations: of
 a file, what was done before its last sync is there, and of what was done after it,
 anything: each operation as a whole, or not, and of a write any sectors. Names (create,
-rename, unlink) become durable in order, as in the journal of a file system, at the
-latest when the directory or the file that they are of is synced. That is more than file
-systems do to files, but for one thing: operations on one place keep their order, as a
-page cache has one version of it.
+link, mkdir, rename, unlink) become durable in order, as in the journal of a file
+system, at the latest when the file that they are of, or the directory that they are in,
+is synced. That is more than file systems do to files, but for one thing: operations on
+one place keep their order, as a page cache has one version of it. Names are paths below
+the directory that was logged.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CREATE, WRITE, TRUNCATE, PUNCH, SYNC, SYNC_NAMES, RENAME, UNLINK, ANSWER = range(1, 10)
+CREATE, WRITE, TRUNCATE, PUNCH, SYNC, SYNC_NAMES, RENAME, UNLINK = range(1, 9)
+ANSWER, LINK, MKDIR = range(9, 12)
 RECORD = struct.Struct("<IIQQQQ")
 SECTOR = 512
-NAMES = (CREATE, RENAME, UNLINK)
+NAMES = (CREATE, RENAME, UNLINK, LINK, MKDIR)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One record; ``offset`` and ``length`` in bytes."""
+    """One record; ``offset`` and ``length`` in bytes. ``file`` is a number that no
+    other file has, even if it has the inode later."""
 
     kind: int
     file: int
@@ -39,12 +44,17 @@ def read_log(path: Path) -> list[Operation]:
     """All records; the last one not, where a process that was killed has cut it."""
     raw = path.read_bytes()
     operations = []
+    #: How many files had an inode before.
+    before: Counter[int] = Counter()
     at = 0
     while at + RECORD.size <= len(raw):
         kind, name_bytes, file, offset, length, data_bytes = RECORD.unpack_from(raw, at)
         at += RECORD.size
         if at + name_bytes + data_bytes > len(raw):
             break
+        if kind in (CREATE, MKDIR):
+            before[file] += 1
+        file += before[file] << 64
         name = raw[at : at + name_bytes].decode()
         data = raw[at + name_bytes : at + name_bytes + data_bytes]
         operations.append(Operation(kind, file, name, offset, length, data))
@@ -90,46 +100,69 @@ def _tear(operation: Operation, source: random.Random) -> list[Operation]:
 
 @dataclass
 class Disk:
-    """Durable content and names, and what is on its way there."""
+    """Durable content and names, and what is on its way there. A directory is a name
+    with a number that is in ``directories``."""
 
     contents: dict[int, bytearray] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
+    directories: set[int] = field(default_factory=set)
     waiting: dict[int, list[Operation]] = field(default_factory=dict)
-    waiting_names: list[Operation] = field(default_factory=list)
+    #: With each, the directories whose sync includes it.
+    waiting_names: list[tuple[Operation, set[str]]] = field(default_factory=list)
+    #: The names as programs see them.
+    _seen: dict[str, int] = field(default_factory=dict)
 
     def add(self, operation: Operation) -> None:
         """The next operation of the log."""
         file = operation.file
         if operation.kind in NAMES:
-            self.waiting_names.append(operation)
+            if operation.kind == MKDIR:
+                self.directories.add(file)
+            if operation.name:
+                self._add_name(operation)
         elif operation.kind == SYNC:
             content = self.contents.setdefault(file, bytearray())
             for earlier in self.waiting.pop(file, []):
                 _apply(content, earlier)
             # With the file, its name: all names up to the last one that is of it.
-            mine = [n for n, name in enumerate(self.waiting_names) if name.file == file]
-            if mine:
-                self._settle_names(mine[-1] + 1)
+            self._settle(lambda name, within: name.file == file)
         elif operation.kind == SYNC_NAMES:
-            self._settle_names(len(self.waiting_names))
+            self._settle(lambda name, within: operation.name in within)
         elif operation.kind != ANSWER:
             self.waiting.setdefault(file, []).append(operation)
 
-    def _settle_names(self, count: int) -> None:
-        _apply_names(self.names, self.waiting_names[:count])
-        del self.waiting_names[:count]
+    def _add_name(self, operation: Operation) -> None:
+        within = {os.path.dirname(operation.name)}
+        if operation.kind == RENAME:
+            old = [n for n, file in self._seen.items() if file == operation.file]
+            within |= {os.path.dirname(name) for name in old}
+        self.waiting_names.append((operation, within))
+        _apply_names(self._seen, [operation])
 
-    def after_loss(self, mode: str, source: random.Random) -> dict[str, bytes]:
-        """Files by name: ``none`` of what was under way, ``all`` of it, or ``some``."""
+    def _settle(self, ends: Callable[[Operation, set[str]], bool]) -> None:
+        """Make all names durable up to the last one of which this is true."""
+        mine = [n for n, each in enumerate(self.waiting_names) if ends(*each)]
+        if mine:
+            done = self.waiting_names[: mine[-1] + 1]
+            _apply_names(self.names, [operation for operation, _ in done])
+            del self.waiting_names[: len(done)]
+
+    def after_loss(
+        self, mode: str, source: random.Random
+    ) -> tuple[dict[str, bytes], list[str]]:
+        """Files by name, and directories: ``none`` of what was under way, ``all`` of
+        it, or ``some``."""
         names = dict(self.names)
         count = {"none": 0, "all": len(self.waiting_names)}.get(mode)
         if count is None:
             count = source.randrange(len(self.waiting_names) + 1)
-        _apply_names(names, self.waiting_names[:count])
-        return {
+        _apply_names(names, [operation for operation, _ in self.waiting_names[:count]])
+        files = {
             name: bytes(self._content_after(file, mode, source))
             for name, file in names.items()
+            if file not in self.directories
         }
+        return files, sorted(names.keys() - files.keys())
 
     def _content_after(self, file: int, mode: str, source: random.Random) -> bytearray:
         content = bytearray(self.contents.get(file, b""))
@@ -145,13 +178,17 @@ class Disk:
 
 def _apply_names(names: dict[str, int], operations: list[Operation]) -> None:
     for operation in operations:
-        if operation.kind == RENAME:
-            for name in [n for n, file in names.items() if file == operation.file]:
-                del names[name]
+        name = operation.name
         if operation.kind == UNLINK:
-            names.pop(operation.name, None)
-        else:
-            names[operation.name] = operation.file
+            names.pop(name, None)
+            continue
+        if operation.kind == RENAME:
+            for old in [n for n, file in names.items() if file == operation.file]:
+                del names[old]
+                # What is in a directory moves with it.
+                for each in [n for n in names if n.startswith(f"{old}/")]:
+                    names[name + each[len(old) :]] = names.pop(each)
+        names[name] = operation.file
 
 
 @dataclass(frozen=True)
@@ -162,6 +199,7 @@ class State:
     answers: int
     mode: str
     files: dict[str, bytes] = field(repr=False)
+    directories: list[str] = field(default_factory=list)
 
 
 def states(operations: list[Operation], *, some: int, seed: int) -> Iterator[State]:
@@ -174,14 +212,18 @@ def states(operations: list[Operation], *, some: int, seed: int) -> Iterator[Sta
         disk.add(operation)
         answers += operation.kind == ANSWER
         for mode in modes:
-            yield State(number, answers, mode, disk.after_loss(mode, source))
+            files, directories = disk.after_loss(mode, source)
+            yield State(number, answers, mode, files, directories)
 
 
 def lay_out(state: State, directory: Path) -> None:
     """The files of a state, and nothing else, in ``directory`` (made if need be)."""
     directory.mkdir(mode=0o700, exist_ok=True)
-    for path in directory.iterdir():
-        if path.name not in state.files:
-            path.unlink()
+    kept = {*state.files, *state.directories}
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if str(path.relative_to(directory)) not in kept:
+            path.rmdir() if path.is_dir() else path.unlink()
+    for name in state.directories:
+        (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in state.files.items():
         (directory / name).write_bytes(content)

@@ -106,3 +106,24 @@ def test_devices_that_exist_are_a_refusal(need: Need, sparse_path: Path) -> None
     with BlockServer(ZEROES):
         done = CliRunner().invoke(command, ["--parent", str(sparse_path)])
     assert "would be counted" in str(done.exception)
+
+
+@pytest.mark.native
+@pytest.mark.fuse
+def test_volumes_up_and_down(need: Need, sparse_path: Path) -> None:
+    need(FUSE, LOOP)
+    output = sparse_path / "results.json"
+    done = CliRunner().invoke(
+        command,
+        [
+            *("--front-end", "fuse", "--volumes", "2", "--cycles", "20"),
+            *("--stretch", "8", "--parent", str(sparse_path), "-o", str(output)),
+        ],
+    )
+    document = json.loads(output.read_text())
+    found = [each["cycles"] for each in document["results"]]
+    assert found == [8, 16, 20], (done.output, done.exception)
+    assert len(tables_of(document)[0].rows) == 3
+    # The kernel's memory may grow for other reasons.
+    grown = {name for each in document["results"] for name in each["growth"]}
+    assert grown <= {"slab_bytes"} and (grown or done.exit_code == 0), done.output

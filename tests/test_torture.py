@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from conftest import Need
 from image_tables import faults_of
 from registry_server import REGISTRY
+from test_containerd import BUSYBOX, CONTAINERD, RUNC
 
 from btrfs_ublk.base.capabilities import FUSE, Fio, Program
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS
@@ -33,7 +35,7 @@ def test_all_campaigns_are_listed() -> None:
     concluding = [
         path.stem.replace("_", "-")
         for path in sorted((PROJECT / "tests/campaigns").glob("*.py"))
-        if "campaign.conclude(" in path.read_text()
+        if re.search(r"campaign\.(conclude|Results)\(", path.read_text())
     ]
     assert listed == concluding and len(listed) > 5
 
@@ -86,6 +88,26 @@ def test_commands_that_are_ended_at_their_system_calls(
 
 @pytest.mark.native
 @pytest.mark.fuse
+@pytest.mark.slow
+def test_containers_do_not_notice_kills(sparse_path: Path, need: Need) -> None:
+    need(FUSE, REGISTRY, CONTAINERD, RUNC, BUSYBOX)
+    output = sparse_path / "results.json"
+    kinds = ["snapshotter + servers", "daemon + containerd", "upgrade"]
+    done = torture(
+        *("containers", "--seed=5", "--rounds=3", "--containers=3", "--writers=1"),
+        *(f"--kind={kind}" for kind in kinds),
+        *("--parent", sparse_path, "-o", output),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
+    rounds = json.loads(output.read_text())["results"]
+    assert [each["kind"] for each in rounds] == kinds
+    assert all(each["operations"] for each in rounds)
+    assert all(each["kills"] > 1 for each in rounds[:2])
+
+
+@pytest.mark.native
+@pytest.mark.fuse
 def test_reads_under_load(sparse_path: Path, need: Need) -> None:
     need(FUSE, MEMORY_GROUPS)
     done = torture(
@@ -93,7 +115,7 @@ def test_reads_under_load(sparse_path: Path, need: Need) -> None:
         *("--parent", sparse_path),
     )
     assert done.returncode == 0, done.stderr
-    assert "4 rounds with seed 1" in done.stderr and " 0 failures" in done.stderr
+    assert "6 rounds with seed 1" in done.stderr and " 0 failures" in done.stderr
     assert "the OOM killer took" in done.stderr
 
 

@@ -12,16 +12,17 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Table
+from btrfs_ublk.bench.report import Document, Table, make_document, show
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE
@@ -94,6 +95,40 @@ def conclude(faults: Sequence[str], *, rounds: int, seed: int | None = None) -> 
         raise BtrfsUblkError(
             f"{len(faults)} failures: " + "; ".join(faults[:_SHOWN_FAULTS])
         )
+
+
+class Results:
+    """What a campaign finds, result by result: the file of results has all of them
+    after each one. A result is a dictionary; its ``problems`` are its failures."""
+
+    def __init__(
+        self,
+        name: str,
+        tables: Callable[[Document], Sequence[Table]],
+        *,
+        parameters: dict[str, Any],
+        directory: Path,
+        output: Path | None,
+    ) -> None:
+        self.faults, self.rounds = list[str](), 0
+        self._tables, self._output = tables, output
+        self._document = make_document(
+            name, parameters=parameters, directory=directory, results=[]
+        )
+        self._document["script"] = f"tests/campaigns/{name.replace('-', '_')}.py"
+
+    def add(self, result: dict[str, Any], *, rounds: int) -> None:
+        """Add a result, which took so many rounds."""
+        self.rounds += rounds
+        self.faults += result["problems"]
+        self._document["results"].append(result)
+        store(self._document, self._tables(self._document), self._output)
+
+    def conclude(self, *, seed: int) -> None:
+        """Print the tables, and how it went. Raises BtrfsUblkError for failures."""
+        store(self._document, self._tables(self._document), self._output)
+        show(self._document)
+        conclude(self.faults, rounds=self.rounds, seed=seed)
 
 
 @contextmanager

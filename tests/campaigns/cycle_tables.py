@@ -21,6 +21,8 @@ def tables(document: Document) -> list[Table]:
     made = []
     if "cycles" in groups:
         made.append(_cycles_table(groups["cycles"]))
+    if "volume cycles" in groups:
+        made.append(_volumes_table(groups["volume cycles"]))
     if "at once" in groups:
         made.append(_rounds_table(groups["at once"]))
     grown = [
@@ -34,7 +36,7 @@ def tables(document: Document) -> list[Table]:
 
 
 def _count(name: str, scale: float = 1.0) -> Column:
-    head = name.replace("_", " ").replace("slab bytes", "slab KiB")
+    head = name.replace("_", " ").replace(" bytes", " KiB" if scale < 1 else " bytes")
     return Column(head, lambda its: float(its[0]["counts"][name]), 0, scale)
 
 
@@ -63,6 +65,22 @@ def _cycles_table(results: list[Result]) -> Table:
         ),
         note="Medians of the cycles since the row above. Slab: what the kernel cannot "
         f"drop. Caches that grew most since the warm-up: {note or 'none'}.",
+    )
+
+
+def _volumes_table(results: list[Result]) -> Table:
+    names = results[0]["counts"]
+    return listing(
+        "Volumes up and down",
+        results,
+        (
+            Column("cycles", "cycles"),
+            *(_time("up ms", "add"), _time("p99", "add", "p99")),
+            *(_time("down ms", "remove"), _time("p99", "remove", "p99")),
+            *(_count(x, 1 / KIB if x.endswith("_bytes") else 1.0) for x in names),
+        ),
+        note="Medians of the cycles since the row above, of several volumes at a time; "
+        "counted while all were down.",
     )
 
 

@@ -5,11 +5,14 @@ row for each case: how long it took until all hosts had all, the longest read, w
 origin has sent as a multiple of the object, and reads that failed or were wrong.
 
 A host is a process with the fetcher of the block server (fetch-shell), without a
-device; nodes are processes of nginx. Each has a network namespace of its own on one
+device; nodes are processes of nginx. Where a node is wrong, hosts have digests, and one
+read in flight each (engine-shell). Each has a network namespace of its own on one
 bridge, and the origin's link has a limit (tbf), of bits per second that all its
 responses share. With ``--loopback``, all is on loopback, and the origin keeps that
 limit itself. So bytes, errors and ratios say something; times do where the link is what
-takes them, and not this machine's CPUs.
+takes them, and not this machine's CPUs: the row says how much of those it took. For
+times, ``--build`` names a build without sanitizers. ``--delay`` is for kernels without
+netem too: the origin begins each answer so much later.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import sys
 import tempfile
@@ -24,9 +28,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +40,13 @@ import click
 PROJECT = Path(__file__).parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
+from engine_shell import EngineShell, describe, engine_shell  # noqa: E402
 from fetch_shell import FetchShell, fetch_shell  # noqa: E402
+from registry_server import PASSWORD, USER, registry_server  # noqa: E402
 from scripted_server import ScriptedServer, response, scripted_server  # noqa: E402
 from site_cache_ring import Ring, ring  # noqa: E402
 from site_network import Machine, Network  # noqa: E402
+from store_shell import StoreShell  # noqa: E402
 
 from btrfs_ublk.base.entry import run_command  # noqa: E402
 from btrfs_ublk.units import parse_size  # noqa: E402
@@ -50,7 +57,11 @@ NODES = 3
 WINDOW = 8
 DEADLINE_S = 30
 _PIECE = 32 << 10
-_HEAD = "case                        hosts  ready s  worst s  origin  EIO  wrong"
+_HEAD = (
+    "case                        hosts  ready s  worst s  origin  EIO  wrong"
+    "  second/all  CPU s: hosts    nodes   origin  load"
+)
+_NEVER_VALID_S = -600.0
 
 
 class Link:
@@ -76,18 +87,59 @@ class Link:
 class Origin:
     data: bytes
     link: Link
+    delay_s: float = 0.0
     alive: bool = True
 
     def __call__(self, request: str) -> bytes | Iterator[bytes]:
         found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
         if not self.alive:
             return b""
+        time.sleep(self.delay_s)
         if request.startswith("HEAD ") or found is None:
             return response('200 OK\nETag: "it"', length=len(self.data))
         first, last = int(found[1]), min(int(found[2]), len(self.data) - 1)
         head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/"
         head += f'{len(self.data)}\nETag: "it"'
         return self.link.passing(response(head, self.data[first : last + 1]))
+
+
+#: User and system, in seconds.
+_Times = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """CPU time, without work for others in the kernel. A host counts when it has ended;
+    the origin is this process."""
+
+    hosts: _Times
+    nodes: _Times
+    origin: _Times
+
+    @classmethod
+    def now(cls, nodes: Ring | None) -> Cpu:
+        found = os.times()
+        running = nodes.processes if nodes else []
+        times = [_times_of(x.pid) for x in running if x.poll() is None]
+        return cls(
+            (found.children_user, found.children_system),
+            (sum(x[0] for x in times), sum(x[1] for x in times)),
+            (found.user, found.system),
+        )
+
+    def since(self, before: Cpu) -> Cpu:
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        times = [(round(x[0] - y[0], 2), round(x[1] - y[1], 2)) for x, y in pairs]
+        return Cpu(*times)
+
+    def text(self) -> str:
+        return "  ".join(f"{user:.1f}+{system:.1f}" for user, system in astuple(self))
+
+
+def _times_of(pid: int) -> _Times:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = (int(x) / os.sysconf("SC_CLK_TCK") for x in fields[11:13])
+    return user, system
 
 
 @dataclass(frozen=True)
@@ -99,6 +151,12 @@ class Row:
     origin_times: float
     failed: int
     wrong: int
+    #: Requests of hosts, and those of them that were second ones.
+    attempts: int
+    hedges: int
+    cpu: Cpu
+    #: When it began: of the machine, over one minute.
+    load: float
 
 
 @dataclass
@@ -108,6 +166,8 @@ class Reader:
     worst_ms: float = 0.0
     failed: int = 0
     wrong: int = 0
+    #: What the fetcher has counted; of devices, nothing.
+    stats: dict[str, Any] = field(default_factory=dict)
 
     def read(self, shell: FetchShell, source: int, data: bytes) -> None:
         for first in range(0, len(data), WINDOW * UNIT):
@@ -120,33 +180,99 @@ class Reader:
                 self.worst_ms = max(self.worst_ms, answer.ms)
                 self.failed += answer.result != 0
                 self.wrong += answer.result == 0 and answer.data != data[at : at + UNIT]
+        self.stats = shell.stats()
+
+    def read_device(self, shell: EngineShell, data: bytes) -> None:
+        """The same of a device, one unit after the other."""
+        for at in range(0, len(data), UNIT):
+            began_s = time.monotonic()
+            answer = shell.request(f"read {at} {UNIT}")
+            self.worst_ms = max(self.worst_ms, (time.monotonic() - began_s) * 1e3)
+            self.failed += isinstance(answer, int)
+            self.wrong += isinstance(answer, bytes) and answer != data[at : at + UNIT]
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where hosts and nodes run; None: all on loopback."""
+    """Where hosts and nodes run, and whose programs; no network: all on loopback."""
 
     count: int
     network: Network | None
+    build: Path
+    #: Of hosts and nodes, kept; None: they are not.
+    logs: Path | None = None
+
+    @contextmanager
+    def files(self, what: str) -> Iterator[Path]:
+        """Yield a new directory for files of a case."""
+        if self.logs is None:
+            with tempfile.TemporaryDirectory() as made:
+                yield Path(made)
+            return
+        path = self.logs / what.replace(", ", "-").replace(" ", "-")
+        path.mkdir(parents=True)
+        yield path
 
     def machines(self, count: int) -> list[Machine]:
         return [self.network.add() for _ in range(count)] if self.network else []
 
 
+#: Reads all of a host.
+_Read = Callable[[Reader], None]
+
+
 @contextmanager
-def fleet(site: Site, mirror: dict[str, Any], size: int) -> Iterator[list[Any]]:
-    build = PROJECT / "build" / "sanitized"
+def fleet(
+    site: Site, mirror: dict[str, Any], data: bytes, case: str
+) -> Iterator[list[_Read]]:
     inside = [each.inside for each in site.machines(site.count)]
-    with tempfile.TemporaryDirectory() as logs, ExitStack() as stack:
-        made = []
+    with site.files(f"hosts of {case}") as logs, ExitStack() as stack:
+        made: list[_Read] = []
         for number in range(site.count):
-            log = Path(logs, str(number))
+            log = logs / str(number)
             with inside[number]() if inside else nullcontext():
-                shell = stack.enter_context(fetch_shell(build, log=log))
-            source = shell.add({"size": size, "unit": UNIT, "mirrors": [mirror]})
-            shell.pin(source, 'etag "it"')
-            made.append((shell, source))
+                shell = stack.enter_context(fetch_shell(site.build, log=log))
+            source = shell.add({"size": len(data), "unit": UNIT, "mirrors": [mirror]})
+            if mirror["kind"] == "http":
+                shell.pin(source, 'etag "it"')
+                # Its fetch process starts now: hosts do that on CPUs of their own.
+                shell.ask({"probe": 1, "source": source, "timeout_ms": 9000})
+            made.append(partial(_read, shell=shell, source=source, data=data))
         yield made
+
+
+def _read(reader: Reader, shell: FetchShell, source: int, data: bytes) -> None:
+    reader.read(shell, source, data)
+
+
+@contextmanager
+def devices(
+    site: Site, mirror: dict[str, Any], data: bytes, case: str
+) -> Iterator[list[_Read]]:
+    """The same hosts with digests of all units, each with a map of its own."""
+    digests = [
+        hashlib.sha256(data[at : at + UNIT]).hexdigest()
+        for at in range(0, len(data), UNIT)
+    ]
+    source = {"size": len(data), "unit": UNIT, "digests": digests, **mirror}
+    inside = [each.inside for each in site.machines(site.count)]
+    with site.files(f"hosts of {case}") as maps, ExitStack() as stack:
+        made: list[_Read] = []
+        for number in range(site.count):
+            path = maps / str(number)
+            with StoreShell(site.build, path) as store:
+                store.add([[0, len(data), 0, 0]], source)
+            lazy = {"kind": "lazy", "length": len(data), "map": str(path)}
+            with inside[number]() if inside else nullcontext():
+                shell = stack.enter_context(
+                    engine_shell(site.build, describe(lazy), log=Path(f"{path}.log"))
+                )
+            made.append(partial(_read_device, shell=shell, data=data))
+        yield made
+
+
+def _read_device(reader: Reader, shell: EngineShell, data: bytes) -> None:
+    reader.read_device(shell, data)
 
 
 def measure(
@@ -155,15 +281,18 @@ def measure(
     mirror: dict[str, Any],
     origin: Origin,
     event: Callable[[], None] | None = None,
+    *,
+    nodes: Ring | None = None,
+    hosts: Callable[..., AbstractContextManager[list[_Read]]] = fleet,
 ) -> Row:
-    before = origin.link.sent
     readers = [Reader() for _ in range(site.count)]
-    with fleet(site, mirror, len(origin.data)) as shells:
+    with hosts(site, mirror, origin.data, case) as made:
         threads = [
-            threading.Thread(target=reader.read, args=(*shell, origin.data))
-            for reader, shell in zip(readers, shells, strict=True)
+            threading.Thread(target=read, args=(reader,))
+            for reader, read in zip(readers, made, strict=True)
         ]
-        began_s = time.monotonic()
+        before, load = origin.link.sent, os.getloadavg()[0]
+        cpu_before, began_s = Cpu.now(nodes), time.monotonic()
         for thread in threads:
             thread.start()
         if event is not None:
@@ -172,6 +301,10 @@ def measure(
         for thread in threads:
             thread.join()
         ready_s = time.monotonic() - began_s
+    if site.logs is not None:
+        for number, reader in enumerate(readers):
+            path = site.logs / f"{number} of {case}.json"
+            path.write_text(json.dumps(reader.stats))
     return Row(
         case,
         site.count,
@@ -180,10 +313,17 @@ def measure(
         round((origin.link.sent - before) / len(origin.data), 2),
         sum(reader.failed for reader in readers),
         sum(reader.wrong for reader in readers),
+        sum(reader.stats.get("attempts", 0) for reader in readers),
+        sum(reader.stats.get("hedges", 0) for reader in readers),
+        Cpu.now(nodes).since(cpu_before),
+        round(load, 1),
     )
 
 
-def rows(site: Site, origin: Origin, server: ScriptedServer) -> Iterator[Row]:
+def cases(
+    site: Site, origin: Origin, server: ScriptedServer
+) -> Iterator[Callable[[], Row]]:
+    """Yield what measures the cases; those of a ring are built on each other."""
     direct = {"kind": "http", "url": server.url()}
     keys: dict[str, Any] = {
         "origins": [server.url("").rstrip("/")],
@@ -191,48 +331,114 @@ def rows(site: Site, origin: Origin, server: ScriptedServer) -> Iterator[Row]:
     }
 
     machines: list[Machine] = []
+    rings = count(1)
 
     @contextmanager
     def new_ring() -> Iterator[tuple[Ring, dict[str, Any]]]:
         machines[:] = site.machines(NODES)
-        with tempfile.TemporaryDirectory() as root:
-            with ring(Path(root), NODES, machines, **keys) as nodes:
+        with site.files(f"ring {next(rings)}") as root:
+            with ring(root, NODES, machines, **keys) as nodes:
                 yield nodes, direct | {"via": nodes.urls}
 
-    yield measure("direct", site, direct, origin)
+    yield lambda: measure("direct", site, direct, origin)
     with new_ring() as (nodes, mirror):
-        yield measure("ring, cold", site, mirror, origin)
-        yield measure("ring, warm", site, mirror, origin)
+        warm = partial(measure, site=site, mirror=mirror, origin=origin, nodes=nodes)
+        yield lambda: warm("ring, cold")
+        yield lambda: warm("ring, warm")
         origin.alive = False
-        yield measure("ring, warm, origin gone", site, mirror, origin)
+        yield lambda: warm("ring, warm, origin gone")
         origin.alive = True
+        spoil(nodes, 1)
+        case = "ring, warm, a node is wrong"
+        yield lambda: warm(case, hosts=devices)
     with new_ring() as (nodes, mirror):
         kill = partial(nodes.kill, 1)
-        yield measure("ring, cold, a node killed", site, mirror, origin, kill)
+        case = "ring, cold, a node killed"
+        yield lambda: measure(case, site, mirror, origin, kill, nodes=nodes)
     with new_ring() as (nodes, mirror):
         silence = partial(nodes.silence, 1)
-        yield measure("ring, cold, a node silent", site, mirror, origin, silence)
+        case = "ring, cold, a node silent"
+        yield lambda: measure(case, site, mirror, origin, silence, nodes=nodes)
     if site.network is not None:
         with new_ring() as (nodes, mirror):
-            vanish = machines[1].unplug
-            yield measure("ring, cold, a node vanished", site, mirror, origin, vanish)
+            case, vanish = "ring, cold, a node vanished", machines[1].unplug
+            yield lambda: measure(case, site, mirror, origin, vanish, nodes=nodes)
+    else:
+        with site.files("expired token") as root:
+            yield lambda: expired_token(site, origin, root)
+
+
+def spoil(nodes: Ring, number: int) -> None:
+    """Change the last bytes of all that a node has stored."""
+    for path in nodes.roots[number].glob("cache/*/*/*"):
+        with open(path, "r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            file.write(bytes(1000))
+
+
+def expired_token(site: Site, origin: Origin, root: Path) -> Row:
+    """Have hosts begin with tokens that are not valid any more, though their servers
+    said so. The origin is a registry, which has no limit, and counts nothing."""
+    for name in ("registry", "ring"):
+        (root / name).mkdir()
+    with registry_server(root / "registry") as registry:
+        config = root / "config.json"
+        login = {"username": USER, "password": PASSWORD}
+        config.write_text(json.dumps({"auths": {registry.host: login}}))
+        config.chmod(0o600)
+        digest = registry.push("some/image", origin.data)
+        mirror: dict[str, Any] = {
+            "kind": "oci",
+            "registry": registry.host,
+            "repository": "some/image",
+            "digest": digest,
+            "insecure": True,
+            "docker_config": str(config),
+        }
+        keys = {"origins": [f"http://{registry.host}"], "slice_bytes": UNIT}
+        registry.tokens.life_s = _NEVER_VALID_S
+
+        def renew() -> None:
+            registry.tokens.life_s = 300.0
+
+        with ring(root / "ring", NODES, **keys) as nodes:
+            mirror["via"] = nodes.urls
+            case = "ring, cold, expired tokens"
+            return measure(case, site, mirror, origin, renew, nodes=nodes)
 
 
 @click.command()
-@click.option("--hosts", "count", type=click.IntRange(1, 64), default=32)
+@click.option("--hosts", "host_count", type=click.IntRange(1, 64), default=32)
 @click.option("--size", default="20M", help="Of the object.")
 @click.option("--rate", default="100M", help="Of the origin's link, bits per second.")
+@click.option("--delay", default=0.0, help="Of each answer of the origin, ms.")
+@click.option(
+    "--build",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=PROJECT / "build/sanitized",
+    help="Where programs of hosts are: the tests' build with sanitizers.",
+)
 @click.option("--loopback", is_flag=True, help="No namespaces: all on loopback.")
 @click.option(
-    "--cases", type=click.IntRange(1), metavar="N", help="Only the first ones."
+    "--cases", "first", type=click.IntRange(1), metavar="N", help="Only the first ones."
+)
+@click.option("--skip", default=0, metavar="N", help="Leave the first cases out.")
+@click.option(
+    "--logs",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep here what hosts and nodes have written, and what the origin was asked.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object per line.")
 def command(
-    count: int,
+    host_count: int,
     size: str,
     rate: str,
+    delay: float,
+    build: Path,
     loopback: bool,
-    cases: int | None,
+    first: int | None,
+    skip: int,
+    logs: Path | None,
     as_json: bool,
 ) -> None:
     """Have many hosts read one object, from its origin and through a ring."""
@@ -249,25 +455,31 @@ def command(
             network = stack.enter_context(Network())
             machine = network.add(bits_per_s=bits)
             address, inside = machine.address, machine.inside()
-        origin = Origin(data, Link(bits / 8 if loopback else math.inf))
+        link = Link(bits / 8 if loopback else math.inf)
+        origin = Origin(data, link, delay / 1e3)
         with inside:
             server = stack.enter_context(scripted_server(origin, address))
-        site = Site(count, network)
+        site = Site(host_count, network, build, logs)
         if not as_json:
             click.echo(_HEAD)
         faults, rounds = [], 0
-        for row in islice(rows(site, origin, server), cases):
+        for measured in islice(cases(site, origin, server), skip, first):
+            row = measured()
+            if logs is not None:
+                asked = logs / f"origin-{rounds}"
+                asked.write_text("".join(server.requests), encoding="latin-1")
+                server.requests.clear()
             rounds += 1
             if row.failed or row.wrong:
                 faults.append(f"{row.case}: {row.failed} failed, {row.wrong} wrong")
             if as_json:
                 click.echo(json.dumps(asdict(row)))
                 continue
-            cells = (
-                f"{row.ready_s:7.2f}  {row.worst_read_s:7.2f}  {row.origin_times:5.2f}x"
-            )
+            cells = f"{row.ready_s:7.2f}  {row.worst_read_s:7.2f}"
+            cells += f"  {row.origin_times:5.2f}x  {row.failed:3}  {row.wrong:5}"
+            cells += f"  {row.hedges:4}/{row.attempts:<5}"
             click.echo(
-                f"{row.case:27} {row.hosts:5}  {cells}  {row.failed:3}  {row.wrong:5}"
+                f"{row.case:27} {row.hosts:5}  {cells}  {row.cpu.text()}  {row.load}"
             )
         campaign.conclude(faults, rounds=rounds)
 

@@ -209,7 +209,7 @@ def _proxy(registry: str, latency_s: float, rate: float, pipe: Connection) -> No
 
 
 @contextmanager
-def _far(
+def far(
     registry: str, latency_s: float, rate: float
 ) -> Iterator[tuple[str, Callable[[], tuple[int, int]]]]:
     """Run the proxy, in a process of its own; yields its address, and what tells how
@@ -247,8 +247,8 @@ def _measure(
 ) -> Result:
     with ExitStack() as stack:
         work = stack.enter_context(tempdir(parent=place.root))
-        far = _far(place.registry, latency_ms / 1e3, rate)
-        host, counts = stack.enter_context(far)
+        link = far(place.registry, latency_ms / 1e3, rate)
+        host, counts = stack.enter_context(link)
         turn = Place(place.root, place.registry, place.layer, place.erofs, host, work)
         if daemon := show_device(_IDLE).state.supervisor:
             turn.pids.add(daemon.pid)

@@ -50,8 +50,8 @@ from btrfs_ublk.device import show_device  # noqa: E402
 from btrfs_ublk.device.state import device_directory  # noqa: E402
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError  # noqa: E402
 from btrfs_ublk.image import parse_name  # noqa: E402
+from btrfs_ublk.image.access import RegistryAccess  # noqa: E402
 from btrfs_ublk.image.check import check_image  # noqa: E402
-from btrfs_ublk.image.connection import RegistryAccess  # noqa: E402
 from btrfs_ublk.image.store import ImageStore  # noqa: E402
 from btrfs_ublk.kernel.mountinfo import read_mountinfo  # noqa: E402
 from btrfs_ublk.kernel.temporary import loops_below, tempdir  # noqa: E402

@@ -2,7 +2,9 @@
 
 ``scripts/torture leaks --help``, with mounts and processes of its own. In each round, a
 command gets INT, TERM, HUP or KILL as it begins its Nth system call of those that make,
-change, wait or tell something. After INT, TERM and HUP, all must be as before it or as
+change, wait or tell something; or its process group does, as by Ctrl-C in a terminal. A
+command that serves gets it at the Nth audit event of Python (as for each file that it
+opens), in whichever thread. After INT, TERM and HUP, all must be as before it or as
 after it: mounts, loop devices, processes, files, and what the daemon has open. After
 KILL, ``btrfs-ublk gc``, ``device gc`` and the same command again must lead to what it
 leads to alone, and undoing that back to what was before. Things of others that look
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import mmap
 import os
 import pkgutil
 import random
@@ -25,13 +28,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import campaign
 import click
+import grpc
 import psutil
+from leak_scenes import NAME, Scene, Scenes, Step, Words, clear_snapshotter
 
 import btrfs_ublk
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program, require
@@ -44,6 +49,7 @@ from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.temporary import loops_below, tempdir
+from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
 
 STRACE = Program("strace", "strace")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
@@ -55,101 +61,31 @@ _CALLS = (
     ",renameat2,rmdir,sendmsg,sendto,symlink,symlinkat,umount2,unlink,unlinkat,vfork"
     ",wait4,waitid,write"
 )
-_TIMEOUT_S = 60.0
+#: What begins so is an audit event of something that may fail or change something.
+_EVENTS = ("open", "os.", "shutil.", "subprocess.", "socket.", "fcntl.", "sqlite3.")
+_TIMEOUT_S = 240.0
 _SETTLE_S = 10.0
-_NAME = "one"
 
-Words = tuple[object, ...]
-Step = Words | Callable[[], object]
 State = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A command, and what is done once before, after each time, and once at the end.
-    ``unless`` is what a repeated command may say instead of doing all again.
-    ``resumes``: what it has fetched or made stays, and the next one goes on with it.
-    ``recover``: the next start of what it works on, which ends what was begun."""
-
-    words: Words
-    undo: Sequence[Step] = ()
-    before: Sequence[Step] = ()
-    end: Sequence[Step] = ()
-    unless: str = "\0"
-    resumes: bool = False
-    recover: Sequence[Step] = ()
-
-
-def scenes(top: Path) -> dict[str, Scene]:
-    """Return all scenes, for a campaign with this directory."""
-    work = top / "work"
-    fuse = ("--front-end", "fuse", "--mount", top / "mnt")
-    files = ("--size", "1G", "--writable", "256M", "--add-file", f"a={top}/content")
-    create: Words = ("volume", "up", _NAME, *fuse, *files)
-    up, down = ("volume", "up", _NAME), ("volume", "down", _NAME)
-    remove: Words = ("volume", "remove", _NAME, "--yes")
-    add: Words = ("device", "up", "d", top / "description", "--front-end", "fuse")
-    image: Words = (
-        *("volume", "up", _NAME, *fuse, "--writable", "256M"),
-        *("--image", f"oci:{top}/image:1"),
-    )
-    build = ("image", "build", top / "tree", "-o", top / "image", "--tag", "1")
-    made = ("image", "build", top / "tree", "-o", work / "built", "--tag", "1")
-    gone: list[Step] = [down, remove]
-    no_image: list[Step] = [("image", "gc"), lambda: shutil.rmtree(top / "image")]
-    found = {
-        "volume up, new": Scene(create, gone),
-        "volume up": Scene(up, [down], [create, down], [remove]),
-        "volume down": Scene(down, [up], [create], gone),
-        "volume remove": Scene(
-            remove, [create, down], [create, down], [remove], "no volume"
-        ),
-        "device up": Scene(add, [("device", "down", "d")], unless="exists already"),
-        "device down": Scene(
-            ("device", "down", "d"),
-            [add],
-            [add],
-            [("device", "down", "d")],
-            "no device",
-        ),
-        "seed create": Scene(
-            ("seed", "create", work / "seed", "--virtual-data-size", "1G"),
-            [lambda: (work / "seed").unlink()],
-            unless="exists",
-        ),
-        "image build": Scene(
-            made, [lambda: shutil.rmtree(work / "built")], resumes=True
-        ),
-        "volume up of an image": Scene(image, gone, [build], no_image),
-    }
-    for mode in ("overlay", "snapshot"):
-        fork: Words = ("image", "fork", _NAME, "f", "--mode", mode)
-        unfork: Words = ("image", "unfork", _NAME, "f", "--yes")
-        found[f"image fork, {mode}"] = Scene(
-            *(fork, [unfork], [build, image], [*gone, *no_image], "already"),
-            recover=[up],
-        )
-        found[f"image unfork, {mode}"] = Scene(
-            *(unfork, [fork], [build, image, fork], [*gone, *no_image], "no fork"),
-            recover=[up],
-        )
-    return found
 
 
 class Runner:
     """Runs commands as forks of this process, and looks at what there is."""
 
-    def __init__(self, top: Path, strangers: set[int]) -> None:
-        self._top = top
-        self._strangers = strangers | {1, os.getpid()}
+    def __init__(self, top: Path, stored: Path) -> None:
+        """``stored`` has the repositories of the registry. All processes that there are
+        are strangers."""
+        self._top, self._stored = top, stored
+        self._strangers = set(psutil.pids())
         #: All tags that servers of ours ever had.
         self._tags: set[str] = set()
 
-    def fork(self, words: Words) -> int:
+    def fork(self, words: Words, begin: Callable[[], object] = lambda: None) -> int:
         """Start a command, which stops itself before it begins."""
         pid = os.fork()
         if pid == 0:
             try:
+                os.setpgid(0, 0)
                 said = os.open(
                     self._top / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
                 )
@@ -161,14 +97,18 @@ class Runner:
                 atexit._clear()
                 os.kill(os.getpid(), signal.SIGSTOP)
                 sys.argv[:] = ["btrfs-ublk", *map(str, words)]
+                begin()
                 main.main()
             finally:
                 os._exit(70)
         os.waitpid(pid, os.WUNTRACED)
         return pid
 
-    def run(self, words: Words, *traced: str) -> tuple[int, str]:
-        """Return its status, and what it said. ``traced``: options for strace."""
+    def run(
+        self, words: Words, *traced: str, group: signal.Signals | None = None
+    ) -> tuple[int, str]:
+        """Return its status, and what it said. ``traced``: options for strace. When it
+        is stopped, its process group gets the signal ``group``, and goes on."""
         pid = self.fork(words)
         tracer: subprocess.Popen[bytes] | None = None
         if traced:
@@ -184,20 +124,60 @@ class Runner:
                     raise CapabilityError("strace cannot trace a command")
                 time.sleep(0.001)
         os.kill(pid, signal.SIGCONT)
-        status = self._wait(pid, words)
+        status = self._wait(pid, words, group)
         if tracer is not None:
             tracer.wait(timeout=_TIMEOUT_S)
         return status, (self._top / "said").read_text(errors="replace")
 
-    def _wait(self, pid: int, words: Words) -> int:
+    def _wait(self, pid: int, words: Words, group: signal.Signals | None = None) -> int:
         end_s = time.monotonic() + _TIMEOUT_S
-        while not (waited := os.waitpid(pid, os.WNOHANG))[0]:
+        while True:
+            waited, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if waited and not os.WIFSTOPPED(status):
+                return os.waitstatus_to_exitcode(status)
+            if waited and group is not None:
+                os.killpg(pid, group)
+                os.killpg(pid, signal.SIGCONT)
             if time.monotonic() > end_s:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 raise BtrfsUblkError(f"{words[0]} {words[1]} hangs")
             time.sleep(0.002)
-        return os.waitstatus_to_exitcode(waited[1])
+
+    def serve(
+        self, words: Words, ask: Callable[[], object], at: int, number: signal.Signals
+    ) -> tuple[int, int, str]:
+        """Run a command that serves, and send a signal at an audit event, 0: none; TERM
+        when the client has ended. Return its status, the events, and what it said."""
+        count = mmap.mmap(-1, 8)
+
+        def note(event: str, _: object) -> None:
+            if event.startswith(_EVENTS):
+                so_far = int.from_bytes(count[:8], "little") + 1
+                count[:8] = so_far.to_bytes(8, "little")
+                if so_far == at:
+                    os.kill(os.getpid(), number)
+
+        pid = self.fork(words, lambda: sys.addaudithook(note))
+        os.kill(pid, signal.SIGCONT)
+        client = os.fork()
+        if client == 0:
+            with suppress(grpc.RpcError, grpc.FutureTimeoutError):
+                close_all_but(())
+                forget_handlers()
+                ask()
+            os._exit(0)
+        # It waits for a server that has ended.
+        while not os.waitpid(client, os.WNOHANG)[0]:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                os.kill(client, signal.SIGKILL)
+                os.waitpid(client, 0)
+                break
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGTERM)
+        status = self._wait(pid, words)
+        said = (self._top / "said").read_text(errors="replace")
+        return status, int.from_bytes(count[:8], "little"), said
 
     def do(self, steps: Sequence[Step]) -> None:
         """Do steps that must work."""
@@ -221,6 +201,8 @@ class Runner:
         found = [
             f"mount {x.target}" for x in read_mountinfo() if self._is_ours(x.target)
         ]
+        tags = self._stored.glob("*/_manifests/tags/*")
+        found += [f"image {x.relative_to(self._stored)}" for x in tags]
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if process.pid in self._strangers:
@@ -243,15 +225,17 @@ class Runner:
             within = path.relative_to(self._top)
             if within.parts[0] in ("said", "calls") or "daemon" in within.parts:
                 continue
-            # Ledgers have the number of a process in their name.
-            name = re.sub(r"\d+-H", "N-H", re.sub("[0-9a-f]{8,}", "H", str(within)))
-            found.append(f"file {name}")
+            found.append(f"file {within}")
         found += [f"loop device of {path}" for _, path in loops_below(self._top)]
         for link in Path("/sys/block").glob("loop*/loop/backing_file"):
             with suppress(OSError):
                 if link.read_text().strip().removeprefix("/btrfs-ublk-") in self._tags:
                     found.append("loop device of a server")
-        return tuple(sorted(found))
+        # Ledgers have the number of a process in their name.
+        names = (
+            re.sub("[0-9a-f]{8,}", "H", x.replace(f"{self._top}", "")) for x in found
+        )
+        return tuple(sorted(re.sub(r"\d+-H", "N-H", name) for name in names))
 
     def settled(self, *wanted: State) -> State:
         """Return the state as soon as it is one that is wanted, or after a while."""
@@ -280,8 +264,8 @@ def differences(now: State, *others: State) -> str:
 
 
 @contextmanager
-def decoys(top: Path) -> Iterator[tuple[set[int], Callable[[], list[str]]]]:
-    """Have things of others that look like ours. Yield pids, and what describes all."""
+def decoys(top: Path) -> Iterator[Callable[[], list[str]]]:
+    """Have things of others that look like ours. Yield what describes them all."""
     other = top.with_name(f"{top.name}-other")
     with ExitStack() as stack:
         other.mkdir()
@@ -313,7 +297,7 @@ def decoys(top: Path) -> Iterator[tuple[set[int], Callable[[], list[str]]]]:
             seen += [str(x) for x in read_mountinfo() if x.target == target]
             return [*seen, f"{device.path}", f"process: {process.poll()}"]
 
-        yield {process.pid}, look
+        yield look
 
 
 class Campaign:
@@ -327,41 +311,102 @@ class Campaign:
 
     def run(
         self, scene: Scene, rounds: int, end_s: float
-    ) -> Iterator[tuple[int, signal.Signals, list[str]]]:
-        """Yield the call, the signal and the faults of each round."""
+    ) -> Iterator[tuple[int, signal.Signals, bool, list[str]]]:
+        """Yield the call, the signal, whether the whole process group got it, and the
+        faults of each round."""
         runner = self._runner
         runner.do(scene.before)
         # Once without counting: what is made once only, as the daemon, is there then.
-        runner.do([scene.words, *scene.undo])
+        if scene.asked is None:
+            runner.do([scene.words, *scene.undo])
+        else:
+            self._serve(scene)
         before = runner.rest()
-        calls = runner.count(scene.words)
+        if scene.asked is None:
+            calls = runner.count(scene.words)
+        else:
+            calls = self._serve(scene)
         after = runner.rest()
         runner.do(scene.undo)
         if (again := runner.settled(before)) != before:
             raise BtrfsUblkError(f"undone: {differences(again, before)}")
-        points = [(at, each) for at in range(1, calls + 1) for each in SIGNALS]
-        for at, number in self._chances.sample(points, min(rounds, len(points))):
+        groups = (False,) if scene.asked else (False, True)
+        points = list(product(range(1, calls + 1), SIGNALS, groups))
+        for at, number, group in self._chances.sample(points, min(rounds, len(points))):
             if time.monotonic() > end_s:
                 break
             foreign = self._look()
-            faults = self._round(scene, at, number, before, after)
+            if scene.asked is None:
+                faults = self._round(scene, at, number, group, before, after)
+            else:
+                faults = self._serving_round(scene, at, number, before)
             if self._look() != foreign:
                 faults.append("a thing of others has changed")
-            yield at, number, faults
+            yield at, number, group, faults
             if faults:
-                for step in (("gc",), scene.words, *scene.undo):
-                    with suppress(BtrfsUblkError, OSError):
-                        runner.do([step])
-                if runner.settled(before) != before:
-                    raise BtrfsUblkError("a fault could not be undone")
+                self._restore(scene, before)
         runner.do(scene.end)
 
+    def _restore(self, scene: Scene, before: State) -> None:
+        runner = self._runner
+        for step in (("gc",), ("device", "gc"), scene.words, *scene.undo):
+            if scene.asked is None or step != scene.words:
+                with suppress(BtrfsUblkError, OSError):
+                    runner.do([step])
+        if runner.settled(before) != before:
+            raise BtrfsUblkError("a fault could not be undone")
+
+    def _serve(self, scene: Scene) -> int:
+        """Let a client be served, and return how many events that is."""
+        assert scene.asked is not None
+        status, events, said = self._runner.serve(
+            scene.words, scene.asked, 0, signal.SIGTERM
+        )
+        if status != 128 + signal.SIGTERM:
+            raise BtrfsUblkError(f"{scene.words[0]}: {status}: {said[-300:]}")
+        return events
+
+    def _serving_round(
+        self, scene: Scene, at: int, number: signal.Signals, before: State
+    ) -> list[str]:
+        """What its client has made stays until the client removes it, whatever the
+        signal was; all else goes with it, or with the next one."""
+        assert scene.asked is not None
+        runner = self._runner
+        status, _, said = runner.serve(scene.words, scene.asked, at, number)
+        faults = []
+        if "Traceback" in said:
+            faults.append(f"a traceback: {said[-300:]}")
+        if status not in (-number, 128 + number, 128 + signal.SIGTERM, -signal.SIGTERM):
+            faults.append(f"exit status {status}: {said[-300:]}")
+        if number == signal.SIGKILL:
+            runner.run(("gc",))
+        socket = Path(str(scene.words[-1]))
+        status, _, said = runner.serve(
+            scene.words, lambda: clear_snapshotter(socket), 0, signal.SIGTERM
+        )
+        if status != 128 + signal.SIGTERM:
+            faults.append(f"again: exit status {status}: {said[-300:]}")
+        if (now := runner.settled(before)) != before:
+            faults.append(differences(now, before))
+        return faults
+
     def _round(
-        self, scene: Scene, at: int, number: signal.Signals, before: State, after: State
+        self,
+        scene: Scene,
+        at: int,
+        number: signal.Signals,
+        group: bool,
+        before: State,
+        after: State,
     ) -> list[str]:
         runner = self._runner
+        # strace signals the process alone; stopped there, it waits for ours.
+        injected = "SIGSTOP" if group else number.name
         status, said = runner.run(
-            scene.words, f"--inject={_CALLS}:signal={number.name}:when={at}"
+            scene.words,
+            f"--inject={_CALLS}:signal={injected}:when={at}",
+            group=number if group else None,
         )
         faults = []
         if "Traceback" in said:
@@ -418,7 +463,7 @@ def command(
 
     Fails when anything is left that should not be, or anything of others has changed.
     """
-    require(ROOT, BTRFS, LOOP, FUSE, STRACE)
+    require(ROOT, BTRFS, LOOP, FUSE, STRACE, REGISTRY)
     if os.getpid() > 100:
         raise BtrfsUblkError(
             "it needs processes of its own", hint="run it by scripts/torture"
@@ -429,18 +474,15 @@ def command(
     end_s = time.monotonic() + limit_s
     with ExitStack() as stack:
         top = stack.enter_context(tempdir(parent=parent))
-        pids, look = stack.enter_context(decoys(top))
+        kept = stack.enter_context(tempdir(parent=parent))
+        host = stack.enter_context(loopback_registry(kept))
+        stored = kept / "storage/docker/registry/v2/repositories"
+        look = stack.enter_context(decoys(top))
         stack.enter_context(campaign.apart(top))
-        for name in ("work", "mnt", "tree"):
-            (top / name).mkdir()
-        (top / "tree/file").write_bytes(bytes(100_000))
-        (top / "content").write_bytes(os.urandom(100_000))
-        (top / "description").write_text(
-            '{"version": 1, "size": 8192, "segments":'
-            ' [{"kind": "pattern", "offset": 0, "length": 8192}]}'
-        )
-        runner = Runner(top, pids)
-        found = scenes(top)
+        (top / "mnt").mkdir()
+        pids = set(psutil.pids())
+        runner = Runner(top, stored)
+        found = Scenes(top, host, stored, runner.do).all()
         chosen = list(only or found)
         for number, kind in enumerate(chosen):
             if kind not in found:
@@ -451,28 +493,40 @@ def command(
             # Each kind gets an equal part of the time that is left.
             if (left_s := end_s - time.monotonic()) <= 0:
                 break
-            until_s = time.monotonic() + left_s / (len(chosen) - number)
+            began_s = time.monotonic()
+            until_s = began_s + left_s / (len(chosen) - number)
             made = Campaign(runner, look, seed + number)
             done = 0
             try:
-                for at, signum, seen in made.run(found[kind], share, until_s):
+                for at, signum, group, seen in made.run(found[kind], share, until_s):
                     done += 1
-                    results.append({"kind": kind, "call": at, "signal": signum.name})
+                    results.append(
+                        {
+                            "kind": kind,
+                            "call": at,
+                            "signal": signum.name,
+                            "group": group,
+                        }
+                    )
+                    to = " to the group" if group else ""
                     for fault in seen:
-                        faults.append(f"{kind}, {signum.name} at call {at}: {fault}")
+                        faults.append(
+                            f"{kind}, {signum.name}{to} at call {at}: {fault}"
+                        )
                         options.progress(faults[-1])
             except BtrfsUblkError as error:
                 faults.append(f"{kind}: ended early: {error}")
                 options.progress(faults[-1])
                 break
-            options.progress(f"{kind}: {done} rounds")
+            took_s = time.monotonic() - began_s
+            options.progress(f"{kind}: {done} rounds in {took_s:.0f} s")
         # After an early end, something may be up.
-        for words in (("gc",), ("device", "down", "d"), ("volume", "down", _NAME)):
+        for words in (("gc",), ("device", "down", "d"), ("volume", "down", NAME)):
             runner.run(words)
         # The daemon is to end, too: its files are in what is removed.
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.pid not in {1, os.getpid()} | pids:
+                if process.pid not in pids:
                     process.kill()
     if output is not None:
         output.write_text(json.dumps({"seed": seed, "results": results}) + "\n")

@@ -4,7 +4,8 @@
 clients of another user, whom the sockets of the servers were opened to, connect to
 these: they say nothing, half a line, nonsense, or more than they read the answers of.
 Beside that, each round takes something away: memory (of the servers, or of others,
-until the OOM killer takes one), or CPUs. No read may be wrong, none may
+until the OOM killer takes one), CPUs, descriptors, or the disk of all that servers and
+daemon write. No read may be wrong, none may
 take longer than the deadline, and root has to get answers. What is read comes from the
 servers each time (O_DIRECT).
 """
@@ -36,7 +37,8 @@ from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import hogs
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
 from btrfs_ublk.device import Device, DeviceOptions, show_device, supervised_device
-from btrfs_ublk.device.state import device_directory
+from btrfs_ublk.device.state import RUN_VARIABLE, device_directory
+from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import Description, PatternSegment
 from btrfs_ublk.units import KIB, MIB
@@ -47,6 +49,9 @@ _PR_SET_DUMPABLE = 4
 _READ_BYTES = 16 * KIB
 _SERVERS_BYTES = 128 * MIB
 _OTHERS_BYTES = 64 * MIB
+#: Of what servers and daemon write, except caches: it is to be full in a round.
+_DISK_BYTES = 16 * MIB
+_FEW_FILES = 3
 _WORDS = (
     b"",
     b'{"request": "st',
@@ -230,11 +235,58 @@ def _cpus(_servers: Sequence[int]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _descriptors(servers: Sequence[int]) -> Iterator[None]:
+    """The soft limits of servers and daemon are below what each has open, again and
+    again; both may raise them."""
+    supervisors = {_parent_of(pid) for pid in servers} - {1}
+    ended = threading.Event()
+
+    def lower() -> None:
+        while not ended.wait(0.2):
+            for pid in (*servers, *supervisors):
+                with suppress(OSError):
+                    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (_FEW_FILES, hard))
+
+    thread = threading.Thread(target=lower)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        for pid in (*servers, *supervisors):
+            with suppress(OSError):
+                _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _parent_of(pid: int) -> int:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return int(text.rpartition(")")[2].split()[1])
+
+
+@contextmanager
+def _disk(_servers: Sequence[int]) -> Iterator[None]:
+    """The disk of run and state directories, as of logs, is full."""
+    filler = Path(os.environ[RUN_VARIABLE]).parent / "filler"
+    try:
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4 * KIB))
+        yield
+    finally:
+        filler.unlink()
+
+
 KINDS: dict[str, Callable[[Sequence[int]], object]] = {
     "clients": _nothing,
     "memory of servers": _memory_of_servers,
     "memory of others": _memory_of_others,
     "CPUs": _cpus,
+    "descriptors": _descriptors,
+    "disk": _disk,
 }
 
 
@@ -328,7 +380,10 @@ def command(
     faults: list[str] = []
     chosen = list(only or KINDS)
     with ExitStack() as stack:
-        stack.enter_context(campaign.apart(stack.enter_context(tempdir(parent=parent))))
+        top = stack.enter_context(tempdir(parent=parent))
+        size = [f"size={_DISK_BYTES}"]
+        stack.enter_context(mounted("none", top, fs_type="tmpfs", options=size))
+        stack.enter_context(campaign.apart(top))
         made = DeviceOptions(front_end="fuse", queues=1)
         devices = [
             stack.enter_context(supervised_device(_DESCRIPTION, made))

@@ -47,7 +47,8 @@ def _processes(devices: list[Device]) -> dict[int, str]:
     return found
 
 
-def _pss_bytes(pid: int) -> int:
+def pss_bytes(pid: int) -> int:
+    """Return what a process has of memory; what n share counts 1/n for each."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     (line,) = [line for line in rollup.splitlines() if line.startswith("Pss:")]
     return int(line.split()[1]) << 10
@@ -154,7 +155,7 @@ def command(
         used = _used_bytes() - used_before
         sums: defaultdict[str, list[int]] = defaultdict(list)
         for pid, what in _processes(devices).items():
-            sums[what].append(_pss_bytes(pid))
+            sums[what].append(pss_bytes(pid))
         for what, sizes in sums.items():
             print(f"{what:8} {len(sizes):4}  {sum(sizes) / MIB:7.1f} MiB")
         total = sum(sum(sizes) for sizes in sums.values())

@@ -1,0 +1,81 @@
+"""Tables of containers.py: which kills containers notice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
+
+from btrfs_ublk.bench.report import Document, Result, Table, number
+from btrfs_ublk.bench.stats import grouped, quantile
+
+#: What is killed by name, and the roles of it in the state of devices.
+_KILLED = {
+    "snapshotter": "snapshotter",
+    "daemon": "supervisor",
+    "servers": "server",
+    "containerd": "containerd",
+}
+_CHOICES = [*((name,) for name in _KILLED), *combinations(_KILLED, 2)]
+#: Nothing is killed: another build of the package takes the place of all that runs.
+UPGRADE = "upgrade"
+#: What is killed at once.
+KINDS: dict[str, Sequence[str]] = {
+    " + ".join(names): [_KILLED[name] for name in names] for names in _CHOICES
+} | {UPGRADE: ()}
+#: A new container may take as long after what was killed is started again.
+LONGEST_S = 5
+
+
+def faults_of(result: Result) -> list[str]:
+    """Describe the faults of one round."""
+    return [f"round {result['number']}: {each}" for each in result["problems"]]
+
+
+def _row(name: str, rounds: Sequence[Result]) -> tuple[str, ...]:
+    times = sorted(each["new_s"] for each in rounds if "new_s" in each)
+
+    def seconds(share: float) -> str:
+        return f"{quantile(times, share):.2f}" if times else number(math.nan)
+
+    return (
+        name,
+        number(len(rounds)),
+        number(sum(each.get("kills", 0) for each in rounds)),
+        number(sum(each.get("operations", 0) for each in rounds)),
+        *map(seconds, (0.5, 0.99, 1.0)),
+        number(sum(each > LONGEST_S for each in times)),
+        number(sum(each.get("pulled", 0) for each in rounds)),
+        number(sum(each.get("kept", 0) for each in rounds)),
+        number(sum(bool(each["problems"]) for each in rounds)),
+    )
+
+
+def tables(document: Document) -> list[Table]:
+    """Make a table with a row for each kind of kill."""
+    rounds = document["results"]
+    kinds = grouped(rounds, lambda each: each["kind"])
+    rows = [_row(kind, kinds[kind]) for kind in KINDS if kind in kinds]
+    rows += [_row("all", rounds)] if rounds else []
+    undisturbed = [each["undisturbed_s"] for each in rounds]
+    usual = f"{median(undisturbed):.2f}" if undisturbed else "-"
+    return [
+        Table(
+            f"Killed beneath {document['parameters']['containers']} containers",
+            (
+                *("killed", "rounds", "kills", "operations"),
+                *("new p50 s", "p99 s", "max s", f"over {LONGEST_S} s"),
+                *("pulled again", "kept", "with faults"),
+            ),
+            rows,
+            1,
+            "The times are from when containerd or the snapshotter were started again, "
+            "or else from the kill, until a container of a new pod has read a file; "
+            f"before anything is killed, that takes {usual} s (median). "
+            "Pulled again: containerd had come up before the snapshotter, and did not "
+            "know its images any more. Kept: shims without a task, which containerd "
+            "had just started when it was killed. "
+            "Operations are those of processes that change files of containers.",
+        )
+    ]

@@ -1,0 +1,657 @@
+"""Kills what containers stand on, at random: nobody in a container may notice.
+
+``python tests/campaigns/containers.py --help``; `scripts/torture` gives it mounts and
+processes of its own. A containerd has pods of a sealed image, which arrives from a
+registry on loopback when it is read; the snapshotter is ours. Containers verify files
+of the image all the time, and in some of them a process changes files and syncs nothing
+(shadowed_writer.py). In each round the snapshotter, the daemon, the block servers or
+containerd are killed, or two of them at once, in half of the rounds while pods come and
+go; what systemd would start again is started again. Or all that serves is replaced by
+that of another build, as after an upgrade. Then a new container is started,
+the files are compared, and no process of a container may be another one. After some
+rounds all pods and images are removed, and nothing may be left: no file, mount,
+subvolume, loop device or process. All random choices follow from --seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import campaign
+import click
+import grpc
+import psutil
+from container_tables import KINDS, UPGRADE, faults_of, tables
+from killable import soon
+from shadow import Writer, shadowed_writer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from cri_client import CONFIGURATION, Cri, connected  # noqa: E402
+from lazy_images import Image, Place  # noqa: E402
+from loops import new_btrfs  # noqa: E402
+from registry_server import REGISTRY, registry_server  # noqa: E402
+from stopping import stop  # noqa: E402
+from test_containerd import BUSYBOX, CONTAINERD, RUNC, Host  # noqa: E402
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require  # noqa: E402
+from btrfs_ublk.base.entry import run_command  # noqa: E402
+from btrfs_ublk.base.process import ProcessIdentity, run  # noqa: E402
+from btrfs_ublk.bench import options  # noqa: E402
+from btrfs_ublk.bench.report import Result, make_document, show  # noqa: E402
+from btrfs_ublk.device import show_device  # noqa: E402
+from btrfs_ublk.device.state import device_directory  # noqa: E402
+from btrfs_ublk.errors import BtrfsUblkError  # noqa: E402
+from btrfs_ublk.image.access import RegistryAccess  # noqa: E402
+from btrfs_ublk.kernel.temporary import loops_below, tempdir  # noqa: E402
+from btrfs_ublk.units import GIB, KIB, MIB  # noqa: E402
+from btrfs_ublk.volume import list_volumes  # noqa: E402
+
+_FILES, _FILE_BYTES = 16, 256 * KIB
+_LAZY_BYTES = 2 * MIB
+_PER_POD = 5
+#: What systemd waits before it starts one again (RestartSec= of their units).
+_RESTART_S = {"snapshotter": 0.1, "containerd": 5.0}
+_LONGEST_WORK_S = 0.5
+_PAUSE_S = 0.1
+_TIMEOUT_S = 60.0
+#: What a container does: it verifies files of the image, and counts its turns.
+_VERIFY = """
+while :; do
+  sha256sum -c -s /sums 2>> /problems || echo wrong >> /problems
+  echo >> /turns
+  sleep 1
+done
+"""
+
+
+class Container:
+    """A container that is to live on, and its root directory as the host sees it."""
+
+    def __init__(self, cri: Cri, pod: str, image: Image, name: str) -> None:
+        self.id = cri.run(pod, image.name, name, "/bin/sh", "-c", _VERIFY)
+        self.process = ProcessIdentity.of(int(cri.info(self.id)["pid"]))
+        self.root = Path(f"/proc/{self.process.pid}/root")
+
+    def turns(self) -> int:
+        with suppress(FileNotFoundError):
+            return (self.root / "turns").stat().st_size
+        return 0
+
+    def problems(self) -> Iterator[str]:
+        if not self.process.is_alive():
+            yield f"container {self.id[:12]} has ended"
+            return
+        with suppress(FileNotFoundError):
+            if said := (self.root / "problems").read_text():
+                yield f"container {self.id[:12]}: {said.splitlines()[:3]}"
+
+    def drop_pages(self) -> None:
+        """Have it read the image's files from the block device again."""
+        for number in range(_FILES):
+            fd = os.open(self.root / f"data/{number}", os.O_RDONLY | os.O_CLOEXEC)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+class Campaign:
+    """A registry with two images, and a host with containers of them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        place: Place,
+        host: Host,
+        *,
+        containers: int,
+        writers: int,
+        seed: int,
+        deadline_s: int,
+        other: Path,
+    ) -> None:
+        self._builds = [sys.executable, str(other)]
+        self._top, self._place, self._host = directory, place, host
+        self._number, self._writing = containers, writers
+        self._chances = random.Random(seed)
+        self._deadline_s = deadline_s
+        self._content = directory / "content"
+        self._content.write_bytes(self._chances.randbytes(_LAZY_BYTES))
+        self._image, self._pause = self._push()
+        self._configure()
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._containers: list[Container] = []
+        self._writers: list[Writer] = []
+        self._names = 0
+
+    def _push(self) -> tuple[Image, Image]:
+        """Push the images of the containers and of the sandboxes."""
+        shell = {"bin/sh": Path("/bin/busybox").read_bytes()}
+        data = {
+            f"data/{number}": self._chances.randbytes(_FILE_BYTES)
+            for number in range(_FILES)
+        }
+        sums = [f"{hashlib.sha256(x).hexdigest()}  /{name}" for name, x in data.items()]
+        upper = {"sums": "\n".join([*sums, ""]).encode()}
+        upper |= {"lazy": self._content.read_bytes(), "etc/name": b"app\n"}
+        pause = self._place.push(
+            "pause", shell, Cmd=["/bin/sh", "-c", "exec sleep 1000000"]
+        )
+        return self._place.push("app", shell | data, upper), pause
+
+    def _configure(self) -> None:
+        registry = self._place.registry
+        self._host.trust(registry.host, registry.ca_file)
+        self._host.configuration = CONFIGURATION % {"pause": self._pause.name}
+        self._options: list[str | Path] = ["--ca-file", registry.ca_file]
+        self._options += ["--writable=2G", "--require-lazy=all"]
+
+    def run(
+        self,
+        kinds: Sequence[str],
+        *,
+        modes: Sequence[str],
+        limit_s: float,
+        session: int,
+    ) -> Iterator[Result]:
+        """Yield the result of each round. All is made anew after ``session`` of them,
+        and after one that failed; containers are of the modes in turn."""
+        end_s = time.monotonic() + limit_s
+        numbered = list(enumerate(kinds, 1))
+        for mode in [*modes] * len(kinds):
+            if not numbered or time.monotonic() >= end_s:
+                return
+            self._host.options = [*self._options, "--mode", mode]
+            result: Result = {}
+            (self._host.work / "snapshotter.sock").unlink(missing_ok=True)
+            with self._serving():
+                before = self._before()
+                with self._pods():
+                    for _ in range(session):
+                        if not numbered or time.monotonic() >= end_s:
+                            break
+                        if result:
+                            yield result
+                        number, kind = numbered.pop(0)
+                        result = {"what": "round", "number": number, "kind": kind}
+                        result |= {"mode": mode, "problems": []}
+                        result["undisturbed_s"] = self._undisturbed_s
+                        self._try(self._round, kind, result)
+                        if result["problems"]:
+                            break
+                self._try(self._compare_leftovers, before, result)
+            if result:
+                yield result
+
+    def _try(self, step: Callable[..., None], *words: object) -> None:
+        """Take a step of a round, the last of whose words is its result."""
+        result = words[-1]
+        assert isinstance(result, dict)
+        try:
+            step(*words)
+        except (BtrfsUblkError, grpc.RpcError, AssertionError, OSError) as error:
+            said = error.details() if isinstance(error, grpc.Call) else str(error)
+            result.setdefault("problems", []).append(f"ended early: {said}")
+
+    # What serves.
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.callback(self._place.take_down)
+            stack.enter_context(self._host.namespace())
+            try:
+                self._start("snapshotter")
+                socket = self._host.work / "snapshotter.sock"
+                self._soon(socket.exists, "the snapshotter is not ready")
+                self._start("containerd")
+                self._soon(self._is_ready, "containerd is not ready")
+                yield
+            finally:
+                for process in reversed(self._started.values()):
+                    stop(process)
+                self._started.clear()
+                self._end_containers()
+
+    def _end_containers(self) -> None:
+        """End what an error has left of containers, and their shims."""
+        with suppress(psutil.Error):
+            for path in self._tasks().glob("*/*/init.pid"):
+                psutil.Process(int(path.read_text())).kill()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                if str(self._host.work / "containerd.sock") in words:
+                    process.kill()
+                    process.wait(self._deadline_s)
+
+    def _end_empty_shims(self) -> int:
+        """End the shims of tasks that never ran; return how many there were."""
+        found = 0
+        for task in self._tasks().glob("*/*"):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if task.name in process.cmdline() and not (
+                        (task / "init.pid").exists()
+                    ):
+                        process.kill()
+                        found += 1
+        return found
+
+    def _tasks(self) -> Path:
+        return self._host.work / "state/io.containerd.runtime.v2.task"
+
+    def _start(self, role: str) -> None:
+        start = getattr(self._host, f"start_{role}")
+        self._started[role] = start()
+
+    def _is_ready(self) -> bool:
+        with suppress(grpc.RpcError, grpc.FutureTimeoutError):
+            with self._asking() as cri:
+                return cri.is_ready()
+        return False
+
+    def _asking(self) -> AbstractContextManager[Cri]:
+        return connected(self._host.work / "containerd.sock")
+
+    def _soon(self, condition: Callable[[], object], what: str) -> None:
+        end_s = time.monotonic() + self._deadline_s
+        while not condition():
+            if time.monotonic() > end_s:
+                raise BtrfsUblkError(f"{what} after {self._deadline_s} s")
+            time.sleep(_PAUSE_S)
+
+    # Pods.
+
+    @contextmanager
+    def _pods(self) -> Iterator[None]:
+        """Have containers, some of them with writers. All goes at the end, and the
+        images."""
+        with ExitStack() as stack:
+            stack.callback(self._remove_all)
+            with self._asking() as cri:
+                cri.pull(self._image.name)
+                for number in range(self._number):
+                    if number % _PER_POD == 0:
+                        pod = cri.start_pod(self._new_name())
+                    made = Container(cri, pod, self._image, f"container-{number}")
+                    self._containers.append(made)
+            for each in self._containers[: self._writing]:
+                writer = shadowed_writer(
+                    each.root / "written",
+                    each.root / "lazy",
+                    self._content,
+                    seed=self._chances.randrange(1 << 32),
+                    timeout_s=self._deadline_s,
+                )
+                self._writers.append(stack.enter_context(writer))
+            yield
+
+    def _new_name(self) -> str:
+        self._names += 1
+        return f"pod-{self._names}"
+
+    def _new_container(self, cri: Cri) -> str:
+        pod, name = cri.start_pod(self._new_name()), self._new_name()
+        return cri.run(pod, self._image.name, name, "/bin/sh", "-c", _VERIFY)
+
+    def _remove_all(self) -> None:
+        self._containers.clear()
+        self._writers.clear()
+        with self._asking() as cri:
+            for pod in cri.pods():
+                cri.remove_pod(pod)
+            for image in (self._image, self._pause):
+                cri.remove_image(image.name)
+
+    # A round.
+
+    def _round(self, kind: str, result: Result) -> None:
+        with self._asking() as cri:
+            pods = set(cri.pods())
+        for writer in self._writers:
+            writer.ask("go 0")
+        time.sleep(self._chances.uniform(0, _LONGEST_WORK_S))
+        with self._coming_and_going(result):
+            for each in self._containers:
+                each.drop_pages()
+            time.sleep(self._chances.uniform(0, _LONGEST_WORK_S))
+            if kind == UPGRADE:
+                self._upgrade()
+            else:
+                self._kill_and_restart(KINDS[kind], result)
+            self._start_new(result)
+        self._settle(result)
+        self._compare(result)
+        with self._asking() as cri:
+            for pod in set(cri.pods()) - pods:
+                cri.remove_pod(pod)
+
+    def _kill_and_restart(self, roles: Sequence[str], result: Result) -> None:
+        """Kill at once what has these roles. ``result["restarted_s"]`` is when the last
+        of them was started again by us, or else was killed."""
+        killed = [process for role in roles for process in self._processes(role)]
+        for process in killed:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        result["kills"] = len(killed)
+        after_s = {
+            role: self._chances.uniform(0, _RESTART_S[role])
+            for role in roles
+            if role in _RESTART_S
+        }
+        begin_s = time.monotonic()
+        for role in sorted(after_s, key=lambda role: after_s[role]):
+            self._started[role].wait(self._deadline_s)
+            time.sleep(max(0, begin_s + after_s[role] - time.monotonic()))
+            self._start(role)
+        self._restarted_s = time.monotonic()
+
+    def _upgrade(self) -> None:
+        """Have another build serve all there is, as after an upgrade of the package."""
+        self._builds.reverse()
+        self._host.python = self._builds[0]
+        stop(self._started["snapshotter"])
+        self._start("snapshotter")
+        for volume in list_volumes():
+            argv = [self._host.python, "-P", "-m", "btrfs_ublk.cli.main", "device"]
+            run([*argv, "upgrade", volume.name], timeout_s=_TIMEOUT_S)
+        self._restarted_s = time.monotonic()
+
+    def _processes(self, role: str) -> list[ProcessIdentity]:
+        if role in _RESTART_S:
+            return [ProcessIdentity.of(self._started[role].pid)]
+        states = [device_directory(volume.name).state() for volume in list_volumes()]
+        found = {getattr(state, role) for state in states}
+        return [each for each in found if each is not None and each.is_alive()]
+
+    def _start_new(self, result: Result) -> None:
+        """Start a pod as the kubelet does, which tries until one runs, and have a
+        container in it read."""
+        failed = 0
+        while True:
+            try:
+                with self._asking() as cri:
+                    # NB: a containerd that has started before its snapshotter does not
+                    # know its images any more.
+                    if not cri.has_image(self._image.name):
+                        result["pulled"] = 1
+                        cri.pull(self._image.name)
+                    new = self._new_container(cri)
+                    read = cri.shell(new, "cat /etc/name")
+                    result["new_s"] = time.monotonic() - self._restarted_s
+                    result["refused"] = failed
+                    read += cri.shell(new, "sha256sum -c -s /sums; echo $?")
+                if read != "app\n0\n":
+                    result["problems"].append(f"a new container reads {read!r}")
+                return
+            except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+                failed += 1
+                if time.monotonic() > self._restarted_s + self._deadline_s:
+                    said = error.details() if isinstance(error, grpc.Call) else "-"
+                    raise BtrfsUblkError(f"no new container starts: {said}") from None
+                time.sleep(_PAUSE_S)
+
+    @contextmanager
+    def _coming_and_going(self, result: Result) -> Iterator[None]:
+        """In half of the rounds, start and remove pods meanwhile."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._come_and_go, args=[over], daemon=True)
+        result["busy"] = self._chances.random() < 0.5
+        if result["busy"]:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if result["busy"]:
+                thread.join(self._deadline_s)
+        if thread.is_alive():
+            raise BtrfsUblkError(f"a pod hangs for {self._deadline_s} s")
+
+    def _come_and_go(self, over: threading.Event) -> None:
+        number = 0
+        while not over.wait(_PAUSE_S):
+            number += 1
+            with suppress(grpc.RpcError, grpc.FutureTimeoutError):
+                with self._asking() as cri, cri.pod(f"{id(over)}-{number}") as pod:
+                    name = f"short-{pod}"
+                    cri.run(pod, self._image.name, name, "/bin/sh", "-c", _VERIFY)
+
+    def _settle(self, result: Result) -> None:
+        """Wait until all that serves is there again, and all containers have read what
+        the image has since then."""
+        for role, process in self._started.items():
+            if process.poll() is not None:
+                result["problems"].append(f"{role} has ended: {process.returncode}")
+        for volume in list_volumes():
+            soon(
+                lambda: show_device(volume.name).is_well or None,
+                f"device {volume.name} is not well",
+            )
+        for each in self._containers:
+            each.drop_pages()
+        before = {each.id: each.turns() for each in self._containers}
+        self._soon(
+            lambda: all(
+                each.turns() > before[each.id] + 1 or not each.process.is_alive()
+                for each in self._containers
+            ),
+            "a container hangs",
+        )
+
+    def _compare(self, result: Result) -> None:
+        problems = result["problems"]
+        result["operations"] = 0
+        for writer in self._writers:
+            paused = writer.ask("pause")
+            result["operations"] += paused["operations"]
+            problems += paused["errors"]
+            problems += writer.ask("compare")["differences"]
+        run(
+            ["btrfs", "filesystem", "sync", self._containers[0].root],
+            timeout_s=_TIMEOUT_S,
+            ok_statuses=range(256),  # it does not know overlays
+        )
+        for writer, each in zip(self._writers, self._containers):
+            for path in (each.root / "written").rglob("*"):
+                if path.is_file():
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    os.fsync(fd)
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.close(fd)
+            found = writer.ask("compare")["differences"]
+            problems += [f"flushed: {what}" for what in found]
+            writer.ask("release")
+        result["turns"] = sum(each.turns() for each in self._containers)
+        with self._asking() as cri:
+            for each in self._containers:
+                problems += each.problems()
+                said = cri.info(each.id)
+                if said.get("pid") != each.process.pid:
+                    problems.append(f"containerd says of {each.id[:12]}: {said}")
+
+    # What is left.
+
+    def _before(self) -> Counter[str]:
+        """Describe what there is when pods have come and gone, as the first one has
+        directories made. Note how long a container takes when nothing is killed."""
+        with self._asking() as cri:
+            cri.pull(self._image.name)
+            self._new_container(cri)
+            begin_s = time.monotonic()
+            cri.shell(self._new_container(cri), "cat /etc/name")
+            self._undisturbed_s = time.monotonic() - begin_s
+        self._remove_all()
+        self._soon(lambda: not list_volumes(), "images stay")
+        return self._there()
+
+    def _compare_leftovers(self, before: Counter[str], result: Result) -> None:
+        """NB: a containerd 1.6 that is killed while it starts a task keeps, for good, a
+        shim that has none. It ends here, and nothing else may be left then."""
+        with suppress(BtrfsUblkError):
+            self._soon(lambda: not self._there() - before, "something is left")
+        if self._there() - before:
+            result["kept"] = self._end_empty_shims()
+            stop(self._started["containerd"])
+            self._start("containerd")
+            self._soon(self._is_ready, "containerd is not ready")
+            self._remove_all()
+            with suppress(BtrfsUblkError):
+                self._soon(lambda: not self._there() - before, "something is left")
+        left = sorted(self._there() - before)
+        result["problems"] += [f"is left: {each}" for each in left]
+
+    def _there(self) -> Counter[str]:
+        """Describe what there is: all processes are of this campaign."""
+        found = Counter[str]()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                if "btrfs_ublk.daemon" not in words:  # it ends after a while
+                    found[f"process {' '.join(words)[:200]}"] += 1
+        for pid in ("self", self._host.pid):
+            for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+                target = line.split()[4]
+                if str(self._top) in target or target.startswith("/run/"):
+                    found[f"mount {target}"] += 1
+        found += Counter(f"loop device of {file}" for _, file in loops_below(self._top))
+        mount = self._host.root.parent
+        listed = run(["btrfs", "subvolume", "list", mount], timeout_s=_TIMEOUT_S).stdout
+        found += Counter(f"subvolume {x.split()[-1]}" for x in listed.splitlines())
+        blobs = self._host.work / "root/io.containerd.content.v1.content/blobs"
+        places = [self._top / name for name in ("run", "volumes", "images")]
+        for place in (*places, self._host.root, self._tasks(), blobs):
+            for path in place.rglob("*"):
+                if "daemon" not in str(path.relative_to(place)):
+                    found[str(path)] += 1
+        return found
+
+
+@click.command(context_settings=campaign.SETTINGS)
+@click.option("--rounds", type=campaign.COUNT, default=100)
+@click.option(
+    "--kind",
+    "only",
+    type=click.Choice(list(KINDS)),
+    multiple=True,
+    help="Only such rounds.  [default: all kinds, in random order]",
+)
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(["snapshot", "overlay"]),
+    multiple=True,
+    help="What containers are.  [default: both in turn]",
+)
+@click.option("--containers", type=campaign.COUNT, default=20, show_default=True)
+@click.option(
+    "--writers",
+    type=campaign.COUNT,
+    default=2,
+    show_default=True,
+    help="In how many of them files are changed.",
+)
+@click.option(
+    "--session",
+    type=campaign.COUNT,
+    default=10,
+    show_default=True,
+    help="Rounds after which all is removed.",
+)
+@click.option(
+    "--other",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=sys.executable,
+    metavar="PYTHON",
+    help="The interpreter of the build that upgrades are to, and from.  [this one]",
+)
+@campaign.seed_option
+@campaign.deadline_option
+@campaign.limit_option
+@options.parent_option
+@campaign.output_option
+def command(
+    rounds: int,
+    only: Sequence[str],
+    modes: Sequence[str],
+    containers: int,
+    writers: int,
+    session: int,
+    other: Path,
+    seed: int,
+    deadline_s: int,
+    limit_s: float,
+    parent: Path,
+    output: Path | None,
+) -> None:
+    """Kill what containers of containerd stand on, and look whether they notice.
+
+    Fails when a container ends, a byte is wrong or lost, a read or write fails, none
+    can be started afterwards, or anything is left after all were removed.
+    """
+    require(ROOT, BTRFS, LOOP, FUSE, REGISTRY, CONTAINERD, RUNC, BUSYBOX)
+    chances = random.Random(seed)
+    kinds: list[str] = []
+    while len(kinds) < rounds:
+        chosen = list(only or KINDS)
+        kinds += chosen if only else chances.sample(chosen, len(chosen))
+    parameters = {"rounds": rounds, "seed": seed, "containers": containers}
+    parameters |= {"writers": writers, "session": session}
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempdir(parent=parent))
+        for name in ("registry", "work"):
+            (directory / name).mkdir()
+        server = stack.enter_context(registry_server(directory / "registry", tls=True))
+        stack.enter_context(campaign.apart(directory))
+        mount = stack.enter_context(new_btrfs(directory, size_bytes=8 * GIB))
+        run(["mount", "--make-shared", mount], timeout_s=_TIMEOUT_S)
+        access = RegistryAccess(ca_file=server.ca_file)
+        place = Place(directory, server, access, stack.close)
+        place.allow()
+        host = Host(directory / "work", mount / "root")
+        made = Campaign(
+            directory,
+            place,
+            host,
+            containers=containers,
+            writers=writers,
+            seed=seed,
+            deadline_s=deadline_s,
+            other=other,
+        )
+        document = make_document(
+            "containers", parameters=parameters, directory=directory, results=[]
+        )
+        document["script"] = "tests/campaigns/containers.py"
+        try:
+            for result in made.run(
+                kinds[:rounds],
+                modes=modes or ["snapshot", "overlay"],
+                limit_s=limit_s,
+                session=session,
+            ):
+                document["results"].append(result)
+                new = f"{result.get('new_s', 0):.1f} s until a new container"
+                words = "; ".join(faults_of(result)) or new
+                options.progress(f"round {result['number']}: {result['kind']}: {words}")
+                campaign.store(document, tables(document), output)
+        finally:
+            campaign.store(document, tables(document), output)
+            show(document)
+    seen = [fault for each in document["results"] for fault in faults_of(each)]
+    campaign.conclude(seen, rounds=len(document["results"]), seed=seed)
+
+
+if __name__ == "__main__":
+    run_command(command, name="containers.py")

@@ -1,0 +1,33 @@
+"""Calls of helpers that fail: failing_calls.py, in a short form."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Need
+from failing_calls import STRACE
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    "helper", ["checkseed", "codec", "mkimage", "mkseed", "readimage-list"]
+)
+def test_calls_that_fail(
+    sanitized_build: Path, sparse_path: Path, need: Need, helper: str
+) -> None:
+    """glob() of libc freed memory twice, so that checkseed crashed."""
+    need(STRACE)
+    library = sanitized_build / "csrc/tests/fail-malloc.so"
+    words = ["failing-calls", "--helper", helper, "--library", library, "--step=3"]
+    kinds = ["--kind=allocation", "--kind=pread64", "--kind=openat"]
+    done = subprocess.run(
+        [PROJECT / "scripts/torture", *words, *kinds, "--parent", sparse_path],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    assert " 0 failures" in done.stderr
