@@ -19,7 +19,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -43,6 +43,7 @@ from btrfs_ublk.bench.bed import (
     bed,
 )
 from btrfs_ublk.bench.fio import parse_output, random_reads
+from btrfs_ublk.bench.link import far_link
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.stats import grouped
@@ -73,6 +74,7 @@ _UNITS = (_SMALL, 16 * KIB, 64 * KIB, DEFAULT_UNIT_BYTES)
 GET, FRONT_END, OURS = "bare GET", "front end alone", "ours"
 DEFAULT, ONE_EACH = "ours, as by default", "ours, a request per unit"
 IN_SERVER = ", asked by the server"
+DIRECT = ", past the page cache"
 #: Of a server, in its environment: the most bytes of a request, who asks servers, and
 #: how what the cache has is read.
 _RUN_BYTES, _FETCH = "BTRFS_UBLK_RUN_BYTES", "BTRFS_UBLK_FETCH"
@@ -183,8 +185,8 @@ def _dd(place: Bed, path: Path) -> list[Argument]:
     return ["dd", *words, f"count={place.size_bytes // MIB}"]
 
 
-def _read_all(place: Bed, device: Opened) -> Result:
-    argv = _dd(place, device.path)
+def _read_all(place: Bed, device: Opened, direct: bool = False) -> Result:
+    argv = [*_dd(place, device.path), *(["iflag=direct"] if direct else [])]
     return _timed(place, lambda: run_program(argv, timeout_s=TIMEOUT_S), device)
 
 
@@ -234,13 +236,22 @@ def _cached(how: str, devices: int, in_order: bool, again: bool, place: Bed) -> 
         return result | {"memory_bytes": resident_bytes(data), "refetched": fetched()}
 
 
-def _sequential(opened: Open, place: Bed) -> Result:
+def _sequential(opened: Open, place: Bed, *, direct: bool = False) -> Result:
     with opened(place) as device:
-        return _read_all(place, device)
+        return _read_all(place, device, direct)
 
 
 def _curl(then: str, place: Bed) -> Result:
     return _timed(place, lambda: place.fetch(then), None)
+
+
+def _keep(place: Bed) -> Result:
+    """Fetch, hash, and leave all in memory, as the page cache does: in a new file."""
+    path = place.root / "kept"
+    try:
+        return _curl(f"| tee {path} | openssl dgst -sha256", place)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -385,7 +396,9 @@ def cases(name: str, runtime_s: float) -> list[Case]:
         return [
             Case("curl | openssl dgst", partial(_curl, "| openssl dgst -sha256")),
             Case("curl", partial(_curl, "-o /dev/null")),
+            Case("curl | tee | openssl dgst", _keep),
             Case(OURS, whole(Bed.ours)),
+            Case(OURS + DIRECT, partial(_sequential, Bed.ours, direct=True)),
             Case(OURS + IN_SERVER, whole(partial(_in_server, Bed.ours))),
             Case(ONE_EACH, whole(partial(_one_each, Bed.ours))),
             *peers(whole),
@@ -444,7 +457,8 @@ def tables(document: Document) -> list[Table]:
         "refetched": Column("fetched again", "refetched"),
     }
     rate = f", {given['mbit']} Mbit/s" if given["mbit"] else ""
-    distance = f"{given['round_trip_ms']} ms of round trip{rate}."
+    by = ", by a proxy" if given.get("link") == "proxy" else ""
+    distance = f"{given['round_trip_ms']} ms of round trip{rate}{by}."
     names = {
         "": lambda x: str(x["subject"]),
         "unit": lambda x: format_size(x["unit"]),
@@ -469,15 +483,22 @@ def tables(document: Document) -> list[Table]:
 
 
 @contextmanager
-def _distant(round_trip_ms: int, mbit: int) -> Iterator[None]:
-    """Delay all of loopback, by half of the round trip each way, and limit its rate."""
+def _distant(place: Bed, link: str, round_trip_ms: int, mbit: int) -> Iterator[Bed]:
+    """Have the server far away: delay all of loopback, by half of the round trip each
+    way, and limit its rate; or only what passes a proxy.
+    """
+    if link == "proxy":
+        port = place.origin[1]
+        with far_link(port, round_trip_ms=round_trip_ms, mbit=mbit) as origin:
+            yield replace(place, origin=origin)
+        return
     netem = ["dev", "lo", "root", "netem"]
     limits = [*netem, "limit", "100000", "delay", f"{round_trip_ms / 2:g}ms"]
     limits += ["rate", f"{mbit}mbit"] if mbit else []
     require(TC)
     run_program(["tc", "qdisc", "add", *limits], timeout_s=TIMEOUT_S)
     try:
-        yield
+        yield place
     finally:
         run_program(["tc", "qdisc", "del", *netem], timeout_s=TIMEOUT_S)
 
@@ -516,6 +537,13 @@ def _can_run(case: Case) -> bool:
         help="The rate then; 0: not limited.",
     ),
     click.option(
+        "--link",
+        type=click.Choice(["netem", "proxy"]),
+        default="netem",
+        help="What delays: netem, or where the kernel has none, a proxy before the web "
+        "server, without slow start.",
+    ),
+    click.option(
         "--disk",
         type=PathType(file_okay=False, exists=True),
         default="/var/tmp",
@@ -525,7 +553,7 @@ def _can_run(case: Case) -> bool:
     needs=(ROOT, LOOP, NGINX, CURL, OPENSSL, Fio("psync"), Fio("io_uring")),
     repeats=5,
     in_memory=True,
-    recorded=("size_bytes", "runtime_s", "round_trip_ms", "mbit"),
+    recorded=("size_bytes", "runtime_s", "round_trip_ms", "mbit", "link"),
 )
 def command(
     run: Run,
@@ -534,6 +562,7 @@ def command(
     runtime_s: float,
     round_trip_ms: int,
     mbit: int,
+    link: str,
     disk: Path,
     front_end: FrontEndName,
 ) -> None:
@@ -553,9 +582,11 @@ def command(
                 about = {"what": name, "subject": case.subject, "unit": case.unit}
                 about |= {"turn": turn, "load": os.getloadavg()[0]}
                 with ExitStack() as stack:
+                    at = place
                     if KINDS[name].get("far"):
-                        stack.enter_context(_distant(round_trip_ms, mbit))
-                    run.add(about | case.work(place))
+                        far = _distant(place, link, round_trip_ms, mbit)
+                        at = stack.enter_context(far)
+                    run.add(about | case.work(at))
 
 
 if __name__ == "__main__":
