@@ -346,6 +346,22 @@ def test_a_program_that_starts_no_supervisor(
     assert f"{python} -P -m btrfs_ublk.daemon --check" in (error.value.hint or "")
 
 
+def test_a_supervisor_that_ends_as_it_is_looked_at(
+    one: DeviceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it noted last is told, though its state was read before that."""
+    state = DeviceState(status="starting", supervisor=ProcessIdentity.of_self())
+    one.write_state(state)
+
+    def ended(_: ProcessIdentity) -> bool:
+        one.write_state(state.but(status="failed", reason="bad data", exit_status=2))
+        return False
+
+    monkeypatch.setattr(ProcessIdentity, "is_alive", ended)
+    with pytest.raises(UsageError, match="device one: bad data"):
+        supervision.wait_until_serving(one, ProcessIdentity.of_self(), timeout_s=5)
+
+
 def test_a_change_is_seen(one: DeviceDirectory, later: None) -> None:
     def condition() -> bool | None:
         return one.state().status == "serving"

@@ -87,7 +87,8 @@ def wait_until_serving(
         raise BtrfsUblkError(text, hint=hint)
     if state.status == "serving" and is_alive(state.supervisor):
         return state
-    return _raise_failure(directory, state)
+    # NB: it may have ended after ``state`` was read, and have noted why before it did.
+    return _raise_failure(directory, directory.state())
 
 
 def _last_words(directory: DeviceDirectory) -> str:
