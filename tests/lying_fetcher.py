@@ -20,8 +20,8 @@ from pathlib import Path
 #: csrc/lazy/process/channel.h
 SLOTS, WINDOW_BYTES = 128, 512 << 10
 START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
-HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG = range(7, 15)
-VERSION, OF_INQUIRY = 3, 1 << 31
+HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, NODE = range(7, 16)
+VERSION, OF_INQUIRY = 4, 1 << 31
 _HEAD = struct.Struct("=IHH")
 _START = struct.Struct("=QQIIII")
 _OVER = struct.Struct("=iIIIII")
@@ -173,6 +173,7 @@ LIES: dict[str, Callable[[Peer], object]] = {
     "a login of nobody": lambda it: it.send(ASK_LOGIN, struct.pack("=II", 4000, 1)),
     "an identity of two lines": lambda it: it.send(IDENTITY, b"etag\nx\0"),
     "an identity afterwards": Peer.name_late,
+    "a node of no ring": lambda it: it.send(NODE, struct.pack("=I", 1)),
     "an event of others": lambda it: it.send(EVENT, b"given_up\0all is lost\0"),
     "an event of no login": lambda it: it.send(EVENT, b"login_kept\0it is kept\0"),
     "a second greeting": lambda it: it.send(HELLO, struct.pack("=II", VERSION, 0)),

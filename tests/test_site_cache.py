@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import requests
 import trustme
 from click.testing import CliRunner
 from conftest import Need
+from engine_shell import EngineShell, describe, engine_shell
 from fetch_shell import FetchShell, fetch_shell
 from registry_server import PASSWORD, REGISTRY, USER, Registry, registry_server
 from s3_server import ACCESS_KEY, BUCKET, PUBLIC_BUCKET, SECRET_KEY, WEED, s3_server
 from scripted_server import ScriptedServer, response, scripted_server
 from site_cache_ring import Ring, ring
+from store_shell import StoreShell, units_of
 from web_server import NGINX
 
 from btrfs_ublk.cli.main import command
@@ -168,6 +171,57 @@ def test_a_node_that_is_silent(
         nodes.silence(1)
         at_once(site)  # no read fails, with the deadline that is the default
         at_once(site)
+
+
+def spoil(nodes: Ring, number: int) -> int:
+    """Change the last bytes of all that a node has stored, and return of how many
+    slices."""
+    paths = list(nodes.roots[number].glob("cache/*/*/*"))
+    for path in paths:
+        with open(path, "r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            file.write(bytes(1000))
+    return len(paths)
+
+
+@contextmanager
+def digested_hosts(
+    build: Path, mirror: dict[str, Any], count: int, tmp_path: Path
+) -> Iterator[list[EngineShell]]:
+    """Hosts that know the digest of each unit."""
+    digests = [unit.hex() for unit in units_of(DATA, UNIT)]
+    source = {"size": SIZE, "unit": UNIT, "digests": digests, **mirror}
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            path = tmp_path / f"map{number}"
+            with StoreShell(build, path) as store:
+                store.add([[0, SIZE, 0, 0]], source)
+            lazy = {"kind": "lazy", "length": SIZE, "map": str(path)}
+            made.append(stack.enter_context(engine_shell(build, describe(lazy))))
+        yield made
+
+
+def test_a_node_that_has_stored_wrong_bytes(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    """The other nodes have its slices then, for all hosts, and the origin sends them
+    once."""
+    mirror = mirror_of(origin, nodes)
+    with ExitStack() as stack:
+        hosts(stack, sanitized_build, mirror, 1, tmp_path)[0].read_all()
+    number = max(range(3), key=lambda n: len(list(nodes.roots[n].glob("cache/*/*/*"))))
+    spoilt = spoil(nodes, number)
+    assert 0 < spoilt < UNITS
+    origin.requests.clear()
+    with digested_hosts(sanitized_build, mirror, 4, tmp_path) as site:
+        for shell in site:
+            for at in range(0, SIZE, UNIT):
+                assert shell.request(f"read {at} {UNIT}") == DATA[at : at + UNIT], at
+            stats = shell.stats()["lazy"][0]["fetcher"]
+            assert 0 < stats["failures"]["wrong_digest"]
+            assert stats["read_errors"] == 0
+    assert len(gets(origin)) <= spoilt
 
 
 def test_a_ring_that_is_gone(

@@ -185,6 +185,26 @@ static void retry(struct unit *unit)
 	unit_rest(unit, at_ns);
 }
 
+/* The same at once, and of the same place: alone, and perhaps without a node of its ring. */
+static void ask_again(struct unit *unit)
+{
+	if (!is_tried_again(unit)) {
+		unit_fail(unit, -EIO);
+		return;
+	}
+	unit->rounds++;
+	unit_want(unit, true);
+}
+
+/* Whether a node of the mirror's ring is left out, so that it is no fault of the mirror. */
+static bool leave_out(const struct mirror *mirror, unsigned suspect)
+{
+	if (!suspect || !mirror->host)
+		return false;
+	return suspect == RING_NODE_UNKNOWN ||
+	       host_leave_out(mirror->host, suspect, clock_now_ns());
+}
+
 /* Has the units that wait for it choose again, where it is worse than it was. */
 static void is_worse(const struct unit *unit, const struct mirror *mirror)
 {
@@ -283,7 +303,8 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	case FETCH_DENIED:
 	case FETCH_GONE:
 	case FETCH_WRONG:
-		count_bad(unit, mirror);
+		if (!run->forgiven)
+			count_bad(unit, mirror);
 		break;
 	}
 }
@@ -309,8 +330,12 @@ static void remember(const struct run *run, struct unit *unit)
 static void charge(const struct run *run, struct unit *unit)
 {
 	unit->run = NULL;
-	unit->tries[run->mirror->index]++;
 	remember(run, unit);
+	if (run->forgiven) {
+		ask_again(unit);
+		return;
+	}
+	unit->tries[run->mirror->index]++;
 	retry(unit);
 }
 
@@ -361,6 +386,9 @@ void attempt_failed(struct run *run)
 
 	if (is_between_slices(run))
 		run->failure = FETCH_LATER;
+	/* What cannot be decoded is found wrong before its digest is. */
+	run->forgiven = run->failure == FETCH_WRONG && run->result == -EBADMSG &&
+			leave_out(run->mirror, run_suspect(run));
 	if (run->failure != FETCH_LATER)
 		log_failure(run, unit);
 	note_failure(run, unit);
@@ -387,12 +415,23 @@ static void drop_identity(struct unit *unit)
 	unit->identity = NULL;
 }
 
-void unit_count_wrong(struct unit *unit, struct mirror *mirror)
+bool unit_count_wrong(struct unit *unit, struct mirror *mirror, unsigned suspect)
 {
+	char text[80] = "wrong content (SHA-256)";
+	bool again = leave_out(mirror, suspect);
+
 	relaxed_add(&unit->core->counts.wrong_digests, 1);
-	count_bad(unit, mirror);
+	/* NB: it counts for this unit in any case, so that there is an end. */
 	count_wrong(unit, mirror);
-	log_unit(unit, "wrong_digest", mirror, NULL, "wrong content (SHA-256)");
+	if (!again)
+		count_bad(unit, mirror);
+	else if (unit->tries[mirror->index])
+		unit->tries[mirror->index]--;
+	if (suspect && suspect <= RING_NODES_MAX)
+		snprintf(text, sizeof(text), "wrong content (SHA-256) of node %u of its ring",
+			 suspect);
+	log_unit(unit, "wrong_digest", mirror, NULL, text);
+	return again;
 }
 
 void unit_refuse(struct unit *unit)
@@ -400,10 +439,11 @@ void unit_refuse(struct unit *unit)
 	struct mirror *mirror = unit->mirror;
 	struct fetch_counts *counts = &unit->core->counts;
 	int err = unit->check.err;
+	bool again = false;
 
 	drop_identity(unit);
 	if (err == -EBADMSG) {
-		unit_count_wrong(unit, mirror);
+		again = unit_count_wrong(unit, mirror, unit->suspect);
 	} else if (err == -ESTALE) {
 		relaxed_add(&counts->failures[FETCH_CHANGED], 1);
 		set_changed(unit, mirror, "another one was pinned at the same time");
@@ -419,7 +459,10 @@ void unit_refuse(struct unit *unit)
 			return;
 		}
 	}
-	retry(unit);
+	if (again)
+		ask_again(unit);
+	else
+		retry(unit);
 }
 
 void unit_accept(struct unit *unit)

@@ -128,6 +128,7 @@ struct unit {
 	char *identity;	       /* of that one's object: to be pinned with this content; or NULL */
 	struct timer timer;    /* RESTING: when it ends. LOOKING: when it goes on without */
 	uint64_t began_ns;     /* the last attempt */
+	unsigned suspect;      /* see run_suspect() */
 	uint64_t later_ns;     /* when a cache has first said that it will have it later; 0: none */
 	unsigned rounds;
 	bool cut;     /* an attempt got no complete response; see struct run */
@@ -330,8 +331,11 @@ void unit_begin(struct unit *unit);
 void unit_forget_attempts(struct unit *unit);
 /* Notes what a failed run says of its mirror and host, and charges one of its units with it. */
 void attempt_note(const struct run *run, struct unit *unit);
-/* Counts wrong content from that mirror. */
-void unit_count_wrong(struct unit *unit, struct mirror *mirror);
+/*
+ * Counts wrong content from that mirror, or blames a node of its ring (see run_suspect()). Returns
+ * whether the mirror is to be asked again, without that node.
+ */
+bool unit_count_wrong(struct unit *unit, struct mirror *mirror, unsigned suspect);
 /* Handles wrong content; unit->check.err says what is wrong. */
 void unit_refuse(struct unit *unit);
 /* Handles right content. */

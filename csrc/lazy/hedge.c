@@ -107,6 +107,7 @@ static void win(struct hedge *hedge)
 	relaxed_add(&counts->bytes_fetched, unit->length);
 	unit_set(unit, UNIT_FETCHING);
 	unit->mirror = hedge->run.mirror;
+	unit->suspect = run_suspect(&hedge->run);
 	unit->check = (struct unit_check){ .hashed = hedge->check.hashed };
 	memcpy(unit->check.digest, hedge->check.digest, sizeof(unit->check.digest));
 	run_identify(&hedge->run, unit);
@@ -133,7 +134,7 @@ static void checked(struct pool_job *job)
 	struct hedge *hedge = container_of(job, struct hedge, job);
 
 	if (hedge->check.err)
-		unit_count_wrong(hedge->unit, hedge->run.mirror);
+		unit_count_wrong(hedge->unit, hedge->run.mirror, run_suspect(&hedge->run));
 	else if (!hedge->lost && is_open(hedge->unit))
 		win(hedge);
 	hedge_free(hedge);
@@ -168,7 +169,7 @@ static void take_news(struct core *core, struct completion *completion)
 		host_ended(run->mirror->host);
 	else
 		attempt_note(run, hedge->unit);
-	if (run->result && run->failure == FETCH_LATER)
+	if (run->result && run->failure == FETCH_LATER && hedge->unit->tries[run->mirror->index])
 		hedge->unit->tries[run->mirror->index]--;
 	if (run->result || hedge->lost || !is_open(hedge->unit)) {
 		hedge_free(hedge);
@@ -235,6 +236,7 @@ static void begin(struct unit *unit, uint64_t now_ns)
 	run->sink = &hedge_sink;
 	run->fetcher = core->fetcher;
 	run->mirror = mirror;
+	run->without = mirror->via ? host_without(mirror->host, now_ns) : 0;
 	run->offset = unit_extent(unit->source, unit->number).offset;
 	run->length = unit->length;
 	run->deadline_ns = attempt_deadline_ns(unit, mirror, now_ns);

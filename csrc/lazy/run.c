@@ -453,6 +453,14 @@ void run_identify(const struct run *run, struct unit *unit)
 	}
 }
 
+unsigned run_suspect(const struct run *run)
+{
+	/* NB: what is wrong without the node that was blamed has another cause. */
+	if (!run->node || run->without)
+		return 0;
+	return run->next ? RING_NODE_UNKNOWN : run->node;
+}
+
 void run_lose(struct unit *unit)
 {
 	struct run *run = unit->run;
@@ -487,6 +495,7 @@ static void leave(struct run *run)
 	struct fetch_counts *counts = &run->core->counts;
 	struct mirror *mirror = run->mirror;
 
+	unit->suspect = run_suspect(run);
 	run->next++;
 	run->filled = 0;
 	unit->run = NULL;
@@ -743,6 +752,8 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	run->again = unit->rounds || unit->tries[mirror->index];
 	run->began_ns = now_ns;
 	run->news.take = take_news;
+	if (mirror->via)
+		run->without = host_without(mirror->host, now_ns);
 	/* A host that is being probed is asked for one unit. */
 	if (mirror->host)
 		host_begin(mirror->host, now_ns);

@@ -62,6 +62,7 @@ struct run {
 	bool sized;
 	/* A unit of it has failed before, so nothing is taken that was kept. */
 	bool again;
+	unsigned without; /* the node that a ring of caches is asked to leave out; 0: none */
 	/*
 	 * Set by the kind: the request waits for something of this machine, so nobody is late with
 	 * an answer. When it goes out, the kind clears this, and sets `began_ns`.
@@ -90,6 +91,8 @@ struct run {
 	 * is there before the first byte is taken. NULL where the kind has none.
 	 */
 	char *identity;
+	/* Of a ring of caches: which had the first bytes, before they are taken. 0: not said. */
+	unsigned node;
 
 	void *private;		 /* only for the mirror's kind, while the run goes on */
 	struct coded_run *coded; /* only for coded.c */
@@ -107,6 +110,7 @@ struct run {
 	bool is_over;
 	bool slow;	/* it is given up, though its cache answers others */
 	bool ours;	/* it has failed in this machine, and says nothing of its host */
+	bool forgiven;	/* it was wrong, and a node of its ring is blamed for that */
 	bool overtaken; /* it is given up, because hedges have overtaken its host */
 	bool silent;	/* it is given up, because its cache has answered nobody since it began */
 	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
@@ -150,6 +154,11 @@ void run_trim(struct run *run);
 void run_lose(struct unit *unit);
 /* Says which identity the unit has that has come with it. */
 void run_identify(const struct run *run, struct unit *unit);
+/*
+ * The node of a ring of caches that may have had other bytes than the cache that was asked, for the
+ * unit that arrives; RING_NODE_UNKNOWN: one of them. 0: it is the cache's own fault if they are wrong.
+ */
+unsigned run_suspect(const struct run *run);
 /* When an attempt for that unit at that mirror should have ended. */
 uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
 /* Has those go on that have waited for memory. */

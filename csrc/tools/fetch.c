@@ -68,7 +68,7 @@ struct task {
 	bool active;
 	uint32_t arrived, taken, told;
 	unsigned progress_told;
-	bool identity_told;
+	bool named; /* the server has been told of identity and node */
 };
 
 /* A worker waits for the server's answer. */
@@ -207,13 +207,16 @@ static void take(struct run *run, size_t bytes)
 	task_of(run)->arrived += (uint32_t)bytes;
 }
 
-static void tell_identity(struct task *task)
+static void tell_names(struct task *task)
 {
 	const char *const texts[] = { task->run.identity, NULL };
+	const uint32_t node = task->run.node;
 
-	if (task->run.identity && !task->identity_told && !task->told)
+	if (!task->named && !task->told && task->run.identity)
 		channel_add(&channel, CHANNEL_IDENTITY, slot_of(task), NULL, 0, texts);
-	task->identity_told = true;
+	if (!task->named && !task->told && node)
+		channel_add(&channel, CHANNEL_NODE, slot_of(task), &node, sizeof(node), NULL);
+	task->named = true;
 }
 
 static void over(struct run *run)
@@ -229,7 +232,7 @@ static void over(struct run *run)
 	};
 	const char *const texts[] = { run->error.text, NULL };
 
-	tell_identity(task);
+	tell_names(task);
 	if (channel_add(&channel, CHANNEL_OVER, slot_of(task), &body, sizeof(body), texts))
 		leave();
 	free(run->identity);
@@ -296,7 +299,7 @@ static void flush(void)
 		    (task->told == task->arrived && task->progress_told == task->run.progress))
 			continue;
 		if (task->arrived)
-			tell_identity(task);
+			tell_names(task);
 		task->told = task->arrived;
 		task->progress_told = task->run.progress;
 		channel_add(&channel, CHANNEL_ARRIVED, i, &task->arrived, sizeof(task->arrived),
@@ -355,7 +358,8 @@ static void start_run(unsigned slot, const uint8_t *body, size_t bytes)
 			 .length = start.length,
 			 .deadline_ns = start.deadline_ns,
 			 .fresh = start.fresh,
-			 .sized = start.sized },
+			 .sized = start.sized,
+			 .without = start.without },
 	};
 	if (slot >= highest_task)
 		highest_task = slot + 1;

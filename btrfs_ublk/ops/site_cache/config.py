@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import string
 from collections.abc import Sequence
@@ -119,11 +120,9 @@ class SiteCache:
             directory=self.directory,
             origins="\n".join(self._origins()),
             uses="\n".join(self._uses()),
-            ring="\n".join(
-                f"    server {each.host}:{each.store_port} max_fails=1"
-                " fail_timeout=10s;"
-                for each in self.nodes
-            ),
+            ring="\n".join(self._ring()),
+            numbers="\n".join(self._numbers()),
+            without="\n".join(self._without()),
             allow="\n".join(f"    allow {each};" for each in self._addresses()),
             front=f"{listen}{node.front_port}{tls}",
             store=f"{listen}{node.store_port}",
@@ -133,6 +132,42 @@ class SiteCache:
             origin_ca=self.origin_ca,
             resolver=" ".join(map(_resolver, self.resolvers or _resolvers())),
         )
+
+    def _ring(self, *, without: Node | None = None) -> list[str]:
+        return [
+            f"    server {each.host}:{each.store_port} max_fails=1 fail_timeout=10s;"
+            for each in self.nodes
+            if each != without
+        ]
+
+    def _numbers(self) -> list[str]:
+        """Return rows: the addresses of each store, and the number of its node. A node
+        alone has none, as nobody can do without it."""
+        if len(self.nodes) == 1:
+            return []
+        stores = [
+            (number, f"{_bracketed(address)}:{node.store_port}")
+            for number, node in enumerate(self.nodes, 1)
+            for address in node.addresses()
+        ]
+        return [f'    "~(^|[ ,]){re.escape(at)}$" {number};' for number, at in stores]
+
+    def _without(self) -> list[str]:
+        """Return the ring without each node, and which of them hosts have asked for."""
+        lines = []
+        numbered = list(enumerate(self.nodes, 1)) if len(self.nodes) > 1 else []
+        for number, node in numbered:
+            lines += [
+                f"upstream btrfs_ublk_ring_{number} {{",
+                f"    zone btrfs_ublk_ring_{number} 256k;",
+                "    hash $http_host$uri$slice_range consistent;",
+                *self._ring(without=node),
+                "}",
+            ]
+        lines += ["map $http_x_site_cache_without $btrfs_ublk_ring {"]
+        lines += ["    default btrfs_ublk_ring;"]
+        lines += [f"    {number} btrfs_ublk_ring_{number};" for number, _ in numbered]
+        return [*lines, "}"]
 
     def _addresses(self) -> list[str]:
         return sorted({x for node in self.nodes for x in node.addresses()})
@@ -240,6 +275,14 @@ upstream btrfs_ublk_ring {
 %ring
 }
 
+# Which node had a slice, by its place in the list of nodes. A host that finds it wrong
+# asks again without that node; the next one has its slices then.
+map $upstream_addr $btrfs_ublk_node {
+    default "";
+%numbers
+}
+%without
+
 # The front, which hosts ask.
 server {
     listen %front;
@@ -256,7 +299,7 @@ server {
         if ($btrfs_ublk_url = "") { return 421; }
         limit_except GET { deny all; }
 %may        slice %slice;
-        proxy_pass http://btrfs_ublk_ring;
+        proxy_pass http://$btrfs_ublk_ring;
         proxy_set_header Connection "";
         proxy_set_header Host $http_host;
         proxy_set_header Range $slice_range;
@@ -273,6 +316,9 @@ server {
         proxy_ignore_client_abort on;
         proxy_max_temp_file_size 0;
         add_header X-Site-Cache-Slice %slice always;
+        # Of the first slice. No store says that itself.
+        proxy_hide_header X-Site-Cache-Node;
+        add_header X-Site-Cache-Node $btrfs_ublk_node always;
     }
 
     # May this caller have this object? Its origin says, which is told of the caller

@@ -139,6 +139,9 @@ size_t http1_request_write(const struct carriage *carriage, const struct http1_t
 		target->path, (int)host_length, host, (unsigned long long)carriage->offset,
 		(unsigned long long)carriage->offset + carriage->length - 1,
 		if_range ? "If-Range: " : "", if_range ?: "", if_range ? "\r\n" : "");
+	if (carriage->without && used < room)
+		used += (size_t)snprintf(text + used, room - used, "X-Site-Cache-Without: %u\r\n",
+					 carriage->without);
 	for (; header && used < room; header = header->next) {
 		if (!is_additional(header->data))
 			return 0;

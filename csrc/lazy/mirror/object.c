@@ -119,6 +119,8 @@ static void on_accepted(struct exchange *exchange)
 	char text[OBJECT_IDENTITY_BYTES];
 	const char *identity = identity_of(object, text);
 
+	/* NB: only for what a cache is asked for itself, and not for where it redirects to. */
+	run->node = exchange->asked ? exchange->response.node : 0;
 	object->another = is_another(object, pinned, identity);
 	if (object->another) {
 		exchange->verdict = (struct response_verdict){ -ESTALE, FETCH_CHANGED };
@@ -181,6 +183,7 @@ void object_start(const struct object_ops *ops, struct run *run)
 	}
 	object->exchange.remote = mirror->private;
 	object->exchange.via = mirror->via;
+	object->exchange.without = run->without;
 	object->exchange.fetcher = run->fetcher;
 	object->exchange.wanted = (struct wanted_range){
 		.offset = run->offset,

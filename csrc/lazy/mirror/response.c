@@ -140,6 +140,10 @@ static void take_header(struct response *response, const char *name, const char 
 		take_challenge(response, value);
 	} else if (!strcasecmp(name, "retry-after")) {
 		take_retry_after(response, value);
+	} else if (!strcasecmp(name, "x-site-cache-node")) {
+		const char *end = parse_number(value, &number);
+
+		response->node = end && !*end && number <= RING_NODES_MAX ? (unsigned)number : 0;
 	}
 }
 

@@ -27,6 +27,7 @@ struct response {
 	char bearer[1000];	/* the Bearer challenge of WWW-Authenticate */
 	bool basic;		/* there is a Basic challenge */
 	uint32_t retry_after_s; /* 0: the server did not say; at most a day */
+	unsigned node;		/* X-Site-Cache-Node, at most RING_NODES_MAX; 0: none */
 };
 
 /* To be called before the first line. */

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum {
-	CHANNEL_VERSION = 3,
+	CHANNEL_VERSION = 4,
 	/* Descriptors of a new process. */
 	CHANNEL_FD = 3,
 	CHANNEL_WINDOWS_FD = 4,
@@ -48,6 +48,7 @@ enum channel_op {
 	CHANNEL_ANSWER,	   /* struct channel_answer, an error's text and hint, identity, document */
 	CHANNEL_EVENT,	   /* the name and the text of an event */
 	CHANNEL_PONG,
+	CHANNEL_NODE, /* uint32_t: of a cache's ring, before the first byte */
 };
 
 struct channel_head {
@@ -64,7 +65,7 @@ struct channel_mirror {
 
 struct channel_start {
 	uint64_t offset, deadline_ns;
-	uint32_t mirror, length, fresh, sized;
+	uint32_t mirror, length, fresh, sized, without, unused;
 };
 
 struct channel_inquire {

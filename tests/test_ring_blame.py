@@ -1,0 +1,214 @@
+"""Who is blamed for wrong bytes of a ring of caches (docs/design/hosts.md): scripted
+fronts, which say which node had the bytes, and readers with digests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_shell import EngineShell, describe, engine_shell
+from scripted_server import ScriptedServer, response, scripted_server
+from store_shell import StoreShell, units_of
+
+UNIT = 64 << 10
+UNITS = 96
+NODES = 3
+DATA = b"".join(bytes([number % 251]) * UNIT for number in range(UNITS))
+BAD = 2
+
+
+def range_of(request: str) -> tuple[int, int]:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    return int(found[1]), int(found[2])
+
+
+def without(request: str) -> int:
+    found = re.search(r"(?im)^x-site-cache-without: (\d+)\r$", request)
+    return int(found[1]) if found else 0
+
+
+def answer(request: str, data: bytes, *, node: int = 0) -> bytes:
+    first, last = range_of(request)
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
+    head += f"\nX-Site-Cache-Node: {node}" if node else ""
+    return response(f'{head}\nETag: "it"', data[first : last + 1])
+
+
+def node_of(unit: int, left_out: int) -> int:
+    """Which node stores a unit."""
+    found = unit % NODES + 1
+    return found if found != left_out else found % NODES + 1
+
+
+def stored(unit: int, node: int) -> bytes:
+    return b"\xff" * UNIT if node == BAD else DATA[unit * UNIT :][:UNIT]
+
+
+def front(request: str) -> bytes:
+    """Answer as a front of a ring one of whose nodes has stored wrong bytes."""
+    first = range_of(request)[0] // UNIT
+    nodes = [node_of(unit, without(request)) for unit in range(UNITS)]
+    data = b"".join(stored(unit, node) for unit, node in enumerate(nodes))
+    return answer(request, data, node=nodes[first])
+
+
+def good(request: str) -> bytes:
+    return answer(request, DATA)
+
+
+class Site:
+    """A host, caches in front of an origin, and what they were asked."""
+
+    def __init__(
+        self, shell: EngineShell, origin: ScriptedServer, caches: list[ScriptedServer]
+    ) -> None:
+        self.shell, self.origin, self.caches = shell, origin, caches
+
+    def read_all(self, *, in_order: bool = False) -> None:
+        """Read each unit; in order, others are read ahead of it."""
+        for turn in range(UNITS):
+            number = turn if in_order else turn * 37 % UNITS
+            read = self.shell.request(f"read {number * UNIT} {UNIT}")
+            assert read == DATA[number * UNIT :][:UNIT], number
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.shell.stats()["lazy"][0]["fetcher"]
+        assert found["read_errors"] == 0
+        return found
+
+    def wrong(self) -> int:
+        return int(self.stats()["failures"]["wrong_digest"])
+
+    def asked(self) -> int:
+        return sum(len(cache.requests) for cache in self.caches)
+
+
+@contextmanager
+def site(
+    build: Path,
+    path: Path,
+    *scripts: Callable[[str], bytes],
+    environment: dict[str, str] | None = None,
+) -> Iterator[Site]:
+    with ExitStack() as stack:
+        origin = stack.enter_context(scripted_server(good))
+        caches = [stack.enter_context(scripted_server(each)) for each in scripts]
+        source = {
+            "size": len(DATA),
+            "unit": UNIT,
+            "digests": [unit.hex() for unit in units_of(DATA, UNIT)],
+            "kind": "http",
+            "url": origin.url(),
+            "via": [cache.url("").rstrip("/") for cache in caches],
+        }
+        with StoreShell(build, path) as store:
+            store.add([[0, len(DATA), 0, 0]], source)
+        lazy = {"kind": "lazy", "length": len(DATA), "map": str(path)}
+        shell = stack.enter_context(
+            engine_shell(
+                build, describe(lazy), environment=environment, log=Path(f"{path}.log")
+            )
+        )
+        yield Site(shell, origin, caches)
+
+
+@pytest.mark.parametrize("client", ["plain", "libcurl"])
+def test_a_node_with_wrong_bytes_is_left_out(
+    sanitized_build: Path, tmp_path: Path, client: str
+) -> None:
+    """Each front is asked in vain once, and the ring goes on without that node."""
+    keys = {"environment": {"BTRFS_UBLK_HTTP": client}}
+    with site(sanitized_build, tmp_path / "map", front, front, front, **keys) as it:
+        it.read_all()
+        assert it.origin.requests == []
+        assert 0 < it.wrong() <= len(it.caches)
+        assert it.asked() <= UNITS + it.wrong()
+        asked = {without(one) for cache in it.caches for one in cache.requests}
+        assert asked == {0, BAD}
+        log = (tmp_path / "map.log").read_text()
+        assert log.count("event=node_wrong") == it.wrong()
+        assert f"wrong content (SHA-256) of node {BAD}" in log
+
+
+def test_a_request_for_many_units_does_not_hide_it(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Its answer names the node of the first unit only."""
+    with site(sanitized_build, tmp_path / "map", front, front) as it:
+        it.read_all(in_order=True)
+        assert it.origin.requests == []
+        # What is in flight when the node is found, and what is asked for alone then.
+        assert 0 < it.wrong() <= UNITS // NODES + 2 * len(it.caches)
+        it.stats()
+
+
+@pytest.mark.parametrize("blamed", ["one after the other", "the same always"])
+def test_a_front_that_is_wrong_itself_is_left(
+    sanitized_build: Path, tmp_path: Path, blamed: str
+) -> None:
+    """Three wrong answers in a row are its fault, and one is said to be that of a
+    node."""
+    others = count()
+
+    def lying(request: str) -> bytes:
+        other = next(others) % NODES if blamed != "the same always" else 0
+        return answer(request, bytes(len(DATA)), node=1 + other)
+
+    with site(sanitized_build, tmp_path / "map", lying) as it:
+        it.read_all()
+        assert 0 < it.wrong() <= it.asked() <= 8
+        assert 0 < len(it.origin.requests) <= UNITS
+
+
+def test_a_front_that_blames_good_nodes_is_believed_once(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Even if it has the bytes right when it is asked again. The others are asked for
+    all that their nodes have."""
+    turns = count()
+
+    def cunning(request: str) -> bytes:
+        right = without(request) and next(turns) % 2 == 0
+        node = 1 + next(turns) % NODES
+        return answer(request, DATA if right else bytes(len(DATA)), node=node)
+
+    with site(sanitized_build, tmp_path / "map", cunning, front, front) as it:
+        it.read_all()
+        assert it.origin.requests == []
+        log = (tmp_path / "map.log").read_text()
+        assert 0 < log.count("event=node_wrong") <= len(it.caches)
+        for cache in it.caches[1:]:
+            assert {without(one) for one in cache.requests} <= {0, BAD}
+
+
+def test_where_all_are_wrong_the_origin_is_asked(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    def wrong(request: str) -> bytes:
+        return answer(request, bytes(len(DATA)), node=1)
+
+    with site(sanitized_build, tmp_path / "map", wrong, wrong, wrong) as it:
+        it.read_all()
+        assert 0 < len(it.origin.requests) <= UNITS
+        assert it.wrong() <= it.asked() <= 6 * len(it.caches)
+
+
+@pytest.mark.parametrize("node", ["0", "-1", "1025", "9" * 30, "2 ", "two", ""])
+def test_what_is_no_number_of_a_node(
+    sanitized_build: Path, tmp_path: Path, node: str
+) -> None:
+    def wrong(request: str) -> bytes:
+        said = answer(request, bytes(len(DATA)), node=1)
+        return said.replace(b"Node: 1", b"Node: " + node.encode())
+
+    with site(sanitized_build, tmp_path / "map", wrong) as it:
+        it.read_all()
+        assert it.wrong() <= 4
+        asked = {without(one) for one in it.caches[0].requests}
+        assert asked == ({0, 2} if node == "2 " else {0})
