@@ -32,10 +32,12 @@ enum {
 	WRONG_ANSWERS_MAX = 3,
 };
 
-/* Of second requests; each ordinary one earns 1. */
+/*
+ * Of second requests; each ordinary one earns 1. NB: there is none to begin with, so that they are
+ * no more than 1 in 20 of all at any time.
+ */
 enum {
 	HEDGE_COST = 20,
-	HEDGE_CREDIT_FIRST = HEDGE_COST,
 	HEDGE_CREDIT_MAX = 4 * HEDGE_COST,
 };
 

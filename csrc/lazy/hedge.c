@@ -3,7 +3,7 @@
  * Hedges: second requests for units that readers wait for, to another mirror or cache, where the
  * first one has not begun its response after the time that 95 of 100 take. What is whole and right
  * first is delivered, and the other request is cancelled. Each ordinary request earns a twentieth of
- * a hedge, so that they cannot become many when everything is slow.
+ * a hedge, from the first one on, so that they cannot become many when everything is slow.
  */
 #include <errno.h>
 #include <openssl/evp.h>

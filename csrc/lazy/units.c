@@ -32,7 +32,6 @@ void core_init(struct core *core)
 	list_init(&core->unstored);
 	list_init(&core->paused);
 	list_init(&core->reads);
-	core->hedge_credit = HEDGE_CREDIT_FIRST;
 	host_init(&core->lane);
 	host_init(&core->nowhere);
 }
