@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.volume.definition import VolumeDefinition
 
 registry = registry_fixture(tls=True)
 
@@ -123,3 +125,20 @@ def test_a_registry_without_tls_is_named_so(tmp_path: Path) -> None:
         refused = refusal("inspect", f"{server.host}/app:1")
     assert "it speaks http, not https" in refused.message
     assert "--insecure" in str(refused.hint)
+
+
+def test_up_gives_the_volume_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[float | None] = []
+
+    def up(name: str, definition: VolumeDefinition, **_: object) -> NoReturn:
+        found.append(definition.deadline_s)
+        raise BtrfsUblkError("it is only asked for")
+
+    monkeypatch.setattr("btrfs_ublk.volume.up_volume", up)
+    monkeypatch.setattr("btrfs_ublk.device.allow_fork", lambda: None)
+    words = ["up", "oci:/nowhere:1", "v", "--base", tmp_path / "volumes"]
+    for more in ([], ["--deadline", "60"], ["--deadline", "0"]):
+        refusal(*words, *more)
+    assert found == [30, 60, None]

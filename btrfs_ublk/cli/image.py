@@ -36,7 +36,12 @@ from btrfs_ublk.cli.image_options import (
     with_first,
 )
 from btrfs_ublk.cli.image_warm import warm
-from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
+from btrfs_ublk.cli.volume_options import (
+    setting_option,
+    take_down,
+    volume_name,
+    volumes_base,
+)
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size
@@ -511,16 +516,9 @@ def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
 @command.command()
 @click.argument("image")
 @click.argument("name")
-@click.option(
-    "--mount",
-    type=PathType(),
-    help="The mount point.  [/run/btrfs-ublk/volumes/NAME]",
-)
-@click.option(
-    "--writable",
-    metavar="SIZE",
-    help="Size of the sparse image that takes what is written.  [1G]",
-)
+@setting_option("mount")
+@setting_option("writable")
+@setting_option("deadline")
 @volumes_base
 @registry_options
 @via_options
@@ -530,6 +528,7 @@ def up(
     name: str,
     mount: Path | None,
     writable: str | None,
+    deadline: float | None,
     base: Path | None,
     docker_config: Path | None,
     ca_file: Path | None,
@@ -554,6 +553,7 @@ def up(
         "via_plain": via_plain or None,
         "mount": mount,
         "writable": writable,
+        "deadline": deadline,
     }
     found = volumes.find_definition(name, base=base)
     settings = {

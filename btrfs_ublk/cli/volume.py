@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -24,7 +23,9 @@ from btrfs_ublk.base.entry import (
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.cli.volume_options import (
+    Function,
     confirm,
+    setting_option,
     take_down,
     volume_name,
     volumes_base,
@@ -32,8 +33,6 @@ from btrfs_ublk.cli.volume_options import (
 from btrfs_ublk.cli.volume_trees import add_image, add_tree
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_block_size, parse_size
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @click.group(
@@ -50,33 +49,15 @@ def command() -> None:
     """
 
 
-def _option(setting: volumes.Setting) -> Callable[[_Function], _Function]:
-    kind, name = setting.kind, setting.option
-    if kind.type is bool:
-        both = f"{name}/--no-{name.removeprefix('--')}"
-        return click.option(both, default=None, help=setting.help)
-    if kind.repeats:
-        return click.option(
-            name,
-            multiple=True,
-            callback=lambda _ctx, _param, values: values or None,
-            metavar=kind.metavar,
-            help=f"{setting.help}  [{setting.default_text}]",
-        )
-    type_: Any = PathType() if kind.type is Path else kind.type
-    return click.option(
-        name,
-        type=click.Choice(kind.choices) if kind.choices else type_,
-        metavar=kind.metavar,
-        help=f"{setting.help}  [{setting.default_text}]",
-    )
-
-
-def _defining_options(function: _Function) -> _Function:
+def _defining_options(function: Function) -> Function:
     """Add the options of a volume's definition; each is None unless given."""
     for option in reversed(
         [
-            *map(_option, (x for x in volumes.SETTINGS.values() if x.kind.type)),
+            *(
+                setting_option(key)
+                for key, x in volumes.SETTINGS.items()
+                if x.kind.type
+            ),
             click.option(
                 "--add-file",
                 "files",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -12,6 +14,8 @@ from btrfs_ublk.base.entry import PathType, completing
 from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 volumes_base = click.option(
     "--base",
@@ -22,6 +26,30 @@ volume_name = click.argument(
     "name",
     shell_complete=completing(lambda: (x.name for x in volumes.volume_directories())),
 )
+
+
+def setting_option(key: str) -> Callable[[Function], Function]:
+    """The option of a setting of volumes, None where it is not given."""
+    setting = volumes.SETTINGS[key]
+    kind, name = setting.kind, setting.option
+    if kind.type is bool:
+        both = f"{name}/--no-{name.removeprefix('--')}"
+        return click.option(both, default=None, help=setting.help)
+    if kind.repeats:
+        return click.option(
+            name,
+            multiple=True,
+            callback=lambda _ctx, _param, values: values or None,
+            metavar=kind.metavar,
+            help=f"{setting.help}  [{setting.default_text}]",
+        )
+    type_: Any = PathType() if kind.type is Path else kind.type
+    return click.option(
+        name,
+        type=click.Choice(kind.choices) if kind.choices else type_,
+        metavar=kind.metavar,
+        help=f"{setting.help}  [{setting.default_text}]",
+    )
 
 
 def take_down(name: str, base: Path | None, *, as_json: bool) -> None:
