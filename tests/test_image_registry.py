@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import socket
 import threading
 import time
@@ -558,6 +559,28 @@ def test_a_cache_that_lacks_a_slice_is_asked_for_the_rest(
         with open_repository(target, access) as repository:
             repository.download(one, tmp_path / "part")
     assert len(server.requests) == 3
+    assert (tmp_path / "part").read_bytes() == data
+
+
+def test_a_cache_that_sends_little_each_time_is_left(
+    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
+) -> None:
+    """Else it could have a pull ask for ever."""
+    data = random.Random(7).randbytes(1 << 20)
+    one = describe("application/octet-stream", data)
+    registry.push(target.repository, data)
+
+    def cache(request: str) -> bytes:
+        found = re.search(r"(?i)range: bytes=(\d+)-", request)
+        at = int(found[1]) if found else 0
+        status = "206 Partial Content" if found else "200 OK"
+        return response(status, data[at : at + (4 << 10)], length=len(data) - at)
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        with open_repository(target, access) as repository:
+            repository.download(one, tmp_path / "part")
+    assert len(server.requests) == 16 + 4
     assert (tmp_path / "part").read_bytes() == data
 
 

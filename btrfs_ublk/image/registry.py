@@ -45,6 +45,8 @@ CHUNK_BYTES = 16 << 20
 _MAX_CACHES = 2
 #: Of what a cache sends; a slice is a multiple of it.
 _CACHE_PART_BYTES = 4 << 10
+#: It may end its answers so often, and once more after so many bytes.
+_CACHE_CUTS, _CACHE_CUT_BYTES = 16, 256 << 10
 _PAUSE_S = 0.1
 #: Of lists of referrers.
 _MAX_PAGES = 16
@@ -219,6 +221,7 @@ class RegistryRepository(Repository):
         """Yield the bytes of a blob. A site cache that lacks the next slice ends its
         answer, and is asked for the rest. Raises requests.RequestException."""
         count = before = 0
+        cuts_left = _CACHE_CUTS + size // _CACHE_CUT_BYTES
         while not count or count < size:
             asked = {"Range": f"bytes={count}-"} if count else {}
             with self._connection.ask_cache(cache, where, asked) as response:
@@ -233,7 +236,8 @@ class RegistryRepository(Repository):
                         yield part
                 except requests.exceptions.ChunkedEncodingError:
                     log.debug("%s: cache %s has sent %d bytes", where, cache, count)
-            if count == before:
+            cuts_left -= 1
+            if count == before or (count < size and not cuts_left):
                 raise requests.HTTPError("it sends less")
             before = count
 
