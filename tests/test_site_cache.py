@@ -593,6 +593,20 @@ def test_resolvers_of_ipv6_have_brackets(text: str) -> None:
     assert "resolver [2001:db8::1];" in cache.text()
 
 
+def test_two_nodes_of_one_machine_do_not_collide() -> None:
+    """With an address each, they have the same ports, also that of the fetcher."""
+    nodes = [Node("10.0.0.1"), Node("10.0.0.2")]
+    listens = [
+        re.findall(r"(?m)^    listen (\S+);$", cache.text())
+        for cache in (
+            SiteCache(nodes, ["https://o"], UNIT, 1, resolvers=["127.0.0.1"], this=this)
+            for this in nodes
+        )
+    ]
+    assert [len(each) for each in listens] == [3, 3]
+    assert not set(listens[0]) & set(listens[1])
+
+
 def test_other_hosts_are_refused(nodes: Ring) -> None:
     with requests.get(
         nodes.urls[0] + "/x", headers={"Host": "e.example"}, timeout=9

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+from zlib import crc32
 
 from btrfs_ublk.base.hosts import check_cache
 from btrfs_ublk.errors import UsageError
@@ -18,9 +19,11 @@ from btrfs_ublk.units import format_size
 
 FRONT_PORT, STORE_PORT = 3128, 3130
 CACHE_DIRECTORY = "/var/cache/btrfs-ublk-site"
-#: Where each node has its fetcher, beside its store: an address of loopback that nobody
+#: Where a node has its fetcher, beside its store: an address of loopback that nobody
 #: else has, so that it needs no port of its own.
 _FETCHER_HOST = "127.31.30.1"
+#: Of those of nodes with files of their own, as a machine may have several.
+_FETCHER_NETWORK = ipaddress.ip_network("127.30.0.0/16")
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _TRUSTED = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -126,12 +129,18 @@ class SiteCache:
             allow="\n".join(f"    allow {each};" for each in self._addresses()),
             front=f"{listen}{node.front_port}{tls}",
             store=f"{listen}{node.store_port}",
-            fetcher=f"{_FETCHER_HOST}:{node.store_port}",
+            fetcher=f"{self._fetcher_host()}:{node.store_port}",
             tls=self._tls(),
             may="" if self.public else "        auth_request /.may;\n",
             origin_ca=self.origin_ca,
             resolver=" ".join(map(_resolver, self.resolvers or _resolvers())),
         )
+
+    def _fetcher_host(self) -> str:
+        if self.this is None:
+            return _FETCHER_HOST
+        number = crc32(self.this.host.encode()) % (_FETCHER_NETWORK.num_addresses - 2)
+        return str(_FETCHER_NETWORK[1 + number])
 
     def _ring(self, *, without: Node | None = None) -> list[str]:
         return [
