@@ -4,16 +4,20 @@ fronts, which say which node had the bytes, and readers with digests."""
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
+import compressed
 import pytest
 from engine_shell import EngineShell, describe, engine_shell
 from scripted_server import ScriptedServer, response, scripted_server
 from store_shell import StoreShell, units_of
+
+from btrfs_ublk.content import make_index
 
 UNIT = 64 << 10
 UNITS = 96
@@ -35,7 +39,7 @@ def without(request: str) -> int:
 
 def answer(request: str, data: bytes, *, node: int = 0) -> bytes:
     first, last = range_of(request)
-    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(data)}"
     head += f"\nX-Site-Cache-Node: {node}" if node else ""
     return response(f'{head}\nETag: "it"', data[first : last + 1])
 
@@ -95,9 +99,11 @@ def site(
     path: Path,
     *scripts: Callable[[str], bytes],
     environment: dict[str, str] | None = None,
+    whole: Callable[[str], bytes] = good,
+    **keys: Any,
 ) -> Iterator[Site]:
     with ExitStack() as stack:
-        origin = stack.enter_context(scripted_server(good))
+        origin = stack.enter_context(scripted_server(whole))
         caches = [stack.enter_context(scripted_server(each)) for each in scripts]
         source = {
             "size": len(DATA),
@@ -106,6 +112,7 @@ def site(
             "kind": "http",
             "url": origin.url(),
             "via": [cache.url("").rstrip("/") for cache in caches],
+            **keys,
         }
         with StoreShell(build, path) as store:
             store.add([[0, len(DATA), 0, 0]], source)
@@ -146,6 +153,40 @@ def test_a_request_for_many_units_does_not_hide_it(
         # What is in flight when the node is found, and what is asked for alone then.
         assert 0 < it.wrong() <= UNITS // NODES + 2 * len(it.caches)
         it.stats()
+
+
+@pytest.mark.usefixtures("sanitized_helpers")
+def test_what_cannot_be_decoded_is_wrong_as_well(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    frames = list(compressed.frames(DATA, UNIT))
+    ends = list(accumulate(map(len, frames)))
+    path = tmp_path / "object"
+    path.write_bytes(compressed.seekable(DATA, UNIT))
+    make_index(path, tmp_path / "index", codec="zstd", spacing_bytes=UNIT)
+    whole = path.read_bytes()
+
+    def coded(request: str) -> bytes:
+        nodes = [node_of(unit, without(request)) for unit in range(UNITS)]
+        data = b"".join(
+            bytes(len(frame)) if node == BAD else frame
+            for frame, node in zip(frames, nodes, strict=True)
+        )
+        node = nodes[bisect(ends, range_of(request)[0])]
+        return answer(request, data + whole[len(data) :], node=node)
+
+    keys: dict[str, Any] = {
+        "codec": "zstd",
+        "index": {"path": str(tmp_path / "index")},
+        "whole": lambda request: answer(request, whole),
+    }
+    with site(sanitized_build, tmp_path / "map", coded, coded, **keys) as it:
+        it.read_all()
+        assert it.origin.requests == []
+        failures = it.stats()["failures"]
+        assert 0 < failures["wrong_answer"] <= 2 * len(it.caches)
+        log = (tmp_path / "map.log").read_text()
+        assert 0 < log.count("event=node_wrong") <= len(it.caches)
 
 
 @pytest.mark.parametrize("blamed", ["one after the other", "the same always"])
