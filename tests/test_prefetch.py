@@ -42,6 +42,7 @@ from btrfs_ublk.units import MIB
 
 NAME = "prefetched"
 TIMEOUT_S = 60
+BLOCK = 4096  # of traces
 
 native = pytest.mark.native
 fuse = pytest.mark.fuse
@@ -97,19 +98,21 @@ def test_records_and_replays(
         server.map_add([source_of(web.url())], [Addition(offset=0)])
         client = server.map()
         for _ in range(2):  # what is cached already is noted as well
-            number = client.trace_start()
+            number, block_bytes = client.trace_start()
+            assert block_bytes == BLOCK
             with pytest.raises(Refused, match="another recording"):
                 client.trace_start()
             for unit in [*order, *order[:5]]:
                 wanted = DATA[unit * UNIT :][:4096]
                 assert read_direct(server.device, unit * UNIT, 4096) == wanted
             page = client.trace_read(number, 0, stop=True)
-            assert [unit for _, unit, _ in page["reads"]] == order
+            noted = [number * BLOCK for _, number, _ in page["reads"]]
+            assert noted == [unit * UNIT for unit in order]
             times = [at_ms for _, _, at_ms in page["reads"]]
             assert times == sorted(times) and page["lost"] == 0
         with pytest.raises(Refused, match="is over"):
             client.trace_read(number, 0)
-        number = client.trace_start(limit=3)
+        number, _ = client.trace_start(limit=3)
         for unit in order[:8]:
             read_direct(server.device, unit * UNIT, 4096)
         page = client.trace_read(number, 0, stop=True)
@@ -393,21 +396,23 @@ def test_commands_say_how_much_the_cache_can_hold(
 def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     trace = sparse_path / "trace"
     order = [9, 2, 3, 4, 30]
+    blocks = UNIT // BLOCK
     with begun("trace", "record", NAME, "-o", trace, "--json") as recorder:
         assert recorder.stderr is not None
         assert recorder.stderr.readline() == "recording\n"
         for unit in order:
-            read_direct(device, unit * UNIT, 4096)
+            read_direct(device, unit * UNIT, UNIT)
         recorder.send_signal(signal.SIGINT)
         said = recorder.communicate(timeout=TIMEOUT_S)[0]
-    assert recorder.returncode == 0 and json.loads(said) == {"units": 5, "lost": 0}
+    assert recorder.returncode == 0 and json.loads(said) == {
+        "units": 5 * blocks,
+        "lost": 0,
+    }
     text = trace.read_text()
     assert "s3cret" not in text and "/object" in text
-    assert [line for line in text.splitlines() if line[:4] == "[1,2"][0][
-        :7
-    ] == "[1,2,3,"
+    assert f"[1,{2 * blocks},{3 * blocks}," in text
     done = run("trace", "record", NAME, "-o", trace, "--until-idle", "0.5")
-    assert done.returncode == 0 and done.stdout == "0 units were read\n"
+    assert done.returncode == 0 and done.stdout == "0 blocks were read\n"
     trace.write_text(text)
 
     asked = len(origin.asked)
@@ -418,7 +423,7 @@ def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     trace.write_text(other)
     done = run("prefetch", NAME, "--trace", trace)
     assert done.returncode == 1 and "none of the sources" in done.stderr
-    assert "5 units are left out" in done.stderr
+    assert f"{5 * blocks} units are left out" in done.stderr
 
     rate = "--rate", "64K"
     done = run("prefetch", NAME, "--all", *rate, "--no-wait", "--json")
@@ -487,6 +492,22 @@ def test_traces_name_what_was_read(tmp_path: Path) -> None:
     assert trace.extents([(1, changed)]) == ([], {7: 4})
 
 
+def test_units_come_once_where_a_trace_has_blocks(tmp_path: Path) -> None:
+    """In the order of their first reads, and none behind the end of the source."""
+    path = tmp_path / "trace"
+    source = TraceSource.describe(description(root="ab", unit=BLOCK))
+    blocks = UNIT // BLOCK
+    reads = [(7, 3 * blocks + 1, 0), (7, blocks, 1), (7, 3 * blocks, 2)]
+    reads += [(7, 2 * blocks + at, 3) for at in (1, 2, 5)] + [(7, 99 * blocks, 4)]
+    with path.open("w") as file:
+        writer = TraceWriter(file)
+        writer.add(reads, lambda _: source)
+        writer.end(lost=0, seconds=1.5)
+    mapped = TraceSource.describe(description(root="ab"))
+    wanted = [(2, 3 * UNIT, UNIT), (2, UNIT, 2 * UNIT)]
+    assert Trace.load(path).extents([(2, mapped)]) == (wanted, {})
+
+
 class Interrupted(io.StringIO):
     """Ctrl-C comes when line ``at`` was written."""
 
@@ -551,7 +572,7 @@ def test_refuses_what_is_no_trace(tmp_path: Path) -> None:
     for wrong, why in (
         ("", "not a trace"),
         ("{}\n", "not a trace"),
-        (text.replace('"version":1', '"version":2'), "of version 2"),
+        (text.replace('"version":2', '"version":3'), "of version 3"),
         (text.replace("[7,", "[8,"), "line 3"),
         (text.replace("[7,", "[7,-"), "line 3"),
     ):

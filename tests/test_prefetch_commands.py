@@ -29,8 +29,8 @@ class Client:
     def __init__(self) -> None:
         self.stopped = 0
 
-    def trace_start(self, *, limit: int | None) -> int:
-        return 7
+    def trace_start(self, *, limit: int | None) -> tuple[int, int]:
+        return 7, 4096
 
     def trace_read(self, number: int, at: int, *, stop: bool = False) -> dict[str, Any]:
         if self.stopped:

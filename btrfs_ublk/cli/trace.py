@@ -7,6 +7,7 @@ import json
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -58,9 +59,9 @@ def command() -> None:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1, 1 << 20),
-    metavar="UNITS",
-    help="Most units that the server notes; 40 bytes each.  [131072]",
+    type=click.IntRange(1, 1 << 22),
+    metavar="BLOCKS",
+    help="Most blocks of 4 KiB that the server notes; 40 bytes each.  [524288]",
 )
 @click.option(
     "--map", "path", metavar="FILE", help="Which map, where the device has several."
@@ -77,15 +78,15 @@ def record(
 ) -> int:
     """Record first reads, for prefetching.
 
-    Of each unit, the first read from now on, whether it is cached or not. A signal ends
-    the recording, and the trace is whole all the same.
+    Of each block of 4 KiB, the first read from now on, whether it is cached or not. A
+    signal ends the recording, and the trace is whole all the same.
 
     For example: btrfs-ublk trace record NAME -o boot.trace --until-idle 10
     """
     client = device_map(device, path=path)
-    number = client.trace_start(limit=limit)
+    number, unit = client.trace_start(limit=limit)
     try:
-        units, lost = _record_into(output, client, number, for_s, idle_s)
+        units, lost = _record_into(output, client, number, unit, for_s, idle_s)
     except BtrfsUblkError:
         with suppress(BtrfsUblkError):  # it may have ended, or its server
             client.trace_read(number, 0, stop=True)
@@ -93,7 +94,7 @@ def record(
     if as_json:
         click.echo(json.dumps({"units": units, "lost": lost}))
     else:
-        click.echo(f"{units} units were read")
+        click.echo(f"{units} blocks were read")
     if lost:
         click.echo(
             f"warning: {lost} reads came after the server's log was full (--limit)",
@@ -106,6 +107,7 @@ def _record_into(
     output: Path,
     client: MapClient,
     number: int,
+    unit: int | None,
     for_s: float | None,
     idle_s: float | None,
 ) -> tuple[int, int]:
@@ -117,7 +119,7 @@ def _record_into(
         raise UsageError(f"{output}: {why}") from error
     try:
         with file:
-            recording = _Recording(client, number, TraceWriter(file))
+            recording = _Recording(client, number, unit, TraceWriter(file))
             return _record(recording, for_s, idle_s)
     except OSError as error:
         raise BtrfsUblkError(
@@ -153,13 +155,16 @@ def _record(
 class _Recording:
     """A recording that a server makes, being written to a file."""
 
-    def __init__(self, client: MapClient, number: int, writer: TraceWriter) -> None:
+    def __init__(
+        self, client: MapClient, number: int, unit: int | None, writer: TraceWriter
+    ) -> None:
         self._client = client
         self._number = number
+        self._unit = unit
         self._writer = writer
 
     def take(self, *, stop: bool = False) -> int:
-        """Write what has come since the last call. Returns how many units."""
+        """Write what has come since the last call. Returns how many blocks."""
         taken = 0
         while True:
             page = self._client.trace_read(self._number, self._writer.units, stop=stop)
@@ -172,13 +177,14 @@ class _Recording:
 
     @deferred()  # a signal may come as the recording ends by itself
     def finish(self) -> tuple[int, int]:
-        """Return how many units there are, and how many reads were lost."""
+        """Return how many blocks there are, and how many reads were lost."""
         self.take()
         self.take(stop=True)
         self._writer.end(lost=self.lost, seconds=self.seconds)
         return self._writer.units, self.lost
 
     def _describe(self, source: int) -> TraceSource:
-        return TraceSource.describe(
+        found = TraceSource.describe(
             self._client.show(source=source)["source"]["description"]
         )
+        return found if self._unit is None else replace(found, unit=self._unit)

@@ -339,10 +339,12 @@ class MapClient:
         """End the running prefetch, if there is one. Drops what has not begun."""
         return Prefetch.parse(self._request("prefetch-cancel")["prefetch"])
 
-    def trace_start(self, *, limit: int | None = None) -> int:
-        """Record first reads of at most ``limit`` units. Returns the recording's id."""
+    def trace_start(self, *, limit: int | None = None) -> tuple[int, int | None]:
+        """Record first reads of at most ``limit`` units. Returns the recording's id,
+        and how many bytes a unit of it has; None: those of its source, with a server
+        of version 0.1.0."""
         reply = self._request("trace-start", **_without_none({"limit": limit}))
-        return int(reply["id"])
+        return int(reply["id"]), reply.get("unit")
 
     def trace_read(
         self, recording: int, at: int, *, stop: bool = False

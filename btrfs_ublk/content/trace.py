@@ -1,4 +1,4 @@
-"""Traces of first reads: which units were read, in order (docs/prefetch.md).
+"""Traces of first reads: which blocks were read, in order (docs/prefetch.md).
 
 A trace is a file of JSON lines. It identifies sources by their content, not by numbers
 in one map, so that it can be replayed wherever the same content is mapped.
@@ -18,8 +18,9 @@ from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError, why_unread
 
 FORMAT = "btrfs-ublk trace"
-VERSION = 1
-#: More than any server records (csrc/lazy/trace.h), with one line per unit.
+#: In version 1, a trace has the units of its sources.
+VERSION = 2
+#: More than any server records (csrc/lazy/trace.h), with one line per block.
 _MAX_BYTES = 256 << 20
 
 #: The keys of a mirror that identify the object. All others may be secret, or have no
@@ -35,7 +36,7 @@ _IDENTITY = {
 @dataclass(frozen=True)
 class TraceSource:
     """A source in a trace. ``root`` is its root digest, or None if it has no
-    digests."""
+    digests; ``unit`` is that of the trace: what its numbers count, in bytes."""
 
     size: int
     unit: int
@@ -174,7 +175,7 @@ class Trace:
             raise UsageError(
                 f"{path}: not a trace", hint="`btrfs-ublk trace record` makes them"
             )
-        if head.get("version") != VERSION:
+        if head.get("version") not in (1, VERSION):
             raise UsageError(
                 f"{path}: a trace of version {head.get('version')!r}, not {VERSION}",
                 hint="use the btrfs-ublk that recorded it, or a newer one",
@@ -212,26 +213,46 @@ class Trace:
         self, known: Sequence[tuple[int, TraceSource]]
     ) -> tuple[list[tuple[int, int, int]], dict[int, int]]:
         """Return what to prefetch, as (source of the map, offset, length) in bytes, in
-        a map with the sources ``known``; and what the map lacks, as units by source."""
+        a map with the sources ``known``: whole units of it, each once. And what the map
+        lacks, as units of the trace by source."""
         found = {number: _find(one, known) for number, one in self.sources.items()}
+        taken: set[tuple[int, int]] = set()
         extents: list[tuple[int, int, int]] = []
         missing: dict[int, int] = {}
         for run in self.reads:
             there = found[run.source]
             if there is None:
                 missing[run.source] = missing.get(run.source, 0) + run.count
-            else:
-                unit = self.sources[run.source].unit
-                extents.append((there, run.unit * unit, run.count * unit))
+                continue
+            number, source = there
+            for unit in self.units_of(run, source.unit, source.size):
+                if (number, unit) in taken:
+                    continue
+                taken.add((number, unit))
+                last = extents[-1] if extents else (-1, 0, 0)
+                if last[0] == number and last[1] + last[2] == unit * source.unit:
+                    extents.pop()
+                    extents.append((number, last[1], last[2] + source.unit))
+                else:
+                    extents.append((number, unit * source.unit, source.unit))
         return extents, missing
 
+    def units_of(self, run: Reads, unit: int, size: int) -> range:
+        """Return the numbers of the units of ``unit`` bytes that a run has read of a
+        source of ``size``."""
+        start = min(run.unit * self.sources[run.source].unit, size)
+        end = min((run.unit + run.count) * self.sources[run.source].unit, size)
+        return range(start // unit, -(-end // unit) if end > start else start // unit)
 
-def _find(source: TraceSource, known: Sequence[tuple[int, TraceSource]]) -> int | None:
+
+def _find(
+    source: TraceSource, known: Sequence[tuple[int, TraceSource]]
+) -> tuple[int, TraceSource] | None:
     """Find the source in the map. Sources with the same digests are preferred, since
     they are certain."""
-    same = [(number, one) for number, one in known if source.is_same(one)]
+    same = [each for each in known if source.is_same(each[1])]
     same.sort(key=lambda found: found[1].root != source.root)
-    return same[0][0] if same else None
+    return same[0] if same else None
 
 
 def _parse(line: str) -> object:

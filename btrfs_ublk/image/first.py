@@ -64,19 +64,19 @@ def traced_ranges(
         pack = _pack_of(roots, layout, traced, access, Path(work, "pack"))
         header, _ = unpack(pack, seed)
         extents = _extents(seed, header.layers[-1].subvolume)
-    units = [
-        (run.unit * header.unit, (run.unit + run.count) * header.unit)
+    reads = [
+        (run.unit * source.unit, (run.unit + run.count) * source.unit)
         for run in trace.reads
-        if trace.sources[run.source].root == header.root
+        if (source := trace.sources[run.source]).root == header.root
     ]
-    return list(_in_order(extents, units))
+    return list(_in_order(extents, reads))
 
 
-def _in_order(extents: list[_Extent], units: list[tuple[int, int]]) -> Iterator[Range]:
-    """Yield the files' ranges that lie in ``units`` of the data, each once."""
+def _in_order(extents: list[_Extent], reads: list[tuple[int, int]]) -> Iterator[Range]:
+    """Yield the files' ranges that ``reads`` of the data lie in, each once."""
     ends = [extent.end for extent in extents]
     seen: set[int] = set()
-    for start, end in units:
+    for start, end in reads:
         number = bisect_right(ends, start)
         while number < len(extents) and extents[number].start < end:
             if number not in seen:

@@ -165,8 +165,9 @@ def _runs_of(places: list[_Place], trace: Trace | None) -> list[_Run]:
     for read in trace.reads:
         number = numbers.get(trace.sources[read.source].root or "")
         if number is not None:
-            end = min(read.unit + read.count, places[number].count)
-            runs.append((number, min(read.unit, end), end))
+            one = places[number]
+            units = trace.units_of(read, one.unit, one.count * one.unit)
+            runs.append((number, units.start, units.stop))
     if not any(end > first for _, first, end in runs):
         raise UsageError(
             "the trace has read nothing of this build of the image",

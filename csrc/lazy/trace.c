@@ -13,17 +13,17 @@ struct trace_log {
 	uint64_t lost;	   /* atomic */
 	uint64_t until_ns; /* atomic: when the lease ends */
 	uint64_t mask;	/* of `seen`, whose size is a power of two and at least twice the limit */
-	uint64_t *seen; /* atomic: fingerprints of (source, unit); 0: a free slot */
+	uint64_t *seen; /* atomic: fingerprints of (source, block); 0: a free slot */
 	struct trace_entry *entries;
 };
 
 /*
- * A hash of 64 bits, never 0. Two units with the same one are all but impossible, and would only
+ * A hash of 64 bits, never 0. Two blocks with the same one are all but impossible, and would only
  * cost an entry.
  */
-static uint64_t fingerprint(uint64_t source, uint64_t unit)
+static uint64_t fingerprint(uint64_t source, uint64_t block)
 {
-	uint64_t x = unit * 0x9e3779b97f4a7c15ull + source * 0xd1b54a32d192ed03ull;
+	uint64_t x = block * 0x9e3779b97f4a7c15ull + source * 0xd1b54a32d192ed03ull;
 
 	x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
 	x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
@@ -50,12 +50,12 @@ static bool add_seen(struct trace_log *log, uint64_t mark)
 	}
 }
 
-static void note(struct trace_log *log, uint64_t source, uint64_t unit)
+static void note(struct trace_log *log, uint64_t source, uint64_t block)
 {
 	struct trace_entry *entry;
 	uint64_t number;
 
-	if (!add_seen(log, fingerprint(source, unit)))
+	if (!add_seen(log, fingerprint(source, block)))
 		return;
 	number = __atomic_fetch_add(&log->used, 1, __ATOMIC_RELAXED);
 	/* Other threads took the last entries at the same time. */
@@ -65,7 +65,7 @@ static void note(struct trace_log *log, uint64_t source, uint64_t unit)
 	}
 	entry = &log->entries[number];
 	entry->source = source;
-	entry->unit = unit;
+	entry->block = block;
 	__atomic_store_n(&entry->at_ns, clock_now_ns() - log->began_ns + 1, __ATOMIC_RELEASE);
 }
 
@@ -108,9 +108,10 @@ static void end_if_over(struct trace *trace)
 	pthread_mutex_unlock(&trace->lock);
 }
 
-void trace_note_units(struct trace *trace, const struct source *source, uint64_t first,
-		      uint64_t last)
+void trace_note_blocks(struct trace *trace, const struct source *source, uint64_t offset,
+		       uint64_t length)
 {
+	uint64_t end = offset + length < source->size ? offset + length : source->size;
 	struct trace_log *log;
 	bool over;
 
@@ -121,8 +122,9 @@ void trace_note_units(struct trace *trace, const struct source *source, uint64_t
 	log = __atomic_load_n(&trace->log, __ATOMIC_SEQ_CST);
 	over = log && is_over(log);
 	if (log && !over) {
-		for (uint64_t unit = first; unit <= last; unit++)
-			note(log, source->id, unit);
+		for (uint64_t block = offset / TRACE_BLOCK_BYTES; block * TRACE_BLOCK_BYTES < end;
+		     block++)
+			note(log, source->id, block);
 	}
 	__atomic_sub_fetch(&trace->noting, 1, __ATOMIC_SEQ_CST);
 	/* NB: only now, because drop() waits for threads that are noting. */
@@ -188,11 +190,11 @@ static int copy(struct trace_log *log, uint64_t from, struct trace_entry *entrie
 		if (!at_ns)
 			break;
 		entries[count] = (struct trace_entry){ .source = entry->source,
-						       .unit = entry->unit,
+						       .block = entry->block,
 						       .at_ns = at_ns - 1 };
 	}
 	*status = (struct trace_status){
-		.units = used,
+		.blocks = used,
 		.limit = log->limit,
 		.lost = relaxed_load(&log->lost),
 		.elapsed_ns = clock_now_ns() - log->began_ns,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A recording of first reads: which units readers have asked for since it began, in order, cached
- * or not. Queue threads add to it without a lock. Its memory is allocated when it begins.
+ * A recording of first reads: which blocks readers have asked for since it began, in order, cached
+ * or not. Blocks are smaller than units, which have much that nobody has read. Queue threads add to
+ * it without a lock. Its memory is allocated when it begins.
  */
 #ifndef LAZY_TRACE_H
 #define LAZY_TRACE_H
@@ -11,19 +12,19 @@
 #include <stdint.h>
 
 #include "base/relaxed.h"
-#include "lazy/layout.h"
 #include "lazy/source.h"
 
 enum {
-	TRACE_UNITS_DEFAULT = 1 << 17,
-	TRACE_UNITS_MAX = 1 << 20, /* 40 MiB */
+	TRACE_BLOCK_BYTES = 4 << 10,
+	TRACE_BLOCKS_DEFAULT = 1 << 19, /* 20 MiB */
+	TRACE_BLOCKS_MAX = 1 << 22,
 	/* A recording that no client has read for so long ends with the next read. */
 	TRACE_LEASE_S = 30,
 };
 
 struct trace_entry {
 	uint64_t source; /* number of the source */
-	uint64_t unit;
+	uint64_t block;
 	/* time since it began, plus 1; atomic: 0 until the other fields are written */
 	uint64_t at_ns;
 };
@@ -39,8 +40,8 @@ struct trace {
 };
 
 struct trace_status {
-	uint64_t units, limit; /* in the log */
-	uint64_t lost;	       /* first reads that did not fit; one unit may count several times */
+	uint64_t blocks, limit; /* in the log */
+	uint64_t lost;		/* first reads that did not fit; a block may count several times */
 	uint64_t elapsed_ns;
 };
 
@@ -49,8 +50,8 @@ void trace_init(struct trace *trace);
 void trace_deinit(struct trace *trace);
 
 /*
- * Starts a recording of at most `limit` units, up to TRACE_UNITS_MAX. Returns 0, -EBUSY when one is
- * running, or -ENOMEM.
+ * Starts a recording of at most `limit` blocks, up to TRACE_BLOCKS_MAX. Returns 0, -EBUSY when one
+ * is running, or -ENOMEM.
  */
 int trace_start(struct trace *trace, uint64_t limit, uint64_t *id);
 /*
@@ -61,8 +62,8 @@ int trace_read(struct trace *trace, uint64_t id, uint64_t from, struct trace_ent
 	       unsigned room, struct trace_status *status);
 void trace_stop(struct trace *trace, uint64_t id);
 
-void trace_note_units(struct trace *trace, const struct source *source, uint64_t first,
-		      uint64_t last);
+void trace_note_blocks(struct trace *trace, const struct source *source, uint64_t offset,
+		       uint64_t length);
 
 /*
  * To be called when a reader asks for bytes of a source that is not computed. Any thread may call
@@ -72,8 +73,7 @@ static inline void trace_note(struct trace *trace, const struct source *source, 
 			      uint64_t length)
 {
 	if (__builtin_expect(relaxed_load(&trace->log) != NULL, 0))
-		trace_note_units(trace, source, unit_of(source, offset),
-				 unit_of(source, offset + length - 1));
+		trace_note_blocks(trace, source, offset, length);
 }
 
 #endif

@@ -14,18 +14,18 @@
 #include "base/message.h"
 #include "lazy/trace.h"
 
-enum { READERS = 2, UNITS = 4096, LIMIT = 1024 };
+enum { READERS = 2, BLOCKS = 4096, LIMIT = 1024 };
 
 static struct trace trace;
 static bool stop; /* atomic */
 
 static void *read_on(void *unused)
 {
-	const struct source source = { .id = 1, .size = UNITS * 4096ull, .unit_bytes = 4096 };
+	const struct source source = { .id = 1, .size = BLOCKS * 4096ull, .unit_bytes = 4096 };
 
 	(void)unused;
-	for (uint64_t unit = 0; !relaxed_load(&stop); unit = (unit + 1) % UNITS)
-		trace_note(&trace, &source, unit * 4096, 4096);
+	for (uint64_t block = 0; !relaxed_load(&stop); block = (block + 1) % BLOCKS)
+		trace_note(&trace, &source, block * 4096, 4096);
 	return NULL;
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * trace-start records first reads of units, at most `"limit"` of them. The reply has `"id"`.
+ * trace-start records first reads of blocks, at most `"limit"` of them. The reply has `"id"`, and
+ * in `"unit"` how many bytes a block has; servers before that had the source's units instead.
  *
  * trace-read returns the reads of recording `"id"` from number `"from"` on: `"reads"`, a list of
- * [SOURCE, UNIT, MILLISECONDS], and `"units"`, `"limit"`, `"lost"` and `"seconds"` of the recording
+ * [SOURCE, BLOCK, MILLISECONDS], and `"units"`, `"limit"`, `"lost"` and `"seconds"` of the recording
  * so far. With `"stop": true`, the recording ends once all was read. If no client asks for half a
  * minute, it ends with the next read.
  */
@@ -19,14 +20,14 @@ enum { PAGE_READS = 2000 };
 static int start(struct map_request *request)
 {
 	struct error *error = &request->error;
-	uint64_t limit = TRACE_UNITS_DEFAULT, id = 0;
+	uint64_t limit = TRACE_BLOCKS_DEFAULT, id = 0;
 	int err = keys_take_u64(request->keys, "limit", false, &limit, error);
 
 	if (!err)
 		err = keys_refuse_unknown(request->keys, error);
-	if (!err && (!limit || limit > TRACE_UNITS_MAX))
+	if (!err && (!limit || limit > TRACE_BLOCKS_MAX))
 		err = error_set(error, -EINVAL, "\"limit\" is %llu, it must be 1 to %d",
-				(unsigned long long)limit, TRACE_UNITS_MAX);
+				(unsigned long long)limit, TRACE_BLOCKS_MAX);
 	if (!err)
 		err = trace_start(&request->space->trace, limit, &id);
 	if (err == -EBUSY) {
@@ -35,7 +36,10 @@ static int start(struct map_request *request)
 	}
 	if (err)
 		return err;
-	return json_object_set_new(request->body, "id", json_integer((json_int_t)id)) ? -ENOMEM : 0;
+	if (json_object_set_new(request->body, "id", json_integer((json_int_t)id)) ||
+	    json_object_set_new(request->body, "unit", json_integer(TRACE_BLOCK_BYTES)))
+		return -ENOMEM;
+	return 0;
 }
 
 MAP_REQUEST(trace_start_kind, "trace-start", start);
@@ -45,7 +49,7 @@ static int answer(struct map_request *request, const struct trace_entry *entries
 {
 	json_t *reads = json_array();
 	json_t *more = json_pack("{s:o, s:I, s:I, s:I, s:f}", "reads", reads, "units",
-				 (json_int_t)status->units, "limit", (json_int_t)status->limit,
+				 (json_int_t)status->blocks, "limit", (json_int_t)status->limit,
 				 "lost", (json_int_t)status->lost, "seconds",
 				 (double)status->elapsed_ns / 1e9);
 	int err = more ? 0 : -ENOMEM;
@@ -53,7 +57,7 @@ static int answer(struct map_request *request, const struct trace_entry *entries
 	for (int i = 0; i < count && !err; i++) {
 		if (json_array_append_new(reads,
 					  json_pack("[I, I, I]", (json_int_t)entries[i].source,
-						    (json_int_t)entries[i].unit,
+						    (json_int_t)entries[i].block,
 						    (json_int_t)(entries[i].at_ns / NS_PER_MS))))
 			err = -ENOMEM;
 	}
