@@ -325,19 +325,28 @@ def map_image(volume: VolumeDirectory) -> None:
     if image is None or _any_source(image) is None:
         return
     client = devices.device_map(volume.name)
+    # NB: of what is detached, it is 0.
+    first_bytes = image.get("first_bytes", 0)
     if next(client.list(), None) is None:
         sources = _sources_of(image, volume.path)
+        additions = [
+            content.Addition(source=number, offset=offset)
+            for number, (offset, _) in enumerate(sources)
+        ]
+        if 0 < first_bytes < sources[0][1].get("size", 0):
+            # The server reads ahead to the end of a mapping. A start reads nothing of
+            # what lies behind that which comes first.
+            additions[:] = [
+                content.Addition(offset=0, length=first_bytes),
+                content.Addition(offset=first_bytes, source_offset=first_bytes),
+            ]
         client.add(
             [source for _, source in sources],
-            [
-                content.Addition(source=number, offset=offset)
-                for number, (offset, _) in enumerate(sources)
-            ],
+            additions,
             names=[f"the data of {image['name']}"] * len(sources),
         )
-    # What is in the cache is passed over, so each `up` may begin with it. NB: of what
-    # is detached, first_bytes is 0.
-    if first_bytes := image.get("first_bytes", 0):
+    # What is in the cache is passed over, so each `up` may begin with it.
+    if first_bytes:
         client.prefetch(end=first_bytes)
 
 
