@@ -39,11 +39,16 @@ def _row(name: str, rounds: Sequence[Result]) -> tuple[str, ...]:
     def seconds(share: float) -> str:
         return f"{quantile(times, share):.2f}" if times else number(math.nan)
 
+    def middle(key: str) -> str:
+        found = [each[key] for each in rounds if "new_s" in each and key in each]
+        return f"{median(found):.2f}" if found else number(math.nan)
+
     return (
         name,
         number(len(rounds)),
         number(sum(each.get("kills", 0) for each in rounds)),
         number(sum(each.get("operations", 0) for each in rounds)),
+        *map(middle, ("snapshotter_s", "containerd_s", "tried_s")),
         *map(seconds, (0.5, 0.99, 1.0)),
         number(sum(each > LONGEST_S for each in times)),
         number(sum(each.get("pulled", 0) for each in rounds)),
@@ -65,6 +70,7 @@ def tables(document: Document) -> list[Table]:
             f"Killed beneath {document['parameters']['containers']} containers",
             (
                 *("killed", "rounds", "kills", "operations"),
+                *("snapshotter s", "containerd s", "tried s"),
                 *("new p50 s", "p99 s", "max s", f"over {LONGEST_S} s"),
                 *("pulled again", "kept", "with faults"),
             ),
@@ -73,6 +79,8 @@ def tables(document: Document) -> list[Table]:
             "The times are from when containerd or the snapshotter were started again, "
             "or else from the kill, until a container of a new pod has read a file; "
             f"before anything is killed, that takes {usual} s (median). "
+            "Before them, when both took connections again, and when the try began "
+            "that had success (medians). "
             "Pulled again: containerd had come up before the snapshotter, and did not "
             "know its images any more. Kept: shims without a task, which containerd "
             "had just started when it was killed. "

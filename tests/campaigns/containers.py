@@ -19,6 +19,7 @@ import hashlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +66,7 @@ _PER_POD = 5
 _RESTART_S = {"snapshotter": 0.1, "containerd": 5.0}
 _LONGEST_WORK_S = 0.5
 _PAUSE_S = 0.1
+_LOOK_S = 0.02
 _TIMEOUT_S = 60.0
 #: What a container does: it verifies files of the image, and counts its turns.
 _VERIFY = """
@@ -212,8 +214,8 @@ class Campaign:
             stack.enter_context(self._host.namespace())
             try:
                 self._start("snapshotter")
-                socket = self._host.work / "snapshotter.sock"
-                self._soon(socket.exists, "the snapshotter is not ready")
+                path = self._host.work / "snapshotter.sock"
+                self._soon(path.exists, "the snapshotter is not ready")
                 self._start("containerd")
                 self._soon(self._is_ready, "containerd is not ready")
                 yield
@@ -377,9 +379,13 @@ class Campaign:
 
     def _start_new(self, result: Result) -> None:
         """Start a pod as the kubelet does, which tries until one runs, and have a
-        container in it read."""
+        container in it read. Note, from the restart on, when each of both answered,
+        and when the try began that had success."""
         failed = 0
+        watch = threading.Thread(target=self._note_answers, args=[result], daemon=True)
+        watch.start()
         while True:
+            result["tried_s"] = time.monotonic() - self._restarted_s
             try:
                 with self._asking() as cri:
                     # NB: a containerd that has started before its snapshotter does not
@@ -401,6 +407,19 @@ class Campaign:
                     said = error.details() if isinstance(error, grpc.Call) else "-"
                     raise BtrfsUblkError(f"no new container starts: {said}") from None
                 time.sleep(_PAUSE_S)
+
+    def _note_answers(self, result: Result) -> None:
+        waiting = {
+            role: str(self._host.work / f"{role}.sock")
+            for role in ("snapshotter", "containerd")
+        }
+        while waiting and time.monotonic() < self._restarted_s + self._deadline_s:
+            for role, path in list(waiting.items()):
+                with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+                    asking.connect(path)
+                    result[f"{role}_s"] = time.monotonic() - self._restarted_s
+                    del waiting[role]
+            time.sleep(_LOOK_S)
 
     @contextmanager
     def _coming_and_going(self, result: Result) -> Iterator[None]:
