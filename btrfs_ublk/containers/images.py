@@ -20,8 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from btrfs_ublk import device as devices
+from btrfs_ublk import image as images
+from btrfs_ublk import volume as volumes
 from btrfs_ublk.containers.kubelet_logins import KubeletLogins, Plugin
 from btrfs_ublk.containers.store import (
     SNAPSHOT_REF,
@@ -30,22 +33,16 @@ from btrfs_ublk.containers.store import (
     RefusedError,
     SnapshotStore,
 )
-from btrfs_ublk.device import show_device
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
-from btrfs_ublk.image.pack import InvalidPackError
 from btrfs_ublk.image.policy import RefusedImageError, read_policy
 from btrfs_ublk.image.reference import Reference, check_digest, parse_reference
-from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.server import ServerStats
 from btrfs_ublk.units import GIB
-from btrfs_ublk.volume.definition import VolumeDefinition
-from btrfs_ublk.volume.down import down_volume, remove_volume
 from btrfs_ublk.volume.forks import LAYERS_DIRECTORY
-from btrfs_ublk.volume.image import data_bytes_of
-from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
-from btrfs_ublk.volume.up import up_volume
+
+if TYPE_CHECKING:
+    from btrfs_ublk.volume.store import VolumeDirectory
 
 log = logging.getLogger(__name__)
 
@@ -140,11 +137,14 @@ class Images:
         self.fallbacks = Counter[str]()
         self._logins = KubeletLogins(root / "logins", options.plugins, options.access)
         self._pool = ThreadPoolExecutor(_STARTING, thread_name_prefix="images")
+        self._logins.retain(parse_reference(x.name) for x in store.images())
 
     def start(self) -> None:
         """Bring all images up that there were before, in the background, and remove
-        those that a killed process has left without snapshots."""
-        self._logins.retain(parse_reference(x.name) for x in self._store.images())
+        those that a killed process has left without snapshots. What that needs is a
+        third of what is to be loaded, and is loaded now, when containerd is answered.
+        """
+        self._pool.submit(getattr, volumes, "up_volume")
         for image in self._store.images():
             self._pool.submit(self._restart, image.digest)
 
@@ -329,9 +329,7 @@ class Images:
 
     def _fetch(self, digest: str, reference: Reference | None) -> _Found:
         """Get the metadata of an image into the store."""
-        from btrfs_ublk.image.pull import pull_image  # see above
-
-        store = ImageStore()
+        store = images.ImageStore()
         stored = store.find(digest)
         names = list(stored.names) if stored else []
         places = [reference.place] if reference else []
@@ -352,7 +350,7 @@ class Images:
             try:
                 if stored is None:
                     with self._login(wanted) as access:
-                        pull_image(
+                        images.pull_image(
                             wanted, access, store, policy=policy, listed_in=listed_in
                         )
                 header = store.header(digest)
@@ -389,7 +387,7 @@ class Images:
                 # It is renewed from now on; an image needs no network to come up.
                 self._logins.access(parse_reference(found.name), fresh=False)
             self._mounts.mkdir(mode=0o700, exist_ok=True)
-            up_volume(volume.name, definition)
+            volumes.up_volume(volume.name, definition)
         except BaseException as error:
             self._problems[digest] = str(error)
             if is_new and not os.path.lexists(volume.path):
@@ -404,9 +402,9 @@ class Images:
             self._store.set_ready(digest, time.monotonic() - start_s)
         return mount
 
-    def _definition(self, name: str, mount: Path) -> VolumeDefinition:
+    def _definition(self, name: str, mount: Path) -> volumes.VolumeDefinition:
         access = self._logins.access(parse_reference(name))
-        return VolumeDefinition(
+        return volumes.VolumeDefinition(
             image=name,
             image_docker_config=access.docker_config,
             image_ca_file=access.ca_file,
@@ -457,10 +455,10 @@ class Images:
                 self._up.pop(digest, None)
                 volume = _volume(digest)
                 if os.path.lexists(volume.path):
-                    down_volume(volume.name)
-                    remove_volume(volume.name)
+                    volumes.down_volume(volume.name)
+                    volumes.remove_volume(volume.name)
                 name = f"@{digest}"
-                ImageStore().discard(digest, lambda one: one.endswith(name))
+                images.ImageStore().discard(digest, lambda one: one.endswith(name))
                 row = self._row(digest)
                 self._store.forget_image(digest)
                 self._problems.pop(digest, None)
@@ -516,9 +514,11 @@ class Images:
             ready_s=row.ready_s,
             problem=self._problems.get(row.digest),
         )
+        from btrfs_ublk.server import ServerStats
+
         with suppress(BtrfsUblkError, OSError):
             found = replace(found, data_bytes=_data_bytes(volume))
-            stats = ServerStats.parse(show_device(volume.name).stats or {})
+            stats = ServerStats.parse(devices.show_device(volume.name).stats or {})
             fetched = [int((lazy.cache or {}).get("bytes", 0)) for lazy in stats.lazy]
             errors = stats.kinds["lazy"].errors if "lazy" in stats.kinds else 0
             found = replace(found, fetched_bytes=sum(fetched), failed_reads=errors)
@@ -548,7 +548,7 @@ def _hex(digest: str) -> str:
 
 
 def _volume(digest: str) -> VolumeDirectory:
-    return volume_directory(f"snapshotter-{_hex(digest)}")
+    return volumes.volume_directory(f"snapshotter-{_hex(digest)}")
 
 
 def _layers(volume: VolumeDirectory) -> Sequence[str]:
@@ -558,6 +558,8 @@ def _layers(volume: VolumeDirectory) -> Sequence[str]:
 
 
 def _data_bytes(volume: VolumeDirectory) -> int:
+    from btrfs_ublk.volume.image import data_bytes_of
+
     image = volume.made().image
     return data_bytes_of(image) if image else 0
 
@@ -578,6 +580,8 @@ def _check_layer(found: _Found, target: str, *, is_first: bool) -> None:
 
 def _reason(error: Exception) -> str:
     """Return one of the reasons that fallbacks are counted by."""
+    from btrfs_ublk.image.pack import InvalidPackError
+
     match error:
         case RefusedImageError():
             return "refused"

@@ -209,6 +209,8 @@ def serving(
         try:
             server = _start(snapshots, path)
             try:
+                # Not before: containerd tries to connect seldom.
+                snapshots.start()
                 yield server
             finally:
                 server.stop(_STOP_S).wait()

@@ -106,6 +106,10 @@ class Snapshots:
             self.root, self._store, options or LazyOptions(), self._settle_image
         )
         self._settle(None, self._directory)
+
+    def start(self) -> None:
+        """Bring sealed images up in the background. A call does not wait for that, but
+        for those that it needs."""
         self._images.start()
 
     def close(self) -> None:
