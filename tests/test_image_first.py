@@ -210,6 +210,9 @@ def test_a_volume_fetches_it_at_once(place: Place) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert done.is_complete and done.units == units
+        # Read-ahead ends with a mapping.
+        ends = [each.end for each in device_map(NAME).list()]
+        assert ends == [image.first_bytes, image.data_bytes]
         assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
         assert place.command("down", NAME).returncode == 0
 
