@@ -4,8 +4,9 @@
 discard and flush of it becomes a record of the log of ``power_loss.py``. `Replay` lays
 out what the disk may hold after any number of records: all that was written before
 the last flush, and of what was written since, nothing, all, or any parts in blocks of 4
-KiB, which are what the loop device promises to write as a whole. Writes to one block
-keep their order. As a program, this is the server: logged_disk.py DISK LOG DIRECTORY.
+KiB, which are what the loop device promises to write as a whole, or of other sectors.
+Writes to one block keep their order. As a program, this is the server: logged_disk.py
+DISK LOG DIRECTORY.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from btrfs_ublk.kernel import loop_device, mounted
 BLOCK_BYTES = 4096
 NAME = "disk"
 FileSystem = Literal["btrfs", "ext4", "xfs"]
-_MAKE = {
+MAKE = {
     "btrfs": ["mkfs.btrfs", "-q", "-K"],
     "ext4": ["mkfs.ext4", "-q", "-b", "4096", "-E", "nodiscard"],
     "xfs": ["mkfs.xfs", "-q", "-K", "-s", "size=4096"],
@@ -145,7 +146,7 @@ class _Server:
     def _fallocate(self, node: int, body: memoryview) -> bytes:
         _, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(body)
         if mode & (_PUNCH_HOLE | _ZERO_RANGE):
-            _punch(self._disk, offset, length)
+            punch(self._disk, offset, length)
             self._add(PUNCH, offset, length)
         return b""
 
@@ -157,7 +158,8 @@ class _Server:
             raise OSError(errno.ENOSPC, "")
 
 
-def _punch(fd: int, offset: int, length: int) -> None:
+def punch(fd: int, offset: int, length: int) -> None:
+    """Make a hole in a file. Raises OSError."""
     result = _libc.fallocate(
         fd, _PUNCH_HOLE | 1, ctypes.c_int64(offset), ctypes.c_int64(length)
     )
@@ -206,7 +208,7 @@ def recording(top: Path, kind: FileSystem, *, size_bytes: int) -> Iterator[Path]
     image = top / "recorded"
     with image.open("wb") as file:
         file.truncate(size_bytes)
-    run([*_MAKE[kind], image], timeout_s=_TIMEOUT_S)
+    run([*MAKE[kind], image], timeout_s=_TIMEOUT_S)
     _copy(image, top / "initial")
     with (
         logged_disk(image, top / "log", top / "fuse") as served,
@@ -227,10 +229,13 @@ class Record:
 
 class Replay:
     """What the disk holds, from the start on, when it was as the file ``initial``;
-    ``work`` is a file of our own."""
+    ``work`` is a file of our own. Writes that no flush has followed are torn between
+    blocks of ``sector_bytes``."""
 
-    def __init__(self, initial: Path, log: Path, work: Path) -> None:
-        self._durable = work
+    def __init__(
+        self, initial: Path, log: Path, work: Path, *, sector_bytes: int = BLOCK_BYTES
+    ) -> None:
+        self._durable, self._sector_bytes = work, sector_bytes
         _copy(initial, work)
         with log.open("rb") as file:
             self._log = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -283,15 +288,29 @@ class Replay:
                 if fate < 0.4:
                     self._apply(file.fileno(), each, each.offset, each.length)
                 elif fate < 0.7:
-                    end = each.offset + each.length
-                    for at in range(each.offset, end, BLOCK_BYTES):
+                    for at, length in self._sectors(each):
                         if source.random() < 0.5:
-                            part = min(BLOCK_BYTES, end - at)
-                            self._apply(file.fileno(), each, at, part)
+                            self._apply(file.fileno(), each, at, length)
+
+    def _sectors(self, record: Record) -> Iterator[tuple[int, int]]:
+        """Yield the offsets and lengths of what is written as a whole."""
+        at, end = record.offset, record.offset + record.length
+        while at < end:
+            whole = record.kind == PUNCH or self._is_superblock(record, at)
+            length = min(BLOCK_BYTES if whole else self._sector_bytes, end - at)
+            yield at, length
+            at += length
+
+    def _is_superblock(self, record: Record, at: int) -> bool:
+        # No btrfs, and no ext4, starts from a superblock that is torn.
+        data = record.at + at - record.offset
+        block = self._log[data : data + BLOCK_BYTES]
+        is_first = at == 0 and block[1080:1082] == b"\x53\xef"
+        return is_first or block[64:72] == b"_BHRfS_M"
 
     def _apply(self, fd: int, record: Record, offset: int, length: int) -> None:
         if record.kind == PUNCH:
-            _punch(fd, offset, length)
+            punch(fd, offset, length)
         else:
             at = record.at + offset - record.offset
             os.pwrite(fd, memoryview(self._log)[at : at + length], offset)

@@ -15,9 +15,11 @@ import pytest
 from conftest import Need
 from image_support import ordinary_image
 from logged_disk import FileSystem, Replay, mounted_disk, recording
+from nbd_disk import nbd_disk
 from power_loss import RECORD, SYNC, WRITE
 from registry_server import REGISTRY
 
+from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
 from btrfs_ublk.containers.snapshots import Snapshots
 from btrfs_ublk.image.layout import Layout
@@ -165,6 +167,49 @@ def test_what_a_disk_may_hold(tmp_path: Path) -> None:
     assert first == {"a"} and {letters[1] for letters in seen} == set("abc")
     # The third block may have the second write without the first, and both or none.
     assert {letters[2:4] for letters in seen} == {a + b for a in ".bc" for b in ".b"}
+
+
+def test_sectors_are_torn_but_not_superblocks(tmp_path: Path) -> None:
+    (tmp_path / "initial").write_bytes(bytes(2 * BLOCK))
+    superblock = bytes(64) + b"_BHRfS_M" + bytes([1]) * (BLOCK - 72)
+    written = superblock + bytes([2]) * BLOCK
+    head = RECORD.pack(WRITE, 0, 1, 0, 0, len(written))
+    (tmp_path / "log").write_bytes(head + written)
+    replay = Replay(
+        *(tmp_path / name for name in ("initial", "log", "work")), sector_bytes=512
+    )
+    replay.advance(1)
+    source, torn = random.Random(1), set()
+    for _ in range(100):
+        replay.lay_out(tmp_path / "state", "some", source)
+        content = (tmp_path / "state").read_bytes()
+        assert content[:BLOCK] in (bytes(BLOCK), superblock)
+        sectors = [content[at : at + 512] for at in range(BLOCK, 2 * BLOCK, 512)]
+        assert all(sector in (bytes(512), bytes([2]) * 512) for sector in sectors)
+        torn.add(sum(sector[0] == 2 for sector in sectors))
+    assert {0, 3, 4, 5, 8} <= torn
+
+
+def test_a_disk_for_qemu_logs_what_is_written(tmp_path: Path, need: Need) -> None:
+    need(Program("nbdcopy", "libnbd-bin"))
+    disk, log, data = (tmp_path / name for name in ("disk", "log", "data"))
+    data.write_bytes(random.Random(1).randbytes(3 * MIB))
+    for path in (disk, tmp_path / "initial"):
+        path.write_bytes(bytes(4 * MIB))
+    with nbd_disk(disk, log, tmp_path / "nbd") as served:
+        uri = f"nbd+unix:///?socket={tmp_path / 'nbd'}"
+        subprocess.run(["nbdcopy", "--flush", data, uri], check=True, timeout=60)
+        assert served.under_way == 0
+    assert disk.read_bytes() == data.read_bytes() + bytes(MIB)
+    replay = Replay(tmp_path / "initial", log, tmp_path / "work")
+    *writes, last = replay.records
+    assert last.kind == SYNC and {each.kind for each in writes} == {WRITE}
+    replay.advance(len(writes))
+    replay.lay_out(tmp_path / "state", "none", random.Random(1))
+    assert (tmp_path / "state").read_bytes() == bytes(4 * MIB)
+    replay.advance(len(writes) + 1)
+    replay.lay_out(tmp_path / "state", "none", random.Random(1))
+    assert (tmp_path / "state").read_bytes() == disk.read_bytes()
 
 
 @native

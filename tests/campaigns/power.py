@@ -41,6 +41,7 @@ from power_work import (  # noqa: E402
     Key,
     Promises,
     Work,
+    known,
     write_synced,
 )
 from registry_server import REGISTRY, Registry, registry_server  # noqa: E402
@@ -72,7 +73,7 @@ from btrfs_ublk.volume import (  # noqa: E402
 from btrfs_ublk.volume.store import volume_directory  # noqa: E402
 
 _DISK_BYTES = 4 * GIB
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _TIMEOUT_S = 120.0
 #: Of how many states one has its sprouts looked at by `btrfs check`.
 _CHECKED_EVERY = 5
@@ -94,13 +95,12 @@ class Campaign:
         *,
         kind: FileSystem,
         seed: int,
-        up_every: int,
+        up_every: int = 1,
     ) -> None:
         self._top, self._registry, self._kind = top, registry, kind
         self._up_every = up_every
         self._chances = random.Random(seed)
         self._log = top / "log"
-        self._promises = Promises(lambda: self._log.stat().st_size)
         for name in ("mounts", "source"):
             (top / name).mkdir()
         for name in ("same", "other"):
@@ -108,20 +108,30 @@ class Campaign:
             (top / "source" / name).write_bytes(content)
         self._same = (top / "source/same").read_bytes()
         self._other = (top / "source/other").read_bytes()
+        self.begin(Promises(lambda: self._log.stat().st_size), self._chances)
+
+    def begin(self, promises: Promises, chances: random.Random) -> Work:
+        """Return work that promises this."""
+        self._promises = promises
+        #: What was there when it was compared.
+        self.found: dict[Key, Any] = {}
         self._work = Work(
-            *(top / "mounts", top / "source", registry, self._promises, self._chances)
+            *(self._top / "mounts", self._top / "source", self._registry),
+            *(promises, chances),
         )
+        return self._work
 
     def record(self, steps: int) -> None:
         """Do so many steps of work on a disk that logs."""
-        self._make_images()
+        self.make_images()
         with recording(self._top, self._kind, size_bytes=_DISK_BYTES):
             self._work.run(steps)
         # A unit that was read keeps its content, or cannot be read any more.
         with (self._top / "source/other").open("r+b") as file:
             file.write(bytes(255 - byte for byte in self._other))
 
-    def _make_images(self) -> None:
+    def make_images(self) -> None:
+        """Put two images into the registry, which may be pulled."""
         for tag in ("1", "2"):
             files = {
                 "text": tag.encode(),
@@ -174,20 +184,21 @@ class Campaign:
                 run(["btrfs", "check", "--readonly", disk], timeout_s=_TIMEOUT_S)
             with mounted_disk(disk, self._top / "disk", self._kind):
                 try:
-                    problems += self._compare(position)
+                    problems += self.compare(position)
                     if number % self._up_every == 0:
-                        problems += self._go_on(position)
+                        problems += self.go_on(position)
+                        self._work_on()
                 finally:
                     for each in list_volumes():
                         down_volume(each.name)
                 if with_check:
-                    problems += self._check_sprouts()
-                problems += self._left(number % self._up_every == 0)
+                    problems += self.check_sprouts()
+                problems += self.left(number % self._up_every == 0)
         except (BtrfsUblkError, OSError) as error:
             problems.append(f"{type(error).__name__}: {error}")
         return problems
 
-    def _compare(self, position: int) -> list[str]:
+    def compare(self, position: int) -> list[str]:
         """Compare what is on the disk, with nothing up."""
         found: dict[Key, Any] = {}
         for volume in list_volumes():
@@ -208,7 +219,9 @@ class Campaign:
         """Compare values with those that are allowed."""
         problems = []
         for key, allowed in self._promises.allowed(position).items():
-            value = found.get(key)
+            value = known(found.get(key))
+            if key[0] in kinds:
+                self.found[key] = value
             if key[0] in kinds and value not in allowed and ANY not in allowed:
                 problems.append(
                     f"{' '.join(key)}: {_shown(value)}, not "
@@ -216,8 +229,8 @@ class Campaign:
                 )
         return problems[:_SHOWN]
 
-    def _go_on(self, position: int) -> list[str]:
-        """Bring all volumes up, compare what is in them, and work with them."""
+    def go_on(self, position: int) -> list[str]:
+        """Bring all volumes up, and compare what is in them."""
         names = {each.name for each in list_volumes()}
         for name in sorted(names | set(VOLUMES)):
             kept = volume_directory(name)
@@ -227,7 +240,7 @@ class Campaign:
         found: dict[Key, Any] = {
             ("fork", IMAGE, fork.name): fork.mode for fork in forks_of_image(IMAGE)
         }
-        for key in self._promises.now:
+        for key in self._promises.allowed(position):
             if key[0] == "file":
                 with suppress(FileNotFoundError, NotADirectoryError):
                     path = self._top / "mounts" / key[1] / key[2]
@@ -244,12 +257,15 @@ class Campaign:
                 elif not snapshots.mounts(each.name):
                     problems.append(f"snapshot {each.name} has no mount")
             snapshots.cleanup()
-            snapshots.prepare("later", "", {})
-            snapshots.commit("later committed", "later", {})
-        for name in VOLUMES:
-            write_synced(self._top / "mounts" / name / "later", b"later")
         kinds = ("file", "fork", "snapshot", "mode", "layer")
         return problems + self._wrong(position, found, *kinds)
+
+    def _work_on(self) -> None:
+        with closing(Snapshots(self._top / "mounts" / CONTAINERS / "root")) as made:
+            made.prepare("later", "", {})
+            made.commit("later committed", "later", {})
+        for name in VOLUMES:
+            write_synced(self._top / "mounts" / name / "later", b"later")
 
     def _compare_lazy(self, position: int, was_there: bool) -> list[str]:
         main, problems = self._top / "mounts" / MAIN, []
@@ -267,15 +283,16 @@ class Campaign:
                         problems.append(f"unit {unit} has changed after it was read")
         return problems
 
-    def _check_sprouts(self) -> list[str]:
+    def check_sprouts(self, names: Sequence[str] = (MAIN, IMAGE)) -> list[str]:
+        """Run `btrfs check` on volumes that are down."""
         # NB: `btrfs check` knows no simple quotas before 6.7; that with the snapshots
         # has them.
         problems = []
-        for name in (MAIN, IMAGE):
+        for name in names:
             volume = volume_directory(name)
             seed = volume.seed()
             zeroes = ZeroSegment(offset=0, length=seed.virtual_data.size)
-            with BlockServer(seed.description([zeroes]), front_end="fuse"):
+            with BlockServer(seed.description([zeroes])):
                 done = run(
                     ["btrfs", "check", "--readonly", volume.sprout_image],
                     timeout_s=_TIMEOUT_S,
@@ -286,7 +303,7 @@ class Campaign:
                 problems.append(f"btrfs check of volume {name}: {said}")
         return problems
 
-    def _left(self, was_up: bool) -> list[str]:
+    def left(self, was_up: bool) -> list[str]:
         """Remove what is not used; nothing half-made may be left."""
         ImageStore().collect(())
         disk = self._top / "disk"
@@ -303,8 +320,6 @@ def _cut(under_way: Sequence[int], chances: random.Random) -> int:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes {hashlib.sha256(value).hexdigest()[:8]}"
     return "nothing" if value is None else str(value)
 
 
@@ -359,8 +374,8 @@ def command(
         )
         # Each state is that of another boot.
         (top / "boot_id").write_text(f"{uuid.uuid4()}\n")
-        run(["mount", "--bind", top / "boot_id", _BOOT_ID], timeout_s=_TIMEOUT_S)
-        stack.callback(run, ["umount", _BOOT_ID], timeout_s=_TIMEOUT_S)
+        run(["mount", "--bind", top / "boot_id", BOOT_ID], timeout_s=_TIMEOUT_S)
+        stack.callback(run, ["umount", BOOT_ID], timeout_s=_TIMEOUT_S)
         made = Campaign(top, server, kind=kind, seed=seed, up_every=up_every)
         made.record(steps)
         options.progress(f"recorded {steps} steps of work")

@@ -7,9 +7,11 @@ image, its forks, and snapshots for containers.
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +61,26 @@ class Event:
     whole: bool
 
 
+def known(value: Any) -> Any:
+    """Return what is remembered of a value: of bytes, their digest."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes {hashlib.sha256(value).hexdigest()}"
+    return value
+
+
 class Promises:
-    def __init__(self, position: Callable[[], int]) -> None:
+    def __init__(
+        self, position: Callable[[], int], events: Sequence[Event] = ()
+    ) -> None:
         self._position = position
-        self._events: list[Event] = []
+        self._events = list(events)
         #: What holds now.
         self.now: dict[Key, Any] = {}
 
     @contextmanager
     def event(self, values: dict[Key, Any], *, whole: bool = True) -> Iterator[None]:
         """Promise these values when the block has ended."""
+        values = {key: known(value) for key, value in values.items()}
         begun = self._position()
         yield
         self._events.append(Event(begun, self._position(), values, whole))
@@ -76,7 +88,8 @@ class Promises:
 
     def allowed(self, position: int) -> dict[Key, list[Any]]:
         """Return which values each key may have after a loss at this position."""
-        found: dict[Key, list[Any]] = {key: [None] for key in self.now}
+        keys = [key for event in self._events for key in event.values]
+        found: dict[Key, list[Any]] = {key: [None] for key in keys}
         for event in self._events:
             for key, value in event.values.items():
                 if event.done <= position:
@@ -99,13 +112,19 @@ class Work:
         chances: random.Random,
     ) -> None:
         self._mounts, self._source, self._chances = mounts, source, chances
+        #: Where trees are made, of which volumes have clones.
+        self.trees = source
         self._registry, self._promises = registry, promises
         self._access = RegistryAccess(ca_file=registry.ca_file)
         self._number = 0
         self._definitions: dict[str, VolumeDefinition] = {}
 
-    def run(self, steps: int) -> None:
-        """Do so many things, and take down what is up."""
+    def go_on(self, definitions: dict[str, VolumeDefinition], *, number: int) -> None:
+        """Begin with volumes that are there. Names get numbers above this one."""
+        self._definitions, self._number = dict(definitions), number
+
+    def run(self, steps: int, *, each_first: bool = True) -> None:
+        """Do so many things, of each kind one first, and take down what is up."""
         self._up(MAIN)
         self._up(CONTAINERS)
         self._pull("app:1")
@@ -115,6 +134,7 @@ class Work:
             (self._replace, 4),
             (self._write_many, 2),
             (self._write_unsynced, 4),
+            (self._change, 4),
             (self._remove_file, 2),
             (self._read_lazily, 2),
             (self._add_file, 1),
@@ -129,7 +149,7 @@ class Work:
         ]
         for step in range(steps):
             # Each kind once, and then by chance.
-            if step < len(kinds):
+            if each_first and step < len(kinds):
                 kinds[step][0]()
             else:
                 calls, weights = zip(*kinds, strict=True)
@@ -278,6 +298,31 @@ class Work:
         path = self._mounts / volume / directory / f"unsynced-{self._next()}"
         path.write_bytes(self._chances.randbytes(self._chances.randrange(3 * MIB)))
 
+    def _change(self) -> None:
+        """Change files in place: by mappings, truncation, appending."""
+        files = [key for key in self._known("file") if "lazy" not in key[2]]
+        if not files:
+            self._write()
+            return
+        key = self._chances.choice(files)
+        path = self._mounts / key[1] / key[2]
+        length = self._chances.randrange(path.stat().st_size + 1)
+        with path.open("rb") as file:
+            kept = file.read(length)
+        mapped = self._chances.randbytes(length // 2)
+        content = mapped + kept[len(mapped) :] + self._content()
+        with (
+            self._promises.event({key: content}, whole=False),
+            path.open("r+b") as file,
+        ):
+            file.truncate(length)
+            file.seek(length)
+            file.write(content[length:])
+            file.flush()
+            with mmap.mmap(file.fileno(), 0) as mapping:
+                mapping[: len(mapped)] = mapped
+            os.fsync(file.fileno())
+
     def _remove_file(self) -> None:
         if files := self._known("file"):
             key = self._chances.choice(files)
@@ -342,13 +387,14 @@ class Work:
 
     def _add_tree(self) -> None:
         """Make a tree of a directory again in the volume, by clones of its data."""
-        tree = self._source / f"tree-{self._next()}"
+        tree = self.trees / f"tree-{self._next()}"
         values: dict[Key, Any] = {}
         tree.mkdir()
         for name in ("one", "two"):
             content = self._content()
-            (tree / name).write_bytes(content)
+            write_synced(tree / name, content)
             values["file", MAIN, f"{tree.name}/{name}"] = content
+        _sync(self.trees)
         with self._promises.event(values):
             add_tree(MAIN, tree, tree.name, access=self._access)
 
