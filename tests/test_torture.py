@@ -44,7 +44,8 @@ def test_usage() -> None:
     done = torture("nothing")
     assert done.returncode == 2 and "there are: bad-inputs, " in done.stderr
     assert torture().returncode == 2
-    assert "--rounds" in torture("images", "--help").stdout
+    for name in ("images", "cut-off"):
+        assert "--rounds" in torture(name, "--help").stdout
 
 
 @pytest.mark.native
