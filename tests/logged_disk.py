@@ -237,8 +237,10 @@ class Replay:
     ) -> None:
         self._durable, self._sector_bytes = work, sector_bytes
         _copy(initial, work)
-        with log.open("rb") as file:
-            self._log = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._log: mmap.mmap | bytes = b""  # an empty file cannot be mapped
+        if log.stat().st_size:
+            with log.open("rb") as file:
+                self._log = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.records = list(self._parse())
         self._done = 0
         self._waiting: list[Record] = []
