@@ -87,12 +87,16 @@ def _remove_volumes() -> None:
 
 
 @contextmanager
-def running(host: Host) -> Iterator[None]:
-    """Run the snapshotter and containerd, whose log is dropped."""
+def running(host: Host, *, serving: bool = True) -> Iterator[None]:
+    """Run the snapshotter, unless that is the caller's affair, and containerd, whose
+    log is dropped."""
     stdout = sys.stdout
-    with redirect_stdout(io.StringIO()):
-        with host.snapshotter(), host.containerd():
-            wait_until(host.answers, timeout_s=TIMEOUT_S)
+    with redirect_stdout(io.StringIO()), ExitStack() as stack:
+        if serving:
+            stack.enter_context(host.snapshotter())
+        with host.containerd():
+            if serving:
+                wait_until(host.answers, timeout_s=TIMEOUT_S)
             with redirect_stdout(stdout):
                 yield
 

@@ -1,9 +1,10 @@
 """Measures containerd with our snapshotter against its own overlayfs.
 
 ``python tests/campaigns/container_speed.py calls --help``: calls of the snapshots API.
-``starts``: from an image that was never here to the end of what an application does
-first. ``parallel``: many containers at once. All have disks of their own, and take
-turns. Run it by ``scripts/isolate``: mounts that others copy keep disks busy.
+``restarts``: from a kill of the snapshotter to containerd's next answer. ``starts``:
+from an image that was never here to the end of what an application does first.
+``parallel``: many containers at once. All have disks of their own, and take turns. Run
+it by ``scripts/isolate``: mounts that others copy keep disks busy.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 import math
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -35,6 +37,7 @@ from image_start import far
 from snapshotter_client import Client
 from stopping import ending_with_us, stop
 from test_containerd import CONTAINERD, NAME, TIMEOUT_S
+from waiting import wait_until
 
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.process import run as run_program
@@ -55,6 +58,8 @@ _NAMESPACE = (("containerd-namespace", "default"),)
 CALLERS = (OVERLAYFS, NAME)
 CALLS = ("Prepare", "Mounts", "Stat", "Commit", "Remove")
 _LAYERS = 3
+_RESTART_S = 0.1  # RestartSec= of its unit
+_SETTLED_S = 1.5
 _SCRIPT = "tests/campaigns/container_speed.py"
 #: It keeps the daemon alive, as it is on hosts with systemd.
 _IDLE = "container-speed-idle"
@@ -140,6 +145,67 @@ def calls(run: Run) -> None:
             for _ in run.turns():
                 for caller in chances.sample(callers, len(callers)):
                     run.add(*caller.round())
+
+
+def _restart_tables(document: Document) -> list[Table]:
+    results = document["results"]
+    columns = [
+        Column("kills", len),
+        Column("it listens, s", "listens_s", 2),
+        p99("listens_s"),
+        Column("containerd answers, s", "answers_s", 2),
+        p99("answers_s"),
+        LOAD,
+    ]
+    title = f"From a kill of the snapshotter; started again after {_RESTART_S} s"
+    return [table(title, results, {"": lambda _: "snapshotter"}, columns, left=1)]
+
+
+@study(
+    "containers-restarts",
+    needs=NEEDS,
+    repeats=20,
+    in_memory=True,
+    tables=_restart_tables,
+)
+def restarts(run: Run) -> None:
+    """Kill the snapshotter, start it again as systemd does, and ask containerd."""
+    _begin(run)
+    numbers = count()
+    with bed(run.parent) as host, running(host, serving=False), ExitStack() as stack:
+        address = f"unix:{host.work}/containerd.sock"
+        channel = stack.enter_context(grpc.insecure_channel(address))
+        client = Client(channel, snapshotter=NAME, metadata=_NAMESPACE)
+
+        def listens() -> bool:
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(f"{host.work}/snapshotter.sock")
+                return True
+            return False
+
+        def answers() -> bool:
+            with suppress(grpc.RpcError):
+                client.call("Prepare", key=f"restarts {next(numbers)}", parent="")
+                return True
+            return False
+
+        process = host.start_snapshotter()
+        try:
+            wait_until(answers, timeout_s=TIMEOUT_S)
+            for _ in run.turns():
+                time.sleep(_SETTLED_S)
+                load, began_s = os.getloadavg()[0], time.monotonic()
+                process.kill()
+                process.wait()
+                time.sleep(_RESTART_S)
+                process = host.start_snapshotter()
+                wait_until(listens, timeout_s=TIMEOUT_S)
+                listens_s = time.monotonic() - began_s
+                wait_until(answers, timeout_s=TIMEOUT_S)
+                took: Result = {"listens_s": listens_s, "load": load}
+                run.add(took | {"answers_s": time.monotonic() - began_s})
+        finally:
+            stop(process)
 
 
 def _begin(run: Run) -> random.Random:
@@ -534,6 +600,7 @@ def command() -> None:
 
 
 command.add_command(calls, "calls")
+command.add_command(restarts, "restarts")
 command.add_command(starts, "starts")
 command.add_command(parallel, "parallel")
 
