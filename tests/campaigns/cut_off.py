@@ -299,13 +299,14 @@ class Rounds:
 
     def run(self) -> dict[str, Any]:
         """Start a guest, have it look and work, and kill it. Return what was, with a
-        list of ``problems``, after which there is a new disk."""
+        list of ``problems``, after which there is a new disk, and whether it has
+        ``looked`` at what an earlier one left."""
         try:
             result = self._run()
         except BtrfsUblkError as error:
-            result = {"problems": [str(error)]}
+            result = {"problems": [str(error)], "looked": True}
         if result["problems"]:
-            self._left = 0
+            self._left, self._events = 0, []
             if self._kept is not None:
                 (self._top / "initial").rename(self._kept / f"disk-{self._number}")
         return result
@@ -313,12 +314,13 @@ class Rounds:
     def _run(self) -> dict[str, Any]:
         begun_s = time.monotonic()
         disk, log, initial = (self._top / x for x in ("disk", "log", "initial"))
-        if not self._left:
+        has_worked = bool(self._events)
+        is_last = has_worked and not self._left  # only looks
+        if not has_worked:
             self._kind = self._chances.choice(["btrfs", "btrfs", "ext4"])
             self._left = self._chances.randint(2, _MOST_ROUNDS)
-            self._events = []
             _make_disk(disk, self._kind)
-        self._left -= 1
+        self._left -= not is_last
         self._number += 1
         initial.unlink(missing_ok=True)
         run(["cp", "--sparse=always", disk, initial], timeout_s=_TIMEOUT_S)
@@ -327,7 +329,8 @@ class Rounds:
             run(["btrfs", "check", "--readonly", disk], timeout_s=_TIMEOUT_S)
         work_s = self._chances.uniform(0, self._work_s)
         wanted = self._chances.choice(_UNDER_WAY)
-        is_cut_short = self._events and self._chances.random() < _KILLED_LOOKING
+        may_be_short = has_worked and not is_last
+        is_cut_short = may_be_short and self._chances.random() < _KILLED_LOOKING
         asked = {
             "seed": self._chances.randrange(1 << 30),
             "boot_id": str(uuid.UUID(int=self._chances.getrandbits(128))),
@@ -346,18 +349,21 @@ class Rounds:
                     raise BtrfsUblkError(f"the guest hangs: {guest.complaint()}")
                 guest.kill()
                 found, events = {"problems": [], "found": None}, self._may_be_done()
+            elif is_last:
+                events = []
             else:
                 events = self._attend(guest, work_s, wanted, found["problems"])
             looked_s = time.monotonic() - begun_s - work_s
         if found["found"] is not None:
             self._events = [[0, 1, found["found"], True]]
-        self._events += events
+        self._events = [] if is_last else [*self._events, *events]
         mode = self._chances.choice(["none", "all", "some", "some", "some"])
         replay = Replay(initial, log, self._top / "durable", sector_bytes=SECTOR)
         replay.advance(len(replay.records))
         replay.lay_out(disk, mode, self._chances)
         return {
             "problems": found["problems"],
+            "looked": has_worked and found["found"] is not None,
             "file system": self._kind,
             "looked_s": looked_s,
             "work_s": work_s,
@@ -405,7 +411,12 @@ class Rounds:
 
 
 @click.command(context_settings=campaign.SETTINGS)
-@click.option("--rounds", type=campaign.COUNT, default=100, help="Guests to kill.")
+@click.option(
+    "--rounds",
+    type=campaign.COUNT,
+    default=100,
+    help="Guests to look at what one that was killed has left.",
+)
 @click.option(
     "--work",
     "work_s",
@@ -454,7 +465,7 @@ def main(
         made = Rounds(machines, top, seed=seed, work_s=work_s, kept=keep)
         while done < rounds and time.monotonic() < end_s:
             result = made.run()
-            done += 1
+            done += result["looked"]
             faults += [f"round {done}: {each}" for each in result["problems"]]
             options.progress(f"{done}: {json.dumps(result)}")
     campaign.conclude(faults, rounds=done, seed=seed)
