@@ -45,12 +45,6 @@ def test_calls_take_turns(need: Need, sparse_path: Path) -> None:
     ]
 
 
-def test_restarts_are_timed(need: Need, sparse_path: Path) -> None:
-    need(*NEEDS)
-    (result,) = measure(sparse_path, "restarts")["results"]
-    assert 0.1 < result["listens_s"] < result["answers_s"] < 60
-
-
 def test_starts_fetch_what_they_read(need: Need, sparse_path: Path) -> None:
     need(*NEEDS, REGISTRY, SKOPEO)
     link = ("--image", "busybox", "--latency", "1", "--mbit", "1000")
