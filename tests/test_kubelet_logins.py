@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import registry_server as registries
+import yaml
 from conftest import Need
 from lazy_images import Place, some_layers
 from loops import new_btrfs
@@ -230,6 +231,26 @@ def test_what_is_wrong_is_said(old: str, new: str, what: str, tmp_path: Path) ->
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(UsageError, match=what):
         read_plugins(file, tmp_path)
+
+
+def test_a_directory_of_configurations(tmp_path: Path) -> None:
+    directory = tmp_path / "providers"
+    directory.mkdir()
+    with pytest.raises(UsageError, match="has no file"):
+        read_plugins(directory, tmp_path)
+    file = configuration(tmp_path, "*.example.org")
+    text = file.read_text()
+    for number, ending in ((2, "yaml"), (1, "yml"), (3, "txt")):
+        (tmp_path / f"plugin{number}").symlink_to("plugin")
+        other = text.replace("name: plugin", f"name: plugin{number}")
+        (directory / f"{number}.{ending}").write_text(other)
+    found = [x.program.name for x in read_plugins(directory, tmp_path)]
+    assert found == ["plugin1", "plugin2"]
+    (directory / "4.json").write_text(json.dumps(yaml.safe_load(other)))
+    assert len(read_plugins(directory, tmp_path)) == 3
+    (directory / "5.yaml").write_text(text.replace("name: plugin", "name: plugin1"))
+    with pytest.raises(UsageError, match="'plugin1', which there is already"):
+        read_plugins(directory, tmp_path)
 
 
 @pytest.fixture

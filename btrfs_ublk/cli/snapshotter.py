@@ -91,7 +91,8 @@ def command() -> None:
 @click.option(
     "--credential-provider-config",
     type=PathType(),
-    help="The kubelet's CredentialProviderConfig: its plugins are asked for logins.",
+    help="The kubelet's CredentialProviderConfig, or a directory of such files: its "
+    "plugins are asked for logins.",
 )
 @click.option(
     "--credential-provider-bin-dir",

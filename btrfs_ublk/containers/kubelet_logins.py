@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _KIND = "CredentialProviderConfig"
 _API = "credentialprovider.kubelet.k8s.io"
+#: Of the files in a directory that the kubelet reads.
+_SUFFIXES = (".json", ".yaml", ".yml")
 #: As the kubelet's.
 _TIMEOUT_S = 60.0
 _MAX_BYTES = 1 << 20
@@ -66,7 +68,26 @@ class Plugin:
 
 def read_plugins(configuration: Path, directory: Path) -> list[Plugin]:
     """Read the kubelet's configuration of plugins, whose programs are in a directory.
-    Raises UsageError."""
+    It is a file, or a directory of files, as for the kubelet. Raises UsageError."""
+    files = [configuration]
+    if configuration.is_dir():
+        files = sorted(
+            x for x in configuration.iterdir() if x.suffix in _SUFFIXES and x.is_file()
+        )
+        if not files:
+            raise UsageError(f"{configuration} has no file {' or '.join(_SUFFIXES)}")
+    found: dict[str, Plugin] = {}
+    for file in files:
+        for plugin in _plugins(file, directory):
+            if found.setdefault(plugin.program.name, plugin) is not plugin:
+                raise UsageError(
+                    f"{file} has a provider {plugin.program.name!r}, which there is "
+                    "already"
+                )
+    return list(found.values())
+
+
+def _plugins(configuration: Path, directory: Path) -> list[Plugin]:
     try:
         text = configuration.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
