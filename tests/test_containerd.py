@@ -154,7 +154,7 @@ class Host:
         finally:
             stop(holder)
 
-    def _enter(self) -> list[str]:
+    def entering(self) -> list[str]:
         return ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "--"]
 
     def start_containerd(self) -> subprocess.Popen[bytes]:
@@ -162,14 +162,14 @@ class Host:
         done = run(
             [
                 *(sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"),
-                *("config", "--socket", self._socket),
+                *("config", "--root", self.root, "--socket", self._socket),
             ],
             timeout_s=TIMEOUT_S,
         )
         configuration = self.work / "config.toml"
         text = self.configuration.format(work=self.work)
         configuration.write_text(text + done.stdout)
-        argv = [*self._enter(), CONTAINERD.name, "--config", str(configuration)]
+        argv = [*self.entering(), CONTAINERD.name, "--config", str(configuration)]
         with (self.work / "log").open("ab") as log:
             return subprocess.Popen(ending_with_us(argv), stdout=log, stderr=log)
 
@@ -188,7 +188,7 @@ class Host:
     def ctr_command(self, *words: str | Path) -> list[str | Path]:
         """The command line of ctr, which shares files in /run with containerd."""
         socket = self.work / "containerd.sock"
-        return [*self._enter(), "ctr", "--address", socket, *words]
+        return [*self.entering(), "ctr", "--address", socket, *words]
 
     def ctr(self, *words: str | Path) -> str:
         return run(self.ctr_command(*words), timeout_s=TIMEOUT_S).stdout

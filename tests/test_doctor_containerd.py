@@ -30,8 +30,9 @@ SECOND = """
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What `snapshotter config` prints."""
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
-    socket = tmp_path / "snapshotter.sock"
-    argv = [*BTRFS_UBLK, "snapshotter", "config", "--socket", str(socket)]
+    (tmp_path / "root").mkdir()
+    argv = [*BTRFS_UBLK, "snapshotter", "config", "--root", str(tmp_path / "root")]
+    argv += ["--socket", str(tmp_path / "snapshotter.sock")]
     return run(argv, timeout_s=60).stdout
 
 
@@ -52,7 +53,7 @@ def test_containerd_1(plugin: str, tmp_path: Path, need: Need) -> None:
 
     def dump(text: str) -> str:
         file = tmp_path / "config.toml"
-        file.write_text(f"version = 2\n{text}")
+        file.write_text(f'version = 2\nroot = "{tmp_path}"\n{text}')
         return run(
             ["containerd", "--config", file, "config", "dump"], timeout_s=60
         ).stdout
@@ -61,7 +62,10 @@ def test_containerd_1(plugin: str, tmp_path: Path, need: Need) -> None:
         "proxy plugin",
         "CRI's snapshotter",
         "references for the snapshotter",
+        "room for images, as the kubelet sees it",
     }
+    named = tmp_path / "io.containerd.snapshotter.v1.btrfs-ublk"
+    named.symlink_to("root")
     cri = '[plugins."io.containerd.grpc.v1.cri".containerd]\n'
     right = f'{cri}snapshotter = "btrfs-ublk"\ndisable_snapshot_annotations = false\n'
     assert problems(dump(plugin + right)) == {}
@@ -78,6 +82,11 @@ def test_containerd_2(plugin: str) -> None:
     local = SECOND.replace("pull = false", "pull = true")
     asked = "references for the snapshotter"
     assert "tells none" in problems(plugin + local)[asked]
+    asked = "room for images, as the kubelet sees it"
+    missing = plugin.replace("/root", "/elsewhere")
+    assert "no directory" in problems(missing + SECOND)[asked]
+    assert "lack root" in problems(plugin.replace("root =", "r =") + SECOND)[asked]
+    asked = "references for the snapshotter"
     silent = plugin.replace("enable_remote_snapshot_annotations", "other")
     assert "exports lack" in problems(silent + SECOND)[asked]
 

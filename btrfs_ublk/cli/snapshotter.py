@@ -28,6 +28,12 @@ _POLL_S = 0.2
 _socket = click.option(
     "--socket", type=PathType(), default=_SOCKET, help="Where containerd asks."
 )
+_root = click.option(
+    "--root",
+    type=PathType(),
+    default=_ROOT,
+    help="A directory of a writable btrfs, where snapshots are kept.",
+)
 
 
 @click.group("snapshotter")
@@ -39,12 +45,7 @@ def command() -> None:
 
 
 @command.command("serve")
-@click.option(
-    "--root",
-    type=PathType(),
-    default=_ROOT,
-    help="A directory of a writable btrfs, where snapshots are kept.",
-)
+@_root
 @_socket
 @click.option(
     "--require-lazy",
@@ -238,13 +239,15 @@ def _sealed(image: Mapping[str, Any]) -> str:
 
 
 @command.command("config")
+@_root
 @_socket
-def config_command(socket: Path) -> None:
+def config_command(root: Path, socket: Path) -> None:
     """Print what /etc/containerd/config.toml needs.
 
-    The second table has containerd 2 tell where images are. containerd 1.6 and 1.7 take
-    that from `disable_snapshot_annotations = false` in CRI's table. The others are for
-    the transfer service, by which containerd 2 pulls: it unpacks for none but these.
+    The second table has containerd 2 tell us where images are, and the kubelet where
+    they are kept. containerd 1.6 and 1.7 take the former from
+    `disable_snapshot_annotations = false` in CRI's table. The others are for the
+    transfer service, by which containerd 2 pulls: it unpacks for none but these.
     """
     click.echo(
         f"""\
@@ -253,6 +256,7 @@ def config_command(socket: Path) -> None:
   address = "{socket}"
   [proxy_plugins.btrfs-ublk.exports]
     enable_remote_snapshot_annotations = "true"
+    root = "{root}"
 
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"

@@ -26,6 +26,8 @@ _NAME = "btrfs-ublk"
 #: Where CRI's settings of images are: in containerd 1, and since containerd 2.
 _CRI_1, _CRI_2 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images"
 _TRANSFER = "io.containerd.transfer.v1.local"
+#: Where containerd 1 believes that a snapshotter keeps its files, in its own root.
+_SNAPSHOTS_1 = "io.containerd.snapshotter.v1"
 
 
 def is_installed() -> bool:
@@ -137,6 +139,15 @@ def needs(dump: str | None = None) -> list[Capability]:
             return None
         return "the transfer service has no unpack_config for it"
 
+    def images() -> str | None:
+        if found.is_2:
+            path = found.table("proxy_plugins", _NAME, "exports").get("root")
+            if path is None:
+                return "the plugin's exports lack root, where they are"
+        else:
+            path = f"{found.get().get('root')}/{_SNAPSHOTS_1}.{_NAME}"
+        return None if os.path.isdir(path) else f"there is no directory {path}"
+
     return [
         ROOT,
         *CONTAINER_PACKAGES,
@@ -164,6 +175,12 @@ def needs(dump: str | None = None) -> list[Capability]:
             "pulls by the transfer service",
             "the last tables of: btrfs-ublk snapshotter config",
             transfer,
+        ),
+        Condition(
+            "room for images, as the kubelet sees it",
+            "containerd 2: see btrfs-ublk snapshotter config; containerd 1: make it a "
+            "symbolic link to the snapshotter's root",
+            images,
         ),
     ]
 
