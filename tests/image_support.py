@@ -34,7 +34,10 @@ UNIT = 64 * KIB
 PLATFORM = {"os": "linux", "architecture": "amd64"}
 
 
-def tar_of(files: dict[str, bytes]) -> bytes:
+def tar_of(files: dict[str, bytes] | bytes) -> bytes:
+    """Return a tar of these files; one that is already made, as it is."""
+    if isinstance(files, bytes):
+        return files
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         for name, data in files.items():
@@ -47,7 +50,7 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 
 def ordinary_image(
-    layout: Layout, *layers: dict[str, bytes], **config: Any
+    layout: Layout, *layers: dict[str, bytes] | bytes, **config: Any
 ) -> Descriptor:
     """Add an image of these layers to a layout, without naming it."""
     tars = [tar_of(files) for files in layers]
@@ -67,7 +70,7 @@ def ordinary_image(
 
 
 def tagged_image(
-    path: Path, *layers: dict[str, bytes], tag: str = "app", **config: Any
+    path: Path, *layers: dict[str, bytes] | bytes, tag: str = "app", **config: Any
 ) -> LayoutName:
     """Make a layout of one ordinary image."""
     layout = Layout.made(path)

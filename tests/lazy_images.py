@@ -35,6 +35,7 @@ from btrfs_ublk.volume.store import volume_directories
 
 BIG = 3 * MIB
 Files = dict[str, bytes]
+Layer = Files | bytes  #: a tar, or what one is made of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Image:
 
     name: str
     sealed: str
-    layers: tuple[Files, ...]
+    layers: tuple[Layer, ...]
 
     @property
     def chain(self) -> list[str]:
@@ -95,24 +96,28 @@ class Place:
         text = f'[[allow]]\nfrom = "{pattern}"\n{keys}\n'
         (self.path / "etc/images.toml").write_text(text)
 
-    def push(self, repository: str, *layers: Files, **config: Any) -> Image:
+    def push(
+        self, repository: str, *layers: Layer, tag: str = "1", **config: Any
+    ) -> Image:
         """Build an image of these layers, and push it with its artifact."""
         work = self.path / f"build-{repository.replace('/', '-')}"
         source = tagged_image(work / "source", *layers, config=config)
         built = build_image(source, work / "built", BuildOptions(threads=1))
         layout = Layout.opened(built.name.path)
-        target = Reference(self.registry.host, repository, "1")
+        target = Reference(self.registry.host, repository, tag)
         with open_repository(target, self.access, writing=True) as opened:
             push_image(layout, layout.find("app"), target, opened)
         shutil.rmtree(work)
         return Image(str(target), built.sealed, layers)
 
-    def push_plain(self, repository: str, *layers: Files, **config: Any) -> Image:
+    def push_plain(
+        self, repository: str, *layers: Layer, tag: str = "1", **config: Any
+    ) -> Image:
         """Push an image that has no artifact; ``sealed`` is its manifest's digest."""
         work = self.path / f"plain-{repository.replace('/', '-')}"
         source = tagged_image(work / "source", *layers, config=config)
         layout = Layout.opened(source.path)
-        target = Reference(self.registry.host, repository, "1")
+        target = Reference(self.registry.host, repository, tag)
         with open_repository(target, self.access, writing=True) as opened:
             digest = push_image(layout, layout.find("app"), target, opened).digest
         shutil.rmtree(work)
