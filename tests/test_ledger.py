@@ -20,6 +20,8 @@ from btrfs_ublk.base.dead_ledgers import AbandonedLedger, _parse, abandoned_ledg
 from btrfs_ublk.base.ledger import Entry, Ledger, remover, state_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 
+NOBODY = 65534
+
 
 @pytest.fixture
 def things(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -470,6 +472,27 @@ def test_the_state_directory_outlives_a_boot_where_it_can(
         BtrfsUblkError, match="cannot make state directory .*file/state"
     ):
         state_directory()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_has_one_of_his_own(
+    sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BTRFS_UBLK_STATE_DIR", raising=False)
+    for name in ("of-root", "home"):
+        (sparse_path / name).mkdir(mode=0o700)
+    os.chown(sparse_path / "home", NOBODY, -1)
+    for path in (sparse_path, sparse_path.parent):
+        path.chmod(0o755)
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", (str(sparse_path / "of-root"),))
+    monkeypatch.setenv("XDG_STATE_HOME", str(sparse_path / "home"))
+    assert state_directory() == sparse_path / "of-root"
+    os.seteuid(NOBODY)
+    try:
+        assert state_directory() == sparse_path / "home/btrfs-ublk"
+    finally:
+        os.seteuid(0)
+    assert (sparse_path / "home/btrfs-ublk").stat().st_uid == NOBODY
 
 
 def test_a_symbolic_link_as_state_directory_is_refused(

@@ -238,6 +238,16 @@ def test_options_of_its_device(place: Place) -> None:
     assert done.returncode == 0, done.stderr
     assert "realtime = false" in kept.read_text()
     assert "queues" not in kept.read_text() and "depth" not in kept.read_text()
+    assert "is a new one" not in done.stderr
+
+
+def test_a_name_that_nobody_has_defined(place: Place) -> None:
+    """It may have been misspelt, so it is said that there was none of that name."""
+    done = place.command("up", NAME)
+    assert done.returncode == 0, done.stderr
+    assert f"volume {NAME} is a new one, with nothing in it" in done.stderr
+    again = place.command("up", NAME)
+    assert again.returncode == 0 and "new" not in again.stderr
 
 
 def test_a_definition_that_makes_no_sense(place: Place) -> None:

@@ -186,7 +186,8 @@ def _made(path: Path) -> bool:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return False
-    return os.access(path, os.W_OK)  # On a read-only file system root gets False, too.
+    # On a read-only file system root gets False, too.
+    return os.access(path, os.W_OK, effective_ids=True)
 
 
 def state_directory() -> Path:
@@ -197,6 +198,12 @@ def state_directory() -> Path:
     """
     named = os.environ.get("BTRFS_UBLK_STATE_DIR")
     paths = [Path(named)] if named else [Path(path) for path in STATE_DIRECTORIES]
+    if not named and os.geteuid() != 0:
+        # As the XDG Base Directory Specification has it.
+        of_user = (
+            os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+        )
+        paths.append(Path(of_user, "btrfs-ublk"))
     path = next(filter(_made, paths), paths[0])
     hint = "run as root, or name a directory of yours in BTRFS_UBLK_STATE_DIR"
     return make_private(path, what="state directory", hint=hint)

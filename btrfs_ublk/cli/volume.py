@@ -132,11 +132,13 @@ def up(
     also while it is up.
     """
     given = {key: value for key, value in options.items() if value is not None}
+    is_default = False
     if file is not None:
         definition = volumes.read_definition(file)  # whatever the others are
     else:
         found = volumes.find_definition(name, base=base)
         definition, file = found.definition, found.file
+        is_default = found.is_default
     access = volumes.Access(
         endpoint=endpoint,
         credentials_file=credentials_file,
@@ -166,6 +168,9 @@ def up(
         )
     for image in images:
         say_resolved(*image)
+    if is_default and not given and not added:
+        # It may be a name with a slip of the pen.
+        click.echo(f"note: volume {name} is a new one, with nothing in it", err=True)
     click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
 
 

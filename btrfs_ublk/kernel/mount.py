@@ -260,7 +260,10 @@ def _unmount(entry: Entry) -> bool:
                 raise LeftoverError(f"{target} is still mounted: {error}") from error
             if attempt < _BUSY_ATTEMPTS:
                 _wait_for_users(target, timeout_s=_BUSY_TIMEOUT_S / _BUSY_ATTEMPTS)
-    users = "; ".join(pids_using(target).values())
+    found = pids_using(target)
+    # It may have been begun in a directory there, by a shell that is there as well.
+    users = "; ".join(x for pid, x in found.items() if pid != os.getpid())
+    users = users or "; ".join(found.values())
     raise LeftoverError(
         f"{target} is still mounted and busy: "
         f"{users or 'no process that this one can see uses it'}",

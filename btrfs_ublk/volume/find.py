@@ -14,10 +14,12 @@ from btrfs_ublk.volume.store import volume_directory
 
 @dataclass(frozen=True)
 class FoundDefinition:
-    """``file`` is the administrator's; None for the volume's own, or the defaults."""
+    """``file`` is the administrator's; None for the volume's own, or the defaults
+    (``is_default``), which are those of a volume that nobody has defined."""
 
     definition: VolumeDefinition
     file: Path | None
+    is_default: bool = False
 
 
 def find_definition(name: str, *, base: StrPath | None = None) -> FoundDefinition:
@@ -32,4 +34,4 @@ def find_definition(name: str, *, base: StrPath | None = None) -> FoundDefinitio
     if os.path.lexists(volume.path):
         volume.check()
         return FoundDefinition(volume.definition(), None)
-    return FoundDefinition(VolumeDefinition(), None)
+    return FoundDefinition(VolumeDefinition(), None, is_default=True)
