@@ -177,10 +177,12 @@ static void forget_additions(void)
 	open_device();
 }
 
+/* Of an answer that has come in part: more may come, unless the connection is broken. */
+static char text[1 << 20];
+static size_t used;
+
 static unsigned count_answers(int fd)
 {
-	static char text[1 << 20];
-	static size_t used;
 	unsigned count = 0;
 	ssize_t got;
 	char *end;
@@ -270,6 +272,7 @@ static void run(const uint8_t *data, size_t length)
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
 		abort();
 	must(control_init(&connection, ends[0], how & 2 ? NULL : no_threads, 0), "connection");
+	used = 0;
 	say(ends[1], input.data, input.length, passed_fd);
 	if (passed_fd >= 0)
 		close(passed_fd);
