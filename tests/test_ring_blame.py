@@ -37,10 +37,11 @@ def without(request: str) -> int:
     return int(found[1]) if found else 0
 
 
-def answer(request: str, data: bytes, *, node: int = 0) -> bytes:
+def answer(request: str, data: bytes, *, node: int = 0, slice_: int = UNIT) -> bytes:
     first, last = range_of(request)
     head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(data)}"
-    head += f"\nX-Site-Cache-Node: {node}" if node else ""
+    if node:
+        head += f"\nX-Site-Cache-Node: {node}\nX-Site-Cache-Slice: {slice_}"
     return response(f'{head}\nETag: "it"', data[first : last + 1])
 
 
@@ -77,9 +78,11 @@ class Site:
     def read_all(self, *, in_order: bool = False) -> None:
         """Read each unit; in order, others are read ahead of it."""
         for turn in range(UNITS):
-            number = turn if in_order else turn * 37 % UNITS
-            read = self.shell.request(f"read {number * UNIT} {UNIT}")
-            assert read == DATA[number * UNIT :][:UNIT], number
+            self.read(turn if in_order else turn * 37 % UNITS)
+
+    def read(self, number: int) -> None:
+        read = self.shell.request(f"read {number * UNIT} {UNIT}")
+        assert read == DATA[number * UNIT :][:UNIT], number
 
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = self.shell.stats()["lazy"][0]["fetcher"]
@@ -156,24 +159,30 @@ def test_a_request_for_many_units_does_not_hide_it(
 
 
 @pytest.mark.usefixtures("sanitized_helpers")
+@pytest.mark.parametrize("slices", ["of a frame each", "that frames cross"])
 def test_what_cannot_be_decoded_is_wrong_as_well(
-    sanitized_build: Path, tmp_path: Path
+    sanitized_build: Path, tmp_path: Path, slices: str
 ) -> None:
+    """Where a frame is of several slices, no node is blamed that may be a good one."""
     frames = list(compressed.frames(DATA, UNIT))
-    ends = list(accumulate(map(len, frames)))
     path = tmp_path / "object"
     path.write_bytes(compressed.seekable(DATA, UNIT))
     make_index(path, tmp_path / "index", codec="zstd", spacing_bytes=UNIT)
     whole = path.read_bytes()
+    ends, slice_ = list(accumulate(map(len, frames))), UNIT
+    frame_ends = ends
+    if slices == "that frames cross":
+        slice_ = max(map(len, frames)) * 2 + 1
+        ends = list(range(slice_, ends[-1] + slice_, slice_))
 
     def coded(request: str) -> bytes:
-        nodes = [node_of(unit, without(request)) for unit in range(UNITS)]
-        data = b"".join(
-            bytes(len(frame)) if node == BAD else frame
-            for frame, node in zip(frames, nodes, strict=True)
-        )
+        nodes = [node_of(number, without(request)) for number in range(len(ends))]
+        data = bytearray(whole)
+        for node, start, end in zip(nodes, [0, *ends], ends, strict=False):
+            if node == BAD:
+                data[start:end] = bytes(len(data[start:end]))
         node = nodes[bisect(ends, range_of(request)[0])]
-        return answer(request, data + whole[len(data) :], node=node)
+        return answer(request, bytes(data), node=node, slice_=slice_)
 
     keys: dict[str, Any] = {
         "codec": "zstd",
@@ -181,12 +190,21 @@ def test_what_cannot_be_decoded_is_wrong_as_well(
         "whole": lambda request: answer(request, whole),
     }
     with site(sanitized_build, tmp_path / "map", coded, coded, **keys) as it:
+        for number, end in enumerate(frame_ends):
+            # First those that begin with bytes of a good node, and end with wrong ones.
+            start = end - len(frames[number])
+            nodes = [node_of(bisect(ends, at), 0) for at in (start, end - 1)]
+            if nodes[0] != BAD and nodes[1] == BAD:
+                it.read(number)
         it.read_all()
-        assert it.origin.requests == []
         failures = it.stats()["failures"]
-        assert 0 < failures["wrong_answer"] <= 2 * len(it.caches)
         log = (tmp_path / "map.log").read_text()
-        assert 0 < log.count("event=node_wrong") <= len(it.caches)
+        blamed = log.count("event=node_wrong")
+        assert blamed == log.count(f"node {BAD} of its ring") <= len(it.caches)
+        if slices == "of a frame each":
+            assert it.origin.requests == []
+            assert blamed
+            assert 0 < failures["wrong_answer"] <= 2 * len(it.caches)
 
 
 @pytest.mark.parametrize("blamed", ["one after the other", "the same always"])

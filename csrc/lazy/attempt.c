@@ -345,8 +345,16 @@ static void log_failure(const struct run *run, const struct unit *unit)
 		 *run->error.text ? run->error.text : strerror(-run->result));
 }
 
-void attempt_note(const struct run *run, struct unit *unit)
+/* What cannot be decoded is found wrong before its digest is. */
+static void forgive_undecodable(struct run *run)
 {
+	run->forgiven = run->failure == FETCH_WRONG && run->result == -EBADMSG &&
+			leave_out(run->mirror, run_suspect(run));
+}
+
+void attempt_note(struct run *run, struct unit *unit)
+{
+	forgive_undecodable(run);
 	log_failure(run, unit);
 	note_failure(run, unit);
 	remember(run, unit);
@@ -386,9 +394,7 @@ void attempt_failed(struct run *run)
 
 	if (is_between_slices(run))
 		run->failure = FETCH_LATER;
-	/* What cannot be decoded is found wrong before its digest is. */
-	run->forgiven = run->failure == FETCH_WRONG && run->result == -EBADMSG &&
-			leave_out(run->mirror, run_suspect(run));
+	forgive_undecodable(run);
 	if (run->failure != FETCH_LATER)
 		log_failure(run, unit);
 	note_failure(run, unit);

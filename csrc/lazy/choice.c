@@ -203,7 +203,7 @@ static void consider_caches(struct choice *choice, const struct mirror *mirror)
 	for (unsigned i = source->mirror_count; i < source->place_count; i++)
 		tries += source->mirrors[i].origin == mirror ? unit->tries[i] : 0;
 	/* One that is under way has not failed. */
-	if (hedge && hedge->origin == mirror)
+	if (tries && hedge && hedge->origin == mirror)
 		tries--;
 	for (unsigned i = 0; i < CACHES_BEFORE_ORIGIN; i++) {
 		struct mirror *cache = next_cache(choice, mirror, &last);

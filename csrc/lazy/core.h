@@ -332,7 +332,7 @@ void unit_begin(struct unit *unit);
 /* Has all mirrors asked again. */
 void unit_forget_attempts(struct unit *unit);
 /* Notes what a failed run says of its mirror and host, and charges one of its units with it. */
-void attempt_note(const struct run *run, struct unit *unit);
+void attempt_note(struct run *run, struct unit *unit);
 /*
  * Counts wrong content from that mirror, or blames a node of its ring (see run_suspect()). Returns
  * whether the mirror is to be asked again, without that node.

@@ -458,7 +458,10 @@ unsigned run_suspect(const struct run *run)
 	/* NB: what is wrong without the node that was blamed has another cause. */
 	if (!run->node || run->without)
 		return 0;
-	return run->next ? RING_NODE_UNKNOWN : run->node;
+	/* Asked for alone, a unit tells more; but not a second time. */
+	if (run->node == RING_NODE_UNKNOWN && run->asked <= 1 && run->again)
+		return 0;
+	return run->node;
 }
 
 void run_lose(struct unit *unit)

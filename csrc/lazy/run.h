@@ -91,7 +91,10 @@ struct run {
 	 * is there before the first byte is taken. NULL where the kind has none.
 	 */
 	char *identity;
-	/* Of a ring of caches: which had the first bytes, before they are taken. 0: not said. */
+	/*
+	 * Of a ring of caches: which had the bytes, before they are taken. RING_NODE_UNKNOWN: that
+	 * is said of some of them only. 0: it is not said.
+	 */
 	unsigned node;
 
 	void *private;		 /* only for the mirror's kind, while the run goes on */

@@ -109,6 +109,16 @@ static const char *identity_of(const struct object_run *object,
 	return object->ops->identity(&object->exchange.response, text);
 }
 
+/* The node of the first slice is named, which may not be that of others. */
+static unsigned node_of(const struct run *run, const struct response *response)
+{
+	uint64_t slice = response->slice;
+
+	if (!response->node || (slice && run->offset % slice + run->length <= slice))
+		return response->node;
+	return RING_NODE_UNKNOWN;
+}
+
 /* NB: what is taken is delivered at once, so another object has to be refused here. */
 static void on_accepted(struct exchange *exchange)
 {
@@ -120,7 +130,7 @@ static void on_accepted(struct exchange *exchange)
 	const char *identity = identity_of(object, text);
 
 	/* NB: only for what a cache is asked for itself, and not for where it redirects to. */
-	run->node = exchange->asked ? exchange->response.node : 0;
+	run->node = exchange->asked ? node_of(run, &exchange->response) : 0;
 	object->another = is_another(object, pinned, identity);
 	if (object->another) {
 		exchange->verdict = (struct response_verdict){ -ESTALE, FETCH_CHANGED };

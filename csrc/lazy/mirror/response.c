@@ -144,6 +144,10 @@ static void take_header(struct response *response, const char *name, const char 
 		const char *end = parse_number(value, &number);
 
 		response->node = end && !*end && number <= RING_NODES_MAX ? (unsigned)number : 0;
+	} else if (!strcasecmp(name, "x-site-cache-slice")) {
+		const char *end = parse_number(value, &number);
+
+		response->slice = end && !*end && number <= UINT32_MAX ? (uint32_t)number : 0;
 	}
 }
 

@@ -28,6 +28,7 @@ struct response {
 	bool basic;		/* there is a Basic challenge */
 	uint32_t retry_after_s; /* 0: the server did not say; at most a day */
 	unsigned node;		/* X-Site-Cache-Node, at most RING_NODES_MAX; 0: none */
+	uint32_t slice;		/* X-Site-Cache-Slice, bytes; 0: not said */
 };
 
 /* To be called before the first line. */

@@ -268,7 +268,7 @@ static bool take_node(struct slot *slot, const uint8_t *body, size_t bytes)
 	if (bytes != sizeof(node) || slot->arrived)
 		return false;
 	memcpy(&node, body, sizeof(node));
-	if (!node || node > RING_NODES_MAX)
+	if (!node || node > RING_NODE_UNKNOWN)
 		return false;
 	if (!run)
 		return true;
