@@ -118,9 +118,14 @@ def nbd_disk(disk: Path, log: Path, address: Path) -> Iterator[LoggedDisk]:
         listener.listen(1)
         served = LoggedDisk(file.fileno(), records.fileno())
 
+        failed: list[OSError] = []
+
         def serve() -> None:
             with listener.accept()[0] as client:
-                served.serve(client)
+                try:
+                    served.serve(client)
+                except OSError as error:
+                    failed.append(error)
 
         server = threading.Thread(target=serve)
         server.start()
@@ -132,3 +137,6 @@ def nbd_disk(disk: Path, log: Path, address: Path) -> Iterator[LoggedDisk]:
                 nobody.connect(str(address))
             server.join()
             address.unlink()
+            # What becomes of a machine whose disk fails is no fault of its programs.
+            for error in failed:
+                raise error

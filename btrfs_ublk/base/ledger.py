@@ -200,10 +200,11 @@ def state_directory() -> Path:
     paths = [Path(named)] if named else [Path(path) for path in STATE_DIRECTORIES]
     if not named and os.geteuid() != 0:
         # As the XDG Base Directory Specification has it.
-        of_user = (
-            os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
-        )
-        paths.append(Path(of_user, "btrfs-ublk"))
+        home = os.environ.get("XDG_STATE_HOME", "")
+        if not os.path.isabs(home):
+            home = os.path.expanduser("~/.local/state")
+        if os.path.isabs(home):  # else nobody knows where this user is at home
+            paths.append(Path(home, "btrfs-ublk"))
     path = next(filter(_made, paths), paths[0])
     hint = "run as root, or name a directory of yours in BTRFS_UBLK_STATE_DIR"
     return make_private(path, what="state directory", hint=hint)

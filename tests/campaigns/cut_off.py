@@ -114,7 +114,8 @@ class Guest:
         time.sleep(1)
         self._ends["stderr"].setblocking(False)
         try:
-            return bytes(self._ends["stderr"].recv(1 << 20))[-2000:].decode()
+            said = bytes(self._ends["stderr"].recv(1 << 20))[-2000:]
+            return said.decode(errors="replace")
         except BlockingIOError:
             return "it said nothing"
 
@@ -246,8 +247,9 @@ class Machines:
             try:
                 guest.ask_qemu("qmp_capabilities")
                 yield guest
-            except BtrfsUblkError as error:
-                said = [(self._top / x).read_text()[-1500:] for x in _LOGS]
+            except (BtrfsUblkError, OSError) as error:
+                logs = [self._top / name for name in _LOGS]
+                said = [x.read_text(errors="replace")[-1500:] for x in logs]
                 raise BtrfsUblkError("\n".join([str(error), *said])) from error
 
     def _boot(self) -> None:
@@ -265,8 +267,9 @@ class Machines:
 
 def _wait_for_state(guest: Guest) -> None:
     """Wait until the state of a guest has been saved, or loaded."""
+    end_s = time.monotonic() + _TIMEOUT_S
     while (found := guest.ask_qemu("query-migrate").get("status")) != "completed":
-        if found == "failed":
+        if found == "failed" or time.monotonic() > end_s:
             raise BtrfsUblkError("the guest's state cannot be saved, or loaded")
         time.sleep(0.1)
 
@@ -307,8 +310,9 @@ class Rounds:
             result = {"problems": [str(error)], "looked": True}
         if result["problems"]:
             self._left, self._events = 0, []
-            if self._kept is not None:
-                (self._top / "initial").rename(self._kept / f"disk-{self._number}")
+            initial = self._top / "initial"
+            if self._kept is not None and initial.exists():
+                shutil.move(initial, self._kept / f"disk-{self._number}")
         return result
 
     def _run(self) -> dict[str, Any]:
