@@ -189,8 +189,8 @@ bool host_leave_out(struct host *host, unsigned node, uint64_t now_ns)
 	host->left_out = node;
 	host->left_out_until_ns = now_ns + LEFT_OUT_S * NS_PER_S;
 	event_log_host("node_wrong", host->name,
-		       "it says that node %u of its ring had the wrong bytes, which is left out for %d s",
-		       node, LEFT_OUT_S);
+		       "it blames node %u of its ring, which is left out for %d s", node,
+		       LEFT_OUT_S);
 	return true;
 }
 
