@@ -68,7 +68,7 @@ from btrfs_ublk.server import (
     PatternSegment,
 )
 from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
-from btrfs_ublk.units import GIB, KIB, MIB
+from btrfs_ublk.units import GIB, MIB
 from btrfs_ublk.volume import (
     VolumeDefinition,
     down_volume,
@@ -270,31 +270,31 @@ def _measure(
 
 
 def _trace(place: Place, layout: Path) -> Trace:
-    """Record what a start reads of the image with small units."""
+    """Record what a start reads of the image."""
     path = place.root / "trace"
     with ExitStack() as stack:
         work = stack.enter_context(tempdir(parent=place.root))
         name = _NAME % next(_numbers)
         definition = VolumeDefinition(
-            image=f"oci:{layout}:fine", mount=work / "mnt", writable_bytes=GIB
+            image=f"oci:{layout}:plain", mount=work / "mnt", writable_bytes=GIB
         )
         base = work / "volumes"
         stack.callback(remove_volume, name, base=base)
         stack.callback(down_volume, name, base=base)
         up_volume(name, definition, base=base)
         client = device_map(name)
-        recording = client.trace_start()
+        recording, unit = client.trace_start()
         root = fork_image(name, "one", base=base)
         run(["chroot", root, "/bin/true"], timeout_s=_TIMEOUT_S)
         page = client.trace_read(recording, 0, stop=True)
+
+        def describe(source: int) -> TraceSource:
+            keys = client.show(source=source)["source"]["description"]
+            return TraceSource.describe({**keys, "unit": unit})
+
         with path.open("w") as file:
             writer = TraceWriter(file)
-            writer.add(
-                [tuple(read) for read in page["reads"]],
-                lambda source: TraceSource.describe(
-                    client.show(source=source)["source"]["description"]
-                ),
-            )
+            writer.add([tuple(read) for read in page["reads"]], describe)
             writer.end(lost=page["lost"], seconds=page["seconds"])
     return Trace.load(path)
 
@@ -314,8 +314,6 @@ def _placed(parent: Path, tree: Path, subjects: Sequence[str]) -> Iterator[Place
         build_image(source, layout, BuildOptions())
         pushed = [(layout, "plain", "plain")]
         if {"sealed image, traced", "sealed image, completed"} & set(subjects):
-            # With small units, a trace names little that was not read.
-            build_image(source, layout, BuildOptions(unit_bytes=16 * KIB), tag="fine")
             place = Place(root, registry, "", {})
             options = BuildOptions(
                 first=traced_ranges(_trace(place, layout), layout, None, _ACCESS)
