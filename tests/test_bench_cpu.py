@@ -79,6 +79,12 @@ def test_interrupts_may_be_in_the_times_of_processes_or_not(
     assert found["total"] == 1 and found["accounted"] == pytest.approx(accounted)
 
 
+def test_a_kernel_thread_that_has_ended_is_not_counted_backwards() -> None:
+    before = Snapshot(0.0, 1, IDLE, {1: process(0.0), 7: process(9.0, kernel=True)})
+    after = Snapshot(1.0, 1, IDLE, {1: process(1.0)})
+    assert Usage(before, after, {}).record()["accounted"] == pytest.approx(1.0)
+
+
 def test_nothing_used_is_all_accounted() -> None:
     before = Snapshot(0.0, 1, IDLE, {})
     after = replace(before, time_s=1.0, cpus=IDLE | {"idle": 101.0})

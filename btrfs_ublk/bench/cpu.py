@@ -153,9 +153,14 @@ class Usage:
         return used_s / self.window_s
 
     def _everything(self) -> float:
-        """Return the cores of all processes, with those ended and reaped since."""
+        """Return the cores of all processes, with those ended and reaped since. Of a
+        kernel thread that has ended, nobody keeps the time."""
         sums_s = [
-            sum(one.own_s + one.children_s for one in snapshot.processes.values())
+            sum(
+                one.own_s + one.children_s
+                for pid, one in snapshot.processes.items()
+                if not one.is_kernel_thread or pid in self.after.processes
+            )
             for snapshot in (self.before, self.after)
         ]
         return (sums_s[1] - sums_s[0]) / self.window_s
