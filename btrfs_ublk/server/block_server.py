@@ -32,7 +32,7 @@ _PROTOCOL = 1
 READY_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 10.0
 #: The time between the close of the connection and the end of the process.
-_LAST_WORDS_TIMEOUT_S = 1.0
+_LAST_WORDS_TIMEOUT_S = 5.0
 
 
 class BlockServer:
