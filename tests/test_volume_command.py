@@ -18,6 +18,7 @@ from web_server import NGINX, WebServer, web_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.testing.range_server_fixtures import range_server
 from btrfs_ublk.units import GIB, MIB, TIB
@@ -248,6 +249,8 @@ def test_a_name_that_nobody_has_defined(place: Place) -> None:
     assert f"volume {NAME} is a new one, with nothing in it" in done.stderr
     again = place.command("up", NAME)
     assert again.returncode == 0 and "new" not in again.stderr
+    assert place.command("down", NAME).returncode == 0
+    Path(os.environ[RUN_VARIABLE], "volumes").rmdir()  # of mounts by default
 
 
 def test_a_definition_that_makes_no_sense(place: Place) -> None:
