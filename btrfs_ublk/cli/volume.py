@@ -169,7 +169,7 @@ def up(
     for image in images:
         say_resolved(*image)
     if is_default and not given and not added:
-        # It may be a name with a slip of the pen.
+        # The name may be misspelt.
         click.echo(f"note: volume {name} is a new one, with nothing in it", err=True)
     click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
 

@@ -261,7 +261,7 @@ def _unmount(entry: Entry) -> bool:
             if attempt < _BUSY_ATTEMPTS:
                 _wait_for_users(target, timeout_s=_BUSY_TIMEOUT_S / _BUSY_ATTEMPTS)
     found = pids_using(target)
-    # It may have been begun in a directory there, by a shell that is there as well.
+    # This command may have been begun in a directory there, which is of no interest.
     users = "; ".join(x for pid, x in found.items() if pid != os.getpid())
     users = users or "; ".join(found.values())
     raise LeftoverError(
