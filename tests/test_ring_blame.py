@@ -4,6 +4,7 @@ fronts, which say which node had the bytes, and readers with digests."""
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -103,6 +104,7 @@ def site(
     *scripts: Callable[[str], bytes],
     environment: dict[str, str] | None = None,
     whole: Callable[[str], bytes] = good,
+    cache: Path | None = None,
     **keys: Any,
 ) -> Iterator[Site]:
     with ExitStack() as stack:
@@ -120,6 +122,8 @@ def site(
         with StoreShell(build, path) as store:
             store.add([[0, len(DATA), 0, 0]], source)
         lazy = {"kind": "lazy", "length": len(DATA), "map": str(path)}
+        if cache is not None:
+            lazy["cache"] = str(cache)
         shell = stack.enter_context(
             engine_shell(
                 build, describe(lazy), environment=environment, log=Path(f"{path}.log")
@@ -133,7 +137,7 @@ def test_a_node_with_wrong_bytes_is_left_out(
     sanitized_build: Path, tmp_path: Path, client: str
 ) -> None:
     """Each front is asked in vain once, and the ring goes on without that node."""
-    keys = {"environment": {"BTRFS_UBLK_HTTP": client}}
+    keys: dict[str, Any] = {"environment": {"BTRFS_UBLK_HTTP": client}}
     with site(sanitized_build, tmp_path / "map", front, front, front, **keys) as it:
         it.read_all()
         assert it.origin.requests == []
@@ -256,6 +260,29 @@ def test_where_all_are_wrong_the_origin_is_asked(
         it.read_all()
         assert 0 < len(it.origin.requests) <= UNITS
         assert it.wrong() <= it.asked() <= 6 * len(it.caches)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_prefetch_gets_past_two_bad_nodes(
+    sanitized_build: Path, tmp_path: Path, count: int
+) -> None:
+    """It has few tries, and what a node is blamed for is none of them."""
+
+    def two_bad(request: str) -> bytes:
+        node = node_of(range_of(request)[0] // UNIT, without(request))
+        data = DATA if node == 1 else bytes(len(DATA))
+        return answer(request, data, node=node)
+
+    path, cache = tmp_path / "map", tmp_path / "cache"
+    with site(sanitized_build, path, *[two_bad] * count, cache=cache) as it:
+        it.shell.map_request("prefetch-start")
+        prefetch: dict[str, Any] = {"state": "running"}
+        while prefetch["state"] == "running":
+            time.sleep(0.05)
+            prefetch = it.shell.stats()["lazy"][0]["prefetch"]
+        assert prefetch["failed_units"] == 0, prefetch
+        assert prefetch["fetched_units"] == UNITS
+        assert it.wrong()
 
 
 @pytest.mark.parametrize("node", ["0", "-1", "1025", "9" * 30, "2 ", "two", ""])

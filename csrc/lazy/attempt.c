@@ -58,6 +58,7 @@ void unit_forget_attempts(struct unit *unit)
 	memset(unit->tries, 0, sizeof(unit->tries));
 	memset(unit->wrong, 0, sizeof(unit->wrong));
 	unit->rounds = 0;
+	unit->forgiven = 0;
 	unit->waited = false;
 	unit->later_ns = 0;
 }
@@ -70,12 +71,18 @@ static void give_up(struct unit *unit, uint64_t now_ns, const char *why)
 		unit_rest(unit, now_ns + BACK_OFF_LAST_MS * NS_PER_MS);
 }
 
-/* Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. */
+/*
+ * Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. What
+ * was forgiven does not count, so that a prefetch gets past two caches to their origin;
+ * WRONG_ANSWERS_MAX ends that.
+ */
 static bool is_tried_again(const struct unit *unit)
 {
+	unsigned rounds = unit->rounds - unit->forgiven;
+
 	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
 	     link = link->next) {
-		if (container_of(link, struct subscription, link)->ops->rounds > unit->rounds)
+		if (container_of(link, struct subscription, link)->ops->rounds > rounds)
 			return true;
 	}
 	return false;
@@ -192,6 +199,7 @@ static void ask_again(struct unit *unit)
 		unit_fail(unit, -EIO);
 		return;
 	}
+	unit->forgiven++;
 	unit->rounds++;
 	unit_want(unit, true);
 }

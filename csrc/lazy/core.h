@@ -133,6 +133,8 @@ struct unit {
 	unsigned suspect;      /* see run_suspect() */
 	uint64_t later_ns;     /* when a cache has first said that it will have it later; 0: none */
 	unsigned rounds;
+	/* Of these: a node of a ring was left out, and the same place asked again. */
+	unsigned forgiven;
 	bool cut;     /* an attempt got no complete response; see struct run */
 	bool waited;  /* it has waited once for an open breaker */
 	uint32_t out; /* bit set: mirrors that this unit does not ask again */
