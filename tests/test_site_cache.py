@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -173,17 +172,6 @@ def test_a_node_that_is_silent(
         at_once(site)
 
 
-def spoil(nodes: Ring, number: int) -> int:
-    """Change the last bytes of all that a node has stored, and return of how many
-    slices."""
-    paths = list(nodes.roots[number].glob("cache/*/*/*"))
-    for path in paths:
-        with open(path, "r+b") as file:
-            file.seek(-1000, os.SEEK_END)
-            file.write(bytes(1000))
-    return len(paths)
-
-
 @contextmanager
 def digested_hosts(
     build: Path, mirror: dict[str, Any], count: int, tmp_path: Path
@@ -211,7 +199,7 @@ def test_a_node_that_has_stored_wrong_bytes(
     with ExitStack() as stack:
         hosts(stack, sanitized_build, mirror, 1, tmp_path)[0].read_all()
     number = max(range(3), key=lambda n: len(list(nodes.roots[n].glob("cache/*/*/*"))))
-    spoilt = spoil(nodes, number)
+    spoilt = nodes.spoil(number)
     assert 0 < spoilt < UNITS
     origin.requests.clear()
     with digested_hosts(sanitized_build, mirror, 4, tmp_path) as site:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from btrfs_ublk.base.hosts import HITS, SLICE_HEADER, cache_status
+from btrfs_ublk.base.hosts import HITS, cache_status
 from btrfs_ublk.base.log import log
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.content.trace import Trace
@@ -28,6 +28,7 @@ from btrfs_ublk.image.pack import PackHeader, check_data, read_digests
 from btrfs_ublk.image.pull import look_up
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.registry import RegistryRepository
+from btrfs_ublk.image.ring import is_right, node_of, slice_bytes_of
 
 #: Requests that are under way at once.
 _PARALLEL = 8
@@ -36,7 +37,6 @@ _ASKED = 2
 _ROUNDS, _PAUSE_S = 2, 1.0
 #: Hosts choose a cache for that much of an object (csrc/lazy/choice.c).
 _CHOSEN_BYTES = 4 << 20
-_SLICE_BYTES = range(4 << 10, (16 << 20) + 1)
 _DEFAULT_SLICE_BYTES = 256 << 10
 _MASK = (1 << 64) - 1
 
@@ -210,18 +210,20 @@ def _cut(one: Descriptor, step: int) -> Iterator[_Part]:
 
 @dataclass
 class _Warming:
-    """``slice_bytes`` are those of the caches, as soon as one has told."""
+    """``slice_bytes`` are those of the caches, as soon as one has told; ``left_out``
+    are nodes that have wrong bytes, by the caches that have named them."""
 
     repository: RegistryRepository
     report: WarmReport
     progress: Progress
     slice_bytes: int = _DEFAULT_SLICE_BYTES
+    left_out: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get_pack(self, one: Descriptor, path: Path) -> None:
         """Get the metadata pack, verified, into a new file."""
         _, caches = self.repository.caches(one)
-        with open(path, "xb") as file:
+        with open(path, "x+b") as file:
 
             def take(part: _Part) -> None:
                 data = self._get(caches[:_ASKED], part)
@@ -232,13 +234,24 @@ class _Warming:
             take(first)
             rest = (x for x in _cut(one, self.slice_bytes) if x.end > first.end)
             _at_once(take, rest)
-        with open(path, "rb") as written:
-            digest = f"sha256:{hashlib.file_digest(written, 'sha256').hexdigest()}"
-        if digest != one.digest:
+            fd = file.fileno()
+            if is_right(one, fd) or any(
+                self._mend(cache, one, fd) for cache in caches[:_ASKED]
+            ):
+                return
             raise InvalidImageError(
                 f"the caches have wrong bytes of the metadata pack {one.digest}",
                 hint="remove what they have stored, and restart them",
             )
+
+    def _mend(self, cache: str, one: Descriptor, fd: int) -> bool:
+        try:
+            if node := self.repository.mend(cache, one, fd):
+                self.left_out[cache] = node
+        except requests.RequestException as error:
+            log.info("cache %s: %s", cache, error)
+            return False
+        return True
 
     def get_data(self, parts: Iterable[_Part], digests: Digests | None) -> None:
         """Get the parts, and compare them with the digests of units, if there are."""
@@ -263,10 +276,7 @@ class _Warming:
                 time.sleep(_PAUSE_S)
             cache = caches[number % len(caches)]
             try:
-                found = self.repository.range_of_cache(cache, one, start, end)
-                data, headers = found
-                if digests is not None:
-                    _check(data, start, digests)
+                data, headers = self._ask(cache, part, digests)
             except _WrongError:
                 why = f"{cache} has wrong bytes"
             except (requests.RequestException, OSError) as error:
@@ -282,12 +292,31 @@ class _Warming:
             "was got is there when this is tried again",
         )
 
+    def _ask(
+        self, cache: str, part: _Part, digests: Digests | None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Get a part from a cache. What a node of its ring has wrong is got without
+        that node, of which each cache may name one."""
+        one, start, end, _ = part
+        without = self.left_out.get(cache, 0)
+        found = self.repository.range_of_cache(cache, one, start, end, without)
+        if digests is None or _is_right(found[0], start, digests):
+            return found
+        node = node_of(found[1], start, end)
+        if without or not node:
+            raise _WrongError
+        with self._lock:
+            if cache not in self.left_out:
+                log.warning("node %d of the ring of %s has wrong bytes", node, cache)
+                self.left_out[cache] = node
+        if self.left_out[cache] != node:
+            raise _WrongError
+        return self._ask(cache, part, digests)
+
     def _count(self, count: int, headers: Mapping[str, str]) -> None:
         status = cache_status(headers)
-        size = headers.get(SLICE_HEADER, "")
         with self._lock:
-            if size.isdecimal() and int(size) in _SLICE_BYTES:
-                self.slice_bytes = int(size)
+            self.slice_bytes = slice_bytes_of(headers) or self.slice_bytes
             self.report.requests += 1
             self.report.asked_bytes += count
             if status is not None:
@@ -320,12 +349,13 @@ def _at_once(take: Callable[[_Part], None], parts: Iterable[_Part]) -> None:
             over.set()
 
 
-def _check(data: bytes, start: int, digests: Digests) -> None:
+def _is_right(data: bytes, start: int, digests: Digests) -> bool:
     for at in range(0, len(data), digests.unit_bytes):
         place = (start + at) // digests.unit_bytes * DIGEST_BYTES
         unit = data[at : at + digests.unit_bytes]
         if hashlib.sha256(unit).digest() != digests.units[place : place + DIGEST_BYTES]:
-            raise _WrongError
+            return False
+    return True
 
 
 def _chosen(caches: list[str], url: str, offset: int) -> list[str]:
