@@ -91,21 +91,34 @@ def _free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in listeners]
 
 
-def _start(root: Path, cache: SiteCache) -> subprocess.Popen[bytes]:
+def _words(root: Path, cache: SiteCache) -> list[str | Path]:
+    """Write the configuration of a node, and return a command for it."""
     for path in (root, root / "tmp"):
         path.mkdir(exist_ok=True)
     (root / "site-cache.conf").write_text(cache.text())
     (root / "main.conf").write_text(_MAIN.format(root=root))
+    return ["nginx", "-c", root / "main.conf", "-e", root / "error.log"]
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ["PATH"] + ":/usr/sbin"}
+
+
+def check_configuration(root: Path, cache: SiteCache) -> None:
+    """Have nginx say whether it would start with it."""
+    words = [*_words(root, cache), "-t"]
+    subprocess.run(words, check=True, env=_environment())
+
+
+def _start(root: Path, cache: SiteCache) -> subprocess.Popen[bytes]:
+    words = _words(root, cache)
     with open(root / "output", "wb") as output:
         return subprocess.Popen(
-            ending_with_us(
-                ["nginx", "-c", root / "main.conf", "-e", root / "error.log"],
-                signal="KILL",
-            ),
+            ending_with_us(words, signal="KILL"),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={"PATH": os.environ["PATH"] + ":/usr/sbin"},
+            env=_environment(),
         )
 
 

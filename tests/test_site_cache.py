@@ -22,7 +22,7 @@ from fetch_shell import FetchShell, fetch_shell
 from registry_server import PASSWORD, REGISTRY, USER, Registry, registry_server
 from s3_server import ACCESS_KEY, BUCKET, PUBLIC_BUCKET, SECRET_KEY, WEED, s3_server
 from scripted_server import ScriptedServer, response, scripted_server
-from site_cache_ring import Ring, ring
+from site_cache_ring import Ring, check_configuration, ring
 from store_shell import StoreShell, units_of
 from web_server import NGINX
 
@@ -579,6 +579,27 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
 def test_resolvers_of_ipv6_have_brackets(text: str) -> None:
     cache = SiteCache([Node("127.0.0.1")], ["https://o"], UNIT, 1, resolvers=[text])
     assert "resolver [2001:db8::1];" in cache.text()
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 50, 1000])
+def test_a_large_ring_has_no_long_configuration(tmp_path: Path, count: int) -> None:
+    """nginx takes it, and hosts can do without each node, and most others stay."""
+    nodes = [Node(f"10.0.{n >> 8}.{n & 255}") for n in range(count)]
+    keys: dict[str, Any] = {"resolvers": ["127.0.0.1"], "directory": tmp_path / "c"}
+    cache = SiteCache(nodes, ["https://127.0.0.1"], UNIT, 1 << 30, **keys)
+    text = cache.text()
+    assert len(text.splitlines()) < 300 + 20 * count
+    lists = {
+        name: set(re.findall(r"server (10\.[0-9.]+):3130", servers))
+        for name, servers in re.findall(r"(?s)upstream (\w+) \{(.*?)\}", text)
+    }
+    chosen = dict(re.findall(r"(?m)^    (\d+) (btrfs_ublk_ring_\d+);$", text))
+    assert len(lists["btrfs_ublk_ring"]) == count
+    assert len(chosen) == (count if count > 1 else 0)
+    for number, name in chosen.items():
+        assert nodes[int(number) - 1].host not in lists[name]
+        assert len(lists[name]) >= count - -(-count // 16)
+    check_configuration(tmp_path, cache)
 
 
 def test_two_nodes_of_one_machine_do_not_collide() -> None:

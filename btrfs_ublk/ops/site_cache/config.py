@@ -24,6 +24,8 @@ CACHE_DIRECTORY = "/var/cache/btrfs-ublk-site"
 _FETCHER_HOST = "127.31.30.1"
 #: Of those of nodes with files of their own, as a machine may have several.
 _FETCHER_NETWORK = ipaddress.ip_network("127.30.0.0/16")
+#: Of lists of a ring without some of its nodes. NB: nginx looks up each name in them.
+_MOST_LISTS = 16
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _TRUSTED = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -123,6 +125,7 @@ class SiteCache:
             directory=self.directory,
             origins="\n".join(self._origins()),
             uses="\n".join(self._uses()),
+            zone=self._zone(),
             ring="\n".join(self._ring()),
             numbers="\n".join(self._numbers()),
             without="\n".join(self._without()),
@@ -142,12 +145,16 @@ class SiteCache:
         number = crc32(self.this.host.encode()) % (_FETCHER_NETWORK.num_addresses - 2)
         return str(_FETCHER_NETWORK[1 + number])
 
-    def _ring(self, *, without: Node | None = None) -> list[str]:
+    def _ring(self, *, without: Sequence[Node] = ()) -> list[str]:
         return [
             f"    server {each.host}:{each.store_port} max_fails=1 fail_timeout=10s;"
             for each in self.nodes
-            if each != without
+            if each not in without
         ]
+
+    def _zone(self) -> str:
+        """Return how much memory nginx needs for what it knows of the nodes."""
+        return f"{max(256, len(self.nodes))}k"
 
     def _numbers(self) -> list[str]:
         """Return rows: the addresses of each store, and the number of its node. A node
@@ -162,20 +169,25 @@ class SiteCache:
         return [f'    "~(^|[ ,]){re.escape(at)}$" {number};' for number, at in stores]
 
     def _without(self) -> list[str]:
-        """Return the ring without each node, and which of them hosts have asked for."""
+        """Return the ring without each node, and which of them hosts have asked for. In
+        a large ring, some nodes share a list that has none of them."""
+        count = len(self.nodes) if len(self.nodes) > 1 else 0
+        lists = min(count, _MOST_LISTS)
         lines = []
-        numbered = list(enumerate(self.nodes, 1)) if len(self.nodes) > 1 else []
-        for number, node in numbered:
+        for number in range(1, lists + 1):
             lines += [
                 f"upstream btrfs_ublk_ring_{number} {{",
-                f"    zone btrfs_ublk_ring_{number} 256k;",
+                f"    zone btrfs_ublk_ring_{number} {self._zone()};",
                 "    hash $http_host$uri$slice_range consistent;",
-                *self._ring(without=node),
+                *self._ring(without=self.nodes[number - 1 :: lists]),
                 "}",
             ]
         lines += ["map $http_x_site_cache_without $btrfs_ublk_ring {"]
         lines += ["    default btrfs_ublk_ring;"]
-        lines += [f"    {number} btrfs_ublk_ring_{number};" for number, _ in numbered]
+        lines += [
+            f"    {number + 1} btrfs_ublk_ring_{number % lists + 1};"
+            for number in range(count)
+        ]
         return [*lines, "}"]
 
     def _addresses(self) -> list[str]:
@@ -279,7 +291,7 @@ map $upstream_cache_status $btrfs_ublk_status {
 
 upstream btrfs_ublk_ring {
     # What one worker process finds out of a node, all of them know.
-    zone btrfs_ublk_ring 256k;
+    zone btrfs_ublk_ring %zone;
     hash $http_host$uri$slice_range consistent;
 %ring
 }
