@@ -415,8 +415,8 @@ REFUSALS = {
     "not btrfs": Refusal(lambda _, d: [d / "file"], 2, "not on a btrfs file system"),
     "fifo": Refusal(lambda _, d: [d / "fifo"], 2, "not a regular file"),
     "device": Refusal(lambda *_: ["/dev/null"], 2, "not a regular file"),
-    "nothing": Refusal(lambda *_: [], 2, "expected one PATH, got 0"),
-    "two": Refusal(lambda *_: ["a", "b"], 2, "expected one PATH, got 2"),
+    "nothing": Refusal(lambda *_: [], 2, "one PATH is needed"),
+    "two": Refusal(lambda *_: ["a", "b"], 2, "one PATH is needed"),
     "option": Refusal(lambda *_: ["--wrong", "a"], 2, "unrecognized option"),
     "format": Refusal(lambda *_: ["--format", "xml", "a"], 2, "no format 'xml'"),
     "descriptor": Refusal(

@@ -76,7 +76,7 @@ BAD_USAGE: dict[str, tuple[list[str | bytes], str]] = {
     "value too many": (["--json=yes", "o"], "takes no value"),
     "no output": ([], "OUTPUT is missing"),
     "empty output": ([""], "OUTPUT is missing"),
-    "two outputs": (["o", "p"], 'unexpected "p"'),
+    "two outputs": (["o", "p"], 'unexpected: "p"'),
 }
 
 

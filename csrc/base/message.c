@@ -12,6 +12,28 @@ void message_init(const char *program)
 	program_name = program;
 }
 
+int print_help(const char *text)
+{
+	fputs(text, stdout);
+	return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+}
+
+int print_version(void)
+{
+	printf("%s %s\n", program_name, BTRFS_UBLK_VERSION);
+	return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+}
+
+int usage_error(const char *problem, const char *value)
+{
+	if (value)
+		msg_error("%s: \"%s\"", problem, value);
+	else
+		msg_error("%s", problem);
+	msg_hint("`%s --help` shows the usage", program_name);
+	return EXIT_USAGE;
+}
+
 void message_set_verbose(bool verbose)
 {
 	verbose_enabled = verbose;

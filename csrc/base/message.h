@@ -17,6 +17,13 @@ enum {
 };
 
 void message_init(const char *program);
+
+/* The answers to --help and --version, on stdout. Each returns an exit status. */
+int print_help(const char *text);
+int print_version(void);
+/* Says what is wrong with the usage, of which value unless that is NULL. Returns EXIT_USAGE. */
+int usage_error(const char *problem, const char *value);
+
 void message_set_verbose(bool verbose);
 
 void msg_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -204,7 +204,7 @@ int main(int argc, char **argv)
 	int err, status;
 
 	message_init(program);
-	status = bench_options_parse(argc, argv, program, help, options, &path);
+	status = bench_options_parse(argc, argv, help, options, &path);
 	if (status != BENCH_OPTIONS_DONE)
 		return status;
 	if (!path || !known(how)) {

@@ -150,7 +150,7 @@ int main(int argc, char **argv)
 	int err;
 
 	message_init(PROGRAM);
-	err = bench_options_parse(argc, argv, PROGRAM, help_text, table, &getting.path);
+	err = bench_options_parse(argc, argv, help_text, table, &getting.path);
 	if (err != BENCH_OPTIONS_DONE)
 		return err;
 	if (!getting.path || !getting.port || !getting.count || !getting.range ||

@@ -324,7 +324,7 @@ int main(int argc, char **argv)
 	int status;
 
 	message_init(PROGRAM);
-	status = bench_options_parse(argc, argv, PROGRAM, help_text, table, &operation);
+	status = bench_options_parse(argc, argv, help_text, table, &operation);
 	if (status != BENCH_OPTIONS_DONE)
 		return status;
 	if (!parse_operation(&job, operation) || !job.directory || !job.files_per_directory ||

@@ -134,10 +134,8 @@ int main(int argc, char **argv)
 	unsigned long threads = argc == 5 ? strtoul(argv[4], NULL, 10) : 0;
 
 	message_init("btrfs-ublk-measure-map");
-	if (argc == 2 && !strcmp(argv[1], "--version")) {
-		puts("btrfs-ublk-measure-map " BTRFS_UBLK_VERSION);
-		return EXIT_OK;
-	}
+	if (argc == 2 && !strcmp(argv[1], "--version"))
+		return print_version();
 	if (!count || count > UINT32_MAX || !lookups || !threads || threads > THREADS_MAX) {
 		msg_error("usage: btrfs-ublk-measure-map FILE COUNT LOOKUPS THREADS");
 		return EXIT_USAGE;

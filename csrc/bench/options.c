@@ -30,8 +30,8 @@ static bool take(const struct bench_option *option)
 	return false;
 }
 
-int bench_options_parse(int argc, char **argv, const char *program, const char *help,
-			const struct bench_option *table, const char **word)
+int bench_options_parse(int argc, char **argv, const char *help, const struct bench_option *table,
+			const char **word)
 {
 	struct option options[MAX_OPTIONS + 3] = {};
 	int count = 0, id;
@@ -42,14 +42,10 @@ int bench_options_parse(int argc, char **argv, const char *program, const char *
 	options[count] = (struct option){ "help", no_argument, NULL, OPT_HELP };
 	options[count + 1] = (struct option){ "version", no_argument, NULL, OPT_VERSION };
 	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		if (id == OPT_HELP) {
-			fputs(help, stdout);
-			return EXIT_OK;
-		}
-		if (id == OPT_VERSION) {
-			printf("%s %s\n", program, BTRFS_UBLK_VERSION);
-			return EXIT_OK;
-		}
+		if (id == OPT_HELP)
+			return print_help(help);
+		if (id == OPT_VERSION)
+			return print_version();
 		/* '?' is greater than any index. getopt has printed what is wrong. */
 		if (id >= count || !take(&table[id]))
 			return EXIT_USAGE;

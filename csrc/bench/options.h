@@ -20,8 +20,9 @@ enum { BENCH_OPTIONS_DONE = -1 };
 /*
  * Returns BENCH_OPTIONS_DONE, and sets `word` to the only word that is no option, or to NULL if
  * there is none, or more than one. Otherwise returns an exit status, after a message or the help.
+ * Needs message_init().
  */
-int bench_options_parse(int argc, char **argv, const char *program, const char *help,
-			const struct bench_option *table, const char **word);
+int bench_options_parse(int argc, char **argv, const char *help, const struct bench_option *table,
+			const char **word);
 
 #endif

@@ -220,7 +220,7 @@ int main(int argc, char **argv)
 	int status;
 
 	message_init(PROGRAM);
-	status = bench_options_parse(argc, argv, PROGRAM, help_text, table, &options.path);
+	status = bench_options_parse(argc, argv, help_text, table, &options.path);
 	if (status != BENCH_OPTIONS_DONE)
 		return status;
 	if (!options.path) {

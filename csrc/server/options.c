@@ -297,8 +297,7 @@ static int take_version(const char *text, struct server_options *options)
 {
 	(void)text;
 	(void)options;
-	puts("btrfs-ublk-server " BTRFS_UBLK_VERSION);
-	exit(EXIT_OK);
+	exit(print_version());
 }
 
 static const struct row table[] = {

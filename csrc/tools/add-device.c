@@ -152,20 +152,15 @@ int main(int argc, char **argv)
 	while ((option = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
 		switch (option) {
 		case 'h':
-			fputs(usage_text, stdout);
-			return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+			return print_help(usage_text);
 		case 'V':
-			puts(PROGRAM " " BTRFS_UBLK_VERSION);
-			return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+			return print_version();
 		default:
 			msg_hint("see " PROGRAM " --help");
 			return EXIT_USAGE;
 		}
 	}
-	if (argc - optind != 2) {
-		msg_error("expected DEVICE and TARGET, got %d arguments", argc - optind);
-		msg_hint("see " PROGRAM " --help");
-		return EXIT_USAGE;
-	}
+	if (argc - optind != 2)
+		return usage_error("DEVICE and TARGET are needed, and nothing else", NULL);
 	return add_device(argv[optind], argv[optind + 1]);
 }

@@ -196,10 +196,8 @@ int main(int argc, char **argv)
 	int err;
 
 	message_init("btrfs-ublk-cache");
-	if (argc == 2 && !strcmp(argv[1], "--version")) {
-		puts("btrfs-ublk-cache " BTRFS_UBLK_VERSION);
-		return EXIT_OK;
-	}
+	if (argc == 2 && !strcmp(argv[1], "--version"))
+		return print_version();
 	for (command = 0; argc >= 3 && command < count; command++) {
 		if (!strcmp(argv[2], commands[command].name))
 			break;

@@ -44,16 +44,6 @@ struct options {
 	bool json;
 };
 
-static int usage_error(const char *problem, const char *value)
-{
-	if (value)
-		msg_error("%s: \"%s\"", problem, value);
-	else
-		msg_error("%s", problem);
-	msg_hint("`" PROGRAM " --help` shows the usage");
-	return EXIT_USAGE;
-}
-
 /* Returns an exit status, or -1 when there is work to do. */
 static int options_parse(struct options *options, int argc, char **argv)
 {
@@ -67,11 +57,9 @@ static int options_parse(struct options *options, int argc, char **argv)
 			options->json = true;
 			break;
 		case OPT_HELP:
-			fputs(help_text, stdout);
-			return EXIT_OK;
+			return print_help(help_text);
 		case OPT_VERSION:
-			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
-			return EXIT_OK;
+			return print_version();
 		default:
 			return usage_error("no such option, or not one with a value",
 					   argv[optind - 1]);

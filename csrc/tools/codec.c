@@ -332,10 +332,8 @@ static int print_plan(char **words)
 int main(int argc, char **argv)
 {
 	message_init("btrfs-ublk-codec");
-	if (argc == 2 && !strcmp(argv[1], "--version")) {
-		puts("btrfs-ublk-codec " BTRFS_UBLK_VERSION);
-		return EXIT_OK;
-	}
+	if (argc == 2 && !strcmp(argv[1], "--version"))
+		return print_version();
 	if (argc == 6 && !strcmp(argv[1], "index"))
 		return make_index(argv + 2);
 	if ((argc == 5 || argc == 6) && !strcmp(argv[1], "read"))

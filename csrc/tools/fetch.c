@@ -676,10 +676,8 @@ int main(int argc, char **argv)
 	struct channel_hello hello = { .version = CHANNEL_VERSION };
 
 	message_init("btrfs-ublk-fetch");
-	if (argc == 2 && !strcmp(argv[1], "--version")) {
-		puts("btrfs-ublk-fetch " BTRFS_UBLK_VERSION);
-		return EXIT_OK;
-	}
+	if (argc == 2 && !strcmp(argv[1], "--version"))
+		return print_version();
 	if (argc == 2 && !strcmp(argv[1], "--check"))
 		return say_what_lacks();
 	if (argc != 1 || open_windows()) {

@@ -297,11 +297,9 @@ static int parse(int argc, char **argv, struct keeper *keeper)
 			keeper->lock = optarg;
 			break;
 		case 'h':
-			fputs(usage_text, stdout);
-			exit(EXIT_OK);
+			exit(print_help(usage_text));
 		case 'V':
-			puts(PROGRAM " " BTRFS_UBLK_VERSION);
-			exit(EXIT_OK);
+			exit(print_version());
 		default:
 			msg_hint("see: " PROGRAM " --help");
 			return -EINVAL;

@@ -40,16 +40,6 @@ struct arguments {
 	struct tree_make_options make;
 };
 
-static int usage_error(const char *problem, const char *value)
-{
-	if (value)
-		msg_error("%s: \"%s\"", problem, value);
-	else
-		msg_error("%s", problem);
-	msg_hint("`" PROGRAM " --help` shows the usage");
-	return EXIT_USAGE;
-}
-
 static int take_number(const char *text, uint64_t max, uint64_t *number)
 {
 	char *end;
@@ -65,14 +55,10 @@ static int arguments_parse(struct arguments *arguments, int argc, char **argv)
 	uint64_t target, data;
 	int status;
 
-	if (argc == 2 && !strcmp(argv[1], "--help")) {
-		fputs(help_text, stdout);
-		return EXIT_OK;
-	}
-	if (argc == 2 && !strcmp(argv[1], "--version")) {
-		printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
-		return EXIT_OK;
-	}
+	if (argc == 2 && !strcmp(argv[1], "--help"))
+		return print_help(help_text);
+	if (argc == 2 && !strcmp(argv[1], "--version"))
+		return print_version();
 	if (argc != CHECK_ARGUMENTS && argc != ALL_ARGUMENTS)
 		return usage_error("three arguments are needed, or six", NULL);
 	arguments->image = argv[1];

@@ -393,11 +393,9 @@ int main(int argc, char **argv)
 			}
 			break;
 		case 'h':
-			fputs(usage_text, stdout);
-			return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+			return print_help(usage_text);
 		case 'V':
-			puts("btrfs-ublk-map-physical " BTRFS_UBLK_VERSION);
-			return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+			return print_version();
 		default:
 			msg_hint("see btrfs-ublk-map-physical --help");
 			return EXIT_USAGE;
@@ -409,11 +407,8 @@ int main(int argc, char **argv)
 		msg_hint("choose tsv, json or binary");
 		return EXIT_USAGE;
 	}
-	if (argc - optind != 1) {
-		msg_error("expected one PATH, got %d", argc - optind);
-		msg_hint("see btrfs-ublk-map-physical --help");
-		return EXIT_USAGE;
-	}
+	if (argc - optind != 1)
+		return usage_error("one PATH is needed, and nothing else", NULL);
 	mapper.path = argv[optind];
 	return map_file(&mapper);
 }

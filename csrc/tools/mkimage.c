@@ -448,19 +448,12 @@ int main(int argc, char **argv)
 	message_init(MKIMAGE_PROGRAM);
 	/* Report a limit on file sizes like any other failure. */
 	signal(SIGXFSZ, SIG_IGN);
-	if (argc == 2 && !strcmp(argv[1], "--help")) {
-		fputs(help_text, stdout);
-		return EXIT_OK;
-	}
-	if (argc == 2 && !strcmp(argv[1], "--version")) {
-		printf("%s %s\n", MKIMAGE_PROGRAM, BTRFS_UBLK_VERSION);
-		return EXIT_OK;
-	}
-	if (argc != 1) {
-		msg_error("unexpected \"%s\"", argv[1]);
-		msg_hint("`" MKIMAGE_PROGRAM " --help` shows the usage");
-		return EXIT_USAGE;
-	}
+	if (argc == 2 && !strcmp(argv[1], "--help"))
+		return print_help(help_text);
+	if (argc == 2 && !strcmp(argv[1], "--version"))
+		return print_version();
+	if (argc != 1)
+		return usage_error("unexpected", argv[1]);
 	for (int i = 0; i < OUTPUTS; i++)
 		job.outputs[i] = OUTFILE_CLOSED;
 	status = make_image(&job);

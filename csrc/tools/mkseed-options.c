@@ -309,14 +309,10 @@ int options_parse(struct options *options, int argc, char **argv)
 		id = getopt_long(argc, argv, ":", long_options, NULL);
 		if (id < 0)
 			break;
-		if (id == OPT_HELP) {
-			fputs(help_text, stdout);
-			return EXIT_OK;
-		}
-		if (id == OPT_VERSION) {
-			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
-			return EXIT_OK;
-		}
+		if (id == OPT_HELP)
+			return print_help(help_text);
+		if (id == OPT_VERSION)
+			return print_version();
 		if (id == '?' || id == ':') {
 			report_bad_option(id, optind > index ? argv[optind - 1] : argv[optind]);
 			return EXIT_USAGE;
@@ -324,14 +320,10 @@ int options_parse(struct options *options, int argc, char **argv)
 		if (parse_option(options, id))
 			return EXIT_USAGE;
 	}
-	if (argc - optind != 1 || !*argv[optind]) {
-		if (argc - optind > 1)
-			msg_error("one OUTPUT only; unexpected \"%s\"", argv[optind + 1]);
-		else
-			msg_error("OUTPUT is missing");
-		msg_hint("`" PROGRAM " --help` shows the usage");
-		return EXIT_USAGE;
-	}
+	if (argc - optind > 1)
+		return usage_error("one OUTPUT only; unexpected", argv[optind + 1]);
+	if (argc - optind != 1 || !*argv[optind])
+		return usage_error("OUTPUT is missing", NULL);
 	options->output = argv[optind];
 	if (check_name(seed->virtual_name) || check_label(seed->label) ||
 	    check_virtual_size(seed->virtual_bytes) || check_chunk_size(seed))

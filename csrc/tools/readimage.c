@@ -100,16 +100,6 @@ struct options {
 	const struct form *form;
 };
 
-static int usage_error(const char *problem, const char *value)
-{
-	if (value)
-		msg_error("%s: \"%s\"", problem, value);
-	else
-		msg_error("%s", problem);
-	msg_hint("`" PROGRAM " --help` shows the usage");
-	return EXIT_USAGE;
-}
-
 /* Returns an exit status, or -1 when there is work to do. */
 static int options_parse(struct options *options, int argc, char **argv)
 {
@@ -120,11 +110,9 @@ static int options_parse(struct options *options, int argc, char **argv)
 	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
 		switch (id) {
 		case OPT_HELP:
-			fputs(help_text, stdout);
-			return EXIT_OK;
+			return print_help(help_text);
 		case OPT_VERSION:
-			printf("%s %s\n", PROGRAM, BTRFS_UBLK_VERSION);
-			return EXIT_OK;
+			return print_version();
 		default:
 			return usage_error("no such option, or not one with a value",
 					   argv[optind - 1]);

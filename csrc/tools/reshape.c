@@ -235,21 +235,16 @@ int main(int argc, char **argv)
 			message_set_verbose(true);
 			break;
 		case 'h':
-			fputs(usage_text, stdout);
-			return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+			return print_help(usage_text);
 		case 'V':
-			puts(PROGRAM " " BTRFS_UBLK_VERSION);
-			return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+			return print_version();
 		default:
 			msg_hint("see " PROGRAM " --help");
 			return EXIT_USAGE;
 		}
 	}
-	if (argc - optind != 2) {
-		msg_error("expected a verb and one IMAGE, got %d arguments", argc - optind);
-		msg_hint("see " PROGRAM " --help");
-		return EXIT_USAGE;
-	}
+	if (argc - optind != 2)
+		return usage_error("a verb and one IMAGE are needed, and nothing else", NULL);
 	if (check_usage(&options, argv[optind], given)) {
 		msg_hint("see " PROGRAM " --help");
 		return EXIT_USAGE;
