@@ -48,7 +48,8 @@ static bool profile_supported(uint64_t type, unsigned stripe_count)
 	}
 }
 
-int reader_parse_chunk(struct reader *reader, const char *where, const struct key *key,
+/* Parses a chunk item, or an entry of the superblock's array; `where` begins the reason. */
+static int parse_chunk(struct reader *reader, const char *where, const struct key *key,
 		       const void *data, size_t size, struct chunk *chunk)
 {
 	struct disk_chunk disk;
@@ -144,7 +145,7 @@ static int read_system_array(struct reader *reader, struct chunk_list *list)
 		memcpy(&disk_key, array + at, sizeof(disk_key));
 		key = key_from_disk(&disk_key);
 		at += sizeof(disk_key);
-		ret = reader_parse_chunk(reader, where, &key, array + at, end - at, &chunk);
+		ret = parse_chunk(reader, where, &key, array + at, end - at, &chunk);
 		if (!ret && !(chunk.type & CHUNK_SYSTEM))
 			ret = reader_fail(reader, -EUCLEAN, "%s: its type is not SYSTEM", where);
 		if (!ret)
@@ -171,8 +172,7 @@ static int read_chunk_tree(struct reader *reader, const struct block_expect *roo
 		if (cursor.key.objectid != first.objectid || cursor.key.type != first.type)
 			break;
 		cursor_name(&cursor, where);
-		ret = reader_parse_chunk(reader, where, &cursor.key, cursor.data, cursor.size,
-					 &chunk);
+		ret = parse_chunk(reader, where, &cursor.key, cursor.data, cursor.size, &chunk);
 		if (!ret)
 			ret = insert_chunk(reader, where, list, &chunk);
 		if (ret)

@@ -106,8 +106,4 @@ int reader_read_chunks(struct reader *reader);
 int reader_pread(struct reader *reader, const char *what, void *data, size_t length,
 		 uint64_t offset);
 
-/* Parses a chunk item, or an entry of the superblock's array; `where` begins the reason. */
-int reader_parse_chunk(struct reader *reader, const char *where, const struct key *key,
-		       const void *data, size_t size, struct chunk *chunk);
-
 #endif

@@ -51,7 +51,8 @@ void spool_close(struct spool *spool)
 	*spool = SPOOL_CLOSED;
 }
 
-int spool_flush(struct spool *spool)
+/* Writes what is only in memory. */
+static int flush(struct spool *spool)
 {
 	int ret;
 
@@ -68,7 +69,7 @@ int spool_append(struct spool *spool, const void *data, size_t length)
 	int ret;
 
 	if (length > BUFFER_BYTES - spool->buffered) {
-		ret = spool_flush(spool);
+		ret = flush(spool);
 		if (ret)
 			return ret;
 	}
@@ -87,7 +88,7 @@ int spool_append(struct spool *spool, const void *data, size_t length)
 int spool_read(struct spool *spool, uint64_t offset, void *data, size_t length)
 {
 	if (offset + length > spool->bytes - spool->buffered) {
-		int ret = spool_flush(spool);
+		int ret = flush(spool);
 
 		if (ret)
 			return ret;

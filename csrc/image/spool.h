@@ -23,7 +23,4 @@ int spool_append(struct spool *spool, const void *data, size_t length);
 /* All of [offset, +length) has to be there. */
 int spool_read(struct spool *spool, uint64_t offset, void *data, size_t length);
 
-/* Writes what is only in memory. */
-int spool_flush(struct spool *spool);
-
 #endif

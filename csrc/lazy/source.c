@@ -21,7 +21,8 @@ const struct mirror_ops *mirror_kind_find(const char *name)
 	return NULL;
 }
 
-const char *mirror_kind_names(char *text, size_t bytes)
+/* Writes "file, http, memset, ..." to `text`. */
+static const char *mirror_kind_names(char *text, size_t bytes)
 {
 	size_t used = 0;
 

@@ -187,8 +187,6 @@ struct mirror_ops {
 		__attribute__((used, section("mirror_kinds"))) = &ops
 
 const struct mirror_ops *mirror_kind_find(const char *name);
-/* Writes "file, http, memset, ..." to `text`. */
-const char *mirror_kind_names(char *text, size_t bytes);
 
 /*
  * Makes a source from its JSON text (docs/materialisation.md), which is not changed. Returns 0,

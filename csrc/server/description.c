@@ -14,7 +14,7 @@ enum { DESCRIPTION_VERSION = 1, MAX_SEGMENTS = 1 << 20 };
 extern const struct segment_ops *const __start_segment_kinds[];
 extern const struct segment_ops *const __stop_segment_kinds[];
 
-const struct segment_ops *segment_kind_find(const char *name)
+static const struct segment_ops *segment_kind_find(const char *name)
 {
 	for (const struct segment_ops *const *kind = __start_segment_kinds;
 	     kind < __stop_segment_kinds; kind++) {
@@ -24,7 +24,8 @@ const struct segment_ops *segment_kind_find(const char *name)
 	return NULL;
 }
 
-const char *segment_kind_names(char *text, size_t bytes)
+/* Writes "error, file, memset, ..." to `text`. */
+static const char *segment_kind_names(char *text, size_t bytes)
 {
 	size_t used = 0;
 

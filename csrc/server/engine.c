@@ -202,7 +202,8 @@ void engine_submit(struct worker *worker, struct io *io)
 	run(io);
 }
 
-void engine_part_done(struct io *io, int result)
+/* Finishes a part outside of segment_ops.complete, on the io's worker. */
+static void part_done(struct io *io, int result)
 {
 	if (finish_part(io, io->worker->stats, result))
 		run(io);
@@ -259,7 +260,7 @@ void engine_complete(struct io *io, int cqe_result)
 	int result = io->segment->ops->complete(io->segment, io, cqe_result);
 
 	if (result != PART_PENDING)
-		engine_part_done(io, result);
+		part_done(io, result);
 }
 
 struct io_uring_sqe *worker_get_sqe(struct worker *worker)

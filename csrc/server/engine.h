@@ -162,9 +162,6 @@ int engine_fetch_data(struct io *io);
 /* Handles a CQE whose user_data is a `struct io`. For front ends. */
 void engine_complete(struct io *io, int cqe_result);
 
-/* Finishes a part outside of segment_ops.complete, on the io's worker. For segment kinds. */
-void engine_part_done(struct io *io, int result);
-
 /*
  * Fails parts that wait for other machines, now and from now on, because the device is going away.
  * Any thread may call this.

@@ -81,10 +81,6 @@ struct segment_ops {
 	static const struct segment_ops *const ops##_entry \
 		__attribute__((used, section("segment_kinds"))) = &ops
 
-const struct segment_ops *segment_kind_find(const char *name);
-/* Writes "error, file, memset, ..." to `text`. */
-const char *segment_kind_names(char *text, size_t bytes);
-
 /* Each removes a key from the object. Returns 0, or -EINVAL after a message. */
 int description_take_u64(json_t *keys, const char *key, bool required, uint64_t *value);
 int description_take_i64(json_t *keys, const char *key, bool required, int64_t *value);

@@ -175,8 +175,6 @@ void object_close(struct cache_object *object);
 int content_remove(struct cache *cache, const char *name);
 /* Parses a key of hexadecimal digits. Returns false when `text` does not begin with one. */
 bool cache_key_parse(const char *text, uint8_t key[static SOURCE_KEY_BYTES]);
-void cache_key_format(const uint8_t key[static SOURCE_KEY_BYTES],
-		      char name[static CACHE_NAME_BYTES]);
 
 /* whole.c: checks whether its files were truncated. If so, warns once and marks it as damaged. */
 bool object_is_whole(struct cache_object *object);

@@ -24,8 +24,8 @@ enum {
 #define RWF_DONTCACHE 0x80 /* Linux 6.14 */
 #endif
 
-void cache_key_format(const uint8_t key[static SOURCE_KEY_BYTES],
-		      char name[static CACHE_NAME_BYTES])
+static void format_key(const uint8_t key[static SOURCE_KEY_BYTES],
+		       char name[static CACHE_NAME_BYTES])
 {
 	static const char digits[] = "0123456789abcdef";
 
@@ -129,7 +129,7 @@ int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 	char name[CACHE_NAME_BYTES];
 	int err;
 
-	cache_key_format(key, name);
+	format_key(key, name);
 	err = content_files_open(cache, name, key, shape, &files, error);
 	if (err)
 		return err;
