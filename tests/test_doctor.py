@@ -80,10 +80,14 @@ def test_it_says_what_the_probes_say() -> None:
 
 
 def test_it_reads_well_where_there_is_no_terminal() -> None:
-    done = _doctor()
-    assert done.stderr == "" and "\x1b" not in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert done.stdout == "\n".join(map(str.rstrip, done.stdout.splitlines())) + "\n"
+    short, everything = _doctor(), _doctor("--all")
+    for done in (short, everything):
+        assert done.stderr == "" and "\x1b" not in done.stdout
+        lines = done.stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert done.stdout == "\n".join(map(str.rstrip, lines)) + "\n"
+    assert "make and check seeds; " in short.stdout  # what is fine has one line
+    assert len(short.stdout) < len(everything.stdout)
 
 
 def test_what_is_missing_has_a_command(
@@ -116,8 +120,14 @@ def test_what_is_missing_has_a_command(
 
 
 @pytest.mark.parametrize("setup", ["--bench", "--test"])
-def test_a_python_package_has_its_set_up(setup: str) -> None:
-    assert command_for(PythonPackage("a", setup=setup)) == f"scripts/setup {setup}"
+def test_a_python_package_has_its_set_up(
+    setup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = PythonPackage("a", setup=setup)
+    assert command_for(package) == f"scripts/setup {setup}"
+    assert package.hint == f"run scripts/setup {setup}"
+    monkeypatch.setattr("btrfs_ublk.base.capabilities.checkout", lambda: None)
+    assert package.hint == f"run {sys.executable} -m pip install a"
 
 
 def test_it_loads_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +158,7 @@ def test_others_than_root_are_told_what_only_root_may() -> None:
         if finding["ok"] is None
     ]
     assert "only root may open /dev/loop-control" in unseen
-    text = _doctor(program=("-c", AS_NOBODY)).stdout
+    text = _doctor("--all", program=("-c", AS_NOBODY)).stdout
     assert "not looked at: use of /dev/loop-control" in " ".join(text.split())
     assert text.count("sudo ") - text.count("sudo apt-get") == 1
     assert "run as root" not in text
@@ -160,6 +170,7 @@ def test_an_installed_package_recommends_no_scripts(
     monkeypatch.setenv(HELPERS_VARIABLE, str(helper_path(SERVER).parent))
     package = Path(btrfs_ublk.__file__).parent
     (tmp_path / "btrfs_ublk").symlink_to(package)
-    done = _doctor(program=("-c", AS_INSTALLED.format(directory=str(tmp_path))))
+    program = ("-c", AS_INSTALLED.format(directory=str(tmp_path)))
+    done = _doctor("--all", program=program)
     assert done.stdout.startswith("btrfs-ublk "), done.stderr
     assert "serve with ublk" in done.stdout and "scripts/" not in done.stdout

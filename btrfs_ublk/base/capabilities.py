@@ -246,10 +246,9 @@ class PythonPackage:
     def hint(self) -> str:
         if self.package is not None:
             return f"install the package {self.package}"
-        return (
-            f"scripts/setup {self.setup} in a checkout; elsewhere "
-            f"{sys.executable} -m pip install {self.name}"
-        )
+        if checkout():
+            return f"run scripts/setup {self.setup}"
+        return f"run {sys.executable} -m pip install {self.name}"
 
     def probe(self) -> str | None:
         try:

@@ -26,12 +26,13 @@ _WORDS = {
 
 
 @click.command("doctor")
+@click.option("--all", "everything", is_flag=True, help="Say all that was looked at.")
 @json_option
-def command(as_json: bool) -> int:
+def command(everything: bool, as_json: bool) -> int:
     """Say what this machine can do, and what is missing.
 
-    With the reason, and the command that gets it. "root": as root, it can; "?": this
-    user may not look. Looks only: loads no module, makes no file or device.
+    With the first reason, and the command that gets it. "root": as root, it can; "?":
+    this user may not look. Looks only: loads no module, makes no file or device.
 
     Exit status 0: seeds can be made, served (with ublk or fuse) and mounted; 3: not.
     """
@@ -39,11 +40,11 @@ def command(as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        _print(found)
+        _print(found, everything)
     return 0 if found.usable else CapabilityError.exit_status
 
 
-def _print(found: Diagnosis) -> None:
+def _print(found: Diagnosis, everything: bool) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH
@@ -57,17 +58,23 @@ def _print(found: Diagnosis) -> None:
     for name, version in versions.other_helpers.items():
         console.print(f"[red]{name}: {version or 'not built'}[/red]")
     console.print()
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for ability in found.abilities:
-        word, colour = _WORDS[ability.answer]
-        table.add_row(Text(word, colour), ability.about, _details(ability))
-    with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().splitlines():
-        click.echo(line if console.is_terminal else line.rstrip())
+    shown = found.abilities
+    if not everything:
+        shown = tuple(ability for ability in shown if ability.answer == "no")
+        table = _table()
+        for answer in ("yes", "root", "unknown"):
+            names = [each.about for each in found.abilities if each.answer == answer]
+            if names:
+                table.add_row(Text(*_WORDS[answer]), "; ".join(names))
+        _echo(console, table)
+    table = _table()
+    for ability in shown:
+        table.add_row(
+            Text(*_WORDS[ability.answer]),
+            Text(ability.about, no_wrap=True),
+            _details(ability, everything),
+        )
+    _echo(console, table)
     console.print()
     for device, problem in found.disk_problems:
         click.echo(f"device {device}: {problem}")
@@ -79,20 +86,36 @@ def _print(found: Diagnosis) -> None:
         console.print(f"[red]Not yet: {', '.join(found.wanting)}.[/red]")
 
 
-def _details(ability: Ability) -> Text:
-    text = Text(ability.note or "")
-    for finding in ability.missing:
-        if finding.what == ROOT.name:
-            continue  # reported once, at the end
-        if text:
-            text.append("\n")
-        text.append(f"{finding.what}: {finding.reason}")
-        if finding.hint:
-            text.append("\n" + finding.hint)
+def _table() -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(
+        no_wrap=True, min_width=max(len(word) for word, _ in _WORDS.values())
+    )
+    return table
+
+
+def _echo(console: Console, table: Table) -> None:
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        click.echo(line if console.is_terminal else line.rstrip())
+
+
+def _details(ability: Ability, everything: bool) -> Text:
+    lines = [Text(ability.note)] if ability.note else []
+    # That root is missing is reported once, at the end.
+    missing = [each for each in ability.missing if each.what != ROOT.name]
+    for finding in missing if everything else missing[:1]:
+        lines.append(Text(f"{finding.what}: {finding.reason}"))
         if finding.command:
-            text.append("\n$ " + finding.command, "bold")
-    for finding in ability.unseen:
-        if text:
-            text.append("\n")
-        text.append(f"not looked at: {finding.what}: {finding.reason}", "dim")
-    return text
+            lines.append(Text("$ " + finding.command, "bold"))
+        elif finding.hint:
+            lines.append(Text(finding.hint))
+    if everything:
+        lines += [
+            Text(f"not looked at: {each.what}: {each.reason}", "dim")
+            for each in ability.unseen
+        ]
+    elif len(missing) > 1:
+        lines.append(Text(f"and {len(missing) - 1} more: --all", "dim"))
+    return Text("\n").join(lines)

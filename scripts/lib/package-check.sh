@@ -33,7 +33,7 @@ btrfs-ublk --version | tee versions
 grep -E '^ *helpers +([0-9]+) of \1 of this version$' versions
 # 3: a module of the kernel is missing here, which no package can bring.
 status=0
-btrfs-ublk doctor | tee doctor || status=$?
+btrfs-ublk doctor --all | tee doctor || status=$?
 ((status == 0 || status == 3))
 grep -qE '^ *yes +make and check seeds' doctor
 
