@@ -47,6 +47,7 @@ from btrfs_ublk.image.reference import (
     LayoutName,
     Reference,
     parse_layout,
+    parse_name,
     parse_reference,
     parse_source,
 )
@@ -92,6 +93,26 @@ def test_references(text: str, parts: tuple[str, ...]) -> None:
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(UsageError):
         parse_reference(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("debian", "docker.io/library/debian:latest"),
+        ("debian:13", "docker.io/library/debian:13"),
+        ("team/app", "docker.io/team/app:latest"),
+        ("example.org/app", "example.org/app:latest"),
+        (f"debian@{DIGEST}", f"docker.io/library/debian@{DIGEST}"),
+    ],
+)
+def test_a_short_name_is_told_in_full(text: str, full: str) -> None:
+    for parse in (parse_reference, parse_name, parse_source):
+        with pytest.raises(UsageError) as error:
+            parse(text)
+        assert full in (error.value.hint or "")
+    with pytest.raises(UsageError) as error:
+        parse_name("Not a name")
+    assert "docker" not in (error.value.hint or "")
 
 
 def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -414,6 +414,8 @@ class Connection:
             hint = "--ca-file names a certificate to trust; --insecure is for loopback"
         else:
             hint = "is the registry there, and its name right?"
+            if "." not in self._registry:
+                hint += " Names of Docker Hub's images begin with docker.io/"
         return RegistryError(f"{self.place}: cannot {what}: {reason}", hint=hint)
 
     def _refused(self, what: str, response: requests.Response) -> NoReturn:

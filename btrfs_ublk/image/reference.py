@@ -106,7 +106,8 @@ def parse_reference(text: str) -> Reference:
     found = parse_image(text)
     if found is None:
         raise UsageError(
-            f"{text!r} names no image of a registry", hint=f"write {_FORMS}"
+            f"{text!r} names no image of a registry",
+            hint=f"{_in_full(text)}write {_FORMS}",
         )
     reference = Reference(
         found["registry"], found["repository"], found.get("tag"), found.get("digest")
@@ -127,6 +128,20 @@ def parse_reference(text: str) -> Reference:
     if reference.digest is not None:
         check_digest(reference.digest)
     return reference
+
+
+def _in_full(text: str) -> str:
+    """The start of a hint: the name in full, where Docker would take a short one."""
+    name, at, digest = text.partition("@")
+    name, _, tag = name.partition(":")
+    if not _REPOSITORY.fullmatch(name):
+        return ""
+    if "/" not in name:
+        name = f"library/{name}"
+    if "." not in name.split("/")[0]:
+        name = f"docker.io/{name}"
+    version = f"@{digest}" if at else f":{tag or DEFAULT_TAG}"
+    return f"for Docker's {text}, write {name}{version}; else "
 
 
 def _parse_store(text: str) -> Reference:
@@ -183,8 +198,8 @@ def parse_name(text: str) -> Name:
     if not text.startswith(_STORES) and parse_image(text) is None:
         raise UsageError(
             f"{text!r} names no image",
-            hint=f"write {_FORMS}, {_STORE_FORMS}, or oci:DIRECTORY[:TAG] for an image "
-            "of a layout on this machine",
+            hint=f"{_in_full(text)}write {_FORMS}, {_STORE_FORMS}, or "
+            "oci:DIRECTORY[:TAG] for an image of a layout on this machine",
         )
     return parse_reference(text)
 
@@ -203,6 +218,6 @@ def parse_source(text: str) -> Name | Path:
     except UsageError as error:
         raise UsageError(
             f"there is no file {text!r}, and it names no image ({error.message})",
-            hint="name a directory, a tar, oci:DIRECTORY[:TAG], "
+            hint=f"{_in_full(text)}name a directory, a tar, oci:DIRECTORY[:TAG], "
             f"{_FORMS}, {_STORE_FORMS}",
         ) from error
