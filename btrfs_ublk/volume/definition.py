@@ -194,8 +194,9 @@ class VolumeDefinition:
         "mount",
         AbsolutePath(),
         "The mount point.",
-        more="An absolute path, made where only it itself is missing; what is there "
-        "must be an empty directory. Only root gets to the default.",
+        more="An absolute path, and with the option also a relative one. It is made "
+        "where only it itself is missing; what is there must be an empty directory. "
+        "Only root gets to the default.",
         unset="/run/btrfs-ublk/volumes/NAME",
         noun="mount point",
         up="at",
