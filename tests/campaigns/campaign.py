@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from btrfs_ublk.base.entry import PathType
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Table, make_document, show
@@ -61,6 +62,13 @@ deadline_option = click.option(
     metavar="SECONDS",
     help="What takes longer hangs.",
 )
+#: For campaigns without disks: a directory that all files fit in.
+parent_option = click.option(
+    "--parent",
+    type=PathType(exists=True, file_okay=False),
+    default="/dev/shm",
+    help="Directory for files, on tmpfs, XFS or btrfs.",
+)
 output_option = click.option(
     *("-o", "output"),
     type=click.Path(path_type=Path, dir_okay=False),
@@ -97,9 +105,17 @@ def conclude(faults: Sequence[str], *, rounds: int, seed: int | None = None) -> 
         )
 
 
+def _problems(document: Document) -> list[str]:
+    return [each for result in document["results"] for each in result["problems"]]
+
+
 class Results:
     """What a campaign finds, result by result: the file of results has all of them
-    after each one. A result is a dictionary; its ``problems`` are its failures."""
+    after each one. Leaving the block shows the tables, also after a failure.
+
+    A result is a dictionary; ``faults`` says what of all of them are failures, by
+    default what they have as ``problems``.
+    """
 
     def __init__(
         self,
@@ -109,25 +125,39 @@ class Results:
         parameters: dict[str, Any],
         directory: Path,
         output: Path | None,
+        faults: Callable[[Document], list[str]] = _problems,
     ) -> None:
-        self.faults, self.rounds = list[str](), 0
-        self._tables, self._output = tables, output
-        self._document = make_document(
+        self.rounds = 0
+        self._tables, self._output, self._faults = tables, output, faults
+        self.document = make_document(
             name, parameters=parameters, directory=directory, results=[]
         )
-        self._document["script"] = f"tests/campaigns/{name.replace('-', '_')}.py"
+        script = f"tests/campaigns/{name.replace('-', '_')}.py"
+        self.document["script"] = script
 
-    def add(self, result: dict[str, Any], *, rounds: int) -> None:
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.document["results"]:
+            self._store()
+            show(self.document)
+
+    def _store(self) -> None:
+        store(self.document, self._tables(self.document), self._output)
+
+    @property
+    def faults(self) -> list[str]:
+        return self._faults(self.document)
+
+    def add(self, result: dict[str, Any], *, rounds: int = 1) -> None:
         """Add a result, which took so many rounds."""
         self.rounds += rounds
-        self.faults += result["problems"]
-        self._document["results"].append(result)
-        store(self._document, self._tables(self._document), self._output)
+        self.document["results"].append(result)
+        self._store()
 
-    def conclude(self, *, seed: int) -> None:
-        """Print the tables, and how it went. Raises BtrfsUblkError for failures."""
-        store(self._document, self._tables(self._document), self._output)
-        show(self._document)
+    def conclude(self, *, seed: int | None = None) -> None:
+        """Say how it went, see conclude()."""
         conclude(self.faults, rounds=self.rounds, seed=seed)
 
 

@@ -6,6 +6,7 @@ volumes up and down, to see how long that takes, and whether anything grows.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -36,7 +37,7 @@ from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.environment import wait_until_quiet
-from btrfs_ublk.bench.report import Document, Result, make_document, show
+from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.stats import latency_record
 from btrfs_ublk.device import show_device
 from btrfs_ublk.device.state import device_directory
@@ -466,61 +467,44 @@ def command(
     if list_ublk_devices():
         raise UsageError("there are ublk devices: they would be counted")
     process_ledger()
-    document = make_document(
-        "device_cycles",
-        parameters={
-            "cycles": cycles,
-            "at_once": at_once,
-            "front_end": front_end,
-            "depth": depth,
-        },
-        directory=parent,
-        results=[],
-    )
-    document["script"] = "tests/campaigns/device_cycles.py"
+    parameters: dict[str, object] = {"cycles": cycles, "front_end": front_end}
     if volumes:
-        document["parameters"] = {
-            "cycles": cycles,
-            "front_end": front_end,
-            "volumes": volumes,
-            "stretch": stretch,
-        }
-        _volumes(document, volumes, parent, limit_s, output)
-        return
-    for result in run_cycles(front_end, depth, cycles=cycles, stretches=_STRETCHES):
-        document["results"].append(result)
-        options.progress(f"{result['cycles']} cycles")
-    if at_once:
-        for result in run_rounds(front_end, depth, devices=at_once, rounds=rounds):
-            document["results"].append(result)
-            options.progress(f"round {result['round']} of {rounds}")
-    campaign.store(document, tables(document), output)
-    show(document)
-    grown = [str(each["growth"]) for each in document["results"] if each.get("growth")]
-    campaign.conclude(grown, rounds=cycles)
-
-
-def _volumes(
-    document: Document, count: int, parent: Path, limit_s: float, output: Path | None
-) -> None:
-    require(BTRFS)
-    made = document["parameters"]
-    end_s = time.monotonic() + limit_s
-    with ExitStack() as stack:
-        top = stack.enter_context(tempdir(parent=parent))
-        stack.enter_context(campaign.apart(top))
-        volumes = stack.enter_context(VolumeCycles(top, made["front_end"], count))
-        for result in run_volume_cycles(
-            volumes, cycles=made["cycles"], stretch=made["stretch"]
-        ):
-            document["results"].append(result)
-            campaign.store(document, tables(document), output)
-            options.progress(f"{result['cycles']} cycles {result['growth'] or ''}")
+        require(BTRFS)
+        parameters |= {"volumes": volumes, "stretch": stretch}
+    else:
+        parameters |= {"at_once": at_once, "depth": depth}
+    results = campaign.Results(
+        "device_cycles",
+        tables,
+        parameters=parameters,
+        directory=parent,
+        output=output,
+        faults=lambda document: [
+            str(x["growth"]) for x in document["results"] if x.get("growth")
+        ],
+    )
+    done = 0
+    with results, ExitStack() as stack:
+        if volumes:
+            end_s = time.monotonic() + limit_s
+            top = stack.enter_context(tempdir(parent=parent))
+            stack.enter_context(campaign.apart(top))
+            made = stack.enter_context(VolumeCycles(top, front_end, volumes))
+            found = run_volume_cycles(made, cycles=cycles, stretch=stretch)
+        else:
+            end_s = math.inf
+            found = run_cycles(front_end, depth, cycles=cycles, stretches=_STRETCHES)
+        for result in found:
+            results.add(result, rounds=result["cycles"] - done)
+            done = result["cycles"]
+            options.progress(f"{done} cycles {result.get('growth') or ''}")
             if time.monotonic() > end_s:
                 break
-    show(document)
-    grown = [str(x["growth"]) for x in document["results"] if x["growth"]]
-    campaign.conclude(grown, rounds=document["results"][-1]["cycles"])
+        if at_once and not volumes:
+            for result in run_rounds(front_end, depth, devices=at_once, rounds=rounds):
+                results.add(result, rounds=0)
+                options.progress(f"round {result['round']} of {rounds}")
+    results.conclude()
 
 
 if __name__ == "__main__":

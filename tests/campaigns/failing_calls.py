@@ -314,12 +314,7 @@ def tables(document: Document) -> list[Table]:
 )
 @campaign.seed_option
 @campaign.limit_option
-@click.option(
-    "--parent",
-    type=PathType(exists=True, file_okay=False),
-    default="/dev/shm",
-    help="Directory for files, on tmpfs, XFS or btrfs.",
-)
+@campaign.parent_option
 @campaign.output_option
 def command(
     helpers: Sequence[str],
@@ -342,29 +337,30 @@ def command(
         directory=parent,
         output=output,
     )
-    for name in helpers or SCENARIOS:
-        with tempdir(parent=parent) as directory:
-            subject = Subject(name, directory, library)
-            for kind in kinds or (ALLOCATION, EVERY_LATER, *CALLS):
-                result: dict[str, Any] = {"helper": name, "kind": kind}
-                result |= {"failed": 0, "succeeded": 0, "problems": []}
-                for number in numbers(draw, step):
-                    if time.monotonic() > end_s:
-                        break
-                    outcome = subject.fail(kind, number)
-                    if not outcome.injected:
-                        break
-                    result["failed"] += 1
-                    result["succeeded"] += outcome.status == 0
-                    if outcome.problem:
-                        result["problems"].append(
-                            f"{name}, {kind} {number}: {outcome.problem}"
-                        )
-                if result["failed"]:
-                    results.add(result, rounds=result["failed"])
-        options.progress(
-            f"{name}: {results.rounds} so far, {len(results.faults)} faults"
-        )
+    with results:
+        for name in helpers or SCENARIOS:
+            with tempdir(parent=parent) as directory:
+                subject = Subject(name, directory, library)
+                for kind in kinds or (ALLOCATION, EVERY_LATER, *CALLS):
+                    result: dict[str, Any] = {"helper": name, "kind": kind}
+                    result |= {"failed": 0, "succeeded": 0, "problems": []}
+                    for number in numbers(draw, step):
+                        if time.monotonic() > end_s:
+                            break
+                        outcome = subject.fail(kind, number)
+                        if not outcome.injected:
+                            break
+                        result["failed"] += 1
+                        result["succeeded"] += outcome.status == 0
+                        if outcome.problem:
+                            result["problems"].append(
+                                f"{name}, {kind} {number}: {outcome.problem}"
+                            )
+                    if result["failed"]:
+                        results.add(result, rounds=result["failed"])
+            options.progress(
+                f"{name}: {results.rounds} so far, {len(results.faults)} faults"
+            )
     results.conclude(seed=seed)
 
 

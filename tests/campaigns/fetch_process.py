@@ -32,7 +32,7 @@ from verified_reads import verified_reads
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Result, Table, make_document
+from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.content import Addition, digest_file
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer, Description, LazySegment
@@ -352,11 +352,11 @@ def faults_of(result: Result, descriptors: int) -> list[str]:
     return [f"{result['kind']}, seed {result['seed']}: {one}" for one in found]
 
 
-def tables(results: list[Result]) -> list[Table]:
+def tables(document: Document) -> list[Table]:
     columns = ("events", "reads", "errors", "wrong_bytes", "hung", "started", "died")
     rows = []
     for kind in KINDS:
-        of_kind = [one for one in results if one["kind"] == kind]
+        of_kind = [one for one in document["results"] if one["kind"] == kind]
         if of_kind:
             sums = [str(sum(one[name] for one in of_kind)) for name in columns]
             slowest = max(one["max_s"] for one in of_kind)
@@ -400,15 +400,16 @@ def command(
 ) -> None:
     """Disturb the process that asks servers, while readers verify each byte."""
     require(ROOT, LOOP, FUSE)
-    parameters = {"rounds": rounds, "duration_s": duration_s, "seed": seed}
-    document = make_document(
-        "fetch-process", parameters=parameters, directory=parent, results=[]
+    results = campaign.Results(
+        "fetch-process",
+        tables,
+        parameters={"rounds": rounds, "duration_s": duration_s, "seed": seed},
+        directory=parent,
+        output=output,
     )
-    document["script"] = "tests/campaigns/fetch_process.py"
-    faults: list[str] = []
     began_s = time.monotonic()
-    with bed(parent, deadline_s=deadline_s) as place:
-        faults += _rest(place)
+    with bed(parent, deadline_s=deadline_s) as place, results:
+        results.add({"kind": "rest", "problems": _rest(place)}, rounds=0)
         descriptors = place.descriptors()
         for number in range(rounds):
             if time.monotonic() - began_s > limit_s:
@@ -420,12 +421,10 @@ def command(
                 deadline_s=deadline_s,
                 seed=seed + number,
             )
-            document["results"].append(result)
+            result["problems"] = faults_of(result, descriptors)
+            results.add(result)
             click.echo(json.dumps(result), err=True)
-            faults += faults_of(result, descriptors)
-            campaign.store(document, tables(document["results"]), output)
-        done = len(document["results"])
-    campaign.conclude(faults, rounds=done, seed=seed)
+    results.conclude(seed=seed)
 
 
 if __name__ == "__main__":

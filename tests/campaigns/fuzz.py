@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -28,7 +28,7 @@ import campaign
 import click
 
 from btrfs_ublk.base.capabilities import require
-from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.helpers import MKIMAGE, MKSEED, helper_path
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench import options
@@ -251,64 +251,91 @@ def _why(said: str) -> str:
     return "; ".join(lines) or said[-200:]
 
 
-def tables(document: Document) -> list[Table]:
-    """The tables of a document of results."""
-    names = {"target": lambda result: str(result["target"])}
-    columns = [
-        Column("executions", "executions", digits=0),
-        Column("edges", "edges", digits=0),
-        Column("inputs kept", "kept", digits=0),
-        Column("s", "s", digits=0),
-    ]
-    return [table("Fuzzing", document["results"], names, columns)]
-
-
-@click.command(context_settings=campaign.SETTINGS)
-@click.argument("targets", nargs=-1, type=click.Choice(sorted(TARGETS)))
-@click.option(
-    "--executions", type=options.COUNT, default=100_000, help="Of each target."
-)
-@campaign.seed_option
-@campaign.limit_option
-@click.option(
-    "--parent",
-    type=PathType(exists=True, file_okay=False),
-    default="/dev/shm",
-    help="Directory for files.",
-)
-@campaign.output_option
-def command(
-    targets: Sequence[str],
+def fuzzing(
+    targets: Collection[str],
+    one: Callable[..., dict[str, Any]],
+    *,
+    name: str,
+    title: str,
     executions: int,
-    seed: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
-    """Run the TARGETs, else all. --limit is for all of them together."""
-    names = targets or sorted(TARGETS)
-    build(names)
-    began_s = time.monotonic()
-    results = campaign.Results(
-        "fuzz",
-        tables,
-        parameters={"executions": executions, "seed": seed},
-        directory=parent,
-        output=output,
+    prepare: Callable[[Sequence[str]], object],
+    kept: bool = False,
+) -> click.Command:
+    """Make the command of a campaign. ``one`` fuzzes a target, and is called as fuzz();
+    ``executions`` is the default."""
+
+    def tables(document: Document) -> list[Table]:
+        names = {"target": lambda result: str(result["target"])}
+        columns = [
+            Column("executions", "executions", digits=0),
+            Column("edges", "edges", digits=0),
+            *([Column("inputs kept", "kept", digits=0)] if kept else ()),
+            Column("s", "s", digits=0),
+        ]
+        return [table(title, document["results"], names, columns)]
+
+    @click.command(context_settings=campaign.SETTINGS)
+    @click.argument(
+        "names", metavar="[TARGET]...", nargs=-1, type=click.Choice(sorted(targets))
     )
-    for number, name in enumerate(names):
-        left_s = limit_s - (time.monotonic() - began_s)
-        with tempdir(parent=parent) as directory:
-            result = fuzz(
-                name,
-                directory,
-                executions=executions,
-                seed=seed,
-                limit_s=left_s / (len(names) - number),
-            )
-        results.add(result, rounds=result["executions"])
-        options.progress(f"{name}: {result['executions']} in {result['s']:.0f} s")
-    results.conclude(seed=seed)
+    @click.option(
+        *("--executions", "count"),
+        type=options.COUNT,
+        default=executions,
+        help="Of each target.",
+    )
+    @campaign.seed_option
+    @campaign.limit_option
+    @campaign.parent_option
+    @campaign.output_option
+    def command(
+        names: Sequence[str],
+        count: int,
+        seed: int,
+        limit_s: float,
+        parent: Path,
+        output: Path | None,
+    ) -> None:
+        """Run the TARGETs, else all. --limit is for all of them together."""
+        chosen = names or sorted(targets)
+        prepare(chosen)
+        began_s = time.monotonic()
+        results = campaign.Results(
+            name,
+            tables,
+            parameters={"executions": count, "seed": seed},
+            directory=parent,
+            output=output,
+        )
+        with results:
+            for number, target in enumerate(chosen):
+                left_s = limit_s - (time.monotonic() - began_s)
+                with tempdir(parent=parent) as directory:
+                    result = one(
+                        target,
+                        directory,
+                        executions=count,
+                        seed=seed,
+                        limit_s=left_s / (len(chosen) - number),
+                    )
+                results.add(result, rounds=result["executions"])
+                options.progress(
+                    f"{target}: {result['executions']} in {result['s']:.0f} s"
+                )
+        results.conclude(seed=seed)
+
+    return command
+
+
+command = fuzzing(
+    TARGETS,
+    fuzz,
+    name="fuzz",
+    title="Fuzzing",
+    executions=100_000,
+    prepare=build,
+    kept=True,
+)
 
 
 if __name__ == "__main__":

@@ -20,19 +20,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import campaign
-import click
 import zstandard
+from fuzz import fuzzing
 
 from btrfs_ublk.base.capabilities import require
-from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.hosts import read_hosts
-from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Table
-from btrfs_ublk.bench.study import Column, table
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image import documents, pack
-from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.volume.definition import read_definition
 
 _DIGEST = "sha256:" + "ab" * 32
@@ -206,59 +201,14 @@ def fuzz(
     return result
 
 
-def tables(document: Document) -> list[Table]:
-    """The tables of a document of results."""
-    names = {"target": lambda result: str(result["target"])}
-    columns = [
-        Column("executions", "executions", digits=0),
-        Column("edges", "edges", digits=0),
-        Column("s", "s", digits=0),
-    ]
-    return [table("Fuzzing of documents", document["results"], names, columns)]
-
-
-@click.command(context_settings=campaign.SETTINGS)
-@click.argument("targets", nargs=-1, type=click.Choice(sorted(TARGETS)))
-@click.option(
-    "--executions", type=options.COUNT, default=20_000, help="Of each target."
+command = fuzzing(
+    TARGETS,
+    fuzz,
+    name="fuzz-documents",
+    title="Fuzzing of documents",
+    executions=20_000,
+    prepare=lambda _names: require(ATHERIS),
 )
-@campaign.seed_option
-@campaign.limit_option
-@click.option(
-    "--parent",
-    type=PathType(exists=True, file_okay=False),
-    default="/dev/shm",
-    help="Directory for files.",
-)
-@campaign.output_option
-def command(
-    targets: Sequence[str],
-    executions: int,
-    seed: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
-    """Run the TARGETs, else all. --limit is for all of them together."""
-    require(ATHERIS)
-    names = targets or sorted(TARGETS)
-    end_s = time.monotonic() + limit_s
-    results = campaign.Results(
-        "fuzz-documents",
-        tables,
-        parameters={"executions": executions, "seed": seed},
-        directory=parent,
-        output=output,
-    )
-    for number, name in enumerate(names):
-        left_s = (end_s - time.monotonic()) / (len(names) - number)
-        with tempdir(parent=parent) as directory:
-            result = fuzz(
-                name, directory, executions=executions, seed=seed, limit_s=left_s
-            )
-        results.add(result, rounds=result["executions"])
-        options.progress(f"{name}: {result['executions']} in {result['s']:.0f} s")
-    results.conclude(seed=seed)
 
 
 if __name__ == "__main__":

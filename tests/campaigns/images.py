@@ -45,7 +45,7 @@ from btrfs_ublk.base.capabilities import (  # noqa: E402
 )
 from btrfs_ublk.base.entry import run_command  # noqa: E402
 from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.bench.report import Result, make_document, show  # noqa: E402
+from btrfs_ublk.bench.report import Result  # noqa: E402
 from btrfs_ublk.device import show_device  # noqa: E402
 from btrfs_ublk.device.state import device_directory  # noqa: E402
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError  # noqa: E402
@@ -562,28 +562,26 @@ def command(
             directory, server, front_end=front_end, seed=seed, deadline_s=deadline_s
         )
         chosen = list(only or made.kinds)
-        document = make_document(
+        results = campaign.Results(
             "images",
+            tables,
             parameters={"front_end": front_end, "rounds": rounds, "seed": seed}
             | ({"kind": chosen} if only else {}),
             directory=directory,
-            results=[],
+            output=output,
+            faults=lambda document: [
+                fault for each in document["results"] for fault in faults_of(each)
+            ],
         )
-        document["script"] = "tests/campaigns/images.py"
         kinds = [chosen[number % len(chosen)] for number in range(rounds)]
-        try:
+        with results:
             for result in made.run(kinds, limit_s=limit_s):
-                document["results"].append(result)
+                results.add(result)
                 words = "; ".join(faults_of(result)) or (
                     "fine" if result.get("killed") else "fine, and not killed"
                 )
                 options.progress(f"round {result['number']}: {result['kind']}: {words}")
-                campaign.store(document, tables(document), output)
-        finally:
-            campaign.store(document, tables(document), output)
-            show(document)
-    seen = [fault for each in document["results"] for fault in faults_of(each)]
-    campaign.conclude(seen, rounds=len(document["results"]), seed=seed)
+    results.conclude(seed=seed)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.helpers import MKSEED, SERVER, VERIFY_READS
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Result, make_document, show
+from btrfs_ublk.bench.report import Result
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.reflink import clone_file
 from btrfs_ublk.kernel.temporary import tempdir
@@ -347,30 +347,30 @@ def command(
         "depth": depth,
         "seed": seed,
     }
-    document = make_document(
-        "recovery", parameters=parameters, directory=parent, results=[]
+    results = campaign.Results(
+        "recovery",
+        tables,
+        parameters=parameters,
+        directory=parent,
+        output=output,
+        faults=faults,
     )
-    document["script"] = "tests/campaigns/recovery.py"
-    with trial(
-        front_end=front_end,
-        supervisor=supervisor,
-        raw=raw,
-        depth=depth,
-        seed=seed,
-        deadline_s=deadline_s,
-        parent=parent,
-    ) as made:
-        try:
-            for result in run_rounds(made, kinds, limit_s=limit_s):
-                document["results"].append(result)
-                campaign.store(document, tables(document), output)
-                _tell(result, len(document["results"]))
-        finally:
-            # Show this even after a failure, and before taking all down may fail.
-            campaign.store(document, tables(document), output)
-            show(document)
-    made_rounds = sum(each["what"] == "round" for each in document["results"])
-    campaign.conclude(faults(document), rounds=made_rounds, seed=seed)
+    with (
+        trial(
+            front_end=front_end,
+            supervisor=supervisor,
+            raw=raw,
+            depth=depth,
+            seed=seed,
+            deadline_s=deadline_s,
+            parent=parent,
+        ) as made,
+        results,  # shown before all is taken down, which may fail
+    ):
+        for position, result in enumerate(run_rounds(made, kinds, limit_s=limit_s), 1):
+            results.add(result, rounds=result["what"] == "round")
+            _tell(result, position)
+    results.conclude(seed=seed)
 
 
 def _tell(result: Result, position: int) -> None:

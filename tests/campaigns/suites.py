@@ -30,7 +30,7 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Result, Table, make_document, show
+from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.temporary import tempdir
@@ -279,14 +279,16 @@ def command(
     with ExitStack() as stack:
         directory = stack.enter_context(tempdir(parent=parent))
         stack.enter_context(campaign.apart(directory))
-        document = make_document(
-            "suites",
-            parameters={"front_end": front_end, "rounds": rounds, "seed": seed}
-            | {"operations": operations, "each": each_s},
-            directory=directory,
-            results=[],
+        results = stack.enter_context(
+            campaign.Results(
+                "suites",
+                tables,
+                parameters={"front_end": front_end, "rounds": rounds, "seed": seed}
+                | {"operations": operations, "each": each_s},
+                directory=directory,
+                output=output,
+            )
         )
-        document["script"] = "tests/campaigns/suites.py"
         pattern = {"kind": "pattern", "size": _VIRTUAL_BYTES, "base": 0}
         definition = VolumeDefinition(
             size_bytes=TIB,
@@ -311,19 +313,15 @@ def command(
                 if time.monotonic() > end_s:
                     break
                 result = _compare(suites, name, places, random.Random(seed + number))
-                document["results"].append(result)
+                results.add(result, rounds=0)
                 options.progress(f"{name}: {result}")
-                campaign.store(document, tables(document), output)
                 for mount in places.values():
                     shutil.rmtree(mount / f"on-{name}", ignore_errors=True)
         problems = [f"{place} {x}" for place, m in places.items() for x in _scrubbed(m)]
         down_volume(NAME)
         problems += _checked(front_end)
-        document["results"].append({"what": "afterwards", "problems": problems})
-        campaign.store(document, tables(document), output)
-        show(document)
-    seen = [each for result in document["results"] for each in result["problems"]]
-    campaign.conclude(seen, rounds=rounds, seed=seed)
+        results.add({"what": "afterwards", "problems": problems}, rounds=rounds)
+    results.conclude(seed=seed)
 
 
 if __name__ == "__main__":
