@@ -14,8 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.base.private_dirs import CONFIG_DIRECTORY, CONFIG_VARIABLE
-from btrfs_ublk.errors import UsageError, why_unread
+from btrfs_ublk.base.private_dirs import (
+    CONFIG_DIRECTORY,
+    CONFIG_VARIABLE,
+    read_trusted_toml,
+)
+from btrfs_ublk.errors import UsageError
 
 FILE_NAME = "hosts.toml"
 #: What a cache says of an answer that it did not ask the origin for.
@@ -85,24 +89,10 @@ def hosts_path() -> Path:
 
 def read_hosts(path: Path | None = None) -> tuple[Rule, ...]:
     """Return the rules of this machine; none without a file. Raises UsageError."""
-    import tomllib
-
     path = path or hosts_path()
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            keys = tomllib.loads(file.read().decode())
-    except FileNotFoundError:
+    keys = read_trusted_toml(path)
+    if keys is None:
         return ()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {why_unread(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from error
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise UsageError(
-            f"{path} can be changed by others",
-            hint=f"chown root {path}; chmod 644 {path}",
-        )
     if unknown := keys.keys() - {"via"}:
         raise UsageError(
             f"{path}: key {min(unknown)!r} is unknown", hint="write [[via]]"

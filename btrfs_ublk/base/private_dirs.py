@@ -1,5 +1,5 @@
-"""Directories whose content root trusts: no other user may write there, or have another
-directory in the place of one."""
+"""Directories and files that root trusts: no other user may write there, or have
+another directory in the place of one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.errors import (
+    BtrfsUblkError,
+    CapabilityError,
+    UsageError,
+    why_unread,
+)
 
 #: Volumes are kept in the directory that the variable names, else in this one.
 VOLUMES_VARIABLE = "BTRFS_UBLK_VOLUMES_DIR"
@@ -19,6 +25,29 @@ CONFIG_VARIABLE = "BTRFS_UBLK_CONFIG_DIR"
 CONFIG_DIRECTORY = "/etc/btrfs-ublk"
 
 _MAX_LINKS = 40  # as the kernel follows (path_resolution(7))
+
+
+def read_trusted_toml(path: Path) -> dict[str, Any] | None:
+    """Read a file that decides what root trusts; None without one. Raises UsageError,
+    also where another user could change it."""
+    import tomllib  # Nearly all commands do without it.
+
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            keys = tomllib.loads(file.read().decode())
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {why_unread(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        raise UsageError(
+            f"{path} can be changed by others",
+            hint=f"chown root {path}; chmod 644 {path}",
+        )
+    return keys
 
 
 def make_private(path: Path, *, what: str, hint: str) -> Path:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from btrfs_ublk.base.private_dirs import CONFIG_DIRECTORY, CONFIG_VARIABLE
-from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
+from btrfs_ublk.base.private_dirs import (
+    CONFIG_DIRECTORY,
+    CONFIG_VARIABLE,
+    read_trusted_toml,
+)
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.reference import Reference
 
 FILE_NAME = "images.toml"
@@ -99,21 +102,9 @@ def policy_path() -> Path:
 def read_policy(path: Path | None = None) -> Policy:
     """Read the policy; without a file, the default. Raises UsageError."""
     path = path or policy_path()
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            keys = tomllib.loads(file.read().decode())
-    except FileNotFoundError:
+    keys = read_trusted_toml(path)
+    if keys is None:
         return Policy(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {why_unread(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from error
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise UsageError(
-            f"{path} can be changed by others",
-            hint=f"chown root {path}; chmod 644 {path}",
-        )
     unknown = keys.keys() - {"allow", "digests"}
     if unknown:
         raise UsageError(
