@@ -356,3 +356,27 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def state_of_system(test_root: Path) -> Callable[[], SystemState]:
     """Return system_state(), for tests that compare it themselves."""
     return lambda: system_state(test_root)
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    when: str,
+    error: BaseException,
+) -> None:
+    """Have what ``module`` calls as ``name`` raise an error, instead of its work or
+    ("after") when it is done. A context manager's work is done when it is left."""
+    *path, last = name.split(".")
+    owner = functools.reduce(getattr, path, module)
+    real = getattr(owner, last)
+
+    def failing(*arguments: Any, **keywords: Any) -> Any:
+        if when == "after":
+            result = real(*arguments, **keywords)
+            if hasattr(result, "__enter__"):
+                result.__enter__()
+                result.__exit__(type(error), error, None)
+        raise error
+
+    monkeypatch.setattr(owner, last, failing)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Need, SystemState
+from conftest import Need, SystemState, fail_at
 from mkseed_support import btrfs_check
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, UBLK, Helper
@@ -267,21 +267,7 @@ def test_an_error_at_any_step_leaves_nothing(
     when: str,
     error: BaseException,
 ) -> None:
-    owner: Any = module
-    for part in name.split(".")[:-1]:
-        owner = getattr(owner, part)
-    last = name.split(".")[-1]
-    real = getattr(owner, last)
-
-    def failing(*arguments: Any, **keywords: Any) -> Any:
-        if when == "after":
-            result = real(*arguments, **keywords)
-            if hasattr(result, "__enter__"):
-                result.__enter__()
-                result.__exit__(type(error), error, None)
-        raise error
-
-    monkeypatch.setattr(owner, last, failing)
+    fail_at(monkeypatch, module, name, when, error)
     before = state_of_system()
     path = sparse_path / "seed.img"
     with pytest.raises(type(error)) as caught:

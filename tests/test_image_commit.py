@@ -22,10 +22,9 @@ from conftest import Need
 from image_support import LAYER, PLATFORM
 from registry_server import REGISTRY, registry_server
 from test_image_forks import each_mode, fetched_bytes, fork, up
-from volume_support import NAME, Place
+from volume_support import NAME, Place, image_place
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Program
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
@@ -36,7 +35,6 @@ from btrfs_ublk.image.layer import Changes, changes_of_overlay, write_layer
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import LayoutName, Reference, parse_layout
-from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume
 from btrfs_ublk.kernel.send import parse_stream
@@ -144,9 +142,7 @@ def place(
 ) -> Iterator[Place]:
     """An image of two layers that is up, from the layout ``built``."""
     need(ROOT, BTRFS, LOOP)
-    monkeypatch.setenv(IMAGES_VARIABLE, str(sparse_path / "images"))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, front_end)
+    found = image_place(sparse_path, monkeypatch, front_end)
     ordinary_image(Layout.made(sparse_path / "source"), base_tree(sparse_path))
     image = build_image(
         LayoutName(sparse_path / "source", "app"),

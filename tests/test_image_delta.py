@@ -19,15 +19,13 @@ from image_edit import _TABLE
 from test_image_commit import base_tree, change
 from test_image_forks import each_mode, fork
 from tree_description import Tree, describe, differences
-from volume_support import NAME, TIMEOUT_S, Place
+from volume_support import NAME, TIMEOUT_S, Place, image_place
 
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.kernel.btrfs import create_snapshot, set_read_only
 from btrfs_ublk.kernel.send import read_head, write_changes
 from btrfs_ublk.units import MIB
@@ -52,9 +50,7 @@ def place(
 ) -> Iterator[Place]:
     """An image that is up as NAME."""
     need(ROOT, BTRFS, BTRFS_PROGS, LOOP)
-    monkeypatch.setenv(IMAGES_VARIABLE, str(sparse_path / "images"))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, "fuse")
+    found = image_place(sparse_path, monkeypatch)
     tree = base_tree(sparse_path)
     options = BuildOptions(compression="none")
     build_image(tree, sparse_path / "layout", options, tag="app")

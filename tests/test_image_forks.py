@@ -15,14 +15,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Need
-from volume_support import NAME, Place
+from volume_support import NAME, Place, image_place
 
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
 from btrfs_ublk.kernel.btrfs import commit_transaction, create_snapshot, filesystem_uuid
 from btrfs_ublk.kernel.mount import unmount_now
@@ -55,9 +53,7 @@ def place(
 ) -> Iterator[Place]:
     """An image that is up. Its files would be fetched from a layout."""
     need(ROOT, BTRFS, LOOP)
-    monkeypatch.setenv(IMAGES_VARIABLE, str(sparse_path / "images"))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, front_end)
+    found = image_place(sparse_path, monkeypatch, front_end)
     tree = sparse_path / "tree"
     (tree / "etc").mkdir(parents=True)
     (tree / "big").write_bytes(BIG)

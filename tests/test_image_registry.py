@@ -208,18 +208,22 @@ def test_an_ordinary_image_is_no_sealed_one(
         pull_image(target, access, ImageStore(tmp_path / "s"), policy=allowing(target))
 
 
+def copied_by_skopeo(target: Reference, tmp_path: Path, *command: str) -> Path:
+    """Have skopeo copy an image to a layout, and return that."""
+    copied = tmp_path / "copied"
+    login = ["--src-creds", f"{USER}:{PASSWORD}", "--src-tls-verify=false"]
+    names = [f"docker://{target}", f"oci:{copied}:app"]
+    run(["skopeo", *command, *login, *names], timeout_s=60.0)
+    return copied
+
+
 def test_skopeo_carries_the_sealed_image_along(
     target: Reference, access: RegistryAccess, need: Need, tmp_path: Path
 ) -> None:
     need(SKOPEO)
     image = sealed_image(tmp_path / "image")
     pushed(image, target, access)
-    copied = tmp_path / "copied"
-    login = ["--src-creds", f"{USER}:{PASSWORD}", "--src-tls-verify=false"]
-    run(
-        ["skopeo", "copy", "--all", *login, f"docker://{target}", f"oci:{copied}:app"],
-        timeout_s=60.0,
-    )
+    copied = copied_by_skopeo(target, tmp_path, "copy", "--all")
     # NB: skopeo writes the index anew, and leaves artifactType out of it.
     there = Layout.opened(copied).find("app")
     # And back, from its layout.
@@ -240,15 +244,8 @@ def test_other_clients_see_the_ordinary_image(
     need(SKOPEO)
     image = sealed_image(tmp_path / "image")
     pushed(image, target, access)
-    copied = tmp_path / "copied"
-    login = ["--src-creds", f"{USER}:{PASSWORD}", "--src-tls-verify=false"]
-    run(
-        [
-            *("skopeo", "--override-os", "linux", "--override-arch", "amd64"),
-            *("copy", *login, f"docker://{target}", f"oci:{copied}:app"),
-        ],
-        timeout_s=60.0,
-    )
+    platform = ("--override-os=linux", "--override-arch=amd64")
+    copied = copied_by_skopeo(target, tmp_path, *platform, "copy")
     layout = Layout.opened(copied)
     manifest = json.loads(layout.read(layout.find("app")))
     source = Layout(tmp_path / "image-source")

@@ -10,15 +10,13 @@ import pytest
 from conftest import Need
 from image_support import tagged_image
 from registry_server import REGISTRY, registry_server
-from volume_support import NAME, Place
+from volume_support import NAME, Place, image_place
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MKIMAGE
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.base.process import run
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.reference import LayoutName
-from btrfs_ublk.image.store import IMAGES_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +64,7 @@ def place(
     need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
     need(ROOT, BTRFS, LOOP, FUSE)
-    monkeypatch.setenv(IMAGES_VARIABLE, str(sparse_path / "images"))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, "fuse")
+    found = image_place(sparse_path, monkeypatch)
     yield found
     found.take_all_down()
 

@@ -17,11 +17,10 @@ import pytest
 from conftest import Need
 from registry_server import REGISTRY, Registry, registry_server
 from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
-from volume_support import NAME, Place
+from volume_support import NAME, Place, image_place
 from web_server import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
@@ -30,7 +29,6 @@ from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.source import OpenedSource
-from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.kernel.btrfs import create_subvolume, reached_inode, set_read_only
 from btrfs_ublk.seed import make_seed
@@ -81,9 +79,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Place]:
     need(ROOT, BTRFS, LOOP)
-    monkeypatch.setenv(IMAGES_VARIABLE, str(sparse_path / "images"))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, front_end)
+    found = image_place(sparse_path, monkeypatch, front_end)
     yield found
     found.take_all_down()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,37 +41,33 @@ def test_a_signal_that_a_finaliser_swallowed_comes_again() -> None:
         time.sleep(10)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_on_its_way_out_is_left_alone(signum: signal.Signals) -> None:
-    before = signal.getsignal(signum)
-    try:
-        with pytest.raises(KeyboardInterrupt), interruptible(exiting=True):
-            os.kill(os.getpid(), signum)
-        os.kill(os.getpid(), signum)
-        assert signal.getsignal(signum) == signal.SIG_IGN
-    finally:
-        for restored in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(restored, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signum, before)
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT])
+def ignored_at_last(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that the test has ignored; handlers are as before then."""
+    signums = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {signum: signal.getsignal(signum) for signum in signums}
+    yield request.param
+    now = signal.getsignal(request.param)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+    assert now == signal.SIG_IGN
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_that_comes_too_late(signum: signal.Signals) -> None:
-    before = signal.getsignal(signum)
-    try:
-        with interruptible(exiting=True):
-            with deferred():
-                os.kill(os.getpid(), signum)
-                too_late()
-            os.kill(os.getpid(), signum)
-        os.kill(os.getpid(), signum)
-        assert signal.getsignal(signum) == signal.SIG_IGN
-    finally:
-        for restored in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(restored, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signum, before)
+def test_a_process_on_its_way_out_is_left_alone(
+    ignored_at_last: signal.Signals,
+) -> None:
+    with pytest.raises(KeyboardInterrupt), interruptible(exiting=True):
+        os.kill(os.getpid(), ignored_at_last)
+    os.kill(os.getpid(), ignored_at_last)
+
+
+def test_a_signal_that_comes_too_late(ignored_at_last: signal.Signals) -> None:
+    with interruptible(exiting=True):
+        with deferred():
+            os.kill(os.getpid(), ignored_at_last)
+            too_late()
+        os.kill(os.getpid(), ignored_at_last)
+    os.kill(os.getpid(), ignored_at_last)
 
 
 def test_ctrl_c_has_the_usual_status() -> None:

@@ -19,7 +19,6 @@ STEP = 4 * GIB
 INODE = 257
 CHUNKS = [START + n * STEP for n in range(5)]
 METADATA = 5 * MIB  # the metadata chunk of a small seed, which is 8 MiB long
-DEVICE_BYTES = START + 5 * STEP
 
 
 pytestmark = pytest.mark.usefixtures("sanitized_helpers")

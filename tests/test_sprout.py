@@ -7,10 +7,9 @@ import resource
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import Need, SystemState
+from conftest import Need, SystemState, fail_at
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
 from btrfs_ublk.base.helpers import MKSEED
@@ -250,21 +249,7 @@ class TestSprout:
             raise error
 
         if step not in ("validate", "body"):
-            owner: Any = module
-            for name in step.split(".")[:-1]:
-                owner = getattr(owner, name)
-            name = step.split(".")[-1]
-            real = getattr(owner, name)
-
-            def failing(*arguments: Any, **keywords: Any) -> Any:
-                if when == "after":
-                    result = real(*arguments, **keywords)
-                    if hasattr(result, "__enter__"):
-                        result.__enter__()
-                        result.__exit__(type(error), error, None)
-                raise error
-
-            monkeypatch.setattr(owner, name, failing)
+            fail_at(monkeypatch, module, step, when, error)
         before = state_of_system()
         with pytest.raises(type(error)) as caught:
             with sprout(

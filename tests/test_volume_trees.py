@@ -20,16 +20,14 @@ from sanitized_build import SANITIZER_ENVIRONMENT
 from sealed_support import mkimage
 from test_image_forks import fetched_bytes
 from tree_description import describe, differences
-from volume_support import NAME, TIMEOUT_S, Place
+from volume_support import NAME, TIMEOUT_S, Place, image_place
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.helpers import MAKETREE
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.reference import LayoutName
-from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.kernel.btrfs import (
     create_subvolume,
     delete_subvolumes,
@@ -62,9 +60,7 @@ def place(
 ) -> Iterator[Place]:
     """A volume of virtual data that is up."""
     need(ROOT, BTRFS, LOOP)
-    monkeypatch.setenv(IMAGES_VARIABLE, str(sparse_path / "images"))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, "fuse")
+    found = image_place(sparse_path, monkeypatch)
     up_volume(NAME, found.definition(), base=found.base)
     yield found
     found.take_all_down()

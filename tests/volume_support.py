@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
+from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import GIB, KIB, MIB
 from btrfs_ublk.volume import VolumeDefinition, VolumeFile, down_volume, show_volume
@@ -22,6 +26,15 @@ NAME = "kept"
 TIMEOUT_S = 240.0
 #: This is not a whole number of blocks.
 CONTENT_BYTES = 3 * MIB + 77
+
+
+def image_place(
+    root: Path, monkeypatch: pytest.MonkeyPatch, front_end: FrontEndName = "fuse"
+) -> Place:
+    """Return a place for volumes of images, whose store and policy are there, too."""
+    monkeypatch.setenv(IMAGES_VARIABLE, str(root / "images"))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(root / "etc"))
+    return Place(root, front_end)
 
 
 @dataclass(frozen=True)
