@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Need
+from cut_off import programs
 from image_tables import faults_of
 from registry_server import REGISTRY
 from test_containerd import BUSYBOX, CONTAINERD, RUNC
@@ -46,6 +47,20 @@ def test_usage() -> None:
     assert torture().returncode == 2
     for name in ("images", "cut-off"):
         assert "--rounds" in torture(name, "--help").stdout
+
+
+def test_what_makes_a_saved_guest_another_one(tmp_path: Path) -> None:
+    (tmp_path / "btrfs_ublk/base").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    module = tmp_path / "btrfs_ublk/base/module.py"
+    module.write_text("one\n")
+    before = programs(tmp_path, "7.3")
+    assert programs(tmp_path, "7.3") == before != programs(tmp_path, "7.4")
+    module.write_text("two\n")
+    assert programs(tmp_path, "7.3") != before
+    module.write_text("one\n")
+    (tmp_path / "tests/new.py").touch()
+    assert programs(tmp_path, "7.3") != before
 
 
 @pytest.mark.native

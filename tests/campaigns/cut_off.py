@@ -13,6 +13,7 @@ It has a copy of this machine's files. All random choices follow from --seed.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import random
@@ -44,6 +45,7 @@ from vmlib.machine import QEMU, Machine, qemu_argv  # noqa: E402
 
 from btrfs_ublk.base.capabilities import ROOT, Program, require  # noqa: E402
 from btrfs_ublk.base.entry import run_command  # noqa: E402
+from btrfs_ublk.base.helpers import HELPERS, helper_path  # noqa: E402
 from btrfs_ublk.base.process import run  # noqa: E402
 from btrfs_ublk.bench import options  # noqa: E402
 from btrfs_ublk.errors import BtrfsUblkError  # noqa: E402
@@ -69,6 +71,23 @@ _KEPT = (
     *("bin", "etc", "lib", "lib64", "sbin", "usr/bin", "usr/sbin", "usr/lib64"),
     f"usr/lib/{os.uname().machine}-linux-gnu",
 )
+#: Of the project, what guests run and import.
+_PROGRAMS = ("btrfs_ublk", "tests", "tests/campaigns", "scripts/lib/vmlib")
+
+
+def programs(project: Path, release: str) -> str:
+    """Return a digest of what a guest has in its memory once it has been saved: the
+    kernel of this release, and the project's programs."""
+    digest = hashlib.sha256(release.encode())
+    paths = [helper_path(name) for name in HELPERS]
+    for name in _PROGRAMS:
+        top = project / name
+        paths += top.rglob("*.py") if name == "btrfs_ublk" else top.glob("*.py")
+    for path in sorted(paths):
+        digest.update(
+            f"\n{path} ".encode() + hashlib.sha256(path.read_bytes()).digest()
+        )
+    return digest.hexdigest()
 
 
 class EndedError(BtrfsUblkError):
@@ -140,18 +159,25 @@ class Guest:
 
 
 class Machines:
-    """Makes guests, which are all the same, by what is in the directory ``saved``;
-    other files are in ``top``."""
+    """Makes guests, which are all the same, by what is in the directory ``saved``,
+    if that is of the programs that there are now; other files are in ``top``."""
 
     def __init__(self, top: Path, saved: Path) -> None:
         self._top = top
         self._kernel = kernel.find("latest")
         self._root, self._state = saved / "root", saved / "state"
         self._initramfs = saved / "initramfs"
-        if not self._state.exists():
-            self._copy_root()
-            self._make_initramfs()
-            self._boot()
+        made_of, now = saved / "programs", programs(PROJECT, self._kernel.release)
+        if self._state.exists():
+            if made_of.exists() and made_of.read_text() == now:
+                return
+            options.progress(f"{saved} has a guest of other programs: one boots anew")
+            self._state.unlink()
+            self._root.unlink(missing_ok=True)
+        made_of.write_text(now)
+        self._copy_root()
+        self._make_initramfs()
+        self._boot()
 
     def _make_initramfs(self) -> None:
         guest = PROJECT / "tests/campaigns/cut_off_guest.py"
@@ -435,7 +461,8 @@ class Rounds:
 @click.option(
     "--saved",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="A directory for the guest that has booted, or with that of an earlier run.",
+    help="A directory for the guest that has booted, or with that of an earlier run;"
+    " one of other programs than now is made anew.",
 )
 @click.option(
     "--keep",
