@@ -12,8 +12,11 @@ from btrfs_ublk.bench.stats import grouped, quantile
 
 _BOTH = ["daemon", "servers"]
 ALL = "all three"
+#: Commands that run while the others of their step are killed.
+UP, UPGRADE = "up", "upgrade"
 #: What is killed at once, of all volumes; and again, or what else, up to half a second
-#: after what was killed before is back.
+#: after what was killed before is back. After TERM or STOP, it gets that signal; what
+#: is stopped gets CONT up to half a second after all others of its step got theirs.
 KINDS: dict[str, Sequence[Sequence[str]]] = {
     "daemon": [["daemon"]],
     "daemon + servers": [_BOTH],
@@ -25,6 +28,21 @@ KINDS: dict[str, Sequence[Sequence[str]]] = {
     "keepers": [["keepers"]],
     "daemon + keepers": [["daemon", "keepers"]],
     ALL: [[*_BOTH, "keepers"]],
+    "servers get STOP": [["STOP servers"]],
+    "all get STOP": [["STOP servers", "STOP daemon", "STOP keepers"]],
+    "servers, daemon gets STOP": [["STOP daemon", "servers"]],
+    "daemon + servers, keepers get STOP": [["STOP keepers", *_BOTH]],
+    "servers get TERM": [["TERM servers"]],
+    "servers get TERM, TERM": [["TERM servers"], ["TERM servers"]],
+    "keepers get TERM": [["TERM keepers"]],
+    "daemon gets TERM": [["TERM daemon"]],
+    "servers, daemon gets TERM": [["TERM daemon", "servers"]],
+    "daemon during up": [[UP, "daemon"]],
+    "servers during up": [[UP, "servers"]],
+    "daemon + servers during up": [[UP, *_BOTH]],
+    "daemon during upgrade": [[UPGRADE, "daemon"]],
+    "servers during upgrade": [[UPGRADE, "servers"]],
+    "daemon + servers during upgrade": [[UPGRADE, *_BOTH]],
 }
 #: Counts of a round that must be 0 for readers and writers.
 _COUNTED = {"read_errors": "failed reads", "wrong_bytes": "wrong bytes read"}

@@ -3,8 +3,10 @@
 ``python tests/campaigns/kills.py --help``. Several kept volumes are up, so the daemon
 supervises several devices. In each round, a process writes to the first volume
 (shadowed_writer.py), while others read and verify what all of them serve. The daemon,
-all servers or all keepers are killed at a random moment. The content of the first
-volume is compared with what has been written: as soon as reads of all volumes are
+all servers or all keepers are killed at a random moment, or are stopped and go on, or
+get TERM; in some rounds while another volume comes up, or while the first one is
+upgraded, which, should it fail then, must do when it is tried again. The content of the
+first volume is compared with what has been written: as soon as reads of all volumes are
 answered again; after all was flushed and dropped from memory; and after it was taken
 down and up. All random choices follow from --seed. Nothing is left, whatever happens.
 """
@@ -24,7 +26,7 @@ from typing import Any
 
 import campaign
 import click
-from kill_tables import ALL, KINDS, faults_of, tables
+from kill_tables import ALL, KINDS, UP, UPGRADE, faults_of, tables
 from killable import kernel_log, soon, where_it_waits
 from shadow import Writer, shadowed_writer
 from verified_reads import NoAnswerError, VerifiedReads, verified_reads
@@ -50,12 +52,16 @@ from btrfs_ublk.volume.store import volume_directory
 
 #: The volume that is written to. Others, which are only read, have a number appended.
 NAME = "campaign"
+#: The volume that comes up while others are there.
+COMING = f"{NAME}-coming"
 _PATTERN_BYTES = 256 * GIB
 _LAZY_BYTES = 8 * MIB
 #: The cache holds a part of the lazy file, so that it is fetched again and again.
 _CACHE_BYTES = 2 * MIB
 _LONGEST_WORK_S = 1.5
 _LONGEST_GAP_S = 0.5
+#: Commands are about so far when what they need is killed, at most.
+_LONGEST_COMMAND_S = 1.5
 #: Every third round begins with a burst of small files.
 _MANY_EVERY = 3
 _MANY = {"fuse": 4000, "ublk": 1000}  # ublk is in an emulated machine, as a rule
@@ -148,6 +154,13 @@ class Campaign:
             )
             for number in range(2, volumes + 1)
         }
+        self._coming = VolumeDefinition(
+            size_bytes=TIB,
+            writable_bytes=GIB,
+            mount=directory / "mnt-coming",
+            front_end=front_end,
+            files=(VolumeFile("direct", pattern | {"base": 0}),),
+        )
         self._names = [NAME, *self._others]
         self._writer: Writer | None = None
         #: Those that read each volume, by its name.
@@ -174,6 +187,7 @@ class Campaign:
     @contextmanager
     def _volume(self) -> Iterator[None]:
         with ExitStack() as stack:
+            stack.callback(self._take_down, COMING)
             for name, definition in [(NAME, self._definition), *self._others.items()]:
                 stack.callback(self._take_down, name)
                 up_volume(name, definition)
@@ -181,6 +195,8 @@ class Campaign:
 
     def _take_down(self, name: str) -> None:
         """Take a volume down, even if nothing in it answers any more."""
+        if not volume_directory(name).path.exists():
+            return
         with suppress(BtrfsUblkError):
             recover_device(name)
         try:
@@ -250,29 +266,38 @@ class Campaign:
     def _kill_and_recover(
         self, kind: str, chances: random.Random, result: Result
     ) -> None:
+        steps = KINDS[kind]
+        by_hand = any("TERM daemon" in step for step in steps)
         with ExitStack() as stack:
             result["kills"] = 0
             before: Sequence[str] = ()
-            for roles in KINDS[kind]:
+            for step in steps:
                 if before:
                     if self._is_by_hand():
                         stack.enter_context(self._recovering())
                     soon(lambda: self._all_have(before), f"no {before} has come")
                     time.sleep(chances.uniform(0, _LONGEST_GAP_S))
-                begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-                result["kills"] += self._kill(chances.sample(roles, len(roles)))
-                before = roles
+                for word in step:
+                    if word in (UP, UPGRADE):
+                        stack.enter_context(self._commanding(word, chances))
+                words = [word for word in step if word not in (UP, UPGRADE)]
+                # What is stopped must be so when the others die.
+                words.sort(key=lambda word: ("STOP" not in word, chances.random()))
+                begin_ns, signalled = self._kill_at_once(words, chances)
+                result["kills"] += signalled
+                before = [word.split()[-1] for word in words]
             self._mark()
-        if kind == ALL and self._front_end == "fuse":
-            # The FUSE connections have ended. Data in memory must still reach the disk.
-            result["over"] = True
-            return
-        if self._is_by_hand():
-            with self._recovering() as children:
-                for child in children:
-                    if child.wait(_COMMAND_TIMEOUT_S) != 0:
-                        raise BtrfsUblkError(child.failure("failed"))
-        result["recovery_s"] = (self._served_ns() - begin_ns) / 1e9
+            if kind == ALL and self._front_end == "fuse":
+                # The FUSE connections have ended. Data in memory must still reach the
+                # disk.
+                result["over"] = True
+                return
+            if by_hand or self._is_by_hand():
+                with self._recovering() as children:
+                    for child in children:
+                        if child.wait(_COMMAND_TIMEOUT_S) != 0:
+                            raise BtrfsUblkError(child.failure("failed"))
+            result["recovery_s"] = (self._served_ns() - begin_ns) / 1e9
         for name in self._names:
             soon(
                 lambda: show_device(name).is_well or None,
@@ -280,6 +305,49 @@ class Campaign:
             )
         settled_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         result["settled_s"] = (settled_ns - begin_ns) / 1e9
+
+    def _kill_at_once(
+        self, words: Sequence[str], chances: random.Random
+    ) -> tuple[int, int]:
+        """Do a step of a kind. Return when it was, or when what it had stopped went on
+        (CLOCK_MONOTONIC), and how many processes got a signal."""
+        begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        got = self._kill(words)
+        stopped = [each for each, number in got.items() if number == signal.SIGSTOP]
+        try:
+            if stopped:
+                time.sleep(chances.uniform(0, _LONGEST_GAP_S))
+                begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        finally:
+            for each in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(each.pid, signal.SIGCONT)
+        return begin_ns, len(got)
+
+    @contextmanager
+    def _commanding(self, word: str, chances: random.Random) -> Iterator[None]:
+        """Have a command run. It may fail; the next one must not, and do the same."""
+        if word == UP and not volume_directory(COMING).path.exists():
+            up_volume(COMING, self._coming)
+            self._down(COMING)
+        words = ["volume", "up", COMING] if word == UP else ["device", "upgrade", NAME]
+        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", *words]
+        with spawn(argv, death_signal=None) as child:
+            time.sleep(chances.uniform(0, _LONGEST_COMMAND_S))
+            yield
+            if child.wait(_COMMAND_TIMEOUT_S) != 0:
+                run(argv, timeout_s=_COMMAND_TIMEOUT_S)
+        if word == UP:
+            self._look_at_what_came(chances)
+            self._down(COMING)
+
+    def _look_at_what_came(self, chances: random.Random) -> None:
+        offset = chances.randrange(_PATTERN_BYTES // MIB) * MIB
+        pattern = PatternSegment(offset=0, length=_PATTERN_BYTES)
+        with (Path(str(self._coming.mount)) / "direct").open("rb") as file:
+            file.seek(offset)
+            if file.read(MIB) != pattern.content(offset, MIB):
+                raise BtrfsUblkError("what came up meanwhile has wrong bytes")
 
     def _mark(self) -> None:
         for reads in self._reads.values():
@@ -315,15 +383,24 @@ class Campaign:
                     return None
         return True
 
-    def _kill(self, roles: Sequence[str]) -> int:
-        """Kill the processes of these roles, and return how many there were."""
-        alive = self._alive(roles)
-        for each in alive:
+    def _kill(self, words: Sequence[str]) -> dict[ProcessIdentity, signal.Signals]:
+        """Send the processes of these roles their signals, KILL by default. Return who
+        got one. Who is to die of it has; a server may serve on after TERM."""
+        got = dict[ProcessIdentity, signal.Signals]()
+        dying = list[ProcessIdentity]()
+        for word in words:
+            *name, role = word.split()
+            number = signal.Signals[f"SIG{name[0] if name else 'KILL'}"]
+            alive = self._alive([role])
+            got |= dict.fromkeys(alive, number)
+            if number == signal.SIGKILL or word in ("TERM daemon", "TERM keepers"):
+                dying += alive
+        for each, number in got.items():
             with suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
-        for each in alive:
+                os.kill(each.pid, number)
+        for each in dying:
             each.wait(timeout_s=self._deadline_s)
-        return len(alive)
+        return got
 
     def _is_by_hand(self) -> bool:
         """Return whether the devices have neither keepers nor a daemon."""
