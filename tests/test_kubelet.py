@@ -228,7 +228,10 @@ def test_static_pods_run_from_sealed_images(
             there = host.work / "root/io.containerd.snapshotter.v1.btrfs-ublk"
             there.parent.mkdir()
             there.symlink_to(host.root)
-        snapshotter = stack.enter_context(host.snapshotter())
+        # Pods are in its cgroups, and stand on the snapshotter, also on the second one.
+        cgroup = stack.enter_context(_cgroups())
+        serving = stack.enter_context(ExitStack())
+        snapshotter = serving.enter_context(host.snapshotter())
         stack.enter_context(host.containerd())
         cri = stack.enter_context(connected(host.work / "containerd.sock"))
         wait_until(cri.is_ready, timeout_s=TIMEOUT_S)
@@ -242,7 +245,7 @@ def test_static_pods_run_from_sealed_images(
             for pod in cri.pods():
                 cri.remove_pod(pod)
 
-        kubelet = Kubelet(host, stack.enter_context(_cgroups()), providers)
+        kubelet = Kubelet(host, cgroup, providers)
         stack.enter_context(kubelet.running())
 
         def digest(name: str) -> str:
@@ -268,7 +271,7 @@ def test_static_pods_run_from_sealed_images(
         assert kubelet.shell("first", "sha256sum /other") == digest("other")
         kubelet.shell("first", "echo kept > /kept")
         (host.work / "snapshotter.sock").unlink()
-        stack.enter_context(host.snapshotter())
+        serving.enter_context(host.snapshotter())
         wait_until(lambda: asks_again(host), timeout_s=TIMEOUT_S)
         kubelet.start("second", image.name, show)
         wait_until(lambda: runs("second", expected), timeout_s=TIMEOUT_S)
