@@ -233,6 +233,18 @@ def test_what_is_wrong_is_said(old: str, new: str, what: str, tmp_path: Path) ->
         read_plugins(file, tmp_path)
 
 
+def test_a_configuration_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    file = configuration(tmp_path, "*")
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(UsageError, match="cannot read .*: Permission denied"):
+        read_plugins(file, tmp_path)
+
+
 def test_a_directory_of_configurations(tmp_path: Path) -> None:
     directory = tmp_path / "providers"
     directory.mkdir()

@@ -70,12 +70,14 @@ def read_plugins(configuration: Path, directory: Path) -> list[Plugin]:
     """Read the kubelet's configuration of plugins, whose programs are in a directory.
     It is a file, or a directory of files, as for the kubelet. Raises UsageError."""
     files = [configuration]
-    if configuration.is_dir():
-        files = sorted(
-            x for x in configuration.iterdir() if x.suffix in _SUFFIXES and x.is_file()
-        )
-        if not files:
-            raise UsageError(f"{configuration} has no file {' or '.join(_SUFFIXES)}")
+    try:
+        if configuration.is_dir():
+            there = (x for x in configuration.iterdir() if x.suffix in _SUFFIXES)
+            files = sorted(x for x in there if x.is_file())
+    except OSError as error:
+        raise UsageError(f"cannot read {configuration}: {why_unread(error)}") from error
+    if not files:
+        raise UsageError(f"{configuration} has no file {' or '.join(_SUFFIXES)}")
     found: dict[str, Plugin] = {}
     for file in files:
         for plugin in _plugins(file, directory):
