@@ -471,7 +471,9 @@ def _parallel_tables(document: Document) -> list[Table]:
         LOAD,
     ]
     given = document["parameters"]
+    pods = given.get("pods", 1)  # older results have one
     title = f"{given['count']} containers started at the same time, s"
+    title += f", in {pods} pods" if pods > 1 else ""
     note = (
         "From the call that creates a container until it runs. Data that are not here "
         f"are {given['latency_ms']:g} ms and {given['mbit']} Mbit/s away. CPU of all "
@@ -489,7 +491,7 @@ def _parallel_tables(document: Document) -> list[Table]:
         title = f"Memory for each of {given['count']} containers, MiB: {when}"
         note = (
             "What there is more than before. Pss of processes, where what they share "
-            "counts once; the shim is one for the pod; slab has the kernel's stacks "
+            "counts once; the shim is one for each pod; slab has the kernel's stacks "
             "and page tables as well; cache is files in memory. Containers' own "
             "processes are not weighed."
         )
@@ -507,6 +509,12 @@ _WEIGHED_WHEN = {
     "containers-parallel",
     click.option("--count", type=click.IntRange(min=1), default=20, help="Of each."),
     click.option(
+        *("--pods", "pods"),
+        type=click.IntRange(min=1),
+        default=1,
+        help="Over which they are spread.",
+    ),
+    click.option(
         *("--subject", "subjects"),
         type=click.Choice(list(_MODES)),
         multiple=True,
@@ -519,12 +527,13 @@ _WEIGHED_WHEN = {
     needs=(*NEEDS, REGISTRY, SKOPEO),
     repeats=1,
     in_memory=True,
-    recorded=("count", "latency_ms", "mbit"),
+    recorded=("count", "pods", "latency_ms", "mbit"),
     tables=_parallel_tables,
 )
 def parallel(
     run: Run,
     count: int,
+    pods: int,
     subjects: Sequence[str],
     latency_ms: float,
     mbit: int,
@@ -545,14 +554,16 @@ def parallel(
                     return
                 about = {"subject": subject, "data": data, "turn": turn}
                 load = {"load": os.getloadavg()[0]}
-                took, weights = _start_at_once(place, subject, data == "here", count)
+                took, weights = _start_at_once(
+                    place, subject, data == "here", count, pods
+                )
                 run.add(*(about | load | each for each in took))
                 run.document["weights"] += [about | each for each in weights]
                 progress(f"{subject}, {data}")
 
 
 def _start_at_once(
-    place: _Applications, subject: str, is_here: bool, count: int
+    place: _Applications, subject: str, is_here: bool, count: int, pods: int
 ) -> tuple[list[Result], list[Result]]:
     snapshotter, options = _MODES[subject]
     with ExitStack() as stack:
@@ -568,10 +579,17 @@ def _start_at_once(
         if is_here:
             run_until_end(cri, identifier, image, "first", "/bin/sleep", "0")
 
+        # One after the other, as they are no part of what is measured.
+        places = [identifier]
+        for number in range(1, pods):
+            places.append(cri.start_pod(f"pod {number}"))
+            stack.callback(cri.remove_pod, places[-1])
+
         def start(number: int) -> tuple[str, float]:
             began_s = time.monotonic()
             words = ("/bin/sleep", "86400")
-            container = cri.run(identifier, image, f"c{number}", *words)
+            to = places[number % pods]
+            container = cri.run(to, image, f"c{number}", *words)
             return container, time.monotonic() - began_s
 
         empty = weigh(_IDLE)
