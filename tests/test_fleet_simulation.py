@@ -11,22 +11,23 @@ pytest.importorskip("simpy", reason="simpy simulates fleets: scripts/setup --tes
 
 from fleet_simulation import UNIT, Fleet, simulate  # noqa: E402
 
-MEASURED_DIRECT_S = 14.1
+MEASURED_DIRECT_S = {8: 28.1, 32: 112.5}
 SMALL = Fleet(hosts=60, nodes=6)
 
 
-def test_direct_is_what_was_measured() -> None:
-    """8 hosts, 20 MiB, 100 Mbit/s, on loopback."""
+@pytest.mark.parametrize("hosts", MEASURED_DIRECT_S)
+def test_direct_is_what_was_measured(hosts: int) -> None:
+    """20 MiB, 50 Mbit/s, in namespaces."""
     measured = Fleet(
-        hosts=8,
+        hosts=hosts,
         nodes=0,
         read_bytes=20 << 20,
-        origin_rate=100e6 / 8,
+        origin_rate=50e6 / 8,
         origin_rtt_s=0.0,
     )
     found = simulate(measured)
-    assert found.most_s == pytest.approx(MEASURED_DIRECT_S, rel=0.1)
-    assert found.origin_times == pytest.approx(8)
+    assert found.most_s == pytest.approx(MEASURED_DIRECT_S[hosts], rel=0.1)
+    assert found.origin_times == pytest.approx(hosts)
 
 
 def test_a_ring_fetches_each_unit_once() -> None:
