@@ -6,12 +6,19 @@ import io
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from campaign import environment  # noqa: E402
+from container_peers import PLUGIN, STARGZ, serving  # noqa: E402
 from cri_client import (  # noqa: E402
     CONFIGURATION,
     Cri,
@@ -102,20 +109,27 @@ def running(host: Host, *, serving: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def pod(host: Host, snapshotter: str, registry: str) -> Iterator[tuple[Cri, str]]:
+def pod(
+    host: Host, snapshotter: str, registry: str, *options: str
+) -> Iterator[tuple[Cri, str]]:
     """Run containerd with CRI on a snapshotter, and a pod whose containers come from a
-    registry without TLS; yields the client and the pod."""
+    registry without TLS; yields the client and the pod. ``options`` are those of a
+    snapshotter that is neither ours nor containerd's."""
     hosts = host.work / "certs.d" / registry
     hosts.mkdir(parents=True)
     (hosts / "hosts.toml").write_text(f'[host."http://{registry}"]\n')
     text = CONFIGURATION % {"pause": IMAGE}
     host.configuration = text.replace(f'"{NAME}"', f'"{snapshotter}"')
+    peer: AbstractContextManager[None] = nullcontext()
+    if snapshotter == STARGZ:
+        host.configuration += PLUGIN
+        peer = serving(host, *options)
     pause = host.work / "pause.tar"
     wait = b"#!/bin/busybox sh\nexec /bin/busybox sleep 86400\n"
     directories = [(name, None, 0o755) for name in ("bin", "dev", "etc", "proc", "sys")]
     busybox = ("bin/busybox", Path("/bin/busybox").read_bytes(), 0o755)
     write_image(pause, [layer([*directories, busybox, ("bin/sh", wait, 0o755)])])
-    with running(host), connected(host.work / "containerd.sock") as cri:
+    with running(host), peer, connected(host.work / "containerd.sock") as cri:
         wait_until(cri.is_ready, timeout_s=TIMEOUT_S)
         words = ("images", "import", "--snapshotter", snapshotter, pause)
         host.ctr("--namespace", "k8s.io", *words)

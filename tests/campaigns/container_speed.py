@@ -31,6 +31,7 @@ import grpc
 from campaign import apart, limit_option
 from container_bed import NEEDS, OVERLAYFS, bed, pod, run_until_end, running
 from container_images import APPLICATIONS, BALLAST, KEPT, SKOPEO, Made, make_images
+from container_peers import PROGRAM, STARGZ, is_built, make_optimized
 from container_weights import WEIGHED, bystanders, cpu_s, weigh
 from cri_client import Cri
 from image_start import far
@@ -39,6 +40,7 @@ from stopping import ending_with_us, stop
 from test_containerd import CONTAINERD, NAME, TIMEOUT_S
 from waiting import wait_until
 
+from btrfs_ublk.base.capabilities import require
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench.options import progress
@@ -235,6 +237,7 @@ class Subject:
     snapshotter: str
     tag: str = "plain"
     options: Sequence[str] = ()
+    peer_options: Sequence[str] = ()
 
 
 SUBJECTS = {
@@ -242,7 +245,16 @@ SUBJECTS = {
     "sealed": Subject(NAME),
     "sealed, traced": Subject(NAME, "traced"),
     "sealed, traced, completed": Subject(NAME, "traced", ["--complete=1G/s"]),
+    STARGZ: Subject(STARGZ, "estargz"),
+    "stargz, passthrough": Subject(STARGZ, "estargz", peer_options=["passthrough"]),
 }
+
+
+def subjects_here() -> list[str]:
+    """Return all that can be measured: stargz-snapshotter just where it was built."""
+    return [x for x in SUBJECTS if SUBJECTS[x].snapshotter != STARGZ or is_built()]
+
+
 _ALL = " && find / -xdev -type f -exec cat {} + > /dev/null"
 
 
@@ -302,7 +314,7 @@ class _Applications:
             others = bystanders(self.daemon)
             host = stack.enter_context(bed(self.parent))
             host.options = ["--insecure", "--writable=4G", *subject.options]
-            opened = pod(host, subject.snapshotter, address)
+            opened = pod(host, subject.snapshotter, address, *subject.peer_options)
             cri, identifier = stack.enter_context(opened)
             image = f"{address}/{name}:{subject.tag}"
             before_s, began_s = cpu_s(others), time.monotonic()
@@ -371,8 +383,8 @@ def _start_tables(document: Document) -> list[Table]:
         )
         note = (
             "Images with their MiB unpacked, of one layer each. P99 of few turns is "
-            "the longest. CPU of containerd, ours and the application, without the "
-            "kernel's threads."
+            "the longest. CPU of containerd, snapshotters and the application, "
+            "without the kernel's threads."
         )
         order = list(SUBJECTS)
         mine.sort(
@@ -394,7 +406,8 @@ def _start_tables(document: Document) -> list[Table]:
         *("--subject", "subjects"),
         type=click.Choice(list(SUBJECTS)),
         multiple=True,
-        default=tuple(SUBJECTS),
+        default=subjects_here,
+        help="Without it all, and stargz where it is built.",
     ),
     click.option("--everything", is_flag=True, help="Read all files, too."),
     click.option(
@@ -425,6 +438,10 @@ def starts(
 ) -> None:
     """Pull an image that this host has never seen, and start a container of it."""
     chances = _begin(run)
+    has_peer = any(SUBJECTS[each].snapshotter == STARGZ for each in subjects)
+    if has_peer:
+        require(PROGRAM)
+        run.document[STARGZ] = PROGRAM.name
     until_s = time.monotonic() + limit_s
     run.document["images"] = {}
     first = 0
@@ -438,6 +455,9 @@ def starts(
         for name in images:
             progress(f"make {name}")
             run.document["images"][name] = asdict(place.make(name))
+            if has_peer:
+                optimized = make_optimized(name, keep, place.registry)
+                run.document["images"][name][STARGZ] = optimized
         plan = [(x, y) for x in images for y in subjects]
         for turn in run.turns(tell=True):
             for name, subject in chances.sample(plan, len(plan)):
