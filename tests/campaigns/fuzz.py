@@ -275,9 +275,7 @@ def fuzzing(
         return [table(title, document["results"], names, columns)]
 
     @click.command(context_settings=campaign.SETTINGS)
-    @click.argument(
-        "names", metavar="[TARGET]...", nargs=-1, type=click.Choice(sorted(targets))
-    )
+    @click.argument("names", nargs=-1, type=click.Choice(sorted(targets)))
     @click.option(
         *("--executions", "count"),
         type=options.COUNT,
