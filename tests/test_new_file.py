@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
+import sys
+from itertools import count
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from attacker import UID, attacking, link_whatever_appears
 
+from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.content.digests import digest_file
 from btrfs_ublk.kernel.new_file import new_file, write_new
 
@@ -83,6 +89,35 @@ class TestNewFile:
             raise KeyboardInterrupt
         assert os.listdir(tmp_path) == (["file"] if replace else [])
         assert not replace or path.read_bytes() == b"before"
+
+    def test_interrupted_at_any_line(self, tmp_path: Path) -> None:
+        """What it replaces is there, or what replaces it, and nothing else."""
+        path = tmp_path / "file"
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+            nonlocal lines
+            if not frame.f_code.co_filename.endswith("kernel/new_file.py"):
+                return None
+            lines -= event == "line"
+            if event == "line" and lines == 0:
+                signal.raise_signal(signal.SIGTERM)
+            return trace
+
+        for number in count(1):
+            path.write_bytes(b"before")
+            lines = number
+            sys.settrace(trace)
+            try:
+                with interruptible():
+                    write_new(path, b"after", replace=True)
+                break
+            except KeyboardInterrupt:
+                assert path.read_bytes() in (b"before", b"after")
+                assert os.listdir(tmp_path) == ["file"], f"line {number} that ran"
+            finally:
+                sys.settrace(None)
+        assert number > 20
 
     def test_the_umask_is_kept(self, tmp_path: Path) -> None:
         before = os.umask(0o027)

@@ -11,11 +11,12 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.kernel.beneath import opened_directory
 
 #: Errors of open(2) where a file system has no O_TMPFILE (NFS, FUSE, vfat).
@@ -70,8 +71,10 @@ def _new_file(
             yield from _filled(file, mode, synced)
             if replace:
                 new = _temporary()
-                _link(file, new, directory)
-                _replace(new, path.name, directory)
+                # NB: a signal may come as soon as it has a name.
+                with _removed_after_errors(new, directory):
+                    _link(file, new, directory)
+                    _replace(new, path.name, directory)
             else:
                 _link(file, path.name, directory)
             if synced:
@@ -85,18 +88,16 @@ def _named(
 ) -> Iterator[FileIO]:
     """Make the file with a name. Do not use hard links, which may be missing, too."""
     new = _temporary() if replace else name
-    file = FileIO(new, "r+", opener=_opener(directory, _NAMED, mode))
-    try:
+    with ExitStack() as stack:
+        with deferred():  # it is removed once it is ours
+            file = FileIO(new, "r+", opener=_opener(directory, _NAMED, mode))
+            stack.enter_context(_removed_after_errors(new, directory))
         with file:
             yield from _filled(file, mode, synced)
         if replace:
             _replace(new, name, directory)
         if synced:
             os.fsync(directory)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(new, dir_fd=directory)
-        raise
 
 
 def _filled(file: FileIO, mode: int | None, synced: bool) -> Iterator[FileIO]:
@@ -156,9 +157,14 @@ def _link(file: FileIO, name: str, directory: int) -> None:
 
 
 def _replace(new: str, name: str, directory: int) -> None:
+    os.replace(new, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+@contextmanager
+def _removed_after_errors(name: str, directory: int) -> Iterator[None]:
     try:
-        os.replace(new, name, src_dir_fd=directory, dst_dir_fd=directory)
+        yield
     except BaseException:
         with suppress(OSError):
-            os.unlink(new, dir_fd=directory)
+            os.unlink(name, dir_fd=directory)
         raise
