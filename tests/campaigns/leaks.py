@@ -1,15 +1,16 @@
 """Ends commands at each of their system calls, and looks for what they leave.
 
 ``scripts/torture leaks --help``, with mounts and processes of its own. In each round, a
-command gets INT, TERM, HUP or KILL as it begins its Nth system call of those that make,
-change, wait or tell something; or its process group does, as by Ctrl-C in a terminal. A
-command that serves gets it at the Nth audit event of Python (as for each file that it
-opens), in whichever thread. After INT, TERM and HUP, all must be as before it or as
-after it: mounts, loop devices, processes, files, and what the daemon has open. After
-KILL, ``btrfs-ublk gc``, ``device gc`` and the same command again must lead to what it
-leads to alone, and undoing that back to what was before. Things of others that look
-like ours must never change. Commands are forks of this process, which has imported all
-of the package, so most rounds take less than a second.
+command gets INT, TERM, HUP or KILL at one of its system calls (its third openat, say)
+of those that make, change, wait for or tell something; or its process group does, as by
+Ctrl-C in a terminal. A command that serves gets it at an audit event of Python (as for
+each file that it opens), in whichever thread. A round counts when the command has got
+so far. After INT, TERM and HUP, all must be as before it or as after it: mounts, loop
+devices, processes, files, and what the daemon has open. After KILL, ``btrfs-ublk gc``,
+``device gc`` and the same command again must lead to what it leads to alone, and
+undoing that back to what was before. Things of others that look like ours must never
+change. Commands are forks of this process, which has imported all of the package, so
+most rounds take less than a second.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import campaign
 import click
@@ -42,6 +45,7 @@ import btrfs_ublk
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.fork import close_all_but
+from btrfs_ublk.base.process import readable
 from btrfs_ublk.base.signals import forget_handlers
 from btrfs_ublk.bench import options
 from btrfs_ublk.cli import main
@@ -67,6 +71,16 @@ _TIMEOUT_S = 240.0
 _SETTLE_S = 10.0
 
 State = tuple[str, ...]
+
+
+class Call(NamedTuple):
+    """A system call of a command: the first one of its name, or the second, ..."""
+
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.number}"
 
 
 class Runner:
@@ -131,18 +145,25 @@ class Runner:
 
     def _wait(self, pid: int, words: Words, group: signal.Signals | None = None) -> int:
         end_s = time.monotonic() + _TIMEOUT_S
-        while True:
-            waited, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-            if waited and not os.WIFSTOPPED(status):
-                return os.waitstatus_to_exitcode(status)
-            if waited and group is not None:
-                os.killpg(pid, group)
-                os.killpg(pid, signal.SIGCONT)
-            if time.monotonic() > end_s:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise BtrfsUblkError(f"{words[0]} {words[1]} hangs")
-            time.sleep(0.002)
+        pidfd = os.pidfd_open(pid)
+        try:
+            while True:
+                waited, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+                if waited and not os.WIFSTOPPED(status):
+                    return os.waitstatus_to_exitcode(status)
+                if waited and group is not None:
+                    os.killpg(pid, group)
+                    os.killpg(pid, signal.SIGCONT)
+                if time.monotonic() > end_s:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    raise BtrfsUblkError(f"{words[0]} {words[1]} hangs")
+                # Its end wakes us, so that we take no time from it; a stop does not.
+                # NB: strace hears of the end first.
+                if readable([pidfd], timeout_s=1 if group is None else 0.002):
+                    time.sleep(0.001)
+        finally:
+            os.close(pidfd)
 
     def serve(
         self, words: Words, ask: Callable[[], object], at: int, number: signal.Signals
@@ -189,12 +210,21 @@ class Runner:
             if status:
                 raise BtrfsUblkError(f"{step[0]} {step[1]}: {status}: {said[-300:]}")
 
-    def count(self, words: Words) -> int:
-        """Return of how many system calls a command consists that works."""
+    def calls(self, words: Words) -> list[Call]:
+        """Return of which system calls a command consists that works."""
         status, said = self.run(words, "--signal=none")
         if status:
             raise BtrfsUblkError(f"{words[0]} {words[1]}: {status}: {said[-300:]}")
-        return len((self._top / "calls").read_text().splitlines())
+        found = []
+        so_far = Counter[str]()
+        for name in re.findall(r"^(\w+)\(", self.traced(), re.MULTILINE):
+            so_far[name] += 1
+            found.append(Call(name, so_far[name]))
+        return found
+
+    def traced(self) -> str:
+        """Return what strace has written of the last command."""
+        return (self._top / "calls").read_text(errors="replace")
 
     def state(self) -> State:
         """Describe all that is there, without numbers that are chosen by chance."""
@@ -300,6 +330,17 @@ def decoys(top: Path) -> Iterator[Callable[[], list[str]]]:
         yield look
 
 
+class Round(NamedTuple):
+    """What came of a signal at a call: ``reached`` is whether the command got to that.
+    ``group``: its whole process group was to get the signal."""
+
+    at: Call
+    signal: signal.Signals
+    group: bool
+    reached: bool
+    faults: list[str]
+
+
 class Campaign:
     """Rounds of all scenes."""
 
@@ -309,11 +350,8 @@ class Campaign:
         self._runner, self._look = runner, look
         self._chances = random.Random(seed)
 
-    def run(
-        self, scene: Scene, rounds: int, end_s: float
-    ) -> Iterator[tuple[int, signal.Signals, bool, list[str]]]:
-        """Yield the call, the signal, whether the whole process group got it, and the
-        faults of each round."""
+    def run(self, scene: Scene, rounds: int, end_s: float) -> Iterator[Round]:
+        """Do rounds, each at a random one of the scene's calls."""
         runner = self._runner
         runner.do(scene.before)
         # Once without counting: what is made once only, as the daemon, is there then.
@@ -322,28 +360,33 @@ class Campaign:
         else:
             self._serve(scene)
         before = runner.rest()
+        calls: Sequence[Call]
         if scene.asked is None:
-            calls = runner.count(scene.words)
+            calls = runner.calls(scene.words)
         else:
-            calls = self._serve(scene)
+            events = self._serve(scene)
+            calls = [Call("event", number) for number in range(1, events + 1)]
         after = runner.rest()
         runner.do(scene.undo)
         if (again := runner.settled(before)) != before:
             raise BtrfsUblkError(f"undone: {differences(again, before)}")
         groups = (False,) if scene.asked else (False, True)
-        points = list(product(range(1, calls + 1), SIGNALS, groups))
-        for at, number, group in self._chances.sample(points, min(rounds, len(points))):
-            if time.monotonic() > end_s:
+        points = list(product(calls, SIGNALS, groups))
+        done = 0
+        for at, number, group in self._chances.sample(points, len(points)):
+            if done == rounds or time.monotonic() > end_s:
                 break
             foreign = self._look()
             if scene.asked is None:
-                faults = self._round(scene, at, number, group, before, after)
+                round_ = self._round(scene, at, number, group, before, after)
             else:
-                faults = self._serving_round(scene, at, number, before)
+                faults = self._serving_round(scene, at.number, number, before)
+                round_ = Round(at, number, False, True, faults)
             if self._look() != foreign:
-                faults.append("a thing of others has changed")
-            yield at, number, group, faults
-            if faults:
+                round_.faults.append("a thing of others has changed")
+            done += round_.reached
+            yield round_
+            if round_.faults:
                 self._restore(scene, before)
         runner.do(scene.end)
 
@@ -394,20 +437,23 @@ class Campaign:
     def _round(
         self,
         scene: Scene,
-        at: int,
+        at: Call,
         number: signal.Signals,
         group: bool,
         before: State,
         after: State,
-    ) -> list[str]:
+    ) -> Round:
         runner = self._runner
         # strace signals the process alone; stopped there, it waits for ours.
         injected = "SIGSTOP" if group else number.name
+        # NB: strace counts each name by itself, also of several in one expression.
         status, said = runner.run(
             scene.words,
-            f"--inject={_CALLS}:signal={injected}:when={at}",
+            f"--inject={at.name}:signal={injected}:when={at.number}",
             group=number if group else None,
         )
+        # It waits for others a different number of times, for example.
+        reached = re.search(rf"^(---|\+\+\+).* {injected}\b", runner.traced(), re.M)
         faults = []
         if "Traceback" in said:
             faults.append(f"a traceback: {said[-300:]}")
@@ -434,7 +480,7 @@ class Campaign:
             else:
                 if (now := runner.settled(before)) != before:
                     faults.append(f"undone: {differences(now, before)}")
-        return faults
+        return Round(at, number, group, reached is not None, faults)
 
 
 def _import_all() -> None:
@@ -496,22 +542,19 @@ def command(
             began_s = time.monotonic()
             until_s = began_s + left_s / (len(chosen) - number)
             made = Campaign(runner, look, seed + number)
-            done = 0
+            done = missed = 0
             try:
-                for at, signum, group, seen in made.run(found[kind], share, until_s):
-                    done += 1
-                    results.append(
-                        {
-                            "kind": kind,
-                            "call": at,
-                            "signal": signum.name,
-                            "group": group,
-                        }
-                    )
-                    to = " to the group" if group else ""
-                    for fault in seen:
+                for each in made.run(found[kind], share, until_s):
+                    what = {"kind": kind, "call": str(each.at)}
+                    what["signal"] = each.signal.name
+                    if each.reached:
+                        done += 1
+                        results.append(what | {"group": each.group})
+                    missed += not each.reached
+                    to = " to the group" if each.group else ""
+                    for fault in each.faults:
                         faults.append(
-                            f"{kind}, {signum.name}{to} at call {at}: {fault}"
+                            f"{kind}, {each.signal.name}{to} at {each.at}: {fault}"
                         )
                         options.progress(faults[-1])
             except BtrfsUblkError as error:
@@ -519,7 +562,8 @@ def command(
                 options.progress(faults[-1])
                 break
             took_s = time.monotonic() - began_s
-            options.progress(f"{kind}: {done} rounds in {took_s:.0f} s")
+            also = f", and {missed} that missed their call" if missed else ""
+            options.progress(f"{kind}: {done} rounds{also} in {took_s:.0f} s")
         # After an early end, something may be up.
         for words in (("gc",), ("device", "down", "d"), ("volume", "down", NAME)):
             runner.run(words)
