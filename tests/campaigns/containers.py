@@ -201,9 +201,13 @@ class Campaign:
         assert isinstance(result, dict)
         try:
             step(*words)
-        except (BtrfsUblkError, grpc.RpcError, AssertionError, OSError) as error:
+        except (
+            *(BtrfsUblkError, grpc.RpcError, grpc.FutureTimeoutError),
+            *(AssertionError, OSError),
+        ) as error:
             said = error.details() if isinstance(error, grpc.Call) else str(error)
-            result.setdefault("problems", []).append(f"ended early: {said}")
+            what = said or type(error).__name__
+            result.setdefault("problems", []).append(f"ended early: {what}")
 
     # What serves.
 
@@ -310,11 +314,25 @@ class Campaign:
     def _remove_all(self) -> None:
         self._containers.clear()
         self._writers.clear()
+        self._remove_pods(set())
         with self._asking() as cri:
-            for pod in cri.pods():
-                cri.remove_pod(pod)
             for image in (self._image, self._pause):
                 cri.remove_image(image.name)
+
+    def _remove_pods(self, but: set[str]) -> None:
+        """Remove pods as the kubelet does, which tries again when it is refused: a
+        containerd that was killed has to learn first what has become of its tasks."""
+        end_s = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                with self._asking() as cri:
+                    for pod in set(cri.pods()) - but:
+                        cri.remove_pod(pod)
+                return
+            except grpc.RpcError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(_PAUSE_S)
 
     # A round.
 
@@ -335,9 +353,7 @@ class Campaign:
             self._start_new(result)
         self._settle(result)
         self._compare(result)
-        with self._asking() as cri:
-            for pod in set(cri.pods()) - pods:
-                cri.remove_pod(pod)
+        self._remove_pods(pods)
 
     def _kill_and_restart(self, roles: Sequence[str], result: Result) -> None:
         """Kill at once what has these roles. ``result["restarted_s"]`` is when the last
