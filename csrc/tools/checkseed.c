@@ -44,7 +44,7 @@ struct options {
 	bool json;
 };
 
-/* Returns an exit status, or -1 when there is work to do. */
+/* Returns an exit status. There is work to do when it has set the path. */
 static int options_parse(struct options *options, int argc, char **argv)
 {
 	int id;
@@ -75,7 +75,7 @@ static int options_parse(struct options *options, int argc, char **argv)
 	if (argc - optind > 2)
 		return usage_error("one IMAGE only; unexpected", argv[optind + 2]);
 	options->path = argv[optind + 1];
-	return -1;
+	return EXIT_OK;
 }
 
 static int print_failed(int error_number)
@@ -131,7 +131,7 @@ int main(int argc, char **argv)
 
 	message_init(PROGRAM);
 	status = options_parse(&options, argc, argv);
-	if (status >= 0)
+	if (!options.path)
 		return status;
 	fd = open_unmounted(options.path);
 	if (fd < 0)

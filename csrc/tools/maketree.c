@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,20 +41,22 @@ struct arguments {
 	struct tree_make_options make;
 };
 
-static int take_number(const char *text, uint64_t max, uint64_t *number)
+static bool take_number(const char *text, uint64_t max, uint64_t *number)
 {
 	char *end;
 
 	errno = 0;
 	*number = strtoull(text, &end, DECIMAL);
-	return errno || *end || !*text || *number > max ? usage_error("no number", text) : -1;
+	if (!errno && !*end && *text && *number <= max)
+		return true;
+	usage_error("no number", text);
+	return false;
 }
 
-/* Returns an exit status, or -1 when there is work to do. */
+/* Returns an exit status. There is work to do when it has set the image. */
 static int arguments_parse(struct arguments *arguments, int argc, char **argv)
 {
 	uint64_t target, data;
-	int status;
 
 	if (argc == 2 && !strcmp(argv[1], "--help"))
 		return print_help(help_text);
@@ -61,25 +64,23 @@ static int arguments_parse(struct arguments *arguments, int argc, char **argv)
 		return print_version();
 	if (argc != CHECK_ARGUMENTS && argc != ALL_ARGUMENTS)
 		return usage_error("three arguments are needed, or six", NULL);
-	arguments->image = argv[1];
-	status = take_number(argv[2], UINT64_MAX, &arguments->subvolume);
-	if (status < 0 && !tree_holds_files(arguments->subvolume))
-		status = usage_error("no number of a subvolume", argv[2]);
-	if (status < 0)
-		status = take_number(argv[3], INT64_MAX, &arguments->make.data_bytes);
-	if (status >= 0 || argc == CHECK_ARGUMENTS)
-		return status;
-	status = take_number(argv[4], INT32_MAX, &target);
-	if (status < 0)
-		status = take_number(argv[5], INT32_MAX, &data);
-	if (status < 0)
-		status = take_number(argv[6], INT64_MAX - arguments->make.data_bytes,
-				     &arguments->make.data_offset);
-	if (status < 0) {
+	if (!take_number(argv[2], UINT64_MAX, &arguments->subvolume))
+		return EXIT_USAGE;
+	if (!tree_holds_files(arguments->subvolume))
+		return usage_error("no number of a subvolume", argv[2]);
+	if (!take_number(argv[3], INT64_MAX, &arguments->make.data_bytes))
+		return EXIT_USAGE;
+	if (argc == ALL_ARGUMENTS) {
+		if (!take_number(argv[4], INT32_MAX, &target) ||
+		    !take_number(argv[5], INT32_MAX, &data) ||
+		    !take_number(argv[6], INT64_MAX - arguments->make.data_bytes,
+				 &arguments->make.data_offset))
+			return EXIT_USAGE;
 		arguments->make.target = (int)target;
 		arguments->make.data = (int)data;
 	}
-	return status;
+	arguments->image = argv[1];
+	return EXIT_OK;
 }
 
 static void say_entries(uint64_t entries)
@@ -116,7 +117,7 @@ int main(int argc, char **argv)
 
 	message_init(PROGRAM);
 	status = arguments_parse(&arguments, argc, argv);
-	if (status >= 0)
+	if (!arguments.image)
 		return status;
 	umask(0); /* modes are those of the image */
 	fd = open(arguments.image, O_RDONLY | O_CLOEXEC);

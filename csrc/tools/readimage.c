@@ -100,7 +100,7 @@ struct options {
 	const struct form *form;
 };
 
-/* Returns an exit status, or -1 when there is work to do. */
+/* Returns an exit status. There is work to do when it has set the path. */
 static int options_parse(struct options *options, int argc, char **argv)
 {
 	char *end;
@@ -130,7 +130,7 @@ static int options_parse(struct options *options, int argc, char **argv)
 	if (errno || *end || !tree_holds_files(options->subvolume))
 		return usage_error("no number of a subvolume", argv[optind + 1]);
 	options->path = argv[optind + 2];
-	return -1;
+	return EXIT_OK;
 }
 
 int main(int argc, char **argv)
@@ -143,7 +143,7 @@ int main(int argc, char **argv)
 
 	message_init(PROGRAM);
 	status = options_parse(&options, argc, argv);
-	if (status >= 0)
+	if (!options.path)
 		return status;
 	fd = open(options.path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0) {
