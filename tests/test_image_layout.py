@@ -103,6 +103,8 @@ def test_what_is_no_reference(text: str) -> None:
         ("team/app", "docker.io/team/app:latest"),
         ("example.org/app", "example.org/app:latest"),
         (f"debian@{DIGEST}", f"docker.io/library/debian@{DIGEST}"),
+        ("registry.lan:5000/app", "write registry.lan:5000/app:latest"),
+        ("localhost/app", "write localhost/app:latest"),
     ],
 )
 def test_a_short_name_is_told_in_full(text: str, full: str) -> None:
@@ -110,9 +112,13 @@ def test_a_short_name_is_told_in_full(text: str, full: str) -> None:
         with pytest.raises(UsageError) as error:
             parse(text)
         assert full in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["Not a name", "debian@foo", "localhost:5000"])
+def test_what_docker_would_not_take_is_not_told(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        parse_name("Not a name")
-    assert "docker" not in (error.value.hint or "")
+        parse_name(text)
+    assert "docker.io" not in (error.value.hint or "")
 
 
 def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

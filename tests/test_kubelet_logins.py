@@ -240,7 +240,7 @@ def test_a_configuration_that_may_not_be_read(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     file = configuration(tmp_path, "*")
-    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "is_dir", refuse)
     with pytest.raises(UsageError, match="cannot read .*: Permission denied"):
         read_plugins(file, tmp_path)
 

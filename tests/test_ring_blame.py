@@ -4,7 +4,6 @@ fronts, which say which node had the bytes, and readers with digests."""
 from __future__ import annotations
 
 import re
-import time
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ import pytest
 from engine_shell import EngineShell, describe, engine_shell
 from scripted_server import ScriptedServer, response, scripted_server
 from store_shell import StoreShell, units_of
+from waiting import wait_until
 
 from btrfs_ublk.content import make_index
 
@@ -276,12 +276,14 @@ def test_a_prefetch_gets_past_two_bad_nodes(
     path, cache = tmp_path / "map", tmp_path / "cache"
     with site(sanitized_build, path, *[two_bad] * count, cache=cache) as it:
         it.shell.map_request("prefetch-start")
-        prefetch: dict[str, Any] = {"state": "running"}
-        while prefetch["state"] == "running":
-            time.sleep(0.05)
-            prefetch = it.shell.stats()["lazy"][0]["prefetch"]
-        assert prefetch["failed_units"] == 0, prefetch
-        assert prefetch["fetched_units"] == UNITS
+
+        def prefetch() -> dict[str, Any]:
+            found: dict[str, Any] = it.shell.stats()["lazy"][0]["prefetch"]
+            return found
+
+        wait_until(lambda: prefetch()["state"] != "running")
+        assert prefetch()["failed_units"] == 0, prefetch()
+        assert prefetch()["fetched_units"] == UNITS
         assert it.wrong()
 
 

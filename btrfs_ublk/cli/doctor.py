@@ -109,7 +109,7 @@ def _details(ability: Ability, everything: bool) -> Text:
         lines.append(Text(f"{finding.what}: {finding.reason}"))
         if finding.command:
             lines.append(Text("$ " + finding.command, "bold"))
-        elif finding.hint:
+        if finding.hint and (everything or not finding.command):
             lines.append(Text(finding.hint))
     if everything:
         lines += [

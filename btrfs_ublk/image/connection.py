@@ -414,7 +414,7 @@ class Connection:
             hint = "--ca-file names a certificate to trust; --insecure is for loopback"
         else:
             hint = "is the registry there, and its name right?"
-            if "." not in self._registry:
+            if self._registry != "localhost" and not set(".:") & set(self._registry):
                 hint += " Names of Docker Hub's images begin with docker.io/"
         return RegistryError(f"{self.place}: cannot {what}: {reason}", hint=hint)
 

@@ -133,15 +133,21 @@ def parse_reference(text: str) -> Reference:
 def _in_full(text: str) -> str:
     """The start of a hint: the name in full, where Docker would take a short one."""
     name, at, digest = text.partition("@")
-    name, _, tag = name.partition(":")
-    if not _REPOSITORY.fullmatch(name):
+    first, slash, rest = name.partition("/")
+    if slash and (first == "localhost" or set(".:") & set(first)):  # a registry
+        no_version = _REPOSITORY.fullmatch(rest) and not at
+        return f"write {text}:{DEFAULT_TAG}; else " if no_version else ""
+    name, colon, tag = name.partition(":")
+    if at:
+        version, right = f"@{digest}", _DIGEST.fullmatch(digest)
+    else:
+        tag = tag if colon else DEFAULT_TAG
+        version, right = f":{tag}", _TAG.fullmatch(tag)
+    if not right or not _REPOSITORY.fullmatch(name) or name == "localhost":
         return ""
-    if "/" not in name:
+    if not slash:
         name = f"library/{name}"
-    if "." not in name.split("/")[0]:
-        name = f"docker.io/{name}"
-    version = f"@{digest}" if at else f":{tag or DEFAULT_TAG}"
-    return f"for Docker's {text}, write {name}{version}; else "
+    return f"for Docker's {text}, write docker.io/{name}{version}; else "
 
 
 def _parse_store(text: str) -> Reference:

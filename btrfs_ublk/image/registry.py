@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 import requests
+import urllib3
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
@@ -277,7 +278,10 @@ class RegistryRepository(Repository):
                 raise requests.HTTPError(f"HTTP {response.status_code}")
             with deadline(response, end - start):
                 # NB: one that knows no ranges would send more than there is memory.
-                data = response.raw.read(end - start + 1)
+                try:
+                    data = response.raw.read(end - start + 1)
+                except urllib3.exceptions.HTTPError as error:
+                    raise requests.ConnectionError(error) from error
             if len(data) != end - start:
                 raise requests.HTTPError(f"{len(data)} bytes of {end - start}")
             return data, response.headers

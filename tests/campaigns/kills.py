@@ -335,7 +335,10 @@ class Campaign:
         with spawn(argv, death_signal=None) as child:
             time.sleep(chances.uniform(0, _LONGEST_COMMAND_S))
             yield
-            if child.wait(_COMMAND_TIMEOUT_S) != 0:
+            status = child.wait(_COMMAND_TIMEOUT_S)
+            if status is None:
+                raise BtrfsUblkError(f"{' '.join(words)} hangs")
+            if status:
                 run(argv, timeout_s=_COMMAND_TIMEOUT_S)
         if word == UP:
             self._look_at_what_came(chances)
