@@ -281,7 +281,7 @@ class TestCommand:
         done = self.run(tmp_path / "x.json")
         assert isinstance(done.exception, CapabilityError)
         assert "matplotlib is needed here" in str(done.exception)
-        assert "pip install matplotlib" in str(done.exception)
+        assert "scripts/setup --bench" in str(done.exception)
 
     def test_usage(self) -> None:
         assert self.run().exit_code == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from btrfs_ublk.base import capabilities
 from btrfs_ublk.base.capabilities import (
     BTRFS_PROGS,
     DeviceNode,
@@ -53,15 +54,17 @@ def test_python_packages(
     managed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pip refuses to install for a Python that a distribution manages."""
+    package = PythonPackage("Jinja2", setup="--bench")
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert package.hint == "run scripts/setup --bench"
+    monkeypatch.setattr(capabilities, "checkout", lambda: None)
+    assert package.hint == f"run {sys.executable} -m pip install Jinja2"
     monkeypatch.setattr("sys.prefix", sys.base_prefix)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     if managed:
         (tmp_path / "EXTERNALLY-MANAGED").touch()
-    package = PythonPackage("Jinja2")
     assert ("install the package python3-jinja2" == package.hint) is managed
     assert ("pip install Jinja2" in package.hint) is not managed
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    assert "pip install Jinja2" in package.hint
 
 
 def test_python_packages_that_are_called_otherwise() -> None:
