@@ -110,10 +110,11 @@ def test_sources(url: str) -> None:
         ("sise = '1T'", "'sise' is unknown"),
         ("size = '1X'", "size '1X'"),
         ("size = 5000", "not a positive multiple"),
+        ("size = '1M'", "here: size 1M: a volume has 4M at least"),
         ("size = true", "size is True"),
-        ("writable = '1M'", "btrfs needs 64M"),
+        ("writable = '1M'", "here: writable 1M: btrfs needs 64M"),
         ("mount = 'mnt'", "not an absolute path"),
-        ("front_end = 'nbd'", "no front end 'nbd'"),
+        ("front_end = 'nbd'", "no front_end 'nbd'"),
         ("realtime = 1", "realtime is 1, not true or false"),
         ("complete = '50M'", "complete '50M' is not a rate"),
         ("complete = '0/s'", "complete 0 is no rate"),
@@ -125,9 +126,9 @@ def test_sources(url: str) -> None:
         ("read_ahead = 100", "the read-ahead cannot be 100 bytes"),
         ("read_ahead = 'btrfs'", "read_ahead 'btrfs'"),
         ("deadline = 'soon'", "deadline is 'soon'"),
-        ("deadline = -1", "the deadline cannot be -1 s"),
-        ("deadline = nan", "the deadline cannot be nan s"),
-        ("deadline = 100000", "the deadline cannot be 100000 s"),
+        ("deadline = -1", "deadline -1 s: it is not from 0 to"),
+        ("deadline = nan", "deadline nan s: it is not from 0 to"),
+        ("deadline = 100000", "deadline 100000 s: it is not from 0 to"),
         ("file = 3", "no list of tables"),
         ("[[file]]\npath = '../x'\nurl = '/x'", "no path of a file"),
         ("[[file]]\npath = '/x'\nurl = '/x'", "no path of a file"),
@@ -155,6 +156,25 @@ def test_refusals(text: str, words: str) -> None:
     with pytest.raises(UsageError, match="here") as refused:
         parse(text)
     assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("size", "1M", "--size 1M: a volume has 4M at least"),
+        ("size", "5000", "--size '5000' (5000 bytes) is not a positive multiple"),
+        ("writable", "1M", "--writable 1M: btrfs needs 64M at least"),
+        ("cache_max", "1X", "--cache-max '1X' is not a size"),
+        ("complete", "0/s", "--complete 0 is no rate"),
+        ("queues", 300, "--queues 300: queues 300 is not from 1 to 256"),
+        ("read_ahead", "1", "--read-ahead 1: the read-ahead cannot be 1 bytes"),
+        ("deadline", -1.0, "--deadline -1 s: it is not from 0 to"),
+    ],
+)
+def test_an_option_is_named_that_is_wrong(key: str, value: object, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        SETTINGS[key].parse(value)
+    assert refused.value.message.startswith(words)
 
 
 @pytest.mark.parametrize(

@@ -91,14 +91,18 @@ def _setting(
     )
 
 
+def _check_size(size_bytes: int) -> None:
+    from btrfs_ublk.seed.fallocate import MIN_BYTES
+
+    if size_bytes < MIN_BYTES:
+        raise UsageError(f"a volume has {exact_size(MIN_BYTES)} at least")
+
+
 def _check_writable(size_bytes: int) -> None:
     from btrfs_ublk.kernel.btrfs import MIN_WRITABLE_BYTES
 
     if size_bytes < MIN_WRITABLE_BYTES:
-        raise UsageError(
-            f"writable size {size_bytes}: btrfs needs "
-            f"{exact_size(MIN_WRITABLE_BYTES)} at least"
-        )
+        raise UsageError(f"btrfs needs {exact_size(MIN_WRITABLE_BYTES)} at least")
 
 
 def _check_limits(**numbers: int) -> None:
@@ -109,7 +113,7 @@ def _check_limits(**numbers: int) -> None:
 
 def _check_cache_max(size_bytes: int) -> None:
     if size_bytes <= 0:
-        raise UsageError(f"a cache of {size_bytes} bytes holds nothing")
+        raise UsageError("such a cache holds nothing")
 
 
 def _check_read_ahead(size_bytes: int) -> None:
@@ -125,8 +129,8 @@ def _check_deadline(deadline_s: float) -> None:
         LazySegment(offset=0, length=4096, map="-", deadline_s=deadline_s)
     except UsageError as error:
         raise UsageError(
-            f"the deadline cannot be {deadline_s} s",
-            hint=f"it is at most {MAX_DEADLINE_S} s; with 0, reads wait for ever",
+            f"it is not from 0 to {MAX_DEADLINE_S} s",
+            hint="with 0, reads wait for ever",
         ) from error
 
 
@@ -144,6 +148,7 @@ class VolumeDefinition:
         BlockSize(),
         "Size of the virtual data: as much can be added.",
         change="never",
+        check=_check_size,
     )
     writable_bytes: int = _setting(
         DEFAULT_WRITABLE_BYTES,

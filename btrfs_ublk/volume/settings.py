@@ -98,6 +98,9 @@ class Size(Kind):
     def write(self, value: Any) -> str:
         return exact_size(value)
 
+    def show(self, value: Any) -> str:
+        return exact_size(value)
+
 
 class Rate(Kind):
     """Bytes per second, written as 50M/s, or "idle"."""
@@ -157,7 +160,7 @@ class BlockSize(Size):
         return parse_block_size(value, what=option)
 
     def check(self, value: Any, noun: str) -> None:
-        parse_block_size(str(value), what=f"{noun} of a volume")
+        parse_block_size(str(value), what=noun)
 
 
 class Flag(Kind):
@@ -232,21 +235,27 @@ class Setting:
 
     def read(self, value: object) -> Any:
         """Return the value of the key of a file. Raises UsageError."""
-        if self.default is None:
-            return self.kind.read(value, self.key)
-        return self._unless_none(self.kind.read, value, self.key)
+        none = None if self.default is None else self.none
+        return self._read(self.kind.read, value, self.key, none)
 
     def parse(self, value: Any) -> Any:
         """Return the value of the option. Raises UsageError."""
-        return self._unless_none(self.kind.parse, value, self.option)
+        return self._read(self.kind.parse, value, self.option, self.none)
 
-    def _unless_none(
-        self, parse: Callable[[Any, str], Any], value: Any, what: str
+    def _read(
+        self,
+        read: Callable[[Any, str], Any],
+        value: Any,
+        what: str,
+        none: str | int | None,
     ) -> Any:
-        if isinstance(self.none, str) and value == self.none:
+        if isinstance(none, str) and value == none:
             return None
-        parsed = parse(value, what)
-        return None if parsed == self.none else parsed
+        found = read(value, what)
+        if found is None or found == none:
+            return None
+        self._check(found, what)
+        return found
 
     def write(self, definition: object) -> Any:
         """Return what read() reads; None leaves the key out."""
@@ -259,9 +268,17 @@ class Setting:
         """Raise UsageError for a value that no volume can have."""
         value = getattr(definition, self.name)
         if value is not None:
-            self.kind.check(value, self.noun or self.key)
-            if self.check is not None:
+            self._check(value, self.noun or self.key)
+
+    def _check(self, value: Any, what: str) -> None:
+        self.kind.check(value, what)
+        if self.check is not None:
+            try:
                 self.check(value)
+            except UsageError as error:
+                if not error.message.startswith(f"{what} "):
+                    error.prefix(f"{what} {self.kind.show(value)}")
+                raise
 
     def refusal(self, is_so: object, is_to_be: object) -> str | None:
         """Say why a volume that is up cannot change; None if it can, or need not."""
