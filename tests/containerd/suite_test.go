@@ -1,13 +1,17 @@
-// containerd's own tests of snapshotters, run against `btrfs-ublk snapshotter serve`.
+// containerd's own tests of snapshotters, run against `btrfs-ublk snapshotter serve`. With
+// -kills, it is killed and started again all the time, while the tests go on.
 package suite
 
 import (
 	"context"
 	"flag"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -17,13 +21,62 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/proxy"
 	"github.com/containerd/containerd/v2/core/snapshots/testsuite"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
 var (
 	command = flag.String("command", "btrfs-ublk", "the command to test")
 	base    = flag.String("base", "", "a directory on a btrfs")
+	kills   = flag.Duration("kills", 0, "the longest time until a server that is ready is killed; 0: none is")
 )
+
+var killed atomic.Int64
+
+// launch starts a server, and returns it when it accepts connections.
+func launch(directory, socket string) (*exec.Cmd, error) {
+	server := exec.Command(*command, "snapshotter", "serve", "--root", directory, "--socket", socket)
+	server.Stderr = os.Stderr
+	if err := server.Start(); err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		connection, err := net.Dial("unix", socket)
+		if err == nil {
+			connection.Close()
+			return server, nil
+		}
+		if time.Now().After(deadline) {
+			server.Process.Kill()
+			server.Wait()
+			return nil, fmt.Errorf("%s does not serve %s: %w", *command, socket, err)
+		}
+	}
+}
+
+// serve serves until `over` is closed, by one server after the other.
+func serve(server *exec.Cmd, directory, socket string, over <-chan struct{}) (err error) {
+	for err == nil {
+		var next <-chan time.Time
+		if *kills > 0 {
+			next = time.After(rand.N(*kills))
+		}
+		select {
+		case <-over:
+			err = server.Process.Signal(syscall.SIGTERM)
+			server.Wait() // It ends with 128 + 15.
+			return err
+		case <-next:
+			server.Process.Kill()
+			server.Wait()
+			killed.Add(1)
+			server, err = launch(directory, socket)
+		}
+	}
+	fmt.Fprintln(os.Stderr, err) // Calls wait until the time for all tests is over.
+	<-over
+	return err
+}
 
 // start serves a new directory below `base`, and returns a client of it.
 func start(ctx context.Context, _ string) (snapshots.Snapshotter, func() error, error) {
@@ -32,34 +85,33 @@ func start(ctx context.Context, _ string) (snapshots.Snapshotter, func() error, 
 		return nil, nil, err
 	}
 	socket := filepath.Join(directory, "socket")
-	server := exec.Command(*command, "snapshotter", "serve", "--root", directory, "--socket", socket)
-	server.Stderr = os.Stderr
-	if err := server.Start(); err != nil {
+	server, err := launch(directory, socket)
+	if err != nil {
 		return nil, nil, err
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := os.Stat(socket); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			return nil, nil, fmt.Errorf("%s does not serve %s", *command, socket)
-		}
-	}
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	over, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- serve(server, directory, socket, over) }()
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{
+			BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}))
 	if err != nil {
 		return nil, nil, err
 	}
 	stop := func() error {
 		connection.Close()
-		if err := server.Process.Signal(syscall.SIGTERM); err != nil {
-			return err
-		}
-		server.Wait() // It ends with 128 + 15.
-		return nil
+		close(over)
+		return <-ended
 	}
-	return proxy.NewSnapshotter(api.NewSnapshotsClient(connection), "btrfs-ublk"), stop, nil
+	client := proxy.NewSnapshotter(api.NewSnapshotsClient(connection), "btrfs-ublk")
+	return retrying{client}, stop, nil
 }
 
 func TestSnapshotter(t *testing.T) {
+	t.Cleanup(func() { // All have ended then, as some run beside others.
+		if *kills > 0 {
+			fmt.Printf("%d kills, %d calls repeated, %d of them done already\n", killed.Load(), repeated.Load(), done.Load())
+		}
+	})
 	testsuite.SnapshotterSuite(t, "btrfs-ublk", start)
 }
