@@ -102,14 +102,15 @@ def write_image(path: Path, layers: Sequence[bytes]) -> None:
 
 class Host:
     """A containerd whose snapshotter is ours. ``options`` are further ones of it, and
-    ``configuration`` is containerd's. What ends a process is its caller's affair, as
-    they may be killed, and started again."""
+    ``configuration`` is containerd's, which calls it ``name``. What ends a process is
+    its caller's affair, as they may be killed, and started again."""
 
     def __init__(self, work: Path, root: Path) -> None:
         self.work = work
         self.root = root
         self.options: list[str | Path] = []
         self.configuration = _CONFIGURATION
+        self.name = NAME
         #: Whose program the snapshotter is.
         self.python = sys.executable
         self.pid = 0  # of the process that holds containerd's mount namespace
@@ -163,6 +164,7 @@ class Host:
             [
                 *(sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"),
                 *("config", "--root", self.root, "--socket", self._socket),
+                *("--name", self.name),
             ],
             timeout_s=TIMEOUT_S,
         )

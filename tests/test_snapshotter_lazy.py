@@ -152,6 +152,29 @@ def test_an_image_arrives_when_it_is_read(place: Place, root: Path) -> None:
         assert os.listdir(root / "images") == [] and state(root).images == []
 
 
+def test_buildkit_has_names_of_its_own_for_layers(place: Place, root: Path) -> None:
+    """They are of the same layers as those of containerd, and checked as well."""
+    image = place.push("team/app", *some_layers())
+
+    def named(chain_id: str) -> str:
+        return "buildkit-layer-snapshot-v1-" + chain_id.replace(":", "-")
+
+    with served(place, root) as client:
+        top, parent = pull(client, image), ""
+        for number, chain_id in enumerate(image.chain):
+            target = named(chain_id)
+            labels = image.labels(number) | {SNAPSHOT_REF: target}
+            assert ask_for(client, f"key {number}", parent, labels) == EXISTS
+            wanted = f'labels."{SNAPSHOT_REF}"=={target},parent=="{parent}"'
+            (parent,) = client.names(wanted)
+        for name in (top, parent):
+            (mount,) = client.call("View", key=f"view {name}", parent=name).mounts
+            assert (Path(mount.source) / "etc/name").read_text() == "upper\n"
+        other = image.labels(0) | {SNAPSHOT_REF: named(image.chain[1])}
+        assert ask_for(client, "other", "", other) is None
+        assert state(root).fallbacks == {"chain-id": 1}
+
+
 def test_the_cache_of_an_image_has_a_cap(place: Place, root: Path) -> None:
     """Images that were there before get it as well, and lose it."""
     image = place.push("team/app", *some_layers())

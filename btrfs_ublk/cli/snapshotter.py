@@ -241,7 +241,13 @@ def _sealed(image: Mapping[str, Any]) -> str:
 @command.command("config")
 @_root
 @_socket
-def config_command(root: Path, socket: Path) -> None:
+@click.option(
+    "--name",
+    default="btrfs-ublk",
+    metavar="NAME",
+    help="What containerd calls it; BuildKit wants overlaybd.",
+)
+def config_command(root: Path, socket: Path, name: str) -> None:
     """Print what /etc/containerd/config.toml needs.
 
     The second table has containerd 2 tell us where images are, and the kubelet where
@@ -251,16 +257,16 @@ def config_command(root: Path, socket: Path) -> None:
     """
     click.echo(
         f"""\
-[proxy_plugins.btrfs-ublk]
+[proxy_plugins.{name}]
   type = "snapshot"
   address = "{socket}"
-  [proxy_plugins.btrfs-ublk.exports]
+  [proxy_plugins.{name}.exports]
     enable_remote_snapshot_annotations = "true"
     root = "{root}"
 
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"
-  snapshotter = "btrfs-ublk"
+  snapshotter = "{name}"
 # containerd's default, which it leaves out as soon as there is a table:
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"

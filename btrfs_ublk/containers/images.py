@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 IMAGE_REF = "containerd.io/snapshot/cri.image-ref"
 #: The digest of its manifest, for this platform.
 MANIFEST_DIGEST = "containerd.io/snapshot/cri.manifest-digest"
+#: How BuildKit begins the name of a layer's snapshot (snapshot/snapshotid.go); the
+#: algorithm and the digits of the chain ID follow.
+_BUILDKIT_LAYER = "buildkit-layer-snapshot-v1-"
 SNAPSHOTS_DIRECTORY = "snapshots"
 DEFAULT_WRITABLE_BYTES = 64 * GIB
 _HEX_DIGITS = 16  # of a digest, in names
@@ -199,7 +202,8 @@ class Images:
                 self._refuse_if_failed(digest)
                 try:
                     found = self._find(digest, labels.get(IMAGE_REF))
-                    _check_layer(found, target, is_first=not parent)
+                    layer = _chain_id(target)
+                    _check_layer(found, layer, is_first=not parent)
                     self._bring_up(digest, found)
                 except _WrongLayerError:
                     self._forget_login(found.name)
@@ -207,7 +211,7 @@ class Images:
                 except (BtrfsUblkError, OSError) as error:
                     self._failed[digest] = time.monotonic(), error
                     raise
-                self._store.add_layer(key, parent, labels, image=digest)
+                self._store.add_layer(key, parent, labels, image=digest, layer=layer)
         except RefusedError:
             raise
         except (BtrfsUblkError, OSError) as error:
@@ -562,6 +566,14 @@ def _data_bytes(volume: VolumeDirectory) -> int:
 
     image = volume.made().image
     return data_bytes_of(image) if image else 0
+
+
+def _chain_id(target: str) -> str:
+    """Return what a snapshot that a client asks for has to be: containerd names it by
+    its chain ID, and BuildKit by a form of it that is its own."""
+    if target.startswith(_BUILDKIT_LAYER):
+        return target.removeprefix(_BUILDKIT_LAYER).replace("-", ":", 1)
+    return target
 
 
 def _check_layer(found: _Found, target: str, *, is_first: bool) -> None:

@@ -360,7 +360,7 @@ class SnapshotStore:
 
     def find_layer(self, target: str, parent: str) -> Snapshot | None:
         """Return the committed snapshot that containerd would take for a layer: with
-        its chain ID as a label, and this parent. Raises RefusedError for a parent that
+        this name as a label, and this parent. Raises RefusedError for a parent that
         there is not, or that is not committed."""
         with self._lock:
             above = self._get_parent(parent)
@@ -380,16 +380,22 @@ class SnapshotStore:
         return None if row is None else _snapshot(row)
 
     def add_layer(
-        self, name: str, parent: str, labels: Mapping[str, str], *, image: str
+        self,
+        name: str,
+        parent: str,
+        labels: Mapping[str, str],
+        *,
+        image: str,
+        layer: str,
     ) -> Snapshot:
         """Add a lazy layer of an image that was added, as a committed snapshot, unless
-        containerd can take another one. Its labels have its chain ID."""
+        containerd can take another one. ``layer`` is its chain ID."""
         target = labels[SNAPSHOT_REF]
         with self._changing():
             above = self._get_parent(parent)
             found = self._find_layer(target, above)
             return found or self._insert(
-                name, above, Kind.COMMITTED, labels, image=image, layer=target
+                name, above, Kind.COMMITTED, labels, image=image, layer=layer
             )
 
     def is_last_layer(self, snapshot: Snapshot) -> bool:
