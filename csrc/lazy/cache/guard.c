@@ -77,8 +77,10 @@ void guard_remove(const void *mapped)
 {
 	pthread_mutex_lock(&lock);
 	for (unsigned i = 0; i < GUARDED_MAX; i++) {
-		if (guarded[i].start == (uintptr_t)mapped)
-			__atomic_store_n(&guarded[i].start, 0, __ATOMIC_RELEASE);
+		if (guarded[i].start != (uintptr_t)mapped)
+			continue;
+		__atomic_store_n(&guarded[i].start, 0, __ATOMIC_RELEASE);
+		break;
 	}
 	pthread_mutex_unlock(&lock);
 }
