@@ -108,22 +108,31 @@ static void write_all(struct fuzz_file *file, const char *path)
 	close(fd);
 }
 
-/* Most of a file is as it was, and reading memory takes less than writing to a file. */
+/*
+ * Most of a file is as it was, and reading memory takes less than writing to a file. But a hole is
+ * not looked at, as that would fill it with pages.
+ */
 static void write_differences(const struct fuzz_file *file, const char *path)
 {
-	int fd = -1;
+	static const uint8_t zeroes[BLOCK_BYTES];
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	size_t data = 0, hole = 0; /* the next ones */
 
+	must(fd >= 0, path);
 	for (size_t at = 0; at < file->bytes; at += BLOCK_BYTES) {
 		size_t bytes = file->bytes - at < BLOCK_BYTES ? file->bytes - at : BLOCK_BYTES;
 
-		if (!memcmp(file->now + at, file->data + at, bytes))
+		if (at >= hole) {
+			off_t found = lseek(fd, (off_t)at, SEEK_DATA);
+
+			data = found < 0 ? file->bytes : (size_t)found;
+			hole = found < 0 ? file->bytes : (size_t)lseek(fd, found, SEEK_HOLE);
+		}
+		if (!memcmp(at < data ? zeroes : file->now + at, file->data + at, bytes))
 			continue;
-		if (fd < 0)
-			fd = open(path, O_WRONLY | O_CLOEXEC);
-		must(fd >= 0 && !pwrite_full(fd, file->data + at, bytes, at), path);
+		must(!pwrite_full(fd, file->data + at, bytes, at), path);
 	}
-	if (fd >= 0)
-		close(fd);
+	close(fd);
 }
 
 void fuzz_files_restore(struct fuzz_files *files)
