@@ -8,7 +8,10 @@
 #include <sys/ioctl.h>
 
 /* The kernel fills at most 16 MiB; 2 MiB hold some 24,000 file extents, so calls are few. */
-enum { BUFFER_BYTES = 2 << 20 };
+#ifndef TREE_SEARCH_BUFFER_BYTES
+#define TREE_SEARCH_BUFFER_BYTES (2 << 20)
+#endif
+enum { BUFFER_BYTES = TREE_SEARCH_BUFFER_BYTES };
 
 int tree_search_init(struct tree_search *search, int fd, uint64_t tree, uint64_t objectid,
 		     uint32_t type)
