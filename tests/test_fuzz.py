@@ -60,8 +60,8 @@ def test_random_inputs(sanitized_build: Path, tmp_path: Path, name: str) -> None
     words: list[str | Path] = ["--iterations", str(target.quick)]
     if any(corpus.iterdir()):
         words += ["--corpus", corpus]
-    if target.subject:
-        words.append(target.subject(tmp_path))
+    if target.subjects:
+        words += target.subjects(tmp_path)
     done = subprocess.run(
         [sanitized_build / f"csrc/tests/fuzz-{name}", *words],
         capture_output=True,
@@ -96,10 +96,11 @@ def test_changed_documents(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_with_libfuzzer(need: Need) -> None:
+def test_with_libfuzzer(need: Need, tmp_path: Path) -> None:
     need(LIBFUZZER)
     done = subprocess.run(
-        [PROJECT / "scripts/torture", "fuzz", "head", "--executions=2000", "--seed=3"],
+        [PROJECT / "scripts/torture", "fuzz", "head", "--executions=2000", "--seed=3"]
+        + [f"--corpus={tmp_path}"],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -46,12 +46,23 @@ uint64_t fuzz_take(struct fuzz_input *input, size_t bytes)
 	return value;
 }
 
+static void begin_all(const struct fuzzer *fuzzer)
+{
+	char *paths = strdup(getenv("FUZZ_PATH") ?: ""), *rest = paths, *path;
+
+	if (!fuzzer->what)
+		fuzzer->begin(NULL);
+	while (fuzzer->what && (path = strsep(&rest, ":")))
+		fuzzer->begin(path);
+	free(paths);
+}
+
 int fuzz_one(const struct fuzzer *fuzzer, const uint8_t *data, size_t length)
 {
 	static bool has_begun;
 
 	if (!has_begun) {
-		fuzzer->begin(getenv("FUZZ_PATH"));
+		begin_all(fuzzer);
 		atexit(fuzzer->end);
 	}
 	has_begun = true;

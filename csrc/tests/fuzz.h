@@ -3,7 +3,7 @@
  * PROGRAM [--seed N] [--iterations N] [--corpus DIRECTORY] PATH...: has a fuzzer look at strings of
  * bytes, in one process. With a corpus, these are its files, and then files of it that are changed
  * at random; else they are random. Some programs take no PATH. In a build with -Dfuzz=true, clang's
- * libFuzzer makes the strings and has its own options; FUZZ_PATH is the PATH then.
+ * libFuzzer makes the strings and has its own options; FUZZ_PATH has the PATHs then, between colons.
  */
 #ifndef TESTS_FUZZ_H
 #define TESTS_FUZZ_H
@@ -18,13 +18,14 @@ struct fuzzer {
 	const char *name;
 	const char *what;   /* its arguments are; NULL: it has none */
 	size_t input_bytes; /* at most, FUZZ_INPUT_BYTES_MAX */
+	/* With libFuzzer, for all PATHs, before the first run; else each PATH has its own runs and end. */
 	void (*begin)(const char *path);
 	void (*run)(const uint8_t *data, size_t length); /* must leave all as it was */
 	void (*end)(void);
 };
 
 int fuzz_main(const struct fuzzer *fuzzer, int argc, char **argv);
-/* For libFuzzer: what FUZZ_PATH names is begun at the first call. */
+/* For libFuzzer: begins at the first call. */
 int fuzz_one(const struct fuzzer *fuzzer, const uint8_t *data, size_t length);
 /* Ends the program in a way that each fuzzer reports: something that must hold does not. */
 void fuzz_require(bool holds, const char *what);

@@ -4,6 +4,7 @@
 with clang's libFuzzer, AddressSanitizer and UBSan, in build/fuzz. What it begins with
 is in tests/fuzz/TARGET: text as it is, and bytes in hexadecimal digits. An input that
 fails is kept in build/fuzz/found, and belongs to tests/fuzz/TARGET when it is mended.
+What a run has found to reach other code is kept as well, so that the next one goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -26,9 +28,10 @@ from typing import Any
 
 import campaign
 import click
+import zstandard
 
 from btrfs_ublk.base.capabilities import require
-from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.helpers import MKIMAGE, MKSEED, helper_path
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench import options
@@ -38,19 +41,27 @@ from btrfs_ublk.content import make_index
 from btrfs_ublk.kernel.temporary import tempdir
 
 PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT / "tests"))
+
+from selections import select  # noqa: E402
+
 CORPORA = PROJECT / "tests/fuzz"
 BUILD = PROJECT / "build/fuzz"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _FOUND = BUILD / "found"
 _BUILD_TIMEOUT_S = 600.0
 #: Of a sealed image's data, in its file system.
 _DATA_OFFSET = 512 << 30
+_SHORT_BYTES = 256
 _EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
 _EDGES = re.compile(r" cov: (\d+) ")
+_LINKED = re.compile(r"\((\d+) inline 8-bit counters\)")
 _ENVIRONMENT = {
     # More memory than this at once would be for what an input claims, not for it.
-    # What is freed is kept from use for less than usual, to stay in the CPU's cache.
+    # What is freed is kept from use for less than usual, to stay in the CPU's cache;
+    # what ASan knows of large blocks is cleared in place, as new pages take longer.
     "ASAN_OPTIONS": "detect_leaks=1:max_allocation_size_mb=256:quarantine_size_mb=8:"
-    "malloc_context_size=6",
+    "malloc_context_size=6:clear_shadow_mmap_threshold=16777216",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
 }
 
@@ -75,38 +86,107 @@ class _LibFuzzer:
 LIBFUZZER = _LibFuzzer()
 
 
-def _seed(directory: Path) -> Path:
+def _seed(directory: Path) -> list[Path]:
     path = directory / "seed.img"
     size = ("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only")
     run([helper_path(MKSEED), *size, path], timeout_s=60)
+    return [path]
+
+
+def _text(size_bytes: int) -> bytes:
+    """Digits, and repetitions of what is up to a window before: not many, as windows
+    are compressed again and again."""
+    draw = random.Random(1)
+    text = b""
+    while len(text) < size_bytes:
+        text += draw.randbytes(200).hex().encode()
+        at = max(0, len(text) - draw.randrange(32 << 10))
+        text += text[at : at + draw.randrange(100)]
+    return text[:size_bytes]
+
+
+def _gzip(data: bytes) -> bytes:
+    """In blocks that end within bytes, of which any may be a point of an index."""
+    made = zlib.compressobj(9, wbits=31)
+    parts = []
+    for at in range(0, len(data), 9000):
+        parts += [made.compress(data[at : at + 9000]), made.flush(zlib.Z_PARTIAL_FLUSH)]
+    return b"".join([*parts, made.flush()])
+
+
+def _zstd(data: bytes) -> bytes:
+    frames = zstandard.ZstdCompressor(5)
+    return b"".join(
+        frames.compress(data[at : at + 24_000]) for at in range(0, len(data), 24_000)
+    )
+
+
+def _indexed(directory: Path, name: str, codec: str, coded: bytes) -> Path:
+    path = directory / name
+    path.write_bytes(coded)
+    index = directory / f"{name}.index"
+    make_index(path, index, codec=codec, spacing_bytes=20_000)
     return path
 
 
-def _compressed(directory: Path) -> Path:
-    words = [random.Random(n).randbytes(3).hex() for n in range(200)]
-    data = " ".join(random.Random(1).choices(words, k=40_000)).encode()
-    path = directory / "object"
-    path.write_bytes(gzip.compress(data, mtime=0))
-    index = directory / "object.index"
-    make_index(path, index, codec="gzip", spacing_bytes=50_000)
-    return path
+def _compressed(directory: Path) -> list[Path]:
+    return [_indexed(directory, "object", "gzip", gzip.compress(_text(100_000)))]
 
 
-def _tar(directory: Path) -> Path:
+def _objects(directory: Path) -> list[Path]:
+    """Two codecs, without and with a selection."""
+    data = _text(100_000)
+    selection = select(data, 64 << 10).file
+    made = []
+    for codec, coded in (("gzip", _gzip(data)), ("zstd", _zstd(data))):
+        made.append(_indexed(directory, codec, codec, coded))
+        made.append(_indexed(directory, f"{codec}-parts", codec, coded))
+        made[-1].with_name(f"{codec}-parts.selection").write_bytes(selection)
+    return made
+
+
+def _entry(name: str, content: bytes = b"", **fields: Any) -> bytes:
+    """One entry of a tar; ``fields`` are those of TarInfo."""
+    form = fields.pop("format", tarfile.PAX_FORMAT)
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    for field, value in fields.items():
+        setattr(entry, field, value)
+    return entry.tobuf(form) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+def _tar(directory: Path) -> list[Path]:
+    """What layers may have, each once: changes go to any block of it."""
+    pax = {"SCHILY.xattr.user.a": "1" * 60}
+    acl = {"SCHILY.acl.access": "user::rw-,user:5:r--,group::r--,mask::r--,other::---"}
+    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    sparse |= {"GNU.sparse.name": "s", "GNU.sparse.realsize": "9000"}
+    directory_type = {"type": tarfile.DIRTYPE, "mode": 0o1755}
+    parts = [
+        _entry("a", b"5" * 5, pax_headers=pax),
+        _entry("d", pax_headers={"SCHILY.acl.default": "user::rwx"}, **directory_type),
+        _entry("d/long" + "x" * 150, b"5" * 3000, pax_headers=pax | acl),
+        _entry("d/.wh.b"),
+        _entry("e", **directory_type),
+        _entry("e/.wh..wh..opq"),
+        _entry("link", type=tarfile.LNKTYPE, linkname="a"),
+        _entry("symbolic", type=tarfile.SYMTYPE, linkname="y" * 120),
+        _entry("g" * 130, b"7", format=tarfile.GNU_FORMAT, uid=1 << 24, mtime=-5),
+        _entry("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+        _entry("pipe", type=tarfile.FIFOTYPE, mtime=1.5),
+        _entry(
+            "GNUSparseFile.0/s",
+            b"2\n0\n100\n8900\n100\n".ljust(512, b"\0") + b"8" * 200,
+            pax_headers=sparse,
+        ),
+        bytes(2 * tarfile.BLOCKSIZE),
+    ]
     path = directory / "layer.tar"
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        for name, size in (("a", 5), ("d/long" + "x" * 150, 3000), ("d/.wh.b", 0)):
-            entry = tarfile.TarInfo(name)
-            entry.size = size
-            entry.pax_headers = {"SCHILY.xattr.user.a": "1" * 60}
-            tar.addfile(entry, BytesIO(b"5" * size))
-        link = tarfile.TarInfo("link")
-        link.type, link.linkname = tarfile.LNKTYPE, "a"
-        tar.addfile(link)
-    return path
+    path.write_bytes(b"".join(parts))
+    return [path]
 
 
-def _sealed(directory: Path) -> Path:
+def _sealed(directory: Path) -> list[Path]:
     """A sealed image with its data, as `image export` gives it to readimage."""
     with (directory / "all.tar").open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -135,17 +215,17 @@ def _sealed(directory: Path) -> Path:
     with path.open("r+b") as image:
         image.seek(_DATA_OFFSET)
         image.write((made / "data").read_bytes())
-    return path
+    return [path]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A program fuzz-NAME. ``what`` it is about, ``subject`` makes its PATH, and
+    """A program fuzz-NAME. ``what`` it is about, ``subjects`` makes its PATHs, and
     ``quick`` executions take some seconds, with any compiler."""
 
     what: str
     input_bytes: int
-    subject: Callable[[Path], Path] | None = None
+    subjects: Callable[[Path], list[Path]] | None = None
     quick: int = 1000
 
 
@@ -154,9 +234,10 @@ TARGETS = {
     "control": Target("requests to a server, and files that come with them", 4096),
     "description": Target("descriptions of devices and sources", 4096, quick=4000),
     "cache": Target("the files of a cache", 156),
-    "codec": Target("compressed objects and their indexes", 256, _compressed),
+    "codec": Target("compressed objects and their indexes", 256, _objects),
     "front": Target("what the fetch process says to its server", 1024),
-    "head": Target("heads of HTTP/1.1 responses", 8256),
+    # Longer ones, and too long ones, are in test_http1_head.py.
+    "head": Target("heads of HTTP/1.1 responses", 1024),
     "image": Target("sealed images, as `readimage` reads them", 97, _sealed),
     "physmap": Target("chunks and extents, as tree searches find them", 4096),
     "reader": Target("seeds, with checksums that are right", 96, _seed),
@@ -199,23 +280,32 @@ def build(names: Sequence[str]) -> None:
 
 
 def fuzz(
-    name: str, directory: Path, *, executions: int, seed: int, limit_s: float
+    name: str,
+    directory: Path,
+    corpus: Path,
+    *,
+    executions: int,
+    seed: int,
+    limit_s: float,
 ) -> dict[str, Any]:
-    """Run one target. Ends at the first input that fails."""
+    """Run one target, from its corpus, which grows. Ends at the first input that
+    fails."""
     target = TARGETS[name]
     environment = os.environ | _ENVIRONMENT | {"TMPDIR": str(directory)}
-    if target.subject:
-        environment["FUZZ_PATH"] = str(target.subject(directory))
-    for part in ("given", "made"):
-        (directory / part).mkdir()
-    unpack_corpus(name, directory / "given")
+    if target.subjects:
+        environment["FUZZ_PATH"] = ":".join(map(str, target.subjects(directory)))
+    given = directory / "given"
+    given.mkdir()
+    unpack_corpus(name, given)
     _FOUND.mkdir(exist_ok=True)
     command = [
         *(str(BUILD / f"csrc/tests/fuzz-{name}"), f"-runs={executions}"),
         *(f"-seed={seed}", f"-max_len={target.input_bytes}", "-timeout=20"),
         *("-print_final_stats=1", f"-artifact_prefix={_FOUND / name}-"),
+        # Programs of changes are short, and one of a few bytes changes nothing.
+        *(["-len_control=0"] if target.input_bytes <= _SHORT_BYTES else ()),
         *(f"-max_total_time={max(1, int(min(limit_s, 1e6)))}", "-rss_limit_mb=1500"),
-        *(str(directory / "made"), str(directory / "given")),
+        *(str(corpus), str(given)),
     ]
     words = CORPORA / name / "words.dict"
     if words.exists():
@@ -227,14 +317,15 @@ def fuzz(
         ).returncode
         log.seek(0)
         said = log.read()
-    executed = _EXECUTED.search(said)
+    executed, linked = _EXECUTED.search(said), _LINKED.search(said)
     result = {
         "target": name,
         "what": target.what,
         "executions": int(executed[1]) if executed else 0,
         "seed": seed,
         "edges": max((int(edges) for edges in _EDGES.findall(said)), default=0),
-        "kept": len(list((directory / "made").iterdir())),
+        "linked": int(linked[1]) if linked else 0,
+        "kept": len(list(corpus.iterdir())),
         "s": time.monotonic() - began_s,
         "problems": [],
     }
@@ -251,6 +342,26 @@ def _why(said: str) -> str:
     return "; ".join(lines) or said[-200:]
 
 
+@dataclass
+class _Had:
+    """What a target has had with a corpus, in a file beside it."""
+
+    path: Path
+    executions: int = 0
+    s: float = 0
+
+    @classmethod
+    def read(cls, path: Path) -> _Had:
+        return cls(path, **json.loads(path.read_text())) if path.exists() else cls(path)
+
+    def add(self, result: dict[str, Any]) -> None:
+        self.executions += result["executions"]
+        self.s += result["s"]
+        had = {"executions": self.executions, "s": self.s}
+        self.path.write_text(json.dumps(had) + "\n")
+        result["in_all"], result["in_all_s"] = self.executions, self.s
+
+
 def fuzzing(
     targets: Collection[str],
     one: Callable[..., dict[str, Any]],
@@ -259,7 +370,6 @@ def fuzzing(
     title: str,
     executions: int,
     prepare: Callable[[Sequence[str]], object],
-    kept: bool = False,
 ) -> click.Command:
     """Make the command of a campaign. ``one`` fuzzes a target, and is called as fuzz();
     ``executions`` is the default."""
@@ -268,9 +378,12 @@ def fuzzing(
         names = {"target": lambda result: str(result["target"])}
         columns = [
             Column("executions", "executions", digits=0),
-            Column("edges", "edges", digits=0),
-            *([Column("inputs kept", "kept", digits=0)] if kept else ()),
             Column("s", "s", digits=0),
+            Column("of all runs", "in_all", digits=0),
+            Column("s of all", "in_all_s", digits=0),
+            Column("edges", "edges", digits=0),
+            Column("linked", "linked", digits=0),
+            Column("inputs kept", "kept", digits=0),
         ]
         return [table(title, document["results"], names, columns)]
 
@@ -280,7 +393,14 @@ def fuzzing(
         *("--executions", "count"),
         type=options.COUNT,
         default=executions,
-        help="Of each target.",
+        help="Of each target, of all runs with this corpus.",
+    )
+    @click.option(
+        "--corpus",
+        type=PathType(file_okay=False),
+        default=_CACHE / "btrfs-ublk" / name,
+        show_default=f"~/.cache/btrfs-ublk/{name}",
+        help="Directory for what runs have found; the next run begins with it.",
     )
     @campaign.seed_option
     @campaign.limit_option
@@ -289,12 +409,14 @@ def fuzzing(
     def command(
         names: Sequence[str],
         count: int,
+        corpus: Path,
         seed: int,
         limit_s: float,
         parent: Path,
         output: Path | None,
     ) -> None:
-        """Run the TARGETs, else all. --limit is for all of them together."""
+        """Run the TARGETs, else all, until each has had its executions. --limit is for
+        all of them together, in equal shares."""
         chosen = names or sorted(targets)
         prepare(chosen)
         began_s = time.monotonic()
@@ -308,14 +430,22 @@ def fuzzing(
         with results:
             for number, target in enumerate(chosen):
                 left_s = limit_s - (time.monotonic() - began_s)
+                had = _Had.read(corpus / f"{target}.json")
+                if had.executions >= count:
+                    options.progress(f"{target}: it has had {had.executions}")
+                    continue
+                inputs = corpus / target
+                inputs.mkdir(parents=True, exist_ok=True)
                 with tempdir(parent=parent) as directory:
                     result = one(
                         target,
                         directory,
-                        executions=count,
+                        inputs,
+                        executions=count - had.executions,
                         seed=seed,
                         limit_s=left_s / (len(chosen) - number),
                     )
+                had.add(result)
                 results.add(result, rounds=result["executions"])
                 options.progress(
                     f"{target}: {result['executions']} in {result['s']:.0f} s"
@@ -332,7 +462,6 @@ command = fuzzing(
     title="Fuzzing",
     executions=100_000,
     prepare=build,
-    kept=True,
 )
 
 

@@ -165,19 +165,26 @@ _EDGES = re.compile(r" cov: (\d+) ")
 
 
 def fuzz(
-    name: str, directory: Path, *, executions: int, seed: int, limit_s: float
+    name: str,
+    directory: Path,
+    corpus: Path,
+    *,
+    executions: int,
+    seed: int,
+    limit_s: float,
 ) -> dict[str, Any]:
-    """Run one target. Ends at the first input that fails."""
-    corpus, inputs = directory / "corpus", directory / "inputs"
-    corpus.mkdir()
+    """Run one target, from its corpus, which grows. Ends at the first input that
+    fails."""
+    given, inputs = directory / "given", directory / "inputs"
+    given.mkdir()
     inputs.mkdir()
     for number, example in enumerate(TARGETS[name].examples):
-        (corpus / str(number)).write_bytes(example)
+        (given / str(number)).write_bytes(example)
     began_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, name, str(inputs), f"-runs={executions}"]
         + [f"-seed={seed}", f"-max_total_time={max(1, int(min(limit_s, 1e6)))}"]
-        + ["-max_len=4096", f"-artifact_prefix={directory}/", str(corpus)],
+        + ["-max_len=4096", f"-artifact_prefix={directory}/", str(corpus), str(given)],
         capture_output=True,
         text=True,
         errors="replace",
@@ -190,6 +197,7 @@ def fuzz(
         "what": TARGETS[name].what,
         "executions": max(counts, default=0),
         "edges": max(map(int, _EDGES.findall(said)), default=0),
+        "kept": len(list(corpus.iterdir())),
         "seed": seed,
         "s": time.monotonic() - began_s,
         "problems": [],
