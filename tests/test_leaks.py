@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,8 +25,10 @@ from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import MKSEED
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.kernel import loop_device, mounted, tempdir
 from btrfs_ublk.seed import make_seed
+from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
 from btrfs_ublk.volume.temporary import virtual_file_of
 
 pytestmark = pytest.mark.native
@@ -153,3 +155,42 @@ def test_a_signal_while_the_virtual_file_is_opened(sparse_path: Path) -> None:
                     traced(trace, reach)
                 assert trace.where
                 assert os.listdir("/proc/self/fd") == before, trace.where
+
+
+def test_a_signal_while_a_kept_ledger_is_made(tmp_path: Path) -> None:
+    """At each of its lines: whoever takes the volume down then removes it."""
+
+    def make() -> None:
+        ledger = KeptLedger(tmp_path)
+        try:
+            pass
+        finally:
+            ledger.close()
+
+    count = _InterruptAtLine(None)
+    traced(count, make)
+    for number in range(1, count.lines + 1):
+        trace = _InterruptAtLine(number)
+        try:
+            with interruptible():
+                traced(trace, make)
+        except KeyboardInterrupt:
+            collect_kept(tmp_path)
+        assert trace.where
+        assert os.listdir(tmp_path) == [], trace.where
+
+
+def test_what_an_error_has_left_open_is_closed_to_undo_a_step(tmp_path: Path) -> None:
+    def work() -> None:
+        file = (tmp_path / "file").open("w")
+        raise OSError(f"{file} stays open")
+
+    def undo() -> None:
+        for fd in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):
+                assert os.readlink(f"/proc/self/fd/{fd}") != f"{tmp_path}/file"
+
+    with pytest.raises(OSError) as caught, ExitStack() as on_failure:
+        on_failure.push(undoing(undo))
+        work()
+    assert not hasattr(caught.value, "__notes__")

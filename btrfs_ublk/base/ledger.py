@@ -223,8 +223,9 @@ class Ledger:
         self._entries: dict[int, Entry] = {}
         self._extents: dict[int, _Extent] = {}
         self._last_sequence = 0
-        self.path, self._fd = _create_locked(directory)
-        _ledgers.add(self)
+        with deferred():
+            self.path, self._fd = _create_locked(directory)
+            _ledgers.add(self)
         identity = ProcessIdentity.of_self()
         self._cut_at = self._header_end = self._append(
             {
@@ -420,6 +421,11 @@ class Ledger:
 #: Every open ledger, so that a forked child can drop its copies of the locks.
 _ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
 _process_ledger: Ledger | None = None
+
+
+def open_ledgers(directory: Path) -> list[Ledger]:
+    """Return this process's ledgers in a directory that are not closed yet."""
+    return [x for x in _ledgers if x.is_ours and x.path.parent == directory]
 
 
 def _after_fork_in_child() -> None:

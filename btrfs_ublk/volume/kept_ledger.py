@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from btrfs_ublk.base.gc import collect
-from btrfs_ublk.base.ledger import Ledger, Outcome
+from btrfs_ublk.base.ledger import Ledger, Outcome, open_ledgers
 from btrfs_ublk.errors import LeftoverError
 
 # NB: these know how to remove what such ledgers list; gc would import all that do.
@@ -26,8 +26,16 @@ class KeptLedger(Ledger):
 def collect_kept(directory: Path) -> list[Outcome]:
     """Remove what the ledgers in a directory list, youngest first; return the outcomes.
     Raises LeftoverError for what could not be removed.
+
+    NB: those of this process are among them, which a signal has kept from being closed.
     """
-    outcomes = [
+    closed = [
+        outcome
+        for ledger in open_ledgers(directory)
+        for outcome in ledger.close(quietly=True)
+        if outcome.result != "left"
+    ]
+    outcomes = closed + [
         outcome for report in collect(directory).ledgers for outcome in report.outcomes
     ]
     left = [outcome for outcome in outcomes if outcome.result == "left"]
