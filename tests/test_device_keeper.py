@@ -303,7 +303,7 @@ class TestHelper:
             (["--watch", "0"], "--directory is missing"),
             (["--watch", "x"], "'x' is no open descriptor"),
             (["--watch", "99"], "'99' is no open descriptor"),
-            (["--what"], "see: btrfs-ublk-keeper --help"),
+            (["--what"], "`btrfs-ublk-keeper --help` shows the usage"),
         ],
     )
     def test_usage(self, arguments: list[str], message: str) -> None:

@@ -24,14 +24,19 @@ int print_version(void)
 	return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
 }
 
+int hint_usage(void)
+{
+	msg_hint("`%s --help` shows the usage", program_name);
+	return EXIT_USAGE;
+}
+
 int usage_error(const char *problem, const char *value)
 {
 	if (value)
 		msg_error("%s: \"%s\"", problem, value);
 	else
 		msg_error("%s", problem);
-	msg_hint("`%s --help` shows the usage", program_name);
-	return EXIT_USAGE;
+	return hint_usage();
 }
 
 void message_set_verbose(bool verbose)

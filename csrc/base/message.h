@@ -23,6 +23,8 @@ int print_help(const char *text);
 int print_version(void);
 /* Says what is wrong with the usage, of which value unless that is NULL. Returns EXIT_USAGE. */
 int usage_error(const char *problem, const char *value);
+/* Says where the usage is explained, after a message of what is wrong. Returns EXIT_USAGE. */
+int hint_usage(void);
 
 void message_set_verbose(bool verbose);
 

@@ -329,10 +329,8 @@ int main(int argc, char **argv)
 		return status;
 	if (!parse_operation(&job, operation) || !job.directory || !job.files_per_directory ||
 	    !job.count || !job.plan_fd || !job.start_fd ||
-	    (job.fill == fill_clone) != (job.source != NULL)) {
-		msg_error("the operation, or an option that it needs, is missing or wrong");
-		msg_hint("`" PROGRAM " --help` lists them");
-		return EXIT_USAGE;
-	}
+	    (job.fill == fill_clone) != (job.source != NULL))
+		return usage_error("the operation, or an option that it needs, is missing or wrong",
+				   NULL);
 	return run(&job);
 }

@@ -223,11 +223,8 @@ int main(int argc, char **argv)
 	status = bench_options_parse(argc, argv, help_text, table, &options.path);
 	if (status != BENCH_OPTIONS_DONE)
 		return status;
-	if (!options.path) {
-		msg_error("one FILE is needed");
-		msg_hint("`" PROGRAM " --help` lists the options");
-		return EXIT_USAGE;
-	}
+	if (!options.path)
+		return usage_error("one FILE is needed", NULL);
 	status = run(&options);
 	fflush(NULL);
 	/* NB: not exit(): threads may still wait for their reads. */

@@ -156,8 +156,7 @@ int main(int argc, char **argv)
 		case 'V':
 			return print_version();
 		default:
-			msg_hint("see " PROGRAM " --help");
-			return EXIT_USAGE;
+			return hint_usage();
 		}
 	}
 	if (argc - optind != 2)

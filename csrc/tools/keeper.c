@@ -301,7 +301,7 @@ static int parse(int argc, char **argv, struct keeper *keeper)
 		case 'V':
 			exit(print_version());
 		default:
-			msg_hint("see: " PROGRAM " --help");
+			hint_usage();
 			return -EINVAL;
 		}
 	}

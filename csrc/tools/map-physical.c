@@ -397,8 +397,7 @@ int main(int argc, char **argv)
 		case 'V':
 			return print_version();
 		default:
-			msg_hint("see btrfs-ublk-map-physical --help");
-			return EXIT_USAGE;
+			return hint_usage();
 		}
 	}
 	mapper.format = map_format_find(format);

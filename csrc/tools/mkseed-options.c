@@ -97,7 +97,7 @@ static int parse_choice(const char *option, const char *text, const char *const 
 	if (*second || !strcmp(text, words[0]))
 		return 0;
 	msg_error("%s: \"%s\" is neither %s nor %s", option, text, words[0], words[1]);
-	msg_hint("`" PROGRAM " --help` says what they mean");
+	hint_usage();
 	return -EINVAL;
 }
 
@@ -288,7 +288,7 @@ static void report_bad_option(int id, const char *argument)
 		msg_error("%s: this option takes no value", argument);
 	else
 		msg_error("%s: no such option, or not a whole one", argument);
-	msg_hint("`" PROGRAM " --help` lists the options");
+	hint_usage();
 }
 
 int options_parse(struct options *options, int argc, char **argv)

@@ -239,16 +239,13 @@ int main(int argc, char **argv)
 		case 'V':
 			return print_version();
 		default:
-			msg_hint("see " PROGRAM " --help");
-			return EXIT_USAGE;
+			return hint_usage();
 		}
 	}
 	if (argc - optind != 2)
 		return usage_error("a verb and one IMAGE are needed, and nothing else", NULL);
-	if (check_usage(&options, argv[optind], given)) {
-		msg_hint("see " PROGRAM " --help");
-		return EXIT_USAGE;
-	}
+	if (check_usage(&options, argv[optind], given))
+		return hint_usage();
 	options.path = argv[optind + 1];
 	return reshape(&options);
 }

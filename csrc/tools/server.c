@@ -278,10 +278,8 @@ int main(int argc, char **argv)
 	 */
 	mallopt(M_ARENA_MAX, 1);
 	secret_guard_json();
-	if (server_options_parse(argc, argv, &options)) {
-		msg_hint("see btrfs-ublk-server --help");
-		return EXIT_USAGE;
-	}
+	if (server_options_parse(argc, argv, &options))
+		return hint_usage();
 	if (options.features)
 		err = frontend_print_features();
 	else if (options.list_devices)
