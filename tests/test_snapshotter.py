@@ -567,6 +567,34 @@ def test_calls_at_once_share_a_sync(
     store.close()
 
 
+def test_all_syncs_are_of_one_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells it of a write that has failed, though SQLite was told before;
+    checkpoints leave the log the same file."""
+    path = tmp_path / "snapshots.db"
+    log = path.with_name(f"{path.name}-wal")
+    synced: set[int] = set()
+
+    def sync(fd: int) -> None:
+        assert os.path.samestat(os.fstat(fd), log.stat())
+        synced.add(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    for turn in range(2):  # a file that is new, and one that was closed
+        synced.clear()
+        store = SnapshotStore(path)
+        before = log.stat()
+        for number in range(3):
+            store.add(f"{turn}.{number}", "", Kind.ACTIVE, {"label": "x" * 1000})
+            store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            assert log.stat().st_size == 0
+        store.add(f"{turn}", "", Kind.ACTIVE, {})
+        assert synced == {store._log.fileno()}
+        assert os.path.samestat(log.stat(), before)
+        store.close()
+
+
 def test_after_a_sync_that_failed_nothing_counts_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,11 @@ class SnapshotStore:
                 f"is version {_VERSION} of {_APPLICATION_ID:#x}",
                 hint="was it made by a newer btrfs-ublk? then use that one",
             )
+        # NB: the kernel tells each descriptor of a write that has failed, but not one
+        # that was opened after another was told. SQLite keeps this log until it closes
+        # the file.
+        run("SELECT count(*) FROM snapshots").fetchone()  # it makes the log
+        self._log = open(f"{path}-wal", "rb", buffering=0)
         self._keep_room()
 
     def _keep_room(self) -> None:
@@ -200,6 +205,7 @@ class SnapshotStore:
         with self._lock:
             if not self._lost:
                 self._connection.close()
+            self._log.close()
 
     def _sync(self) -> None:
         """Wait until all changes so far lie on the disk. Calls at the same time share
@@ -218,11 +224,7 @@ class SnapshotStore:
             self._check_log()
             reached = self._asked
             try:
-                fd = os.open(f"{self._path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
+                os.fdatasync(self._log.fileno())
             except OSError as error:
                 self._lost = str(error.strerror)
                 # NB: else it would be closed when this object goes; see close().
