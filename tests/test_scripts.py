@@ -20,7 +20,7 @@ VM = PROJECT / "scripts/vm"
 ISOLATE = PROJECT / "scripts/isolate"
 
 sys.path.insert(0, str(PROJECT / "scripts/lib"))
-from vmlib import cache, children, command, kernel, streams  # noqa: E402
+from vmlib import accel, cache, children, command, kernel, streams  # noqa: E402
 from vmlib.errors import VmError  # noqa: E402
 
 needs_root = pytest.mark.usefixtures("root")
@@ -38,6 +38,27 @@ def run(*argv: object, **options: object) -> "subprocess.CompletedProcess[bytes]
 
 
 # --- scripts/vm without a guest
+
+
+def test_a_failure_of_kvm_counts_for_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may only have been busy; what has booted once is known for ever."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(accel.os, "access", lambda *_: True)
+    boots = [False, True]
+    monkeypatch.setattr(accel, "_boots", lambda _: boots.pop(0))
+    linux = kernel.Kernel(
+        image=tmp_path / "vmlinuz", release="6.1.0-test", modules_base=None
+    )
+    assert not accel.kvm_works(linux)
+    assert not accel.kvm_works(linux) and boots == [True]
+    (verdict,) = (tmp_path / "btrfs-ublk").glob("kvm-*.json")
+    hours_ago = time.time() - 2 * 3600
+    os.utime(verdict, (hours_ago, hours_ago))
+    assert accel.kvm_works(linux) and not boots
+    os.utime(verdict, (hours_ago, hours_ago))
+    assert accel.kvm_works(linux)
 
 
 @pytest.mark.parametrize(

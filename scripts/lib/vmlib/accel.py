@@ -1,7 +1,8 @@
 """Whether KVM really works here: a device node alone proves nothing.
 
 Nested and restricted hypervisors offer /dev/kvm and then fail on a stock kernel's
-first instructions.  So the kernel is booted once, and the verdict is kept.
+first instructions.  So the kernel is booted once, and the verdict is kept: for ever
+when it has booted, else for an hour, as the machine may only have been busy.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from . import cache, children, initramfs
@@ -18,6 +20,7 @@ from .kernel import Kernel
 from .machine import QEMU, Machine, qemu_argv
 
 _PROBE_LIMIT_S = 15.0
+_FAILURE_KEPT_S = 3600.0
 _ALIVE = "kvm-probe: alive"
 
 
@@ -26,14 +29,23 @@ def kvm_works(kernel: Kernel) -> bool:
         return False
     verdict = cache.cache_dir() / f"kvm-{_situation(kernel)}.json"
     with cache.locked("kvm"):
-        if verdict.exists():
-            return bool(json.loads(verdict.read_text(encoding="utf-8"))["works"])
+        if (known := _known(verdict)) is not None:
+            return known
         print(f"vm: trying KVM, at most {_PROBE_LIMIT_S:.0f} s ...", file=sys.stderr)
         works = _boots(kernel)
         text = "KVM works" if works else "KVM fails; software emulation it is"
         print(f"vm: {text}", file=sys.stderr)
         verdict.write_text(json.dumps({"works": works}), encoding="utf-8")
         return works
+
+
+def _known(verdict: Path) -> bool | None:
+    """What was found out before; None: nothing that still counts."""
+    if not verdict.exists():
+        return None
+    works = bool(json.loads(verdict.read_text(encoding="utf-8"))["works"])
+    age_s = time.time() - verdict.stat().st_mtime
+    return works if works or 0 <= age_s < _FAILURE_KEPT_S else None
 
 
 def _situation(kernel: Kernel) -> str:
