@@ -118,4 +118,4 @@ def _details(ability: Ability, everything: bool) -> Text:
         ]
     elif len(missing) > 1:
         lines.append(Text(f"and {len(missing) - 1} more: --all", "dim"))
-    return Text("\n").join(lines)
+    return Text("\n", overflow="fold").join(lines)  # no path is cut off
