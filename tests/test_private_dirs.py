@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from btrfs_ublk.base.private_dirs import check_way, follow_own_link
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.image.store import ImageStore
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users")
 
@@ -74,3 +75,17 @@ def test_own_links_are_followed(home: Path, tmp_path: Path) -> None:
     assert follow_own_link(tmp_path / "mine") == tmp_path / "roots"
     assert follow_own_link(home / "link") == home / "link"
     assert follow_own_link(tmp_path / "nothing") == tmp_path / "nothing"
+
+
+def test_images_of_root_are_said_to_be_closed(tmp_path: Path) -> None:
+    """Nor is it said that there are none."""
+    tmp_path.chmod(0o700)
+    store = ImageStore(tmp_path / "images")
+    os.seteuid(OTHER)
+    try:
+        for look in (store.images, lambda: store.find("x"), lambda: store.collect(())):
+            with pytest.raises(CapabilityError, match="images .*: Perm") as refused:
+                look()
+            assert "run as root" in str(refused.value.hint)
+    finally:
+        os.seteuid(0)

@@ -110,8 +110,13 @@ class PodmanStore:
             found = json.loads(path.read_bytes())
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as error:
-            raise BtrfsUblkError(f"cannot read {path}: {error}") from error
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot read {path}: {error.strerror}",
+                hint="run as root, or name a store of yours: --store DIRECTORY",
+            ) from error
+        except ValueError as error:
+            raise BtrfsUblkError(f"{path} is no JSON: {error}") from error
         return [one for one in found if isinstance(one, dict)]
 
     def _write(self, name: str, records: list[dict[str, Any]]) -> None:

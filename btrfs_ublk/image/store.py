@@ -178,23 +178,24 @@ class ImageStore:
     def find(self, name: str) -> StoredImage | None:
         """Return the image that was pulled by a name, or that has a digest; None when
         there is none."""
-        if not self.path.exists():
+        if not self._exists():
             return None
-        self._check()
         names = self._names()
         digest = names[name].digest if name in names else name.rpartition("@")[2]
         return next((x for x in self._stored(names) if x.digest == digest), None)
 
     def images(self) -> list[StoredImage]:
         """Return all images, by name."""
-        if not self.path.exists():
+        if not self._exists():
             return []
-        self._check()
         found = list(self._stored(self._names()))
         return sorted(found, key=lambda x: (x.names or ("~",), x.digest))
 
-    def _check(self) -> None:
-        check_private(self.path, what="directory of images", hint=_HINT)
+    def _exists(self) -> bool:
+        # NB: Path.exists() raises where this user may not look.
+        what = "directory of images"
+        check_private(self.path, what=what, hint=_HINT, missing_ok=True)
+        return self.path.exists()
 
     def _stored(self, names: dict[str, Pulled]) -> Iterator[StoredImage]:
         for directory in self._digests.glob("[0-9a-f]*"):
@@ -237,7 +238,7 @@ class ImageStore:
         """Remove the images whose digest is not in ``used`` and that no pinned name
         has, and what dead commands left. Returns those that were, or would be, removed.
         """
-        if not self.path.exists():
+        if not self._exists():
             return []
         with self._locked():
             names = self._names()
