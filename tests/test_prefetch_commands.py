@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from btrfs_ublk.cli.prefetch import command as prefetch
 from btrfs_ublk.cli.trace import command as trace
+from btrfs_ublk.content import MapClient
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
 NAME = "prefetched"
@@ -37,6 +38,16 @@ class Client:
             raise BtrfsUblkError("the recording is over")
         self.stopped += stop
         return {"reads": [], "units": 0, "lost": 0, "seconds": 0.5}
+
+
+def test_a_server_of_0_1_0_knows_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def request(_client: MapClient, _name: str, **keys: object) -> dict[str, Any]:
+        if "unit" in keys:
+            raise UsageError('unknown key "unit"')
+        return {"id": keys["limit"]}
+
+    monkeypatch.setattr(MapClient, "_request", request)
+    assert MapClient.__new__(MapClient).trace_start(limit=3) == (3, None)
 
 
 @pytest.mark.parametrize(

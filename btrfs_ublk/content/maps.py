@@ -21,6 +21,7 @@ from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.content.refused import Refused
 from btrfs_ublk.content.source import Source
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.units import BLOCK_BYTES
 
 #: Longer lists are sent in a file: lines are limited (control_connection.h).
 _INLINE_MAPPINGS = 1000
@@ -343,7 +344,13 @@ class MapClient:
         """Record first reads of at most ``limit`` units. Returns the recording's id,
         and how many bytes a unit of it has; None: those of its source, with a server
         of version 0.1.0."""
-        reply = self._request("trace-start", **_without_none({"limit": limit}))
+        keys = _without_none({"limit": limit})
+        try:
+            reply = self._request("trace-start", unit=BLOCK_BYTES, **keys)
+        except UsageError as error:
+            if 'unknown key "unit"' not in error.message:
+                raise
+            reply = self._request("trace-start", **keys)  # by a server of 0.1.0
         return int(reply["id"]), reply.get("unit")
 
     def trace_read(

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * trace-start records first reads of blocks, at most `"limit"` of them. The reply has `"id"`, and
- * in `"unit"` how many bytes a block has; servers before that had the source's units instead.
+ * trace-start records first reads of blocks, at most `"limit"` of them. The reply has `"id"`. In
+ * request and reply, `"unit"` says how many bytes a block has. Clients of version 0.1.0 do not give
+ * it, and would take the numbers of blocks for those of the source's units.
  *
  * trace-read returns the reads of recording `"id"` from number `"from"` on: `"reads"`, a list of
  * [SOURCE, BLOCK, MILLISECONDS], and `"units"`, `"limit"`, `"lost"` and `"seconds"` of the recording
@@ -20,14 +21,23 @@ enum { PAGE_READS = 2000 };
 static int start(struct map_request *request)
 {
 	struct error *error = &request->error;
-	uint64_t limit = TRACE_BLOCKS_DEFAULT, id = 0;
+	uint64_t limit = TRACE_BLOCKS_DEFAULT, unit = 0, id = 0;
 	int err = keys_take_u64(request->keys, "limit", false, &limit, error);
 
+	if (!err)
+		err = keys_take_u64(request->keys, "unit", false, &unit, error);
 	if (!err)
 		err = keys_refuse_unknown(request->keys, error);
 	if (!err && (!limit || limit > TRACE_BLOCKS_MAX))
 		err = error_set(error, -EINVAL, "\"limit\" is %llu, it must be 1 to %d",
 				(unsigned long long)limit, TRACE_BLOCKS_MAX);
+	if (!err && unit != TRACE_BLOCK_BYTES) {
+		error_set_hint(error, "record with the version of the server, which is %s",
+			       BTRFS_UBLK_VERSION);
+		err = error_set(error, -EINVAL,
+				"this server notes blocks of %d bytes, which the client does not know",
+				TRACE_BLOCK_BYTES);
+	}
 	if (!err)
 		err = trace_start(&request->space->trace, limit, &id);
 	if (err == -EBUSY) {
