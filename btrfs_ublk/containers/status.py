@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,21 +37,41 @@ class Status:
         return json.dumps(asdict(self)).encode()
 
 
-def ask(socket: Path) -> Status:
+def ask(path: Path) -> Status:
     """Ask the server at a socket, for at most ten seconds. Raises BtrfsUblkError when
     none answers."""
-    with grpc.insecure_channel(f"unix:{os.path.abspath(socket)}") as channel:
+    _check_listening(path)
+    with grpc.insecure_channel(f"unix:{os.path.abspath(path)}") as channel:
         call: Any = channel.unary_unary(f"/{SERVICE}/{CALL}")
         try:
             answer = call(b"", timeout=_TIMEOUT_S)
             return Status(**json.loads(answer))
         except grpc.RpcError as error:
             raise BtrfsUblkError(
-                f"no snapshotter answers at {socket}: {error.details()}",
-                hint="start it: btrfs-ublk snapshotter serve",
+                f"no snapshotter answers at {path}: {error.details()}",
+                hint="is it one of btrfs-ublk? its log says more",
             ) from error
         except (TypeError, ValueError) as error:
             raise BtrfsUblkError(
-                f"what answers at {socket} is no snapshotter of this version",
+                f"what answers at {path} is no snapshotter of this version",
                 hint="restart it after an upgrade",
+            ) from error
+
+
+def _check_listening(path: Path) -> None:
+    """Raise BtrfsUblkError unless somebody listens. NB: gRPC would say it at length."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_TIMEOUT_S)
+        try:
+            asking.connect(os.fspath(path))
+        except OSError as error:
+            hint = (
+                "start it: systemctl start btrfs-ublk-snapshotter, or "
+                f"btrfs-ublk snapshotter serve --socket {path}"
+            )
+            if isinstance(error, PermissionError):
+                hint = "only its owner may ask it, which is root as a rule"
+            raise BtrfsUblkError(
+                f"no snapshotter answers at {path}: {error.strerror or error}",
+                hint=hint,
             ) from error

@@ -166,7 +166,7 @@ class Connection:
                 if tried >= tries or not _may_pass(error):
                     raise self._unanswered(what, error) from error
                 # NB: the error's text has the whole URL, perhaps a signed one.
-                reason = _reason(error)
+                reason = reason_of(error)
                 log.info("%s: %s: try %d failed: %s", self.place, what, tried, reason)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
@@ -406,7 +406,7 @@ class Connection:
         self._authorization = f"Bearer {token}"
 
     def _unanswered(self, what: str, error: Exception) -> RegistryError:
-        reason = _reason(error)
+        reason = reason_of(error)
         if "WRONG_VERSION_NUMBER" in reason:
             reason = "it speaks http, not https"
             hint = "--insecure (loopback only)"
@@ -469,19 +469,23 @@ def _may_pass(error: requests.RequestException) -> bool:
     )
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the cause within the errors that libraries wrap around it."""
     inner = error.args[0] if error.args else None
     for each in (getattr(inner, "reason", None), getattr(error, "reason", None), inner):
         if isinstance(each, BaseException):
-            return _reason(each)
+            return reason_of(each)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error.args[-1] if error.args else error) or type(error).__name__
-    # urllib3 puts its object's representation before the words.
-    return re.sub(r"^<[^>]*>:\s*|^HTTPS?Connection\([^)]*\):\s*", "", text)
+    # urllib3 puts its object's representation before the words, and numbers into them.
+    noise = (
+        r"^<[^>]*>:\s*|^HTTPS?Connection\([^)]*\):\s*"
+        r"|Failed to establish a new connection: |\[Errno -?\d+\] "
+    )
+    return re.sub(noise, "", text)
 
 
 def _retry_after_s(response: requests.Response, pause_s: float) -> float:

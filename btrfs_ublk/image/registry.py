@@ -18,7 +18,7 @@ import urllib3
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
-from btrfs_ublk.image.connection import Connection, deadline
+from btrfs_ublk.image.connection import Connection, deadline, reason_of
 from btrfs_ublk.image.documents import (
     INDEX,
     INDEXES,
@@ -217,7 +217,7 @@ class RegistryRepository(Repository):
                     file.flush()
                     self.mend(cache, one, new.fileno())
         except requests.RequestException as error:
-            log.info("%s: cache %s: %s", self.place, cache, type(error).__name__)
+            log.info("%s: cache %s: %s", self.place, cache, reason_of(error))
             return False
         return True
 

@@ -22,6 +22,7 @@ from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.connection import reason_of
 from btrfs_ublk.image.documents import Descriptor, InvalidImageError, SealedManifest
 from btrfs_ublk.image.indexed import layer_blob, unit_ranges
 from btrfs_ublk.image.pack import PackHeader, check_data, read_digests
@@ -280,8 +281,7 @@ class _Warming:
             except _WrongError:
                 why = f"{cache} has wrong bytes"
             except (requests.RequestException, OSError) as error:
-                text = str(error) if isinstance(error, requests.HTTPError) else ""
-                why = f"{cache}: {text or type(error).__name__}"
+                why = f"{cache}: {reason_of(error)}"
             else:
                 self._count(len(data), headers)
                 return data

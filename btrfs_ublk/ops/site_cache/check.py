@@ -17,6 +17,7 @@ from btrfs_ublk.base.hosts import (
 )
 from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.connection import reason_of
 from btrfs_ublk.units import format_size
 
 _TIMEOUT_S = (5.0, 30.0)
@@ -84,7 +85,7 @@ class Target:
         except (requests.RequestException, OSError) as error:
             place = shown_text(url)
             raise BtrfsUblkError(
-                f"{place} does not answer: {type(error).__name__}",
+                f"{place} does not answer: {reason_of(error)}",
                 hint="does it run, and can this machine reach it?",
             ) from error
 
