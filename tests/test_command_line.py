@@ -101,6 +101,44 @@ def test_an_empty_path_is_not_this_directory(path: str) -> None:
             assert parameter.metavar != "PATH", f"{parameter.opts}: use PathType"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "snapshotter status --wait soon",
+            "'--wait': 'soon' is not a valid number of s",
+        ),
+        (
+            "snapshotter status --wait nan",
+            "'--wait': 'nan' is not a valid number of sec",
+        ),
+        ("volume up x --deadline 5s", "such as 30 or 0.5"),
+        ("volume up x --queues many", "'--queues': 'many' is not a valid whole number"),
+        ("top --count 0", "'--count': 0 is not in the range"),
+        (
+            "snapshotter serve --docker-config /no/c",
+            "'--docker-config': File '/no/c' do",
+        ),
+        (
+            "snapshotter serve --ca-file /no/c",
+            "'--ca-file': File '/no/c' does not exist",
+        ),
+        (
+            "image inspect r.example/a:1 --ca-file /",
+            "'--ca-file': File '/' is a direct",
+        ),
+        ("prefetch x --trace /no/t", "'--trace': File '/no/t' does not exist"),
+        (
+            "site-cache check http://h:1 --object http://h/x --token-file /no/t",
+            "'/no/t'",
+        ),
+    ],
+)
+def test_a_wrong_value_is_said_with_its_option(words: str, said: str) -> None:
+    done = CliRunner().invoke(root, words.split())
+    assert done.exit_code == 2 and said in done.output, done.output
+
+
 @pytest.mark.parametrize("path", LEAVES)
 def test_data_are_there_as_json(path: str) -> None:
     options = {name for each in LEAVES[path].command.params for name in each.opts}

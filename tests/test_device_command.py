@@ -151,7 +151,7 @@ def test_two_that_want_one_name_at_once(
         (["--depth", "0"], "depth 0 is not from 1"),
         (["--queues", "1000"], "queues 1000 is not from 1"),
         (["--max-io", "1M", "--max-io", "63K"], "63K"),
-        (["--hang-timeout", "-3"], "the hang timeout cannot be -3.0 s"),
+        (["--hang-timeout", "-3"], "'--hang-timeout': -3.0 is not in the range"),
         (["--server", "/bin/true"], "/bin/true is not a btrfs-ublk-server"),
         (["--server", "/no/such"], "no program"),
         (["--recovery", "wishful"], "wishful"),

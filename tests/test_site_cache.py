@@ -528,12 +528,17 @@ def test_a_store_behind_a_ring(
     ("keys", "words"),
     [
         ({"nodes": []}, "a ring needs a node"),
-        ({"nodes": [Node("a"), Node("a")]}, "named twice"),
+        ({"nodes": [Node("a"), Node("a")]}, "--nodes names a:3128:3130 twice"),
+        ({"this": Node("b")}, "--this b:3128:3130 is none of the nodes"),
+        ({"max_bytes": 1000}, "--max-size 1000"),
         ({"nodes": [Node("a"), Node("b", 1, 2)]}, "--this"),
-        ({"origins": ["https://o/path"]}, "more than scheme, host and port"),
+        (
+            {"origins": ["https://o/path"]},
+            "--origin has more than scheme, host and port",
+        ),
         ({"certificate": Path("/c")}, "belong together"),
-        ({"directory": Path("/a b;")}, "nginx would misunderstand"),
-        ({"resolvers": ["dns"]}, "is no address"),
+        ({"directory": Path("/a b;")}, "nginx would misunderstand --directory '/a b;'"),
+        ({"resolvers": ["dns"]}, "--resolver 'dns' is no address"),
     ],
 )
 def test_bad_settings_are_refused(keys: dict[str, Any], words: str) -> None:
@@ -549,8 +554,8 @@ def test_bad_settings_are_refused(keys: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a:b", "a:1:2:3", "a:0", "a;b", "a:7:7"])
 def test_bad_nodes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="node"):
-        Node.parse(text)
+    with pytest.raises(UsageError, match=f"--nodes {text!r}"):
+        Node.parse(text, "--nodes")
 
 
 def test_the_command_writes_it(tmp_path: Path) -> None:
@@ -575,9 +580,19 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert link.is_symlink() and output.read_text() == text
 
 
+def test_a_slice_has_the_size_of_a_unit() -> None:
+    words = ["--nodes", "127.0.0.1", "--origin", "https://o.example", "--unit", "300K"]
+    result = CliRunner().invoke(command, ["site-cache", "config", *words])
+    assert isinstance(result.exception, UsageError), result.output
+    assert str(result.exception).startswith("--unit 300K: a unit cannot have 307200")
+    assert "power of two" in str(result.exception)
+
+
 @pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]"])
 def test_resolvers_of_ipv6_have_brackets(text: str) -> None:
-    cache = SiteCache([Node("127.0.0.1")], ["https://o"], UNIT, 1, resolvers=[text])
+    cache = SiteCache(
+        [Node("127.0.0.1")], ["https://o"], UNIT, 1 << 30, resolvers=[text]
+    )
     assert "resolver [2001:db8::1];" in cache.text()
 
 
@@ -608,7 +623,9 @@ def test_two_nodes_of_one_machine_do_not_collide() -> None:
     listens = [
         re.findall(r"(?m)^    listen (\S+);$", cache.text())
         for cache in (
-            SiteCache(nodes, ["https://o"], UNIT, 1, resolvers=["127.0.0.1"], this=this)
+            SiteCache(
+                nodes, ["https://o"], UNIT, 1 << 30, resolvers=["127.0.0.1"], this=this
+            )
             for this in nodes
         )
     ]

@@ -5,6 +5,7 @@ Also here: groups of commands, and options that commands have in common."""
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import re
 import sys
@@ -63,6 +64,33 @@ class PathType(click.Path):
         if not os.fspath(value):
             self.fail("the path is empty: is a variable not set?", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class SecondsType(click.FloatRange):
+    """The type of options that are a time. It refuses what is no number."""
+
+    name = "number of seconds, such as 30 or 0.5"  # for click's message
+
+    def get_metavar(self, *_args: Any, **_keys: Any) -> str:
+        return "SECONDS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the time, in seconds. Raises click.BadParameter."""
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return seconds
+
+
+class CountType(click.IntRange):
+    """The type of options that are a whole number."""
+
+    name = "whole number, such as 4"
+
+    def get_metavar(self, *_args: Any, **_keys: Any) -> str:
+        return "N"
 
 
 def completing(names: Callable[[], Iterable[str]]) -> _Completion:

@@ -27,7 +27,7 @@ from statistics import median
 import click
 
 from btrfs_ublk.base.capabilities import LOOP, ROOT, Fio, Program, require
-from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.entry import CountType, PathType, run_command
 from btrfs_ublk.base.process import Argument
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.base.process import spawn
@@ -525,14 +525,14 @@ def _can_run(case: Case) -> bool:
     options.runtime_option(2.0),
     click.option(
         *("--round-trip", "round_trip_ms"),
-        type=click.IntRange(1, 1000),
+        type=CountType(1, 1000),
         default=20,
         help="Of far and start, in ms, by netem(8): in a VM, or a network namespace of "
         "its own (unshare --net; ip link set lo up).",
     ),
     click.option(
         "--mbit",
-        type=click.IntRange(0),
+        type=CountType(0),
         default=0,
         help="The rate then; 0: not limited.",
     ),

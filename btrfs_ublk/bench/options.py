@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from btrfs_ublk.base.capabilities import sparse_directory
-from btrfs_ublk.base.entry import PathType, json_option
+from btrfs_ublk.base.entry import CountType, PathType, SecondsType, json_option
 from btrfs_ublk.units import EIB, parse_block_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -22,7 +22,7 @@ SETTINGS = {
     "max_content_width": 100,
     "show_default": True,
 }
-COUNT = click.IntRange(min=1)
+COUNT = CountType(min=1)
 
 
 def parse_size(_context: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -72,7 +72,7 @@ def size_option(default: str, help: str) -> Callable[[_Function], _Function]:
 
 def runtime_option(default_s: float) -> Callable[[_Function], _Function]:
     return click.option(
-        *("--runtime", "runtime_s"), type=click.FloatRange(min=0.1), default=default_s
+        *("--runtime", "runtime_s"), type=SecondsType(min=0.1), default=default_s
     )
 
 
@@ -85,7 +85,7 @@ def common_options(
     patience = click.option(
         "--patience",
         "patience_s",
-        type=click.FloatRange(min=0),
+        type=SecondsType(min=0),
         default=0.0,
         metavar="SECONDS",
         help="How long each turn may wait for a quiet machine.",

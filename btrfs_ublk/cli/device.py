@@ -11,8 +11,10 @@ import click
 
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.entry import (
+    CountType,
     NounGroup,
     PathType,
+    SecondsType,
     completing,
     json_option,
     print_rows,
@@ -37,10 +39,9 @@ _name = click.argument(
 _timeout = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 1e6),
+    type=SecondsType(0.1, 1e6),
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
-    metavar="SECONDS",
     help="How long to wait for the server.",
 )
 
@@ -73,10 +74,12 @@ def _making_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--queues",
-                type=int,
+                type=CountType(0),
                 help="Queues of the device, and so threads of the server.",
             ),
-            click.option("--depth", type=int, help="Requests in flight per queue."),
+            click.option(
+                "--depth", type=CountType(0), help="Requests in flight per queue."
+            ),
             click.option(
                 "--max-io", metavar="SIZE", help="The largest request, 64K or more."
             ),
@@ -97,14 +100,15 @@ def _making_options(function: _Function) -> _Function:
                 is_flag=True,
                 help="A ublk device of this user, who need not be root.",
             ),
-            click.option("--id", "device_id", type=int, help="N of /dev/ublkbN."),
+            click.option(
+                "--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."
+            ),
             click.option(
                 "--hang-timeout",
                 "hang_timeout_s",
-                type=float,
+                type=SecondsType(0),
                 default=DEFAULT_HANG_TIMEOUT_S,
                 show_default=True,
-                metavar="SECONDS",
                 help="A server that is silent for so long is replaced; 0: never.",
             ),
             click.option(

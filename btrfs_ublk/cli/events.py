@@ -8,15 +8,14 @@ from itertools import islice
 
 import click
 
-from btrfs_ublk.base.entry import json_lines_option
+from btrfs_ublk.base.entry import CountType, json_lines_option
 from btrfs_ublk.ops.events import Event, follow_events
 
 
 @click.command("events")
 @click.option(
     "--count",
-    type=click.IntRange(1),
-    metavar="N",
+    type=CountType(1),
     help="End after so many.  [until Ctrl-C]",
 )
 @json_lines_option

@@ -208,7 +208,7 @@ def _refuse_options_of_images(context: click.Context) -> None:
 
 @click.command()
 @volume_name
-@click.argument("file", type=PathType())
+@click.argument("file", type=PathType(exists=True, dir_okay=False))
 @click.argument("fork")
 @volumes_base
 @json_option

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from btrfs_ublk import image as images
-from btrfs_ublk.base.entry import PathType, json_option, print_rows
+from btrfs_ublk.base.entry import CountType, PathType, json_option, print_rows
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.image_options import with_access
 from btrfs_ublk.errors import UsageError
@@ -38,8 +38,7 @@ def image_keys(image: images.StoredImage) -> dict[str, object]:
 )
 @click.option(
     "--last",
-    type=click.IntRange(1, 1000),
-    metavar="N",
+    type=CountType(1, 1000),
     help="With --registry: only that many versions, in the order of the numbers in"
     " their tags.  [20]",
 )
@@ -96,12 +95,7 @@ def list_command(
 def _list_versions(
     text: str, access: images.RegistryAccess, last: int, with_new: bool, as_json: bool
 ) -> None:
-    if ":" in text.rpartition("/")[2] or "@" in text:
-        raise UsageError(
-            f"{text!r} is a version, and not a repository",
-            hint="leave the tag or digest out",
-        )
-    place = images.parse_reference(f"{text}:latest")
+    place = images.parse_repository(text, "--registry")
     with progress(f"list {text}") as task:
         found = images.list_versions(
             place,

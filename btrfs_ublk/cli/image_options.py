@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 import click
 
 from btrfs_ublk import image as images
-from btrfs_ublk.base.entry import PathType
+from btrfs_ublk.base.entry import CountType, PathType
+from btrfs_ublk.content.digests import parse_unit
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import parse_size
 
@@ -24,13 +25,13 @@ def registry_options(function: _Function) -> _Function:
         [
             click.option(
                 "--docker-config",
-                type=PathType(),
+                type=PathType(exists=True, dir_okay=False),
                 help="A config.json with the registry's login, closed to all others."
                 "  [Docker's own]",
             ),
             click.option(
                 "--ca-file",
-                type=PathType(),
+                type=PathType(exists=True, dir_okay=False),
                 help="Certificates (PEM) to trust for the registry.  [the system's]",
             ),
             click.option(
@@ -100,7 +101,7 @@ max_inline_option = click.option(
 )
 unit_option = click.option(
     "--unit",
-    callback=_size,
+    callback=lambda _context, option, text: parse_unit(text, what=option.opts[0]),
     default="256K",
     metavar="SIZE",
     help="What is verified, and fetched, at once: a power of two from 4K to 1M.",
@@ -154,13 +155,12 @@ def with_build_options(function: _Function) -> _Function:
             unit_option,
             click.option(
                 "--threads",
-                type=click.IntRange(1, 256),
-                metavar="N",
+                type=CountType(1, 256),
                 help="Threads that compress.  [as many as CPUs]",
             ),
             click.option(
                 "--trace",
-                type=PathType(),
+                type=PathType(exists=True, dir_okay=False),
                 help="Put first what this trace of another build has read"
                 " (`trace record`); `image up` fetches it at once.",
             ),

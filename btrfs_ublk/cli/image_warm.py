@@ -32,7 +32,7 @@ from btrfs_ublk.units import format_size
 )
 @click.option(
     "--trace",
-    type=PathType(),
+    type=PathType(exists=True, dir_okay=False),
     help="Of the data, only what this trace has read (`trace record`), in its order.",
 )
 @click.option(

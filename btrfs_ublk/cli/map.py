@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import PathType, completing, json_option, say_resolved
+from btrfs_ublk.base.entry import (
+    CountType,
+    PathType,
+    completing,
+    json_option,
+    say_resolved,
+)
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.urls import shown_value
 from btrfs_ublk.cli.map_stats import no_room_text, stats_lines
@@ -25,7 +31,7 @@ from btrfs_ublk.content import (
     make_index,
 )
 from btrfs_ublk.content.bulk import parse_bulk, parse_json
-from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, check_unit
+from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
@@ -267,7 +273,7 @@ def _print_row(words: tuple[str, ...]) -> None:
 @click.option(
     "--source",
     "number",
-    type=int,
+    type=CountType(0),
     help="The source of that number, instead of an OFFSET.",
 )
 @_which
@@ -375,7 +381,7 @@ def drain(
 
 
 @command.command()
-@click.argument("file", type=PathType())
+@click.argument("file", type=PathType(exists=True, dir_okay=False))
 @click.option(
     "--unit",
     default=exact_size(DEFAULT_UNIT_BYTES),
@@ -404,8 +410,7 @@ def digest(
     read on. Prints their root, which covers them all; --output keeps them. Of a
     compressed file, they are those of what is read.
     """
-    unit_bytes = parse_size(unit, what="--unit")
-    check_unit(unit_bytes)
+    unit_bytes = parse_unit(unit, what="--unit")
     try:
         total = file.stat().st_size if index is None else None
         with progress(f"reading {file.name}", total=total, in_bytes=True) as task:
@@ -429,8 +434,13 @@ def digest(
 
 
 @command.command()
-@click.argument("file", type=PathType())
-@click.option("--codec", metavar="NAME", required=True, help="gzip or zstd.")
+@click.argument("file", type=PathType(exists=True, dir_okay=False))
+@click.option(
+    "--codec",
+    type=click.Choice(["gzip", "zstd"]),
+    required=True,
+    help="How it is compressed.",
+)
 @click.option(
     "--spacing",
     default=exact_size(DEFAULT_SPACING_BYTES),

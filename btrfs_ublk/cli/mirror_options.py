@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import PathType
+from btrfs_ublk.base.entry import CountType, PathType
 from btrfs_ublk.base.hosts import check_cache
 from btrfs_ublk.content import Source
 from btrfs_ublk.content.bulk import parse_json
@@ -141,7 +141,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option(
         "--memset",
-        type=click.IntRange(0, 255),
+        type=CountType(0, 255),
         metavar="BYTE",
         callback=_memset,
         expose_value=False,

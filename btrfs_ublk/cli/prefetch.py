@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import PathType, completing, json_option
+from btrfs_ublk.base.entry import CountType, PathType, completing, json_option
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.map_stats import no_room_text
 from btrfs_ublk.content import MapClient, Prefetch, Trace, TraceSource
@@ -24,7 +24,7 @@ from btrfs_ublk.units import format_size, parse_size
 )
 @click.option(
     "--trace",
-    type=PathType(),
+    type=PathType(exists=True, dir_okay=False),
     help="What `btrfs-ublk trace record` has recorded, in that order.",
 )
 @click.option("--all", "everything", is_flag=True, help="Prefetch all that is mapped.")
@@ -35,8 +35,7 @@ from btrfs_ublk.units import format_size, parse_size
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, 64),
-    metavar="N",
+    type=CountType(1, 64),
     help="Units that it may fetch at a time.  [32]",
 )
 @click.option(

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from btrfs_ublk.base.entry import PathType, json_option
+from btrfs_ublk.base.entry import CountType, PathType, json_option
 from btrfs_ublk.base.helpers import CHECKSEED, helper_path
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -85,7 +85,9 @@ def command() -> None:
 @click.option("--label", help="Label of the file system.")
 @click.option("--fsid", type=click.UUID, help="UUID of the file system.  [random]")
 @click.option("--device-uuid", type=click.UUID, help="UUID of the device.  [derived]")
-@click.option("--time", type=int, help="All timestamps, seconds since 1970.  [now]")
+@click.option(
+    "--time", type=CountType(0), help="All timestamps, seconds since 1970.  [now]"
+)
 @click.option(
     "--metadata-only",
     is_flag=True,

@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 
 from btrfs_ublk.base.entry import NounGroup, PathType, json_option
+from btrfs_ublk.content.digests import parse_unit
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import parse_block_size, parse_size
+from btrfs_ublk.units import parse_size
 
 _WORDS = {True: "ok", False: "WRONG", None: "?"}
 
@@ -47,7 +48,8 @@ def command() -> None:
     "--unit",
     default="256K",
     metavar="SIZE",
-    help="The unit of the sources, which slices shall have.",
+    help="The unit of the sources, which slices shall have: a power of two from 4K to"
+    " 1M.",
 )
 @click.option(
     "--max-size", default="50G", metavar="SIZE", help="What a node stores at most."
@@ -55,8 +57,10 @@ def command() -> None:
 @click.option(
     "--directory",
     type=PathType(),
+    metavar="DIRECTORY",
     default="/var/cache/btrfs-ublk-site",
-    help="Where it stores that.",
+    help="Where it stores that, and, beside it, in DIRECTORY.callers. nginx makes both,"
+    " if its user gets to what is above.",
 )
 @click.option(
     "--certificate",
@@ -118,16 +122,16 @@ def config(
 
     texts = [text for each in nodes for text in each.split(",")]
     text = SiteCache(
-        nodes=[Node.parse(text) for text in texts],
+        nodes=[Node.parse(text, "--nodes") for text in texts],
         origins=origins,
-        slice_bytes=parse_block_size(unit, what="--unit"),
+        slice_bytes=parse_unit(unit, what="--unit"),
         max_bytes=parse_size(max_size, what="--max-size"),
         directory=directory,
         certificate=certificate,
         key=key,
         origin_ca=origin_ca,
         resolvers=resolvers,
-        this=None if this is None else Node.parse(this),
+        this=None if this is None else Node.parse(this, "--this"),
         public=public,
     ).text()
     if output is None:
@@ -156,10 +160,14 @@ def config(
 @click.option("--unit", default="256K", metavar="SIZE", help="The unit of the sources.")
 @click.option(
     "--token-file",
-    type=PathType(),
+    type=PathType(exists=True, dir_okay=False),
     help="A file whose first line is a bearer token that may read it.",
 )
-@click.option("--ca-file", type=PathType(), help="Certificates (PEM) to trust.")
+@click.option(
+    "--ca-file",
+    type=PathType(exists=True, dir_okay=False),
+    help="Certificates (PEM) to trust.",
+)
 @json_option
 def check(
     cache: str,
@@ -179,7 +187,7 @@ def check(
     target = Target(
         cache,
         url,
-        parse_block_size(unit, what="--unit"),
+        parse_unit(unit, what="--unit"),
         None if token_file is None else _first_line(token_file),
         None if ca_file is None else str(ca_file),
     )

@@ -13,7 +13,7 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk.base.capabilities import CONTAINER_PACKAGES, require
-from btrfs_ublk.base.entry import PathType, json_option, visible
+from btrfs_ublk.base.entry import PathType, SecondsType, json_option, visible
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.cli.image_options import with_access
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -91,13 +91,13 @@ def command() -> None:
 )
 @click.option(
     "--credential-provider-config",
-    type=PathType(),
+    type=PathType(exists=True),
     help="The kubelet's CredentialProviderConfig, or a directory of such files: its "
     "plugins are asked for logins.",
 )
 @click.option(
     "--credential-provider-bin-dir",
-    type=PathType(),
+    type=PathType(exists=True, file_okay=False),
     help="Where the programs of these plugins are.",
 )
 @with_access
@@ -131,7 +131,7 @@ def serve_command(
         from btrfs_ublk.containers.service import serving
         from btrfs_ublk.device.notify import notify
     for repository in repositories:
-        images.parse_reference(f"{repository}:latest")
+        images.parse_repository(repository, "--repository")
     settings = {
         key: SETTINGS[key].parse(value)
         for key, value in (
@@ -170,9 +170,8 @@ def serve_command(
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=SecondsType(min=0),
     default=0,
-    metavar="SECONDS",
     help="How long to wait for one that starts.",
 )
 @json_option
@@ -184,7 +183,7 @@ def status_command(socket: Path, wait_s: float, as_json: bool) -> int:
     sealed ones, how much of their data is on this machine. How many layers were
     unpacked though they might have been lazy, and why.
 
-    Exit status 1: nobody serves at the socket.
+    Exit status 1: nobody serves at the socket; 3: gRPC for Python is missing.
     """
     require(*CONTAINER_PACKAGES)
     with deferred():
@@ -249,6 +248,8 @@ def _sealed(image: Mapping[str, Any]) -> str:
 )
 def config_command(root: Path, socket: Path, name: str) -> None:
     """Print what /etc/containerd/config.toml needs.
+
+    The file begins with `version = 2`, or, with containerd 2, `version = 3`.
 
     The second table has containerd 2 tell us where images are, and the kubelet where
     they are kept. containerd 1.6 and 1.7 take the former from

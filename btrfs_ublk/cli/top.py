@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from btrfs_ublk.base.entry import json_option
+from btrfs_ublk.base.entry import CountType, SecondsType, json_option
 from btrfs_ublk.base.signals import Interrupted
 from btrfs_ublk.ops.monitor.keys import keys
 from btrfs_ublk.ops.monitor.top import rows, table_of
@@ -21,16 +21,14 @@ _WIDTH = 140  # if the output is no terminal
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.1, 3600),
+    type=SecondsType(0.1, 3600),
     default=1.0,
     show_default=True,
-    metavar="SECONDS",
     help="Time between two looks.",
 )
 @click.option(
     "--count",
-    type=click.IntRange(1),
-    metavar="N",
+    type=CountType(1),
     help="Look that often, then end.  [until Ctrl-C]",
 )
 @json_option

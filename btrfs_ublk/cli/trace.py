@@ -12,7 +12,13 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import PathType, completing, json_option
+from btrfs_ublk.base.entry import (
+    CountType,
+    PathType,
+    SecondsType,
+    completing,
+    json_option,
+)
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content import MapClient, TraceSource, TraceWriter
 from btrfs_ublk.device import device_map
@@ -46,20 +52,18 @@ def command() -> None:
 @click.option(
     "--for",
     "for_s",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
+    type=SecondsType(0, min_open=True),
     help="Record that long.  [until a signal]",
 )
 @click.option(
     "--until-idle",
     "idle_s",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
+    type=SecondsType(0, min_open=True),
     help="Record until nothing new was read for that long.",
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1, 1 << 22),
+    type=CountType(1, 1 << 22),
     metavar="BLOCKS",
     help="Most blocks of 4 KiB that the server notes; 40 bytes each.  [524288]",
 )

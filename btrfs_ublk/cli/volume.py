@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 from btrfs_ublk import device as devices
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import (
+    CountType,
     NounGroup,
     PathType,
     json_option,
@@ -105,7 +107,7 @@ def _defining_options(function: Function) -> Function:
 @volume_name
 @click.option(
     "--file",
-    type=PathType(),
+    type=PathType(exists=True, dir_okay=False),
     help="A definition (TOML) instead of options.",
 )
 @_defining_options
@@ -145,8 +147,8 @@ def up(
         basic_auth_file=basic_auth_file,
         ca_file=ca_file,
     )
-    added = [volumes.VolumeFile.parse(text) for text in files]
-    added += [volumes.VolumeFile.parse_url_file(text) for text in url_files]
+    added = _entries("--add-file", volumes.VolumeFile.parse, files)
+    added += _entries("--url-file", volumes.VolumeFile.parse_url_file, url_files)
     if file is not None and (given or added):
         first = next(iter(given), "add-file" if files else "url-file")
         first = first.replace("_", "-")
@@ -172,6 +174,18 @@ def up(
         # The name may be misspelt.
         click.echo(f"note: volume {name} is a new one, with nothing in it", err=True)
     click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
+
+
+def _entries(
+    option: str,
+    parse: Callable[[str], volumes.VolumeFile],
+    texts: Sequence[str],
+) -> list[volumes.VolumeFile]:
+    try:
+        return [parse(text) for text in texts]
+    except UsageError as error:
+        error.prefix(option)
+        raise
 
 
 def _changed(
@@ -295,10 +309,9 @@ def status(name: str, base: Path | None, as_json: bool) -> int:
 @click.option(
     "-n",
     "--lines",
-    type=click.IntRange(0),
+    type=CountType(0),
     default=100,
     show_default=True,
-    metavar="N",
     help="Only that many of the last lines.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines as they come.")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from btrfs_ublk import volume as volumes
-from btrfs_ublk.base.entry import PathType, completing
+from btrfs_ublk.base.entry import CountType, PathType, SecondsType, completing
 from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -43,7 +43,8 @@ def setting_option(key: str) -> Callable[[Function], Function]:
             metavar=kind.metavar,
             help=f"{setting.help}  [{setting.default_text}]",
         )
-    type_: Any = PathType() if kind.type is Path else kind.type
+    types = {Path: PathType(), int: CountType(0), float: SecondsType(0)}
+    type_: Any = types.get(kind.type, kind.type)
     return click.option(
         name,
         type=click.Choice(kind.choices) if kind.choices else type_,

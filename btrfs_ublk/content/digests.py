@@ -12,7 +12,7 @@ from typing import IO
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import write_new
-from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.units import KIB, MIB, parse_size
 
 DIGEST_BYTES = 32
 DEFAULT_UNIT_BYTES = 256 * KIB
@@ -79,6 +79,17 @@ def digest_stream(
         size_bytes += len(unit)
         progress(len(unit))
     return Digests(size_bytes, unit_bytes, bytes(digests))
+
+
+def parse_unit(text: str, *, what: str) -> int:
+    """Parse the size of units, in bytes. Raises UsageError, which names it ``what``."""
+    unit_bytes = parse_size(text, what=what)
+    try:
+        check_unit(unit_bytes)
+    except UsageError as error:
+        error.prefix(f"{what} {text}")
+        raise
+    return unit_bytes
 
 
 def check_unit(unit_bytes: int) -> None:

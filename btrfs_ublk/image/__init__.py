@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         parse_layout,
         parse_name,
         parse_reference,
+        parse_repository,
         parse_source,
     )
     from btrfs_ublk.image.repository import Repository
@@ -57,7 +58,7 @@ else:
             "pull": "PulledImage pull_image",
             "reference": (
                 "LayoutName Reference parse_layout parse_name parse_reference "
-                "parse_source"
+                "parse_repository parse_source"
             ),
             "places": "open_repository",
             "repository": "Repository",
@@ -108,6 +109,7 @@ __all__ = [
     "parse_layout",
     "parse_name",
     "parse_reference",
+    "parse_repository",
     "parse_source",
     "pull_image",
     "push_image",

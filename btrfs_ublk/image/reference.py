@@ -130,6 +130,24 @@ def parse_reference(text: str) -> Reference:
     return reference
 
 
+def parse_repository(text: str, option: str) -> Reference:
+    """Parse REGISTRY/REPOSITORY. Raises UsageError, which names the option."""
+    name = text.rpartition("/")[2]
+    if "/" in text and (":" in name or "@" in name):
+        raise UsageError(
+            f"{option} {text!r} is a version, and not a repository",
+            hint="leave the tag or digest out",
+        )
+    try:
+        return parse_reference(f"{text}:{DEFAULT_TAG}")
+    except UsageError as error:
+        raise UsageError(
+            f"{option} {text!r} names no repository of a registry",
+            hint="write REGISTRY/REPOSITORY, such as registry.example.org/team/app; "
+            "Docker's are docker.io/library/NAME",
+        ) from error
+
+
 def _in_full(text: str) -> str:
     """The start of a hint: the name in full, where Docker would take a short one."""
     name, at, digest = text.partition("@")

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.entry import CountType, PathType, run_command
 
 _PR_SET_PDEATHSIG = 1
 _CHUNK_BYTES = 256 << 10
@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
 @click.argument("directory", type=PathType(exists=True, file_okay=False))
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=CountType(0, 65535),
     default=0,
     help="On 127.0.0.1; by default, any free one.",
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import PathType, completing
+from btrfs_ublk.base.entry import PathType, SecondsType, completing
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import HOGS, hogs
 from btrfs_ublk.bench.environment import wait_until_quiet
@@ -192,7 +192,7 @@ def _list(*, as_json: bool) -> None:
 @click.option(
     "--runtime",
     "runtime_s",
-    type=click.FloatRange(min=0.5),
+    type=SecondsType(min=0.5),
     metavar="SECONDS",
     help=f"Of each turn of fio.  [a suite's; {_RUNTIME_S:g}]",
 )

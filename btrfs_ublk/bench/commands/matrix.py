@@ -18,7 +18,7 @@ from statistics import median
 import click
 
 from btrfs_ublk.base.capabilities import Fio, require
-from btrfs_ublk.base.entry import PathType
+from btrfs_ublk.base.entry import PathType, SecondsType
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.config import SOURCES, Configuration, configuration_of
@@ -217,7 +217,7 @@ def shell_script(
 @click.option(
     "--runtime",
     "runtime_s",
-    type=click.FloatRange(min=0.5),
+    type=SecondsType(min=0.5),
     metavar="SECONDS",
     help="Of each run.  [the matrix's]",
 )

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from btrfs_ublk.base.hosts import check_cache
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import format_size
+from btrfs_ublk.units import MIB, format_size
 
 FRONT_PORT, STORE_PORT = 3128, 3130
 CACHE_DIRECTORY = "/var/cache/btrfs-ublk-site"
@@ -39,20 +39,23 @@ class Node:
     store_port: int = STORE_PORT
 
     @classmethod
-    def parse(cls, text: str) -> Node:
+    def parse(cls, text: str, option: str) -> Node:
         """Parse HOST, or HOST:PORT of its front, or HOST:PORT:PORT of its front and its
-        store. Raises UsageError."""
+        store. Raises UsageError, which names the option."""
         host, *ports = text.split(":")
         numbers = [int(x) for x in ports if x.isdecimal() and 0 < int(x) < 65536]
         is_name = host and all(x.isalnum() or x in ".-" for x in host)
         if not is_name or len(numbers) != len(ports) or len(ports) > 2:
             raise UsageError(
-                f"node {text!r} is no HOST, HOST:PORT or HOST:PORT:PORT",
+                f"{option} {text!r} is no HOST, HOST:PORT or HOST:PORT:PORT",
                 hint=f"the ports are {FRONT_PORT} for hosts, {STORE_PORT} for nodes",
             )
         if len(numbers) == 2 and numbers[0] == numbers[1]:
-            raise UsageError(f"node {text!r} has one port twice")
+            raise UsageError(f"{option} {text!r} has one port twice")
         return cls(host, *numbers)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.front_port}:{self.store_port}"
 
     def addresses(self) -> list[str]:
         """Return its addresses. Raises UsageError."""
@@ -90,16 +93,32 @@ class SiteCache:
     def __post_init__(self) -> None:
         if not self.nodes or not self.origins:
             raise UsageError("a ring needs a node and an origin")
-        if len(set(self.nodes)) != len(self.nodes):
-            raise UsageError("a node is named twice")
+        for number, node in enumerate(self.nodes):
+            if node in self.nodes[:number]:
+                raise UsageError(
+                    f"--nodes names {node} twice", hint="leave one of them out"
+                )
         for origin in self.origins:
-            check_cache(origin, "origin")
+            check_cache(origin, "--origin")
+        if self.max_bytes < MIB:
+            raise UsageError(
+                f"--max-size {self.max_bytes}: nginx counts it in MiB",
+                hint="give 1M at least; the default is 50G",
+            )
         if (self.certificate is None) != (self.key is None):
-            raise UsageError("--certificate and --key belong together")
-        for path in (self.directory, self.certificate, self.key, self.origin_ca):
+            raise UsageError(
+                "--certificate and --key belong together", hint="give both, or none"
+            )
+        paths = {
+            "--directory": self.directory,
+            "--certificate": self.certificate,
+            "--key": self.key,
+            "--origin-ca": self.origin_ca,
+        }
+        for option, path in paths.items():
             if path is not None and not _is_word(str(path)):
                 raise UsageError(
-                    f"nginx would misunderstand the path {str(path)!r}",
+                    f"nginx would misunderstand {option} {str(path)!r}",
                     hint="use an absolute one of letters, digits, and _ - . /",
                 )
         for each in self.resolvers:
@@ -111,7 +130,10 @@ class SiteCache:
                 hint="name the node that it is for: --this HOST:PORT:PORT",
             )
         if self.this is not None and self.this not in self.nodes:
-            raise UsageError("--this is none of the nodes")
+            raise UsageError(
+                f"--this {self.this} is none of the nodes",
+                hint=f"--nodes has {', '.join(map(str, self.nodes))}",
+            )
 
     def text(self) -> str:
         """Return the configuration."""
@@ -245,7 +267,9 @@ def _resolver(text: str) -> str:
     try:
         ipaddress.ip_address(address)
     except ValueError as error:
-        raise UsageError(f"resolver {text!r} is no address") from error
+        raise UsageError(
+            f"--resolver {text!r} is no address", hint="write one such as 192.0.2.53"
+        ) from error
     return _bracketed(address)
 
 
