@@ -8,16 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from call_events import CALL_EVENTS
 from conftest import Need
 from cut_off import programs
 from image_tables import faults_of
 from registry_server import REGISTRY
 from test_containerd import BUSYBOX, CONTAINERD, RUNC
 
-from btrfs_ublk.base.capabilities import FUSE, Fio, Program
+from btrfs_ublk.base.capabilities import FUSE, Fio
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS
 
-STRACE = Program("strace", "strace")
 PROJECT = Path(__file__).parents[1]
 TIMEOUT_S = 280
 
@@ -88,7 +88,7 @@ def test_commands_that_are_ended_at_their_system_calls(
     sparse_path: Path, need: Need
 ) -> None:
     """As far as they are quick; all others are for longer campaigns."""
-    need(FUSE, STRACE)
+    need(FUSE, CALL_EVENTS)
     output = sparse_path / "results.json"
     kinds = ["volume up, new", "device up", "seed create", "image build"]
     done = torture(

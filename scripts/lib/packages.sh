@@ -22,7 +22,7 @@ packages_of_part() { # build|demo|bench|test|package|vm
         # the widest letters that it may take: to look at reports of benchmarks;
         # what shows man pages, and shells that complete; containerd, runc and podman,
         # which run containers on our snapshots and images, and what runs in them;
-        # strace sends signals to commands at their system calls; clang, for libFuzzer
+        # strace fails system calls of helpers; clang, for libFuzzer
         echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
             chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils \
             containerd runc podman conmon busybox-static strace

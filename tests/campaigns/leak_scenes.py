@@ -38,6 +38,8 @@ class Scene:
     ``unless`` is what a repeated command may say instead of doing all again.
     ``resumes``: what it has fetched or made stays, and the next one goes on with it.
     ``recover``: the next start of what it works on, which ends what was begun.
+    ``collect``: this removes what it has fetched, which stays after a signal.
+    ``starting``: it is executed, not forked, to be ended while Python starts as well.
     ``asked``: it serves until it gets TERM; this is what a client does meanwhile."""
 
     words: Words
@@ -47,6 +49,8 @@ class Scene:
     unless: str = "\0"
     resumes: bool = False
     recover: Sequence[Step] = ()
+    collect: Sequence[Step] = ()
+    starting: bool = False
     asked: Callable[[], object] | None = None
 
 
@@ -107,7 +111,10 @@ class Scenes:
                 remove, [create, down], [create, down], [remove], "no volume"
             ),
             "volume up of an image": Scene(
-                self._image, [*self._gone, ("image", "gc")], [self._images]
+                self._image,
+                [*self._gone, ("image", "gc")],
+                [self._images],
+                collect=[("image", "gc")],
             ),
             "volume add-tree": Scene(
                 add_tree, again, [create], self._gone, "there is a 'sub'"
@@ -140,6 +147,7 @@ class Scenes:
                 each.wait(timeout_s=10)
 
         left = self._leave_all
+        create: Words = ("seed", "create", seed, "--virtual-data-size", "1G")
         return {
             "device up": Scene(add, [down], unless="exists already"),
             "device down": Scene(down, [add], [add], [down], "no device"),
@@ -148,10 +156,9 @@ class Scenes:
                 *(("device", "gc"), [dead], [dead], [("device", "gc")]), resumes=True
             ),
             "gc": Scene(*(("gc",), [left], [left], [("gc",)]), resumes=True),
-            "seed create": Scene(
-                ("seed", "create", seed, "--virtual-data-size", "1G"),
-                [seed.unlink],
-                unless="exists",
+            "seed create": Scene(create, [seed.unlink], unless="exists"),
+            "seed create, from the start of Python": Scene(
+                create, [seed.unlink], unless="exists", starting=True
             ),
         }
 
@@ -243,6 +250,7 @@ class Scenes:
             "cache limit": Scene(
                 ("cache", "limit", "-d", new, "--max", "64M"),
                 [lambda: shutil.rmtree(new)],
+                resumes=True,
             ),
             "cache prune": Scene(
                 ("cache", "prune", *place, "--to", "0"),
@@ -296,7 +304,7 @@ class Scenes:
         socket = self._work / "socket"
         return {
             "podman setup": Scene(
-                (*conf, "--write"), [(*conf, "--undo"), remove_store]
+                (*conf, "--write"), [(*conf, "--undo"), remove_store], resumes=True
             ),
             "podman add": Scene(add, [drop], start, end, "already"),
             "podman remove": Scene(drop, [add], [*start, add], end, "no "),

@@ -16,6 +16,7 @@ most rounds take less than a second.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import mmap
 import os
@@ -27,9 +28,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -39,34 +40,38 @@ import campaign
 import click
 import grpc
 import psutil
+from call_events import CALL_EVENTS, CallEvent, tracepoints
 from leak_scenes import NAME, Scene, Scenes, Step, Words, clear_snapshotter
 
 import btrfs_ublk
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program, require
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.fork import close_all_but
 from btrfs_ublk.base.process import readable
 from btrfs_ublk.base.signals import forget_handlers
 from btrfs_ublk.bench import options
 from btrfs_ublk.cli import main
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.temporary import loops_below, tempdir
 from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
 
-STRACE = Program("strace", "strace")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 #: A signal comes with one of these; reading and looking changes nothing.
-_CALLS = (
-    "accept4,bind,clone,clone3,close,connect,fallocate,fchmod,fchmodat,fchown,fdatasync"
-    ",flock,fsync,ftruncate,ioctl,kill,link,linkat,mkdir,mkdirat,mount,open,openat"
-    ",openat2,pidfd_send_signal,poll,pwrite64,recvfrom,recvmsg,rename,renameat"
-    ",renameat2,rmdir,sendmsg,sendto,symlink,symlinkat,umount2,unlink,unlinkat,vfork"
-    ",wait4,waitid,write"
+_CALLS = tuple(
+    "accept4 bind clone clone3 close connect fallocate fchmod fchmodat fchown fdatasync"
+    " flock fsync ftruncate ioctl kill link linkat mkdir mkdirat mount open openat"
+    " openat2 pidfd_send_signal poll pwrite64 recvfrom recvmsg rename renameat"
+    " renameat2 rmdir sendmsg sendto symlink symlinkat umount2 unlink unlinkat vfork"
+    " wait4 waitid write".split()
 )
 #: What begins so is an audit event of something that may fail or change something.
 _EVENTS = ("open", "os.", "shutil.", "subprocess.", "socket.", "fcntl.", "sqlite3.")
+#: A frame of ours in a traceback; but NB: until its first lines have run, a package
+#: cannot keep Python from printing one.
+_OUR_FRAME = re.compile(rf'File "{btrfs_ublk.__path__[0]}/(?!__init__\.py")')
+_PROGRAM = Path(sys.executable).with_name("btrfs-ublk")
 _TIMEOUT_S = 240.0
 _SETTLE_S = 10.0
 
@@ -94,8 +99,15 @@ class Runner:
         #: All tags that servers of ours ever had.
         self._tags: set[str] = set()
 
-    def fork(self, words: Words, begin: Callable[[], object] = lambda: None) -> int:
-        """Start a command, which stops itself before it begins."""
+    def fork(
+        self,
+        words: Words,
+        begin: Callable[[], object] = lambda: None,
+        *,
+        starting: bool = False,
+    ) -> int:
+        """Start a command, which calls ``begin`` first; ``starting``: and then executes
+        an interpreter."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -109,61 +121,48 @@ class Runner:
                 close_all_but(())
                 forget_handlers()
                 atexit._clear()
-                os.kill(os.getpid(), signal.SIGSTOP)
                 sys.argv[:] = ["btrfs-ublk", *map(str, words)]
                 begin()
+                if starting:
+                    os.execv(_PROGRAM, sys.argv)
                 main.main()
             finally:
                 os._exit(70)
-        os.waitpid(pid, os.WUNTRACED)
         return pid
 
     def run(
-        self, words: Words, *traced: str, group: signal.Signals | None = None
+        self,
+        words: Words,
+        watch: Callable[[int], AbstractContextManager[object]] | None = None,
+        *,
+        starting: bool = False,
     ) -> tuple[int, str]:
-        """Return its status, and what it said. ``traced``: options for strace. When it
-        is stopped, its process group gets the signal ``group``, and goes on."""
-        pid = self.fork(words)
-        tracer: subprocess.Popen[bytes] | None = None
-        if traced:
-            tracer = subprocess.Popen(
-                ["strace", "-qq", f"--attach={pid}", f"--output={self._top}/calls"]
-                + [f"--trace={_CALLS}", *traced],
-                stderr=subprocess.DEVNULL,
-            )
-            while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
-                if tracer.poll() is not None:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    raise CapabilityError("strace cannot trace a command")
-                time.sleep(0.001)
-        os.kill(pid, signal.SIGCONT)
-        status = self._wait(pid, words, group)
-        if tracer is not None:
-            tracer.wait(timeout=_TIMEOUT_S)
-        return status, (self._top / "said").read_text(errors="replace")
+        """Return its status, and what it said. ``watch`` gets its process before it
+        begins, and is left after its end. ``starting``: see fork()."""
+        if watch is None:
+            return self._wait(self.fork(words), words), self._said()
+        stop = partial(signal.raise_signal, signal.SIGSTOP)
+        pid = self.fork(words, stop, starting=starting)
+        os.waitpid(pid, os.WUNTRACED)
+        with watch(pid):
+            os.kill(pid, signal.SIGCONT)
+            status = self._wait(pid, words)
+        return status, self._said()
 
-    def _wait(self, pid: int, words: Words, group: signal.Signals | None = None) -> int:
-        end_s = time.monotonic() + _TIMEOUT_S
+    def _said(self) -> str:
+        return (self._top / "said").read_text(errors="replace")
+
+    def _wait(self, pid: int, words: Words) -> int:
         pidfd = os.pidfd_open(pid)
         try:
-            while True:
-                waited, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-                if waited and not os.WIFSTOPPED(status):
-                    return os.waitstatus_to_exitcode(status)
-                if waited and group is not None:
-                    os.killpg(pid, group)
-                    os.killpg(pid, signal.SIGCONT)
-                if time.monotonic() > end_s:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    raise BtrfsUblkError(f"{words[0]} {words[1]} hangs")
-                # Its end wakes us, so that we take no time from it; a stop does not.
-                # NB: strace hears of the end first.
-                if readable([pidfd], timeout_s=1 if group is None else 0.002):
-                    time.sleep(0.001)
+            if not (ended := readable([pidfd], timeout_s=_TIMEOUT_S)):
+                os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
         finally:
             os.close(pidfd)
+        if not ended:
+            raise BtrfsUblkError(f"{words[0]} {words[1]} hangs")
+        return os.waitstatus_to_exitcode(status)
 
     def serve(
         self, words: Words, ask: Callable[[], object], at: int, number: signal.Signals
@@ -180,7 +179,6 @@ class Runner:
                     os.kill(os.getpid(), number)
 
         pid = self.fork(words, lambda: sys.addaudithook(note))
-        os.kill(pid, signal.SIGCONT)
         client = os.fork()
         if client == 0:
             with suppress(grpc.RpcError, grpc.FutureTimeoutError):
@@ -197,8 +195,7 @@ class Runner:
             time.sleep(0.002)
         os.kill(pid, signal.SIGTERM)
         status = self._wait(pid, words)
-        said = (self._top / "said").read_text(errors="replace")
-        return status, int.from_bytes(count[:8], "little"), said
+        return status, int.from_bytes(count[:8], "little"), self._said()
 
     def do(self, steps: Sequence[Step]) -> None:
         """Do steps that must work."""
@@ -210,21 +207,24 @@ class Runner:
             if status:
                 raise BtrfsUblkError(f"{step[0]} {step[1]}: {status}: {said[-300:]}")
 
-    def calls(self, words: Words) -> list[Call]:
+    def calls(self, words: Words, *, starting: bool) -> list[Call]:
         """Return of which system calls a command consists that works."""
-        status, said = self.run(words, "--signal=none")
+        counts: dict[str, int] = {}
+
+        @contextmanager
+        def count(pid: int) -> Iterator[None]:
+            with ExitStack() as stack:
+                events = {
+                    name: stack.enter_context(CallEvent(pid, number))
+                    for name, number in tracepoints(_CALLS).items()
+                }
+                yield
+                counts.update((name, event.count) for name, event in events.items())
+
+        status, said = self.run(words, count, starting=starting)
         if status:
             raise BtrfsUblkError(f"{words[0]} {words[1]}: {status}: {said[-300:]}")
-        found = []
-        so_far = Counter[str]()
-        for name in re.findall(r"^(\w+)\(", self.traced(), re.MULTILINE):
-            so_far[name] += 1
-            found.append(Call(name, so_far[name]))
-        return found
-
-    def traced(self) -> str:
-        """Return what strace has written of the last command."""
-        return (self._top / "calls").read_text(errors="replace")
+        return [Call(x, 1 + n) for x, number in counts.items() for n in range(number)]
 
     def state(self) -> State:
         """Describe all that is there, without numbers that are chosen by chance."""
@@ -253,7 +253,7 @@ class Runner:
                     text = path.read_text(errors="replace")
                     self._tags |= set(re.findall(r"\b[0-9a-f]{16}\b", text))
             within = path.relative_to(self._top)
-            if within.parts[0] in ("said", "calls") or "daemon" in within.parts:
+            if within.parts[0] == "said" or "daemon" in within.parts:
                 continue
             found.append(f"file {within}")
         found += [f"loop device of {path}" for _, path in loops_below(self._top)]
@@ -362,7 +362,7 @@ class Campaign:
         before = runner.rest()
         calls: Sequence[Call]
         if scene.asked is None:
-            calls = runner.calls(scene.words)
+            calls = runner.calls(scene.words, starting=scene.starting)
         else:
             events = self._serve(scene)
             calls = [Call("event", number) for number in range(1, events + 1)]
@@ -444,22 +444,24 @@ class Campaign:
         after: State,
     ) -> Round:
         runner = self._runner
-        # strace signals the process alone; stopped there, it waits for ours.
-        injected = "SIGSTOP" if group else number.name
-        # NB: strace counts each name by itself, also of several in one expression.
-        status, said = runner.run(
-            scene.words,
-            f"--inject={at.name}:signal={injected}:when={at.number}",
-            group=number if group else None,
-        )
-        # It waits for others a different number of times, for example.
-        reached = re.search(rf"^(---|\+\+\+).* {injected}\b", runner.traced(), re.M)
+        sent = False
+
+        @contextmanager
+        def signalled(pid: int) -> Iterator[None]:
+            nonlocal sent
+            to, event = -pid if group else pid, tracepoints(_CALLS)[at.name]
+            with CallEvent(pid, event, at=at.number, to=to, number=number) as call:
+                yield
+                sent = call.sent
+
+        status, said = runner.run(scene.words, signalled, starting=scene.starting)
         faults = []
-        if "Traceback" in said:
-            faults.append(f"a traceback: {said[-300:]}")
-        # While modules are imported, a signal ends the process at once.
-        if status not in (0, -number, 128 + number):
-            faults.append(f"exit status {status}: {said[-300:]}")
+        if "Traceback" not in said or not scene.starting or _OUR_FRAME.search(said):
+            if "Traceback" in said:
+                faults.append(f"a traceback: {said[-300:]}")
+            # While modules are imported, a signal ends the process at once.
+            if status not in (0, -number, 128 + number):
+                faults.append(f"exit status {status}: {said[-300:]}")
         if number == signal.SIGKILL or scene.resumes:
             runner.run(("gc",))
             runner.run(("device", "gc"))
@@ -469,9 +471,10 @@ class Campaign:
             runner.do(scene.recover)
             wanted: tuple[State, ...] = (after,)
         else:
+            runner.do(scene.collect)
             wanted = (before, after)
         if (now := runner.settled(*wanted)) not in wanted:
-            faults.append(differences(now, *wanted))
+            faults.append(f"{differences(now, *wanted)}: {said[-300:]}")
         elif now != before:
             try:
                 runner.do(scene.undo)
@@ -480,7 +483,8 @@ class Campaign:
             else:
                 if (now := runner.settled(before)) != before:
                     faults.append(f"undone: {differences(now, before)}")
-        return Round(at, number, group, reached is not None, faults)
+        # A command waits for others a different number of times, for example.
+        return Round(at, number, group, sent, faults)
 
 
 def _import_all() -> None:
@@ -509,12 +513,13 @@ def command(
 
     Fails when anything is left that should not be, or anything of others has changed.
     """
-    require(ROOT, BTRFS, LOOP, FUSE, STRACE, REGISTRY)
+    require(ROOT, BTRFS, LOOP, FUSE, CALL_EVENTS, REGISTRY)
     if os.getpid() > 100:
         raise BtrfsUblkError(
             "it needs processes of its own", hint="run it by scripts/torture"
         )
     _import_all()
+    gc.freeze()  # Forks copy less memory.
     results: list[dict[str, object]] = []
     faults: list[str] = []
     end_s = time.monotonic() + limit_s
