@@ -14,11 +14,11 @@ import struct
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from btrfs_ublk.base.capabilities import Probed
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.temporary import tempdir
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 #: struct perf_event_attr, as it was at first (PERF_ATTR_SIZE_VER0): type, size, config,
@@ -57,7 +57,7 @@ def tracepoints(names: Iterable[str]) -> Mapping[str, int]:
     those that there are. Raises OSError when the kernel has no tracefs."""
     found = {}
     with (
-        TemporaryDirectory() as top,
+        tempdir() as top,
         mounted("none", top, fs_type="tracefs", by_kernel=True),
     ):
         for name in names:
