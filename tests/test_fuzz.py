@@ -99,8 +99,8 @@ def test_changed_documents(tmp_path: Path, name: str) -> None:
 def test_with_libfuzzer(need: Need, tmp_path: Path) -> None:
     need(LIBFUZZER)
     done = subprocess.run(
-        [PROJECT / "scripts/torture", "fuzz", "head", "--executions=2000", "--seed=3"]
-        + [f"--corpus={tmp_path}"],
+        [str(PROJECT / "scripts/torture"), "fuzz", "head", "--executions=2000"]
+        + ["--seed=3", f"--corpus={tmp_path}"],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

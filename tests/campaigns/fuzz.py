@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -161,7 +162,7 @@ def _tar(directory: Path) -> list[Path]:
     acl = {"SCHILY.acl.access": "user::rw-,user:5:r--,group::r--,mask::r--,other::---"}
     sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
     sparse |= {"GNU.sparse.name": "s", "GNU.sparse.realsize": "9000"}
-    directory_type = {"type": tarfile.DIRTYPE, "mode": 0o1755}
+    directory_type: dict[str, Any] = {"type": tarfile.DIRTYPE, "mode": 0o1755}
     parts = [
         _entry("a", b"5" * 5, pax_headers=pax),
         _entry("d", pax_headers={"SCHILY.acl.default": "user::rwx"}, **directory_type),
@@ -312,7 +313,7 @@ def fuzz(
     words = CORPORA / name / "words.dict"
     if words.exists():
         command.insert(1, f"-dict={words}")
-    began_s = time.monotonic()
+    began_s, before_s = time.monotonic(), _cpu_s()
     with (directory / "log").open("w+", errors="replace") as log:
         status = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -329,12 +330,19 @@ def fuzz(
         "linked": int(linked[1]) if linked else 0,
         "kept": len(list(corpus.iterdir())),
         "s": time.monotonic() - began_s,
+        "cpu_s": _cpu_s() - before_s,
         "problems": [],
     }
     if status:
         (_FOUND / f"{name}.log").write_text(said)
         result["problems"] = [f"{name}: {_why(said)}; see {_FOUND / name}*"]
     return result
+
+
+def _cpu_s() -> float:
+    """What the programs took that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _why(said: str) -> str:
@@ -381,6 +389,7 @@ def fuzzing(
         columns = [
             Column("executions", "executions", digits=0),
             Column("s", "s", digits=0),
+            Column("CPU s", "cpu_s", digits=0),
             Column("of all runs", "in_all", digits=0),
             Column("s of all", "in_all_s", digits=0),
             Column("edges", "edges", digits=0),
