@@ -45,7 +45,6 @@ log: {{level: info, formatter: json}}
 storage:
   filesystem: {{rootdirectory: {root}/storage}}
 http:
-  addr: 127.0.0.1:0
   secret: none
 """
 
@@ -165,9 +164,18 @@ def _token_server(root: Path) -> Iterator[TokenServer]:
 class Registry:
     """A running registry, and its token server. ``ca_file`` is for one with TLS."""
 
-    port: int
+    process: _Process
     tokens: TokenServer
     ca_file: Path
+
+    @property
+    def port(self) -> int:
+        return self.process.port
+
+    def restart(self, *, away_s: float) -> None:
+        """Kill it, and start it again after a while. NB: it ends with the thread that
+        calls this."""
+        self.process.restart(away_s=away_s)
 
     @property
     def host(self) -> str:
@@ -228,6 +236,55 @@ class Registry:
         )
 
 
+class _Process:
+    """A registry's process. One that is started again has the port that it had."""
+
+    def __init__(self, configuration: Path) -> None:
+        self._configuration = configuration
+        self.port = 0  # any
+        self._start()
+
+    def _start(self) -> None:
+        address = f"127.0.0.1:{self.port}"
+        self._process = subprocess.Popen(
+            ending_with_us([REGISTRY.name, "serve", self._configuration]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={
+                "PATH": "/usr/bin",
+                "OTEL_TRACES_EXPORTER": "none",
+                "REGISTRY_HTTP_ADDR": address,
+            },
+        )
+        late = threading.Timer(START_TIMEOUT_S, self._process.kill)
+        late.start()
+        try:
+            self.port = _wait_for_port(self._process)
+        except BaseException:
+            stop(self._process)
+            raise
+        finally:
+            late.cancel()
+            late.join()
+        assert self._process.stderr
+        # Read its later messages. Otherwise it would wait when the pipe is full.
+        self._drain = threading.Thread(target=self._process.stderr.read)
+        self._drain.start()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._drain.join()
+        stop(self._process)
+
+    def restart(self, *, away_s: float) -> None:
+        self._process.kill()
+        self._drain.join()
+        self._process.communicate()
+        time.sleep(away_s)
+        self._start()
+
+
 def _wait_for_port(process: subprocess.Popen[bytes]) -> int:
     assert process.stderr
     for line in process.stderr:
@@ -269,24 +326,6 @@ def registry_server(root: Path, *, tls: bool = False) -> Iterator[Registry]:
             parts.format(root=root, realm=tokens.realm, service=SERVICE, issuer=ISSUER),
             encoding="utf-8",
         )
-        process = subprocess.Popen(
-            ending_with_us([REGISTRY.name, "serve", configuration]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={"PATH": "/usr/bin", "OTEL_TRACES_EXPORTER": "none"},
-        )
-        late = threading.Timer(START_TIMEOUT_S, process.kill)
-        late.start()
-        stack.callback(stop, process)
-        try:
-            port = _wait_for_port(process)
-        finally:
-            late.cancel()
-            late.join()
-        # Read its later messages. Otherwise it would wait when the pipe is full.
-        drain = threading.Thread(target=process.stderr.read if process.stderr else None)
-        drain.start()
-        stack.callback(drain.join)
-        stack.callback(process.terminate)
-        yield Registry(port=port, tokens=tokens, ca_file=root / "ca.pem")
+        process = _Process(configuration)
+        stack.callback(process.stop)
+        yield Registry(process, tokens=tokens, ca_file=root / "ca.pem")

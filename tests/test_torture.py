@@ -69,13 +69,13 @@ def test_what_makes_a_saved_guest_another_one(tmp_path: Path) -> None:
 def test_killed_commands_of_images(sparse_path: Path, need: Need) -> None:
     need(FUSE, REGISTRY)
     output = sparse_path / "results.json"
-    kinds = ["pull", "fork, overlay", "commit to a layout"]
+    kinds = ["pull", "fork + commit", "registry during up", "daemon gets TERM"]
     done = torture(
-        *("images", "--seed=5", "--rounds=3", *(f"--kind={kind}" for kind in kinds)),
+        *("images", "--seed=5", "--rounds=4", *(f"--kind={kind}" for kind in kinds)),
         *("--parent", sparse_path, "-o", output),
     )
     assert done.returncode == 0, done.stderr
-    assert "3 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
+    assert "4 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
     rounds = json.loads(output.read_text())["results"]
     assert [each["kind"] for each in rounds] == kinds
     assert all(each["operations"] > 0 for each in rounds)
@@ -108,18 +108,18 @@ def test_commands_that_are_ended_at_their_system_calls(
 def test_containers_do_not_notice_kills(sparse_path: Path, need: Need) -> None:
     need(FUSE, REGISTRY, CONTAINERD, RUNC, BUSYBOX)
     output = sparse_path / "results.json"
-    kinds = ["snapshotter + servers", "daemon + containerd", "upgrade"]
+    kinds = ["snapshotter + servers", "daemon + containerd", "all get STOP", "upgrade"]
     done = torture(
-        *("containers", "--seed=5", "--rounds=3", "--containers=3", "--writers=1"),
+        *("containers", "--seed=5", "--rounds=4", "--containers=3", "--writers=1"),
         *(f"--kind={kind}" for kind in kinds),
         *("--parent", sparse_path, "-o", output),
     )
     assert done.returncode == 0, done.stderr
-    assert "3 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
+    assert "4 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
     rounds = json.loads(output.read_text())["results"]
     assert [each["kind"] for each in rounds] == kinds
     assert all(each["operations"] for each in rounds)
-    assert all(each["kills"] > 1 for each in rounds[:2])
+    assert all(each["kills"] > 1 for each in rounds[:3])
 
 
 @pytest.mark.native

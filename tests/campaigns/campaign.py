@@ -62,6 +62,13 @@ deadline_option = click.option(
     metavar="SECONDS",
     help="What takes longer hangs.",
 )
+other_option = click.option(
+    "--other",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=sys.executable,
+    metavar="PYTHON",
+    help="The interpreter of the build that upgrades are to, and from.  [this one]",
+)
 #: For campaigns without disks: a directory that all files fit in.
 parent_option = click.option(
     "--parent",

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from statistics import median
 
 from btrfs_ublk.bench.report import Document, Result, Table, number
 from btrfs_ublk.bench.stats import grouped, quantile
 
-#: What is killed by name, and the roles of it in the state of devices.
-_KILLED = {
-    "snapshotter": "snapshotter",
-    "daemon": "supervisor",
-    "servers": "server",
-    "containerd": "containerd",
-}
-_CHOICES = [*((name,) for name in _KILLED), *combinations(_KILLED, 2)]
+_ROLES = ("snapshotter", "daemon", "servers", "containerd")
 #: Nothing is killed: another build of the package takes the place of all that runs.
 UPGRADE = "upgrade"
-#: What is killed at once.
+#: What is killed at once, or gets another signal (killable.signal_at_once()).
 KINDS: dict[str, Sequence[str]] = {
-    " + ".join(names): [_KILLED[name] for name in names] for names in _CHOICES
-} | {UPGRADE: ()}
+    **{role: [role] for role in _ROLES},
+    **{" + ".join(pair): pair for pair in combinations(_ROLES, 2)},
+    **{f"{role} gets STOP": [f"STOP {role}"] for role in _ROLES},
+    **{f"{role} gets TERM": [f"TERM {role}"] for role in _ROLES},
+    "all get STOP": [f"STOP {role}" for role in _ROLES],
+    **{
+        f"{first}, {second} gets STOP": [first, f"STOP {second}"]
+        for first, second in permutations(("snapshotter", "servers", "containerd"), 2)
+    },
+    UPGRADE: (),
+}
 #: A new container may take as long after what was killed is started again.
 LONGEST_S = 5
 
@@ -48,7 +50,9 @@ def _row(name: str, rounds: Sequence[Result]) -> tuple[str, ...]:
         number(len(rounds)),
         number(sum(each.get("kills", 0) for each in rounds)),
         number(sum(each.get("operations", 0) for each in rounds)),
-        *map(middle, ("snapshotter_s", "containerd_s", "tried_s")),
+        *map(
+            middle, ("snapshotter_s", "containerd_s", "tried_s", "pod_s", "running_s")
+        ),
         *map(seconds, (0.5, 0.99, 1.0)),
         number(sum(each > LONGEST_S for each in times)),
         number(sum(each.get("pulled", 0) for each in rounds)),
@@ -70,7 +74,7 @@ def tables(document: Document) -> list[Table]:
             f"Killed beneath {document['parameters']['containers']} containers",
             (
                 *("killed", "rounds", "kills", "operations"),
-                *("snapshotter s", "containerd s", "tried s"),
+                *("snapshotter s", "containerd s", "tried s", "pod s", "running s"),
                 *("new p50 s", "p99 s", "max s", f"over {LONGEST_S} s"),
                 *("pulled again", "kept", "with faults"),
             ),
@@ -79,8 +83,8 @@ def tables(document: Document) -> list[Table]:
             "The times are from when containerd or the snapshotter were started again, "
             "or else from the kill, until a container of a new pod has read a file; "
             f"before anything is killed, that takes {usual} s (median). "
-            "Before them, when both took connections again, and when the try began "
-            "that had success (medians). "
+            "Before them, when both took connections again, when the try began "
+            "that had success, and when its pod ran and its container (medians). "
             "Pulled again: containerd had come up before the snapshotter, and did not "
             "know its images any more. Kept: shims without a task, which containerd "
             "had just started when it was killed. "

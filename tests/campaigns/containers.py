@@ -5,18 +5,18 @@ processes of its own. A containerd has pods of a sealed image, which arrives fro
 registry on loopback when it is read; the snapshotter is ours. Containers verify files
 of the image all the time, and in some of them a process changes files and syncs nothing
 (shadowed_writer.py). In each round the snapshotter, the daemon, the block servers or
-containerd are killed, or two of them at once, in half of the rounds while pods come and
-go; what systemd would start again is started again. Or all that serves is replaced by
-that of another build, as after an upgrade. Then a new container is started,
-the files are compared, and no process of a container may be another one. After some
-rounds all pods and images are removed, and nothing may be left: no file, mount,
-subvolume, loop device or process. All random choices follow from --seed.
+containerd are killed, or two of them at once, or are stopped and go on, or get TERM, in
+half of the rounds while pods come and go; what systemd would start again is started
+again. Or all that serves is replaced by that of another build, as after an upgrade.
+Then a new container is started, the files are compared, and no process of a container
+may be another one. After some rounds all pods and images are removed, and nothing may
+be left: no file, mount, subvolume, loop device or process. All random choices follow
+from --seed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import signal
 import socket
@@ -34,8 +34,9 @@ import click
 import grpc
 import psutil
 from container_tables import KINDS, UPGRADE, faults_of, tables
-from killable import soon
+from killable import Signal, have_all_supervised, serving, signal_at_once, soon
 from shadow import Writer, shadowed_writer
+from verified_reads import drop_pages
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -52,7 +53,6 @@ from btrfs_ublk.base.process import ProcessIdentity, run  # noqa: E402
 from btrfs_ublk.bench import options  # noqa: E402
 from btrfs_ublk.bench.report import Result, make_document, show  # noqa: E402
 from btrfs_ublk.device import show_device  # noqa: E402
-from btrfs_ublk.device.state import device_directory  # noqa: E402
 from btrfs_ublk.errors import BtrfsUblkError  # noqa: E402
 from btrfs_ublk.image.access import RegistryAccess  # noqa: E402
 from btrfs_ublk.kernel.temporary import loops_below, tempdir  # noqa: E402
@@ -101,10 +101,7 @@ class Container:
 
     def drop_pages(self) -> None:
         """Have it read the image's files from the block device again."""
-        for number in range(_FILES):
-            fd = os.open(self.root / f"data/{number}", os.O_RDONLY | os.O_CLOEXEC)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+        drop_pages(self.root / "data")
 
 
 class Campaign:
@@ -307,9 +304,13 @@ class Campaign:
         self._names += 1
         return f"pod-{self._names}"
 
-    def _new_container(self, cri: Cri) -> str:
+    def _new_container(self, cri: Cri, note: Callable[[str], object] = str) -> str:
+        """Start one; call ``note`` when its pod runs, and when it does."""
         pod, name = cri.start_pod(self._new_name()), self._new_name()
-        return cri.run(pod, self._image.name, name, "/bin/sh", "-c", _VERIFY)
+        note("pod_s")
+        new = cri.run(pod, self._image.name, name, "/bin/sh", "-c", _VERIFY)
+        note("running_s")
+        return new
 
     def _remove_all(self) -> None:
         self._containers.clear()
@@ -349,26 +350,24 @@ class Campaign:
             if kind == UPGRADE:
                 self._upgrade()
             else:
-                self._kill_and_restart(KINDS[kind], result)
+                self._signal_and_restart(KINDS[kind], result)
             self._start_new(result)
         self._settle(result)
         self._compare(result)
         self._remove_pods(pods)
 
-    def _kill_and_restart(self, roles: Sequence[str], result: Result) -> None:
-        """Kill at once what has these roles. ``result["restarted_s"]`` is when the last
-        of them was started again by us, or else was killed."""
-        killed = [process for role in roles for process in self._processes(role)]
-        for process in killed:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-        result["kills"] = len(killed)
+    def _signal_and_restart(self, words: Sequence[str], result: Result) -> None:
+        """Send signals at once. ``self._restarted_s`` is when the last of those that
+        ended was started again by us, or else when all had theirs."""
+        _, result["kills"] = signal_at_once(words, self._processes, self._chances)
+        signals = [Signal.parse(word) for word in words]
         after_s = {
-            role: self._chances.uniform(0, _RESTART_S[role])
-            for role in roles
-            if role in _RESTART_S
+            one.role: self._chances.uniform(0, _RESTART_S[one.role])
+            for one in signals
+            if one.role in _RESTART_S and one.number != signal.SIGSTOP
         }
         begin_s = time.monotonic()
+        have_all_supervised([volume.name for volume in list_volumes()], words)
         for role in sorted(after_s, key=lambda role: after_s[role]):
             self._started[role].wait(self._deadline_s)
             time.sleep(max(0, begin_s + after_s[role] - time.monotonic()))
@@ -389,19 +388,21 @@ class Campaign:
     def _processes(self, role: str) -> list[ProcessIdentity]:
         if role in _RESTART_S:
             return [ProcessIdentity.of(self._started[role].pid)]
-        states = [device_directory(volume.name).state() for volume in list_volumes()]
-        found = {getattr(state, role) for state in states}
-        return [each for each in found if each is not None and each.is_alive()]
+        return serving([volume.name for volume in list_volumes()], role)
 
     def _start_new(self, result: Result) -> None:
         """Start a pod as the kubelet does, which tries until one runs, and have a
         container in it read. Note, from the restart on, when each of both answered,
-        and when the try began that had success."""
+        when the try began that had success, and when its pod and it ran."""
+
+        def note(key: str) -> None:
+            result[key] = time.monotonic() - self._restarted_s
+
         failed = 0
         watch = threading.Thread(target=self._note_answers, args=[result], daemon=True)
         watch.start()
         while True:
-            result["tried_s"] = time.monotonic() - self._restarted_s
+            note("tried_s")
             try:
                 with self._asking() as cri:
                     # NB: a containerd that has started before its snapshotter does not
@@ -409,9 +410,9 @@ class Campaign:
                     if not cri.has_image(self._image.name):
                         result["pulled"] = 1
                         cri.pull(self._image.name)
-                    new = self._new_container(cri)
+                    new = self._new_container(cri, note)
                     read = cri.shell(new, "cat /etc/name")
-                    result["new_s"] = time.monotonic() - self._restarted_s
+                    note("new_s")
                     result["refused"] = failed
                     read += cri.shell(new, "sha256sum -c -s /sums; echo $?")
                 if read != "app\n0\n":
@@ -499,12 +500,7 @@ class Campaign:
             ok_statuses=range(256),  # it does not know overlays
         )
         for writer, each in zip(self._writers, self._containers):
-            for path in (each.root / "written").rglob("*"):
-                if path.is_file():
-                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                    os.fsync(fd)
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                    os.close(fd)
+            drop_pages(each.root / "written")
             found = writer.ask("compare")["differences"]
             problems += [f"flushed: {what}" for what in found]
             writer.ask("release")
@@ -604,13 +600,7 @@ class Campaign:
     show_default=True,
     help="Rounds after which all is removed.",
 )
-@click.option(
-    "--other",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    default=sys.executable,
-    metavar="PYTHON",
-    help="The interpreter of the build that upgrades are to, and from.  [this one]",
-)
+@campaign.other_option
 @campaign.seed_option
 @campaign.deadline_option
 @campaign.limit_option

@@ -1,12 +1,15 @@
-"""Kills `btrfs-ublk image` commands, servers and the daemon, and sees what is left.
+"""Kills `btrfs-ublk image` commands, and what they need, and sees what is left.
 
 ``python tests/campaigns/images.py --help``. An image is up, from a registry on
 loopback. In each round, a process writes to a fork of it (shadowed_writer.py), another
 command is killed at a random moment of the time that it takes, and then run again: it
-must do what it was asked to, whatever its dead predecessor had done of it. Then the
-fork is compared with what was written, before and after the volume was down, the data
-of the image with the source, and all that is below the campaign's directories, mounted
-or running, with what was there before. All random choices follow from --seed.
+must do what it was asked to, whatever its dead predecessor had done of it. In others,
+two commands are killed at once; or the registry is, which comes back, and the command,
+which may fail, is run again; or servers, daemon and keepers get signals (kill_tables.py
+has these kinds). Then the fork is compared with what was written, before and after the
+volume was down, the data of the image with the source, and all that is below the
+campaign's directories, mounted or running, with what was there before. All random
+choices follow from --seed.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +31,10 @@ import campaign
 import click
 import psutil
 from image_tables import faults_of, tables
-from killable import soon
+from kill_tables import SINGLE
+from killable import have_all_supervised, serving, signal_at_once, soon
 from shadow import Writer, shadowed_writer
+from verified_reads import drop_pages
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -47,7 +53,6 @@ from btrfs_ublk.base.entry import run_command  # noqa: E402
 from btrfs_ublk.bench import options  # noqa: E402
 from btrfs_ublk.bench.report import Result  # noqa: E402
 from btrfs_ublk.device import show_device  # noqa: E402
-from btrfs_ublk.device.state import device_directory  # noqa: E402
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError  # noqa: E402
 from btrfs_ublk.image import parse_name  # noqa: E402
 from btrfs_ublk.image.access import RegistryAccess  # noqa: E402
@@ -70,16 +75,22 @@ from btrfs_ublk.volume.down import is_anything_up  # noqa: E402
 from btrfs_ublk.volume.store import volume_directories  # noqa: E402
 
 NAME, OTHER = "campaign", "other"
-WRITTEN, QUIET, NEW = "written", "quiet", "new"
+WRITTEN, QUIET, NEW, NEWER = "written", "quiet", "new", "newer"
 _QUOTA_BYTES = 64 * MIB
 _LAZY_BYTES = 4 * MIB
+#: The cache holds a part of the image, so that it is fetched again and again.
+_CACHE_BYTES = 2 * MIB
 _SMALL_FILES = 50
 _TEXT = b"a line of text\n" * 100_000
 _LONGEST_WORK_S = 0.5
 _TIMEOUT_S = 240.0
 #: How long a command is thought to take, before one has ended.
 _FIRST_S = 1.5
+#: How long the registry is away, at most.
+_LONGEST_OUTAGE_S = 1.0
+_COMMITTING = ("commit to a registry", "convert")
 _MESSAGE_LINES = 3
+_NO_FORK = "there is no fork"
 
 
 class Campaign:
@@ -103,6 +114,8 @@ class Campaign:
         self._number = 0
         #: How long each kind of command takes, in seconds, when it is not killed.
         self._takes_s: dict[str, float] = {}
+        #: What ends while commands work: they themselves, or the registry.
+        self._hit = self._kill_commands
         self.kinds: dict[str, Callable[[Result], None]] = {
             "build": self._build,
             "build from a registry": self._build_again,
@@ -122,12 +135,19 @@ class Campaign:
             "index": self._index,
             "convert": self._convert,
             "detach": self._detach,
-            "server": lambda result: self._processes(("server",), result),
-            "daemon": lambda result: self._processes(("supervisor",), result),
-            "server and daemon": lambda result: self._processes(
-                ("server", "supervisor"), result
-            ),
+            "build + build": lambda result: self._build(result, "2", "1"),
+            "pull + pull": lambda result: self._pull(result, self._pulling()),
+            "gc + pull": lambda result: self._pull(result, ("gc",)),
+            "up + up": lambda result: self._up(result, times=2),
+            "unfork + fork": self._unfork_and_fork,
+            "fork + commit": self._fork_and_commit,
         }
+        for kind in ("build from a registry", "push", "pull", "up", *_COMMITTING):
+            self.kinds[f"registry during {kind}"] = partial(
+                self._during_outage, self.kinds[kind]
+            )
+        for kind, words in SINGLE.items():
+            self.kinds[kind] = partial(self._signal, words)
 
     def run(self, kinds: Sequence[str], *, limit_s: float) -> Iterator[Result]:
         """Yield the result of each round."""
@@ -174,6 +194,7 @@ class Campaign:
             image=self._name("app:1"),
             image_ca_file=self._registry.ca_file,
             writable_bytes=GIB,
+            cache_max_bytes=_CACHE_BYTES,
             mount=mount,
             front_end=self._front_end,
         )
@@ -324,38 +345,74 @@ class Campaign:
                 raise BtrfsUblkError(f"image {words[0]} hangs") from None
         return child.returncode, out, said
 
-    def _expect(self, *words: object, unless: str = "\0") -> str:
+    def _expect(self, *words: object, unless: Sequence[str] = ()) -> str:
         """Run a command that must work, or say what another one has done already."""
         end_s = time.monotonic() + self._deadline_s
         status, out, said = self._run(*words)
         while status and "end what uses it" in said and time.monotonic() < end_s:
             status, out, said = self._run(*words)  # as in _retry()
-        if status and unless not in said:
+        if status and not any(each in said for each in unless):
             tail = " ".join(said.strip().splitlines()[-_MESSAGE_LINES:])
             raise BtrfsUblkError(f"image {words[0]}: exit status {status}: {tail}")
         return out.strip()
 
-    def _kill(self, result: Result, *words: object, unless: str = "\0") -> str:
-        """Kill a command at a moment of its life, and run it again. Returns what the
-        second one says."""
+    def _kill(
+        self,
+        result: Result,
+        *commands: Sequence[object],
+        unless: Sequence[str] = (),
+    ) -> None:
+        """Start commands, kill them at a moment of their lives, and run one after the
+        other again."""
         kind = str(result["kind"])
         after_s = self._chances.uniform(0.2, 1) * self._takes_s.get(kind, _FIRST_S)
-        with self._command(*words) as child:
+        with ExitStack() as stack:
+            children = [stack.enter_context(self._command(*each)) for each in commands]
             with suppress(subprocess.TimeoutExpired):
-                child.communicate(timeout=after_s)
-            result["killed"] = child.poll() is None
-            child.kill()
-            child.communicate()
+                children[0].communicate(timeout=after_s)
+            result["killed"] = any(child.poll() is None for child in children)
+            self._hit(result, children)
         begun_s = time.monotonic()
-        said = self._expect(*words, unless=unless)
+        for words in commands:
+            self._expect(*words, unless=unless)
         # The second one may find all done, and be faster.
         took_s = time.monotonic() - begun_s
         self._takes_s[kind] = max(self._takes_s.get(kind, 0), took_s)
-        return said
 
-    def _build(self, result: Result) -> None:
+    def _kill_commands(
+        self, result: Result, children: Sequence[subprocess.Popen[str]]
+    ) -> None:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.communicate()
+
+    def _during_outage(self, kind: Callable[[Result], None], result: Result) -> None:
+        self._hit = self._kill_registry
+        try:
+            kind(result)
+        finally:
+            self._hit = self._kill_commands
+
+    def _kill_registry(
+        self, result: Result, children: Sequence[subprocess.Popen[str]]
+    ) -> None:
+        """Have it away for a while. Commands may fail then, but reads must not."""
+        away_s = self._chances.uniform(0, _LONGEST_OUTAGE_S)
+        rootfs = self._mount / "rootfs"
+        drop_pages(rootfs)
+        with ThreadPoolExecutor(1) as pool:
+            tree = self._top / "tree"
+            reading = pool.submit(self._compare_trees, tree, rootfs, result)
+            self._registry.restart(away_s=away_s)
+            reading.result()
+        for child in children:
+            child.communicate(timeout=_TIMEOUT_S)
+
+    def _build(self, result: Result, *tags: str) -> None:
         layout = self._top / "work/layout"
-        self._kill(result, "build", self._top / "tree", "-o", layout, "--tag", "1")
+        words = ("build", self._top / "tree", "-o", layout, "--tag")
+        self._kill(result, *((*words, tag) for tag in tags or ("1",)))
         self._check_layout(layout, "1", result)
 
     def _build_again(self, result: Result) -> None:
@@ -365,7 +422,7 @@ class Campaign:
         )
         layout = self._top / "work/layout"
         source = self._name("ordinary:1")
-        self._kill(result, "build", source, "-o", layout, "--tag", "1", *self._ca)
+        self._kill(result, ("build", source, "-o", layout, "--tag", "1", *self._ca))
         self._check_layout(layout, "1", result)
 
     def _check_layout(self, layout: Path, tag: str, result: Result) -> None:
@@ -381,14 +438,17 @@ class Campaign:
 
     def _push(self, result: Result) -> None:
         name = self._name(f"pushed-{self._number}:1")
-        self._kill(result, "push", f"oci:{self._top}/image:1", name, *self._ca)
+        self._kill(result, ("push", f"oci:{self._top}/image:1", name, *self._ca))
         report = check_image(parse_name(name), self._access, with_btrfs_check=False)
         result["problems"] += map(str, report.problems)
 
-    def _pull(self, result: Result) -> None:
+    def _pulling(self) -> Sequence[object]:
+        return ("pull", self._name("app:1"), *self._ca)
+
+    def _pull(self, result: Result, *beside: Sequence[object]) -> None:
         ImageStore().collect(())
         name = self._name("app:1")
-        self._kill(result, "pull", name, *self._ca)
+        self._kill(result, *beside, self._pulling())
         (found,) = ImageStore().images()
         if found.names != (name,):
             result["problems"].append(f"the image was pulled as {found.names}")
@@ -396,15 +456,15 @@ class Campaign:
             result["problems"].append(f"is half-made: {left}")
 
     def _gc(self, result: Result) -> None:
-        self._kill(result, "gc")
+        self._kill(result, ("gc",))
         if found := ImageStore().images():
             result["problems"].append(f"{len(found)} images are left")
-        self._expect("pull", self._name("app:1"), *self._ca)
+        self._expect(*self._pulling())
 
-    def _up(self, result: Result) -> None:
+    def _up(self, result: Result, *, times: int = 1) -> None:
         target = self._top / "mnt-other"
         words = ("up", self._name("app:1"), OTHER, *self._ca, "--mount", target)
-        self._kill(result, *words)
+        self._kill(result, *[words] * times)
         self._compare_trees(self._top / "tree", target / "rootfs", result)
         self._take_down(OTHER)
         remove_volume(OTHER)
@@ -412,12 +472,12 @@ class Campaign:
     def _down(self, result: Result) -> None:
         self._pause(result)
         self._writer.ask("release")
-        self._kill(result, "down", NAME)
+        self._kill(result, ("down", NAME))
         up_volume(NAME, self._definition(self._mount))
 
     def _fork(self, mode: Any, result: Result) -> None:
         words = ("fork", NAME, NEW, "--mode", mode, "--quota", str(_QUOTA_BYTES))
-        self._kill(result, *words, unless="already")
+        self._kill(result, words, unless=["already"])
         found = {each.name: each for each in forks_of_image(NAME)}.get(NEW)
         if found is None:
             raise BtrfsUblkError(f"fork {NEW} is not there")
@@ -430,7 +490,7 @@ class Campaign:
     def _unfork(self, mode: Any, result: Result) -> None:
         path = fork_image(NAME, NEW, mode=mode)
         (path / "file").write_bytes(b"written")
-        self._kill(result, "unfork", NAME, NEW, "--yes", unless="there is no fork")
+        self._kill(result, ("unfork", NAME, NEW, "--yes"), unless=[_NO_FORK])
         # What is half removed is not in the way of a new one.
         fork_image(NAME, NEW, mode=mode)
         if (path / "file").exists():
@@ -439,26 +499,45 @@ class Campaign:
 
     def _commit_to_layout(self, result: Result) -> None:
         layout = self._top / "work/layout"
-        self._kill(result, "commit", NAME, QUIET, "-t", f"oci:{layout}:1")
+        self._kill(result, ("commit", NAME, QUIET, "-t", f"oci:{layout}:1"))
         self._see_committed(f"oci:{layout}:1", result)
+        shutil.rmtree(layout)
+
+    def _unfork_and_fork(self, result: Result) -> None:
+        fork_image(NAME, NEW, mode="snapshot")
+        commands = ("unfork", NAME, NEW, "--yes"), ("fork", NAME, NEWER)
+        self._kill(result, *commands, unless=[_NO_FORK, "already"])
+        newer = self._mount / "forks" / NEWER
+        self._compare_trees(self._top / "tree", newer, result)
+        self._retry(lambda: unfork_image(NAME, NEWER))
+
+    def _fork_and_commit(self, result: Result) -> None:
+        layout = self._top / "work/layout"
+        name = f"oci:{layout}:1"
+        commands = ("fork", NAME, NEW), ("commit", NAME, QUIET, "-t", name)
+        self._kill(result, *commands, unless=["already"])
+        new = self._mount / "forks" / NEW
+        self._compare_trees(self._top / "tree", new, result)
+        self._unfork_new()
+        self._see_committed(name, result)
         shutil.rmtree(layout)
 
     def _commit_to_registry(self, result: Result) -> None:
         name = self._name(f"committed-{self._number}:1")
-        self._kill(result, "commit", NAME, QUIET, "-t", name, *self._ca)
+        self._kill(result, ("commit", NAME, QUIET, "-t", name, *self._ca))
         self._see_committed(name, result)
 
     def _commit_delta(self, result: Result) -> None:
         delta = self._top / "work/delta"
         words = ("commit", NAME, QUIET, "--delta", delta)
-        self._kill(result, *words, unless="exists")
+        self._kill(result, words, unless=["exists"])
         self._expect("apply", NAME, delta, NEW)
         self._see_applied(delta, result)
 
     def _apply(self, result: Result) -> None:
         delta = self._top / "work/delta"
         self._expect("commit", NAME, QUIET, "--delta", delta)
-        self._kill(result, "apply", NAME, delta, NEW, unless="already")
+        self._kill(result, ("apply", NAME, delta, NEW), unless=["already"])
         self._see_applied(delta, result)
 
     def _see_applied(self, delta: Path, result: Result) -> None:
@@ -473,7 +552,7 @@ class Campaign:
         name, layout = self._name(f"indexed-{self._number}:1"), self._top / "work/index"
         self._expect("commit", NAME, QUIET, "-t", name, *self._ca)
         words = ("index", name, "-o", layout, "--tag", "1", *self._ca)
-        self._kill(result, *words)
+        self._kill(result, words)
         self._expect("push", f"oci:{layout}:1", name, *self._ca)
         report = check_image(parse_name(name), self._access, with_btrfs_check=False)
         result["problems"] += map(str, report.problems)
@@ -484,7 +563,7 @@ class Campaign:
         target = self._name(f"converted-{self._number}:1")
         work = self._top / "work"
         self._expect("commit", NAME, QUIET, "-t", source, *self._ca)
-        self._kill(result, "convert", source, target, "--work", work, *self._ca)
+        self._kill(result, ("convert", source, target, "--work", work, *self._ca))
         report = check_image(parse_name(target), self._access, with_btrfs_check=False)
         result["problems"] += map(str, report.problems)
         if left := list(work.glob("btrfs-ublk-convert-*/*")):
@@ -506,22 +585,20 @@ class Campaign:
             shutil.rmtree(path)
 
     def _detach(self, result: Result) -> None:
-        self._kill(result, "detach", NAME)
+        self._kill(result, ("detach", NAME))
         if self._run("detach", NAME)[2].strip() != f"volume {NAME} was detached":
             result["problems"].append("a volume is detached twice")
 
-    def _processes(self, roles: Sequence[str], result: Result) -> None:
-        """Kill what serves while a command works."""
+    def _signal(self, words: Sequence[str], result: Result) -> None:
+        """Send signals to what serves while a command works."""
         result["killed"] = True
         with self._command("fork", NAME, NEW) as child:
             time.sleep(self._chances.uniform(0, 1))
-            state = device_directory(NAME).state()
-            for role in roles:
-                with suppress(ProcessLookupError):
-                    os.kill(getattr(state, role).pid, signal.SIGKILL)
+            signal_at_once(words, partial(serving, [NAME]), self._chances)
+            have_all_supervised([NAME], words)
             child.communicate(timeout=_TIMEOUT_S)
         soon(lambda: show_device(NAME).is_well or None, "the device is not well")
-        self._expect("fork", NAME, NEW, unless="already")
+        self._expect("fork", NAME, NEW, unless=["already"])
         self._unfork_new()
 
 

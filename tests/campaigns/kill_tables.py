@@ -40,9 +40,16 @@ KINDS: dict[str, Sequence[Sequence[str]]] = {
     "daemon during up": [[UP, "daemon"]],
     "servers during up": [[UP, "servers"]],
     "daemon + servers during up": [[UP, *_BOTH]],
+    UPGRADE: [[UPGRADE]],
     "daemon during upgrade": [[UPGRADE, "daemon"]],
     "servers during upgrade": [[UPGRADE, "servers"]],
     "daemon + servers during upgrade": [[UPGRADE, *_BOTH]],
+}
+#: Those of one step without a command, after which reads and writes go on.
+SINGLE: dict[str, Sequence[str]] = {
+    kind: steps[0]
+    for kind, steps in KINDS.items()
+    if len(steps) == 1 and kind != ALL and not {UP, UPGRADE} & {*steps[0]}
 }
 #: Counts of a round that must be 0 for readers and writers.
 _COUNTED = {"read_errors": "failed reads", "wrong_bytes": "wrong bytes read"}

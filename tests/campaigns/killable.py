@@ -1,14 +1,18 @@
-"""Devices whose servers are killed: recovered by this module, or by a supervisor."""
+"""Devices whose servers are killed: recovered by this module, or by a supervisor; and
+signals to all that serves devices.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -43,6 +47,8 @@ T = TypeVar("T")
 #: Time for a process to start, be ready or end. It is much more than that takes.
 TIMEOUT_S = 60.0
 _POLL_S = 0.001
+#: What was stopped goes on after that, at most.
+_LONGEST_STOP_S = 0.5
 _LINES = 30
 _REISSUE = ("--recovery", "reissue")
 
@@ -85,6 +91,89 @@ def kill(server: ProcessIdentity) -> None:
     os.kill(server.pid, signal.SIGKILL)
     if not server.wait(timeout_s=TIMEOUT_S):
         raise NoAnswerError(f"process {server.pid} does not die")
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What processes of a role get."""
+
+    number: signal.Signals
+    role: str
+
+    @classmethod
+    def parse(cls, word: str) -> Signal:
+        """Parse a role, which is to get KILL, or the name of a signal and a role."""
+        *name, role = word.split()
+        return cls(signal.Signals[f"SIG{name[0] if name else 'KILL'}"], role)
+
+
+def serving(devices: Sequence[str], role: str) -> list[ProcessIdentity]:
+    """Return the living "servers", "keepers" or "daemon" of devices. One that is there
+    for several devices is returned once. A device has two keepers while one replaces
+    the other."""
+    found = dict[ProcessIdentity, None]()
+    for device in devices:
+        state = device_directory(device).state()
+        if role == "keepers":
+            found |= dict.fromkeys(each.process for each in state.keepers)
+        else:
+            one = {"servers": state.server, "daemon": state.supervisor}[role]
+            found |= {} if one is None else {one: None}
+    return [each for each in found if each.is_alive()]
+
+
+def signal_at_once(
+    words: Sequence[str],
+    living: Callable[[str], Sequence[ProcessIdentity]],
+    chances: random.Random,
+    *,
+    serve_on: Collection[str] = ("servers",),
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[int, int]:
+    """Send signals to the living processes of roles, see Signal. Those that get KILL or
+    TERM have ended afterwards, but for roles that may ``serve_on`` after TERM. Those
+    that get STOP get CONT, a random time after all others got theirs.
+
+    Returns when it was, or when what was stopped went on (CLOCK_MONOTONIC, in ns), and
+    how many processes got a signal.
+    """
+    begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    got = dict[ProcessIdentity, signal.Signals]()
+    ending = list[ProcessIdentity]()
+    signals = [Signal.parse(word) for word in words]
+    # What is stopped must be so when the others die.
+    signals.sort(key=lambda one: (one.number != signal.SIGSTOP, chances.random()))
+    for one in signals:
+        found = living(one.role)
+        got |= dict.fromkeys(found, one.number)
+        if one.number == signal.SIGKILL or (
+            one.number == signal.SIGTERM and one.role not in serve_on
+        ):
+            ending += found
+    stopped = [each for each, number in got.items() if number == signal.SIGSTOP]
+    try:
+        for each, number in got.items():
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, number)
+        for each in ending:
+            each.wait(timeout_s=timeout_s)
+        if stopped:
+            time.sleep(chances.uniform(0, _LONGEST_STOP_S))
+            begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    finally:
+        for each in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGCONT)
+    return begin_ns, len(got)
+
+
+def have_all_supervised(devices: Sequence[str], words: Sequence[str]) -> None:
+    """Recover devices that nothing does by itself: after TERM, a daemon has let them go
+    on purpose. Raises BtrfsUblkError."""
+    nobody = not (serving(devices, "keepers") or serving(devices, "daemon"))
+    if nobody or "TERM daemon" in words:
+        for device in devices:
+            recover_device(device)
 
 
 def soon(condition: Callable[[], T | None], what: str) -> T:

@@ -5,17 +5,17 @@ supervises several devices. In each round, a process writes to the first volume
 (shadowed_writer.py), while others read and verify what all of them serve. The daemon,
 all servers or all keepers are killed at a random moment, or are stopped and go on, or
 get TERM; in some rounds while another volume comes up, or while the first one is
-upgraded, which, should it fail then, must do when it is tried again. The content of the
-first volume is compared with what has been written: as soon as reads of all volumes are
-answered again; after all was flushed and dropped from memory; and after it was taken
-down and up. All random choices follow from --seed. Nothing is left, whatever happens.
+upgraded (to another build and back, if --other names one), which, should it fail then,
+must do when it is tried again. The content of the first volume is compared with what
+has been written: as soon as reads of all volumes are answered again; after all was
+flushed and dropped from memory; and after it was taken down and up. All random choices
+follow from --seed. Nothing is left, whatever happens.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -27,22 +27,24 @@ from typing import Any
 import campaign
 import click
 from kill_tables import ALL, KINDS, UP, UPGRADE, faults_of, tables
-from killable import kernel_log, soon, where_it_waits
+from killable import (
+    Signal,
+    kernel_log,
+    serving,
+    signal_at_once,
+    soon,
+    where_it_waits,
+)
 from shadow import Writer, shadowed_writer
-from verified_reads import NoAnswerError, VerifiedReads, verified_reads
+from verified_reads import NoAnswerError, VerifiedReads, drop_pages, verified_reads
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.base.process import (
-    Child,
-    ProcessIdentity,
-    run,
-    spawn,
-)
+from btrfs_ublk.base.process import Child, run, spawn
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Result, make_document, show
 from btrfs_ublk.device import recover_device, remove_device, show_device
-from btrfs_ublk.device.state import DeviceState, device_directory
+from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment, ZeroSegment
@@ -120,7 +122,9 @@ class Campaign:
         drop_caches: bool,
         small_files: int,
         volumes: int,
+        other: Path,
     ) -> None:
+        self._builds = [sys.executable, str(other)]
         self._small_files = small_files
         self._front_end = front_end
         self._target = directory / "mnt"
@@ -203,7 +207,7 @@ class Campaign:
             self._down(name)
         except BtrfsUblkError:
             # Make waiting requests fail.
-            self._kill(("keepers", "daemon", "servers"))
+            self._signal(["keepers", "daemon", "servers"], self._chances)
             with suppress(BtrfsUblkError):
                 remove_device(name, timeout_s=10)
             self._down(name)
@@ -281,11 +285,9 @@ class Campaign:
                     if word in (UP, UPGRADE):
                         stack.enter_context(self._commanding(word, chances))
                 words = [word for word in step if word not in (UP, UPGRADE)]
-                # What is stopped must be so when the others die.
-                words.sort(key=lambda word: ("STOP" not in word, chances.random()))
-                begin_ns, signalled = self._kill_at_once(words, chances)
+                begin_ns, signalled = self._signal(words, chances)
                 result["kills"] += signalled
-                before = [word.split()[-1] for word in words]
+                before = [Signal.parse(word).role for word in words]
             self._mark()
             if kind == ALL and self._front_end == "fuse":
                 # The FUSE connections have ended. Data in memory must still reach the
@@ -306,23 +308,14 @@ class Campaign:
         settled_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         result["settled_s"] = (settled_ns - begin_ns) / 1e9
 
-    def _kill_at_once(
-        self, words: Sequence[str], chances: random.Random
-    ) -> tuple[int, int]:
-        """Do a step of a kind. Return when it was, or when what it had stopped went on
-        (CLOCK_MONOTONIC), and how many processes got a signal."""
-        begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        got = self._kill(words)
-        stopped = [each for each, number in got.items() if number == signal.SIGSTOP]
-        try:
-            if stopped:
-                time.sleep(chances.uniform(0, _LONGEST_GAP_S))
-                begin_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        finally:
-            for each in stopped:
-                with suppress(ProcessLookupError):
-                    os.kill(each.pid, signal.SIGCONT)
-        return begin_ns, len(got)
+    def _signal(self, words: Sequence[str], chances: random.Random) -> tuple[int, int]:
+        """Do a step of a kind, see signal_at_once()."""
+        return signal_at_once(
+            words,
+            lambda role: serving(self._names, role),
+            chances,
+            timeout_s=self._deadline_s,
+        )
 
     @contextmanager
     def _commanding(self, word: str, chances: random.Random) -> Iterator[None]:
@@ -331,7 +324,10 @@ class Campaign:
             up_volume(COMING, self._coming)
             self._down(COMING)
         words = ["volume", "up", COMING] if word == UP else ["device", "upgrade", NAME]
-        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", *words]
+        if word == UPGRADE:
+            self._builds.reverse()
+        python = self._builds[0] if word == UPGRADE else sys.executable
+        argv = [python, "-P", "-m", "btrfs_ublk.cli.main", *words]
         with spawn(argv, death_signal=None) as child:
             time.sleep(chances.uniform(0, _LONGEST_COMMAND_S))
             yield
@@ -366,48 +362,14 @@ class Campaign:
             for reads in self._reads.values()
         )
 
-    def _alive(self, roles: Sequence[str]) -> list[ProcessIdentity]:
-        """Return the processes of these roles, of all volumes. Those that supervise
-        several devices are there once."""
-        found = {
-            process: None
-            for name in self._names
-            for role in roles
-            for process in _processes(device_directory(name).state(), role)
-        }
-        return [each for each in found if each.is_alive()]
-
     def _all_have(self, roles: Sequence[str]) -> bool | None:
         """Return whether each volume has a process of each role; None if not."""
-        for name in self._names:
-            state = device_directory(name).state()
-            for role in roles:
-                if not any(each.is_alive() for each in _processes(state, role)):
-                    return None
-        return True
-
-    def _kill(self, words: Sequence[str]) -> dict[ProcessIdentity, signal.Signals]:
-        """Send the processes of these roles their signals, KILL by default. Return who
-        got one. Who is to die of it has; a server may serve on after TERM."""
-        got = dict[ProcessIdentity, signal.Signals]()
-        dying = list[ProcessIdentity]()
-        for word in words:
-            *name, role = word.split()
-            number = signal.Signals[f"SIG{name[0] if name else 'KILL'}"]
-            alive = self._alive([role])
-            got |= dict.fromkeys(alive, number)
-            if number == signal.SIGKILL or word in ("TERM daemon", "TERM keepers"):
-                dying += alive
-        for each, number in got.items():
-            with suppress(ProcessLookupError):
-                os.kill(each.pid, number)
-        for each in dying:
-            each.wait(timeout_s=self._deadline_s)
-        return got
+        found = all(serving([name], role) for name in self._names for role in roles)
+        return found or None
 
     def _is_by_hand(self) -> bool:
         """Return whether the devices have neither keepers nor a daemon."""
-        return not self._alive(("keepers", "daemon"))
+        return not any(serving(self._names, role) for role in ("keepers", "daemon"))
 
     @contextmanager
     def _recovering(self) -> Iterator[list[Child]]:
@@ -465,11 +427,7 @@ class Campaign:
         if self._drop_caches:
             Path("/proc/sys/vm/drop_caches").write_text("3")
             return
-        for path in (self._target / "written").rglob("*"):
-            if path.is_file():
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(fd)
+        drop_pages(self._target / "written")
 
     def _check(self) -> str:
         """Return "clean", or the last messages of ``btrfs check`` for seed and sprout.
@@ -495,14 +453,6 @@ class Campaign:
         logs = [device_directory(name).log for name in self._names]
         words = [log.read_text()[-4000:] for log in logs if log.exists()]
         return "\n".join([*map(where_it_waits, pids), *words, kernel_log()[-4000:]])
-
-
-def _processes(state: DeviceState, role: str) -> list[ProcessIdentity]:
-    """Return a role's processes. There are two keepers while one replaces the other."""
-    if role == "keepers":
-        return [each.process for each in state.keepers]
-    process = state.server if role == "servers" else state.supervisor
-    return [] if process is None else [process]
 
 
 @click.command(context_settings=campaign.SETTINGS)
@@ -535,6 +485,7 @@ def _processes(state: DeviceState, role: str) -> list[ProcessIdentity]:
     show_default=True,
     help="How many are up; one of them is written to.",
 )
+@campaign.other_option
 @options.parent_option
 @campaign.output_option
 def command(
@@ -547,6 +498,7 @@ def command(
     small_files: int | None,
     drop_caches: bool,
     volumes: int,
+    other: Path,
     parent: Path,
     output: Path | None,
 ) -> None:
@@ -583,6 +535,7 @@ def command(
             drop_caches=drop_caches,
             small_files=small_files,
             volumes=volumes,
+            other=other,
         )
         try:
             for result in made.run(kinds, limit_s=limit_s):

@@ -1,5 +1,5 @@
 """Load that notices a dead server: a process that reads all the time and verifies that
-(btrfs-ublk-verify-reads), and a thread that writes small files.
+(btrfs-ublk-verify-reads), and a thread that writes small files; and reads that ask it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ Event = dict[str, Any]
 
 class NoAnswerError(BtrfsUblkError):
     """A read, write or process takes longer than it may."""
+
+
+def drop_pages(top: Path) -> None:
+    """Have the next reads of the files below a directory ask the block device."""
+    for path in top.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            os.fsync(fd)  # what is not written yet is not dropped
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
 
 
 class VerifiedReads:
