@@ -1,5 +1,6 @@
 // containerd's own tests of snapshotters, run against `btrfs-ublk snapshotter serve`. With
-// -kills, it is killed and started again all the time, while the tests go on.
+// -kills, it is killed and started again all the time, while the tests go on. That goes by calls,
+// not by time: however long a restart takes, each server gets something done.
 package suite
 
 import (
@@ -28,8 +29,11 @@ import (
 var (
 	command = flag.String("command", "btrfs-ublk", "the command to test")
 	base    = flag.String("base", "", "a directory on a btrfs")
-	kills   = flag.Duration("kills", 0, "the longest time until a server that is ready is killed; 0: none is")
+	kills   = flag.Int("kills", 0, "kill a server after that many calls at most; 0: never")
 )
+
+// A server is killed so long at most after a call was sent.
+const lateness = 50 * time.Millisecond
 
 var killed atomic.Int64
 
@@ -40,7 +44,7 @@ func launch(directory, socket string) (*exec.Cmd, error) {
 	if err := server.Start(); err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		connection, err := net.Dial("unix", socket)
 		if err == nil {
 			connection.Close()
@@ -54,24 +58,23 @@ func launch(directory, socket string) (*exec.Cmd, error) {
 	}
 }
 
-// serve serves until `over` is closed, by one server after the other.
-func serve(server *exec.Cmd, directory, socket string, over <-chan struct{}) (err error) {
+// serve serves until `over` is closed, by one server after the other. Calls are told to `called`.
+func serve(server *exec.Cmd, directory, socket string, called, over <-chan struct{}) (err error) {
 	for err == nil {
-		var next <-chan time.Time
-		if *kills > 0 {
-			next = time.After(rand.N(*kills))
+		for left := 1 + rand.N(max(*kills, 1)); *kills == 0 || left > 0; left-- {
+			select {
+			case <-over:
+				err = server.Process.Signal(syscall.SIGTERM)
+				server.Wait() // It ends with 128 + 15.
+				return err
+			case <-called:
+			}
 		}
-		select {
-		case <-over:
-			err = server.Process.Signal(syscall.SIGTERM)
-			server.Wait() // It ends with 128 + 15.
-			return err
-		case <-next:
-			server.Process.Kill()
-			server.Wait()
-			killed.Add(1)
-			server, err = launch(directory, socket)
-		}
+		time.Sleep(rand.N(lateness))
+		server.Process.Kill()
+		server.Wait()
+		killed.Add(1)
+		server, err = launch(directory, socket)
 	}
 	fmt.Fprintln(os.Stderr, err) // Calls wait until the time for all tests is over.
 	<-over
@@ -89,10 +92,18 @@ func start(ctx context.Context, _ string) (snapshots.Snapshotter, func() error, 
 	if err != nil {
 		return nil, nil, err
 	}
-	over, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- serve(server, directory, socket, over) }()
+	called, over, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() { ended <- serve(server, directory, socket, called, over) }()
+	tell := func(ctx context.Context, method string, request, reply any, connection *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+		select {
+		case called <- struct{}{}:
+		default: // It is being killed, or started.
+		}
+		return invoke(ctx, method, request, reply, connection, options...)
+	}
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), grpc.WithUnaryInterceptor(tell),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{
 			BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}))
 	if err != nil {
