@@ -16,6 +16,8 @@
 enum {
 	ALL_CONNECTIONS = 256,
 	CONNECT_TIMEOUT_MS = 10000,
+	/* A name that leads elsewhere is asked for as soon as changed credentials are read. */
+	NAMES_S = 5,
 	/* A connection on which nothing is acknowledged any more must not be reused. */
 	UNACKNOWLEDGED_MS = TRANSFER_LOW_SPEED_S * 1000,
 	/*
@@ -97,6 +99,7 @@ CURL *transfer_easy(void)
 	curl_easy_setopt(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
 	curl_easy_setopt(easy, CURLOPT_USERAGENT, TRANSFER_USER_AGENT);
 	curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_TIMEOUT_MS);
+	curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, (long)NAMES_S);
 	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, (long)TRANSFER_LOW_SPEED_BYTES_PER_S);
 	curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)TRANSFER_LOW_SPEED_S);
 	curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
