@@ -45,6 +45,19 @@ def podman(*words: object) -> str:
 COMMENTED = '# of the user\n[storage]\ndriver = "overlay"\n\n'
 
 
+def test_setup_makes_what_an_interrupted_one_has_not(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    words = ("setup", "--write", "--file", tmp_path / "storage.conf", "--store", store)
+    podman(*words)
+    whole = sorted(store.rglob("*"))
+    files = [path for path in whole if path.is_file() and path.name != ".lock"]
+    assert len(files) == 4
+    for path in files:
+        path.unlink()
+        podman(*words)
+        assert sorted(store.rglob("*")) == whole
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -78,8 +78,13 @@ class PodmanStore:
                 for name, kind in _LISTS.items():
                     directory = self.path / name
                     directory.mkdir(mode=0o755, exist_ok=True)
-                    if not (directory / f"{kind}.json").exists():
-                        self._write(name, [])
+                    # podman fails for a store without locks; a signal may have come
+                    # just before one was made.
+                    if any(
+                        not (directory / f"{kind}.{suffix}").exists()
+                        for suffix in ("json", "lock")
+                    ):
+                        self._write(name, self._read(name))
                 (self.path / _OVERLAY / "l").mkdir(
                     mode=0o755, parents=True, exist_ok=True
                 )
