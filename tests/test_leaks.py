@@ -23,9 +23,11 @@ import btrfs_ublk
 from btrfs_ublk.base.capabilities import Helper
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import MKSEED
+from btrfs_ublk.base.jsonfile import RecordFormat
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.base.undo import undoing
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel import loop_device, mounted, tempdir
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
@@ -178,6 +180,25 @@ def test_a_signal_while_a_kept_ledger_is_made(tmp_path: Path) -> None:
             collect_kept(tmp_path)
         assert trace.where
         assert os.listdir(tmp_path) == [], trace.where
+
+
+def test_a_signal_while_a_record_is_written(tmp_path: Path) -> None:
+    """At each of its lines, it is there as before or as after, and nothing else is."""
+    path = tmp_path / "record"
+
+    def write(text: str = "after") -> None:
+        RecordFormat(1, BtrfsUblkError, str, synced=True).replace(path, text)
+
+    count = _InterruptAtLine(None)
+    traced(count, write)
+    for number in range(1, count.lines + 1):
+        write("before")
+        trace = _InterruptAtLine(number)
+        with suppress(KeyboardInterrupt), interruptible():
+            traced(trace, write)
+        assert trace.where
+        assert path.read_text() in ("before", "after"), trace.where
+        assert os.listdir(tmp_path) == ["record"], trace.where
 
 
 def test_what_an_error_has_left_open_is_closed_to_undo_a_step(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import (
     get_type_hints,
 )
 
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError
 
 _Record = TypeVar("_Record")
@@ -101,20 +102,21 @@ class RecordFormat:
         self.replace(path, json.dumps(keys, indent=1) + "\n")
 
     def replace(self, path: Path, text: str) -> None:
-        """Write a file that is no record, like write()."""
+        """Write a file that is no record, like write(), undisturbed by signals."""
         # NB: the writer holds a lock, so there is only one. It can always use the same
         # name, and overwrites what a killed writer left.
         new = path.with_name(f".{path.name}.new")
         try:
             # NB: descriptions of sources may have secrets in their URLs.
-            with open(new, "w", encoding="utf-8", opener=_open_private) as file:
-                os.fchmod(file.fileno(), _MODE)
-                file.write(text)
-            if self.synced:
-                sync(new)
-            new.replace(path)
-            if self.synced:
-                sync(path.parent)
+            with deferred():
+                with open(new, "w", encoding="utf-8", opener=_open_private) as file:
+                    os.fchmod(file.fileno(), _MODE)
+                    file.write(text)
+                if self.synced:
+                    sync(new)
+                new.replace(path)
+                if self.synced:
+                    sync(path.parent)
         except OSError as error:
             raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from error
 
