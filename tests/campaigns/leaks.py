@@ -10,7 +10,7 @@ devices, processes, files, and what the daemon has open. After KILL, ``btrfs-ubl
 ``device gc`` and the same command again must lead to what it leads to alone, and
 undoing that back to what was before. Things of others that look like ours must never
 change. Commands are forks of this process, which has imported all of the package, so
-most rounds take less than a second.
+most rounds take less than a second. Several campaigns may run at once.
 """
 
 from __future__ import annotations
@@ -460,7 +460,8 @@ class Campaign:
             if "Traceback" in said:
                 faults.append(f"a traceback: {said[-300:]}")
             # While modules are imported, a signal ends the process at once.
-            if status not in (0, -number, 128 + number):
+            ends = {-number} if sent and number == signal.SIGKILL else {0, -number}
+            if status not in ends | {128 + number}:
                 faults.append(f"exit status {status}: {said[-300:]}")
         if number == signal.SIGKILL or scene.resumes:
             runner.run(("gc",))
