@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -136,8 +136,9 @@ def _token_server(root: Path) -> Iterator[TokenServer]:
             body = json.dumps(answer).encode()
             self.send_response(401 if answer is None else 200)
             self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # a client that was killed
+                self.end_headers()
+                self.wfile.write(body)
 
         def do_GET(self) -> None:
             self._answer(urlsplit(self.path).query)
@@ -309,9 +310,12 @@ def registry_fixture(*, tls: bool = False) -> Any:
 
 
 @contextmanager
-def registry_server(root: Path, *, tls: bool = False) -> Iterator[Registry]:
+def registry_server(
+    root: Path, *, tls: bool = False, realm: str | None = None
+) -> Iterator[Registry]:
     """Run a registry with its storage under ``root``. With ``tls``, it has a
-    certificate of an authority ``root``/ca.pem, and wants no tokens."""
+    certificate of an authority ``root``/ca.pem, and wants no tokens. ``realm`` is where
+    clients find the token server, if something is in front of it."""
     with ExitStack() as stack:
         tokens = stack.enter_context(_token_server(root))
         configuration = root / "registry.yml"
@@ -323,7 +327,12 @@ def registry_server(root: Path, *, tls: bool = False) -> Iterator[Registry]:
             issued.cert_chain_pems[0].write_to_path(root / "tls.pem")
         parts = _CONFIGURATION.rstrip() + (_TLS.rstrip() if tls else _AUTH)
         configuration.write_text(
-            parts.format(root=root, realm=tokens.realm, service=SERVICE, issuer=ISSUER),
+            parts.format(
+                root=root,
+                realm=realm or tokens.realm,
+                service=SERVICE,
+                issuer=ISSUER,
+            ),
             encoding="utf-8",
         )
         process = _Process(configuration)

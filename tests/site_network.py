@@ -76,11 +76,43 @@ class Machine:
         with _inside(self._namespace):
             yield
 
+    @contextmanager
+    def _link(self) -> Iterator[tuple[IPRoute, int]]:
+        with self.inside(), IPRoute() as route:
+            yield route, route.link_lookup(ifname="eth0")[0]
+
     def unplug(self) -> None:
         """Let it vanish: what it has sent last is the last that anybody hears of it."""
-        with self.inside(), IPRoute() as route:
-            index = route.link_lookup(ifname="eth0")[0]
+        with self._link() as (route, index):
             route.link("set", index=index, state="down")
+
+    def plug(self) -> None:
+        """Have it again after unplug()."""
+        with self._link() as (route, index):
+            route.link("set", index=index, state="up")
+
+    def readdress(self, old: str, new: str) -> None:
+        """Let it have another address; nothing answers at the old one."""
+        with self._link() as (route, index):
+            route.addr("del", index=index, address=old, prefixlen=_PREFIX_BITS)
+            route.addr("add", index=index, address=new, prefixlen=_PREFIX_BITS)
+
+    def limit(self, bits_per_s: float | None) -> None:
+        """Let it send at most that much; None: as much as it can."""
+        with self._link() as (route, index):
+            if bits_per_s is None:
+                route.tc("del", index=index, root=True)
+                return
+            route.tc(
+                "add",
+                "tbf",
+                index=index,
+                handle=_HANDLE,
+                parent=_ROOT,
+                rate=f"{round(bits_per_s)}bit",
+                burst=_BURST_BYTES,
+                latency=_QUEUED,
+            )
 
 
 class Network:
@@ -120,15 +152,7 @@ class Network:
             index = route.link_lookup(ifname="eth0")[0]
             route.addr("add", index=index, address=address, prefixlen=_PREFIX_BITS)
             route.link("set", index=index, state="up")
-            if bits_per_s is not None:
-                route.tc(
-                    "add",
-                    "tbf",
-                    index=index,
-                    handle=_HANDLE,
-                    parent=_ROOT,
-                    rate=f"{round(bits_per_s)}bit",
-                    burst=_BURST_BYTES,
-                    latency=_QUEUED,
-                )
-        return Machine(address, there)
+        machine = Machine(address, there)
+        if bits_per_s is not None:
+            machine.limit(bits_per_s)
+        return machine

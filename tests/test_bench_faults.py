@@ -1,10 +1,13 @@
-"""What the campaign of faults calls good, and one cell of its matrix; what the proxy
+"""The campaign of faults in a short form, and what of it is a failure; what the proxy
 does to answers.
 """
 
 from __future__ import annotations
 
 import http.client
+import json
+import math
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,18 +16,19 @@ from pathlib import Path
 import pytest
 from conftest import Need
 from fault_proxy import FAULTS, Fault, FaultProxy, Faults
-from fault_tables import is_good, tables
-from faults import Case, bed, measure
+from fault_tables import faults_of, tables
+from registry_server import REGISTRY
 from scripted_server import ScriptedServer, response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.units import MIB
 
 BODY = bytes(range(256)) * 40
 #: What is cut off at once ends long before.
 HANG_S = 3.0
+TORTURE = Path(__file__).parents[1] / "scripts/torture"
+TIMEOUT_S = 280
 
 
 @pytest.fixture
@@ -89,63 +93,75 @@ def test_the_proxy_spoils_a_share_the_same_each_time(upstream: ScriptedServer) -
     assert counts[0] == counts[1]
 
 
+def good(phase: str) -> Result:
+    names = ("errors", "wrong_bytes", "hung", "other_errors")
+    return {f"{phase}reads": 9} | {f"{phase}{name}": 0 for name in names}
+
+
 GOOD: Result = {
-    "fault": "reset",
-    "share": 0.1,
-    "mode": "direct",
-    "injected": 5,
-    "reads": 1000,
-    "errors": 3,
-    "other_errors": 0,
-    "wrong_bytes": 0,
-    "late": 0,
-    "max_s": 1.5,
-    "well_s": 0.1,
-    "healed_reads": 50,
-    "healed_errors": 0,
+    "faults": ["node", "rotting disk"],
+    "seed": 7,
+    "may_fail": True,
+    "deadline_s": 6,
+    "left": [],
+    "well_s": 1.0,
+    "max_s": 6.0,
+    **good(""),
+    **good("healed_"),
+    **good("again_"),
 }
 
 
-def test_a_row_says_whether_it_is_good() -> None:
-    bad = GOOD | {"wrong_bytes": 1}
-    document = {"parameters": {"deadline_s": 2}, "results": [GOOD, bad]}
-    (table,) = tables(document)
-    assert [row[:5] for row in table.rows] == [
-        ("reset", "direct", "10%", "5", "1,000")
-    ] * 2
-    assert [row[-1] for row in table.rows] == ["yes", "NO"]
+def test_what_of_a_round_is_a_failure() -> None:
+    assert faults_of(GOOD | {"errors": 5}) == []
+    for bad in (
+        {"errors": 5, "may_fail": False},
+        {"wrong_bytes": 1},
+        {"other_errors": 1},
+        {"hung": 1},
+        {"reads": 0},
+        {"healed_errors": 1},
+        {"again_wrong_bytes": 1},
+        {"well_s": math.inf},
+        {"left": ["mount"]},
+    ):
+        (found,) = faults_of(GOOD | bad)
+        assert found.startswith("node + rotting disk, seed 7: ")
 
 
-@pytest.mark.parametrize(
-    "name", ["wrong_bytes", "other_errors", "late", "healed_errors"]
-)
-def test_what_is_not_good(name: str) -> None:
-    assert is_good(GOOD)
-    assert not is_good(GOOD | {name: 1})
-    assert not is_good(GOOD | {"healed_reads": 0})
+def test_a_round_with_two_faults_is_in_the_rows_of_both() -> None:
+    other = GOOD | {"faults": ["node"], "wrong_bytes": 1}
+    (table,) = tables({"results": [GOOD, other]})
+    assert [(row[0], row[1], row[-1]) for row in table.rows] == [
+        ("node", "2", "1"),
+        ("rotting disk", "1", "0"),
+        ("all", "2", "1"),
+    ]
 
 
-#: Times are measured here, and not those of an emulated machine.
 @pytest.mark.native
 @pytest.mark.fuse
-@pytest.mark.parametrize(
-    ("fault", "share", "mode"), [("corrupt", 0.3, "direct"), ("reset", 1.0, "mmap")]
-)
-def test_a_device_has_its_errors_and_is_well_again(
-    sparse_path: Path,
-    need: Need,
-    fault: Fault,
-    share: float,
-    mode: str,
+@pytest.mark.slow
+def test_sources_and_caches_fail_and_are_well_again(
+    sparse_path: Path, need: Need
 ) -> None:
-    need(FUSE, LOOP, NGINX)
-    deadline_s = 2
-    with bed(
-        sparse_path, size_bytes=32 * MIB, deadline_s=deadline_s, front_end="fuse"
-    ) as place:
-        case = Case(fault, share, mode)
-        result = measure(place, case, duration_s=1, deadline_s=deadline_s)
-    assert is_good(result), result
-    assert result["injected"] > 0
-    if share == 1.0:
-        assert result["errors"] > 0
+    need(FUSE, LOOP, NGINX, REGISTRY)
+    pytest.importorskip("pyroute2", reason="pyroute2 makes networks")
+    kinds = ["names", "rotting disk"]
+    output = sparse_path / "results.json"
+    # The first one's name leads to another address, and there is no other mirror.
+    options = ["--seed=1", "--rounds=2", "--source=http", "--source=oci"]
+    times = ["--duration=2", "--deadline=5", "--front-end=fuse"]
+    done = subprocess.run(
+        [
+            *(TORTURE, "faults", *options, *times, *(f"--kind={x}" for x in kinds)),
+            *("--directory", sparse_path, "-o", output),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    rounds = json.loads(output.read_text())["results"]
+    assert all(kind in each["faults"] for kind, each in zip(kinds, rounds, strict=True))
+    assert rounds[0]["how"] == ["moves"] and not rounds[0]["mirrored"]

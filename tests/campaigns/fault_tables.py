@@ -1,57 +1,55 @@
-"""Tables of faults.py: what readers of a lazy device saw while its data server
-failed, and when they were well again.
-"""
+"""Tables of faults.py, and what of a round is a failure."""
 
 from __future__ import annotations
 
 from btrfs_ublk.bench.report import Document, Result, Table
-from btrfs_ublk.bench.study import Column, listing
 
-#: The longest time after its deadline at which a read may fail.
-LATE_S = 1
-
-
-def is_good(result: Result) -> bool:
-    """Whether no byte was wrong, and errors were EIO (SIGBUS), in time, none later."""
-    bad = ("wrong_bytes", "other_errors", "late", "healed_errors")
-    return not any(result[name] for name in bad) and result["healed_reads"] > 0
+#: Until all reads succeed: time for circuit breakers and names, besides a deadline,
+#: which is what requests take that are pending.
+HEAL_TIMEOUT_S = 30
+_COUNTS = ("reads", "errors", "wrong_bytes", "hung", "other_errors")
 
 
-_COLUMNS = (
-    Column("fault", "fault"),
-    Column("read by", "mode"),
-    Column("share", lambda cell: f"{cell[0]['share']:.0%}"),
-    Column("injected", "injected"),
-    Column("reads", "reads"),
-    Column("EIO", "errors"),
-    Column("others", "other_errors"),
-    Column("wrong bytes", "wrong_bytes"),
-    Column("late", "late"),
-    Column("longest s", "max_s", 2),
-    Column("well s", "well_s", 2),
-    Column("reads", "healed_reads"),
-    Column("errors", "healed_errors"),
-    Column("good", lambda cell: "yes" if is_good(cell[0]) else "NO"),
-)
-
-
-_NOTE = (
-    "A read has {deadline_s} s. EIO: with mmap, SIGBUS. Late: no answer "
-    f"{LATE_S} s after that; a mapped read may be four of the kernel's, one after the "
-    "other, and has four times as long. Well: until the first good read after the end "
-    "of the faults; reads and errors behind it are of those that begin when what hung "
-    "has had its deadline. Longest: of those that were answered."
-)
+def faults_of(result: Result) -> list[str]:
+    """What went wrong in a round: a byte, an error that was not EIO, that was late, or
+    that came where another mirror was well or after the end of the faults."""
+    found = [f"{what} is left" for what in result["left"]]
+    if result["well_s"] > HEAL_TIMEOUT_S + result["deadline_s"]:
+        found.append(f"reads failed for {result['well_s']:.0f} s after the faults")
+    for phase in ("", "healed_", "again_"):
+        bad = ["wrong_bytes", "hung", "other_errors"]
+        if phase or not result["may_fail"]:
+            bad.append("errors")
+        found += [
+            f"{result[phase + name]} {phase}{name}"
+            for name in bad
+            if result[phase + name]
+        ]
+        if not result[f"{phase}reads"]:
+            found.append(f"no {phase}reads")
+    name = " + ".join(result["faults"])
+    return [f"{name}, seed {result['seed']}: {one}" for one in found]
 
 
 def tables(document: Document) -> list[Table]:
-    """Make a table with one row per cell."""
+    """Make a table with a row for each kind of fault; rounds with two are in both."""
+    kinds = sorted({kind for each in document["results"] for kind in each["faults"]})
+    rows = []
+    for kind in [*kinds, "all"]:
+        those = [x for x in document["results"] if kind in ("all", *x["faults"])]
+        sums = [str(sum(each[name] for each in those)) for name in _COUNTS]
+        slowest = (max(each[name] for each in those) for name in ("max_s", "well_s"))
+        failed = sum(bool(faults_of(each)) for each in those)
+        rows.append(
+            (kind, str(len(those)), *sums, *(f"{x:.1f}" for x in slowest), str(failed))
+        )
+    names = [name.replace("_", " ") for name in _COUNTS]
     return [
-        listing(
-            "Reads of a lazy device while its server fails, and afterwards",
-            document["results"],
-            _COLUMNS,
-            left=2,
-            note=_NOTE.format(deadline_s=document["parameters"]["deadline_s"]),
+        Table(
+            "Reads of a lazy device while its source or cache fails",
+            ["fault", "rounds", *names, "max s", "well s", "failed"],
+            rows,
+            note="Errors are EIO, with mmap SIGBUS, and others. Hung: no answer in "
+            "time. Well s: until reads succeeded after the faults, at most.",
         )
     ]

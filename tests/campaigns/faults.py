@@ -1,112 +1,312 @@
-"""Measures what readers of a lazy device see while the server of its data fails, and
-after that.
+"""Has sources and caches of a lazy device fail in one or two ways at once, while
+readers verify each byte, and heals them: ``python tests/campaigns/faults.py --help``.
 
-``python tests/campaigns/faults.py --help``
+The device's object comes over HTTP and TLS, from a registry that wants tokens, an S3
+store, or a proxy that spoils answers, half of the time with a second mirror that is
+well, and half of the time with a cache on a disk that is too small for all of it. Reads
+are right, or EIO in time where the source fails and there is no other; a bounded time
+after the end of the faults, and once more with the cache that they have left, all are
+right. fault_site.py has the servers, names and certificates.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
+import math
+import os
+import random
+import signal
+import struct
+import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import campaign
 import click
-from fault_proxy import FAULTS, Fault, FaultProxy, Faults
-from fault_tables import LATE_S, is_good, tables
+import psutil
+from fault_proxy import FAULTS, FaultProxy, Faults
+from fault_site import Site, site
+from fault_tables import faults_of, tables
 from verified_reads import verified_reads
 
-from btrfs_ublk.base.capabilities import LOOP, ROOT, require
-from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.bench import options
-from btrfs_ublk.bench.origin import NGINX, origin
-from btrfs_ublk.bench.report import Result, make_document, show
-from btrfs_ublk.content import Addition, digest_file
-from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.server import BlockServer, Description, FrontEndName, LazySegment
-from btrfs_ublk.units import KIB, MIB
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-MODES = ("direct", "mmap")
-_SHARES = (0.01, 0.1, 1.0)
+from logged_disk import MAKE, logged_disk  # noqa: E402
+from registry_server import REGISTRY  # noqa: E402
+from s3_server import WEED  # noqa: E402
+
+from btrfs_ublk.base.capabilities import (  # noqa: E402
+    FUSE,
+    LOOP,
+    ROOT,
+    Program,
+    require,
+)
+from btrfs_ublk.base.entry import run_command  # noqa: E402
+from btrfs_ublk.base.process import run  # noqa: E402
+from btrfs_ublk.bench import options  # noqa: E402
+from btrfs_ublk.bench.origin import NGINX  # noqa: E402
+from btrfs_ublk.bench.report import Result  # noqa: E402
+from btrfs_ublk.content import Addition, digest_file  # noqa: E402
+from btrfs_ublk.kernel import loop_device, mounted  # noqa: E402
+from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
+from btrfs_ublk.server import (  # noqa: E402
+    BlockServer,
+    Description,
+    FrontEndName,
+    LazySegment,
+)
+from btrfs_ublk.units import KIB, MIB  # noqa: E402
+
+SOURCES = ("http", "oci", "s3", "spoilt")
+_OBJECT_BYTES, _DISK_BYTES, _UNIT_BYTES = 32 * MIB, 24 * MIB, 64 * KIB
 #: Few, so that reads wait for data, and not for their turn in the kernel.
 _DEPTH = 8
-#: One, since several would also wait for each other's read-ahead.
-_THREADS = 1
-_UNIT_BYTES = 64 * KIB
-_DELAY_S, _HANG_S = 5.0, 60.0
-#: Time for circuit breakers and pending requests; then all reads must succeed.
-_HEAL_TIMEOUT_S = 30.0
-_HEALED_S = 2.0
+#: Until it is well again; fault_tables.py says how long that may take.
+_PATIENCE_S = 180.0
+_HEALED_S, _AGAIN_S = 2.0, 1.0
+#: The longest time after its deadline at which a read may fail.
+_LATE_S = 4
 #: A mapped read may be four reads of the kernel in turn: read-ahead by madvise() and by
 #: the fault, and the page twice, as a fault that has dropped its lock to wait is begun
 #: again, whatever the result of the read (filemap_fault(), mm/filemap.c).
 _KERNEL_READS = {"direct": 1, "mmap": 4}
+_EXPECTED = {"direct": "EIO", "mmap": "SIGBUS"}
+_SPOILT_SHARES = (0.01, 0.1, 1.0)
+_MINUTE_S, _HOUR_S = 60, 3600
+_JUMPS_S = (5 * _MINUTE_S, 3 * _HOUR_S, 15 * _HOUR_S)
 _BLKFLSBUF = 0x1261  # linux/fs.h
+_EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h
+_TIMEOUT_S = 60
 
 
-@dataclass(frozen=True)
-class Case:
-    """One cell of the matrix. ``share`` is the share of requests that go wrong."""
-
-    fault: Fault
-    share: float
-    mode: str
-
-
-@dataclass(frozen=True)
+@dataclass
 class Bed:
-    """A device that gets all its data through the proxy."""
+    """What may fail in a round. ``cache`` is None where there is none."""
 
+    site: Site
+    source: str
     proxy: FaultProxy
-    server: BlockServer
+    cache: Path | None
+    loop: str
+    chance: random.Random
+    picked: list[Any]  #: how they fail, for the result
+
+    def pick(self, choices: Sequence[Any]) -> Any:
+        self.picked.append(self.chance.choice(choices))
+        return self.picked[-1]
 
 
-def _write_pattern(path: Path, size_bytes: int) -> None:
-    """Write each 8 bytes' own offset to them, as the reader expects."""
-    with path.open("wb") as file:
-        for start in range(0, size_bytes, MIB):
-            words = range(start, min(start + MIB, size_bytes), 8)
-            file.write(b"".join(word.to_bytes(8, "little") for word in words))
+_Fault = Callable[[Bed], AbstractContextManager[None]]
 
 
 @contextmanager
-def bed(
-    parent: Path, *, size_bytes: int, deadline_s: float, front_end: FrontEndName
-) -> Iterator[Bed]:
-    """Make a bed of an object with digests. Without a cache, each read fetches data."""
-    with ExitStack() as stack:
-        root = stack.enter_context(tempdir(parent=parent))
-        data = root / "served"
-        data.mkdir()
-        _write_pattern(data / "object", size_bytes)
-        digests = digest_file(data / "object", unit_bytes=_UNIT_BYTES)
-        upstream = stack.enter_context(origin(root, data))
-        proxy = stack.enter_context(FaultProxy(upstream))
-        segment = LazySegment(
-            offset=0,
-            length=size_bytes,
-            map=str(root / "map"),
-            deadline_s=deadline_s,
-        )
-        server = stack.enter_context(
-            BlockServer(Description(size_bytes, [segment]), front_end=front_end)
-        )
-        source = {
-            "kind": "http",
-            "url": proxy.url("/object"),
-            "proxy": "none",
-            "size": size_bytes,
-            "unit": _UNIT_BYTES,
-            "digests": digests.hex(),
-            "root": digests.root,
-        }
-        server.map_add([source], [Addition(offset=0, length=size_bytes)])
-        yield Bed(proxy, server)
+def _repeated(do: Callable[[], None], *, pause_s: float) -> Iterator[None]:
+    """Do it again and again, in a thread."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(pause_s):
+            do()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _restart(bed: Bed) -> Iterator[None]:
+    """Server, registry and token server are killed; tokens of before are refused."""
+    bed.site.one.stop()
+    yield
+    bed.site.one.start()
+
+
+@contextmanager
+def _names(bed: Bed) -> Iterator[None]:
+    """The name still leads to the old address for a while, or to none."""
+    names = bed.site.names
+    kind = bed.pick(("moves", "moves", "fails", "silent"))
+    bed.site.one.move()
+    if kind != "moves":
+        names.mode = kind
+    yield
+    names.mode = "answers"
+    bed.site.publish()
+
+
+@contextmanager
+def _certificate(bed: Bed) -> Iterator[None]:
+    """It expires, or is of an authority that is trusted a while later."""
+    one = bed.site.one
+    if bed.pick(("expires", "authority")) == "expires":
+        one.certify(until_s=1)
+        _reload(bed)
+        time.sleep(1.5)
+        _reload(bed)
+        yield
+        one.certify()
+        _reload(bed)
+    else:
+        one.replace_authority()
+        _reload(bed)
+        yield
+        one.trust()
+
+
+def _reload(bed: Bed) -> None:
+    bed.site.one.stop()
+    bed.site.one.start()
+
+
+@contextmanager
+def _node(bed: Bed) -> Iterator[None]:
+    """Nothing of it is heard any more, not even a reset."""
+    bed.site.one.machine.unplug()
+    yield
+    bed.site.one.machine.plug()
+
+
+@contextmanager
+def _link(bed: Bed) -> Iterator[None]:
+    bed.site.one.machine.limit(bed.pick((300e3, 2e6, 10e6)))
+    yield
+    bed.site.one.machine.limit(None)
+
+
+@contextmanager
+def _clock(bed: Bed) -> Iterator[None]:
+    bed.site.set_clock(bed.pick((-1, 1)) * bed.pick(_JUMPS_S))
+    yield
+    bed.site.set_clock(0)
+
+
+@contextmanager
+def _spoilt(bed: Bed) -> Iterator[None]:
+    kind, share = bed.pick(FAULTS), bed.pick(_SPOILT_SHARES)
+    bed.proxy.faults = Faults(kind, share, delay_s=5.0, hang_s=60.0)
+    yield
+    bed.proxy.heal()
+
+
+def _files(bed: Bed) -> list[Path]:
+    assert bed.cache is not None
+    return [x for x in bed.cache.iterdir() if x.suffix in (".data", ".bits")]
+
+
+@contextmanager
+def _slow_disk(bed: Bed) -> Iterator[None]:
+    """Its server stands still again and again, and nothing is in memory."""
+    (server,) = (
+        x for x in psutil.Process().children() if "logged_disk" in " ".join(x.cmdline())
+    )
+
+    def halt() -> None:
+        with suppress(OSError):  # another fault has taken them away
+            for path in _files(bed):
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        server.send_signal(signal.SIGSTOP)
+        time.sleep(bed.chance.choice((0.05, 0.3, 1.5)))
+        server.send_signal(signal.SIGCONT)
+
+    with _repeated(halt, pause_s=0.2):
+        yield
+
+
+@contextmanager
+def _full_disk(bed: Bed) -> Iterator[None]:
+    """Others take all that becomes free."""
+    assert bed.cache is not None
+    hog = bed.cache.parent / "hog"
+    with hog.open("wb", buffering=0) as file:
+
+        def grow() -> None:
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(MIB))
+
+        grow()
+        with _repeated(grow, pause_s=0.1):
+            yield
+    with suppress(OSError):  # another fault has made it read-only
+        hog.unlink()
+
+
+@contextmanager
+def _read_only_disk(bed: Bed) -> Iterator[None]:
+    """As ext4 makes it after an error. Only an unmount heals that."""
+    Path(f"/sys/fs/ext4/{bed.loop}/trigger_fs_error").write_text("faults.py")
+    yield
+
+
+@contextmanager
+def _lost_disk(bed: Bed) -> Iterator[None]:
+    """All that is asked of it is EIO. Only an unmount heals that."""
+    assert bed.cache is not None
+    with suppress(OSError):  # it is read-only, after an error
+        directory = os.open(bed.cache, os.O_RDONLY)
+        try:
+            fcntl.ioctl(directory, _EXT4_IOC_SHUTDOWN, struct.pack("I", 2))
+        finally:
+            os.close(directory)
+    yield
+
+
+@contextmanager
+def _rotting_disk(bed: Bed) -> Iterator[None]:
+    def rot() -> None:
+        with suppress(OSError):  # a file that is new, or another fault
+            path = bed.chance.choice(_files(bed))
+            with path.open("r+b", buffering=0) as file:
+                offset = bed.chance.randrange(path.stat().st_size)
+                file.seek(offset)
+                spoilt = bytes(x ^ 1 << bed.chance.randrange(8) for x in file.read(8))
+                file.seek(offset)
+                file.write(spoilt)
+
+    with _repeated(rot, pause_s=0.02):
+        yield
+
+
+_OF_SOURCE: dict[str, _Fault] = {
+    "restart": _restart,
+    "names": _names,
+    "certificate": _certificate,
+    "node": _node,
+    "link": _link,
+    "clock": _clock,
+    "spoilt": _spoilt,
+}
+_OF_CACHE: dict[str, _Fault] = {
+    "slow disk": _slow_disk,
+    "full disk": _full_disk,
+    "read-only disk": _read_only_disk,
+    "lost disk": _lost_disk,
+    "rotting disk": _rotting_disk,
+}
+KINDS = (*_OF_SOURCE, *_OF_CACHE)
+
+
+def _may_fail(kind: str, source: str) -> bool:
+    return kind in _OF_SOURCE and (kind != "clock" or source == "s3")
+
+
+def _write_pattern(path: Path) -> None:
+    """Write each 8 bytes' own offset to them, as the reader expects."""
+    with path.open("wb") as file:
+        array("Q", range(0, _OBJECT_BYTES, 8)).tofile(file)
 
 
 def _forget(device: Path) -> None:
@@ -115,147 +315,296 @@ def _forget(device: Path) -> None:
         fcntl.ioctl(file, _BLKFLSBUF)
 
 
-def _read(
-    place: Bed, mode: str, *, duration_s: float, deadline_s: int, seed: int
-) -> dict[str, Any]:
-    _forget(place.server.device)
-    threads = _THREADS if mode == "mmap" else None
-    with verified_reads(
-        place.server.device,
-        threads=threads,
-        depth=_DEPTH,
-        seed=seed,
-        deadline_s=deadline_s,
-    ) as reads:
-        time.sleep(duration_s)
-        return reads.finish()
+class Readers:
+    """Direct and mapped reads, until finish()."""
 
+    def __init__(self, device: Path, *, seed: int, deadline_s: int) -> None:
+        self._stack = ExitStack()
+        self._reads = {
+            mode: self._stack.enter_context(
+                verified_reads(
+                    device,
+                    name=mode,
+                    threads=1 if mode == "mmap" else None,
+                    depth=_DEPTH,
+                    seed=seed,
+                    deadline_s=deadline_s * turns + _LATE_S,
+                )
+            )
+            for mode, turns in _KERNEL_READS.items()
+        }
 
-def _wait_until_well(place: Bed) -> float:
-    """Return seconds until a read succeeds. Raises BtrfsUblkError."""
-    start = time.monotonic()
-    while time.monotonic() - start < _HEAL_TIMEOUT_S:
-        _forget(place.server.device)
-        try:
-            with place.server.device.open("rb", buffering=0) as file:
-                file.read(_UNIT_BYTES)
-            return time.monotonic() - start
-        except OSError:
-            time.sleep(0.05)
-    raise BtrfsUblkError(
-        f"no read without an error {_HEAL_TIMEOUT_S:g} s after all was well again"
-    )
+    def __enter__(self) -> Readers:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
-def measure(place: Bed, case: Case, *, duration_s: float, deadline_s: int) -> Result:
-    """Measure one cell, with faults and then without them."""
-    injected = place.proxy.counts.injected.total()
-    place.proxy.faults = Faults(
-        case.fault, case.share, delay_s=_DELAY_S, hang_s=_HANG_S
-    )
-    allowed_s = deadline_s * _KERNEL_READS[case.mode] + LATE_S
-    try:
-        faulty = _read(
-            place, case.mode, duration_s=duration_s, deadline_s=allowed_s, seed=1
+    def finish(self, prefix: str = "") -> Result:
+        reports = {mode: reads.finish() for mode, reads in self._reads.items()}
+        found = {
+            f"{prefix}{count}": sum(each[count] for each in reports.values())
+            for count in ("reads", "errors", "wrong_bytes", "hung")
+        }
+        found[f"{prefix}other_errors"] = sum(
+            report["errors"] - report["by_error"].get(_EXPECTED[mode], 0)
+            for mode, report in reports.items()
         )
-    finally:
-        place.proxy.heal()
-    healed_s = time.monotonic()
-    well_s = _wait_until_well(place)
-    # A new read may wait for an old one that hangs until its deadline.
-    time.sleep(max(0.0, healed_s + deadline_s - time.monotonic()))
-    healed = _read(place, case.mode, duration_s=_HEALED_S, deadline_s=allowed_s, seed=2)
-    expected = {"EIO"} if case.mode == "direct" else {"SIGBUS"}
-    return {
-        "fault": case.fault,
-        "share": case.share,
-        "mode": case.mode,
-        "injected": place.proxy.counts.injected.total() - injected,
-        "reads": faulty["reads"],
-        "errors": faulty["errors"],
-        "other_errors": sum(
-            count for name, count in faulty["by_error"].items() if name not in expected
-        ),
-        "wrong_bytes": faulty["wrong_bytes"] + healed["wrong_bytes"],
-        "late": faulty["hung"],
-        "max_s": faulty["max_ns"] / 1e9,
-        "well_s": well_s,
-        "healed_reads": healed["reads"],
-        "healed_errors": healed["errors"] + healed["hung"],
+        found[f"{prefix}max_s"] = max(each["max_ns"] for each in reports.values()) / 1e9
+        return found
+
+
+def _wait_until_well(device: Path, chance: random.Random) -> float:
+    """Return seconds until eight reads in a row have succeeded, infinity for never."""
+    start_s, good = time.monotonic(), 0
+    with device.open("rb", buffering=0) as file:
+        while good < 8:
+            if time.monotonic() - start_s > _PATIENCE_S:
+                return math.inf
+            _forget(device)
+            file.seek(chance.randrange(_OBJECT_BYTES // _UNIT_BYTES) * _UNIT_BYTES)
+            try:
+                file.read(_UNIT_BYTES)
+                good += 1
+            except OSError:
+                good = 0
+                time.sleep(0.05)
+    return time.monotonic() - start_s
+
+
+@contextmanager
+def _cache_disk(root: Path, *, slow: bool) -> Iterator[Path]:
+    """Yield a loop device with an ext4."""
+    image, shown = root / "disk", root / "shown"
+    shown.mkdir()
+    with image.open("wb") as file:
+        file.truncate(_DISK_BYTES)
+    run([*MAKE["ext4"], image], timeout_s=_TIMEOUT_S)
+    with ExitStack() as stack:
+        if slow:
+            image = stack.enter_context(logged_disk(image, Path("/dev/null"), shown))
+        yield stack.enter_context(loop_device(image)).path
+
+
+@contextmanager
+def _device(
+    root: Path, disk: Path | None, source: Result | None, *, options: dict[str, Any]
+) -> Iterator[tuple[Path, Path | None]]:
+    """Yield the device and its cache's directory. ``source`` is mapped; None: it is
+    mapped already."""
+    with ExitStack() as stack:
+        cache = None
+        if disk:
+            (root / "mounted").mkdir(exist_ok=True)
+            errors = ["errors=remount-ro"]
+            stack.enter_context(
+                mounted(disk, root / "mounted", fs_type="ext4", options=errors)
+            )
+            cache = root / "mounted/cache"
+            cache.mkdir(mode=0o700, exist_ok=True)
+        segment = LazySegment(
+            offset=0,
+            length=_OBJECT_BYTES,
+            map=str(root / "map"),
+            cache=cache and str(cache),
+            deadline_s=options["deadline_s"],
+        )
+        server = stack.enter_context(
+            BlockServer(
+                Description(_OBJECT_BYTES, [segment]), front_end=options["front_end"]
+            )
+        )
+        if source:
+            server.map_add([source], [Addition(offset=0, length=_OBJECT_BYTES)])
+        yield server.device, cache
+
+
+def _state(root: Path) -> set[str]:
+    """What a round must not leave."""
+    found = {f"mount {line}" for line in Path("/proc/self/mounts").open()}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            # The site's own come and go with its faults.
+            if process.name().startswith("btrfs-ublk-"):
+                found.add(f"process {process.pid}")
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # somebody else's, which has gone
+            if backing.read_text().startswith(str(root)):
+                found.add(f"loop device {backing.parts[3]}")
+    return found
+
+
+def _choose(kinds: tuple[str, ...], number: int, chance: random.Random) -> list[str]:
+    """The round's turn of all, and half of the time another one."""
+    chosen = {kinds[number % len(kinds)]}
+    if chance.random() < 0.5:
+        chosen.add(chance.choice(kinds))
+    if "spoilt" in chosen:  # the proxy needs neither
+        chosen -= {"names", "certificate"}
+    return sorted(chosen)
+
+
+def run_round(
+    where: Site,
+    known: Result,
+    root: Path,
+    faults: list[str],
+    *,
+    sources: tuple[str, ...],
+    duration_s: float,
+    seed: int,
+    front_end: FrontEndName,
+    deadline_s: int,
+) -> Result:
+    chance = random.Random(seed)
+    source = chance.choice([x for x in sources if x != "spoilt"] or ["http"])
+    if "spoilt" in faults:
+        source = "spoilt"
+    cached = bool(_OF_CACHE.keys() & set(faults)) or chance.random() < 0.5
+    mirrored = chance.random() < 0.5
+    result: Result = {
+        "faults": faults,
+        "source": source,
+        "cached": cached,
+        "mirrored": mirrored,
+        "may_fail": not mirrored and any(_may_fail(x, source) for x in faults),
+        "deadline_s": deadline_s,
+        "seed": seed,
     }
+    before = _state(root)
+    options = {"deadline_s": deadline_s, "front_end": front_end}
+    with ExitStack() as stack:
+        proxy = stack.enter_context(FaultProxy((where.one.address, 80), seed=seed))
+        mirrors = [where.mirror(source, plain_url=proxy.url("/object"))]
+        if mirrored:
+            mirrors.append(where.second_mirror())
+        disk = None
+        if cached:
+            slow = "slow disk" in faults
+            disk = stack.enter_context(_cache_disk(root, slow=slow))
+        with _device(root, disk, {"mirrors": mirrors, **known}, options=options) as it:
+            device, cache = it
+            name = disk.name if disk else ""
+            bed = Bed(where, source, proxy, cache, name, chance, [])
+            result["how"] = bed.picked
+            with Readers(device, seed=seed, deadline_s=deadline_s) as readers:
+                time.sleep(chance.uniform(0, 1))
+                with ExitStack() as failing:
+                    for kind in faults:
+                        fault = {**_OF_SOURCE, **_OF_CACHE}[kind]
+                        failing.enter_context(fault(bed))
+                    end_s = time.monotonic() + chance.uniform(0.2, 1) * duration_s
+                    while time.monotonic() < end_s:
+                        time.sleep(0.5)
+                        _forget(device)  # or nothing is fetched any more
+                healed_s = time.monotonic()
+                result["well_s"] = _wait_until_well(device, chance)
+                result |= readers.finish()
+            # A new read may wait for an old one that hangs until its deadline.
+            time.sleep(max(0.0, healed_s + deadline_s - time.monotonic()))
+            _forget(device)
+            with Readers(device, seed=seed, deadline_s=deadline_s) as readers:
+                time.sleep(_HEALED_S)
+                result |= readers.finish("healed_")
+        with _device(root, disk, None, options=options) as (device, _):
+            with Readers(device, seed=seed, deadline_s=deadline_s) as readers:
+                time.sleep(_AGAIN_S)
+                result |= readers.finish("again_")
+    result["left"] = sorted(_state(root) - before)
+    return result
 
 
 @click.command(context_settings=campaign.SETTINGS)
+@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, default=KINDS)
 @click.option(
-    "--fault", "faults", type=click.Choice(FAULTS), multiple=True, default=FAULTS
-)
-@click.option(
-    "--share",
-    "shares",
-    type=click.FloatRange(0, 1),
+    "--source",
+    "sources",
+    type=click.Choice(SOURCES),
     multiple=True,
-    default=_SHARES,
-    help="Of the requests that go wrong.",
+    default=SOURCES,
+    help="Of those that a round chooses from.",
 )
-@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES)
-@click.option("--duration-s", type=click.FloatRange(min=0.1), default=6.0)
-@click.option("--deadline-s", type=click.IntRange(1, 300), default=2)
-@click.option("--size-bytes", type=campaign.COUNT, default=128 * MIB)
+@click.option("--rounds", type=campaign.COUNT, default=24, show_default=True)
+@click.option(
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    metavar="SECONDS",
+    help="Of the faults, at most.",
+)
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.IntRange(1, 300),
+    default=6,
+    metavar="SECONDS",
+    help="Of reads.",
+)
+@campaign.seed_option
+@campaign.limit_option
 @options.front_end_option
 @options.memory_directory_option
 @campaign.output_option
 def command(
-    faults: Sequence[str],
-    shares: Sequence[float],
-    modes: Sequence[str],
+    kinds: tuple[str, ...],
+    sources: tuple[str, ...],
+    rounds: int,
     duration_s: float,
     deadline_s: int,
-    size_bytes: int,
+    seed: int,
+    limit_s: float,
     front_end: str,
     parent: Path,
     output: Path | None,
 ) -> None:
-    """Verified reads, direct and mapped, of a device whose data come from a web server
-    through a proxy that spoils a share of the answers.
+    """Verified reads, direct and mapped, of a device whose source or cache fails.
 
-    Fails when a byte was wrong, an error was not EIO or came late, or there was one
-    after the end of the faults.
+    Fails when a byte was wrong, an error was not EIO, came late, where another mirror
+    was well, or after the end of the faults; or when anything is left.
     """
-    require(ROOT, LOOP, NGINX)
+    require(ROOT, LOOP, FUSE, NGINX, REGISTRY, Program("cc", "gcc"))
+    if "s3" in sources:
+        require(WEED)
+    began_s = time.monotonic()
     parameters = {
-        "deadline_s": deadline_s,
+        "rounds": rounds,
         "duration_s": duration_s,
-        "size_bytes": size_bytes,
+        "deadline_s": deadline_s,
+        "seed": seed,
     }
-    document = make_document(
-        "faults", parameters=parameters, directory=parent, results=[]
+    results = campaign.Results(
+        "faults", tables, parameters=parameters, directory=parent, output=output
     )
-    document["script"] = "tests/campaigns/faults.py"
-    with bed(
-        parent,
-        size_bytes=size_bytes,
-        deadline_s=deadline_s,
-        front_end=cast(FrontEndName, front_end),
-    ) as place:
-        for fault in faults:
-            for share in shares:
-                for mode in modes:
-                    document["results"].append(
-                        measure(
-                            place,
-                            Case(cast(Fault, fault), share, mode),
-                            duration_s=duration_s,
-                            deadline_s=deadline_s,
-                        )
+    with tempdir(parent=parent) as root, results:
+        (root / "files").mkdir()
+        _write_pattern(root / "files/object")
+        digests = digest_file(root / "files/object", unit_bytes=_UNIT_BYTES)
+        known = {"size": _OBJECT_BYTES, "unit": _UNIT_BYTES}
+        known |= {"digests": digests.hex(), "root": digests.root}
+        with site(root, set(sources)) as where:
+            for number in range(rounds):
+                if time.monotonic() - began_s > limit_s:
+                    break
+                chance = random.Random(f"{seed} {number}")
+                faults = _choose(kinds, number, chance)
+                click.echo(f"round {number + 1}: {' + '.join(faults)}", err=True)
+                with tempdir(parent=root) as place:
+                    result = run_round(
+                        where,
+                        known,
+                        place,
+                        faults,
+                        sources=sources,
+                        duration_s=duration_s,
+                        seed=chance.randrange(1 << 31),
+                        front_end=cast(FrontEndName, front_end),
+                        deadline_s=deadline_s,
                     )
-    campaign.store(document, tables(document), output)
-    show(document)
-    bad = [
-        f"{each['fault']}, {each['share']:.0%}, {each['mode']}"
-        for each in document["results"]
-        if not is_good(each)
-    ]
-    campaign.conclude(bad, rounds=len(document["results"]))
+                result["problems"] = faults_of(result)
+                results.add(result)
+                click.echo(json.dumps(result), err=True)
+    results.conclude(seed=seed)
 
 
 if __name__ == "__main__":
