@@ -3,6 +3,8 @@
 #ifndef BASE_CLOCK_H
 #define BASE_CLOCK_H
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -15,6 +17,19 @@ static inline uint64_t clock_now_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+/* Returns false when the thread has not ended within `wait_ms`; it must be joined later. */
+static inline bool clock_join(pthread_t thread, unsigned wait_ms)
+{
+	uint64_t until_ns = clock_now_ns() + wait_ms * NS_PER_MS;
+	struct timespec until = {
+		.tv_sec = (time_t)(until_ns / NS_PER_S),
+		.tv_nsec = (long)(until_ns % NS_PER_S),
+	};
+
+	/* NB: pthread_timedjoin_np() would wait for hours when the clock is set back. */
+	return !pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until);
 }
 
 #endif

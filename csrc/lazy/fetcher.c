@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
+#include "base/clock.h"
 #include "base/crypto.h"
 #include "base/message.h"
 #include "base/relaxed.h"
@@ -36,7 +36,7 @@ enum {
 	 */
 	TRANSFERS_DEFAULT = 96,
 	BUFFER_DEFAULT_BYTES = 24 << 20,
-	STOP_WAIT_S = 5,
+	STOP_WAIT_MS = 5000,
 	/* these threads mostly wait: for disks, and for servers of network file systems */
 	MIRROR_WORKERS = 8,
 	MIRROR_WORKERS_SPARE = 2, /* left for credentials, whatever hangs */
@@ -373,13 +373,9 @@ void fetcher_abandon(struct fetcher *fetcher)
 
 int fetcher_stop(struct fetcher *fetcher)
 {
-	struct timespec until;
-
 	__atomic_store_n(&fetcher->stopping, true, __ATOMIC_RELEASE);
 	fetcher_abandon(fetcher);
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += STOP_WAIT_S;
-	if (pthread_timedjoin_np(fetcher->thread, NULL, &until)) {
+	if (!clock_join(fetcher->thread, STOP_WAIT_MS)) {
 		/* Whoever has answered to readers may be closed. */
 		(void)__atomic_load_n(&fetcher->core.ending, __ATOMIC_ACQUIRE);
 		return -ETIMEDOUT;

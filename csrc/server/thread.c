@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/confine.h"
 #include "base/message.h"
 #include "server/sandbox.h"
@@ -89,16 +89,7 @@ void thread_join(struct thread *thread)
 
 bool thread_join_within(struct thread *thread, unsigned wait_ms)
 {
-	struct timespec deadline;
-
-	clock_gettime(CLOCK_REALTIME, &deadline);
-	deadline.tv_sec += wait_ms / 1000;
-	deadline.tv_nsec += (long)(wait_ms % 1000) * 1000000;
-	if (deadline.tv_nsec >= 1000000000) {
-		deadline.tv_sec++;
-		deadline.tv_nsec -= 1000000000;
-	}
-	if (pthread_timedjoin_np(thread->id, NULL, &deadline))
+	if (!clock_join(thread->id, wait_ms))
 		return false;
 	sem_destroy(&thread->started);
 	return true;

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fileio.h"
 #include "base/message.h"
 #include "lazy/cache/internal.h"
@@ -16,7 +17,7 @@
 
 enum {
 	STACK_BYTES = 256 << 10,
-	STOP_WAIT_S = 5,
+	STOP_WAIT_MS = 5000,
 	GATHER_MS = 50, /* how long others may join after the first unit */
 	SWEEP_MS = 1000,
 	SWEEP_IDLE_MS = 16000,
@@ -392,17 +393,13 @@ int pending_start(struct cache *cache)
 
 int pending_stop(struct cache *cache)
 {
-	struct timespec until;
-
 	if (!cache->running)
 		return 0;
 	pthread_mutex_lock(&cache->pending_lock);
 	cache->stop = true;
 	pthread_cond_signal(&cache->wake);
 	pthread_mutex_unlock(&cache->pending_lock);
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += STOP_WAIT_S;
-	if (pthread_timedjoin_np(cache->thread, NULL, &until))
+	if (!clock_join(cache->thread, STOP_WAIT_MS))
 		return -ETIMEDOUT;
 	free(cache->batch);
 	cache->running = false;

@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/confine.h"
 #include "base/relaxed.h"
 
@@ -13,7 +13,7 @@ enum {
 	STACK_BYTES = 128 << 10,
 	RETRY_MS = 500, /* retry after memory was short */
 	IDLE_MS = 2000, /* records are given back after that long without a request */
-	STOP_WAIT_S = 1,
+	STOP_WAIT_MS = 1000,
 };
 
 /* Returns false when memory is short. */
@@ -90,14 +90,10 @@ int fuse_allocator_start(struct fuse_allocator *allocator)
 
 bool fuse_allocator_stop(struct fuse_allocator *allocator)
 {
-	struct timespec deadline;
-
 	if (!allocator->running)
 		return true;
 	__atomic_store_n(&allocator->ending, true, __ATOMIC_RELEASE);
 	eventfd_write(allocator->wake_fd, 1);
-	clock_gettime(CLOCK_REALTIME, &deadline);
-	deadline.tv_sec += STOP_WAIT_S;
-	allocator->running = pthread_timedjoin_np(allocator->thread, NULL, &deadline) != 0;
+	allocator->running = !clock_join(allocator->thread, STOP_WAIT_MS);
 	return !allocator->running;
 }
