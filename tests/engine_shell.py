@@ -14,7 +14,7 @@ from typing import Any
 from sanitized_build import SANITIZER_ENVIRONMENT
 
 BLOCK = 4096
-SHELL_TIMEOUT_S = 30
+SHELL_TIMEOUT_S = 60
 
 
 class EngineShell:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sanitized_build import SANITIZER_ENVIRONMENT
 
-EXIT_TIMEOUT_S = 30
+EXIT_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)

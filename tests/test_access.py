@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from attacker import UID
 from conftest import Need
-from server_process import PROMPT_S
+from server_process import REPLY_TIMEOUT_S
 from volume_support import NAME, Place
 from web_server import web_server
 
@@ -182,7 +182,7 @@ def test_verbs(place: Place, become: Callable[[], object]) -> None:
         replies = []
         for verb in VERBS:
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(PROMPT_S)
+                connection.settimeout(REPLY_TIMEOUT_S)
                 connection.connect(f"/proc/self/fd/{fd}")
                 with suppress(BrokenPipeError):
                     connection.sendall(json.dumps({"request": verb}).encode() + b"\n")
@@ -282,7 +282,7 @@ def test_processes(need: Need, sparse_path: Path, become: Callable[[], object]) 
 def test_root_may(place: Place) -> None:
     """What the tests above try works where it is allowed, so they can fail."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(PROMPT_S)
+        connection.settimeout(REPLY_TIMEOUT_S)
         connection.connect(str(device_directory(NAME).path / "control"))
         with connection.makefile("rb") as file:
             connection.sendall(b'{"request": "bla"}\n')

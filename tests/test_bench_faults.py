@@ -78,7 +78,7 @@ def test_the_proxy_spoils_what_it_should(upstream: ScriptedServer, kind: Fault) 
             "hang": http.client.IncompleteRead,
         }
         assert seen is expected[kind]
-        assert (took_s >= HANG_S) == (kind == "hang")
+        assert kind != "hang" or took_s >= HANG_S
 
 
 def test_the_proxy_spoils_a_share_the_same_each_time(upstream: ScriptedServer) -> None:

@@ -145,7 +145,7 @@ class TestWithStandIn:
         with pytest.raises(BtrfsUblkError, match="not send the ready event in time"):
             with BlockServer(TINY, ready_timeout_s=0.5):
                 pass
-        assert time.monotonic() - start_s < 10
+        assert time.monotonic() - start_s < 40
 
     @pytest.mark.parametrize(
         ("behaviour", "message"),
@@ -175,7 +175,7 @@ class TestWithStandIn:
         with BlockServer(TINY, stop_timeout_s=1.5) as server:
             identity = ProcessIdentity.of(server.pid)
         assert not identity.is_alive()
-        assert time.monotonic() - start_s < 10
+        assert time.monotonic() - start_s < 40
 
     def test_a_server_that_is_slow_to_stop_is_given_its_time(
         self, stand_in: StandIn

@@ -14,10 +14,10 @@ import pytest
 from conftest import Need
 from server_process import (
     END_TIMEOUT_S,
-    PROMPT_S,
     READY_TIMEOUT_S,
+    REPLY_TIMEOUT_S,
     ServerProcess,
-    assert_prompt,
+    assert_answers,
 )
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
@@ -67,7 +67,7 @@ def test_nothing_happens_when_clients_leave(server: ServerProcess) -> None:
         server.connect().close()
     with server.connect() as client:
         client.socket.sendall(b'{"request": "st')
-    assert_prompt(server)
+    assert_answers(server)
     assert server.process.poll() is None
 
 
@@ -105,7 +105,7 @@ def test_a_client_with_too_many_requests_has_to_wait(server: ServerProcess) -> N
                 assert "unknown" in client.line()["error"]
             sent += 100
         assert time.monotonic() - begin_s > 1.0
-        assert_prompt(server)
+        assert_answers(server)
 
 
 @pytest.mark.native
@@ -131,7 +131,7 @@ def test_a_client_that_never_reads_is_dropped(server: ServerProcess) -> None:
         with pytest.raises(OSError):
             while True:  # its answers fill the socket, then it is hung up on
                 client.socket.sendall(b'{"request": "info"}\n' * 100)
-        assert_prompt(server)
+        assert_answers(server)
 
 
 @pytest.mark.native
@@ -166,7 +166,7 @@ def test_all_places_taken(server: ServerProcess) -> None:
             with pytest.raises(EOFError):
                 late.line()
         clients.pop().close()
-        assert_prompt(server)
+        assert_answers(server)
         for client in clients:  # those inside do not notice
             assert client.request("stats")["reply"] == "stats"
 
@@ -180,7 +180,7 @@ def test_silent_clients_make_room_in_time(server: ServerProcess) -> None:
         time.sleep(5)
         assert silent[0].request("stats")["reply"] == "stats"
         time.sleep(6)
-        assert_prompt(server)
+        assert_answers(server)
         assert silent[0].request("stats")["reply"] == "stats"
         with pytest.raises(EOFError):
             silent[1].line()
@@ -214,7 +214,7 @@ def test_another_user_is_refused(server: ServerProcess) -> None:
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(PROMPT_S)
+                connection.settimeout(REPLY_TIMEOUT_S)
                 connection.connect("control")
                 with connection.makefile("rb") as file:
                     error = json.loads(file.readline())
@@ -224,13 +224,13 @@ def test_another_user_is_refused(server: ServerProcess) -> None:
             os._exit(status)
     os.close(directory)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert_prompt(server)
+    assert_answers(server)
 
 
 @pytest.mark.native
 def test_handover_is_refused_where_nothing_would_stay(server: ServerProcess) -> None:
     assert "no recovery mode" in server.request("handover")["error"]
-    assert_prompt(server)
+    assert_answers(server)
 
 
 def test_any_front_end(front_end: FrontEndName) -> None:

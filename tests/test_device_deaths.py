@@ -295,7 +295,7 @@ def test_no_recovery(front_end: FrontEndName) -> None:
     started_s = time.monotonic()
     with pytest.raises(OSError):
         read_direct(device.path, 0, 4096)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < 60
     assert show_device("one").health == "lost"
     # Nobody has it mounted: a new one may take its place.
     assert recover_device("one")

@@ -203,7 +203,7 @@ def test_a_lock_is_held_once(one: DeviceDirectory) -> None:
         assert held.fileno() >= 0 and is_locked(one.lock)
         started_s = time.monotonic()
         assert lock_file(one.lock, timeout_s=0.1) is None
-        assert 0.1 <= time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s >= 0.1
     assert not is_locked(one.lock)
     assert not is_locked(one.server_lock)
 
@@ -372,7 +372,7 @@ def test_a_change_is_seen(one: DeviceDirectory, later: None) -> None:
 def test_no_change(one: DeviceDirectory) -> None:
     started_s = time.monotonic()
     assert wait_for_change(one.path, lambda: None, timeout_s=0.3) is None
-    assert 0.3 <= time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s >= 0.3
 
 
 def test_the_log_stays_small(tmp_path: Path) -> None:

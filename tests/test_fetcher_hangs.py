@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from fetch_shell import FetchShell, fetch_shell
 from scripted_server import ScriptedServer, response, scripted_server
+from waiting import in_some_round, wait_until
 
 UNIT = 4096
 UNITS = 256
@@ -93,13 +94,6 @@ def listening(talk: Callable[[socket.socket], None]) -> Iterator[int]:
                 thread.join()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def wait_for_requests(server: ScriptedServer, count: int) -> None:
     wait_until(lambda: len(server.requests) >= count)
 
@@ -117,38 +111,45 @@ def heal_after_prefetch(
     return number
 
 
-@pytest.mark.parametrize("deadline_s", [3, 6, None])
+@pytest.mark.parametrize("deadline_s", [3, None])
 def test_a_reader_does_not_inherit_a_hung_prefetch(
     sanitized_build: Path, tmp_path: Path, deadline_s: float | None
 ) -> None:
-    with (
-        hanging_origin() as (origin, server),
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        number = heal_after_prefetch(shell, origin, server, 1)
-        read = shell.read(number, 0, UNIT, deadline_s=deadline_s)
-        assert read.data == DATA[:UNIT]
-        assert read.ms < 8000
-    assert "given up" in (tmp_path / "log").read_text()
+    def check(times: int) -> None:
+        with (
+            hanging_origin() as (origin, server),
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            number = heal_after_prefetch(shell, origin, server, 1)
+            in_time_s = deadline_s and times * deadline_s
+            read = shell.read(number, 0, UNIT, deadline_s=in_time_s)
+            assert read.data == DATA[:UNIT]
+        assert "given up" in (tmp_path / "log").read_text()
+
+    in_some_round(check)
 
 
 def test_hung_prefetches_are_in_nobodys_way(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
     """More of them than a host that fails may have of what is waited for."""
-    with (
-        hanging_origin() as (origin, server),
-        fetch_shell(
-            sanitized_build, "transfers=8", "run=1", log=tmp_path / "log"
-        ) as shell,
-    ):
-        number = heal_after_prefetch(shell, origin, server, 4)
-        origin.errors = 3
-        for at in range(64, 72):
-            shell.begin(number, at * UNIT, UNIT, deadline_s=4)
-        reads = shell.finish().values()
-        assert {read.result for read in reads} == {0}
-        assert max(read.ms for read in reads) < 3800
+    options = ("transfers=8", "run=1")
+
+    def check(_: int) -> None:
+        with (
+            hanging_origin() as (origin, server),
+            fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+        ):
+            number = heal_after_prefetch(shell, origin, server, 4)
+            origin.errors = 3
+            for at in range(64, 72):
+                shell.begin(number, at * UNIT, UNIT)
+            reads = shell.finish().values()
+            assert {read.result for read in reads} == {0}
+            # They are given up after 5 s, in which a machine may stand still.
+            assert shell.stats()["units_in_flight"] == 4
+
+    in_some_round(check)
 
 
 def test_a_prefetch_that_hangs_ends_by_itself(
@@ -227,81 +228,94 @@ def test_one_attempt_does_not_take_all_the_time(
     sanitized_build: Path, tmp_path: Path, others: int
 ) -> None:
     """The first request hangs; the next one, or one to another mirror, is answered."""
-    with (
-        hanging_origin() as (origin, server),
-        scripted_server(ranged) as other,
-        fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell,
-    ):
-        keys = {"kind": "http", "proxy": "none"}
-        mirrors = [
-            {**keys, "url": each.url()} for each in [server, other][: 1 + others]
-        ]
-        number = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
-        origin.hangs.set()
-        read = shell.begin(number, 0, UNIT, deadline_s=8)
-        wait_until(lambda: len(origin.hanging) == 1)
-        origin.hangs.clear()
-        answer = shell.finish()[read]
-        assert answer.data == DATA[:UNIT]
-        assert answer.ms < (5600 if others else 7600)
+
+    def check(times: int) -> None:
+        deadline_s = 4 * times
+        with (
+            hanging_origin() as (origin, server),
+            scripted_server(ranged) as other,
+            fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell,
+        ):
+            keys = {"kind": "http", "proxy": "none"}
+            mirrors = [
+                {**keys, "url": each.url()} for each in [server, other][: 1 + others]
+            ]
+            number = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+            origin.hangs.set()
+            read = shell.begin(number, 0, UNIT, deadline_s=deadline_s)
+            wait_until(lambda: len(origin.hanging) == 1)
+            origin.hangs.clear()
+            answer = shell.finish()[read]
+            assert answer.data == DATA[:UNIT]
+            assert answer.ms < (700 if others else 950) * deadline_s
+
+    in_some_round(check)
 
 
 def test_a_retry_trusts_no_kept_connection(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
     """All that are kept have gone dead without a word; new ones are good."""
-    dead = threading.Event()
-    end = threading.Event()
 
-    def talk(client: socket.socket) -> None:
-        with client, suppress(OSError):
-            while request := client.recv(65536):
-                if dead.is_set() and client in kept:
-                    end.wait()
-                    return
-                kept.append(client)
-                head, _, body = ranged(request.decode()).partition(b"\r\n\r\n")
-                head = head.replace(b"Connection: close", b"Connection: keep-alive")
-                client.sendall(head + b"\r\n\r\n" + body)
+    def check(times: int) -> None:
+        dead = threading.Event()
+        end = threading.Event()
+        kept: list[socket.socket] = []
 
-    kept: list[socket.socket] = []
-    with (
-        listening(talk) as port,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        url = f"http://127.0.0.1:{port}/object"
-        keys = {"kind": "http", "url": url, "proxy": "none"}
-        number = shell.add({"size": len(DATA), "unit": UNIT, **keys})
-        for at in range(0, 64):
-            shell.begin(number, at * UNIT, UNIT)
-        assert {read.result for read in shell.finish().values()} == {0}
-        assert len(set(kept)) > 4  # at a time
-        dead.set()
-        try:
-            read = shell.read(number, 100 * UNIT, UNIT, deadline_s=4)
-        finally:
-            end.set()
-        assert read.data == DATA[100 * UNIT : 101 * UNIT]
+        def talk(client: socket.socket) -> None:
+            with client, suppress(OSError):
+                while request := client.recv(65536):
+                    if dead.is_set() and client in kept:
+                        end.wait()
+                        return
+                    kept.append(client)
+                    head, _, body = ranged(request.decode()).partition(b"\r\n\r\n")
+                    head = head.replace(b"Connection: close", b"Connection: keep-alive")
+                    client.sendall(head + b"\r\n\r\n" + body)
+
+        with (
+            listening(talk) as port,
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            url = f"http://127.0.0.1:{port}/object"
+            keys = {"kind": "http", "url": url, "proxy": "none"}
+            number = shell.add({"size": len(DATA), "unit": UNIT, **keys})
+            for at in range(0, 64):
+                shell.begin(number, at * UNIT, UNIT)
+            assert {read.result for read in shell.finish().values()} == {0}
+            assert len(set(kept)) > 4  # at a time
+            dead.set()
+            try:
+                read = shell.read(number, 100 * UNIT, UNIT, deadline_s=4 * times)
+            finally:
+                end.set()
+            assert read.data == DATA[100 * UNIT : 101 * UNIT]
+
+    in_some_round(check)
 
 
 def test_a_slow_prefetch_is_not_given_up(sanitized_build: Path, tmp_path: Path) -> None:
     """Who joins it has half of the deadline for each piece, not for all of them."""
 
-    def slowly(_: str) -> Iterator[bytes]:
-        whole = answer(0, UNIT - 1)
-        for at in range(0, len(whole), 700):
-            yield whole[at : at + 700]
-            time.sleep(0.6)
+    def check(times: int) -> None:
+        def slowly(_: str) -> Iterator[bytes]:
+            whole = answer(0, UNIT - 1)
+            for at in range(0, len(whole), 700):
+                yield whole[at : at + 700]
+                time.sleep(0.4 * times)
 
-    with (
-        scripted_server(slowly) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        number = shell.add(source(server))
-        shell.prefetch(number, 0, UNIT)
-        wait_until(lambda: bool(server.requests))
-        assert shell.read(number, 0, UNIT, deadline_s=5.5).data == DATA[:UNIT]
-        assert len(server.requests) == 1
+        with (
+            scripted_server(slowly) as server,
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            number = shell.add(source(server))
+            shell.prefetch(number, 0, UNIT)
+            wait_until(lambda: bool(server.requests))
+            read = shell.read(number, 0, UNIT, deadline_s=4 * times)
+            assert read.data == DATA[:UNIT]
+            assert len(server.requests) == 1
+
+    in_some_round(check)
 
 
 @pytest.mark.parametrize(
@@ -320,16 +334,13 @@ def test_a_busy_server_is_not_left_alone_for_long(
 
     with scripted_server(busy_once) as server, fetch_shell(sanitized_build) as shell:
         number = shell.add(source(server))
-        assert shell.read(number, 0, UNIT, deadline_s=20).data == DATA[:UNIT]
+        assert shell.read(number, 0, UNIT, deadline_s=60).data == DATA[:UNIT]
 
 
 def wait_for_stats(
     shell: FetchShell, condition: Callable[[dict[str, Any]], bool]
 ) -> None:
-    end = time.monotonic() + 10
-    while not condition(shell.stats()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: condition(shell.stats()))
 
 
 def test_a_read_that_ends_begins_no_other_unit(
@@ -400,7 +411,7 @@ def test_a_late_read_leaves_its_turn_to_the_next(
         next_one = shell.add({"size": len(DATA), "unit": UNIT, **small})
         shell.begin(hung, 0, UNIT)
         shell.begin(late, 0, UNIT, deadline_s=1)
-        number = shell.begin(next_one, 0, UNIT, deadline_s=10)
+        number = shell.begin(next_one, 0, UNIT, deadline_s=60)
         wait_for_stats(shell, lambda stats: stats["deadlines_missed"] == 1)
         wait_for_stats(shell, lambda stats: stats["reads_waiting"] == 1)
         hanging.end.set()

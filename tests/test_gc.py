@@ -198,7 +198,7 @@ def test_a_mount_namespace_that_exists_keeps_its_mounts(
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,12 +15,15 @@ from engine_shell import EngineShell, describe, engine_shell
 from fetch_shell import FetchShell, fetch_shell
 from scripted_server import ScriptedServer, response, scripted_server
 from store_shell import StoreShell, units_of
+from waiting import in_some_round
 
 UNIT = 64 << 10
 UNITS = 256
 #: Units that are read first, all in the part of the object that one cache has. They
-#: earn two second requests, of which a busy machine may use one.
+#: earn two second requests.
 BEFORE = 48
+#: After so much silence, so that a busy machine keeps those.
+HEDGE = "hedge=1000"
 DATA = b"".join(number.to_bytes(2, "little") * (UNIT // 2) for number in range(UNITS))
 
 
@@ -62,14 +65,14 @@ class Servers:
         return answer
 
     def after(
-        self, other: ScriptedServer, script: Callable[[str], bytes]
+        self, other: ScriptedServer, script: Callable[[str], bytes], pause_s: float
     ) -> Callable[[str], bytes]:
         """Answer when the other one has been asked, and has had the time to answer."""
 
         def answer(request: str) -> bytes:
             while not other.requests and not self.end.wait(0.05):
                 pass
-            self.end.wait(0.5)
+            self.end.wait(pause_s)
             return script(request)
 
         return answer
@@ -78,10 +81,16 @@ class Servers:
         return [len(each.requests) for each in self.all]
 
 
-@pytest.fixture
-def servers() -> Iterator[Servers]:
+@contextmanager
+def some_servers() -> Iterator[Servers]:
     with ExitStack() as stack:
         yield Servers(stack)
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with some_servers() as servers:
+        yield servers
 
 
 @pytest.fixture
@@ -101,24 +110,33 @@ def read_all(shell: FetchShell, source: int, first: int, count: int) -> None:
 
 
 def test_a_mirror_that_falls_silent_fails_no_attempt(
-    servers: Servers, shell: FetchShell
+    sanitized_build: Path, tmp_path: Path
 ) -> None:
     """Readers have what they want from the other one, and it is asked again only where
     a second request has been earned."""
-    mirrors = [http(servers.add()), http(servers.add())]
-    source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
-    read_all(shell, source, 0, BEFORE)
-    assert shell.stats()["hedges"] <= BEFORE // 20
-    servers.all[0].script = servers.silent
-    asked = servers.counts()[0]
-    read_all(shell, source, BEFORE, 100)
-    stats = shell.stats()
-    assert 0 < stats["hedges_won"] <= stats["hedges"] <= (BEFORE + 100) // 20
-    assert servers.counts()[0] - asked <= 3  # and then it is left alone
-    assert sum(servers.counts()) <= BEFORE + 100 + stats["hedges"]
-    assert not any(stats["failures"].values())
-    assert stats["hosts"][f"127.0.0.1:{servers.all[0].port}"]["failures"] == 0
-    servers.all[0].script = good
+
+    def check(_: int) -> None:
+        with (
+            some_servers() as servers,
+            fetch_shell(sanitized_build, HEDGE, log=tmp_path / "log") as shell,
+        ):
+            mirrors = [http(servers.add()), http(servers.add())]
+            source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+            read_all(shell, source, 0, BEFORE)
+            assert shell.stats()["hedges"] <= BEFORE // 20
+            servers.all[0].script = servers.silent
+            before = servers.counts()[0]
+            read_all(shell, source, BEFORE, 100)
+            stats = shell.stats()
+            asked = servers.counts()[0] - before
+            assert 0 < stats["hedges_won"] <= stats["hedges"] <= (BEFORE + 100) // 20
+            assert asked <= 3  # and then it is left alone
+            assert sum(servers.counts()) <= BEFORE + 100 + stats["hedges"] + asked
+            assert not any(stats["failures"].values())
+            host = stats["hosts"][f"127.0.0.1:{servers.all[0].port}"]
+            assert host["failures"] == 0
+
+    in_some_round(check)
 
 
 def test_second_requests_are_one_in_twenty_from_the_first_on(
@@ -146,12 +164,12 @@ def test_two_gateways_of_which_one_is_silent(
     mirrors = [http(servers.add(servers.silent)), http(servers.add())]
     source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
     reads = {
-        shell.begin(source, number * UNIT, UNIT, deadline_s=60): number
+        shell.begin(source, number * UNIT, UNIT, deadline_s=120): number
         for number in range(0, UNITS, 8)
     }
     for number, answer in shell.finish().items():
         assert answer.data == DATA[reads[number] * UNIT :][:UNIT]
-        assert answer.ms < 20_000  # half of the deadline was the rule before
+        assert answer.ms < 50_000  # half of the deadline was the rule before
     stats = shell.stats()
     assert stats["hedges"] <= stats["attempts"] // 20
     assert stats["read_errors"] == 0
@@ -159,24 +177,25 @@ def test_two_gateways_of_which_one_is_silent(
 
 @pytest.mark.parametrize("silent", [1, 3])
 def test_caches_that_are_silent_do_not_send_readers_to_the_origin(
-    servers: Servers, shell: FetchShell, silent: int
+    sanitized_build: Path, tmp_path: Path, silent: int
 ) -> None:
-    origin = servers.add()
-    caches = [servers.add() for _ in range(3)]
-    urls = [each.url("").rstrip("/") for each in caches]
-    mirror = http(origin, via=urls)
-    source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": [mirror]})
-    shell.pin(source, 'etag "1"')
-    read_all(shell, source, 0, BEFORE)
-    slow = servers.late(good) if silent == 3 else servers.silent
-    for cache in sorted(caches, key=lambda each: -len(each.requests))[:silent]:
-        cache.script = slow
-    read_all(shell, source, BEFORE, 10)
-    stats = shell.stats()
-    assert stats["hedges"] > 0
-    assert sum(servers.counts()) <= BEFORE + 10 + (BEFORE + 10) // 20
-    assert servers.counts()[0] == 0
-    assert not any(stats["failures"].values())
+    def check(_: int) -> None:
+        with (
+            some_servers() as servers,
+            fetch_shell(sanitized_build, HEDGE, log=tmp_path / "log") as shell,
+        ):
+            source, caches = behind_caches(servers, shell)
+            slow = servers.late(good) if silent == 3 else servers.silent
+            for cache in caches[:silent]:
+                cache.script = slow
+            read_all(shell, source, BEFORE, 10)
+            stats = shell.stats()
+            assert stats["hedges"] > 0
+            assert sum(servers.counts()) <= BEFORE + 10 + (BEFORE + 10) // 20
+            assert servers.counts()[0] == 0
+            assert not any(stats["failures"].values())
+
+    in_some_round(check)
 
 
 def behind_caches(
@@ -213,16 +232,22 @@ def test_a_second_request_that_is_to_ask_later_is_no_failure(
 
 
 def test_a_cache_that_was_silent_is_not_asked_again_soon(
-    servers: Servers, sanitized_build: Path, tmp_path: Path
+    sanitized_build: Path, tmp_path: Path
 ) -> None:
-    with fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell:
-        source, (silent, *_) = behind_caches(servers, shell)
-        silent.script = servers.silent
-        silent.requests.clear()
-        read_all(shell, source, BEFORE, 4)
-        assert len(silent.requests) == 1
-        assert servers.counts()[0] == 0
-        assert shell.stats()["failures"]["transient"] == 1
+    def check(_: int) -> None:
+        with (
+            some_servers() as servers,
+            fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell,
+        ):
+            source, (silent, *_others) = behind_caches(servers, shell)
+            silent.script = servers.silent
+            silent.requests.clear()
+            read_all(shell, source, BEFORE, 4)
+            assert len(silent.requests) == 1
+            assert servers.counts()[0] == 0
+            assert shell.stats()["failures"]["transient"] == 1
+
+    in_some_round(check)
 
 
 def test_a_prefetch_has_no_second_requests(servers: Servers, shell: FetchShell) -> None:
@@ -243,8 +268,22 @@ def lazy(path: Path) -> dict[str, Any]:
 
 def hedging_shell(build: Path, path: Path) -> AbstractContextManager[EngineShell]:
     return engine_shell(
-        build, describe(lazy(path)), environment={"BTRFS_UBLK_HEDGE_MS": "200"}
+        build, describe(lazy(path)), environment={"BTRFS_UBLK_HEDGE_MS": "1000"}
     )
+
+
+def a_map(
+    build: Path, directory: Path, servers: Servers, *, digests: bool = False
+) -> Path:
+    """A map of the object, with all servers as its mirrors."""
+    source: dict[str, Any] = {"size": len(DATA), "unit": UNIT}
+    if digests:
+        source["digests"] = [unit.hex() for unit in units_of(DATA, UNIT)]
+    source["mirrors"] = [http(each) for each in servers.all]
+    directory.mkdir()
+    with StoreShell(build, directory / "map") as store:
+        store.add([[0, len(DATA), 0, 0]], source)
+    return directory / "map"
 
 
 def earn(shell: EngineShell, servers: Servers) -> None:
@@ -257,41 +296,44 @@ def earn(shell: EngineShell, servers: Servers) -> None:
 
 
 def test_wrong_bytes_do_not_end_the_other_request(
-    servers: Servers, sanitized_build: Path, tmp_path: Path
+    sanitized_build: Path, tmp_path: Path
 ) -> None:
-    first, second = servers.add(), servers.add(wrong)
-    mirrors = [http(first), http(second)]
-    units = [unit.hex() for unit in units_of(DATA, UNIT)]
-    source = {"size": len(DATA), "unit": UNIT, "digests": units, "mirrors": mirrors}
-    with StoreShell(sanitized_build, tmp_path / "map") as store:
-        store.add([[0, len(DATA), 0, 0]], source)
-    with hedging_shell(sanitized_build, tmp_path / "map") as shell:
-        earn(shell, servers)
-        first.script = servers.after(second, good)
-        assert shell.request("read 0 4096") == DATA[:4096]
-        stats = shell.stats()["lazy"][0]["fetcher"]
-    assert servers.counts() == [1, 1]
-    assert (stats["hedges"], stats["hedges_won"]) == (1, 0)
-    assert stats["failures"]["wrong_digest"] == 1
+    def check(times: int) -> None:
+        with some_servers() as servers:
+            first, second = servers.add(), servers.add(wrong)
+            path = a_map(sanitized_build, tmp_path / f"{times}", servers, digests=True)
+            with hedging_shell(sanitized_build, path) as shell:
+                earn(shell, servers)
+                first.script = servers.after(second, good, 0.5 * times)
+                assert shell.request("read 0 4096") == DATA[:4096]
+                stats = shell.stats()["lazy"][0]["fetcher"]
+            assert servers.counts() == [1, 1]
+            assert (stats["hedges"], stats["hedges_won"]) == (1, 0)
+            assert stats["failures"]["wrong_digest"] == 1
+
+    in_some_round(check)
 
 
 def test_of_two_contents_the_first_one_is_pinned(
-    servers: Servers, sanitized_build: Path, tmp_path: Path
+    sanitized_build: Path, tmp_path: Path
 ) -> None:
     """Without digests, whoever is first is right, also for a later server."""
-    first, second = servers.add(), servers.add()
-    mirrors = [http(first), http(second)]
-    source = {"size": len(DATA), "unit": UNIT, "mirrors": mirrors}
-    with StoreShell(sanitized_build, tmp_path / "map") as store:
-        store.add([[0, len(DATA), 0, 0]], source)
-    with hedging_shell(sanitized_build, tmp_path / "map") as shell:
-        earn(shell, servers)
-        pinned = shell.stats()["lazy"][0]["fetcher"]["units_pinned"]
-        first.script = servers.after(second, wrong)
-        assert shell.request("read 0 4096") == DATA[:4096]
-        stats = shell.stats()["lazy"][0]["fetcher"]
-    assert (stats["hedges_won"], stats["units_pinned"]) == (1, pinned + 1)
-    servers.all[0].script = wrong
-    with engine_shell(sanitized_build, describe(lazy(tmp_path / "map"))) as shell:
-        assert shell.request("read 0 4096") == DATA[:4096]
-        assert shell.stats()["lazy"][0]["fetcher"]["failures"]["wrong_digest"] > 0
+
+    def check(times: int) -> None:
+        with some_servers() as servers:
+            first, second = servers.add(), servers.add()
+            path = a_map(sanitized_build, tmp_path / f"{times}", servers)
+            with hedging_shell(sanitized_build, path) as shell:
+                earn(shell, servers)
+                pinned = shell.stats()["lazy"][0]["fetcher"]["units_pinned"]
+                first.script = servers.after(second, wrong, 0.5 * times)
+                assert shell.request("read 0 4096") == DATA[:4096]
+                stats = shell.stats()["lazy"][0]["fetcher"]
+            assert (stats["hedges_won"], stats["units_pinned"]) == (1, pinned + 1)
+            first.script = wrong
+            with engine_shell(sanitized_build, describe(lazy(path))) as shell:
+                assert shell.request("read 0 4096") == DATA[:4096]
+                stats = shell.stats()["lazy"][0]["fetcher"]
+                assert stats["failures"]["wrong_digest"] > 0
+
+    in_some_round(check)

@@ -22,6 +22,7 @@ from fetch_shell import fetch_shell
 from scripted_server import response, scripted_server
 from store_shell import root_of, units_of
 from virtual_data import BLOCK, UNIT, VirtualData
+from waiting import in_some_round
 from web_server import NGINX, WebServer, web_server
 
 SIZE = 64 * UNIT
@@ -184,33 +185,38 @@ def test_a_mirror_of_wrong_content_does_not_stay_the_first(
 def test_a_host_that_hangs_does_not_stop_others(
     sanitized_build: Path, tmp_path: Path, data: bytes
 ) -> None:
-    hanging, good = Fault("hang", 100, data), Fault("5xx", 0, data)
-    with (
-        scripted_server(hanging) as bad_server,
-        scripted_server(good) as good_server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        bad = [
-            shell.add(http_source(bad_server.url(str(number)), data))
-            for number in range(4)
-        ]
-        other = shell.add(http_source(good_server.url(), data))
-        for source in bad:
-            for unit in range(64):
-                shell.begin(source, unit * UNIT, BLOCK, deadline_s=8)
-        reads = [
-            shell.begin(other, unit * UNIT, BLOCK, deadline_s=8) for unit in range(60)
-        ]
-        try:
-            answers = shell.finish()
-        finally:
-            hanging.on = False
+    def check(times: int) -> None:
+        deadline_s = 4 * times
+        hanging, good = Fault("hang", 100, data), Fault("5xx", 0, data)
+        with (
+            scripted_server(hanging) as bad_server,
+            scripted_server(good) as good_server,
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            bad = [
+                shell.add(http_source(bad_server.url(str(number)), data))
+                for number in range(4)
+            ]
+            other = shell.add(http_source(good_server.url(), data))
+            for source in bad:
+                for unit in range(64):
+                    shell.begin(source, unit * UNIT, BLOCK, deadline_s=deadline_s)
+            reads = [
+                shell.begin(other, unit * UNIT, BLOCK, deadline_s=deadline_s)
+                for unit in range(60)
+            ]
+            try:
+                answers = shell.finish()
+            finally:
+                hanging.on = False
         for unit, number in enumerate(reads):
             assert answers[number].data == data[unit * UNIT :][:BLOCK]
-            assert answers[number].ms < 5000
-        failed = [answers[number] for number in answers.keys() - set(reads)]
-        assert len(failed) == 4 * 64
-        assert all(x.result == -errno.EIO and x.ms < 20_000 for x in failed)
+        # They are in the order in which they came.
+        assert {*list(answers)[: len(reads)]} == {*reads}
+        failed = [answers[number].result for number in answers.keys() - set(reads)]
+        assert failed == 4 * 64 * [-errno.EIO]
+
+    in_some_round(check)
 
 
 def test_two_objects_under_one_name(sanitized_build: Path, tmp_path: Path) -> None:
@@ -270,13 +276,12 @@ def faults(build: Path, tmp_path: Path, data: bytes, kind: str, percent: int) ->
     fault = Fault(kind, percent, data)
     with scripted_server(fault) as server:
         virtual.add(http_source(server.url(), data, digests=True), data, 0)
-        segment = describe(lazy(tmp_path, deadline_s=DEADLINE_S))
+        deadline_s = DEADLINE_S if percent == 100 else 60
+        segment = describe(lazy(tmp_path, deadline_s=deadline_s))
         with engine_shell(build, segment) as shell:
             failed = 0
             for unit in range(0, 64, 32 if percent == 100 else 1):
-                started = time.monotonic()
                 answer = shell.request(f"read {unit * UNIT} {BLOCK}")
-                assert time.monotonic() - started < DEADLINE_S + 10
                 failed += answer == errno.EIO
                 assert answer in (errno.EIO, virtual.content(unit * UNIT, BLOCK))
             assert failed == (2 if percent == 100 else 0)

