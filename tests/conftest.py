@@ -73,6 +73,9 @@ DEVICES = (
     *(f"{x}/btrfs-ublk-tests-*/run/devices" for x in ("tmp", "dev/shm")),
 )
 
+#: Backing files of servers that others made: a tag is used once, and to look is slow.
+_elsewhere: set[str] = set()
+
 #: How long a killed or orphaned process may take to end.
 ORPHAN_TIMEOUT_S = 5.0
 _SIGNAL_HANDLERS = {
@@ -268,8 +271,12 @@ def system_state(root: Path, known: Collection[str] = ()) -> SystemState:
             backing = link.read_text().strip()
         except OSError:
             continue
-        served = backing.startswith(SERVED_PREFIX) and not _is_elsewhere(link, backing)
-        if everything or served or backing.startswith(str(root)):
+        ours = everything or backing.startswith(str(root))
+        if not ours and backing.startswith(SERVED_PREFIX):
+            if backing not in _elsewhere and _is_elsewhere(link, backing):
+                _elsewhere.add(backing)
+            ours = backing not in _elsewhere
+        if ours:
             loops[link.parent.parent.name] = backing
     mounts = {
         str(mount.target): mount.source
