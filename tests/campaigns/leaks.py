@@ -456,7 +456,9 @@ class Campaign:
 
         status, said = runner.run(scene.words, signalled, starting=scene.starting)
         faults = []
-        if "Traceback" not in said or not scene.starting or _OUR_FRAME.search(said):
+        # Of our own, a command never says that.
+        early = scene.starting and "KeyboardInterrupt" in said
+        if not early or _OUR_FRAME.search(said):
             if "Traceback" in said:
                 faults.append(f"a traceback: {said[-300:]}")
             # While modules are imported, a signal ends the process at once.
