@@ -12,7 +12,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -163,11 +163,16 @@ def _token_server(root: Path) -> Iterator[TokenServer]:
 
 @dataclass(frozen=True)
 class Registry:
-    """A running registry, and its token server. ``ca_file`` is for one with TLS."""
+    """A running registry, and its token server. ``ca_file`` is for one with TLS, and
+    ``log`` has what it says."""
 
     process: _Process
     tokens: TokenServer
     ca_file: Path
+
+    @property
+    def log(self) -> Sequence[bytes]:
+        return self.process.log
 
     @property
     def port(self) -> int:
@@ -181,6 +186,15 @@ class Registry:
     @property
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def downloads(self, *digests: str) -> int:
+        """Return how many requests for these blobs were answered until now."""
+        answered = (json.loads(x) for x in list(self.log) if b'"GET"' in x)
+        return sum(
+            one["http.request.uri"].rpartition("/blobs/")[2] in digests
+            for one in answered
+            if one["msg"] == "response completed"
+        )
 
     def push(self, repository: str, data: bytes) -> str:
         """Push a blob, and return its digest."""
@@ -243,6 +257,7 @@ class _Process:
     def __init__(self, configuration: Path) -> None:
         self._configuration = configuration
         self.port = 0  # any
+        self.log: list[bytes] = []
         self._start()
 
     def _start(self) -> None:
@@ -270,7 +285,9 @@ class _Process:
             late.join()
         assert self._process.stderr
         # Read its later messages. Otherwise it would wait when the pipe is full.
-        self._drain = threading.Thread(target=self._process.stderr.read)
+        self._drain = threading.Thread(
+            target=self.log.extend, args=(self._process.stderr,)
+        )
         self._drain.start()
 
     def stop(self) -> None:
