@@ -6,8 +6,10 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <uv.h>
 
 #include "lazy/attachment.h"
@@ -18,6 +20,7 @@ enum {
 	CONNECT_TIMEOUT_MS = 10000,
 	/* A name that leads elsewhere is asked for as soon as changed credentials are read. */
 	NAMES_S = 5,
+	TEXT_BYTES = 320, /* a name of 253, a port */
 	/* A connection on which nothing is acknowledged any more must not be reused. */
 	UNACKNOWLEDGED_MS = TRANSFER_LOW_SPEED_S * 1000,
 	/*
@@ -31,6 +34,7 @@ enum {
 struct transfers {
 	struct attachment attachment;
 	CURLM *multi;
+	time_t latest; /* on the wall clock */
 	uv_loop_t *loop;
 	uv_timer_t timer;
 };
@@ -118,6 +122,43 @@ static CURLcode keep_connection(struct transfer *transfer)
 	return transfer->fd < 0 ? CURLE_COULDNT_CONNECT : CURLE_OK;
 }
 
+/*
+ * libcurl 7.88 keeps addresses by the wall clock: those that it has learnt before that was set
+ * back would be kept for as long. Until then, it forgets a host's when a transfer begins.
+ */
+static void forget_address(struct transfers *transfers, struct transfer *transfer)
+{
+	time_t now = time(NULL);
+	char *url = NULL, *host = NULL, *port = NULL, text[TEXT_BYTES];
+	CURLU *parts;
+
+	if (now >= transfers->latest) {
+		transfers->latest = now;
+		return;
+	}
+	parts = curl_url();
+	curl_easy_getinfo(transfer->easy, CURLINFO_EFFECTIVE_URL, &url);
+	if (parts && url && !curl_url_set(parts, CURLUPART_URL, url, 0) &&
+	    !curl_url_get(parts, CURLUPART_HOST, &host, 0) &&
+	    !curl_url_get(parts, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT)) {
+		snprintf(text, sizeof(text), "-%s:%s", host, port);
+		transfer->forgotten = curl_slist_append(NULL, text);
+		curl_easy_setopt(transfer->easy, CURLOPT_RESOLVE, transfer->forgotten);
+	}
+	curl_free(host);
+	curl_free(port);
+	curl_url_cleanup(parts);
+}
+
+static void leave(struct transfer *transfer)
+{
+	curl_multi_remove_handle(transfer->multi, transfer->easy);
+	transfer->multi = NULL;
+	curl_easy_setopt(transfer->easy, CURLOPT_RESOLVE, NULL);
+	curl_slist_free_all(transfer->forgotten);
+	transfer->forgotten = NULL;
+}
+
 static void finish_transfers(struct transfers *transfers)
 {
 	CURLMsg *message;
@@ -134,8 +175,7 @@ static void finish_transfers(struct transfers *transfers)
 		if (transfer->connects && code == CURLE_OK)
 			code = keep_connection(transfer);
 		/* NB: this frees `message`. */
-		curl_multi_remove_handle(transfers->multi, message->easy_handle);
-		transfer->multi = NULL;
+		leave(transfer);
 		transfer->done(transfer, code);
 	}
 }
@@ -282,18 +322,20 @@ int transfer_start(struct transfer *transfer, struct fetcher *fetcher)
 	if (!transfers)
 		return -ENOMEM;
 	transfer->fd = -1;
+	transfer->forgotten = NULL;
 	curl_easy_setopt(transfer->easy, CURLOPT_CONNECT_ONLY, transfer->connects ? 1L : 0L);
 	curl_easy_setopt(transfer->easy, CURLOPT_PRIVATE, transfer);
-	if (curl_multi_add_handle(transfers->multi, transfer->easy))
-		return -ENOMEM;
+	forget_address(transfers, transfer);
 	transfer->multi = transfers->multi;
+	if (curl_multi_add_handle(transfers->multi, transfer->easy)) {
+		leave(transfer);
+		return -ENOMEM;
+	}
 	return 0;
 }
 
 void transfer_stop(struct transfer *transfer)
 {
-	if (!transfer->multi)
-		return;
-	curl_multi_remove_handle(transfer->multi, transfer->easy);
-	transfer->multi = NULL;
+	if (transfer->multi)
+		leave(transfer);
 }

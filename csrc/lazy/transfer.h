@@ -37,6 +37,7 @@ struct transfer {
 
 	/* Its own. */
 	CURLM *multi; /* NULL: it does not run */
+	struct curl_slist *forgotten;
 };
 
 /* Initializes libcurl once per process, on any thread: libcurl and its TLS library read files. */
