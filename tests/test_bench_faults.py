@@ -106,6 +106,7 @@ GOOD: Result = {
     "left": [],
     "well_s": 1.0,
     "max_s": 6.0,
+    "stall_s": 0.1,
     **good(""),
     **good("healed_"),
     **good("again_"),

@@ -8,6 +8,7 @@ from btrfs_ublk.bench.report import Document, Result, Table
 #: which is what requests take that are pending.
 HEAL_TIMEOUT_S = 30
 _COUNTS = ("reads", "errors", "wrong_bytes", "hung", "other_errors")
+_TIMES = ("max_s", "well_s", "stall_s")
 
 
 def faults_of(result: Result) -> list[str]:
@@ -38,18 +39,19 @@ def tables(document: Document) -> list[Table]:
     for kind in [*kinds, "all"]:
         those = [x for x in document["results"] if kind in ("all", *x["faults"])]
         sums = [str(sum(each[name] for each in those)) for name in _COUNTS]
-        slowest = (max(each[name] for each in those) for name in ("max_s", "well_s"))
+        slowest = (max(each[name] for each in those) for name in _TIMES)
         failed = sum(bool(faults_of(each)) for each in those)
         rows.append(
             (kind, str(len(those)), *sums, *(f"{x:.1f}" for x in slowest), str(failed))
         )
-    names = [name.replace("_", " ") for name in _COUNTS]
+    names = [name.replace("_", " ") for name in (*_COUNTS, *_TIMES)]
     return [
         Table(
             "Reads of a lazy device while its source or cache fails",
-            ["fault", "rounds", *names, "max s", "well s", "failed"],
+            ["fault", "rounds", *names, "failed"],
             rows,
             note="Errors are EIO, with mmap SIGBUS, and others. Hung: no answer in "
-            "time. Well s: until reads succeeded after the faults, at most.",
+            "time. The longest times: of a read, until reads succeeded after the "
+            "faults, and in which the campaign itself had no CPU.",
         )
     ]

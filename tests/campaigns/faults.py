@@ -71,7 +71,7 @@ _OBJECT_BYTES, _DISK_BYTES, _UNIT_BYTES = 32 * MIB, 24 * MIB, 64 * KIB
 _DEPTH = 8
 #: Until it is well again; fault_tables.py says how long that may take.
 _PATIENCE_S = 180.0
-_HEALED_S, _AGAIN_S = 2.0, 1.0
+_HEALED_S, _AGAIN_S, _LOOK_S = 2.0, 1.0, 0.05
 #: The longest time after its deadline at which a read may fail.
 _LATE_S = 4
 #: A mapped read may be four reads of the kernel in turn: read-ahead by madvise() and by
@@ -123,6 +123,21 @@ def _repeated(do: Callable[[], None], *, pause_s: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def _measured_stalls(result: Result) -> Iterator[None]:
+    """Note how long this process had no CPU at a time: others, and reads, had none."""
+    result["stall_s"], last_s = 0.0, time.monotonic()
+
+    def look() -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        result["stall_s"] = max(result["stall_s"], now_s - last_s - _LOOK_S)
+        last_s = now_s
+
+    with _repeated(look, pause_s=_LOOK_S):
+        yield
 
 
 @contextmanager
@@ -474,6 +489,7 @@ def run_round(
     before = _state(root)
     options = {"deadline_s": deadline_s, "front_end": front_end}
     with ExitStack() as stack:
+        stack.enter_context(_measured_stalls(result))
         proxy = stack.enter_context(FaultProxy((where.one.address, 80), seed=seed))
         mirrors = [where.mirror(source, plain_url=proxy.url("/object"))]
         if mirrored:
