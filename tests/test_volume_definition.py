@@ -298,8 +298,8 @@ def test_a_signal_within_an_import_waits_for_its_end() -> None:
         "    except Interrupted:\n"
         "        print('interrupted')\n"
     )
-    checks = [f"btrfs_ublk.{name}" for name in ("kernel.btrfs", "device.state")]
-    steps = [["tomllib"], checks, ["tomli_w"]]
+    checks = [[f"btrfs_ublk.{name}"] for name in ("device.state", "kernel.btrfs")]
+    steps = [["tomllib"], *checks, ["tomli_w"]]
     argv = [sys.executable, "-c", script, *chain(*steps)]
     printed = run(argv, timeout_s=60.0).stdout.split()
     assert printed == [*chain(*([*step, "interrupted"] for step in steps)), "done"]

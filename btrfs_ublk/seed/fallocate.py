@@ -44,6 +44,7 @@ from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.seed.layout import (
     DEFAULT_FILENAME,
+    MIN_VIRTUAL_DATA_BYTES,
     SUBVOLUME_NAME,
     Range,
     Seed,
@@ -61,8 +62,6 @@ Chunks = Literal["kernel", "stretched"]
 KERNEL_CHUNKS_BYTES = range(5 * GIB, 300 * GIB + 1)
 #: Larger sizes take minutes.
 KERNEL_CHUNKS_MAX_BYTES = 16 * TIB
-#: The minimum of the other strategy; the kernel allocates no less anyway.
-MIN_BYTES = 4 * MIB
 #: The longest chunk that kernels since 6.4 accept: CHUNK_LENGTH_MAX, btrfs/chunk.h.
 STRETCHED_MAX_BYTES = 255 * TIB
 #: It is past the last superblock copy, so that nothing interrupts the data.
@@ -190,10 +189,13 @@ def _check_size(size_bytes: int, chunks: Chunks) -> None:
     if chunks == "kernel":
         most_bytes = KERNEL_CHUNKS_MAX_BYTES
         hint = "with more the kernel's allocator takes too long: stretch the chunk"
-    if size_bytes % BLOCK_BYTES or not MIN_BYTES <= size_bytes <= most_bytes:
+    if (
+        size_bytes % BLOCK_BYTES
+        or not MIN_VIRTUAL_DATA_BYTES <= size_bytes <= most_bytes
+    ):
         raise UsageError(
             f"virtual data size {size_bytes} is not a multiple of {BLOCK_BYTES} from "
-            f"{MIN_BYTES} to {most_bytes} bytes",
+            f"{MIN_VIRTUAL_DATA_BYTES} to {most_bytes} bytes",
             hint=hint,
         )
 

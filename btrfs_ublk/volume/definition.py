@@ -92,10 +92,10 @@ def _setting(
 
 
 def _check_size(size_bytes: int) -> None:
-    from btrfs_ublk.seed.fallocate import MIN_BYTES
+    from btrfs_ublk.seed.layout import MIN_VIRTUAL_DATA_BYTES
 
-    if size_bytes < MIN_BYTES:
-        raise UsageError(f"a volume has {exact_size(MIN_BYTES)} at least")
+    if size_bytes < MIN_VIRTUAL_DATA_BYTES:
+        raise UsageError(f"a volume has {exact_size(MIN_VIRTUAL_DATA_BYTES)} at least")
 
 
 def _check_writable(size_bytes: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import exact_size, parse_block_size, parse_size
 
@@ -254,7 +255,8 @@ class Setting:
         found = read(value, what)
         if found is None or found == none:
             return None
-        self._check(found, what)
+        with deferred():  # It imports what it needs.
+            self._check(found, what)
         return found
 
     def write(self, definition: object) -> Any:
