@@ -255,7 +255,12 @@ def test_status_waits_for_one_that_starts(root: Path) -> None:
 
 def test_status_where_nobody_serves(tmp_path: Path) -> None:
     path = tmp_path / "sock"
-    assert "no snapshotter answers" in status(path, expected=1)
+    said = status(path, expected=1)
+    assert f"no snapshotter answers at {path}: No such file or directory\n" in said
+    assert f"btrfs-ublk snapshotter serve --socket {path}" in said
+    path.touch()
+    assert "it is no socket" in status(path, expected=1)
+    path.unlink()
     with socket.socket(socket.AF_UNIX) as left:  # as a killed process leaves it
         left.bind(str(path))
     found = json.loads(status(path, "--json", expected=1))

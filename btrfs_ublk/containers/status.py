@@ -71,6 +71,8 @@ def _check_listening(path: Path) -> None:
             )
             if isinstance(error, PermissionError):
                 hint = "only its owner may ask it, which is root as a rule"
+            elif path.exists() and not path.is_socket():
+                hint = "it is no socket: name that of `snapshotter serve`"
             raise BtrfsUblkError(
                 f"no snapshotter answers at {path}: {error.strerror or error}",
                 hint=hint,
