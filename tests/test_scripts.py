@@ -45,7 +45,7 @@ def test_a_failure_of_kvm_counts_for_an_hour(
 ) -> None:
     """The machine may only have been busy; what has booted once is known for ever."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(accel.os, "access", lambda *_: True)
+    monkeypatch.setattr(os, "access", lambda *_: True)
     boots = [False, True]
     monkeypatch.setattr(accel, "_boots", lambda _: boots.pop(0))
     linux = kernel.Kernel(

@@ -43,8 +43,12 @@ def setting_option(key: str) -> Callable[[Function], Function]:
             metavar=kind.metavar,
             help=f"{setting.help}  [{setting.default_text}]",
         )
-    types = {Path: PathType(), int: CountType(0), float: SecondsType(0)}
-    type_: Any = types.get(kind.type, kind.type)
+    types: dict[Any, Any] = {
+        Path: PathType(),
+        int: CountType(0),
+        float: SecondsType(0),
+    }
+    type_ = types.get(kind.type, kind.type)
     return click.option(
         name,
         type=click.Choice(kind.choices) if kind.choices else type_,
