@@ -341,15 +341,16 @@ class TestReissue:
             servers.kill()
             # struct fuse_record: the first one, behind the page of sizes.
             journal = kept.descriptors()[-1]
-            os.pwrite(journal, struct.pack("<Ii", executed, 0), BLOCK_BYTES)
-            os.pwrite(journal, request + written, 2 * BLOCK_BYTES - 80)
+            at = mmap.PAGESIZE
+            os.pwrite(journal, struct.pack("<Ii", executed, 0), at)
+            os.pwrite(journal, request + written, at + BLOCK_BYTES - 80)
             ready = servers.take_over(kept)
             # Nobody waits for its answer. This comes later, as there is one thread.
             first = read_direct(Path(ready["file"]), 0, BLOCK_BYTES)
             assert first == bytes(BLOCK_BYTES)
             content = source.read_bytes()[8 * BLOCK_BYTES :][:BLOCK_BYTES]
             assert content == (bytes(BLOCK_BYTES) if executed else written)
-            assert os.pread(journal, 4, BLOCK_BYTES) == bytes(4)
+            assert os.pread(journal, 4, at) == bytes(4)
 
     def test_names_that_are_looked_up(self, sparse_path: Path) -> None:
         """Requests that are no reads and writes, and longer than their headers."""

@@ -30,7 +30,7 @@ static size_t queue_bytes(const struct fuse_journal *journal)
 
 static off_t offset_of(const struct fuse_journal *journal, unsigned queue)
 {
-	return (off_t)(BLOCK_BYTES + queue * queue_bytes(journal));
+	return (off_t)((size_t)getpagesize() + queue * queue_bytes(journal));
 }
 
 int fuse_journal_create(struct fuse_journal *journal)

@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/size.h"
 
@@ -46,7 +47,7 @@ struct fuse_record {
 	/* The request, as the kernel has written it. `len` 0: there is none. */
 	struct fuse_in_header header;
 	uint8_t arguments[FUSE_RECORD_ARGUMENTS];
-	uint8_t data[]; /* whole pages */
+	uint8_t data[];
 };
 
 _Static_assert(offsetof(struct fuse_record, data) == BLOCK_BYTES, "struct fuse_record");
@@ -80,9 +81,11 @@ int fuse_records_map(struct fuse_records *records);
 /* May be called after mapping has failed. */
 void fuse_records_unmap(struct fuse_records *records);
 
+/* Whole pages, as each record gets and gives back its own; they may be larger than a block. */
 static inline size_t fuse_record_bytes(const struct fuse_journal *journal)
 {
-	return sizeof(struct fuse_record) + journal->buffer_bytes;
+	return round_up_u64(sizeof(struct fuse_record) + journal->buffer_bytes,
+			    (uint64_t)getpagesize());
 }
 
 static inline struct fuse_record *fuse_record_at(const struct fuse_records *records, unsigned index)
