@@ -78,8 +78,7 @@ class PodmanStore:
                 for name, kind in _LISTS.items():
                     directory = self.path / name
                     directory.mkdir(mode=0o755, exist_ok=True)
-                    # podman fails for a store without locks; a signal may have come
-                    # just before one was made.
+                    # A signal may have come just before a lock was made.
                     if any(
                         not (directory / f"{kind}.{suffix}").exists()
                         for suffix in ("json", "lock")
