@@ -95,7 +95,7 @@ def delta_of(place: Place, mode: ForkMode) -> tuple[Path, Tree]:
 
 
 @pytest.mark.parametrize(
-    "option", [("--compression", "zstd"), ("--insecure",), ("--ca-file", "x")]
+    "option", [("--compression", "zstd"), ("--insecure",), ("--ca-file", __file__)]
 )
 def test_a_delta_has_no_options_of_images(option: tuple[str, ...]) -> None:
     done = CliRunner().invoke(command, ["commit", "a", "b", "--delta", "x", *option])
