@@ -97,7 +97,7 @@ def test_records_and_replays(
     with serve(describe(directories[0])) as server:
         server.map_add([source_of(web.url())], [Addition(offset=0)])
         client = server.map()
-        for keys in (dict[str, int](), {"unit": UNIT}):  # as clients of 0.1.0 ask, and of others
+        for keys in ({}, {"unit": UNIT}):  # clients of 0.1.0, and of others
             with pytest.raises(UsageError, match="blocks of 4096 bytes, which") as old:
                 client._request("trace-start", **keys)
             assert "version of the server" in str(old.value.hint)

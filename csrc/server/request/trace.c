@@ -34,9 +34,10 @@ static int start(struct map_request *request)
 	if (!err && unit != TRACE_BLOCK_BYTES) {
 		error_set_hint(error, "record with the version of the server, which is %s",
 			       BTRFS_UBLK_VERSION);
-		err = error_set(error, -EINVAL,
-				"this server notes blocks of %d bytes, which the client does not know",
-				TRACE_BLOCK_BYTES);
+		err = error_set(
+			error, -EINVAL,
+			"this server notes blocks of %d bytes, which the client does not know",
+			TRACE_BLOCK_BYTES);
 	}
 	if (!err)
 		err = trace_start(&request->space->trace, limit, &id);
