@@ -128,6 +128,9 @@ def test_what_of_a_round_is_a_failure() -> None:
     ):
         (found,) = faults_of(GOOD | bad)
         assert found.startswith("node + rotting disk, seed 7: ")
+        # Of a machine that had no CPU for it, times say nothing.
+        counts = {"wrong_bytes", "other_errors", "again_wrong_bytes", "left"} & {*bad}
+        assert bool(faults_of(GOOD | bad | {"stall_s": 3.0})) == bool(counts)
 
 
 def test_a_round_with_two_faults_is_in_the_rows_of_both() -> None:

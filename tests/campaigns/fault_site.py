@@ -263,7 +263,7 @@ def _change_etc(root: Path) -> None:
     etc = root / "etc"
     shutil.copytree("/etc", etc, symlinks=True)
     for name, text in {
-        "resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:2\n",
+        "resolv.conf": "nameserver 127.0.0.1\n",
         "nsswitch.conf": "hosts: files dns\n",
         "ld.so.preload": f"{root}/skewed_clock.so\n",
     }.items():
