@@ -12,7 +12,6 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk.base.entry import CountType, PathType
-from btrfs_ublk.content.digests import parse_unit
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import parse_size
 
@@ -99,9 +98,18 @@ max_inline_option = click.option(
     metavar="SIZE",
     help="Smaller files are in the metadata.  [2K]",
 )
+
+
+def _unit(_: click.Context, option: click.Parameter, value: str) -> int:
+    # NB: commands on volumes have these options too, and need not import it.
+    from btrfs_ublk.content.digests import parse_unit
+
+    return parse_unit(value, what=option.opts[0])
+
+
 unit_option = click.option(
     "--unit",
-    callback=lambda _context, option, text: parse_unit(text, what=option.opts[0]),
+    callback=_unit,
     default="256K",
     metavar="SIZE",
     help="What is verified, and fetched, at once: a power of two from 4K to 1M.",
