@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/fileio.h"
 #include "base/list.h"
 #include "lazy/cache.h"
@@ -22,12 +23,12 @@
 static int wait_for_nobody(pthread_mutex_t *lock);
 
 #define pthread_create(thread, attributes, start, argument) 0
-#define pthread_timedjoin_np(thread, result, until) (pending_main(cache), 0)
+#define clock_join(thread, wait_ms) (pending_main(cache), true)
 #define pthread_cond_wait(condition, lock) wait_for_nobody(lock)
 #define lazy_thread_init(name, what) (void)(name)
 #include "lazy/cache/pending.c" /* NOLINT(bugprone-suspicious-include): to call pending_main() */
 #undef pthread_create
-#undef pthread_timedjoin_np
+#undef clock_join
 #undef pthread_cond_wait
 #undef lazy_thread_init
 
