@@ -214,7 +214,7 @@ ELSEWHERE = {
         "tests/test_lazy_remote.py::test_added_by_command"
     ),
     "btrfs-ublk metrics --listen": "tests/test_monitor.py::test_answers_scrapers",
-    "btrfs-ublk snapshotter config": (
+    "btrfs-ublk snapshotter config --name": (
         "tests/test_containerd.py::test_a_container_runs_on_a_snapshot"
     ),
     "btrfs-ublk snapshotter status": (
