@@ -363,10 +363,11 @@ def test_its_failures_are_not_those_of_hosts(
     with fetch_shell(sanitized_build, program=lying) as shell:
         mirror = {"kind": "http", "url": "http://127.0.0.1:1/"}
         source = shell.add({"size": MIB, "unit": UNIT, "mirrors": [mirror]})
-        assert shell.read(source, 0, UNIT, deadline_s=2).result == -errno.EIO
+        assert shell.read(source, 0, UNIT, deadline_s=8).result == -errno.EIO
         stats = shell.stats()
-    assert stats["process"]["died"]
-    assert [host["failures"] for host in stats["hosts"].values()] == [0]
+    # The last attempt may end by the deadline, before the process does.
+    (host,) = stats["hosts"].values()
+    assert host["failures"] <= 1 < stats["process"]["died"]
 
 
 def test_a_mirror_of_its_own_is_asked_instead(
