@@ -275,7 +275,7 @@ def s3_cluster(root: Path) -> Iterator[Cluster]:
             if all(
                 _is_up(gateway, process, root / "log")
                 for gateway, process in zip(gateways, running[-2:], strict=True)
-            ):
+            ) and all(process.poll() is None for process in running):
                 yield Cluster(gateways, running[-2:], running[1:3])
                 return
     raise AssertionError((root / "log").read_text(encoding="utf-8"))
