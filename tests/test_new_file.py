@@ -50,6 +50,22 @@ class TestNewFile:
             assert stat.S_IMODE(path.stat().st_mode) == 0o640
         assert os.listdir(tmp_path) == ["new"]
 
+    def test_it_has_one_name_where_it_replaces_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever is killed between two names leaves the first one."""
+        named: list[str] = []
+        link = os.link
+
+        def note(source: str, name: str, **keys: Any) -> None:
+            named.append(name)
+            link(source, name, **keys)
+
+        monkeypatch.setattr(os, "link", note)
+        write_new(tmp_path / "new", b"text", replace=True)
+        assert named in (["new"], [])  # without O_TMPFILE, it is no link
+        assert (tmp_path / "new").read_bytes() == b"text"
+
     def test_errors_name_it(self, tmp_path: Path) -> None:
         path = tmp_path / "new"
         with pytest.raises(OSError, match="full") as failed:

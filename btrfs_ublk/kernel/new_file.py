@@ -69,14 +69,17 @@ def _new_file(
             return
         with file:
             yield from _filled(file, mode, synced)
-            if replace:
+            try:
+                _link(file, path.name, directory)
+            except FileExistsError:
+                if not replace:
+                    raise
+                # NB: not before, as it stays when the process is killed here.
                 new = _temporary()
                 # NB: a signal may come as soon as it has a name.
                 with _removed_after_errors(new, directory):
                     _link(file, new, directory)
                     _replace(new, path.name, directory)
-            else:
-                _link(file, path.name, directory)
             if synced:
                 # NB: btrfs does not log a file that has no name, so sync it again.
                 os.fsync(file.fileno())
