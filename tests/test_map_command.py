@@ -195,7 +195,7 @@ def test_wrong_usage(device: Path, data: Path) -> None:
         (["add", "no-such", "--pattern", "--size", "4K"], "no-such"),
         (["show", NAME], "either OFFSET or --source"),
         (["digest", data, "--unit", "3K"], "a power of two"),
-        (["digest", "/nowhere"], "/nowhere: No such file"),
+        (["digest", "/nowhere"], "File '/nowhere' does not exist"),
     ):
         done = map_command(*words)
         assert done.returncode == 2 and message in done.stderr, (words, done.stderr)
