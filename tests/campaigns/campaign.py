@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -180,6 +181,24 @@ def environment(**variables: str) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextmanager
+def repeated(do: Callable[[], None], *, pause_s: float = 0.0) -> Iterator[None]:
+    """Do it again and again, in a thread, with a pause before each time."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(pause_s):
+            do()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

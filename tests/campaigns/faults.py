@@ -19,7 +19,6 @@ import random
 import signal
 import struct
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -108,24 +107,6 @@ _Fault = Callable[[Bed], AbstractContextManager[None]]
 
 
 @contextmanager
-def _repeated(do: Callable[[], None], *, pause_s: float) -> Iterator[None]:
-    """Do it again and again, in a thread."""
-    ended = threading.Event()
-
-    def work() -> None:
-        while not ended.wait(pause_s):
-            do()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
 def _measured_stalls(result: Result) -> Iterator[None]:
     """Note how long this process had no CPU at a time: others, and reads, had none."""
     result["stall_s"], last_s = 0.0, time.monotonic()
@@ -136,7 +117,7 @@ def _measured_stalls(result: Result) -> Iterator[None]:
         result["stall_s"] = max(result["stall_s"], now_s - last_s - _LOOK_S)
         last_s = now_s
 
-    with _repeated(look, pause_s=_LOOK_S):
+    with campaign.repeated(look, pause_s=_LOOK_S):
         yield
 
 
@@ -236,7 +217,7 @@ def _slow_disk(bed: Bed) -> Iterator[None]:
         time.sleep(bed.chance.choice((0.05, 0.3, 1.5)))
         server.send_signal(signal.SIGCONT)
 
-    with _repeated(halt, pause_s=0.2):
+    with campaign.repeated(halt, pause_s=0.2):
         yield
 
 
@@ -253,7 +234,7 @@ def _full_disk(bed: Bed) -> Iterator[None]:
                     file.write(bytes(MIB))
 
         grow()
-        with _repeated(grow, pause_s=0.1):
+        with campaign.repeated(grow, pause_s=0.1):
             yield
     with suppress(OSError):  # another fault has made it read-only
         hog.unlink()
@@ -291,7 +272,7 @@ def _rotting_disk(bed: Bed) -> Iterator[None]:
                 file.seek(offset)
                 file.write(spoilt)
 
-    with _repeated(rot, pause_s=0.02):
+    with campaign.repeated(rot, pause_s=0.02):
         yield
 
 

@@ -209,21 +209,14 @@ def _memory_of_others(_servers: Sequence[int]) -> Iterator[None]:
     with memory_group() as group:
         group.limit(_OTHERS_BYTES)
         join = f"open({str(group.members)!r}, 'w').write('0')\n"
-        ended = threading.Event()
         killed = [0]
 
         def take() -> None:
-            while not ended.is_set():
-                done = subprocess.run([sys.executable, "-c", join + code])
-                killed[0] += done.returncode == -signal.SIGKILL
+            done = subprocess.run([sys.executable, "-c", join + code])
+            killed[0] += done.returncode == -signal.SIGKILL
 
-        thread = threading.Thread(target=take)
-        thread.start()
-        try:
+        with campaign.repeated(take):
             yield
-        finally:
-            ended.set()
-            thread.join()
         options.progress(f"the OOM killer took {killed[0]} other processes")
 
 
@@ -240,22 +233,17 @@ def _descriptors(servers: Sequence[int]) -> Iterator[None]:
     """The soft limits of servers and daemon are below what each has open, again and
     again; both may raise them."""
     supervisors = {_parent_of(pid) for pid in servers} - {1}
-    ended = threading.Event()
 
     def lower() -> None:
-        while not ended.wait(0.2):
-            for pid in (*servers, *supervisors):
-                with suppress(OSError):
-                    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (_FEW_FILES, hard))
+        for pid in (*servers, *supervisors):
+            with suppress(OSError):
+                _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (_FEW_FILES, hard))
 
-    thread = threading.Thread(target=lower)
-    thread.start()
     try:
-        yield
+        with campaign.repeated(lower, pause_s=0.2):
+            yield
     finally:
-        ended.set()
-        thread.join()
         for pid in (*servers, *supervisors):
             with suppress(OSError):
                 _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
