@@ -330,13 +330,22 @@ def decoys(top: Path) -> Iterator[Callable[[], list[str]]]:
         yield look
 
 
-class Round(NamedTuple):
-    """What came of a signal at a call: ``reached`` is whether the command got to that.
-    ``group``: its whole process group was to get the signal."""
+class Point(NamedTuple):
+    """Where a command gets a signal. ``group``: its whole process group does."""
 
-    at: Call
+    call: Call
     signal: signal.Signals
     group: bool
+
+    def __str__(self) -> str:
+        to = " to the group" if self.group else ""
+        return f"{self.signal.name}{to} at {self.call}"
+
+
+class Round(NamedTuple):
+    """What came of a signal: ``reached`` is whether the command got to its point."""
+
+    point: Point
     reached: bool
     faults: list[str]
 
@@ -345,13 +354,14 @@ class Campaign:
     """Rounds of all scenes."""
 
     def __init__(
-        self, runner: Runner, look: Callable[[], list[str]], seed: int
+        self, runner: Runner, look: Callable[[], list[str]], seed: int, only: str | None
     ) -> None:
-        self._runner, self._look = runner, look
+        """``only``: all rounds are at this point."""
+        self._runner, self._look, self._only = runner, look, only
         self._chances = random.Random(seed)
 
     def run(self, scene: Scene, rounds: int, end_s: float) -> Iterator[Round]:
-        """Do rounds, each at a random one of the scene's calls."""
+        """Do rounds, each at a random one of the scene's points."""
         runner = self._runner
         runner.do(scene.before)
         # Once without counting: what is made once only, as the daemon, is there then.
@@ -371,17 +381,22 @@ class Campaign:
         if (again := runner.settled(before)) != before:
             raise BtrfsUblkError(f"undone: {differences(again, before)}")
         groups = (False,) if scene.asked else (False, True)
-        points = list(product(calls, SIGNALS, groups))
+        points = [Point(*each) for each in product(calls, SIGNALS, groups)]
+        chosen = self._chances.sample(points, len(points))
+        if self._only is not None:
+            chosen = [x for x in points if str(x) == self._only] * rounds
+            if rounds and not chosen:
+                raise BtrfsUblkError(f"it has no point {self._only!r}")
         done = 0
-        for at, number, group in self._chances.sample(points, len(points)):
+        for point in chosen:
             if done == rounds or time.monotonic() > end_s:
                 break
             foreign = self._look()
             if scene.asked is None:
-                round_ = self._round(scene, at, number, group, before, after)
+                round_ = self._round(scene, point, before, after)
             else:
-                faults = self._serving_round(scene, at.number, number, before)
-                round_ = Round(at, number, False, True, faults)
+                faults = self._serving_round(scene, point, before)
+                round_ = Round(point, True, faults)
             if self._look() != foreign:
                 round_.faults.append("a thing of others has changed")
             done += round_.reached
@@ -409,14 +424,14 @@ class Campaign:
             raise BtrfsUblkError(f"{scene.words[0]}: {status}: {said[-300:]}")
         return events
 
-    def _serving_round(
-        self, scene: Scene, at: int, number: signal.Signals, before: State
-    ) -> list[str]:
+    def _serving_round(self, scene: Scene, point: Point, before: State) -> list[str]:
         """What its client has made stays until the client removes it, whatever the
         signal was; all else goes with it, or with the next one."""
         assert scene.asked is not None
-        runner = self._runner
-        status, _, said = runner.serve(scene.words, scene.asked, at, number)
+        runner, number = self._runner, point.signal
+        status, _, said = runner.serve(
+            scene.words, scene.asked, point.call.number, number
+        )
         faults = []
         if "Traceback" in said:
             faults.append(f"a traceback: {said[-300:]}")
@@ -434,16 +449,8 @@ class Campaign:
             faults.append(differences(now, before))
         return faults
 
-    def _round(
-        self,
-        scene: Scene,
-        at: Call,
-        number: signal.Signals,
-        group: bool,
-        before: State,
-        after: State,
-    ) -> Round:
-        runner = self._runner
+    def _round(self, scene: Scene, point: Point, before: State, after: State) -> Round:
+        runner, (at, number, group) = self._runner, point
         sent = False
 
         @contextmanager
@@ -487,7 +494,7 @@ class Campaign:
                 if (now := runner.settled(before)) != before:
                     faults.append(f"undone: {differences(now, before)}")
         # A command waits for others a different number of times, for example.
-        return Round(at, number, group, sent, faults)
+        return Round(point, sent, faults)
 
 
 def _import_all() -> None:
@@ -500,6 +507,11 @@ def _import_all() -> None:
 @click.command(context_settings=campaign.SETTINGS)
 @click.option("--rounds", type=campaign.COUNT, default=130, help="Of all kinds.")
 @click.option("--kind", "only", multiple=True, help="Only such.  [default: all]")
+@click.option(
+    "--at",
+    metavar="POINT",
+    help="Repeat this, as failures name it: 'SIGKILL at unlinkat 2'.",
+)
 @campaign.seed_option
 @campaign.limit_option
 @options.parent_option
@@ -507,6 +519,7 @@ def _import_all() -> None:
 def command(
     rounds: int,
     only: Sequence[str],
+    at: str | None,
     seed: int,
     limit_s: float,
     parent: Path,
@@ -549,21 +562,19 @@ def command(
                 break
             began_s = time.monotonic()
             until_s = began_s + left_s / (len(chosen) - number)
-            made = Campaign(runner, look, seed + number)
+            made = Campaign(runner, look, seed + number, at)
             done = missed = 0
             try:
                 for each in made.run(found[kind], share, until_s):
-                    what = {"kind": kind, "call": str(each.at)}
-                    what["signal"] = each.signal.name
+                    point = each.point
+                    what = {"kind": kind, "call": str(point.call)}
+                    what["signal"] = point.signal.name
                     if each.reached:
                         done += 1
-                        results.append(what | {"group": each.group})
+                        results.append(what | {"group": point.group})
                     missed += not each.reached
-                    to = " to the group" if each.group else ""
                     for fault in each.faults:
-                        faults.append(
-                            f"{kind}, {each.signal.name}{to} at {each.at}: {fault}"
-                        )
+                        faults.append(f"{kind}, {point}: {fault}")
                         options.progress(faults[-1])
             except BtrfsUblkError as error:
                 faults.append(f"{kind}: ended early: {error}")
