@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from call_events import CALL_EVENTS
 from conftest import Need
+from leak_scenes import Scene, Step, Words
 from registry_server import REGISTRY
 
 from btrfs_ublk.base.capabilities import FUSE
+from leaks import Call, Campaign, Runner, State
 
 CAMPAIGN = Path(__file__).parent / "campaigns" / "leaks.py"
 ISOLATE = Path(__file__).parents[1] / "scripts/isolate"
@@ -25,9 +29,52 @@ pytestmark = [
 ]
 
 
-def campaign(parent: Path, *words: str) -> subprocess.CompletedProcess[str]:
+class Fetching(Runner):
+    """Its commands do nothing, but "up" fetches a file, which "collect" removes; the
+    signals come after all has been done."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+
+    def run(self, words: Words, *_: object, **__: object) -> tuple[int, str]:
+        if words == ("up",):
+            self.there |= {"volume", "file"}
+        elif words == ("down",):
+            self.there.discard("volume")
+        elif words == ("collect",):
+            self.there.discard("file")
+        return 0, ""
+
+    def do(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            assert not callable(step)
+            self.run(step)
+
+    def calls(self, words: Words, *, starting: bool) -> list[Call]:
+        self.run(words)
+        return [Call("close", 1)]
+
+    def rest(self) -> State:
+        return tuple(sorted(self.there))
+
+    def settled(self, *_: State) -> State:
+        return self.rest()
+
+
+def test_what_was_fetched_stays_when_the_signal_came_too_late() -> None:
+    scene = Scene(("up",), [("down",), ("collect",)], collect=[("collect",)])
+    campaign = Campaign(Fetching(), lambda: [], 1, None)
+    rounds = list(campaign.run(scene, 100, math.inf))
+    assert len(rounds) == 8  # each of four signals, to the process and to the group
+    assert [fault for each in rounds for fault in each.faults] == []
+
+
+def campaign(
+    parent: Path, *words: str, program: Sequence[str] = (str(CAMPAIGN),)
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ISOLATE, sys.executable, CAMPAIGN, "--parent", parent, *words],
+        [ISOLATE, sys.executable, *program, "--parent", parent, *words],
+        cwd=CAMPAIGN.parent,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -49,3 +96,8 @@ def test_a_point_is_repeated(sparse_path: Path) -> None:
     rounds = json.loads(output.read_text())["results"]
     point = {"call": "openat 1", "signal": "SIGTERM", "group": True}
     assert rounds == [{"kind": "seed create"} | point] * 2
+
+
+def test_what_is_no_point(sparse_path: Path) -> None:
+    done = campaign(sparse_path, "--kind=seed create", "--at=SIGTERM at nothing 1")
+    assert done.returncode == 2 and "'SIGTERM at nothing 1' is none" in done.stderr

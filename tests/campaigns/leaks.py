@@ -342,6 +342,17 @@ class Point(NamedTuple):
         return f"{self.signal.name}{to} at {self.call}"
 
 
+def parse_point(_context: object, _parameter: object, text: str | None) -> Point | None:
+    """Return what is written as its str()."""
+    if text is None:
+        return None
+    names = {x.name: x for x in SIGNALS}
+    found = re.fullmatch(r"(\w+)( to the group)? at (\w+) (\d+)", text)
+    if not found or found[1] not in names or found[3] not in (*_CALLS, "event"):
+        raise click.BadParameter(f"{text!r} is none, as 'SIGKILL at unlinkat 2' is")
+    return Point(Call(found[3], int(found[4])), names[found[1]], bool(found[2]))
+
+
 class Round(NamedTuple):
     """What came of a signal: ``reached`` is whether the command got to its point."""
 
@@ -354,7 +365,11 @@ class Campaign:
     """Rounds of all scenes."""
 
     def __init__(
-        self, runner: Runner, look: Callable[[], list[str]], seed: int, only: str | None
+        self,
+        runner: Runner,
+        look: Callable[[], list[str]],
+        seed: int,
+        only: Point | None,
     ) -> None:
         """``only``: all rounds are at this point."""
         self._runner, self._look, self._only = runner, look, only
@@ -384,9 +399,7 @@ class Campaign:
         points = [Point(*each) for each in product(calls, SIGNALS, groups)]
         chosen = self._chances.sample(points, len(points))
         if self._only is not None:
-            chosen = [x for x in points if str(x) == self._only] * rounds
-            if rounds and not chosen:
-                raise BtrfsUblkError(f"it has no point {self._only!r}")
+            chosen = [self._only] * rounds
         done = 0
         for point in chosen:
             if done == rounds or time.monotonic() > end_s:
@@ -481,7 +494,8 @@ class Campaign:
             runner.do(scene.recover)
             wanted: tuple[State, ...] = (after,)
         else:
-            runner.do(scene.collect)
+            if status:  # Otherwise all is done, and what it has fetched belongs to it.
+                runner.do(scene.collect)
             wanted = (before, after)
         if (now := runner.settled(*wanted)) not in wanted:
             faults.append(f"{differences(now, *wanted)}: {said[-300:]}")
@@ -509,6 +523,7 @@ def _import_all() -> None:
 @click.option("--kind", "only", multiple=True, help="Only such.  [default: all]")
 @click.option(
     "--at",
+    callback=parse_point,
     metavar="POINT",
     help="Repeat this, as failures name it: 'SIGKILL at unlinkat 2'.",
 )
@@ -519,7 +534,7 @@ def _import_all() -> None:
 def command(
     rounds: int,
     only: Sequence[str],
-    at: str | None,
+    at: Point | None,
     seed: int,
     limit_s: float,
     parent: Path,
