@@ -101,3 +101,25 @@ def test_a_point_is_repeated(sparse_path: Path) -> None:
 def test_what_is_no_point(sparse_path: Path) -> None:
     done = campaign(sparse_path, "--kind=seed create", "--at=SIGTERM at nothing 1")
     assert done.returncode == 2 and "'SIGTERM at nothing 1' is none" in done.stderr
+
+
+#: No kind gets any further than that.
+_FAILING = """
+import leaks
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.errors import BtrfsUblkError
+def calls(*_, **__):
+    raise BtrfsUblkError("it cannot")
+leaks.Runner.calls = calls
+run_command(leaks.command, name="leaks.py")
+"""
+
+
+def test_it_goes_on_after_a_kind_that_ended_early(sparse_path: Path) -> None:
+    kinds = ["podman setup", "site-cache config"]
+    words = [*(f"--kind={kind}" for kind in kinds), "--rounds=2"]
+    done = campaign(sparse_path, *words, program=("-c", _FAILING))
+    assert done.returncode == 1
+    for kind in kinds:
+        assert f"{kind}: ended early: it cannot" in done.stderr
+    assert "0 rounds with seed 1" in done.stderr and " 2 failures" in done.stderr

@@ -511,6 +511,18 @@ class Campaign:
         return Round(point, sent, faults)
 
 
+def clear(runner: Runner, scene: Scene) -> None:
+    """Remove what a scene that ended early has left, as far as that works: what it has
+    in the way of the next one fails there."""
+    down: Sequence[Step] = (
+        *(("gc",), ("device", "down", "d"), ("device", "gc")),
+        *(("volume", "down", NAME), ("volume", "remove", NAME, "--yes")),
+    )
+    for step in (*down, *scene.end):
+        with suppress(BtrfsUblkError, OSError):
+            runner.do([step])
+
+
 def _import_all() -> None:
     for module in pkgutil.walk_packages(btrfs_ublk.__path__, "btrfs_ublk."):
         if not re.search(r"__main__|\.bench|\.testing|^btrfs_ublk\.demo", module.name):
@@ -594,13 +606,10 @@ def command(
             except BtrfsUblkError as error:
                 faults.append(f"{kind}: ended early: {error}")
                 options.progress(faults[-1])
-                break
+                clear(runner, found[kind])
             took_s = time.monotonic() - began_s
             also = f", and {missed} that missed their call" if missed else ""
             options.progress(f"{kind}: {done} rounds{also} in {took_s:.0f} s")
-        # After an early end, something may be up.
-        for words in (("gc",), ("device", "down", "d"), ("volume", "down", NAME)):
-            runner.run(words)
         # The daemon is to end, too: its files are in what is removed.
         for process in psutil.process_iter():
             with suppress(psutil.Error):
