@@ -8,10 +8,12 @@ import fcntl
 import os
 import random
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Need
@@ -19,21 +21,29 @@ from volume_support import NAME, Place, image_place
 
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
+from btrfs_ublk.base.signals import deferred, interruptible
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
 from btrfs_ublk.kernel.btrfs import commit_transaction, create_snapshot, filesystem_uuid
-from btrfs_ublk.kernel.mount import unmount_now
+from btrfs_ublk.kernel.mount import mount_now, unmount_now
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import (
     FORK_MODES,
     ForkMode,
+    apply_delta,
     down_volume,
     fork_image,
 )
 from btrfs_ublk.volume import forks as fork_module
-from btrfs_ublk.volume import forks_of_image, remove_volume, unfork_image, up_volume
+from btrfs_ublk.volume import (
+    forks_of_image,
+    remove_volume,
+    unfork_image,
+    up_volume,
+    write_delta,
+)
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.mounts import mounts_of
 from btrfs_ublk.volume.store import volume_directory
@@ -262,6 +272,32 @@ def test_what_a_killed_command_left_is_removed(
     assert sorted(os.listdir(overlays)) == ["one", "zero"]
     assert "removed fork two, which a command left half made" in caplog.text
     assert caplog.text.count("removed fork") == 1
+
+
+def test_a_signal_while_an_overlay_is_mounted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the overlay is there, which is then taken away."""
+    forks, overlays = place.target / "forks", place.target / "overlays"
+
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        with deferred():
+            signal.raise_signal(signal.SIGHUP)
+            mount_now(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module, "mount_now", interrupted)
+        with pytest.raises(KeyboardInterrupt) as raised, interruptible():
+            fork(place, "one", "overlay")
+        assert not getattr(raised.value, "__notes__", None)
+        assert os.listdir(forks) == os.listdir(overlays) == []
+    fork(place, "one", "overlay")
+    write_delta(NAME, "one", place.root / "delta", base=place.base)
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module, "mount_now", interrupted)
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            apply_delta(NAME, place.root / "delta", "two", base=place.base)
+    assert os.listdir(forks) == os.listdir(overlays) == ["one"]
 
 
 def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:

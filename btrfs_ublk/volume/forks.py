@@ -274,10 +274,15 @@ def _is_half_made(own: Path) -> bool:
 
 
 def _discard(own: Path) -> None:
+    mount = own.parent.parent
+    path = mount / FORKS_DIRECTORY / own.name
+    # A signal comes when mount(2) has ended.
+    if path in {each.target for each in _overlays_at(mount)}:
+        _unmount(path)
     if is_subvolume(own):
         delete_subvolumes(own)
     with suppress(OSError):  # it is no empty directory
-        (own.parent.parent / FORKS_DIRECTORY / own.name).rmdir()
+        path.rmdir()
 
 
 def upper_of(mount: Path, name: str) -> Path:
