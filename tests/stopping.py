@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from signal import SIGSTOP
+from signal import SIGKILL, SIGSTOP
 
 #: They have nothing to lose, and SeaweedFS takes its time.
 STOP_TIMEOUT_S = 2
@@ -56,3 +58,30 @@ def _has_stopped(pid: int) -> bool:
             if task.read_text().rpartition(")")[2].split()[0] not in "TtZX":
                 return False
     return True
+
+
+def killed_at_event(number: int, body: Callable[[], object]) -> bool:
+    """Do something in a child, which is killed at its Nth audit event (sys.audit()) of
+    something that is opened or changed. Returns False when it was done before that."""
+    left = number
+
+    def hook(event: str, _arguments: object) -> None:
+        nonlocal left
+        if event.startswith(("open", "os.", "shutil.", "fcntl.")):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sys.addaudithook(hook)
+            body()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -SIGKILL)
+    return status != 0

@@ -20,6 +20,7 @@ from image_support import (
     sealed_image,
     tagged_image,
 )
+from stopping import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -408,8 +409,11 @@ def test_two_builds_are_identical(tmp_path: Path) -> None:
 
 
 def stored(store: ImageStore, path: Path, seed: int) -> str:
-    made = sealed_image(path, seed=seed)
-    layout, manifest, data = open_sealed(made.name)
+    return pulled(store, sealed_image(path, seed=seed).name)
+
+
+def pulled(store: ImageStore, name: LayoutName) -> str:
+    layout, manifest, data = open_sealed(name)
     with store.adding() as new:
         os.link(layout.blob(manifest.pack.digest), new / "pack")
         return store.add(new, data)
@@ -458,6 +462,34 @@ def test_what_a_dead_command_left_is_removed(tmp_path: Path) -> None:
         store.collect(())
         assert living.exists() and not dead.exists()
     assert not living.exists()
+
+
+def test_gc_removes_what_a_killed_command_left(tmp_path: Path) -> None:
+    """Wherever it was killed, also gc itself."""
+    image = sealed_image(tmp_path / "image").name
+    store = ImageStore(tmp_path / "store")
+
+    def pull() -> None:
+        store.name("example.org/a:1", pulled(store, image))
+
+    def collect() -> None:
+        store.collect(())
+
+    pull()
+    for command in (pull, collect):
+        for number in itertools.count(1):
+            was_killed = killed_at_event(number, command)
+            collect()
+            assert sorted(os.listdir(store.path)) == [
+                *(".lock", "references.json", "sha256")
+            ], f"{command.__name__} at {number}"
+            names = json.loads((store.path / "references.json").read_text())
+            assert names["references"] == {} and store.images() == []
+            if not was_killed:
+                break
+            if command == collect:
+                pull()
+        assert number > 10
 
 
 def test_the_store_is_closed_to_others(tmp_path: Path) -> None:

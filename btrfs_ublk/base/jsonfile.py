@@ -105,7 +105,7 @@ class RecordFormat:
         """Write a file that is no record, like write(), undisturbed by signals."""
         # NB: the writer holds a lock, so there is only one. It can always use the same
         # name, and overwrites what a killed writer left.
-        new = path.with_name(f".{path.name}.new")
+        new = _unfinished(path)
         try:
             # NB: descriptions of sources may have secrets in their URLs.
             with deferred():
@@ -119,6 +119,17 @@ class RecordFormat:
                     sync(path.parent)
         except OSError as error:
             raise BtrfsUblkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def remove_unfinished(*paths: Path) -> None:
+    """Remove what a killed writer of these files has left beside them, for who has just
+    got the lock that writers hold: perhaps nobody writes them again. Raises OSError."""
+    for path in paths:
+        _unfinished(path).unlink(missing_ok=True)
 
 
 def _open_private(path: str, flags: int) -> int:

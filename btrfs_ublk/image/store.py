@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from btrfs_ublk.base.jsonfile import RecordFormat, sync
+from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished, sync
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import check_private, make_private
 from btrfs_ublk.base.signals import deferred
@@ -97,6 +97,7 @@ class ImageStore:
                 hint=f"see which: fuser {self.path / '.lock'}",
             )
         with lock:
+            remove_unfinished(self._references)
             yield
 
     @contextmanager
@@ -254,9 +255,12 @@ class ImageStore:
                     image.directory.rename(dead)
                     shutil.rmtree(dead, ignore_errors=True)
                 removed(image)
-            lost = {image.digest for image in gone}
-            if lost:
-                self._write({k: x for k, x in names.items() if x.digest not in lost})
+            # NB: not only names of what has gone here: a command may have been killed
+            # when it had removed an image.
+            there = {f"sha256:{path.name}" for path in self._digests.iterdir()}
+            kept = {name: x for name, x in names.items() if x.digest in there}
+            if kept != names:
+                self._write(kept)
             self._remove_dead()
         return gone
 
