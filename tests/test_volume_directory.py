@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from stopping import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.cli.volume import command
@@ -23,7 +25,7 @@ from btrfs_ublk.volume import (
     show_volume,
 )
 from btrfs_ublk.volume.make import prepare_sprout, remove_halves
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE, VolumeDirectory
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE, Session, VolumeDirectory
 
 HALF = ".kept.0123456789abcdef"
 
@@ -101,6 +103,21 @@ def test_a_signal_comes_after_the_removal(
     with pytest.raises(KeyboardInterrupt), interruptible():
         remove_volume("kept")
     assert [each.name for each in base.iterdir()] == [".lock"]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:
+    volume = VolumeDirectory(base / "kept")
+    volume.path.mkdir(mode=0o700)
+    session = Session(boot_id="", target="/mnt", made_target=False)
+    lefts = set()
+    for number in count(1):
+        was_killed = killed_at_event(number, lambda: volume.write_session(session))
+        lefts |= set(os.listdir(volume.path))
+        with volume.locked(timeout_s=1):
+            assert set(os.listdir(volume.path)) <= {"lock", "session.json"}
+        if not was_killed:
+            break
+    assert ".session.json.new" in lefts
 
 
 def test_where_a_sprout_cannot_be_made(base: Path) -> None:

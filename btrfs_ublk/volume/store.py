@@ -16,7 +16,7 @@ from uuid import UUID
 
 from btrfs_ublk import seed as seeds
 from btrfs_ublk.base.hosts import Rule
-from btrfs_ublk.base.jsonfile import RecordFormat
+from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished
 from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import (
@@ -252,13 +252,16 @@ class VolumeDirectory:
         return seed.description([lazy])
 
     def locked(self, *, timeout_s: float) -> Lock:
-        """Lock the volume against other commands. Raises BtrfsUblkError."""
+        """Lock the volume against other commands. Raises BtrfsUblkError, OSError."""
         lock = lock_file(self.lock, timeout_s=timeout_s)
         if lock is None:
             raise BtrfsUblkError(
                 f"another command works on volume {self.name!r} for {timeout_s:g} s",
                 hint=f"see which: fuser {self.lock}",
             )
+        remove_unfinished(
+            *(self._definition, self._made, self._session, self._files, self._adding)
+        )
         return lock
 
 
