@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 from stopping import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.cli.gc import command as gc_command
 from btrfs_ublk.cli.volume import command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import MIB
@@ -103,6 +106,39 @@ def test_a_signal_comes_after_the_removal(
     with pytest.raises(KeyboardInterrupt), interruptible():
         remove_volume("kept")
     assert [each.name for each in base.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("by", ["again", "gc"])
+def test_what_a_killed_removal_left_is_removed(base: Path, by: str) -> None:
+    """Wherever it was killed; by the same command again, and by gc."""
+    seen = set()
+    for number in count(1):
+        for name in ("ledgers", "cache"):
+            (base / "kept" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("definition.toml", "lock", "cache/file"):
+            (base / "kept" / name).touch()
+        was_killed = killed_at_event(number, lambda: remove_volume("kept"))
+        left = [path for path in base.iterdir() if path.name not in ("kept", ".lock")]
+        if by == "gc":
+            listed = CliRunner().invoke(
+                gc_command, ["--dry-run"], standalone_mode=False
+            )
+            assert [str(path) in listed.output for path in left] == [True] * len(left)
+            done = CliRunner().invoke(gc_command, ["--json"], standalone_mode=False)
+            assert done.return_value == 0
+            removed = [{"path": str(path), "result": "removed"} for path in left]
+            assert json.loads(done.output)["volumes"] == removed
+            seen |= {path.name for path in base.iterdir()}
+            if (base / "kept").exists():
+                remove_volume("kept")
+        else:
+            with suppress(UsageError):
+                remove_volume("kept")
+        assert [path.name for path in base.iterdir()] == [".lock"]
+        if not was_killed:
+            break
+    assert seen <= {"kept", ".lock"}
+    assert number > 15
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:

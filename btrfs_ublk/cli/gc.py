@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import click
 
 from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.base.gc import Report, collect
+from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.device.state import half_made
+from btrfs_ublk.errors import CapabilityError
 
 
 @click.command("gc")
@@ -22,20 +30,39 @@ def command(dry_run: bool, as_json: bool) -> int:
 
     These are mounts, loop and ublk devices, and temporary directories. Only those are
     removed that this program made, according to the ledgers of processes that have
-    ended. Devices and volumes that are to stay are not touched; `btrfs-ublk device gc`
-    removes dead devices, and those that a killed command left half made.
+    ended; and volumes that a killed command left half made, or half removed. Devices
+    and volumes that are to stay are not touched; `btrfs-ublk device gc` removes dead
+    devices, and those that a killed command left half made.
 
     Exit status 1: something is left.
     """
     report = collect(dry_run=dry_run)
+    halves = {
+        str(path): "would-remove" if dry_run else "left" if path.exists() else "removed"
+        for path in _remove_halves(dry_run=dry_run)
+    }
     if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        volumes = [{"path": path, "result": x} for path, x in halves.items()]
+        click.echo(json.dumps(report.to_dict() | {"volumes": volumes}, indent=2))
     else:
-        _print(report)
-    return 0 if report.is_clean else 1
+        _print(report, halves)
+    return 0 if report.is_clean and "left" not in halves.values() else 1
 
 
-def _print(report: Report) -> None:
+def _remove_halves(*, dry_run: bool) -> list[Path]:
+    place = os.environ.get(VOLUMES_VARIABLE) or VOLUMES_DIRECTORY
+    if not any(half_made(Path(place))):
+        return []
+    with deferred():
+        # Nearly always, there are none.
+        from btrfs_ublk.volume.make import remove_halves
+        from btrfs_ublk.volume.store import volumes_directory
+    with suppress(CapabilityError):  # root's, and this is another user
+        return remove_halves(volumes_directory(), dry_run=dry_run)
+    return []
+
+
+def _print(report: Report, halves: Mapping[str, str]) -> None:
     for ledger in report.ledgers:
         for outcome in ledger.outcomes:
             reason = f": {outcome.reason}" if outcome.reason else ""
@@ -43,5 +70,7 @@ def _print(report: Report) -> None:
             click.echo(f"{result:12} {outcome.entry}{reason}")
         if ledger.damaged_lines:
             click.echo(f"damaged      {ledger.damaged_lines} lines of {ledger.path}")
-    if not any(ledger.outcomes for ledger in report.ledgers):
+    for path, result in halves.items():
+        click.echo(f"{result.replace('-', ' '):12} volume path={path}")
+    if not halves and not any(ledger.outcomes for ledger in report.ledgers):
         click.echo("nothing to remove")

@@ -58,13 +58,15 @@ def remove_volume(name: str, *, base: StrPath | None = None) -> None:
     """Remove a volume that is down, and all data that were written to it.
 
     Its own cache is removed too, but not a cache directory from its definition. Damaged
-    volumes can be removed as well. Raises LeftoverError while it is up, UsageError when
-    there is none of that name, or the directory is no volume.
+    volumes can be removed as well. What a killed command has left of others goes, too.
+    Raises LeftoverError while it is up, UsageError when there is none of that name, or
+    the directory is no volume.
     """
     with deferred():
         # Taking a volume down needs none of what makes one.
-        from btrfs_ublk.volume.make import discard
+        from btrfs_ublk.volume.make import discard, remove_halves
     volume = volume_directory(name, base)
+    remove_halves(volume.path.parent)
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):
         if may_be_up(volume):

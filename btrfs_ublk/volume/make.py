@@ -87,16 +87,20 @@ def _make(
     return lock
 
 
-def remove_halves(volumes: Path) -> None:
-    """Remove what dead commands left half-made, but not what is being removed now."""
+def remove_halves(volumes: Path, *, dry_run: bool = False) -> list[Path]:
+    """Remove what dead commands left half-made, but not what is being removed now.
+    Returns what was, or would be, removed. Raises BtrfsUblkError."""
+    if not any(half_made(volumes)):
+        return []
     with registry_locked(volumes):  # makers hold it meanwhile
         halves = [
             path
             for path in half_made(volumes)
             if not is_locked(VolumeDirectory(path).lock)
         ]
-    for path in halves:
+    for path in [] if dry_run else halves:
         shutil.rmtree(path, ignore_errors=True)
+    return halves
 
 
 def prepare_sprout(volume: VolumeDirectory, size_bytes: int) -> None:
