@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 from attacker import UID, attacking, link_whatever_appears
+from stopping import killed_at_event
 
+from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.content.digests import digest_file
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.new_file import new_file, write_new
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
@@ -134,6 +137,38 @@ class TestNewFile:
             finally:
                 sys.settrace(None)
         assert number > 20
+
+    def test_gc_removes_what_a_killed_writer_left(self, tmp_path: Path) -> None:
+        """Wherever it was killed, but nothing that another program has named so."""
+        path, other = tmp_path / "file", tmp_path / ".btrfs-ublk-0123456789abcdef.tmp"
+        other.touch()
+        found = set()
+        for number in count(1):
+            path.write_bytes(b"before")
+            was_killed = killed_at_event(
+                number, lambda: write_new(path, b"after", replace=True)
+            )
+            found |= {*os.listdir(tmp_path)} - {path.name, other.name}
+            assert collect().is_clean
+            assert sorted(os.listdir(tmp_path)) == [other.name, path.name], number
+            assert path.read_bytes() in (b"before", b"after")
+            if not was_killed:
+                break
+        assert found
+
+    def test_without_a_place_for_ledgers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A user who has no home can write a file all the same."""
+
+        def refuse() -> None:
+            raise BtrfsUblkError("no state directory")
+
+        monkeypatch.setattr("btrfs_ublk.kernel.new_file.process_ledger", refuse)
+        path = tmp_path / "file"
+        path.write_bytes(b"before")
+        write_new(path, b"after", replace=True)
+        assert path.read_bytes() == b"after" and os.listdir(tmp_path) == ["file"]
 
     def test_the_umask_is_kept(self, tmp_path: Path) -> None:
         before = os.umask(0o027)

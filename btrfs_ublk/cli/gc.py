@@ -28,8 +28,8 @@ from btrfs_ublk.errors import CapabilityError
 def command(dry_run: bool, as_json: bool) -> int:
     """Remove what killed runs left behind.
 
-    These are mounts, loop and ublk devices, and temporary directories. Only those are
-    removed that this program made, according to the ledgers of processes that have
+    These are mounts, loop and ublk devices, temporary files and directories. Only those
+    are removed that this program made, according to the ledgers of processes that have
     ended; and volumes that a killed command left half made, or half removed. Devices
     and volumes that are to stay are not touched; `btrfs-ublk device gc` removes dead
     devices, and those that a killed command left half made.

@@ -15,10 +15,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from btrfs_ublk.base.ledger import Entry, process_ledger, remover
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.beneath import opened_directory
 
+_KIND = "new-file"
 #: Errors of open(2) where a file system has no O_TMPFILE (NFS, FUSE, vfat).
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 _FLAGS = os.O_RDWR | os.O_CLOEXEC
@@ -74,10 +77,7 @@ def _new_file(
             except FileExistsError:
                 if not replace:
                     raise
-                # NB: not before, as it stays when the process is killed here.
-                new = _temporary()
-                # NB: a signal may come as soon as it has a name.
-                with _removed_after_errors(new, directory):
+                with _temporary(directory) as new:
                     _link(file, new, directory)
                     _replace(new, path.name, directory)
             if synced:
@@ -90,8 +90,8 @@ def _named(
     name: str, directory: int, mode: int | None, replace: bool, synced: bool
 ) -> Iterator[FileIO]:
     """Make the file with a name. Do not use hard links, which may be missing, too."""
-    new = _temporary() if replace else name
     with ExitStack() as stack:
+        new = stack.enter_context(_temporary(directory)) if replace else name
         with deferred():  # it is removed once it is ours
             file = FileIO(new, "r+", opener=_opener(directory, _NAMED, mode))
             stack.enter_context(_removed_after_errors(new, directory))
@@ -149,9 +149,39 @@ def _check_free(name: str, directory: int, *, replace: bool) -> None:
         raise FileExistsError(errno.EEXIST, why, name)
 
 
-def _temporary() -> str:
+@contextmanager
+def _temporary(directory: int) -> Iterator[str]:
+    """Yield the name of a file that is to replace another one. If it is still there at
+    the end, it is removed, and by ``gc`` after a kill."""
+    with ExitStack() as stack:
+        try:
+            where = os.readlink(f"/proc/self/fd/{directory}")
+            held = process_ledger().holding(_KIND, directory=where)
+            tag = stack.enter_context(held).tag
+        except (BtrfsUblkError, OSError):
+            # This user has no state directory, say: no reason to write no file.
+            tag = os.urandom(8).hex()
+        name = _name(tag)
+        stack.enter_context(_removed_after_errors(name, directory))
+        yield name
+
+
+def _name(tag: str) -> str:
     # It has no part of the file's own name, which may be as long as names can be.
-    return f".btrfs-ublk-{os.urandom(8).hex()}.tmp"
+    return f".btrfs-ublk-{tag}.tmp"
+
+
+def _path(entry: Entry) -> Path:
+    return Path(entry.details["directory"], _name(entry.tag))
+
+
+@remover(_KIND, survives_reboot=True, place=lambda entry: str(_path(entry)))
+def _remove(entry: Entry) -> bool:
+    try:
+        _path(entry).unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _link(file: FileIO, name: str, directory: int) -> None:
