@@ -86,9 +86,24 @@ def test_containerd_2(plugin: str) -> None:
     missing = plugin.replace("/root", "/elsewhere")
     assert "no directory" in problems(missing + SECOND)[asked]
     assert "lack root" in problems(plugin.replace("root =", "r =") + SECOND)[asked]
+    wanted = "it is 'overlayfs', and not 'btrfs-ublk'"
+    other = SECOND.replace('"btrfs-ublk"', '"overlayfs"')
+    assert problems(plugin + other) == {"CRI's snapshotter": wanted}
     asked = "references for the snapshotter"
     silent = plugin.replace("enable_remote_snapshot_annotations", "other")
     assert "exports lack" in problems(silent + SECOND)[asked]
+
+
+def test_the_plugin_has_another_name(plugin: str) -> None:
+    renamed = plugin.replace("plugins.btrfs-ublk", "plugins.overlaybd")
+    renamed = renamed.replace('"btrfs-ublk"', '"overlaybd"')
+    second = SECOND.replace("btrfs-ublk", "overlaybd")
+    assert problems(f"version = 3\n{renamed}{second}") == {}
+    assert problems(f"version = 3\n{renamed}{SECOND}") == {
+        "CRI's snapshotter": "it is 'btrfs-ublk', and not 'overlaybd'"
+    }
+    both = problems(f"version = 3\n{plugin}{renamed}{second}")
+    assert "'btrfs-ublk' and 'overlaybd' have one address" in both["proxy plugin"]
 
 
 def test_doctor_says_it(need: Need) -> None:

@@ -22,6 +22,7 @@ from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.ops.doctor.access import Condition, Unseen
 
 _TIMEOUT_S = 20.0
+#: What containerd calls the snapshotter where nobody has given it another name.
 _NAME = "btrfs-ublk"
 #: Where CRI's settings of images are: in containerd 1, and since containerd 2.
 _CRI_1, _CRI_2 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images"
@@ -77,10 +78,24 @@ def needs(dump: str | None = None) -> list[Capability]:
         found.found = tomllib.loads(dump)
     socket = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY, "snapshotter.sock")
 
+    def names() -> list[str]:
+        """What containerd calls the snapshotter: BuildKit wants names of its own."""
+        return [
+            name
+            for name in found.table("proxy_plugins")
+            if found.table("proxy_plugins", name).get("address") == str(socket)
+        ] or [_NAME]
+
     def plugin() -> str | None:
-        table = found.table("proxy_plugins", _NAME)
+        name, *others = names()
+        if others:
+            return (
+                f"{name!r} and {others[0]!r} have one address, and remove each other's "
+                "snapshots"
+            )
+        table = found.table("proxy_plugins", name)
         if not table:
-            return f"containerd's configuration has no proxy plugin {_NAME!r}"
+            return f"containerd's configuration has no proxy plugin {name!r}"
         if table.get("type") != "snapshot":
             return f"the proxy plugin is of the type {table.get('type')!r}"
         if table.get("address") != str(socket):
@@ -107,7 +122,7 @@ def needs(dump: str | None = None) -> list[Capability]:
 
     def references() -> str | None:
         if found.is_2:
-            exports = found.table("proxy_plugins", _NAME, "exports")
+            exports = found.table("proxy_plugins", names()[0], "exports")
             if exports.get("enable_remote_snapshot_annotations") != "true":
                 return "the plugin's exports lack enable_remote_snapshot_annotations"
             cri = found.table("plugins", _CRI_2)
@@ -124,8 +139,8 @@ def needs(dump: str | None = None) -> list[Capability]:
             name = found.table("plugins", _CRI_2).get("snapshotter")
         else:
             name = found.table("plugins", _CRI_1, "containerd").get("snapshotter")
-        if name != _NAME:
-            return f"it is {name!r}"
+        if name not in names():
+            return f"it is {name!r}, and not {names()[0]!r}"
         return None
 
     def transfer() -> str | None:
@@ -133,7 +148,7 @@ def needs(dump: str | None = None) -> list[Capability]:
             return None  # clients fetch and unpack by themselves
         unpack = found.table("plugins", _TRANSFER).get("unpack_config")
         if any(
-            isinstance(one, dict) and one.get("snapshotter") == _NAME
+            isinstance(one, dict) and one.get("snapshotter") == names()[0]
             for one in (unpack if isinstance(unpack, list) else ())
         ):
             return None
@@ -141,11 +156,11 @@ def needs(dump: str | None = None) -> list[Capability]:
 
     def images() -> str | None:
         if found.is_2:
-            path = found.table("proxy_plugins", _NAME, "exports").get("root")
+            path = found.table("proxy_plugins", names()[0], "exports").get("root")
             if path is None:
                 return "the plugin's exports lack root, where they are"
         else:
-            path = f"{found.get().get('root')}/{_SNAPSHOTS_1}.{_NAME}"
+            path = f"{found.get().get('root')}/{_SNAPSHOTS_1}.{names()[0]}"
         return None if os.path.isdir(path) else f"there is no directory {path}"
 
     return [
@@ -163,7 +178,7 @@ def needs(dump: str | None = None) -> list[Capability]:
         ),
         Condition(
             "CRI's snapshotter",
-            f'in the table of CRI: snapshotter = "{_NAME}"',
+            "in the table of CRI: snapshotter = the proxy plugin's name, in quotes",
             cri,
         ),
         Condition(
