@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from conftest import Need
 from image_support import tagged_image
 from podman_support import PODMAN, PRIVATE, place_for_state
 from registry_server import REGISTRY, registry_server
+from stopping import killed_at_event
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
+from btrfs_ublk.base.gc import collect
 from btrfs_ublk.cli.podman import command
 from btrfs_ublk.containers import storage_conf
 from btrfs_ublk.containers.podman import PodmanStore
@@ -126,23 +130,25 @@ def test_what_is_not_understood_stays(before: str, what: str, tmp_path: Path) ->
     assert file.read_text() == before and not (tmp_path / "store").exists()
 
 
+IMAGE = BaseImage(
+    name=parse_reference("localhost/app:1"),
+    media_type=MANIFEST,
+    document=b"{}",
+    config={},
+    config_data=b"{}",
+    config_type=CONFIG,
+    diff_ids=(),
+    layers=(),
+)
+
+
 @pytest.mark.parametrize("failing", ["overlay-layers", "overlay-images"])
 def test_what_was_added_outlives_a_failure(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = PodmanStore(tmp_path / "store")
     store.make()
-    image = BaseImage(
-        name=parse_reference("localhost/app:1"),
-        media_type=MANIFEST,
-        document=b"{}",
-        config={},
-        config_data=b"{}",
-        config_type=CONFIG,
-        diff_ids=(),
-        layers=(),
-    )
-    old = store._add("app", ["localhost/app:1"], image, tmp_path / "sha256:1", 7)
+    old = store._add("app", ["localhost/app:1"], IMAGE, tmp_path / "sha256:1", 7)
     usual = store._write
 
     def write(name: str, records: list[dict[str, Any]]) -> None:
@@ -157,12 +163,46 @@ def test_what_was_added_outlives_a_failure(
     with monkeypatch.context() as patch:
         patch.setattr(store, "_write", write)
         with pytest.raises(BtrfsUblkError, match="cannot write to"):
-            store._add("app", ["localhost/app:2"], image, tmp_path / "sha256:2", 7)
+            store._add("app", ["localhost/app:2"], IMAGE, tmp_path / "sha256:2", 7)
     assert store.images() == [old] and paths() == before
-    new = store._add("app", ["localhost/app:2"], image, tmp_path / "sha256:2", 7)
+    new = store._add("app", ["localhost/app:2"], IMAGE, tmp_path / "sha256:2", 7)
     assert store.images() == [new]
     assert [one["id"] for one in store._read("overlay-layers")] == [new.id]
     assert len(paths()) == len(before)
+
+
+def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
+    """Wherever it was killed, by the next one; but not what is another program's."""
+    store = PodmanStore(tmp_path / "store")
+    store.make()
+    other = {"id": "other", "diff-digest": f"sha256:{'a' * 64}"}
+    store._write("overlay-layers", [other])
+    (store.path / "overlay/other").mkdir()
+    before = sorted(store.path.rglob("*"))
+
+    def add() -> None:
+        with store._locked():
+            store._add("app", ["localhost/app:1"], IMAGE, tmp_path / "tree", 7)
+
+    def remove() -> None:
+        with suppress(UsageError):
+            store.remove("app")
+
+    for act in (add, remove):
+        for number in count(1):
+            if act == remove:
+                add()
+            was_killed = killed_at_event(number, act)
+            assert collect().is_clean
+            # An image that is listed is whole.
+            assert all(Path(one.tree).name == "tree" for one in store.images())
+            assert len(store._read("overlay-images")) == len(store.images())
+            remove()
+            assert sorted(store.path.rglob("*")) == before, (act, number)
+            assert store._read("overlay-layers") == [other]
+            if not was_killed:
+                break
+        assert number > 20
 
 
 SCRIPT = r"""

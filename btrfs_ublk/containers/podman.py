@@ -106,7 +106,18 @@ class PodmanStore:
         if lock is None:
             raise BtrfsUblkError(f"another command changes {self.path}")
         with lock:
+            self._drop_layers(self._half_made())
             yield
+
+    def _half_made(self) -> set[str]:
+        """Return the layers of ours without an image: a killed command has left them.
+        NB: our digest is the ID, as no other program's can be."""
+        used = {one.get("layer") for one in self._read(_IMAGES)}
+        return {
+            one["id"]
+            for one in self._read(_LAYERS)
+            if "id" in one and one.get("diff-digest") == f"sha256:{one['id']}"
+        } - used
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name / f"{_LISTS[name]}.json"
@@ -227,6 +238,8 @@ class PodmanStore:
         records, layers = self._read(_IMAGES), self._read(_LAYERS)
         old = {one["id"] for one in records if one.get(_VOLUME) == volume}
         try:
+            # NB: first, so that the next command finds what is left after a kill.
+            self._write(_LAYERS, [*(x for x in layers if x["id"] != number), layer])
             documents = self.path / _IMAGES / number
             documents.mkdir(mode=0o755, exist_ok=True)
             for key, data in blobs.items():
@@ -243,7 +256,6 @@ class PodmanStore:
                 path.unlink(missing_ok=True)
                 path.symlink_to(target)
             # NB: an image that is listed has its layer at each moment.
-            self._write(_LAYERS, [*(x for x in layers if x["id"] != number), layer])
             self._write(_IMAGES, [*(x for x in records if x["id"] not in old), record])
             self._drop_layers(old - {number})
         except OSError as error:
@@ -260,28 +272,26 @@ class PodmanStore:
         """Have podman see the image of a volume no more. Raises UsageError, and
         BtrfsUblkError for a store that other users can change."""
         self._check()
-        if not any(one.volume == volume for one in self.images()):
-            raise UsageError(
-                f"podman sees no image of a volume {volume!r} in {self.path}",
-                hint="see: btrfs-ublk podman list",
-            )
-        with self._locked(), deferred():
-            self._forget(volume)
+        if (self.path / _IMAGES).is_dir():
+            with self._locked(), deferred():
+                if self._forget(volume):
+                    return
+        raise UsageError(
+            f"podman sees no image of a volume {volume!r} in {self.path}",
+            hint="see: btrfs-ublk podman list",
+        )
 
-    def _forget(self, volume: str) -> None:
+    def _forget(self, volume: str) -> bool:
         records = self._read(_IMAGES)
         gone = {one["id"] for one in records if one.get(_VOLUME) == volume}
-        if not gone:
-            return
-        self._write(_IMAGES, [one for one in records if one["id"] not in gone])
-        self._drop_layers(gone)
+        if gone:
+            self._write(_IMAGES, [one for one in records if one["id"] not in gone])
+            self._drop_layers(gone)
+        return bool(gone)
 
     def _drop_layers(self, gone: set[str]) -> None:
-        """Remove layers of which there is no image any more."""
-        layers = self._read(_LAYERS)
-        kept = [one for one in layers if one["id"] not in gone]
-        if kept != layers:
-            self._write(_LAYERS, kept)
+        """Remove layers of which there is no image any more. They are listed until all
+        else has gone, or nobody would find it after a kill."""
         for number in gone:
             directory = self.path / _OVERLAY / number
             with suppress(OSError):
@@ -290,6 +300,10 @@ class PodmanStore:
             # NB: what a symbolic link leads to is not followed.
             shutil.rmtree(directory, ignore_errors=True)
             shutil.rmtree(self.path / _IMAGES / number, ignore_errors=True)
+        layers = self._read(_LAYERS)
+        kept = [one for one in layers if one["id"] not in gone]
+        if kept != layers:
+            self._write(_LAYERS, kept)
 
 
 def _created(image: BaseImage) -> str:
