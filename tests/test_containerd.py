@@ -101,14 +101,16 @@ def write_image(path: Path, layers: Sequence[bytes]) -> None:
 
 
 class Host:
-    """A containerd whose snapshotter is ours. ``options`` are further ones of it, and
-    ``configuration`` is containerd's, which calls it ``name``. What ends a process is
-    its caller's affair, as they may be killed, and started again."""
+    """A containerd whose snapshotter is ours. ``options`` are further ones of it,
+    ``config_options`` of what prints its part of containerd's ``configuration``, which
+    calls it ``name``. What ends a process is its caller's affair: they may be killed,
+    and started again."""
 
     def __init__(self, work: Path, root: Path) -> None:
         self.work = work
         self.root = root
         self.options: list[str | Path] = []
+        self.config_options: list[str] = []
         self.configuration = _CONFIGURATION
         self.name = NAME
         #: Whose program the snapshotter is.
@@ -129,6 +131,7 @@ class Host:
     def start_snapshotter(self) -> subprocess.Popen[bytes]:
         command = [self.python, "-P", "-m", "btrfs_ublk.cli.main", "snapshotter"]
         serve = ["serve", "--root", self.root, "--socket", self._socket]
+        serve += ["--containerd", self.work / "containerd.sock"]
         return subprocess.Popen(ending_with_us([*command, *serve, *self.options]))
 
     @contextmanager
@@ -164,7 +167,7 @@ class Host:
             [
                 *(sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter"),
                 *("config", "--root", self.root, "--socket", self._socket),
-                *("--name", self.name),
+                *("--name", self.name, *self.config_options),
             ],
             timeout_s=TIMEOUT_S,
         )

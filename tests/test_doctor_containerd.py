@@ -31,8 +31,12 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What `snapshotter config` prints."""
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
     (tmp_path / "root").mkdir()
-    argv = [*BTRFS_UBLK, "snapshotter", "config", "--root", str(tmp_path / "root")]
-    argv += ["--socket", str(tmp_path / "snapshotter.sock")]
+    return printed(tmp_path)
+
+
+def printed(directory: Path, *options: str) -> str:
+    argv = [*BTRFS_UBLK, "snapshotter", "config", "--root", str(directory / "root")]
+    argv += ["--socket", str(directory / "snapshotter.sock"), *options]
     return run(argv, timeout_s=60).stdout
 
 
@@ -94,9 +98,8 @@ def test_containerd_2(plugin: str) -> None:
     assert "exports lack" in problems(silent + SECOND)[asked]
 
 
-def test_the_plugin_has_another_name(plugin: str) -> None:
-    renamed = plugin.replace("plugins.btrfs-ublk", "plugins.overlaybd")
-    renamed = renamed.replace('"btrfs-ublk"', '"overlaybd"')
+def test_the_plugin_has_another_name(plugin: str, tmp_path: Path) -> None:
+    renamed = printed(tmp_path, "--name", "overlaybd", "--diff")
     second = SECOND.replace("btrfs-ublk", "overlaybd")
     assert problems(f"version = 3\n{renamed}{second}") == {}
     assert problems(f"version = 3\n{renamed}{SECOND}") == {

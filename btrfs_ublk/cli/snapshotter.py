@@ -22,6 +22,7 @@ from btrfs_ublk.volume.definition import SETTINGS
 
 _ROOT = "/var/lib/btrfs-ublk/snapshotter"
 _SOCKET = "/run/btrfs-ublk/snapshotter.sock"
+_CONTAINERD = "/run/containerd/containerd.sock"
 
 _POLL_S = 0.2
 
@@ -90,6 +91,12 @@ def command() -> None:
     help="What containers are; overlays of one image share the page cache.",
 )
 @click.option(
+    "--containerd",
+    type=PathType(),
+    default=_CONTAINERD,
+    help="Which containerd gets the layers that it asks for (config --diff).",
+)
+@click.option(
     "--credential-provider-config",
     type=PathType(exists=True),
     help="The kubelet's CredentialProviderConfig, or a directory of such files: its "
@@ -111,6 +118,7 @@ def serve_command(
     cache_max: str,
     complete: str | None,
     mode: Literal["snapshot", "overlay"],
+    containerd: Path,
     credential_provider_config: Path | None,
     credential_provider_bin_dir: Path | None,
     access: images.RegistryAccess,
@@ -159,7 +167,7 @@ def serve_command(
         cache_max_bytes=settings["cache_max"],
         complete=settings["complete"],
     )
-    with serving(root, socket, options, mode=mode) as server:
+    with serving(root, socket, options, mode=mode, containerd=containerd) as server:
         click.echo(f"listening on {socket}")
         notify("READY=1")
         server.wait_for_termination()
@@ -246,7 +254,14 @@ def _sealed(image: Mapping[str, Any]) -> str:
     metavar="NAME",
     help="What containerd calls it; BuildKit wants overlaybd.",
 )
-def config_command(root: Path, socket: Path, name: str) -> None:
+@click.option(
+    "--diff",
+    "has_diff",
+    is_flag=True,
+    help="Also have containerd 2 ask it what has changed in a snapshot, so that builds "
+    "and commits do not read the image.",
+)
+def config_command(root: Path, socket: Path, name: str, has_diff: bool) -> None:
     """Print what /etc/containerd/config.toml needs.
 
     The file begins with `version = 2`, or, with containerd 2, `version = 3`.
@@ -268,10 +283,24 @@ def config_command(root: Path, socket: Path, name: str) -> None:
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"
   snapshotter = "{name}"
+  differ = "walking"
 # containerd's default, which it leaves out as soon as there is a table:
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"
   snapshotter = "overlayfs"
+  differ = "walking"
 """,
         nl=False,
     )
+    if has_diff:
+        click.echo(
+            f"""\
+
+[proxy_plugins.{name}-diff]
+  type = "diff"
+  address = "{socket}"
+[plugins."io.containerd.service.v1.diff-service"]
+  default = ["{name}-diff", "walking"]
+""",
+            nl=False,
+        )

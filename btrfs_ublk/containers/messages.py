@@ -1,5 +1,6 @@
 """The messages of containerd's snapshots API, version 1
-(api/services/snapshots/v1/snapshots.proto of containerd 1.4 to 2.x).
+(api/services/snapshots/v1/snapshots.proto of containerd 1.4 to 2.x), and those of its
+others that `differ` has to know (diff, content and leases, all version 1).
 
 They are described here by tables of fields, from which protobuf makes the classes. A
 generated module would have to be generated again for each version of protobuf.
@@ -28,9 +29,11 @@ KIND_NAMES = {VIEW: "view", ACTIVE: "active", COMMITTED: "committed"}
 _MOUNT = ".containerd.types.Mount"
 _TIME = ".google.protobuf.Timestamp"
 _LABELS = "map"
+_NONE = ("", "")
 
-#: Name of a message: its fields in the order of their numbers. A type is "string",
-#: "int64", "kind", "map" (of texts), or a message's full name; "*" means many.
+#: Name of a message: its fields in the order of their numbers; "" has none. A type is
+#: "string", "bytes", "int64", "kind", "map" (of texts), or a message's full name; "*"
+#: means many.
 _MESSAGES: dict[str, list[tuple[str, str]]] = {
     "PrepareSnapshotRequest": [
         ("snapshotter", "string"),
@@ -77,6 +80,29 @@ _MESSAGES: dict[str, list[tuple[str, str]]] = {
     "UsageRequest": [("snapshotter", "string"), ("key", "string")],
     "UsageResponse": [("size", "int64"), ("inodes", "int64")],
     "CleanupRequest": [("snapshotter", "string")],
+    # api/services/diff/v1/diff.proto, api/types/descriptor.proto
+    "DiffRequest": [
+        ("left", f"*{_MOUNT}"),
+        ("right", f"*{_MOUNT}"),
+        ("media_type", "string"),
+        ("ref", "string"),
+        ("labels", _LABELS),
+        ("source_date_epoch", _TIME),
+    ],
+    "DiffResponse": [_NONE, _NONE, ("diff", f".{PACKAGE}.Descriptor")],
+    "Descriptor": [("media_type", "string"), ("digest", "string"), ("size", "int64")],
+    # api/services/content/v1/content.proto
+    "WriteContentRequest": [
+        ("action", "int64"),  # an enum, which is the same on the wire
+        ("ref", "string"),
+        ("total", "int64"),
+        ("expected", "string"),
+        ("offset", "int64"),
+        ("data", "bytes"),
+        ("labels", _LABELS),
+    ],
+    # api/services/leases/v1/leases.proto
+    "CreateRequest": [("id", "string"), _NONE, ("labels", _LABELS)],
 }
 #: api/types/mount.proto
 _MOUNT_FIELDS = [
@@ -111,12 +137,16 @@ def _describe(
 ) -> None:
     message.name = name
     for number, (field_name, kind) in enumerate(fields, start=1):
+        if (field_name, kind) == _NONE:
+            continue
         field = message.field.add(name=field_name, number=number)
         many = kind.startswith("*") or kind == _LABELS
         field.label = _Field.LABEL_REPEATED if many else _Field.LABEL_OPTIONAL
         match kind.removeprefix("*"):
             case "string":
                 field.type = _Field.TYPE_STRING
+            case "bytes":
+                field.type = _Field.TYPE_BYTES
             case "int64":
                 field.type = _Field.TYPE_INT64
             case "kind":

@@ -1,5 +1,5 @@
-"""The snapshots API of containerd over a Unix socket: messages to calls of Snapshots,
-errors to status codes."""
+"""The snapshots API of containerd over a Unix socket, and a part of its diff API:
+messages to calls of Snapshots, errors to status codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import grpc
 
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import check_way, follow_own_link, make_private
-from btrfs_ublk.containers import messages, status
+from btrfs_ublk.containers import differ, messages, status
 from btrfs_ublk.containers.images import LazyOptions
 from btrfs_ublk.containers.messages import CLASSES
 from btrfs_ublk.containers.snapshots import (
@@ -178,6 +178,21 @@ def _status_handler(snapshots: Snapshots) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(status.SERVICE, {status.CALL: call})
 
 
+def _diff_handler(root: Path, containerd: Path) -> grpc.GenericRpcHandler:
+    # NB: that there is no Apply has containerd use its own.
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        with _as_status(context, differ.CALL):
+            metadata = context.invocation_metadata()
+            return differ.diff(containerd, root, request, metadata)
+
+    handler: Any = grpc.unary_unary_rpc_method_handler(
+        call,
+        request_deserializer=CLASSES["DiffRequest"].FromString,
+        response_serializer=CLASSES["DiffResponse"].SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(differ.SERVICE, {differ.CALL: handler})
+
+
 @contextmanager
 def serving(
     root: StrPath,
@@ -185,11 +200,13 @@ def serving(
     options: LazyOptions | None = None,
     *,
     mode: Mode = DEFAULT_MODE,
+    containerd: StrPath | None = None,
 ) -> Iterator[grpc.Server]:
     """Answer calls at a Unix socket, which only this user may use, inside the block.
 
     ``root``: see Snapshots; one process at a time has it. ``options`` say how sealed
-    images are opened, ``mode`` what containers are. Raises BtrfsUblkError.
+    images are opened, ``mode`` what containers are; the ``containerd`` at that socket
+    gets the layers that it asks for. Raises BtrfsUblkError.
     """
     path = Path(os.path.abspath(address))
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
@@ -207,7 +224,10 @@ def serving(
     with lock:
         snapshots = Snapshots(snapshots_root, options, mode=mode)
         try:
-            server = _start(snapshots, path)
+            handlers = [_handlers(_Service(snapshots)), _status_handler(snapshots)]
+            if containerd is not None:
+                handlers.append(_diff_handler(snapshots_root, Path(containerd)))
+            server = _start(path, handlers)
             try:
                 # Not before: containerd tries to connect seldom.
                 snapshots.start()
@@ -219,11 +239,11 @@ def serving(
             snapshots.close()
 
 
-def _start(snapshots: Snapshots, path: Path) -> grpc.Server:
+def _start(path: Path, handlers: list[grpc.GenericRpcHandler]) -> grpc.Server:
     _make_room(path)
     server = grpc.server(
         ThreadPoolExecutor(_WORKERS, thread_name_prefix="snapshotter"),
-        handlers=[_handlers(_Service(snapshots)), _status_handler(snapshots)],
+        handlers=handlers,
     )
     mask = os.umask(0o177)
     try:

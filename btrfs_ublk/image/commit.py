@@ -218,7 +218,7 @@ def commit_image(
         )
 
 
-class _Compressed:
+class CompressedLayer:
     """A file to write a layer to, which is compressed; ``diff_id`` is known of what was
     written."""
 
@@ -253,7 +253,7 @@ def _add_layer(
     is_docker = base.media_type.startswith(_DOCKER)
     media_type = (_DOCKER_LAYER if is_docker else _OCI_LAYER) + compression
     with layout.adding(media_type) as (file, done):
-        compressed = _Compressed(file, compression)
+        compressed = CompressedLayer(file, compression)
         write(compressed)  # type: ignore[arg-type]  # it has what is needed
         compressed.finish()
     return done[0], compressed.diff_id

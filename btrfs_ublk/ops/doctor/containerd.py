@@ -82,8 +82,9 @@ def needs(dump: str | None = None) -> list[Capability]:
         """What containerd calls the snapshotter: BuildKit wants names of its own."""
         return [
             name
-            for name in found.table("proxy_plugins")
-            if found.table("proxy_plugins", name).get("address") == str(socket)
+            for name, table in found.table("proxy_plugins").items()
+            if isinstance(table, dict)
+            and (table.get("address"), table.get("type")) == (str(socket), "snapshot")
         ] or [_NAME]
 
     def plugin() -> str | None:

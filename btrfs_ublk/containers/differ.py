@@ -1,0 +1,146 @@
+"""Layers of what has changed in a snapshot, for containerd's diff service, version 1.
+
+containerd by itself compares two trees file by file. Where times have no fractions of a
+second, as in most images, it reads each file that has kept its size and time, so that
+all data of a lazy image would arrive. Here the kernel says what has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, NoReturn, cast
+
+import grpc
+
+from btrfs_ublk.containers.messages import CLASSES
+from btrfs_ublk.containers.store import Refusal, RefusedError
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.btrfs import is_subvolume, nested_subvolumes, subvolume_uuids
+from btrfs_ublk.kernel.send import changed_paths
+
+SERVICE = "containerd.services.diff.v1.Diff"
+CALL = "Diff"
+_WRITE = "/containerd.services.content.v1.Content/Write"
+_CREATE_LEASE = "/containerd.services.leases.v1.Leases/Create"
+#: enum WriteAction
+_ACTION_WRITE, _ACTION_COMMIT = 1, 2
+#: Names of what a call has beside its message.
+_NAMESPACE, _LEASE = "containerd-namespace", "containerd-lease"
+#: How long containerd keeps a layer until somebody has to refer to it.
+_KEPT = timedelta(minutes=10)
+_TYPES = (
+    "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip",
+)
+_CHUNK_BYTES = 1 << 20
+_TIMEOUT_S = 3600.0
+
+
+def diff(
+    containerd: Path, root: Path, request: Any, metadata: Iterable[tuple[str, Any]]
+) -> Any:
+    """Answer a call, whose ``metadata`` these are: store a layer with the containerd at
+    a socket. Raises BtrfsUblkError; RefusedError for all but views of a snapshot below
+    ``root`` and of the one that it was made of, which containerd compares itself."""
+    from btrfs_ublk.image.commit import CompressedLayer
+    from btrfs_ublk.image.layer import changes_between, write_layer
+
+    left, right = _shown(root, request.left), _shown(root, request.right)
+    if subvolume_uuids(right)[1] != subvolume_uuids(left)[0]:
+        _leave_it(f"{right} is no snapshot of {left}")
+    if nested_subvolumes(right):
+        _leave_it(f"{right} has subvolumes of its own")
+    media_type = request.media_type or _TYPES[0]
+    if media_type not in _TYPES or request.HasField("source_date_epoch"):
+        _leave_it("layers are compressed by gzip, and have the times of their files")
+    try:
+        found = changed_paths(right, left)
+        changes = changes_between(right, left, found.paths, found.attributes)
+        with TemporaryFile(dir=root) as file:
+            compressed = CompressedLayer(file, "gzip")
+            write_layer(right, changes, cast(IO[bytes], compressed))
+            compressed.finish()
+            made = CLASSES["Descriptor"](media_type=media_type, size=file.tell())
+            file.seek(0)
+            made.digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            file.seek(0)
+            labels = {
+                **request.labels,
+                "containerd.io/uncompressed": compressed.diff_id,
+            }
+            passed = tuple((key, x) for key, x in metadata if key == _NAMESPACE)
+            with grpc.insecure_channel(f"unix:{containerd}") as channel:
+                _store(channel, file, made.digest, request.ref, labels, passed)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot make a layer of {right}: {error.strerror}"
+        ) from error
+    except grpc.RpcError as error:
+        message = f"containerd at {containerd} takes no layer: {error.details()}"
+        if error.code() is grpc.StatusCode.UNAVAILABLE:  # who asks tries again
+            raise RefusedError(Refusal.UNAVAILABLE, message) from error
+        if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+            raise BtrfsUblkError(message) from error
+    return CLASSES["DiffResponse"](diff=made)
+
+
+def _leave_it(why: str) -> NoReturn:
+    """containerd asks the next one then: itself."""
+    raise RefusedError(Refusal.UNIMPLEMENTED, why)
+
+
+def _shown(root: Path, mounts: Sequence[Any]) -> Path:
+    """Return the read-only subvolume that mounts show."""
+    if len(mounts) == 1 and mounts[0].type == "bind" and "ro" in mounts[0].options:
+        path = Path(mounts[0].source)
+        if path.is_relative_to(root) and is_subvolume(path):
+            return path
+    _leave_it("it is no view of a snapshot that is served here")
+
+
+def _store(
+    channel: grpc.Channel,
+    file: IO[bytes],
+    digest: str,
+    ref: str,
+    labels: dict[str, str],
+    passed: tuple[tuple[str, Any], ...],
+) -> None:
+    """Have containerd store a layer. It would remove at once what nobody refers to, and
+    passes no lease of whoever has asked; so the layer gets one."""
+    lease = f"btrfs-ublk-{os.urandom(8).hex()}"
+    until = (datetime.now(UTC) + _KEPT).strftime("%Y-%m-%dT%H:%M:%SZ")
+    create: Any = channel.unary_unary(
+        _CREATE_LEASE, CLASSES["CreateRequest"].SerializeToString
+    )
+    create(
+        CLASSES["CreateRequest"](id=lease, labels={"containerd.io/gc.expire": until}),
+        metadata=passed,
+        timeout=_TIMEOUT_S,
+    )
+
+    def requests() -> Iterator[Any]:
+        make, offset = CLASSES["WriteContentRequest"], 0
+        while data := file.read(_CHUNK_BYTES):
+            yield make(action=_ACTION_WRITE, ref=ref, offset=offset, data=data)
+            offset += len(data)
+        yield make(
+            action=_ACTION_COMMIT,
+            ref=ref,
+            offset=offset,
+            total=offset,
+            expected=digest,
+            labels=labels,
+        )
+
+    write: Any = channel.stream_stream(
+        _WRITE, CLASSES["WriteContentRequest"].SerializeToString
+    )
+    ref = ref or lease
+    for _ in write(requests(), metadata=(*passed, (_LEASE, lease)), timeout=_TIMEOUT_S):
+        pass

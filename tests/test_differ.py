@@ -1,0 +1,99 @@
+"""Layers of what has changed in a snapshot, which a real containerd stores."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from lazy_images import Place, some_layers
+from snapshotter_client import TIMEOUT_S, Client, connected
+from test_containerd import Host, host  # noqa: F401
+from test_containerd_lazy import lazy_host, place, state  # noqa: F401
+from test_snapshotter_lazy import pull
+
+from btrfs_ublk.containers import differ
+from btrfs_ublk.containers.messages import CLASSES
+
+pytestmark = pytest.mark.native
+
+
+def _views(client: Client, *names: str) -> list[Any]:
+    return [
+        client.call("View", key=f"view of {name}", parent=name).mounts for name in names
+    ]
+
+
+def _diff(socket: Path, left: Any, right: Any, **fields: Any) -> Any:
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        call: Any = channel.unary_unary(
+            f"/{differ.SERVICE}/{differ.CALL}",
+            CLASSES["DiffRequest"].SerializeToString,
+            CLASSES["DiffResponse"].FromString,
+        )
+        request = CLASSES["DiffRequest"](left=left, right=right, **fields)
+        namespace = (("containerd-namespace", "default"),)
+        return call(request, metadata=namespace, timeout=TIMEOUT_S).diff
+
+
+def test_a_layer_has_what_has_changed_and_reads_nothing_else(
+    place: Place, lazy_host: Host  # noqa: F811
+) -> None:
+    host = lazy_host  # noqa: F811
+    image = place.push("team/app", *some_layers())
+    host.options = ["--ca-file", place.registry.ca_file, "--writable=256M"]
+    socket = host.work / "snapshotter.sock"
+    with host.snapshotter(), host.containerd(), connected(socket) as client:
+        top = pull(client, image)
+        tree = client.prepare("one", top)
+        (tree / "etc/name").write_text("changed\n")
+        (tree / "new").mkdir()
+        (tree / "new/file").write_text("new\n")
+        (tree / "big").unlink()
+        client.commit("changed", "one")
+        before = state(host).images[0]["fetched_bytes"]
+        left, right = _views(client, top, "changed")
+
+        made = _diff(socket, left, right, ref="a", labels={"who": "a test"})
+        assert made.media_type == "application/vnd.oci.image.layer.v1.tar+gzip"
+        command = host.ctr_command("content", "get", made.digest)
+        data = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        assert len(data) == made.size
+        assert f"sha256:{hashlib.sha256(data).hexdigest()}" == made.digest
+        layer = gzip.decompress(data)
+        with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+            names = {".", "etc", "etc/name", "new", "new/file", ".wh.big"}
+            assert set(tar.getnames()) == names
+            file = tar.extractfile("etc/name")
+            assert file is not None and file.read() == b"changed\n"
+        (listed,) = (
+            line
+            for line in host.ctr("content", "list").splitlines()
+            if made.digest in line
+        )
+        diff_id = f"sha256:{hashlib.sha256(layer).hexdigest()}"
+        assert f"containerd.io/uncompressed={diff_id}" in listed
+        assert "who=a test" in listed
+        # It is there already, and nothing else was fetched.
+        assert _diff(socket, left, right, ref="b") == made
+        assert state(host).images[0]["fetched_bytes"] == before < 2_000_000
+
+        active = client.call("Prepare", key="two", parent="changed").mounts
+        lower = client.info(top).parent
+        (below,) = _views(client, lower)
+        plain = "application/vnd.oci.image.layer.v1.tar"
+        for pair, fields in (
+            ((left, active), {}),
+            ((below, right), {}),
+            (([], right), {}),
+            ((left, right), {"media_type": plain}),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                _diff(socket, *pair, ref="c", **fields)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
