@@ -214,8 +214,8 @@ ELSEWHERE = {
         "tests/test_lazy_remote.py::test_added_by_command"
     ),
     "btrfs-ublk metrics --listen": "tests/test_monitor.py::test_answers_scrapers",
-    "btrfs-ublk snapshotter config --name": (
-        "tests/test_containerd.py::test_a_container_runs_on_a_snapshot"
+    "btrfs-ublk snapshotter config --diff --name": (
+        "tests/test_doctor_containerd.py::test_the_plugin_has_another_name"
     ),
     "btrfs-ublk snapshotter status": (
         "tests/test_snapshotter.py::test_status_of_one_that_serves"
