@@ -75,6 +75,9 @@ def test_a_failure_of_kvm_counts_for_an_hour(
         ["--timeout", "soon", "--", "true"],
         ["--icount", "--cpus", "2", "--", "true"],
         ["--icount", "--accel", "kvm", "--", "true"],
+        ["--arch", "riscv64", "--", "true"],
+        ["--arch", "arm64", "--accel", "kvm", "--", "true"],
+        ["--arch", "arm64", "--pmem", "64M", "--", "true"],
         ["--env", "A-B=1", "--", "true"],
         ["--unknown", "--", "true"],
     ],
@@ -120,6 +123,26 @@ def test_only_named_variables_are_passed_on(tmp_path: Path) -> None:
     assert passed["BTRFS_UBLK_STATE_DIR"].startswith("/run/")
     assert passed["EXTRA"] == "y"
     assert not {"SECRET", "PYTHONDONTWRITEBYTECODE"} & passed.keys()
+
+
+def test_a_guest_of_another_architecture_has_other_programs(tmp_path: Path) -> None:
+    host = {"PATH": "/bin", "VIRTUAL_ENV": "/venv", "CI": "1"}
+    passed = command.guest_environment(host, {}, tmp_path, "arm64")
+    assert passed["CI"] == "1"
+    assert "VIRTUAL_ENV" not in passed
+    assert passed["PATH"] != "/bin"
+    assert passed["BTRFS_UBLK_HELPERS"] == f"{tmp_path}/build/arm64/csrc/tools"
+    assert passed["BTRFS_UBLK_SANITIZED_BUILD"] == f"{tmp_path}/build/arm64"
+
+
+def test_there_is_no_guest_before_there_is_a_system_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(VmError, match="scripts/setup --arm64 makes it"):
+        kernel.find("latest", arch="arm64")
+    with pytest.raises(VmError, match="latest-16k"):
+        kernel.find("host", arch="arm64")
 
 
 def test_guests_import_the_package_without_the_hook_of_its_build() -> None:

@@ -2,7 +2,7 @@
 # Distribution packages.  The names are Debian's; fedora_name knows the others.
 # Needs say.sh.
 
-packages_of_part() { # build|demo|bench|test|package|vm
+packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
     case $1 in
     build)
         echo gcc libc6-dev pkg-config python3 python3-venv \
@@ -30,6 +30,16 @@ packages_of_part() { # build|demo|bench|test|package|vm
     package) echo mmdebstrap ;;
     vm)
         echo qemu-system-x86 busybox-static kmod xz-utils zstd "$(virtiofsd_package)"
+        ;;
+    arm64) echo qemu-system-arm gcc-aarch64-linux-gnu mmdebstrap ;;
+    arm64-root)
+        # For the guest, beside the parts build and demo: Python packages, which pip brings
+        # here, and what most of the tests need.
+        echo '?essential' busybox-static ca-certificates mawk meson ninja-build fuse3 \
+            procps iproute2 attr e2fsprogs strace fio \
+            python3-{boto3,click,cryptography,grpcio,prometheus-client,protobuf,psutil} \
+            python3-{requests,rich,tomli-w,yaml,zstandard} \
+            python3-{hypothesis,pyroute2,pytest,pytest-timeout,pytest-xdist,simpy,trustme}
         ;;
     esac
 }

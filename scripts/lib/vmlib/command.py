@@ -11,21 +11,26 @@ _PASSED_ON = (
     *("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "PYTEST_ADDOPTS", "HYPOTHESIS_PROFILE"),
     # NB: not PYTHONDONTWRITEBYTECODE: an emulated CPU would compile the package anew
     # for each command, which is most of the time that a command takes.
-    *("PATH", "HOME", "VIRTUAL_ENV"),
 )
+# Where this machine's programs are; one of another architecture has others.
+_OWN_PROGRAMS = ("PATH", "HOME", "VIRTUAL_ENV")
 
 _WITHOUT_HOOK = Path(__file__).parent / "guest_python"
 
 
 def guest_environment(
-    host: Mapping[str, str], extra: Mapping[str, str], project: Path
+    host: Mapping[str, str],
+    extra: Mapping[str, str],
+    project: Path,
+    arch: str = "amd64",
 ) -> dict[str, str]:
+    rules = (*_PASSED_ON, *(_OWN_PROGRAMS if arch == "amd64" else ()))
     passed = {
         name: value
         for name, value in host.items()
         if any(
             name.startswith(rule[:-1]) if rule.endswith("*") else name == rule
-            for rule in _PASSED_ON
+            for rule in rules
         )
     }
     return {
@@ -37,7 +42,7 @@ def guest_environment(
         "BTRFS_UBLK_IN_VM": "1",
         # The guest sees the host's ledgers too, in /var/lib, but not whose they are.
         "BTRFS_UBLK_STATE_DIR": "/run/btrfs-ublk",
-        **_editable_install(project),
+        **(_editable_install(project) if arch == "amd64" else _build(project, arch)),
         **passed,
         **extra,
     }
@@ -57,6 +62,20 @@ def _editable_install(project: Path) -> dict[str, str]:
         "MESONPY_EDITABLE_SKIP": os.pathsep.join(map(str, builds)),
         "PYTHONPATH": f"{_WITHOUT_HOOK}{os.pathsep}{project}",
         "BTRFS_UBLK_HELPERS": str(newest / "csrc" / "tools"),
+    }
+
+
+def _build(project: Path, arch: str) -> dict[str, str]:
+    """The package by its sources, with what scripts/setup has compiled for `arch`."""
+    build = project / "build" / arch
+    return {
+        "PYTHONPATH": str(project),
+        "BTRFS_UBLK_HELPERS": str(build / "csrc/tools"),
+        # Has no sanitizers: they are this machine's, and slow where CPUs are emulated.
+        "BTRFS_UBLK_SANITIZED_BUILD": str(build),
+        "PYTEST_PLUGINS": "btrfs_ublk.testing.plugin",  # else known by its installation
+        # Packages that were only unpacked have none, and compiling takes a minute.
+        "PYTHONPYCACHEPREFIX": str(build / "pycache"),
     }
 
 

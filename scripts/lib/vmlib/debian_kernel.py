@@ -20,7 +20,7 @@ from .errors import VmError
 # For each command; the longest is the download of about 100 MB.
 _COMMAND_LIMIT_S = 300.0
 
-_META_PACKAGE = "linux-image-cloud-amd64"
+_LARGE_PAGES = "-16k"  # in a name: pages of 16 KiB, which are in no cloud flavour
 _RECORD = "packages"  # beside a fetched kernel: what it was made of
 _OWN_PACKAGE = re.compile(r"linux-(image|binary|modules|base)-\d\S*")
 
@@ -41,6 +41,7 @@ class _Archive:
 
 def suite_of(name: str, codename: str) -> str:
     """The suite that carries kernel `name`, from the view of a `codename` host."""
+    name = name.removesuffix(_LARGE_PAGES)
     if name == "6.1":  # no ublk in it: for the tests of the refusal
         return "bookworm"
     if name == "6.12":
@@ -50,13 +51,19 @@ def suite_of(name: str, codename: str) -> str:
     raise VmError(f"no kernel is known as {name!r}: 6.1, 6.12, latest or a PATH")
 
 
-def fetch(name: str, destination: Path) -> bool:
+def _meta_package(name: str, arch: str) -> str:
+    if name.endswith(_LARGE_PAGES):
+        return f"linux-image-{arch}{_LARGE_PAGES}"
+    return f"linux-image-cloud-{arch}"
+
+
+def fetch(name: str, destination: Path, arch: str) -> bool:
     """Make `destination` hold vmlinuz and lib/modules/RELEASE of kernel `name`.
 
     Its time of modification is then that of the last look into the archive.  Returns
     whether it changed: what is the newest already is not downloaded again.
     """
-    if os.uname().machine != "x86_64":
+    if arch == "amd64" and os.uname().machine != "x86_64":
         raise VmError(
             f"fetching kernels for {os.uname().machine} is not supported yet, only "
             "amd64; --kernel PATH boots one you have"
@@ -68,9 +75,9 @@ def fetch(name: str, destination: Path) -> bool:
         prefix=f".{name}-", dir=destination.parent
     ) as scratch_name:
         scratch = Path(scratch_name)
-        apt = _Apt(scratch / "apt", archive=archive, suite=suite)
+        apt = _Apt(scratch / "apt", archive=archive, suite=suite, arch=arch)
         apt.run("apt-get", "update")
-        packages = _package_closure(apt, _META_PACKAGE)
+        packages = _package_closure(apt, _meta_package(name, arch))
         versions = apt.run("apt-cache", "show", "--no-all-versions", *packages)
         record = "".join(
             f"{line}\n"
@@ -99,7 +106,7 @@ def fetch(name: str, destination: Path) -> bool:
 class _Apt:
     """apt with a world of its own."""
 
-    def __init__(self, root: Path, *, archive: _Archive, suite: str) -> None:
+    def __init__(self, root: Path, *, archive: _Archive, suite: str, arch: str) -> None:
         for directory in ("lists/partial", "state", "cache/archives/partial"):
             (root / directory).mkdir(parents=True)
         (root / "state/status").touch()
@@ -109,6 +116,8 @@ class _Apt:
         )
         # The settings that are kept are the host's proxies and the like.
         settings = {
+            "APT::Architecture": arch,
+            "APT::Architectures": arch,
             "Dir::Etc::sourcelist": root / "sources.list",
             "Dir::Etc::sourceparts": "/dev/null",
             "Dir::Etc::preferences": "/dev/null",

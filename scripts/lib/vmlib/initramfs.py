@@ -42,7 +42,7 @@ def _entries(
     for name in ("bin", "dev", "modules", "proc", "sys", "run", "run/vm"):
         yield name, _DIRECTORY, b""
     # In /run/vm, because that goes along to the guest's final root.
-    yield "run/vm/busybox", _FILE, _busybox().read_bytes()
+    yield "run/vm/busybox", _FILE, _busybox(kernel).read_bytes()
     yield "bin/sh", _SYMLINK, b"/run/vm/busybox"
     yield "init", _FILE, (_GUEST / "init").read_bytes()
     yield "run/vm/supervise", _FILE, (_GUEST / "supervise").read_bytes()
@@ -56,8 +56,10 @@ def _entries(
             yield name, _FILE, _unpacked(module)
 
 
-def _busybox() -> Path:
+def _busybox(kernel: Kernel) -> Path:
     found = shutil.which("busybox")
+    if kernel.root != Path("/"):
+        found = str(kernel.root / "usr/bin/busybox")
     if found is None:
         raise VmError("no busybox: apt-get install busybox-static")
     path = Path(found)

@@ -11,7 +11,10 @@ from pathlib import Path
 from . import cache, debian_kernel
 from .errors import VmError
 
-NAMES = ("6.1", "6.12", "latest")
+NAMES = {
+    "amd64": ("6.1", "6.12", "latest"),
+    "arm64": ("latest", "latest-16k"),
+}
 _STALE_DAYS = 14
 
 
@@ -20,15 +23,20 @@ class Kernel:
     image: Path
     release: str
     modules_base: Path | None  # holds lib/modules/RELEASE; None: all built in
+    arch: str = "amd64"  # in Debian's words
+    root: Path = Path("/")  # what the guest sees of the host as its own /
 
 
-def find(name: str, *, refresh: bool = False) -> Kernel:
+def find(name: str, *, refresh: bool = False, arch: str = "amd64") -> Kernel:
     """The kernel called 6.1, 6.12, latest, host, or that at a path.
 
     A kernel that was fetched once stays until `refresh` asks for a newer one.
     """
-    if name in NAMES:
-        return _fetched(name, refresh)
+    names = NAMES[arch]
+    if name in names:
+        return _fetched(name, refresh, arch)
+    if arch != "amd64":
+        raise VmError(f"--kernel {name}: for {arch}, it is one of {', '.join(names)}")
     if name == "host":
         release = os.uname().release
         for path in (f"/lib/modules/{release}/vmlinuz", f"/boot/vmlinuz-{release}"):
@@ -37,13 +45,27 @@ def find(name: str, *, refresh: bool = False) -> Kernel:
         raise VmError(f"the running kernel {release} has no image in /boot")
     if "/" not in name and not Path(name).exists():
         raise VmError(
-            f"--kernel {name}: neither one of {', '.join(NAMES)}, host, nor a file"
+            f"--kernel {name}: neither one of {', '.join(names)}, host, nor a file"
         )
     return _at_path(Path(name).absolute())
 
 
-def _fetched(name: str, refresh: bool) -> Kernel:
-    directory = cache.cache_dir() / "kernels" / name
+def _root(arch: str) -> Path:
+    """This machine's, or a Debian of another architecture."""
+    return Path("/") if arch == "amd64" else cache.cache_dir() / "roots" / arch
+
+
+def _directory(name: str, arch: str) -> Path:
+    # NB: where the guest has its modules, which is below its root.
+    base = cache.cache_dir() if arch == "amd64" else _root(arch)
+    return base / "kernels" / name
+
+
+def _fetched(name: str, refresh: bool, arch: str) -> Kernel:
+    root = _root(arch)
+    if not root.exists():
+        raise VmError(f"no Debian of {arch} in {root}: scripts/setup --{arch} makes it")
+    directory = _directory(name, arch)
     directory.parent.mkdir(parents=True, exist_ok=True)
     if refresh or not directory.exists():
         with cache.locked("kernels"):
@@ -52,17 +74,28 @@ def _fetched(name: str, refresh: bool) -> Kernel:
                 if not shutil.which("depmod"):
                     raise VmError("no depmod: apt-get install kmod")
                 print(f"vm: looking for Debian's kernel {name} ...", file=sys.stderr)
-                changed = debian_kernel.fetch(name, directory)
-                release = _release(directory / "vmlinuz")
+                changed = debian_kernel.fetch(name, directory, arch)
+                release = _only_release(directory)
                 still = "" if changed else "still "
                 print(f"vm: kernel {name} is {still}{release}", file=sys.stderr)
-    return _at_path(directory / "vmlinuz")
+    return Kernel(
+        image=directory / "vmlinuz",
+        release=_only_release(directory),
+        modules_base=directory,
+        arch=arch,
+        root=root,
+    )
 
 
-def stale_note(name: str) -> str | None:
+def _only_release(directory: Path) -> str:
+    (modules,) = (directory / "lib/modules").iterdir()
+    return modules.name
+
+
+def stale_note(name: str, arch: str = "amd64") -> str | None:
     """What to say of a kernel for which nobody looked for long; no network is used."""
-    directory = cache.cache_dir() / "kernels" / name
-    if name not in NAMES or not directory.exists():
+    directory = _directory(name, arch)
+    if name not in NAMES[arch] or not directory.exists():
         return None
     days = int((time.time() - directory.stat().st_mtime) / 86400)
     if days < _STALE_DAYS:

@@ -8,6 +8,7 @@ from .kernel import Kernel
 from .root_share import Share
 
 QEMU = "qemu-system-x86_64"
+QEMU_OF = {"amd64": QEMU, "arm64": "qemu-system-aarch64"}
 
 # NB: string instructions cost one step per iteration under emulation; without these
 # two the kernel copies by larger words, three to nine times as fast.
@@ -16,6 +17,9 @@ _TCG_CPU = "max,-erms,-fsrm"
 # NB: QEMU 7.2 emulates cmpxchg16b wrongly when CPUs run in parallel: it leaves garbage
 # in the flags.  SLUB of Linux 6.12 uses it, and one boot in five dies of that.
 _TCG_PARALLEL_CPU = f"{_TCG_CPU},-cx16"
+
+# NB: not max, which signs pointers: emulated, that takes half of the time.
+_ARM64_CPU = "neoverse-n1"  # has pages of 16 KiB, which cortex-a57 has not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +44,12 @@ def qemu_argv(
 
     `ports` maps virtio port names to socket descriptors that QEMU inherits.
     """
+    arch = machine.kernel.arch
+    board = "q35" if arch == "amd64" else "virt"
     return [
-        *(QEMU, "-no-user-config", "-nodefaults", "-no-reboot", "-display", "none"),
-        *("-monitor", "none", "-machine", "q35,memory-backend=ram"),
+        *(QEMU_OF[arch], "-no-user-config", "-nodefaults", "-no-reboot"),
+        *("-display", "none", "-monitor", "none"),
+        *("-machine", f"{board},memory-backend=ram"),
         # Shared, because virtiofsd reads and writes the guest's memory.
         *("-object", f"memory-backend-memfd,id=ram,size={machine.memory},share=on"),
         *("-m", machine.memory, "-kernel", str(machine.kernel.image)),
@@ -51,7 +58,7 @@ def qemu_argv(
             "-initrd",
             str(machine.initramfs),
             "-append",
-            _kernel_arguments(machine.pmem),
+            _kernel_arguments(machine),
         ),
         *("-chardev", f"file,id=console,path={_quoted(machine.console)}"),
         *("-serial", "chardev:console"),
@@ -61,13 +68,15 @@ def qemu_argv(
 
 
 def _cpu(machine: Machine) -> list[str]:
+    arm64 = machine.kernel.arch == "arm64"
     if machine.icount:
         # One executed instruction is one nanosecond of guest time: figures repeat
         # to 0.1 %, whatever else the host does.
         # NB: not sleep=off, with which the clock leaps to the next timer when the CPU
         # is idle: a second passes in no time while a file is read from the host, and
         # every time limit with it.
-        return ["-accel", "tcg,thread=single", "-smp", "1", "-cpu", _TCG_CPU] + [
+        cpu = _ARM64_CPU if arm64 else _TCG_CPU
+        return ["-accel", "tcg,thread=single", "-smp", "1", "-cpu", cpu] + [
             *("-icount", "shift=0,sleep=on")
         ]
     if machine.kvm:
@@ -76,7 +85,7 @@ def _cpu(machine: Machine) -> list[str]:
         "-accel",
         "tcg,thread=multi",
         "-cpu",
-        _TCG_PARALLEL_CPU,
+        _ARM64_CPU if arm64 else _TCG_PARALLEL_CPU,
         "-smp",
         str(machine.cpus),
     ]
@@ -86,13 +95,18 @@ def _cpu(machine: Machine) -> list[str]:
 _PMEM_START_GIB = 1
 
 
-def _kernel_arguments(pmem: str | None) -> str:
+def _kernel_arguments(machine: Machine) -> str:
+    pmem, arm64 = machine.pmem, machine.kernel.arch == "arm64"
     # NB: not a device of QEMU's, which takes memory that is plugged in later; a part of
     # memory that the kernel is told to treat so is as fast, and maps (DAX) as well.
     more = [f"memmap={pmem}!{_PMEM_START_GIB}G"] if pmem else []
+    if arm64:
+        more.append(
+            "kpti=off"
+        )  # else on, because of KASLR; each system call costs more
     return " ".join(
         (
-            "console=ttyS0",
+            f"console={'ttyAMA0' if arm64 else 'ttyS0'}",
             "loglevel=5",  # warnings: a slow serial line is no place for more
             "panic=-1",  # at once, and -no-reboot turns it into an exit
             # A task that dies in the kernel leaves its locks held, and all that

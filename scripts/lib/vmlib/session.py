@@ -141,7 +141,7 @@ class _Guest:
         initramfs.build(machine.initramfs, kernel=what.kernel, files=self._files())
         shares = []
         for tag, directory, read_only in (
-            ("hostroot", Path("/"), True),
+            ("hostroot", what.kernel.root, True),
             ("project", what.project, False),
         ):
             share = Share(
@@ -166,6 +166,8 @@ class _Guest:
     def _files(self) -> dict[str, bytes]:
         what = self._what
         base = what.kernel.modules_base
+        if base:  # as the guest sees it
+            base = Path("/") / base.relative_to(what.kernel.root)
         modules = f"{base}/lib/modules/{what.kernel.release}" if base else ""
         accelerator = "icount" if what.icount else "kvm" if what.kvm else "tcg"
         environment = command.guest_environment(
@@ -173,6 +175,7 @@ class _Guest:
             # Benchmarks say what their figures are from.
             {"BTRFS_UBLK_VM": accelerator, **what.environment},
             what.project,
+            what.kernel.arch,
         )
         config = {
             "PROJECT": str(what.project),
