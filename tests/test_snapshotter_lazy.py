@@ -39,7 +39,7 @@ from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.status import Status, ask
 from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.content import Cache
-from btrfs_ublk.device.state import RUN_VARIABLE
+from btrfs_ublk.device.state import RUN_VARIABLE, devices_directory
 from btrfs_ublk.image.documents import SEALED_IN
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import pull_image
@@ -49,7 +49,7 @@ from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import down_volume, list_volumes, remove_volume
-from btrfs_ublk.volume.store import volume_directory
+from btrfs_ublk.volume.store import volume_directory, volumes_directory
 
 pytestmark = pytest.mark.native
 KILLS = 6
@@ -559,6 +559,20 @@ def test_a_kill_leaves_nothing_half_made(place: Place, root: Path) -> None:
             drop(client, *(name for name in names if name not in parents))
         wait_until(lambda: cleaned(client), timeout_s=60)
         assert os.listdir(root / "images") == os.listdir(root / "snapshots") == []
+
+
+def test_what_a_kill_has_left_of_volumes_and_devices_goes(
+    place: Place, root: Path
+) -> None:
+    """At the next start, also when no image comes up any more."""
+    tag = "0123456789abcdef"
+    volumes, devices = volumes_directory(make=True), devices_directory(make=True)
+    halves = [top / f".snapshotter-x.{tag}" for top in (volumes, devices)]
+    for half in halves:
+        half.mkdir()
+        (half / "lock").touch()
+    with served(place, root):
+        wait_until(lambda: not any(map(os.path.exists, halves)), timeout_s=60)
 
 
 def cleaned(client: Client) -> bool:

@@ -148,8 +148,18 @@ class Images:
         third of what is to be loaded, and is loaded now, when containerd is answered.
         """
         self._pool.submit(getattr, volumes, "up_volume")
+        self._pool.submit(self._remove_halves)
         for image in self._store.images():
             self._pool.submit(self._restart, image.digest)
+
+    def _remove_halves(self) -> None:
+        """Remove what a killed process has left of volumes and their devices, which
+        nobody else does if no other image comes up."""
+        try:
+            volumes.remove_halves(volumes.volumes_directory())
+            devices.collect_half_made()
+        except Exception as error:  # nobody else reports it
+            log.warning("what a killed process has left stays: %s", str(error))
 
     def _restart(self, digest: str) -> None:
         try:

@@ -5,7 +5,11 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
-    from btrfs_ublk.device.collect import Collected, collect_devices
+    from btrfs_ublk.device.collect import (
+        Collected,
+        collect_devices,
+        collect_half_made,
+    )
     from btrfs_ublk.device.daemon import allow_fork
     from btrfs_ublk.device.lifecycle import (
         DeviceOptions,
@@ -30,7 +34,7 @@ else:
     __getattr__ = exporter(
         __name__,
         {
-            "collect": "Collected collect_devices",
+            "collect": "Collected collect_devices collect_half_made",
             "daemon": "allow_fork",
             "lifecycle": (
                 "DeviceOptions add_device have_device recover_device remove_device "
@@ -57,6 +61,7 @@ __all__ = [
     "add_device",
     "allow_fork",
     "collect_devices",
+    "collect_half_made",
     "device_directories",
     "device_directory",
     "device_map",

@@ -51,7 +51,7 @@ def collect_devices(
         for directory in device_directories()
         if (outcome := _collect(directory, dry_run=dry_run, timeout_s=timeout_s))
     ]
-    return found + _collect_half_made(dry_run=dry_run)
+    return found + collect_half_made(dry_run=dry_run)
 
 
 def _collect(
@@ -98,7 +98,7 @@ def _has_holder(path: Path) -> bool:
         return False
 
 
-def _collect_half_made(*, dry_run: bool) -> list[Collected]:
+def collect_half_made(*, dry_run: bool = False) -> list[Collected]:
     """Remove half-made directories of killed commands. The kernel has none of them."""
     devices = devices_directory()
     if not any(half_made(devices)):

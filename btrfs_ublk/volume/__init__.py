@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.forks import DEFAULT_FORK_MODE, FORK_MODES, Fork, ForkMode
     from btrfs_ublk.volume.image import fork_image, forks_of_image, unfork_image
     from btrfs_ublk.volume.kept import kept_volume
+    from btrfs_ublk.volume.make import remove_halves
     from btrfs_ublk.volume.report import (
         KeptFile,
         KeptVolume,
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.volume.resize import resize_volume
     from btrfs_ublk.volume.settings import Setting
-    from btrfs_ublk.volume.store import volume_directories, volume_directory
+    from btrfs_ublk.volume.store import (
+        volume_directories,
+        volume_directory,
+        volumes_directory,
+    )
     from btrfs_ublk.volume.trees import AddedTree, add_image, add_tree
     from btrfs_ublk.volume.up import up_volume
     from btrfs_ublk.volume.volumes import NamedVolume, Volumes
@@ -53,10 +58,11 @@ else:
             "forks": "DEFAULT_FORK_MODE FORK_MODES Fork ForkMode",
             "image": "fork_image forks_of_image unfork_image",
             "kept": "kept_volume",
+            "make": "remove_halves",
             "report": "KeptFile KeptVolume list_volumes show_volume",
             "resize": "resize_volume",
             "settings": "Setting",
-            "store": "volume_directories volume_directory",
+            "store": "volume_directories volume_directory volumes_directory",
             "trees": "AddedTree add_image add_tree",
             "up": "up_volume",
             "volumes": "NamedVolume Volumes",
@@ -95,6 +101,7 @@ __all__ = [
     "may_be_up",
     "parse_definition",
     "read_definition",
+    "remove_halves",
     "remove_volume",
     "resize_volume",
     "show_volume",
@@ -103,5 +110,6 @@ __all__ = [
     "up_volume",
     "volume_directories",
     "volume_directory",
+    "volumes_directory",
     "write_delta",
 ]
