@@ -390,6 +390,22 @@ def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
 
 
 @native
+def test_a_start_that_fails_closes_what_it_has_opened(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.listdir("/proc/self/fd")
+
+    def fail(*_: object) -> None:
+        raise BtrfsUblkError("the disk is gone")
+
+    monkeypatch.setattr(Snapshots, "_settle", fail)
+    # NB: the error's traceback has the frames, so nothing is closed as garbage.
+    with pytest.raises(BtrfsUblkError, match="the disk is gone"):
+        Snapshots(root)
+    assert os.listdir("/proc/self/fd") == before
+
+
+@native
 def test_a_kill_leaves_nothing_half_made(root: Path) -> None:
     """Whatever a killed process was doing, each snapshot has its directory after the
     next start, and each directory its snapshot; committed ones have what they had."""

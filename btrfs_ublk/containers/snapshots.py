@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -101,11 +101,15 @@ class Snapshots:
                 f"cannot make {self._directory}: {error.strerror}"
             ) from error
         self._has_quota = _enable_quota(self._directory)
-        self._store = SnapshotStore(self.root / "snapshots.db")
-        self._images = Images(
-            self.root, self._store, options or LazyOptions(), self._settle_image
-        )
-        self._settle(None, self._directory)
+        with ExitStack() as on_failure:
+            self._store = SnapshotStore(self.root / "snapshots.db")
+            on_failure.callback(self._store.close)
+            self._images = Images(
+                self.root, self._store, options or LazyOptions(), self._settle_image
+            )
+            on_failure.callback(self._images.close)
+            self._settle(None, self._directory)
+            on_failure.pop_all()
 
     def start(self) -> None:
         """Bring sealed images up in the background. A call does not wait for that, but
