@@ -109,6 +109,27 @@ def test_the_same_again_is_nothing(options: DeviceOptions) -> None:
     assert show_device("one").state.server == before.server
 
 
+@pytest.mark.parametrize("step", ["_next_generation", "_replace_server"])
+def test_one_that_was_interrupted_is_repeated(
+    options: DeviceOptions, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = add_device("one", of(PatternSegment(offset=0, length=SIZE)), options).path
+    assert path is not None
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(upgrade, step, interrupt)
+        update_device("one", of(LONGER))
+    assert blockdev.size_bytes(path) == SIZE
+    update_device("one", of(LONGER))
+    assert blockdev.size_bytes(path) == LONGER.length
+    generation = show_device("one").state.generation
+    update_device("one", of(LONGER))
+    assert show_device("one").state.generation == generation
+
+
 def test_only_growth(options: DeviceOptions, sparse_path: Path) -> None:
     path = add_device("one", DESCRIPTION, options).path
     assert path is not None

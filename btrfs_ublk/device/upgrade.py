@@ -78,7 +78,7 @@ def update_device(
         recover_device(name, timeout_s=timeout_s)
         _require_growth(directory)
         _check(description)
-        if description != before:
+        if description != before or not _has_grown(directory, description):
             _grow(directory, before, description, timeout_s=timeout_s)
     return show_device(name)
 
@@ -115,6 +115,14 @@ def _require_growth(directory: DeviceDirectory) -> None:
                 "this kernel's ublk driver cannot change a device's size",
                 hint="that needs Linux 6.16; or use the front end fuse",
             )
+
+
+def _has_grown(directory: DeviceDirectory, description: Description) -> bool:
+    """Whether a server has the description: a command may have been killed when it had
+    only written it."""
+    spec = directory.spec()
+    is_tried = directory.state().generation >= spec.generation
+    return is_tried and spec.size_bytes == description.size
 
 
 def _check(description: Description) -> None:
