@@ -7,7 +7,10 @@ import hashlib
 import io
 import subprocess
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -23,11 +26,28 @@ from btrfs_ublk.containers.messages import CLASSES
 
 pytestmark = pytest.mark.native
 
+_NAMESPACE = (("containerd-namespace", "default"),)
+
 
 def _views(client: Client, *names: str) -> list[Any]:
     return [
         client.call("View", key=f"view of {name}", parent=name).mounts for name in names
     ]
+
+
+@contextmanager
+def _writing(socket: Path, ref: str) -> Iterator[None]:
+    """Have somebody else write what is to have that reference."""
+    requests: SimpleQueue[Any] = SimpleQueue()
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        write: Any = channel.stream_stream(
+            differ.WRITE, CLASSES["WriteContentRequest"].SerializeToString
+        )
+        answers = write(iter(requests.get, None), metadata=_NAMESPACE)
+        requests.put(CLASSES["WriteContentRequest"](action=1, ref=ref, data=b"some"))
+        next(answers)
+        yield
+        requests.put(None)
 
 
 def _diff(socket: Path, left: Any, right: Any, **fields: Any) -> Any:
@@ -38,8 +58,7 @@ def _diff(socket: Path, left: Any, right: Any, **fields: Any) -> Any:
             CLASSES["DiffResponse"].FromString,
         )
         request = CLASSES["DiffRequest"](left=left, right=right, **fields)
-        namespace = (("containerd-namespace", "default"),)
-        return call(request, metadata=namespace, timeout=TIMEOUT_S).diff
+        return call(request, metadata=_NAMESPACE, timeout=TIMEOUT_S).diff
 
 
 def test_a_layer_has_what_has_changed_and_reads_nothing_else(
@@ -80,6 +99,7 @@ def test_a_layer_has_what_has_changed_and_reads_nothing_else(
         diff_id = f"sha256:{hashlib.sha256(layer).hexdigest()}"
         assert f"containerd.io/uncompressed={diff_id}" in listed
         assert "who=a test" in listed
+        assert "btrfs-ublk-" in host.ctr("leases", "list")
         # It is there already, and nothing else was fetched.
         assert _diff(socket, left, right, ref="b") == made
         assert state(host).images[0]["fetched_bytes"] == before < 2_000_000
@@ -97,3 +117,11 @@ def test_a_layer_has_what_has_changed_and_reads_nothing_else(
             with pytest.raises(grpc.RpcError) as caught:
                 _diff(socket, *pair, ref="c", **fields)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        with (
+            _writing(host.work / "containerd.sock", "d"),
+            pytest.raises(grpc.RpcError, match="locked") as caught,
+        ):
+            _diff(socket, left, right, ref="d")
+        assert (
+            caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        )  # BuildKit tries again

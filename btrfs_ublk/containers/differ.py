@@ -25,7 +25,7 @@ from btrfs_ublk.kernel.send import changed_paths
 
 SERVICE = "containerd.services.diff.v1.Diff"
 CALL = "Diff"
-_WRITE = "/containerd.services.content.v1.Content/Write"
+WRITE = "/containerd.services.content.v1.Content/Write"
 _CREATE_LEASE = "/containerd.services.leases.v1.Leases/Create"
 #: enum WriteAction
 _ACTION_WRITE, _ACTION_COMMIT = 1, 2
@@ -139,7 +139,7 @@ def _store(
         )
 
     write: Any = channel.stream_stream(
-        _WRITE, CLASSES["WriteContentRequest"].SerializeToString
+        WRITE, CLASSES["WriteContentRequest"].SerializeToString
     )
     ref = ref or lease
     for _ in write(requests(), metadata=(*passed, (_LEASE, lease)), timeout=_TIMEOUT_S):
