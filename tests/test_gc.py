@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,11 +16,13 @@ from typing import Any
 import pytest
 from conftest import SystemState
 from loops import detach
+from stopping import killed_at_event
 
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.ledger import boot_id, state_directory
 from btrfs_ublk.base.process import ProcessIdentity, run
-from btrfs_ublk.kernel import loop_device
+from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.kernel import loop_device, tempdir
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 
 pytestmark = pytest.mark.native
@@ -113,6 +116,33 @@ def test_a_living_process_keeps_its_things(sparse_path: Path) -> None:
     with loop_device(image) as device:
         assert results() == []
         assert run(["losetup", "-n", device.path], timeout_s=10).stdout
+
+
+def test_a_signal_while_a_directory_is_removed(
+    sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the directory has gone, and is not taken for an error."""
+
+    def die() -> None:
+        with tempdir(parent=sparse_path) as directory:
+            (directory / "sub").mkdir()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert killed_at_event(0, die)
+    assert os.listdir(sparse_path)
+    close = os.close
+
+    def interrupted(fd: int) -> None:
+        close(fd)
+        if sys._getframe(1).f_code.co_filename.endswith("shutil.py"):
+            signal.raise_signal(signal.SIGHUP)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            collect()
+    assert os.listdir(sparse_path) == []
+    assert results() == [("tempdir", "gone")]
 
 
 def test_two_at_once(leftovers: tuple[Path, Path]) -> None:

@@ -513,7 +513,10 @@ def sweep_entries(
                 )
             left = [outcome.entry for outcome in outcomes if outcome.result == "left"]
             _refuse_if_stood_on(entry, left)
-            was_there = (same_boot or kind.survives_reboot) and kind.remove(entry)
+            # NB: shutil.rmtree() closes a descriptor twice when a signal raises at the
+            # first time, and hides the signal by the error of the second.
+            with deferred():
+                was_there = (same_boot or kind.survives_reboot) and kind.remove(entry)
         except (BtrfsUblkError, OSError) as error:
             outcomes.append(Outcome(entry, "left", str(error)))
         else:

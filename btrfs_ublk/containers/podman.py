@@ -289,6 +289,7 @@ class PodmanStore:
             self._drop_layers(gone)
         return bool(gone)
 
+    @deferred()
     def _drop_layers(self, gone: set[str]) -> None:
         """Remove layers of which there is no image any more. They are listed until all
         else has gone, or nobody would find it after a kill."""

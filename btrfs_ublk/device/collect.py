@@ -105,7 +105,7 @@ def collect_half_made(*, dry_run: bool = False) -> list[Collected]:
         return []
     found = []
     # Commands hold this lock while they make or remove one, so nobody works on these.
-    with registry_locked(devices):
+    with registry_locked(devices), deferred():
         for path in half_made(devices):
             name = name_of_half(path) or path.name
             if dry_run:

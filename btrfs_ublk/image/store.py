@@ -270,6 +270,7 @@ class ImageStore:
         if found is not None and all(map(is_ours, found.names)):
             self.collect({x.digest for x in self.images()} - {digest})
 
+    @deferred()
     def _remove_dead(self) -> None:
         for path in self.path.glob(".new-*"):
             lock = lock_file(path / ".lock")

@@ -98,8 +98,9 @@ def remove_halves(volumes: Path, *, dry_run: bool = False) -> list[Path]:
             for path in half_made(volumes)
             if not is_locked(VolumeDirectory(path).lock)
         ]
-    for path in [] if dry_run else halves:
-        shutil.rmtree(path, ignore_errors=True)
+    with deferred():
+        for path in [] if dry_run else halves:
+            shutil.rmtree(path, ignore_errors=True)
     return halves
 
 
