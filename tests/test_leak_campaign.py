@@ -13,10 +13,10 @@ import pytest
 from call_events import CALL_EVENTS
 from conftest import Need
 from leak_scenes import Scene, Step, Words
+from leaks import Call, Campaign, Runner, State
 from registry_server import REGISTRY
 
 from btrfs_ublk.base.capabilities import FUSE
-from leaks import Call, Campaign, Runner, State
 
 CAMPAIGN = Path(__file__).parent / "campaigns" / "leaks.py"
 ISOLATE = Path(__file__).parents[1] / "scripts/isolate"
