@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import Need
+from stopping import killed_at_event
 from volume_support import NAME, Place, image_place
 
 from btrfs_ublk import server as servers
@@ -298,6 +299,59 @@ def test_a_signal_while_an_overlay_is_mounted(
         with pytest.raises(KeyboardInterrupt), interruptible():
             apply_delta(NAME, place.root / "delta", "two", base=place.base)
     assert os.listdir(forks) == os.listdir(overlays) == ["one"]
+
+
+def test_a_signal_comes_after_a_fork_was_removed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork(place, "one", "overlay")
+
+    def interrupted(target: Path) -> None:
+        unmount_now(target)
+        signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setattr(fork_module, "unmount_now", interrupted)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        unfork_image(NAME, "one", base=place.base)
+    for name in ("forks", "overlays"):
+        assert os.listdir(place.target / name) == []
+
+
+@pytest.mark.parametrize(
+    "step", ["_unmount", "_discard", "is_subvolume", "delete_subvolumes"]
+)
+def test_the_name_of_a_fork_whose_removal_was_killed_is_free(
+    place: Place, step: str
+) -> None:
+    fork(place, "one", "overlay")
+    real, is_begun = getattr(fork_module, step), False
+    unmount = fork_module._unmount
+
+    def unmounted(target: Path) -> None:
+        nonlocal is_begun
+        unmount(target)
+        is_begun = True
+        if step == "_unmount":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(*arguments: Any) -> Any:
+        done = real(*arguments)
+        if is_begun:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    def remove() -> None:
+        setattr(fork_module, step, dying)
+        fork_module._unmount = unmounted
+        fork_module.remove_fork(place.target, "one")
+
+    assert killed_at_event(0, remove)
+    if step == "_unmount":  # it is not removed yet
+        up(place)
+        unfork_image(NAME, "one", base=place.base)
+    assert forks_of_image(NAME, base=place.base) == []
+    path = fork(place, "one", "overlay")
+    assert (path / "etc/motd").read_text() == "hello\n"
 
 
 def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from uuid import UUID
 
 from btrfs_ublk.base.log import log
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.errors import (
     BtrfsUblkError,
@@ -143,7 +144,7 @@ def find_place(mount: Path, name: str, *, is_overlay: bool) -> tuple[Path, Path]
     _refuse_links(mount)
     path, own = mount / FORKS_DIRECTORY / name, mount / OVERLAYS_DIRECTORY / name
     if _is_half_made(own):
-        delete_subvolumes(own)
+        _discard(own)
     for one in (path, own):
         if os.path.lexists(one):
             hint = "choose another name"
@@ -279,10 +280,11 @@ def _discard(own: Path) -> None:
     # A signal comes when mount(2) has ended.
     if path in {each.target for each in _overlays_at(mount)}:
         _unmount(path)
-    if is_subvolume(own):
-        delete_subvolumes(own)
+    # NB: first, as nobody would find it without the other.
     with suppress(OSError):  # it is no empty directory
         path.rmdir()
+    if is_subvolume(own):
+        delete_subvolumes(own)
 
 
 def upper_of(mount: Path, name: str) -> Path:
@@ -429,15 +431,16 @@ def remove_fork(mount: Path, name: str) -> None:
             f"fork {name!r} is in use, and was not removed: {'; '.join(users)}",
             hint="end what uses it, and try again",
         )
-    if fork.mode == "snapshot":
-        delete_subvolumes(fork.path)
-    else:
-        if fork.is_mounted:
-            _unmount(fork.path)
-        own = mount / OVERLAYS_DIRECTORY / name
-        # From here on it is half-made, and the next command goes on with it.
-        (own / OVERLAY / LAYER).unlink(missing_ok=True)
-        _discard(own)
+    with deferred():  # half of it would be of no use
+        if fork.mode == "snapshot":
+            delete_subvolumes(fork.path)
+        else:
+            if fork.is_mounted:
+                _unmount(fork.path)
+            own = mount / OVERLAYS_DIRECTORY / name
+            # From here on it is half-made, and the next command goes on with it.
+            (own / OVERLAY / LAYER).unlink(missing_ok=True)
+            _discard(own)
     # Otherwise it would be there again after a power cut.
     commit_transaction(mount)
 
