@@ -220,7 +220,13 @@ def test_what_was_not_fetched_is_fetched_for_a_push_or_an_export(
     push = ("images", "push", "--hosts-dir", hosts)
     fetch = ("content", "fetch", "--hosts-dir", hosts)
     platform = ("--platform", "linux/amd64")
-    export = ("images", "export", *platform, archive, image.name)
+    # The transfer service of containerd 2 pushes the index of all platforms as well,
+    # and its ctr may end before an export is complete.
+    is_2 = is_containerd_2()
+    local = ("--local",) if is_2 else ()
+    export: tuple[str | Path, ...]
+    export = ("images", "export", *local, *platform, archive, image.name)
+    push_one = (*push, *local, *platform, plain, image.name)
 
     def ctr(*words: str | Path) -> str:
         return host.ctr("--namespace", "k8s.io", *words)
@@ -234,7 +240,8 @@ def test_what_was_not_fetched_is_fetched_for_a_push_or_an_export(
         with connected(host.work / "containerd.sock") as cri:
             wait_until(cri.is_ready, timeout_s=TIMEOUT_S)
             cri.pull(image.name)
-            for words in (export, (*push, *platform, plain, image.name)):
+            # For containerd 2, a registry mounts what another repository of it has.
+            for words in (export,) if is_2 else (export, push_one):
                 with pytest.raises(CommandError, match="content digest .* not found"):
                     ctr(*words)
             ctr(*fetch, *platform, image.name)
@@ -242,12 +249,13 @@ def test_what_was_not_fetched_is_fetched_for_a_push_or_an_export(
             with tarfile.open(archive) as tar:
                 there = set(tar.getnames())
             assert {f"blobs/{x.replace(':', '/')}" for x in image.blobs} <= there
-            ctr(*push, *platform, plain, image.name)
+            ctr(*push_one)
             with pytest.raises(NotSealedError):
                 sealed(plain)
             # All that its name has, the sealed image as well.
-            with pytest.raises(CommandError, match="content digest .* not found"):
-                ctr(*push, whole, image.name)
+            if not is_2:
+                with pytest.raises(CommandError, match="content digest .* not found"):
+                    ctr(*push, whole, image.name)
             ctr(*fetch, "--all-platforms", image.name)
             ctr(*push, whole, image.name)
             assert sealed(whole) == image.sealed
