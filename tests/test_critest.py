@@ -32,10 +32,11 @@ from waiting import wait_until
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 from btrfs_ublk.volume import list_volumes
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
 CRITEST = Program("critest", "of sigs.k8s.io/cri-tools: scripts/containerd builds it")
-LIMIT_S = 290
+#: It takes 40 s, and more than 200 where others use the CPUs.
+LIMIT_S = 700
 OVERLAYFS = "overlayfs"
 _FOCUS = r"\[k8s.io\] (Image|Container|Multiple Containers|Idempotence)"
 #: The first wants an image whose digest it knows, the others a network between pods.
