@@ -36,7 +36,7 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
         # For the guest, beside the parts build and demo: Python packages, which pip brings
         # here, and what most of the tests need.
         echo '?essential' busybox-static ca-certificates mawk meson ninja-build fuse3 \
-            procps iproute2 attr e2fsprogs strace fio \
+            procps iproute2 attr e2fsprogs strace fio zstd xz-utils pigz \
             python3-{boto3,click,cryptography,grpcio,prometheus-client,protobuf,psutil} \
             python3-{requests,rich,tomli-w,yaml,zstandard} \
             python3-{hypothesis,pyroute2,pytest,pytest-timeout,pytest-xdist,simpy,trustme}
