@@ -180,18 +180,25 @@ def test_of_files(server: BlockServer, web: WebServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
-        ({"kind": "http", "url": "http://user:pw@host/x"}, '"basic_auth_file"'),
+        (
+            {"kind": "http", "url": "http://user:secret-word@host/x"},
+            '"basic_auth_file"',
+        ),
         (
             {
                 "kind": "s3",
                 "bucket": "bucket",
                 "key": "k",
-                "endpoint": "http://u:p@host",
+                "endpoint": "http://u:secret-word@host",
             },
             '"credentials_file"',
         ),
         (
-            {"kind": "http", "url": "http://host/x", "proxy": "http://u:p@host"},
+            {
+                "kind": "http",
+                "url": "http://host/x",
+                "proxy": "http://u:secret-word@host",
+            },
             "http_proxy",
         ),
     ],
@@ -201,7 +208,7 @@ def test_of_logins_in_urls(
 ) -> None:
     said, advice = refusal(server, **source)
     assert "has a user or a password in it" in said and hint in advice
-    assert "pw" not in said.replace("password", "")
+    assert "secret-word" not in said
 
 
 def test_of_a_mount_point(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ BAD_FILES = {
     '[[via]]\nfor = "a"': "caches is None, not a list",
     '[[via]]\nfor = "a"\ncaches = ["cache:3128"]': "no http or https URL",
     '[[via]]\nfor = "a"\ncaches = ["http://c/p"]': "more than scheme, host and port",
-    '[[via]]\nfor = "a"\ncaches = ["http://me:pw@c"]': "more than scheme",
+    '[[via]]\nfor = "a"\ncaches = ["http://me:secret-word@c"]': "more than scheme",
     '[[via]]\nfor = "a"\ncaches = ["http://c:99999"]': "is no URL",
     '[[via]]\nfor = "a"\ncaches = ["http://c"]\nplain = 1': "not true or false",
     '[[via]]\nfor = "a"\ncaches = ["http://c"]\nx = 1': "key 'x' of via is unknown",
@@ -73,7 +73,7 @@ def test_a_file_that_is_wrong_says_where(hosts: Path, text: str) -> None:
         via_option()
     assert BAD_FILES[text] in str(caught.value)
     assert str(hosts) in str(caught.value)
-    assert "pw" not in str(caught.value)
+    assert "secret-word" not in str(caught.value)
     # A device must not be lost for it.
     assert via_option(strict=False) == []
 
