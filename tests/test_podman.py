@@ -175,9 +175,15 @@ def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
     """Wherever it was killed, by the next one; but not what is another program's."""
     store = PodmanStore(tmp_path / "store")
     store.make()
-    other = {"id": "other", "diff-digest": f"sha256:{'a' * 64}"}
-    store._write("overlay-layers", [other])
-    (store.path / "overlay/other").mkdir()
+    # As podman has the layers of an image: the lowest one's ID is its digest.
+    others = [
+        {"id": "a" * 64, "diff-digest": f"sha256:{'a' * 64}"},
+        {"id": "b" * 64, "parent": "a" * 64, "diff-digest": f"sha256:{'c' * 64}"},
+    ]
+    store._write("overlay-layers", others)
+    store._write("overlay-images", [{"id": "d" * 64, "layer": "b" * 64}])
+    for one in others:
+        (store.path / "overlay" / one["id"]).mkdir()
     before = sorted(store.path.rglob("*"))
 
     def add() -> None:
@@ -196,10 +202,10 @@ def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
             assert collect().is_clean
             # An image that is listed is whole.
             assert all(Path(one.tree).name == "tree" for one in store.images())
-            assert len(store._read("overlay-images")) == len(store.images())
+            assert len(store._read("overlay-images")) == len(store.images()) + 1
             remove()
             assert sorted(store.path.rglob("*")) == before, (act, number)
-            assert store._read("overlay-layers") == [other]
+            assert store._read("overlay-layers") == others
             if not was_killed:
                 break
         assert number > 20

@@ -42,7 +42,7 @@ from btrfs_ublk.volume.image import image_access, up_with_image
 
 DEFAULT_STORE = Path("/var/lib/btrfs-ublk/podman")
 _LOCK_TIMEOUT_S = 10.0
-#: Key of an image's record; podman ignores what it does not know.
+#: Key of an image's record, and of a layer's; podman ignores what it does not know.
 _VOLUME = "btrfs-ublk-volume"
 _IMAGES, _LAYERS, _OVERLAY = "overlay-images", "overlay-layers", "overlay"
 _LISTS = {_IMAGES: "images", _LAYERS: "layers"}
@@ -111,13 +111,10 @@ class PodmanStore:
 
     def _half_made(self) -> set[str]:
         """Return the layers of ours without an image: a killed command has left them.
-        NB: our digest is the ID, as no other program's can be."""
+        NB: neither ID nor digest says whose one is: with podman, too, the lowest layer
+        of an image has the same digits as both, and no image is directly upon it."""
         used = {one.get("layer") for one in self._read(_IMAGES)}
-        return {
-            one["id"]
-            for one in self._read(_LAYERS)
-            if "id" in one and one.get("diff-digest") == f"sha256:{one['id']}"
-        } - used
+        return {one["id"] for one in self._read(_LAYERS) if _VOLUME in one} - used
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name / f"{_LISTS[name]}.json"
@@ -223,6 +220,7 @@ class PodmanStore:
             # podman wants a digest where there is a size. NB: it is of nothing.
             "diff-digest": f"sha256:{number}",
             "diff-size": data_bytes,
+            _VOLUME: volume,
         }
         record = {
             "id": number,
