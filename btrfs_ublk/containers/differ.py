@@ -75,7 +75,7 @@ def diff(
             }
             passed = tuple((key, x) for key, x in metadata if key == _NAMESPACE)
             with grpc.insecure_channel(f"unix:{containerd}") as channel:
-                _store(channel, file, made.digest, request.ref, labels, passed)
+                _store(channel, file, request.ref, labels, passed)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot make a layer of {right}: {error.strerror}"
@@ -106,7 +106,6 @@ def _shown(root: Path, mounts: Sequence[Any]) -> Path:
 def _store(
     channel: grpc.Channel,
     file: IO[bytes],
-    digest: str,
     ref: str,
     labels: dict[str, str],
     passed: tuple[tuple[str, Any], ...],
@@ -134,9 +133,8 @@ def _store(
             ref=ref,
             offset=offset,
             total=offset,
-            expected=digest,
             labels=labels,
-        )
+        )  # NB: where it expects a digest that is there, the lease does not get that.
 
     write: Any = channel.stream_stream(
         WRITE, CLASSES["WriteContentRequest"].SerializeToString

@@ -96,7 +96,7 @@ _MESSAGES: dict[str, list[tuple[str, str]]] = {
         ("action", "int64"),  # an enum, which is the same on the wire
         ("ref", "string"),
         ("total", "int64"),
-        ("expected", "string"),
+        _NONE,
         ("offset", "int64"),
         ("data", "bytes"),
         ("labels", _LABELS),
