@@ -50,6 +50,11 @@ def _writing(socket: Path, ref: str) -> Iterator[None]:
         requests.put(None)
 
 
+def _listed(host: Host, digest: str) -> str:  # noqa: F811
+    (line,) = (x for x in host.ctr("content", "list").splitlines() if digest in x)
+    return line
+
+
 def _leases(host: Host) -> list[str]:  # noqa: F811
     return [
         line.split()[0]
@@ -99,20 +104,19 @@ def test_a_layer_has_what_has_changed_and_reads_nothing_else(
             assert set(tar.getnames()) == names
             file = tar.extractfile("etc/name")
             assert file is not None and file.read() == b"changed\n"
-        (listed,) = (
-            line
-            for line in host.ctr("content", "list").splitlines()
-            if made.digest in line
-        )
         diff_id = f"sha256:{hashlib.sha256(layer).hexdigest()}"
-        assert f"containerd.io/uncompressed={diff_id}" in listed
-        assert "who=a test" in listed
+        known = f"containerd.io/uncompressed={diff_id}"
+        assert known in _listed(host, made.digest)
+        assert "who=a test" in _listed(host, made.digest)
         leases = _leases(host)
         assert len(leases) == 1
+        host.ctr("content", "label", made.digest, "containerd.io/uncompressed=")
+        assert known not in _listed(host, made.digest)
         # It is there already, and is kept by this call, too; nothing else was fetched.
         assert _diff(socket, left, right, ref="b") == made
         host.ctr("leases", "delete", "--sync", *leases)
-        assert made.digest in host.ctr("content", "list", "--quiet")
+        assert known in _listed(host, made.digest)
+        assert "who=a test" in _listed(host, made.digest)
         assert state(host).images[0]["fetched_bytes"] == before < 2_000_000
 
         active = client.call("Prepare", key="two", parent="changed").mounts

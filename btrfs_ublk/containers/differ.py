@@ -26,11 +26,14 @@ from btrfs_ublk.kernel.send import changed_paths
 SERVICE = "containerd.services.diff.v1.Diff"
 CALL = "Diff"
 WRITE = "/containerd.services.content.v1.Content/Write"
+_UPDATE = "/containerd.services.content.v1.Content/Update"
 _CREATE_LEASE = "/containerd.services.leases.v1.Leases/Create"
 #: enum WriteAction
 _ACTION_WRITE, _ACTION_COMMIT = 1, 2
 #: Names of what a call has beside its message.
 _NAMESPACE, _LEASE = "containerd-namespace", "containerd-lease"
+#: Label of a layer: the digest of its tar.
+_DIFF_ID = "containerd.io/uncompressed"
 #: How long containerd keeps a layer until somebody has to refer to it.
 _KEPT = timedelta(minutes=10)
 _TYPES = (
@@ -71,11 +74,11 @@ def diff(
             file.seek(0)
             labels = {
                 **request.labels,
-                "containerd.io/uncompressed": compressed.diff_id,
+                _DIFF_ID: compressed.diff_id,
             }
             passed = tuple((key, x) for key, x in metadata if key == _NAMESPACE)
             with grpc.insecure_channel(f"unix:{containerd}") as channel:
-                _store(channel, file, request.ref, labels, passed)
+                _store(channel, file, made.digest, request.ref, labels, passed)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot make a layer of {right}: {error.strerror}"
@@ -84,8 +87,7 @@ def diff(
         message = f"containerd at {containerd} takes no layer: {error.details()}"
         if error.code() is grpc.StatusCode.UNAVAILABLE:  # who asks tries again
             raise RefusedError(Refusal.UNAVAILABLE, message) from error
-        if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
-            raise BtrfsUblkError(message) from error
+        raise BtrfsUblkError(message) from error
     return CLASSES["DiffResponse"](diff=made)
 
 
@@ -106,6 +108,7 @@ def _shown(root: Path, mounts: Sequence[Any]) -> Path:
 def _store(
     channel: grpc.Channel,
     file: IO[bytes],
+    digest: str,
     ref: str,
     labels: dict[str, str],
     passed: tuple[tuple[str, Any], ...],
@@ -140,5 +143,19 @@ def _store(
         WRITE, CLASSES["WriteContentRequest"].SerializeToString
     )
     ref = ref or lease
-    for _ in write(requests(), metadata=(*passed, (_LEASE, lease)), timeout=_TIMEOUT_S):
-        pass
+    leased = (*passed, (_LEASE, lease))
+    try:
+        for _ in write(requests(), metadata=leased, timeout=_TIMEOUT_S):
+            pass
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+            raise
+        # A client that has only fetched it did not know this, and others need it.
+        update: Any = channel.unary_unary(
+            _UPDATE, CLASSES["UpdateContentRequest"].SerializeToString
+        )
+        request = CLASSES["UpdateContentRequest"]()
+        request.info.digest = digest
+        request.info.labels[_DIFF_ID] = labels[_DIFF_ID]
+        request.update_mask.paths.append(f"labels.{_DIFF_ID}")
+        update(request, metadata=passed, timeout=_TIMEOUT_S)

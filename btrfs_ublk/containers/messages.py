@@ -101,6 +101,11 @@ _MESSAGES: dict[str, list[tuple[str, str]]] = {
         ("data", "bytes"),
         ("labels", _LABELS),
     ],
+    "ContentInfo": [("digest", "string"), _NONE, _NONE, _NONE, ("labels", _LABELS)],
+    "UpdateContentRequest": [
+        ("info", f".{PACKAGE}.ContentInfo"),
+        ("update_mask", ".google.protobuf.FieldMask"),
+    ],
     # api/services/leases/v1/leases.proto
     "CreateRequest": [("id", "string"), _NONE, ("labels", _LABELS)],
 }
