@@ -23,6 +23,8 @@ from test_snapshotter_lazy import pull
 
 from btrfs_ublk.containers import differ
 from btrfs_ublk.containers.messages import CLASSES
+from btrfs_ublk.containers.store import RefusedError
+from btrfs_ublk.errors import BtrfsUblkError
 
 pytestmark = pytest.mark.native
 
@@ -118,6 +120,13 @@ def test_a_layer_has_what_has_changed_and_reads_nothing_else(
         assert known in _listed(host, made.digest)
         assert "who=a test" in _listed(host, made.digest)
         assert state(host).images[0]["fetched_bytes"] == before < 2_000_000
+
+        request = CLASSES["DiffRequest"](left=left, right=right)
+        root = Path(right[0].source).parents[1]
+        with pytest.raises(BtrfsUblkError, match="takes no layer") as failed:
+            differ.diff(host.work / "nobody.sock", root, request, _NAMESPACE)
+        # Who has made the request would repeat it for ever.
+        assert not isinstance(failed.value, RefusedError)
 
         active = client.call("Prepare", key="two", parent="changed").mounts
         lower = client.info(top).parent

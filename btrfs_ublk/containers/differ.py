@@ -61,6 +61,7 @@ def diff(
     media_type = request.media_type or _TYPES[0]
     if media_type not in _TYPES or request.HasField("source_date_epoch"):
         _leave_it("layers are compressed by gzip, and have the times of their files")
+    lease = ""
     try:
         found = changed_paths(right, left)
         changes = changes_between(right, left, found.paths, found.attributes)
@@ -78,14 +79,19 @@ def diff(
             }
             passed = tuple((key, x) for key, x in metadata if key == _NAMESPACE)
             with grpc.insecure_channel(f"unix:{containerd}") as channel:
-                _store(channel, file, made.digest, request.ref, labels, passed)
+                lease = _lease(channel, passed)
+                leased = (*passed, (_LEASE, lease))
+                ref = request.ref or lease
+                _store(channel, file, made.digest, ref, labels, leased)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot make a layer of {right}: {error.strerror}"
         ) from error
     except grpc.RpcError as error:
         message = f"containerd at {containerd} takes no layer: {error.details()}"
-        if error.code() is grpc.StatusCode.UNAVAILABLE:  # who asks tries again
+        # Somebody else writes it, and who asks tries again, without end. NB: a socket
+        # that nobody listens at has this code, too.
+        if lease and error.code() is grpc.StatusCode.UNAVAILABLE:
             raise RefusedError(Refusal.UNAVAILABLE, message) from error
         raise BtrfsUblkError(message) from error
     return CLASSES["DiffResponse"](diff=made)
@@ -105,16 +111,9 @@ def _shown(root: Path, mounts: Sequence[Any]) -> Path:
     _leave_it("it is no view of a snapshot that is served here")
 
 
-def _store(
-    channel: grpc.Channel,
-    file: IO[bytes],
-    digest: str,
-    ref: str,
-    labels: dict[str, str],
-    passed: tuple[tuple[str, Any], ...],
-) -> None:
-    """Have containerd store a layer. It would remove at once what nobody refers to, and
-    passes no lease of whoever has asked; so the layer gets one."""
+def _lease(channel: grpc.Channel, passed: tuple[tuple[str, Any], ...]) -> str:
+    """Make a lease for a layer: containerd would remove at once what nobody refers to,
+    and passes no lease of whoever has asked."""
     lease = f"btrfs-ublk-{os.urandom(8).hex()}"
     until = (datetime.now(UTC) + _KEPT).strftime("%Y-%m-%dT%H:%M:%SZ")
     create: Any = channel.unary_unary(
@@ -125,6 +124,18 @@ def _store(
         metadata=passed,
         timeout=_TIMEOUT_S,
     )
+    return lease
+
+
+def _store(
+    channel: grpc.Channel,
+    file: IO[bytes],
+    digest: str,
+    ref: str,
+    labels: dict[str, str],
+    passed: tuple[tuple[str, Any], ...],
+) -> None:
+    """Have containerd store a layer."""
 
     def requests() -> Iterator[Any]:
         make, offset = CLASSES["WriteContentRequest"], 0
@@ -142,10 +153,8 @@ def _store(
     write: Any = channel.stream_stream(
         WRITE, CLASSES["WriteContentRequest"].SerializeToString
     )
-    ref = ref or lease
-    leased = (*passed, (_LEASE, lease))
     try:
-        for _ in write(requests(), metadata=leased, timeout=_TIMEOUT_S):
+        for _ in write(requests(), metadata=passed, timeout=_TIMEOUT_S):
             pass
     except grpc.RpcError as error:
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
