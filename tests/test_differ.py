@@ -25,6 +25,7 @@ from btrfs_ublk.containers import differ
 from btrfs_ublk.containers.messages import CLASSES
 from btrfs_ublk.containers.store import RefusedError
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.btrfs import create_subvolume
 
 pytestmark = pytest.mark.native
 
@@ -129,12 +130,19 @@ def test_a_layer_has_what_has_changed_and_reads_nothing_else(
         assert not isinstance(failed.value, RefusedError)
 
         active = client.call("Prepare", key="two", parent="changed").mounts
+        create_subvolume(client.prepare("three", top), "nested")
+        client.commit("with one", "three")
+        client.prepare("four", "with one")
+        client.commit("upon it", "four")
+        with_one, upon_it = _views(client, "with one", "upon it")
         lower = client.info(top).parent
         (below,) = _views(client, lower)
         plain = "application/vnd.oci.image.layer.v1.tar"
         for pair, fields in (
             ((left, active), {}),
             ((below, right), {}),
+            ((left, with_one), {}),
+            ((with_one, upon_it), {}),
             (([], right), {}),
             ((left, right), {"media_type": plain}),
         ):

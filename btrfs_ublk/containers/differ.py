@@ -56,8 +56,10 @@ def diff(
     left, right = _shown(root, request.left), _shown(root, request.right)
     if subvolume_uuids(right)[1] != subvolume_uuids(left)[0]:
         _leave_it(f"{right} is no snapshot of {left}")
-    if nested_subvolumes(right):
-        _leave_it(f"{right} has subvolumes of its own")
+    for one in (left, right):
+        # NB: a snapshot has empty directories in the place of those of its parent.
+        if nested_subvolumes(one):
+            _leave_it(f"{one} has subvolumes of its own")
     media_type = request.media_type or _TYPES[0]
     if media_type not in _TYPES or request.HasField("source_date_epoch"):
         _leave_it("layers are compressed by gzip, and have the times of their files")
