@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -128,6 +129,23 @@ def test_a_layer_has_what_has_changed_and_reads_nothing_else(
             differ.diff(host.work / "nobody.sock", root, request, _NAMESPACE)
         # Who has made the request would repeat it for ever.
         assert not isinstance(failed.value, RefusedError)
+        # Wherever nobody waits for it any more: it is compressed, and then sent.
+        for number in count():
+            asked = count()
+            request.ref = f"e{number}"
+            try:
+                found = differ.diff(
+                    host.work / "containerd.sock",
+                    root,
+                    request,
+                    _NAMESPACE,
+                    is_wanted=lambda: next(asked) < number,  # noqa: B023
+                )
+            except RefusedError as error:
+                assert "nobody waits" in str(error)
+            else:
+                assert found.diff == made and number > 2
+                break
 
         active = client.call("Prepare", key="two", parent="changed").mounts
         create_subvolume(client.prepare("three", top), "nested")

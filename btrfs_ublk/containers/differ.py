@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -44,12 +44,35 @@ _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 3600.0
 
 
+class _WhileWanted:
+    """A file to write to, as long as somebody waits for what is written."""
+
+    def __init__(self, out: IO[bytes], is_wanted: Callable[[], bool]) -> None:
+        self._out = out
+        self._is_wanted = is_wanted
+
+    def write(self, data: bytes) -> int:
+        _check_wanted(self._is_wanted)
+        return self._out.write(data)
+
+
+def _check_wanted(is_wanted: Callable[[], bool]) -> None:
+    if not is_wanted():
+        raise RefusedError(Refusal.UNAVAILABLE, "nobody waits for the layer any more")
+
+
 def diff(
-    containerd: Path, root: Path, request: Any, metadata: Iterable[tuple[str, Any]]
+    containerd: Path,
+    root: Path,
+    request: Any,
+    metadata: Iterable[tuple[str, Any]],
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Any:
     """Answer a call, whose ``metadata`` these are: store a layer with the containerd at
-    a socket. Raises BtrfsUblkError; RefusedError for all but views of a snapshot below
-    ``root`` and of the one that it was made of, which containerd compares itself."""
+    a socket, unless it is wanted no more. Raises BtrfsUblkError; RefusedError for all
+    but views of a snapshot below ``root`` and of the one that it was made of, which
+    containerd compares itself."""
     from btrfs_ublk.image.commit import CompressedLayer
     from btrfs_ublk.image.layer import changes_between, write_layer
 
@@ -68,7 +91,8 @@ def diff(
         found = changed_paths(right, left)
         changes = changes_between(right, left, found.paths, found.attributes)
         with TemporaryFile(dir=root) as file:
-            compressed = CompressedLayer(file, "gzip")
+            out = cast(IO[bytes], _WhileWanted(file, is_wanted))
+            compressed = CompressedLayer(out, "gzip")
             write_layer(right, changes, cast(IO[bytes], compressed))
             compressed.finish()
             made = CLASSES["Descriptor"](media_type=media_type, size=file.tell())
@@ -84,7 +108,7 @@ def diff(
                 lease = _lease(channel, passed)
                 leased = (*passed, (_LEASE, lease))
                 ref = request.ref or lease
-                _store(channel, file, made.digest, ref, labels, leased)
+                _store(channel, file, made.digest, ref, labels, leased, is_wanted)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot make a layer of {right}: {error.strerror}"
@@ -136,6 +160,7 @@ def _store(
     ref: str,
     labels: dict[str, str],
     passed: tuple[tuple[str, Any], ...],
+    is_wanted: Callable[[], bool],
 ) -> None:
     """Have containerd store a layer."""
 
@@ -156,8 +181,11 @@ def _store(
         WRITE, CLASSES["WriteContentRequest"].SerializeToString
     )
     try:
-        for _ in write(requests(), metadata=passed, timeout=_TIMEOUT_S):
-            pass
+        written = write(requests(), metadata=passed, timeout=_TIMEOUT_S)
+        for _ in written:
+            if not is_wanted():
+                written.cancel()  # else containerd keeps the reference locked
+                _check_wanted(is_wanted)
     except grpc.RpcError as error:
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
             raise

@@ -183,7 +183,9 @@ def _diff_handler(root: Path, containerd: Path) -> grpc.GenericRpcHandler:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         with _as_status(context, differ.CALL):
             metadata = context.invocation_metadata()
-            return differ.diff(containerd, root, request, metadata)
+            return differ.diff(
+                containerd, root, request, metadata, is_wanted=context.is_active
+            )
 
     handler: Any = grpc.unary_unary_rpc_method_handler(
         call,
