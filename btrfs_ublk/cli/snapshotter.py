@@ -259,7 +259,7 @@ def _sealed(image: Mapping[str, Any]) -> str:
     "has_diff",
     is_flag=True,
     help="Also have containerd 2 ask it what has changed in a snapshot, so that builds "
-    "and commits do not read the image.",
+    "do not read the image.",
 )
 def config_command(root: Path, socket: Path, name: str, has_diff: bool) -> None:
     """Print what /etc/containerd/config.toml needs.
