@@ -119,10 +119,9 @@ def _require_growth(directory: DeviceDirectory) -> None:
 
 def _has_grown(directory: DeviceDirectory, description: Description) -> bool:
     """Whether a server has the description: a command may have been killed when it had
-    only written it."""
-    spec = directory.spec()
-    is_tried = directory.state().generation >= spec.generation
-    return is_tried and spec.size_bytes == description.size
+    only written it, or have waited too long for one that failed."""
+    device = directory.state().device
+    return device is not None and blockdev.size_bytes(Path(device)) >= description.size
 
 
 def _check(description: Description) -> None:
