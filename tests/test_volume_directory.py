@@ -17,6 +17,8 @@ from stopping import killed_at_event
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.cli.gc import command as gc_command
 from btrfs_ublk.cli.volume import command
+from btrfs_ublk.device import locks
+from btrfs_ublk.device.locks import registry_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import (
@@ -139,6 +141,17 @@ def test_what_a_killed_removal_left_is_removed(base: Path, by: str) -> None:
             break
     assert seen <= {"kept", ".lock"}
     assert number > 15
+
+
+def test_gc_tells_what_it_did_before_it_failed(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / HALF).mkdir()
+    monkeypatch.setattr(locks, "_REGISTRY_TIMEOUT_S", 0.1)
+    with registry_locked(base):  # a volume is being made, say
+        done = CliRunner().invoke(gc_command, ["--json"], standalone_mode=False)
+    assert isinstance(done.exception, BtrfsUblkError)
+    assert json.loads(done.output)["volumes"] == []
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:

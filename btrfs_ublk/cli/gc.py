@@ -15,7 +15,7 @@ from btrfs_ublk.base.gc import Report, collect
 from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.state import half_made
-from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 
 
 @click.command("gc")
@@ -37,15 +37,21 @@ def command(dry_run: bool, as_json: bool) -> int:
     Exit status 1: something is left.
     """
     report = collect(dry_run=dry_run)
-    halves = {
-        str(path): "would-remove" if dry_run else "left" if path.exists() else "removed"
-        for path in _remove_halves(dry_run=dry_run)
-    }
+    halves: dict[str, str] = {}
+    failure = None
+    try:
+        for path in _remove_halves(dry_run=dry_run):
+            left = "left" if path.exists() else "removed"
+            halves[str(path)] = "would-remove" if dry_run else left
+    except BtrfsUblkError as error:
+        failure = error  # what has been removed is told nonetheless
     if as_json:
         volumes = [{"path": path, "result": x} for path, x in halves.items()]
         click.echo(json.dumps(report.to_dict() | {"volumes": volumes}, indent=2))
     else:
         _print(report, halves)
+    if failure is not None:
+        raise failure
     return 0 if report.is_clean and "left" not in halves.values() else 1
 
 
