@@ -98,11 +98,12 @@ def test_a_server_at_rest_takes_little(kind: str, sparse_path: Path) -> None:
 
 def test_what_a_burst_has_taken_is_given_back(disk_description: Description) -> None:
     with BlockServer(disk_description, front_end="fuse", queues=2) as server:
-        before = memory_bytes(server, "Pss_Shmem")
+        # Where CPUs are busy, a thread may not have touched all that it keeps yet.
+        at_rest = memory_bytes(server, "Pss_Shmem") + MIB
         for _ in range(2):  # once more, with what was given back
             read_everything(server)
-            assert memory_bytes(server, "Pss_Shmem") > before
-            wait_until(lambda: memory_bytes(server, "Pss_Shmem") <= before)
+            assert memory_bytes(server, "Pss_Shmem") > at_rest
+            wait_until(lambda: memory_bytes(server, "Pss_Shmem") <= at_rest)
             read_everything(server)
 
 
