@@ -183,7 +183,7 @@ def test_what_cannot_be_applied_leaves_nothing(place: Place) -> None:
         assert done.returncode == 2 and "--delta" in done.stderr
     done = place.command("commit", NAME, "one", "--delta", delta, noun="image")
     assert done.returncode == 2 and "exists" in done.stderr
-    for step in ("_receive", "adopt_fork"):
+    for step in ("_receive", "adopt_fork", "_delete"):
         killed = subprocess.run(
             [sys.executable, "-c", _KILLED, step, NAME, delta, place.base],
             capture_output=True,
@@ -192,7 +192,12 @@ def test_what_cannot_be_applied_leaves_nothing(place: Place) -> None:
         )
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not is_clean(place)
-        write_delta(NAME, "one", place.root / step, base=place.base)
+        if step == "_delete":  # the fork is there, and the same command is refused
+            with pytest.raises(UsageError, match="already"):
+                apply_delta(NAME, delta, "two", base=place.base)
+            unfork_image(NAME, "two", base=place.base)
+        else:
+            write_delta(NAME, "one", place.root / step, base=place.base)
         assert is_clean(place)
     assert [x.name for x in forks_of_image(NAME, base=place.base)] == ["one"]
 

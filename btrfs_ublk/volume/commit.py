@@ -188,6 +188,8 @@ def _receiving(
                 f"has none of its layers with that UUID: it is of {up.name}",
                 hint="apply it in a volume of the very image that it was made in",
             )
+        # Also where a command that was killed afterwards has made the fork.
+        _without_lefts(up.mount)
         find_place(up.mount, fork, is_overlay=False)
     with _temporary(name, up.mount, base, create_subvolume) as work:
         yield up, found[0], work
@@ -257,14 +259,10 @@ def _temporary(
     make: Callable[[Path, str], object],
 ) -> Iterator[Path]:
     """Yield a subvolume that lasts as long as the block."""
-    commits = mount / COMMITS_DIRECTORY
-    path, lock = commits / os.urandom(8).hex(), -1
+    path, lock = mount / COMMITS_DIRECTORY / os.urandom(8).hex(), -1
     try:
         with deferred(), up_with_image(name, base):
-            make_directory(commits, 0o700)
-            for left in commits.iterdir():
-                _remove_left(left)
-            make(commits, path.name)
+            make(_without_lefts(mount), path.name)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
@@ -274,6 +272,16 @@ def _temporary(
                 _delete(path)
             if lock >= 0:
                 os.close(lock)
+
+
+def _without_lefts(mount: Path) -> Path:
+    """Return the directory of such subvolumes, which then has none of commands that
+    have died."""
+    commits = mount / COMMITS_DIRECTORY
+    make_directory(commits, 0o700)
+    for left in commits.iterdir():
+        _remove_left(left)
+    return commits
 
 
 def _remove_left(path: Path) -> None:
