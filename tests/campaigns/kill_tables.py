@@ -112,6 +112,7 @@ def tables(document: Document) -> list[Table]:
     rows = [_row(kind, kinds[kind]) for kind in KINDS if kind in kinds]
     rows += [_row("all", rounds)] if rounds else []
     operations = number(sum(each.get("operations", 0) for each in rounds))
+    remounts = number(sum("check" in each for each in rounds))
     reads = number(sum(each.get("reads", 0) for each in rounds))
     volumes = document["parameters"]["volumes"]
     return [
@@ -137,8 +138,8 @@ def tables(document: Document) -> list[Table]:
             "servers, keepers and a daemon again. After a comma: what is killed up to "
             f"0.5 s after what was killed before is back. {operations} operations were "
             "mirrored; what differs was compared at once, after a sync with empty "
-            "caches, and after down and up; check counts complaints of btrfs check. "
-            "Reads fail when all three are killed and fuse has lost its connection. "
-            f"{reads} reads were verified.",
+            f"caches, and {remounts} times after down and up; check counts complaints "
+            "of btrfs check. Reads fail when all three are killed and fuse has lost "
+            f"its connection. {reads} reads were verified.",
         )
     ]

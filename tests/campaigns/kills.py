@@ -8,8 +8,9 @@ get TERM; in some rounds while another volume comes up, or while the first one i
 upgraded (to another build and back, if --other names one), which, should it fail then,
 must do when it is tried again. The content of the first volume is compared with what
 has been written: as soon as reads of all volumes are answered again; after all was
-flushed and dropped from memory; and after it was taken down and up. All random choices
-follow from --seed. Nothing is left, whatever happens.
+flushed and dropped from memory; and, each --remount rounds, after it was taken down,
+checked and brought up. All random choices follow from --seed. Nothing is left, whatever
+happens.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ _LONGEST_COMMAND_S = 1.5
 #: Every third round begins with a burst of small files.
 _MANY_EVERY = 3
 _MANY = {"fuse": 4000, "ublk": 1000}  # ublk is in an emulated machine, as a rule
+_REMOUNTED = {"fuse": 1, "ublk": 5}
 #: The share of a CPU that a verifying thread may use, as others need some, too.
 _VERIFYING_SHARE = 0.2
 _COMMAND_TIMEOUT_S = 300.0
@@ -121,9 +123,11 @@ class Campaign:
         deadline_s: int,
         drop_caches: bool,
         small_files: int,
+        remount: int,
         volumes: int,
         other: Path,
     ) -> None:
+        self._remount = remount
         self._builds = [sys.executable, str(other)]
         self._small_files = small_files
         self._front_end = front_end
@@ -180,8 +184,9 @@ class Campaign:
                     number, kind = numbered.pop(0)
                     seed = self._chances.randrange(1 << 32)
                     result: Result = {"what": "round", "number": number, "kind": kind}
+                    remounts = not numbered or number % self._remount == 0
                     try:
-                        self._round(kind, random.Random(seed), result)
+                        self._round(kind, random.Random(seed), result, remounts)
                     except BtrfsUblkError as error:
                         result["hang"] = str(error)
                     yield result
@@ -237,7 +242,9 @@ class Campaign:
         ) as self._writer:
             yield
 
-    def _round(self, kind: str, chances: random.Random, result: Result) -> None:
+    def _round(
+        self, kind: str, chances: random.Random, result: Result, remounts: bool
+    ) -> None:
         writer = self._writer
         assert writer is not None
         many = self._small_files if result["number"] % _MANY_EVERY == 0 else 0
@@ -257,6 +264,8 @@ class Campaign:
                 different["recovered"] = writer.ask("compare")["differences"]
                 self._flush()
                 different["flushed"] = writer.ask("compare")["differences"]
+        if not remounts and "over" not in result:
+            return
         writer.ask("release")
         self._down(NAME)
         if "over" in result:
@@ -476,6 +485,13 @@ class Campaign:
     + "]",
 )
 @click.option(
+    "--remount",
+    type=campaign.COUNT,
+    help="Take the volume down and up after each N rounds.  [default: "
+    + ", ".join(f"{number} with {name}" for name, number in _REMOUNTED.items())
+    + "]",
+)
+@click.option(
     "--drop-caches", is_flag=True, help="Of the whole machine, not of what was written."
 )
 @click.option(
@@ -496,6 +512,7 @@ def command(
     deadline_s: int,
     limit_s: float,
     small_files: int | None,
+    remount: int | None,
     drop_caches: bool,
     volumes: int,
     other: Path,
@@ -511,11 +528,14 @@ def command(
     kinds = [chosen[number % len(chosen)] for number in range(rounds)]
     if small_files is None:
         small_files = _MANY[front_end]
+    if remount is None:
+        remount = _REMOUNTED[front_end]
     parameters: dict[str, Any] = {
         "front_end": front_end,
         "rounds": rounds,
         "seed": seed,
         "small_files": small_files,
+        "remount": remount,
         "volumes": volumes,
     }
     if drop_caches:
@@ -534,6 +554,7 @@ def command(
             deadline_s=deadline_s,
             drop_caches=drop_caches,
             small_files=small_files,
+            remount=remount,
             volumes=volumes,
             other=other,
         )
