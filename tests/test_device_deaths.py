@@ -125,7 +125,7 @@ def test_the_server_ends_otherwise(grown: Grown, signum: signal.Signals) -> None
         # In use: it serves on, until a second one insists.
         time.sleep(1)
         assert show_device("one").state.server == before
-        return
+        kill(before, signum)
     wait_for("one", lambda state: state.status == "serving" and state.server != before)
     assert_survived(grown)
 

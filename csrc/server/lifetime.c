@@ -88,16 +88,22 @@ static bool is_in_use(struct frontend *frontend)
 	return ops->withdraw ? ops->withdraw(frontend) != 0 : ops->in_use(frontend);
 }
 
-/* Returns whether the device may go: nobody uses it, or a second signal insists. */
-static bool may_stop(struct lifetime *lifetime)
+/* Returns how to end, or CONTROL_GO_ON while the device is in use and no second signal insists. */
+static enum control_action how_to_stop(struct lifetime *lifetime)
 {
-	if (lifetime->signals > 1 || !is_in_use(lifetime->frontend))
-		return true;
+	const struct frontend_ops *ops = lifetime->frontend->ops;
+
+	if (!is_in_use(lifetime->frontend))
+		return CONTROL_STOP;
+	if (lifetime->signals > 1)
+		/* A file system on the device loses nothing if there is another server. */
+		return ops->outlives && ops->outlives(lifetime->frontend) ? CONTROL_HAND_OVER :
+									    CONTROL_STOP;
 	if (!lifetime->warned)
 		msg_warning("the device is in use: it is served until it is free, or until another "
 			    "signal comes");
 	lifetime->warned = true;
-	return false;
+	return CONTROL_GO_ON;
 }
 
 static bool is_stopping(const struct lifetime *lifetime)
@@ -239,10 +245,10 @@ int lifetime_wait(struct lifetime *lifetime)
 		while (read(lifetime->signal_fd, &signal_info, sizeof(signal_info)) > 0)
 			lifetime->signals++;
 		action = serve_all(lifetime, fds);
+		if (action == CONTROL_GO_ON && is_stopping(lifetime))
+			action = how_to_stop(lifetime);
 		if (action != CONTROL_GO_ON)
 			return (int)action;
-		if (is_stopping(lifetime) && may_stop(lifetime))
-			return CONTROL_STOP;
 	}
 }
 

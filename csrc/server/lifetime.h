@@ -45,7 +45,8 @@ int lifetime_announce(struct lifetime *lifetime);
 
 /*
  * Returns CONTROL_STOP or CONTROL_HAND_OVER, or a negative errno when the front end has failed. A
- * dead owner, or a signal, does not end a device that a file system uses.
+ * dead owner, or a signal, does not end a device that a file system uses; a second signal does,
+ * but hands it over if it outlives this process.
  */
 int lifetime_wait(struct lifetime *lifetime);
 

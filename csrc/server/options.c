@@ -389,15 +389,16 @@ static const char help_head[] =
 	"Serve the address space that DESCRIPTION (a JSON file, or - for standard input)\n"
 	"defines, until TERM or INT, or until the owner at the other end of the control\n"
 	"socket has gone. While the device is mounted, or the file open, it is served on;\n"
-	"a second signal ends it all the same.\n"
+	"a second signal ends the server all the same, and with it the device, unless that\n"
+	"has a recovery: then it waits for --recover.\n"
 	"\n";
 
 static const char help_tail[] =
 	"\n"
 	"When reads are answered, a JSON line with \"event\": \"ready\", and \"device\" or\n"
 	"\"file\", goes to the control socket, or to standard output where there is none.\n"
-	"Exit status: 0 stopped as asked, 1 failure, 2 wrong usage or description, 3 handed\n"
-	"over as asked: the device waits for --recover.\n";
+	"Exit status: 0 stopped as asked, 1 failure, 2 wrong usage or description, 3 the\n"
+	"machine lacks something, 4 handed over: the device waits for --recover.\n";
 
 static void print_row(const struct row *row)
 {
