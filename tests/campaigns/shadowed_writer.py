@@ -75,7 +75,8 @@ class Held:
     def write(self, offset: int, data: bytes) -> None:
         """Write through the mapping, or else to the file. Raises OSError."""
         if self.mapping is None:
-            os.pwrite(self.fd, data, offset)
+            if os.pwrite(self.fd, data, offset) != len(data):
+                raise OSError("a write was short")
             return
         file = os.memfd_create("data", os.MFD_CLOEXEC)
         # NB: a store would end this process by SIGBUS where the page cannot be had, as
@@ -181,12 +182,12 @@ class Writer:
         """Write through a mapping in a process that ends without syncing it."""
         if (name := self._any_file(empty=False)) is None:
             return
-        node = self._tree[name]
+        node, path = self._tree[name], self._path(name)
         offset, data = self._part_of(node)
         child = os.fork()
         if child == 0:
             try:
-                with self._path(name).open("r+b") as file:
+                with path.open("r+b") as file:
                     mapping = mmap.mmap(file.fileno(), 0)
                     mapping[offset : offset + len(data)] = data
                 os._exit(0)
