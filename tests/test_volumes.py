@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -12,6 +14,7 @@ from uuid import UUID
 import pytest
 from conftest import Need
 from device_support import kill_server, kill_supervisor
+from logged_disk import MAKE, mounted_disk
 from volume_support import CONTENT_BYTES, NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
@@ -19,6 +22,7 @@ from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device import add_device, remove_device, show_device
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.read_ahead import get_read_ahead
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.kernel.uevents import wait_until
@@ -343,6 +347,38 @@ def test_after_a_loss_of_power(place: Place) -> None:
         up_volume(NAME, place.definition("one", "three"), base=lost)
         assert place.matches("three")
     assert show_volume(NAME, base=lost).state == "down"
+
+
+@fuse_only
+@pytest.mark.parametrize("before_it", ["", "device 0:1 "])
+def test_its_sources_have_another_device_number(
+    place: Place, tmp_path: Path, before_it: str
+) -> None:
+    """As after a reboot: btrfs has the number that is free when it is mounted. Maps of
+    earlier versions have the one of then in a file's identity."""
+    disk, at = place.root / "disk", tmp_path / "at"
+    disk.touch()
+    os.truncate(disk, 256 * MIB)
+    run([*MAKE["btrfs"], disk], timeout_s=60)
+    at.mkdir()
+    file = VolumeFile("data", {"kind": "file", "path": str(at / "data")})
+    content = os.urandom(CONTENT_BYTES)
+    with mounted_disk(disk, at, "btrfs"):
+        (at / "data").write_bytes(content)
+        before = (at / "data").stat().st_dev
+        with kept_volume(NAME, place.definition(files=(file,)), base=place.base):
+            assert (place.target / "data").open("rb").read(1) == content[:1]
+    with closing(sqlite3.connect(place.base / NAME / "map")) as map_file, map_file:
+        map_file.execute("UPDATE identities SET identity = ? || identity", [before_it])
+    with ExitStack() as stack:
+        for number in range(8):
+            (tmp_path / str(number)).mkdir()
+            taken = tmp_path / str(number)
+            stack.enter_context(mounted("none", taken, fs_type="tmpfs"))
+        stack.enter_context(mounted_disk(disk, at, "btrfs"))
+        assert (at / "data").stat().st_dev != before
+        with kept_volume(NAME, base=place.base):
+            assert (place.target / "data").read_bytes() == content
 
 
 @fuse_only

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A regular file of this machine: `"path"` (absolute) and `"file_offset"` (bytes, default 0). Its
- * identity is device, inode, size and time of change. It is opened for each run, in the host's
+ * identity is inode, size and time of change; not the device, whose number may be another one after
+ * a reboot: btrfs and overlayfs take the next that is free. It is opened for each run, in the host's
  * mount namespace.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +29,7 @@ enum { IDENTITY_BYTES = 128 };
 struct file_mirror {
 	char *path;
 	uint64_t file_offset;
+	dev_t device; /* when it was opened last; 0: not yet */
 };
 
 /* The job of a run, on a worker. It may hang for longer than the run lasts. */
@@ -71,10 +75,17 @@ static void file_close(struct mirror *mirror)
 
 static void identify(const struct stat *status, char identity[static IDENTITY_BYTES])
 {
-	snprintf(identity, IDENTITY_BYTES, "device %u:%u inode %llu size %lld mtime %lld.%09ld",
-		 major(status->st_dev), minor(status->st_dev), (unsigned long long)status->st_ino,
-		 (long long)status->st_size, (long long)status->st_mtim.tv_sec,
-		 status->st_mtim.tv_nsec);
+	snprintf(identity, IDENTITY_BYTES, "inode %llu size %lld mtime %lld.%09ld",
+		 (unsigned long long)status->st_ino, (long long)status->st_size,
+		 (long long)status->st_mtim.tv_sec, status->st_mtim.tv_nsec);
+}
+
+/* Maps of earlier versions have the number of the device before the rest. */
+static bool is_same(const char *expected, const char *found)
+{
+	const char *inode = strstr(expected, "inode ");
+
+	return inode && !strcmp(inode, found);
 }
 
 static enum fetch_failure failure_of(int err)
@@ -94,7 +105,7 @@ static enum fetch_failure failure_of(int err)
 }
 
 /* Returns a descriptor, or a negative errno. */
-static int open_file(const struct file_mirror *file, struct stat *status, struct error *error)
+static int open_file(struct file_mirror *file, struct stat *status, struct error *error)
 {
 	/* O_NONBLOCK: opening a FIFO must not hang; it does not affect regular files. */
 	_cleanup_close_ int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -114,13 +125,14 @@ static int open_file(const struct file_mirror *file, struct stat *status, struct
 	}
 	if (!S_ISREG(status->st_mode))
 		return error_set(error, -EMEDIUMTYPE, "'%.200s' is not a regular file", file->path);
+	__atomic_store_n(&file->device, status->st_dev, __ATOMIC_RELAXED);
 	err = dependence_check(fd, file->path, error);
 	return err ? err : take_fd(&fd);
 }
 
 static int file_probe(struct mirror *mirror, struct mirror_probe *probe, struct error *error)
 {
-	const struct file_mirror *file = mirror->private;
+	struct file_mirror *file = mirror->private;
 	_cleanup_close_ int fd = -1;
 	char identity[IDENTITY_BYTES];
 	struct stat status = {};
@@ -155,7 +167,7 @@ static int check_identity(struct file_run *job, int fd, const char *expected)
 	if (fstat(fd, &status))
 		return refuse(job, FETCH_TRANSIENT, -errno);
 	identify(&status, job->found);
-	if (!expected || !strcmp(expected, job->found))
+	if (!expected || is_same(expected, job->found))
 		return 0;
 	error_set_text(&job->error, "'%.120s' has changed: %s, before: %.120s", file->path,
 		       job->found, expected);
@@ -164,7 +176,7 @@ static int check_identity(struct file_run *job, int fd, const char *expected)
 
 static int read_file(struct file_run *job)
 {
-	const struct file_mirror *file = job->mirror->private;
+	struct file_mirror *file = job->mirror->private;
 	uint64_t needed = file->file_offset + job->mirror->source->object_bytes;
 	char before[IDENTITY_BYTES];
 	_cleanup_close_ int fd = -1;
@@ -232,30 +244,30 @@ static void file_done(struct pool_job *done)
 }
 
 /*
- * Returns the name of what may hang as a whole, of which `*length` bytes count: the file system, as
- * far as it is known without touching it, or else the directory.
+ * Writes the name of what may hang as a whole: the file system, as far as it is known without
+ * touching it, or else the directory. Returns its length, as snprintf() does.
  */
-static const char *place_name(const struct mirror *mirror, size_t *length)
+static int write_place(const struct mirror *mirror, char *text, size_t bytes)
 {
 	const struct file_mirror *file = mirror->private;
-	const char *text = mirror->identity ?: file->path;
-	const char *end = mirror->identity ? strstr(text, " inode") : strrchr(text, '/');
+	dev_t device = __atomic_load_n(&file->device, __ATOMIC_RELAXED);
+	const char *end = strrchr(file->path, '/');
+	int length = end == file->path ? 1 : (int)(end - file->path);
 
-	*length = end ? (size_t)(end - text) : strlen(text);
-	if (!*length)
-		*length = 1; /* "/" */
-	return text;
+	if (device)
+		return snprintf(text, bytes, "device %u:%u", major(device), minor(device));
+	return snprintf(text, bytes, "%.*s", length, file->path);
 }
 
 /* Returns an FNV-1a hash that is never 0. */
 static uint64_t place_of(const struct mirror *mirror)
 {
 	uint64_t sum = 0xcbf29ce484222325u;
-	size_t length;
-	const char *text = place_name(mirror, &length);
+	char text[PATH_MAX];
 
-	for (size_t i = 0; i < length; i++)
-		sum = (sum ^ (uint8_t)text[i]) * 0x100000001b3u;
+	write_place(mirror, text, sizeof(text));
+	for (const char *at = text; *at; at++)
+		sum = (sum ^ (uint8_t)*at) * 0x100000001b3u;
 	return sum | 1;
 }
 
@@ -296,10 +308,7 @@ static void file_cancel(struct run *run)
 
 static const char *file_host(const struct mirror *mirror, char *text, size_t bytes)
 {
-	size_t length;
-	const char *name = place_name(mirror, &length);
-
-	snprintf(text, bytes, "%.*s", (int)length, name);
+	write_place(mirror, text, bytes);
 	return text;
 }
 
