@@ -17,7 +17,13 @@ import pytest
 
 from btrfs_ublk.base import ledger as module
 from btrfs_ublk.base.dead_ledgers import AbandonedLedger, _parse, abandoned_ledgers
-from btrfs_ublk.base.ledger import Entry, Ledger, remover, state_directory
+from btrfs_ublk.base.ledger import (
+    Entry,
+    Ledger,
+    open_ledgers,
+    remover,
+    state_directory,
+)
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 
 NOBODY = 65534
@@ -82,6 +88,21 @@ def enter(
 def only(directory: Path) -> AbandonedLedger:
     with closing(abandoned_ledgers(directory)) as found:
         return next(found)
+
+
+def test_ledgers_are_listed_while_others_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by other threads that bring volumes up."""
+    made = [Ledger(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *(Ledger, "is_ours"),
+            property(lambda _: made.append(Ledger(tmp_path)) is None),
+        )
+        assert open_ledgers(tmp_path) == made[:1]
+    for each in made:
+        each.close()
 
 
 def test_a_thing_is_entered_first_and_struck_out_last(

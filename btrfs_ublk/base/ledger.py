@@ -225,7 +225,7 @@ class Ledger:
         self._last_sequence = 0
         with deferred():
             self.path, self._fd = _create_locked(directory)
-            _ledgers.add(self)
+            _ledgers[id(self)] = self
         identity = ProcessIdentity.of_self()
         self._cut_at = self._header_end = self._append(
             {
@@ -419,20 +419,26 @@ class Ledger:
 
 
 #: Every open ledger, so that a forked child can drop its copies of the locks.
-_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_ledgers: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
 _process_ledger: Ledger | None = None
 
 
 def open_ledgers(directory: Path) -> list[Ledger]:
     """Return this process's ledgers in a directory that are not closed yet."""
-    return [x for x in _ledgers if x.is_ours and x.path.parent == directory]
+    return [x for x in _all_ledgers() if x.is_ours and x.path.parent == directory]
+
+
+def _all_ledgers() -> list[Ledger]:
+    # NB: a list of references is made at once, while other threads may add ledgers.
+    found = [reference() for reference in _ledgers.valuerefs()]
+    return [ledger for ledger in found if ledger is not None]
 
 
 def _after_fork_in_child() -> None:
     # NB: flock locks belong to the open file, not to the process: while a child had a
     # copy, the ledger of a dead parent would seem to be in use.
     global _process_ledger
-    for ledger in list(_ledgers):
+    for ledger in _all_ledgers():
         ledger._forget()
     _process_ledger = None
 
