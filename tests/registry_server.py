@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import re
+import ssl
 import subprocess
 import threading
 import time
@@ -196,12 +197,18 @@ class Registry:
             if one["msg"] == "response completed"
         )
 
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self.ca_file.exists():
+            return http.client.HTTPConnection(self.host, timeout=30)
+        context = ssl.create_default_context(cafile=self.ca_file)
+        return http.client.HTTPSConnection(self.host, timeout=30, context=context)
+
     def push(self, repository: str, data: bytes) -> str:
         """Push a blob, and return its digest."""
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         token = self.tokens.token(f"repository:{repository}:pull,push")
         headers = {"Authorization": f"Bearer {token}"}
-        connection = http.client.HTTPConnection(self.host, timeout=30)
+        connection = self._connection()
         connection.request("POST", f"/v2/{repository}/blobs/uploads/", headers=headers)
         response = connection.getresponse()
         response.read()
@@ -326,6 +333,16 @@ def registry_fixture(*, tls: bool = False) -> Any:
     return registry
 
 
+def certify(root: Path) -> None:
+    """Write a new authority, ``root``/ca.pem, and a certificate of it, for a registry
+    that starts then."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(root / "ca.pem")
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(root / "tls.key")
+    issued.cert_chain_pems[0].write_to_path(root / "tls.pem")
+
+
 @contextmanager
 def registry_server(
     root: Path, *, tls: bool = False, realm: str | None = None
@@ -337,11 +354,7 @@ def registry_server(
         tokens = stack.enter_context(_token_server(root))
         configuration = root / "registry.yml"
         if tls:
-            authority = trustme.CA()
-            authority.cert_pem.write_to_path(root / "ca.pem")
-            issued = authority.issue_cert("127.0.0.1")
-            issued.private_key_pem.write_to_path(root / "tls.key")
-            issued.cert_chain_pems[0].write_to_path(root / "tls.pem")
+            certify(root)
         parts = _CONFIGURATION.rstrip() + (_TLS.rstrip() if tls else _AUTH)
         configuration.write_text(
             parts.format(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -12,16 +13,20 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
+from conftest import Need
 from mirror_shell import MirrorShell, mirror_shell, refusal
 from registry_server import (
     IDENTITY_TOKEN,
     PASSWORD,
+    REGISTRY,
     USER,
     Registry,
+    certify,
     registry_fixture,
+    registry_server,
 )
 from scripted_server import response, scripted_server
-from waiting import in_some_round
+from waiting import in_some_round, wait_until
 
 SIZE = 300_000
 UNIT = 64 << 10
@@ -94,6 +99,29 @@ def whole(mirror: MirrorShell) -> None:
     assert [x.data for x in answers] == [DATA[i * UNIT :][:UNIT] for i in range(count)]
     tail = SIZE - count * UNIT
     assert mirror.fetch(count * UNIT, tail).data == DATA[-tail:]
+
+
+def test_trusts_another_authority_once_its_file_has_that(
+    shell: Shell, tmp_path: Path, need: Need
+) -> None:
+    """What was read with the last login, five minutes ago at most, counts no longer."""
+    need(REGISTRY)
+    root, trusted = tmp_path / "registry", tmp_path / "trusted.pem"
+    root.mkdir()
+    with registry_server(root, tls=True) as registry:
+        digest = registry.push(REPOSITORY, DATA)
+        shutil.copy(registry.ca_file, trusted)
+        with shell(
+            registry.host, digest, insecure=False, ca_file=str(trusted)
+        ) as mirror:
+            whole(mirror)
+            certify(root)
+            registry.restart(away_s=0)
+            assert mirror.fetch(0, UNIT).failure in ("denied", "transient")
+            assert mirror.fetch(0, UNIT).failure == "denied"
+            shutil.copy(registry.ca_file, trusted)
+            wait_until(lambda: mirror.fetch(0, UNIT).data, timeout_s=30)
+            whole(mirror)
 
 
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()

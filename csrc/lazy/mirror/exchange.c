@@ -315,6 +315,8 @@ static void fail_transfer(struct exchange *exchange, CURLcode code)
 	exchange->code = code;
 	exchange->verify = exchange->carriage.verify;
 	failure = failure_of(code, &err);
+	if (failure == FETCH_DENIED && exchange->login)
+		login_distrust(exchange->remote, exchange->login);
 	fail(exchange, err, failure,
 	     exchange->carriage.text[0] ? exchange->carriage.text : curl_easy_strerror(code));
 }

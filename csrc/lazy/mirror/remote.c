@@ -141,7 +141,8 @@ struct login *login_keep(struct remote *remote)
 	pthread_mutex_lock(&remote->lock);
 	login = remote->login;
 	if (login) {
-		login->until_ns = clock_now_ns() + (uint64_t)RELOAD_MS * 1000000;
+		login->tried_ns = clock_now_ns();
+		login->until_ns = login->tried_ns + (uint64_t)RELOAD_MS * 1000000;
 		login->references++;
 	}
 	pthread_mutex_unlock(&remote->lock);
@@ -172,6 +173,17 @@ void login_drop(struct remote *remote, const struct login *login)
 	}
 	pthread_mutex_unlock(&remote->lock);
 	free_login(last);
+}
+
+void login_distrust(struct remote *remote, struct login *login)
+{
+	uint64_t until_ns;
+
+	pthread_mutex_lock(&remote->lock);
+	until_ns = login->tried_ns + (uint64_t)RELOAD_MS * 1000000;
+	if (login->until_ns > until_ns)
+		login->until_ns = until_ns;
+	pthread_mutex_unlock(&remote->lock);
 }
 
 void login_is_refused(struct remote *remote)
@@ -229,8 +241,9 @@ int login_read(struct remote *remote, struct login **login, struct error *error)
 	transfer_init();
 	made->number = __atomic_add_fetch(&logins, 1, __ATOMIC_RELAXED);
 	made->references = 1;
+	made->tried_ns = clock_now_ns();
 	made->until_ns =
-		clock_now_ns() + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
+		made->tried_ns + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
 	err = reader(remote, made, error);
 	if (err)
 		free_login(made);

@@ -34,9 +34,10 @@ struct login {
 		*trusted;	    /* the system's certificates if there is no `ca`; see trust.h */
 	struct curl_slist *headers; /* for the mirror's own host only */
 	char *user, *password;
-	char *url;	     /* of the object, if the URL is a secret; NULL: the exchange has it */
-	bool send_user;	     /* send it as Basic; for kinds that do not always do that */
-	uint64_t until_ns;   /* CLOCK_MONOTONIC: when to make another one; under remote->lock */
+	char *url;	/* of the object, if the URL is a secret; NULL: the exchange has it */
+	bool send_user; /* send it as Basic; for kinds that do not always do that */
+	/* CLOCK_MONOTONIC: when to make another one, and when that was last tried; under remote->lock */
+	uint64_t until_ns, tried_ns;
 	unsigned references; /* under remote->lock */
 };
 
@@ -147,6 +148,11 @@ void login_put(struct remote *remote, struct login *login);
 struct login *login_keep(struct remote *remote);
 /* To be called when it was refused: the next request makes another one. */
 void login_drop(struct remote *remote, const struct login *login);
+/*
+ * To be called when a certificate was refused, theirs or ours: its files may be others now. The next
+ * request makes another login, but not sooner than some seconds after that was last tried.
+ */
+void login_distrust(struct remote *remote, struct login *login);
 /* The next one that is read shall be another, if a helper is to be asked for it. */
 void login_is_refused(struct remote *remote);
 /*
