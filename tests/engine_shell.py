@@ -52,6 +52,14 @@ class EngineShell:
         """Return the operations on files since the last call."""
         return self._line("asked").decode().split()
 
+    def fail(self, kind: str, nth: int, *, later: bool = False) -> None:
+        """Have calls of a kind fail from the next request on (failing.h)."""
+        self.send(f"fail {kind} {nth} {int(later)}")
+
+    def failed(self) -> int:
+        """Have no more calls fail; return how many did."""
+        return int(self._line("failed"))
+
     def map_request(self, name: str, /, **keys: Any) -> Any:
         """Return what a control connection would answer."""
         return json.loads(self._line(json.dumps({"request": name} | keys)))

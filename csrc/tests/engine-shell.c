@@ -10,22 +10,31 @@
  * a line "ok N" or "error ERRNO"; after "ok N" of a read come N raw bytes. The answer to "stats" is a
  * line with the statistics, and to "asked" a line with the operations on files since the last time,
  * in words such as "write", "write-dsync", "fdatasync", "fallocate-3". A line that begins
- * with "{" is a request to a map. It is handled as on a control connection.
+ * with "{" is a request over a control connection, and "with FILE" before it passes a descriptor.
+ *
+ * After "fail KIND NTH LATER", calls fail (failing.h) from the next request on, until "failed",
+ * which is answered by how many there were.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <liburing.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/message.h"
-#include "server/control_request.h"
+#include "server/control_connection.h"
+#include "server/control_pool.h"
 #include "server/description.h"
 #include "server/engine.h"
+#include "server/frontend/frontend.h"
 #include "server/stats.h"
+#include "tests/failing.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -125,9 +134,23 @@ static bool parse_request(const char *line, struct io *io, int *byte)
 	return true;
 }
 
+static struct {
+	char kind[24];
+	unsigned long nth;
+	int later;
+} failure;
+
+static void begin_to_fail(void)
+{
+	if (failure.nth)
+		failing_begin(failure.kind, failure.nth, failure.later);
+	failure.nth = 0;
+}
+
 static int run(struct worker *worker, struct io *io)
 {
 	finished = false;
+	begin_to_fail();
 	/* By turns as a front end that can do that, and one that cannot. */
 	worker->reply = worker->reply ? NULL : reply;
 	engine_submit(worker, io);
@@ -206,20 +229,125 @@ static void print_line(json_t *json)
 	fflush(stdout);
 }
 
-/* Returns 0 or -EINVAL. */
-static int answer_control(const char *line)
-{
-	struct control_call call = { .message = json_loads(line, 0, NULL), .fd = -1 };
-	json_t *reply = NULL;
-	const struct control_kind *kind = control_kind_of(call.message, &reply);
+/* A control connection, whose other end is `client`. */
+static struct control_connection connection;
+static struct control_pool *pool;
+static int client, file_to_pass = -1;
 
-	if (kind && kind->work)
-		reply = kind->work(&call);
-	json_decref(call.message);
-	if (!reply)
-		return -EINVAL;
-	print_line(reply);
+static int open_control(void)
+{
+	int ends[2], err = control_pool_start(&pool);
+
+	if (err)
+		return err;
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
+		return -errno;
+	client = ends[1];
+	return control_init(&connection, ends[0], pool, CONTROL_OWNER_WAIT_MS);
+}
+
+static int close_control(void)
+{
+	control_deinit(&connection);
+	close(client);
+	return control_pool_stop(pool);
+}
+
+static int ask(const char *line)
+{
+	union {
+		char data[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control = {};
+	struct iovec part = { (void *)line, strlen(line) };
+	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	if (file_to_pass >= 0) {
+		header.msg_control = control.data;
+		header.msg_controllen = sizeof(control.data);
+		*CMSG_FIRSTHDR(&header) = (struct cmsghdr){
+			.cmsg_level = SOL_SOCKET,
+			.cmsg_type = SCM_RIGHTS,
+			.cmsg_len = CMSG_LEN(sizeof(int)),
+		};
+		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&header)), &file_to_pass, sizeof(file_to_pass));
+	}
+	if (sendmsg(client, &header, 0) != (ssize_t)part.iov_len)
+		return -EIO;
+	if (file_to_pass >= 0)
+		close(file_to_pass);
+	file_to_pass = -1;
 	return 0;
+}
+
+/* Does what a server does, until there is an answer. */
+static int serve(const struct control_subject *subject)
+{
+	for (;;) {
+		struct pollfd fds[] = {
+			{ .fd = client, .events = POLLIN },
+			{ .fd = connection.fd, .events = connection.job ? 0 : POLLIN },
+			{ .fd = control_pool_fd(pool), .events = POLLIN },
+		};
+		enum control_action action = CONTROL_GO_ON;
+
+		if (poll(fds, 3, -1) < 0)
+			return -errno;
+		if (fds[0].revents)
+			return 0;
+		if (fds[1].revents)
+			action = control_receive(&connection, subject);
+		else if (control_pool_take(pool))
+			action = control_finish(&connection, subject);
+		if (action == CONTROL_GONE || connection.broken)
+			return -EPIPE;
+	}
+}
+
+static int print_answer(void)
+{
+	static char text[LINE_BYTES];
+	ssize_t got;
+
+	do {
+		got = recv(client, text, sizeof(text), 0);
+		if (got <= 0)
+			return -EIO;
+		fwrite(text, 1, (size_t)got, stdout);
+	} while (text[got - 1] != '\n');
+	fflush(stdout);
+	return 0;
+}
+
+/* Returns 0, or a negative errno when a server would give the connection up. */
+static int answer_control(struct engine *engine, const char *line)
+{
+	static const struct frontend_ops ops = { .name = "none" };
+	struct frontend frontend = { .ops = &ops, .engine = engine };
+	struct control_subject subject = {
+		.frontend = &frontend,
+		.ready = json_pack("{s:s}", "event", "ready"),
+	};
+	int err = ask(line);
+
+	begin_to_fail();
+	if (!err)
+		err = serve(&subject);
+	json_decref(subject.ready);
+	return err ?: print_answer();
+}
+
+/* Returns whether the line is about the requests to come. */
+static bool prepare(const char *line)
+{
+	char path[256];
+
+	if (sscanf(line, "fail %23s %lu %d", failure.kind, &failure.nth, &failure.later) == 3)
+		return true;
+	if (sscanf(line, "with %255s", path) != 1)
+		return false;
+	file_to_pass = open(path, O_RDWR | O_CLOEXEC);
+	return file_to_pass >= 0;
 }
 
 int main(int argc, char **argv)
@@ -252,6 +380,8 @@ int main(int argc, char **argv)
 	worker->io_back = io_done;
 	err = worker_prepare(worker);
 	if (!err)
+		err = open_control();
+	if (!err)
 		err = io_uring_queue_init(8, &ring, 0);
 	if (!err && engine.file_count)
 		err = io_uring_register_files(&ring, engine.files, engine.file_count);
@@ -262,10 +392,17 @@ int main(int argc, char **argv)
 			print_line(stats_json(&engine));
 			continue;
 		}
+		if (prepare(line))
+			continue;
+		if (!strcmp(line, "failed\n")) {
+			printf("%lu\n", failing_end());
+			fflush(stdout);
+			continue;
+		}
 		if (line[0] == '{') {
-			err = answer_control(line);
+			err = answer_control(&engine, line);
 			if (err)
-				msg_error("not a request to a map: %s", line);
+				msg_error("no answer to %s", line);
 			continue;
 		}
 		if (!strcmp(line, "asked\n")) {
@@ -285,6 +422,7 @@ int main(int argc, char **argv)
 		ASAN_UNPOISON_MEMORY_REGION(io.data, buffer_bytes);
 	free(io.data);
 	io_uring_queue_exit(&ring);
+	err = err ?: close_control();
 	engine_close(&engine);
 	return err ? EXIT_FAILED : EXIT_OK;
 }

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Calls of this process that fail: allocations, also of libraries, and some system calls. The
+ * program that has failing.c defines these functions in the place of libc's, or of the sanitizer's.
+ */
+#ifndef TESTS_FAILING_H
+#define TESTS_FAILING_H
+
+#include <stdbool.h>
+
+/*
+ * Of those of a kind ("allocation", or the name of a system call), the `nth` from now on (counted
+ * from 1) fails, on any thread; with `later`, all after it as well.
+ */
+void failing_begin(const char *kind, unsigned long nth, bool later);
+/* Nothing fails any more. Returns how many have. */
+unsigned long failing_end(void);
+
+#endif

@@ -1,0 +1,435 @@
+"""Fails each allocation and each system call of requests to a server in turn.
+
+``python tests/campaigns/failing_requests.py --help``. A server is asked again and
+again, over a control connection and for what has to be fetched, and the first
+allocation meanwhile fails, alone or with all later ones, then the second, until an
+answer comes before one has failed; the same for kinds of system calls. The answer must
+be right, or an error with a text; the server must not end, hang, or drop the
+connection; the same request must then succeed; and what was acknowledged must be there
+for the next server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import campaign
+import click
+from failing_calls import ALLOCATION, EVERY_LATER, numbers
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT / "tests"))
+
+from engine_shell import BLOCK, EngineShell, describe, engine_shell  # noqa: E402
+from scripted_server import response, scripted_server  # noqa: E402
+
+from btrfs_ublk.base.entry import PathType, run_command  # noqa: E402
+from btrfs_ublk.bench import options  # noqa: E402
+from btrfs_ublk.bench.report import Document, Table  # noqa: E402
+from btrfs_ublk.bench.study import Column, table  # noqa: E402
+from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
+from btrfs_ublk.units import GIB, MIB  # noqa: E402
+
+#: Of csrc/tests/failing.c.
+CALLS = (
+    *("open", "read", "write", "pread", "pwrite", "fsync", "fdatasync", "ftruncate"),
+    *("fallocate", "mmap", "dup", "memfd_create", "socketpair"),
+)
+_BLOCKS = 4096  # of the data, each of which is a unit
+KINDS = (ALLOCATION, EVERY_LATER, *CALLS)
+_HANGS_S = 60.0
+#: Of one request and kind of call, until the next one's turn.
+_PROBLEMS_MAX = 5
+_LOG_CHARACTERS = 3000
+#: Of reads; what fails is tried again until then.
+_DEADLINE_S = 1.5
+#: Where the same data come from a web server, and what requests add.
+_REMOTE, _ADDED = 64 * MIB, 512 * MIB
+
+
+class Wrong(Exception):
+    """What a server must not do."""
+
+
+def _shape(value: Any) -> Any:
+    """What of JSON stays when its numbers change."""
+    if isinstance(value, dict):
+        return {key: _shape(each) for key, each in value.items()}
+    return "" if value is not None else None
+
+
+class Scene:
+    """A server with a map of data, from a file and a web server, and with a cache."""
+
+    def __init__(self, build: Path, directory: Path) -> None:
+        self._build, self.directory = build, directory
+        data = random.Random(1).randbytes(_BLOCKS * BLOCK)
+        self.data = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
+        (directory / "data").write_bytes(data)
+        self.acknowledged: dict[int, bytes] = {}
+        self._next, self.error = 0, ""
+
+    def web(self, request: str) -> bytes:
+        """What a web server and registry answers."""
+        if "/manifests/" in request:
+            head = "200 OK\nContent-Type: application/vnd.oci.image.manifest.v1+json"
+            return response(head, b'{"schemaVersion": 2, "layers": []}')
+        if request.startswith("HEAD"):
+            return response("200 OK\nETag: 1", length=_BLOCKS * BLOCK)
+        found = re.search(r"range: bytes=(\d+)-(\d+)", request, re.IGNORECASE)
+        assert found, request
+        first, last = int(found[1]), int(found[2])
+        of = f"Content-Range: bytes {first}-{last}/{_BLOCKS * BLOCK}"
+        data = b"".join(self.data[first // BLOCK : last // BLOCK + 1])
+        start = first % BLOCK
+        data = data[start : start + last - first + 1]
+        return response(f"206 Partial Content\nETag: 1\n{of}", data)
+
+    @contextmanager
+    def server(self) -> Iterator[EngineShell]:
+        """A server, which goes on with what the last one has left."""
+        files = {name: str(self.directory / name) for name in ("map", "cache")}
+        keys = {"length": GIB, "deadline_s": _DEADLINE_S}
+        lazy = describe({"kind": "lazy"} | keys | files)
+        log = self.directory / "log"
+        with engine_shell(self._build, lazy, log=log) as self.shell:
+            yield self.shell
+
+    def begin(self, port: int) -> None:
+        """Map what requests are about."""
+        self.port = port
+        size = {"size": _BLOCKS * BLOCK, "unit": BLOCK}
+        local = {"kind": "file", "path": str(self.directory / "data")} | size
+        remote = {"kind": "http", "url": f"http://127.0.0.1:{port}/data"} | size
+        whole = [[0, size["size"], 0, 0], [_REMOTE, size["size"], 1, 0]]
+        with self.server():
+            self.ask("map-add", sources=[local, remote], mappings=whole)
+
+    def log(self) -> str:
+        """The end of what the last server said."""
+        return (self.directory / "log").read_text(errors="replace")[-_LOG_CHARACTERS:]
+
+    def number(self) -> int:
+        """Of a block that was not asked for so far."""
+        self._next += 1
+        return self._next
+
+    def ask(self, name: str, /, **keys: Any) -> Any:
+        """The body of an answer; None: an error."""
+        answer = self.shell.map_request(name, **keys)
+        if answer.get("reply") == name:
+            return answer[name] if name in answer else True
+        if not isinstance(answer.get("error"), str) or not answer["error"]:
+            raise Wrong(f"it answers {answer}")
+        self.error = answer["error"]
+        return None
+
+    def read(self, block: int, *, base: int = 0) -> bool:
+        """Whether a block can be read, which is right."""
+        answer = self.shell.request(f"read {base + block * BLOCK} {BLOCK}")
+        if isinstance(answer, int):
+            return False
+        if answer != self.data[block]:
+            raise Wrong(f"block {block} is read as something else")
+        return True
+
+
+#: Does a request; returns whether it succeeds, and may raise Wrong.
+Attempt = Callable[[], bool]
+
+
+def _same(name: str, **keys: Any) -> Callable[[Scene], Attempt]:
+    """A request whose answer is the same each time."""
+
+    def prepare(scene: Scene) -> Attempt:
+        expected = scene.ask(name, **keys)
+        compared = _shape if "stat" in name or name == "info" else json.dumps
+
+        def attempt() -> bool:
+            answer = scene.ask(name, **keys)
+            if answer is not None and compared(answer) != compared(expected):
+                raise Wrong(f"it answers {answer}, and {expected} before")
+            return answer is not None
+
+        return attempt
+
+    return prepare
+
+
+def _read(base: int) -> Callable[[Scene], Attempt]:
+    return lambda scene: partial(scene.read, scene.number(), base=base)
+
+
+def _read_again(scene: Scene) -> Attempt:
+    scene.read(0)
+    return partial(scene.read, 0)
+
+
+def _add(scene: Scene, *, in_file: bool = False) -> Attempt:
+    number = scene.number()
+    of, offset = scene.directory / f"data-{number}", _ADDED + number * 2 * BLOCK
+    of.write_bytes(scene.data[number])
+    source = {"kind": "file", "path": str(of), "size": BLOCK}
+    row = [offset, BLOCK, 0, 0]
+    path = scene.directory / "lines"
+
+    def attempt() -> bool:
+        if in_file:
+            path.write_text(f"{json.dumps(source)}\n{json.dumps(row)}\n")
+            scene.shell.send(f"with {path}")
+            answer = scene.ask("map-add", in_file=True)
+        else:
+            answer = scene.ask("map-add", sources=[source], mappings=[row])
+        if answer is None:
+            return False
+        if in_file:
+            place = int.from_bytes(path.read_bytes()[:8], "little") & ~1
+        else:
+            place = answer["added"][0][0]
+        if place != offset:
+            raise Wrong(f"it adds at {place}, not at {offset}")
+        scene.acknowledged[offset] = scene.data[number]
+        return True
+
+    return attempt
+
+
+def _drain(base: int) -> Callable[[Scene], Attempt]:
+    def prepare(scene: Scene) -> Attempt:
+        start = base + scene.number() * BLOCK
+
+        def attempt() -> bool:
+            drained = scene.ask("map-drain", **{"from": start, "to": start + BLOCK})
+            return bool(drained and not drained["failed_units"])
+
+        return attempt
+
+    return prepare
+
+
+def _prefetch(scene: Scene) -> Attempt:
+    number = scene.number()
+
+    def attempt() -> bool:
+        where = {"from": number * BLOCK, "to": (number + 1) * BLOCK}
+        # One whose answer was lost may run.
+        scene.ask("prefetch-cancel")
+        begun = scene.ask("prefetch-start", **where)
+        if begun is None:
+            return False
+        follow = {"follow": begun["prefetch"]["id"]}
+        for _ in range(10):
+            answer = scene.ask("prefetch-status", **follow)
+            if answer is None or answer["prefetch"]["state"] != "running":
+                break
+        return bool(answer and answer["prefetch"]["state"] == "done")
+
+    return attempt
+
+
+def _trace(scene: Scene) -> Attempt:
+    number = scene.number()
+
+    def attempt() -> bool:
+        begun = scene.ask("trace-start", limit=100, unit=BLOCK)
+        if begun is None:
+            # One whose answer was lost keeps others from beginning for half a minute.
+            return "another recording" in scene.error
+        scene.read(number)
+        answer = scene.ask("trace-read", id=begun["id"], stop=True)
+        if answer is None:
+            scene.ask("trace-read", id=begun["id"], stop=True)
+        return answer is not None
+
+    return attempt
+
+
+def _verify(scene: Scene) -> Attempt:
+    """Also of mirrors; that one cannot be asked is a problem, which has a text."""
+
+    def attempt() -> bool:
+        answer = scene.ask("map-verify", ask=True)
+        return answer is not None and not answer["problems"]
+
+    return attempt
+
+
+def _look_up(scene: Scene) -> Attempt:
+    registry = {"registry": f"127.0.0.1:{scene.port}", "insecure": True}
+    mirror = {"kind": "oci", "repository": "a"} | registry
+    return lambda: scene.ask("map-look-up", mirror=mirror, name="latest") is not None
+
+
+def _long(scene: Scene) -> Attempt:
+    """A line that another thread parses."""
+    return lambda: scene.ask("info", protocol=1, room=" " * 9000) is not None
+
+
+REQUESTS: dict[str, Callable[[Scene], Attempt]] = {
+    "info": _same("info"),
+    "info-long": _long,
+    "stats": _same("stats"),
+    "map-add": _add,
+    "map-add-file": partial(_add, in_file=True),
+    "map-list": _same("map-list"),
+    "map-show": _same("map-show", offset=0),
+    "map-sources": _same("map-sources"),
+    "map-stats": _same("map-stats"),
+    "map-verify": _same("map-verify"),
+    "map-verify-ask": _verify,
+    "map-look-up": _look_up,
+    "map-drain": _drain(0),
+    "map-drain-remote": _drain(_REMOTE),
+    "prefetch": _prefetch,
+    "trace": _trace,
+    "read": _read(0),
+    "read-cached": _read_again,
+    "read-remote": _read(_REMOTE),
+}
+
+
+def _check_what_is_left(scene: Scene) -> None:
+    """Whether all is there that was acknowledged."""
+    with scene.server() as shell:
+        problems = scene.ask("map-verify")
+        if not problems or problems["problems"]:
+            raise Wrong(f"the map has {problems}")
+        for offset, data in scene.acknowledged.items():
+            if shell.request(f"read {offset} {BLOCK}") != data:
+                raise Wrong(f"what was added at {offset} is not there")
+
+
+def _round(scene: Scene, attempt: Attempt, kind: str, number: int) -> tuple[int, bool]:
+    """How many calls have failed, and whether the request succeeded."""
+    name = ALLOCATION if kind == EVERY_LATER else kind
+    hanging = threading.Timer(_HANGS_S, scene.shell.kill)
+    hanging.start()
+    try:
+        scene.shell.fail(name, number, later=kind == EVERY_LATER)
+        succeeded = attempt()
+        failed = scene.shell.failed()
+        if not attempt():
+            raise Wrong("it does not succeed afterwards")
+    except (ValueError, OSError) as error:
+        raise Wrong("the server has ended, or hung") from error
+    finally:
+        hanging.cancel()
+    return failed, succeeded
+
+
+def _fail_with_one(
+    scene: Scene, name: str, kind: str, at: Iterator[int], result: dict[str, Any]
+) -> None:
+    """Until the last call, with one server; raises Wrong and AssertionError."""
+    with scene.server():
+        for number in at:
+            result["number"] = number
+            failed, succeeded = _round(scene, REQUESTS[name](scene), kind, number)
+            if not failed:
+                break
+            result["failed"] += 1
+            result["succeeded"] += succeeded
+    _check_what_is_left(scene)
+
+
+def fail(scene: Scene, name: str, kind: str, at: Iterator[int]) -> dict[str, Any]:
+    """Fail calls during requests of a name, those of the numbers that are given. After
+    a problem, there is another server."""
+    result: dict[str, Any] = {"request": name, "kind": kind, "problems": []}
+    result |= {"failed": 0, "succeeded": 0}
+    while len(result["problems"]) < _PROBLEMS_MAX:
+        try:
+            _fail_with_one(scene, name, kind, at, result)
+            break
+        except (Wrong, AssertionError) as error:
+            said = f"{error or 'a report at its end'}: {scene.log()}"
+            result["problems"].append(f"{name}, {kind} {result['number']}: {said}")
+    return result
+
+
+@contextmanager
+def scene_of(build: Path, directory: Path) -> Iterator[Scene]:
+    """A scene with its web server, in an empty directory."""
+    scene = Scene(build, directory)
+    with scripted_server(scene.web) as web:
+        scene.begin(web.port)
+        yield scene
+
+
+def tables(document: Document) -> list[Table]:
+    """The tables of a document of results."""
+    names = {
+        "request": lambda result: str(result["request"]),
+        "what fails": lambda result: str(result["kind"]),
+    }
+    columns = [Column("calls failed", "failed"), Column("it succeeds", "succeeded")]
+    return [table("Failing requests", document["results"], names, columns, left=2)]
+
+
+@click.command(context_settings=campaign.SETTINGS)
+@click.option(
+    "--request", "requests", type=click.Choice(sorted(REQUESTS)), multiple=True
+)
+@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True)
+@click.option(
+    "--step", type=options.COUNT, default=1, help="Fail one of so many calls."
+)
+@click.option(
+    "--build",
+    type=PathType(exists=True, file_okay=False),
+    help="A build with -Dtests=true, and best with sanitizers.",
+    default=PROJECT / "build/sanitized",
+)
+@campaign.seed_option
+@campaign.limit_option
+@campaign.parent_option
+@campaign.output_option
+def command(
+    requests: Sequence[str],
+    kinds: Sequence[str],
+    step: int,
+    build: Path,
+    seed: int,
+    limit_s: float,
+    parent: Path,
+    output: Path | None,
+) -> None:
+    """Fail calls during all requests, else each --request; all kinds of calls, else
+    each --kind."""
+    draw, end_s = random.Random(seed), time.monotonic() + limit_s
+    results = campaign.Results(
+        "failing-requests",
+        tables,
+        parameters={"step": step, "seed": seed},
+        directory=parent,
+        output=output,
+    )
+    with results:
+        for name in requests or REQUESTS:
+            with tempdir(parent=parent) as directory, scene_of(build, directory) as it:
+                for kind in kinds or KINDS:
+                    at = itertools.takewhile(
+                        lambda _: time.monotonic() < end_s, numbers(draw, step)
+                    )
+                    result = fail(it, name, kind, at)
+                    if result["failed"]:
+                        results.add(result, rounds=result["failed"])
+            options.progress(
+                f"{name}: {results.rounds} so far, {len(results.faults)} faults"
+            )
+    results.conclude(seed=seed)
+
+
+if __name__ == "__main__":
+    run_command(command, name="failing_requests.py")
