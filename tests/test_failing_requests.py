@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from engine_shell import describe, engine_shell
 from failing_calls import ALLOCATION, EVERY_LATER, numbers
 from failing_requests import fail, scene_of
 
+ZERO = {"kind": "zero", "length": 1 << 20}
 #: One of so many allocations fails.
 STEPS = {"read-cached": 1}
 
@@ -19,3 +21,15 @@ def test_no_memory(sanitized_build: Path, tmp_path: Path, name: str) -> None:
         for kind in (ALLOCATION, EVERY_LATER):
             at = numbers(random.Random(1), STEPS[name])
             assert not fail(scene, name, kind, at)["problems"]
+
+
+@pytest.mark.parametrize("room", [0, 9000])
+def test_no_memory_for_a_line(sanitized_build: Path, room: int) -> None:
+    """The connection was dropped, and if it was the owner's, the server ended."""
+    with engine_shell(sanitized_build, describe(ZERO)) as shell:
+        for number in (1, 2, 3):
+            shell.fail("allocation", number)
+            answer = shell.map_request("stats", room=" " * room)
+            assert shell.failed() == 1
+            assert "error" in answer or "reply" in answer
+            assert shell.map_request("info", room=" " * room)["reply"] == "info"

@@ -58,15 +58,21 @@ static void forget_passed_fd(struct control_connection *connection)
 	connection->passed_fd = -1;
 }
 
+static void free_line(struct control_connection *connection)
+{
+	if (connection->line != connection->first)
+		free(connection->line);
+	connection->line = NULL;
+	connection->used = connection->room = 0;
+}
+
 void control_deinit(struct control_connection *connection)
 {
 	if (connection->job)
 		__atomic_store_n(&connection->job->call.over, true, __ATOMIC_RELAXED);
 	connection->job = NULL;
 	forget_passed_fd(connection);
-	free(connection->line);
-	connection->line = NULL;
-	connection->used = connection->room = 0;
+	free_line(connection);
 	if (connection->fd >= 0)
 		close(connection->fd);
 	connection->fd = -1;
@@ -215,7 +221,8 @@ static enum control_action handle_line(struct control_connection *connection,
 		job->line = malloc(length);
 	if (!job || !job->line) {
 		free(job);
-		connection->broken = true;
+		forget_passed_fd(connection);
+		control_send(connection, NULL);
 		return CONTROL_GO_ON;
 	}
 	memcpy(job->line, connection->line, length);
@@ -243,11 +250,8 @@ static enum control_action handle_lines(struct control_connection *connection,
 		connection->used -= length + 1;
 		memmove(connection->line, end + 1, connection->used);
 	}
-	if (!connection->used) {
-		free(connection->line);
-		connection->line = NULL;
-		connection->room = 0;
-	}
+	if (!connection->used)
+		free_line(connection);
 	return action;
 }
 
@@ -256,27 +260,49 @@ static size_t longest_line(const struct control_connection *connection)
 	return connection->pool ? CONTROL_LINE_BYTES : CONTROL_SHORT_BYTES;
 }
 
-/* Makes room for more, and drops lines that are too long. Returns 0 or -ENOMEM. */
-static int make_room(struct control_connection *connection)
+static void skip_line(struct control_connection *connection, json_t *why)
 {
-	size_t room = connection->room ? 2 * connection->room : CONTROL_SHORT_BYTES;
+	if (connection->skipping)
+		json_decref(why);
+	else
+		control_send(connection, why);
+	connection->skipping = true;
+	connection->used = 0;
+}
+
+/* Returns a line of twice the length, or NULL when memory is short. */
+static char *longer_line(const struct control_connection *connection)
+{
 	char *line;
 
-	if (connection->used < connection->room)
-		return 0;
-	if (connection->room == longest_line(connection)) {
-		if (!connection->skipping)
-			control_send(connection, control_error("request too long"));
-		connection->skipping = true;
-		connection->used = 0;
-		return 0;
+	if (connection->line != connection->first)
+		return realloc(connection->line, 2 * connection->room);
+	line = malloc(2 * connection->room);
+	return line ? memcpy(line, connection->first, connection->used) : NULL;
+}
+
+/* Makes room for more, and drops lines that are too long. */
+static void make_room(struct control_connection *connection)
+{
+	char *line;
+
+	if (!connection->line) {
+		connection->line = connection->first;
+		connection->room = sizeof(connection->first);
 	}
-	line = realloc(connection->line, room);
-	if (!line)
-		return -ENOMEM;
+	if (connection->used < connection->room)
+		return;
+	if (connection->room == longest_line(connection)) {
+		skip_line(connection, control_error("request too long"));
+		return;
+	}
+	line = longer_line(connection);
+	if (!line) {
+		skip_line(connection, NULL);
+		return;
+	}
 	connection->line = line;
-	connection->room = room;
-	return 0;
+	connection->room *= 2;
 }
 
 /* The request gets the first of the descriptors that came; no request needs more. */
@@ -330,8 +356,7 @@ enum control_action control_receive(struct control_connection *connection,
 	/* NB: no request is pending, so nobody waits for an answer, and this is the end. */
 	if (connection->job)
 		return CONTROL_GONE;
-	if (make_room(connection))
-		return CONTROL_GONE;
+	make_room(connection);
 	got = receive(connection);
 	if (got < 0 && (errno == EINTR || errno == EAGAIN))
 		return CONTROL_GO_ON;

@@ -30,7 +30,8 @@ struct control_connection {
 	int wait_ms;		   /* for a peer that does not read */
 
 	/* Internal. */
-	char *line; /* NULL: nothing has come after the last whole line */
+	char *line; /* NULL: nothing has come after the last whole line; or `first`; or longer */
+	char first[CONTROL_SHORT_BYTES]; /* what can be read where memory is short */
 	size_t used, room;
 	bool skipping;		 /* skipping the rest of a line that was too long */
 	bool broken;		 /* a message could not be sent completely */
