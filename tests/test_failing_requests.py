@@ -12,7 +12,8 @@ from failing_requests import fail, scene_of
 
 ZERO = {"kind": "zero", "length": 1 << 20}
 #: One of so many allocations fails.
-STEPS = {"read-cached": 1}
+STEPS = {"read-cached": 1, "info": 1, "info-long": 1, "stats": 3, "map-list": 1}
+STEPS |= {"map-stats": 3, "map-look-up": 20}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -118,7 +118,7 @@ static const char no_answer[] =
 
 static int send_line(struct control_connection *connection, const json_t *message)
 {
-	_cleanup_free_ char *text = json_dumps(message, JSON_COMPACT);
+	_cleanup_free_ char *text = json_text_dump(message, JSON_COMPACT);
 	const char *line = text ?: no_answer;
 	int err = send_full(connection, line, strlen(line));
 
@@ -183,6 +183,7 @@ static enum control_action handle_message(struct control_connection *connection,
 {
 	enum control_action action = CONTROL_GO_ON;
 	struct control_job *job;
+	uint64_t losses = json_text_losses();
 	json_t *reply = NULL;
 	const struct control_kind *kind = control_kind_of(message, &reply);
 
@@ -197,7 +198,7 @@ static enum control_action handle_message(struct control_connection *connection,
 	}
 	json_decref(message);
 	forget_passed_fd(connection);
-	control_send(connection, reply);
+	control_send(connection, control_whole(reply, losses));
 	return action;
 }
 

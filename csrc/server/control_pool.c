@@ -92,8 +92,10 @@ static bool parse(struct control_job *job)
 
 static void work(struct control_job *job)
 {
+	uint64_t losses = json_text_losses();
+
 	if (!job->line || parse(job))
-		job->reply = job->kind->work(&job->call);
+		job->reply = control_whole(job->kind->work(&job->call), losses);
 }
 
 static void unlink_working(struct control_pool *pool, const struct control_job *job)

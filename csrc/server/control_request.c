@@ -5,12 +5,21 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json_text.h"
 #include "base/utf8.h"
 #include "server/frontend/frontend.h"
 #include "server/stats.h"
 
 extern const struct control_kind *const __start_control_kinds[];
 extern const struct control_kind *const __stop_control_kinds[];
+
+json_t *control_whole(json_t *reply, uint64_t losses)
+{
+	if (losses == json_text_losses())
+		return reply;
+	json_decref(reply);
+	return NULL;
+}
 
 json_t *control_error(const char *text)
 {

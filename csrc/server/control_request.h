@@ -9,6 +9,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <time.h>
 
 struct frontend;
@@ -68,6 +69,11 @@ const struct control_kind *control_kind_of(const json_t *message, json_t **reply
 /* Whether any available kind has `work`. */
 bool control_has_work(void);
 
+/*
+ * Returns the reply, or NULL when jansson has had losses (json_text.h) since there were `losses`:
+ * parts of it may be missing.
+ */
+json_t *control_whole(json_t *reply, uint64_t losses);
 /* Returns {"error": TEXT}, or NULL when memory is short. */
 json_t *control_error(const char *text);
 

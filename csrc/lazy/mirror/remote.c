@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 #include "lazy/keys.h"
 #include "lazy/mirror/trust.h"
 #include "lazy/transfer.h"
@@ -65,7 +66,7 @@ int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *ke
 	remote->ops = ops;
 	remote->reload_ms = RELOAD_MS;
 	if (keeps_keys) {
-		remote->keys = json_dumps(keys, JSON_COMPACT);
+		remote->keys = json_text_dump(keys, JSON_COMPACT);
 		if (!remote->keys)
 			return error_set(error, -ENOMEM, "no memory for a mirror");
 	}

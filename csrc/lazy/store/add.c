@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "base/relaxed.h"
 #include "base/size.h"
 #include "lazy/store/internal.h"
@@ -21,6 +22,7 @@ struct request {
 	size_t count;
 	const struct store_room *room;
 	const bool *over;
+	uint64_t losses;   /* of jansson, when it began */
 	struct map *batch; /* the new mappings of this request */
 	uint64_t new_sources;
 	sqlite3_stmt *insert, *find;
@@ -344,7 +346,8 @@ static int add_all(struct request *request)
 		if (err)
 			return err;
 	}
-	if (store_reserve_sources(store, request->new_sources) ||
+	if (json_text_losses() != request->losses ||
+	    store_reserve_sources(store, request->new_sources) ||
 	    map_reserve(store->map, map_count(request->batch)))
 		return error_set(request->error, -ENOMEM, "no memory for mappings");
 	return store_commit(store) ? sql_error_set(store->writer, "write to", request->error) : 0;
@@ -398,6 +401,7 @@ int store_add(struct store *store, const json_t *sources, struct store_addition 
 		.count = count,
 		.room = room,
 		.over = over,
+		.losses = json_text_losses(),
 		.error = error,
 	};
 	int err = parse_sources(&request, sources);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 #include "lazy/store/internal.h"
 
 static const char table[] = "CREATE TABLE IF NOT EXISTS caches("
@@ -58,7 +59,7 @@ static int store_of_mirror(struct store *store, uint64_t id, size_t number, cons
 		if (value)
 			json_object_set(text, keys[i], value);
 	}
-	words = json_dumps(text, JSON_COMPACT | JSON_SORT_KEYS);
+	words = json_text_dump(text, JSON_COMPACT | JSON_SORT_KEYS);
 	json_decref(text);
 	if (!words)
 		return -ENOMEM;
@@ -92,7 +93,8 @@ int new_source_store_caches(struct store *store, const struct new_source *made)
 static void add(json_t *text, uint64_t number, const char *words)
 {
 	json_t *mirror = json_array_get(json_object_get(text, "mirrors"), number);
-	json_t *given = words ? json_loads(words, JSON_REJECT_DUPLICATES, NULL) : NULL;
+	json_t *given =
+		words ? json_text_parse(words, strlen(words), JSON_REJECT_DUPLICATES, NULL) : NULL;
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
 		json_t *value = json_object_get(given, keys[i]);

@@ -11,6 +11,7 @@
 #include <sys/random.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 #include "lazy/keys.h"
 #include "lazy/layout.h"
 #include "lazy/store/internal.h"
@@ -56,7 +57,7 @@ static int list_mirror(json_t *text)
 static char *words_of(json_t *text)
 {
 	json_t *plain = store_text_without_caches(text);
-	char *words = plain ? json_dumps(plain, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+	char *words = plain ? json_text_dump(plain, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
 
 	json_decref(plain);
 	return words;

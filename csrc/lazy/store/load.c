@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "base/size.h"
 #include "lazy/store/internal.h"
 
@@ -48,10 +49,14 @@ static int load_source(struct store *store, sqlite3_stmt *row, struct error *err
 {
 	uint64_t id = (uint64_t)sqlite3_column_int64(row, 0);
 	const char *text = (const char *)sqlite3_column_text(row, 1);
-	json_t *keys = text ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+	uint64_t losses = json_text_losses();
+	json_t *keys = text ? json_text_parse(text, strlen(text), JSON_REJECT_DUPLICATES, NULL) :
+			      NULL;
 	struct source *source = NULL;
 	int err;
 
+	if (json_text_losses() != losses)
+		return error_set(error, -ENOMEM, "no memory for a source");
 	if (id != store->source_count + 1 || !keys ||
 	    sqlite3_column_bytes(row, 2) != SOURCE_KEY_BYTES) {
 		json_decref(keys);
@@ -61,6 +66,8 @@ static int load_source(struct store *store, sqlite3_stmt *row, struct error *err
 	if (!err)
 		err = store_parse_source(keys, &source, error);
 	json_decref(keys);
+	if (!err && json_text_losses() != losses)
+		err = error_set(error, -ENOMEM, "no memory for a source");
 	if (!err)
 		err = store_reserve_sources(store, 1);
 	if (err) {

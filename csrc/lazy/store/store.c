@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "lazy/store/internal.h"
 
 static int init_locks(struct store *store)
@@ -90,12 +91,14 @@ json_t *store_source_json(struct store *store, const struct source *source)
 {
 	_cleanup_sql_ sqlite3_stmt *find = NULL;
 	json_t *found = NULL;
+	const char *text;
 
 	pthread_mutex_lock(&store->read_lock);
 	if (!sql_prepare(store->reader, "SELECT text FROM sources WHERE id = ?1", &find)) {
 		sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
-		if (sql_step(find) == 1)
-			found = json_loads((const char *)sqlite3_column_text(find, 0), 0, NULL);
+		text = sql_step(find) == 1 ? (const char *)sqlite3_column_text(find, 0) : NULL;
+		if (text)
+			found = json_text_parse(text, strlen(text), 0, NULL);
 		sqlite3_finalize(find);
 		find = NULL;
 	}
