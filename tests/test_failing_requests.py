@@ -14,6 +14,8 @@ ZERO = {"kind": "zero", "length": 1 << 20}
 #: One of so many allocations fails.
 STEPS = {"read-cached": 1, "info": 1, "info-long": 1, "stats": 3, "map-list": 1}
 STEPS |= {"map-stats": 3, "map-look-up": 20}
+STEPS |= {"map-drain": 4, "map-drain-remote": 4, "prefetch": 5}
+STEPS |= {"read": 1, "read-remote": 2}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -328,7 +328,7 @@ static int add_one(struct request *request, struct store_addition *addition)
 static int add_all(struct request *request)
 {
 	struct store *store = request->store;
-	int err = sql_run(store->writer, "BEGIN IMMEDIATE");
+	int err = store_begin(store);
 
 	if (!err)
 		err = sql_prepare(store->writer, "INSERT INTO mappings VALUES(?1, ?2, ?3, ?4, ?5)",

@@ -169,7 +169,7 @@ static int make_tables(struct store *store, struct error *error)
 
 	snprintf(numbers, sizeof(numbers), "PRAGMA application_id=%d; PRAGMA user_version=%d",
 		 STORE_APPLICATION_ID, STORE_VERSION);
-	err = sql_run(store->writer, "BEGIN IMMEDIATE");
+	err = store_begin(store);
 	if (!err)
 		err = sql_run(store->writer, schema);
 	if (!err)
@@ -303,6 +303,14 @@ void store_file_close(struct store *store)
 	sqlite3_close(store->reader);
 	sqlite3_close(store->writer);
 	free(store->path);
+}
+
+int store_begin(struct store *store)
+{
+	/* The last one is still there if memory was too short to end it. */
+	if (!sqlite3_get_autocommit(store->writer))
+		store_rollback(store);
+	return sql_run(store->writer, "BEGIN IMMEDIATE");
 }
 
 int store_commit(struct store *store)

@@ -72,6 +72,7 @@ void store_file_close(struct store *store);
  */
 int store_file_connect(const struct store *store, sqlite3 **db, struct error *error);
 /* Ends the writer's transaction. Returns 0, or a negative errno when nothing of it was written. */
+int store_begin(struct store *store);
 int store_commit(struct store *store);
 void store_rollback(struct store *store);
 

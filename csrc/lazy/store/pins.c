@@ -78,7 +78,7 @@ static void put_all(struct store *store, struct pin *first)
 	int err;
 
 	pthread_mutex_lock(&store->write_lock);
-	err = sql_run(store->writer, "BEGIN IMMEDIATE");
+	err = store_begin(store);
 	for (struct pin *pin = first; pin && !err; pin = pin->next)
 		err = put(store, pin);
 	if (!err)
