@@ -16,6 +16,7 @@ STEPS = {"read-cached": 1, "info": 1, "info-long": 1, "stats": 3, "map-list": 1}
 STEPS |= {"map-stats": 3, "map-look-up": 20}
 STEPS |= {"map-drain": 4, "map-drain-remote": 4, "prefetch": 5}
 STEPS |= {"read": 1, "read-remote": 2}
+STEPS |= {"map-add": 1}
 
 
 @pytest.mark.parametrize("name", STEPS)

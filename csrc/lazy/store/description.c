@@ -5,7 +5,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <openssl/sha.h>
+#include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -69,8 +69,8 @@ static int name_of(json_t *text, uint8_t name[static NAME_BYTES])
 
 	if (!words)
 		return -ENOMEM;
-	SHA256((const unsigned char *)words, strlen(words), name);
-	return 0;
+	/* Not SHA256(), which needs memory as well and does not say when there is none. */
+	return EVP_Digest(words, strlen(words), name, NULL, EVP_sha256(), NULL) ? 0 : -ENOMEM;
 }
 
 /*
