@@ -17,6 +17,7 @@ STEPS |= {"map-stats": 3, "map-look-up": 20}
 STEPS |= {"map-drain": 4, "map-drain-remote": 4, "prefetch": 5}
 STEPS |= {"read": 1, "read-remote": 2}
 STEPS |= {"map-add": 1}
+STEPS |= {"map-add-file": 1}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -146,13 +146,11 @@ static int take_lines(FILE *file, struct batch *batch, const struct control_call
 	size_t room = 0, number = 0;
 	int err = 0;
 
-	while (!err && getline(&line, &room, file) > 0) {
+	while (!err && map_request_next_line(&line, &room, file, &err)) {
 		err = take_line(batch, line, ++number, error);
 		if (!err && control_call_is_over(call))
 			err = -ECANCELED;
 	}
-	if (!err && ferror(file))
-		err = -EIO;
 	return err;
 }
 

@@ -139,7 +139,7 @@ static int take_file(struct map_request *request, struct extents *extents)
 	size_t room = 0;
 	int err = map_request_open_lines(request, FILE_BYTES_MAX, &file);
 
-	while (!err && getline(&line, &room, file) > 0) {
+	while (!err && map_request_next_line(&line, &room, file, &err)) {
 		json_t *row = json_text_parse(line, strlen(line), JSON_REJECT_DUPLICATES, NULL);
 
 		err = control_call_is_over(request->call) ? -ECANCELED :

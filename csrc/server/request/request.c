@@ -110,6 +110,17 @@ int map_request_open_lines(struct map_request *request, uint64_t most_bytes, FIL
 	return 0;
 }
 
+bool map_request_next_line(char **line, size_t *room, FILE *file, int *err)
+{
+	errno = 0;
+	if (getline(line, room, file) > 0)
+		return true;
+	/* Also where there is no memory for the line, which ferror(3) does not say. */
+	if (!feof(file))
+		*err = -errno ?: -EIO;
+	return false;
+}
+
 int map_request_take_range(struct map_request *request, uint64_t *from, uint64_t *to)
 {
 	int err;

@@ -49,6 +49,8 @@ bool map_request_available(void);
  * `most_bytes`. Returns 0 and `*file`, which the caller closes, or a negative errno.
  */
 int map_request_open_lines(struct map_request *request, uint64_t most_bytes, FILE **file);
+/* getline(3). Returns false at the end, or with a negative errno in `*err`. */
+bool map_request_next_line(char **line, size_t *room, FILE *file, int *err);
 /* Takes `from` and `to` of a request: bytes of virtual data, by default all. */
 int map_request_take_range(struct map_request *request, uint64_t *from, uint64_t *to);
 struct cache_ranges;
