@@ -18,6 +18,7 @@ STEPS |= {"map-drain": 4, "map-drain-remote": 4, "prefetch": 5}
 STEPS |= {"read": 1, "read-remote": 2}
 STEPS |= {"map-add": 1}
 STEPS |= {"map-add-file": 1}
+STEPS |= {"map-show": 1, "map-sources": 1}
 
 
 @pytest.mark.parametrize("name", STEPS)

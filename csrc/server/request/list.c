@@ -55,7 +55,7 @@ static uint64_t count_cached(const struct map_request *request, const struct sou
 
 static json_t *source_json(const struct map_request *request, const struct source *source)
 {
-	return json_pack("{s:I, s:I, s:s, s:o?}", "id", (json_int_t)source->id, "size",
+	return json_pack("{s:I, s:I, s:s, s:o}", "id", (json_int_t)source->id, "size",
 			 (json_int_t)source->size, "digests", map_digests_of(source), "description",
 			 store_source_json(request->space->store, source));
 }
