@@ -19,6 +19,7 @@ STEPS |= {"read": 1, "read-remote": 2}
 STEPS |= {"map-add": 1}
 STEPS |= {"map-add-file": 1}
 STEPS |= {"map-show": 1, "map-sources": 1}
+STEPS |= {"map-verify": 2, "map-verify-ask": 20}
 
 
 @pytest.mark.parametrize("name", STEPS)

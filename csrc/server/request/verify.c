@@ -40,6 +40,8 @@ static int ask_mirror(const struct map_request *request, const struct source *so
 	if (err < 0 || (!mirror->ops->probe && !mirror->ops->inquire))
 		return err < 0 ? err : 0;
 	err = mirror_probe(request->space->fetcher, mirror, PROBE_MS, &probe, &why);
+	if (err == -ENOMEM)
+		return err;
 	if (err)
 		snprintf(text, sizeof(text), "mirror %u (%s): %s", mirror->index, mirror->ops->name,
 			 *why.text ? why.text : strerror(-err));
@@ -100,7 +102,10 @@ static int verify_from(struct map_request *request, uint64_t id, bool ask)
 	json_t *next;
 	int err = 0;
 
-	if (!id && store_check(store, &of_file))
+	if (!id)
+		err = store_check(store, &of_file);
+	/* Want of memory is no problem of the map. */
+	if (err && err != -ENOMEM)
 		err = add_problem(request, 0, of_file.text);
 	for (id = id ?: 1; !err && id <= count; id++) {
 		if (clock_now_ns() > end_ns || control_call_is_over(request->call))
