@@ -8,18 +8,13 @@ from pathlib import Path
 import pytest
 from engine_shell import describe, engine_shell
 from failing_calls import ALLOCATION, EVERY_LATER, numbers
-from failing_requests import fail, scene_of
+from failing_requests import REQUESTS, fail, scene_of
 
 ZERO = {"kind": "zero", "length": 1 << 20}
 #: One of so many allocations fails.
-STEPS = {"read-cached": 1, "info": 1, "info-long": 1, "stats": 3, "map-list": 1}
-STEPS |= {"map-stats": 3, "map-look-up": 20}
-STEPS |= {"map-drain": 4, "map-drain-remote": 4, "prefetch": 5}
-STEPS |= {"read": 1, "read-remote": 2}
-STEPS |= {"map-add": 1}
-STEPS |= {"map-add-file": 1}
-STEPS |= {"map-show": 1, "map-sources": 1}
-STEPS |= {"map-verify": 2, "map-verify-ask": 20}
+STEPS = dict.fromkeys(REQUESTS, 1)
+STEPS |= {"map-look-up": 20, "map-show": 3, "map-verify": 9, "map-verify-ask": 40}
+STEPS |= {"map-drain": 4, "map-drain-remote": 4, "prefetch": 9, "read-remote": 2}
 
 
 @pytest.mark.parametrize("name", STEPS)
