@@ -16,6 +16,7 @@
 enum {
 	CONTROL_LINE_BYTES = 1 << 20, /* longest request if there is a pool that can parse it */
 	CONTROL_SHORT_BYTES = 4096,   /* longest request that is parsed on the main thread */
+	CONTROL_FIRST_BYTES = 512,    /* that, doubled some times, is each of these */
 	/* How long a peer that does not read its answers may hold us up. */
 	CONTROL_OWNER_WAIT_MS = 5000,
 	CONTROL_CLIENT_WAIT_MS = 1000,
@@ -31,7 +32,7 @@ struct control_connection {
 
 	/* Internal. */
 	char *line; /* NULL: nothing has come after the last whole line; or `first`; or longer */
-	char first[CONTROL_SHORT_BYTES]; /* what can be read where memory is short */
+	char first[CONTROL_FIRST_BYTES]; /* of each line; what can be read where memory is short */
 	size_t used, room;
 	bool skipping;		 /* skipping the rest of a line that was too long */
 	bool broken;		 /* a message could not be sent completely */
