@@ -25,6 +25,7 @@ from btrfs_ublk.base.ledger import (
     state_directory,
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
 
 NOBODY = 65534
 
@@ -88,6 +89,19 @@ def enter(
 def only(directory: Path) -> AbandonedLedger:
     with closing(abandoned_ledgers(directory)) as found:
         return next(found)
+
+
+def test_a_copied_descriptor_keeps_no_kept_ledger_locked(
+    tmp_path: Path, things: list[str]
+) -> None:
+    """A command that another thread starts has one until it has called execve(2)."""
+    ledger = KeptLedger(tmp_path)
+    ledger.enter("thing", name="a")
+    things.append("a")
+    copy = os.dup(ledger.fileno())
+    ledger.leave()
+    assert [outcome.result for outcome in collect_kept(tmp_path)] == ["removed"]
+    os.close(copy)
 
 
 def test_ledgers_are_listed_while_others_are_made(

@@ -20,7 +20,7 @@ class KeptLedger(Ledger):
     def leave(self) -> None:
         """End the ledger; then the ``with`` blocks of its resources do nothing."""
         with self._lock:
-            self._forget()
+            self._release()
 
 
 def collect_kept(directory: Path) -> list[Outcome]:
