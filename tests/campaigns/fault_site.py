@@ -61,12 +61,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Names(socketserver.ThreadingUDPServer):
-    """A name server on port 53 of loopback; ``addresses`` and ``mode`` may be changed
-    at any time."""
+    """A name server on port 53 of loopback; ``addresses``, and the ``mode`` for
+    ``name``, may be changed at any time."""
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.addresses: dict[str, str] = {}
         self.mode: Literal["answers", "fails", "silent"] = "answers"
         super().__init__(("127.0.0.1", 53), _Query)
@@ -80,16 +81,18 @@ class _Query(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         query, answers = self.request
-        if self.server.mode == "silent":
-            return
         labels, at = [], 12  # RFC 1035, 4.1
         while query[at]:
             labels.append(query[at + 1 : at + 1 + query[at]].decode())
             at += 1 + query[at]
         question = query[12 : at + 5]
-        address = self.server.addresses.get(".".join(labels).lower())
+        name = ".".join(labels).lower()
+        mode = self.server.mode if name == self.server.name else "answers"
+        if mode == "silent":
+            return
+        address = self.server.addresses.get(name)
         record, code = b"", 0 if address else 3
-        if self.server.mode == "fails":
+        if mode == "fails":
             code = 2
         elif address and question[-4:] == b"\0\1\0\1":  # its address, of one second
             record = b"\xc0\x0c\0\1\0\1\0\0\0\1\0\4" + socket.inet_aton(address)
@@ -298,7 +301,7 @@ def site(root: Path, kinds: set[str]) -> Iterator[Site]:
         stack.enter_context(one)
         stack.enter_context(two)
         stack.enter_context(host.inside())
-        names = stack.enter_context(Names())
+        names = stack.enter_context(Names(one.name))
         stack.callback(names.shutdown)
         made = Site(root, one, two, names)
         made.publish()
