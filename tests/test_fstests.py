@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Need
 
-from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT
+from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, FUSE, LOOP, ROOT
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "fstests"
 TIMEOUT_S = 240
@@ -24,11 +24,13 @@ on() { # TEST mkfs's ARGUMENT…: what is there then
     mount -t btrfs $MOUNT_OPTIONS "$SCRATCH_DEV" "$SCRATCH_MNT" || exit
     shown=$(btrfs subvolume get-default "$SCRATCH_MNT")
     devices=$(btrfs filesystem show --raw "$SCRATCH_MNT")
+    files=$(ls "$SCRATCH_MNT")
     umount "$SCRATCH_MNT"
 }
 mount -t btrfs $TEST_FS_MOUNT_OPTS "$TEST_DEV" "$TEST_DIR" || exit
 umount "$TEST_DIR"
 on fake/new -f
+[[ -z $files ]] || failures+=" fake/$files"
 [[ $shown == "ID 5 "* ]] || failures+=" fake/subvolume"
 [[ $devices == *"Total devices 1 "* ]] || failures+=" fake/sprout"
 on fake/sized -f -b 1073741824 -m single -d single
@@ -50,23 +52,28 @@ def run(*argv: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.native
 @pytest.mark.timeout(TIMEOUT_S + 30)
-def test_what_fails_on_the_sprout_only(need: Need, sparse_path: Path) -> None:
+@pytest.mark.parametrize("on", ["sprout", "fork"])
+def test_what_fails_on_the_sprout_only(need: Need, sparse_path: Path, on: str) -> None:
     need(ROOT, BTRFS, BTRFS_PROGS, LOOP)
     check = sparse_path / "check"
     check.write_text(CHECK)
     check.chmod(0o755)
     results = sparse_path / "results"
-    done = run(sparse_path, results, "-g", "some")
+    options, only = [], "fake/sprout"
+    if on == "fork":
+        need(FUSE)
+        options, only = ["--on", "fork"], "fake/lost+found fake/sprout"
+    done = run(*options, sparse_path, results, "-g", "some")
     assert done.returncode == 1, done.stderr
-    assert done.stdout == "fake/sprout\n", done.stderr
-    assert "made plain on the sprout's device: fake/dup\n" in done.stderr
+    assert done.stdout == only.replace(" ", "\n") + "\n", done.stderr
+    assert f"made plain on the {on}'s device: fake/dup\n" in done.stderr
     assert "does not pass on plain either: fake/always\n" in done.stderr
     assert "on subvolume either: fake/always fake/subvolume\n" in done.stderr
-    assert (results / "sprout/arguments").read_text() == "-g some\n"
+    assert (results / on / "arguments").read_text() == "-g some\n"
     again = (results / "plain/arguments").read_text()
-    assert again == "fake/always fake/sprout fake/subvolume\n"
+    assert again == f"fake/always {only} fake/subvolume\n"
     again = (results / "subvolume/arguments").read_text()
-    assert again == "fake/sprout fake/subvolume\n"
+    assert again == f"{only} fake/subvolume\n"
     assert not (results / "work").exists()
 
 
@@ -84,4 +91,5 @@ def test_one_at_a_time(need: Need, tmp_path: Path) -> None:
 def test_wrong_usage(tmp_path: Path) -> None:
     for arguments in ([], [tmp_path, tmp_path / "new"], ["/bin", tmp_path]):
         done = run(*arguments)
-        assert done.returncode == 2 and "scripts/fstests FSTESTS RESULTS" in done.stderr
+        assert done.returncode == 2, done.stderr
+        assert "scripts/fstests [--on fork] FSTESTS RESULTS" in done.stderr
