@@ -37,6 +37,7 @@ on fake/sized -f -b 1073741824 -m single -d single
 [[ $devices == *" size 1073741824 "*" path $SCRATCH_DEV"* ]] || failures+=" fake/size"
 on fake/dup -f -m dup
 [[ $devices == *"Total devices 1 "* ]] || failures+=" fake/dup"
+mkfs.btrfs "$SCRATCH_DEV" >&2 && failures+=" fake/overwritten"
 mkdir "$RESULT_BASE"
 echo "$*" >"$RESULT_BASE/arguments"
 printf '%s\n' "Not run: fake/always" "Failures:$failures" >"$RESULT_BASE/check.log"
