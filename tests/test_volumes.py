@@ -379,6 +379,8 @@ def test_its_sources_have_another_device_number(
         assert (at / "data").stat().st_dev != before
         with kept_volume(NAME, base=place.base):
             assert (place.target / "data").read_bytes() == content
+            done = place.command("verify", NAME, "--ask", noun="map")
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @fuse_only

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,14 +77,6 @@ static void identify(const struct stat *status, char identity[static IDENTITY_BY
 	snprintf(identity, IDENTITY_BYTES, "inode %llu size %lld mtime %lld.%09ld",
 		 (unsigned long long)status->st_ino, (long long)status->st_size,
 		 (long long)status->st_mtim.tv_sec, status->st_mtim.tv_nsec);
-}
-
-/* Maps of earlier versions have the number of the device before the rest. */
-static bool is_same(const char *expected, const char *found)
-{
-	const char *inode = strstr(expected, "inode ");
-
-	return inode && !strcmp(inode, found);
 }
 
 static enum fetch_failure failure_of(int err)
@@ -167,7 +158,7 @@ static int check_identity(struct file_run *job, int fd, const char *expected)
 	if (fstat(fd, &status))
 		return refuse(job, FETCH_TRANSIENT, -errno);
 	identify(&status, job->found);
-	if (!expected || is_same(expected, job->found))
+	if (!expected || !strcmp(expected, job->found))
 		return 0;
 	error_set_text(&job->error, "'%.120s' has changed: %s, before: %.120s", file->path,
 		       job->found, expected);

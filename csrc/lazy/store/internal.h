@@ -71,8 +71,11 @@ void store_file_close(struct store *store);
  * failure.
  */
 int store_file_connect(const struct store *store, sqlite3 **db, struct error *error);
-/* Ends the writer's transaction. Returns 0, or a negative errno when nothing of it was written. */
+/* Leaves out the device's number, which identities of files have in maps of earlier versions. */
+const char *store_identity_of(const char *text);
+/* Begins a transaction of the writer, after ending one that is left. Returns 0 or a negative errno. */
 int store_begin(struct store *store);
+/* Ends the writer's transaction. Returns 0, or a negative errno when nothing of it was written. */
 int store_commit(struct store *store);
 void store_rollback(struct store *store);
 

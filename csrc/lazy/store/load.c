@@ -91,7 +91,7 @@ static int load_identity(struct store *store, sqlite3_stmt *row, struct error *e
 
 	if (!source || mirror >= source->mirror_count || !identity)
 		return damaged(store, "the mirrors' identity of source", id, error);
-	source->mirrors[mirror].identity = strdup(identity);
+	source->mirrors[mirror].identity = strdup(store_identity_of(identity));
 	return source->mirrors[mirror].identity ? 0 : -ENOMEM;
 }
 

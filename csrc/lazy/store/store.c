@@ -106,6 +106,13 @@ json_t *store_source_json(struct store *store, const struct source *source)
 	return found;
 }
 
+const char *store_identity_of(const char *text)
+{
+	const char *inode = strncmp(text, "device ", 7) ? NULL : strstr(text, " inode ");
+
+	return inode ? inode + 1 : text;
+}
+
 int store_identity(struct store *store, const struct source *source, unsigned mirror,
 		   char **identity)
 {
@@ -124,7 +131,7 @@ int store_identity(struct store *store, const struct source *source, unsigned mi
 	if (found == 1) {
 		const char *text = (const char *)sqlite3_column_text(find, 0);
 
-		*identity = text ? strdup(text) : NULL;
+		*identity = text ? strdup(store_identity_of(text)) : NULL;
 		found = *identity ? 1 : -ENOMEM;
 	}
 	sqlite3_finalize(find);
