@@ -42,7 +42,8 @@ from btrfs_ublk.device import (
     remove_device,
     show_device,
 )
-from btrfs_ublk.device.state import device_directory
+from btrfs_ublk.device.keeping import Keeping
+from btrfs_ublk.device.state import DeviceDirectory, KeeperRecord, device_directory
 from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server import FrontEndName
 
@@ -140,6 +141,24 @@ def test_reads_wait_after_a_stop_on_purpose(device: Device) -> None:
         assert recover_device("one")
         readers.wait_for_reads(20)
         assert (readers.wrong, readers.errors) == (0, [])
+
+
+def test_one_that_dies_young_is_replaced_at_once(tmp_path: Path) -> None:
+    """Else nothing holds the connection meanwhile, if the others are killed, too."""
+    directory = DeviceDirectory(tmp_path)
+    written: list[list[KeeperRecord]] = []
+    keeping = Keeping(directory, [], [], written.append, None, None)
+    fd = os.open("/dev/null", os.O_RDONLY)
+    try:
+        for _ in range(3):
+            keeping.keep([fd])
+            assert keeping.keeper is not None
+            assert written[-1] == [keeping.keeper.record]
+            kill(keeping.keeper.record.process, signal.SIGKILL)
+            keeping.keeper.record.process.wait(timeout_s=TIMEOUT_S)
+    finally:
+        keeping.drop()
+        os.close(fd)
 
 
 def test_none_is_left(device: Device) -> None:

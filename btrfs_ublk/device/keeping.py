@@ -12,8 +12,11 @@ from btrfs_ublk.device.notify import StoredFds
 from btrfs_ublk.device.state import DeviceDirectory, KeeperRecord
 from btrfs_ublk.errors import BtrfsUblkError
 
-#: Delays between two keepers that end at once, and after one that cannot be started.
+#: A device gets this many keepers at once; only later ones have a delay between them,
+#: as without a keeper, the deaths of supervisor and server are the end of a device.
+_FREE_STARTS = 5
 RETRY_S = 0.5
+#: The delay after a keeper that cannot be started.
 _FAILURE_DELAY_S = 30.0
 
 
@@ -70,7 +73,8 @@ class Keeping:
             log.warning("%s", error)
             self._not_before_s = now_s + _FAILURE_DELAY_S
             return
-        self._not_before_s = now_s + RETRY_S
+        free_s = (_FREE_STARTS - 1) * RETRY_S
+        self._not_before_s = max(self._not_before_s, now_s - free_s) + RETRY_S
         log.info("keeper %d holds %d descriptors", keeper.pid, len(fds))
         pin_program_of(keeper.pid)
         # NB: in this order, there is a recorded keeper that works whenever we die.
