@@ -314,6 +314,8 @@ class Campaign:
                 lambda: show_device(name).is_well or None,
                 f"device {name} is not well",
             )
+        # Until it has another keeper, a device does not outlive supervisor and server.
+        soon(lambda: self._all_have(["keepers"]), "no ['keepers'] has come")
         settled_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         result["settled_s"] = (settled_ns - begin_ns) / 1e9
 
