@@ -35,6 +35,7 @@
 #include "server/frontend/frontend.h"
 #include "server/stats.h"
 #include "tests/failing.h"
+#include "tests/passing.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -255,24 +256,9 @@ static int close_control(void)
 
 static int ask(const char *line)
 {
-	union {
-		char data[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr align;
-	} control = {};
-	struct iovec part = { (void *)line, strlen(line) };
-	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+	const ssize_t length = (ssize_t)strlen(line);
 
-	if (file_to_pass >= 0) {
-		header.msg_control = control.data;
-		header.msg_controllen = sizeof(control.data);
-		*CMSG_FIRSTHDR(&header) = (struct cmsghdr){
-			.cmsg_level = SOL_SOCKET,
-			.cmsg_type = SCM_RIGHTS,
-			.cmsg_len = CMSG_LEN(sizeof(int)),
-		};
-		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&header)), &file_to_pass, sizeof(file_to_pass));
-	}
-	if (sendmsg(client, &header, 0) != (ssize_t)part.iov_len)
+	if (send_with_file(client, line, (size_t)length, file_to_pass) != length)
 		return -EIO;
 	if (file_to_pass >= 0)
 		close(file_to_pass);

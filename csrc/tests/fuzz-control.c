@@ -26,6 +26,7 @@
 #include "server/description.h"
 #include "server/frontend/frontend.h"
 #include "tests/fuzz.h"
+#include "tests/passing.h"
 #include "tests/quiet.h"
 
 /* The pool as it is, but that a job is done where it is given. */
@@ -205,25 +206,9 @@ static unsigned count_answers(int fd)
 
 static void say(int fd, const uint8_t *data, size_t length, int passed_fd)
 {
-	union {
-		char data[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr align;
-	} control = {};
-	struct iovec part = { (void *)data, length };
-	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
-
-	if (passed_fd >= 0) {
-		header.msg_control = control.data;
-		header.msg_controllen = sizeof(control.data);
-		*CMSG_FIRSTHDR(&header) = (struct cmsghdr){
-			.cmsg_level = SOL_SOCKET,
-			.cmsg_type = SCM_RIGHTS,
-			.cmsg_len = CMSG_LEN(sizeof(int)),
-		};
-		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&header)), &passed_fd, sizeof(passed_fd));
-	}
 	if (length)
-		fuzz_require(sendmsg(fd, &header, MSG_NOSIGNAL) == (ssize_t)length, "not sent");
+		fuzz_require(send_with_file(fd, data, length, passed_fd) == (ssize_t)length,
+			     "not sent");
 }
 
 static int take_file(struct fuzz_input *input)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,22 +282,28 @@ class Subject:
         return f"status {done.returncode} without a message"
 
 
-def numbers(draw: random.Random, step: int) -> Iterator[int]:
-    """From 1 on, each; or one of each ``step`` at random."""
+def numbers(draw: random.Random, step: int, end_s: float = math.inf) -> Iterator[int]:
+    """From 1 on, each; or one of each ``step`` at random. They end at a time, of
+    time.monotonic()."""
     start = 1
-    while True:
+    while time.monotonic() <= end_s:
         yield start + draw.randrange(step)
         start += step
 
 
-def tables(document: Document) -> list[Table]:
-    """The tables of a document of results."""
+def tables(title: str, subject: str, document: Document) -> list[Table]:
+    """The tables of a document of results, of which each has a ``subject``."""
     names = {
-        "helper": lambda result: str(result["helper"]),
+        subject: lambda result: str(result[subject]),
         "what fails": lambda result: str(result["kind"]),
     }
     columns = [Column("calls failed", "failed"), Column("it succeeds", "succeeded")]
-    return [table("Failing calls", document["results"], names, columns, left=2)]
+    return [table(title, document["results"], names, columns, left=2)]
+
+
+step_option = click.option(
+    "--step", type=options.COUNT, default=1, help="Fail one of so many calls."
+)
 
 
 @click.command(context_settings=campaign.SETTINGS)
@@ -303,9 +311,7 @@ def tables(document: Document) -> list[Table]:
     "--helper", "helpers", type=click.Choice(sorted(SCENARIOS)), multiple=True
 )
 @click.option("--kind", "kinds", multiple=True, help='"allocation", or a system call.')
-@click.option(
-    "--step", type=options.COUNT, default=1, help="Fail one of so many calls."
-)
+@step_option
 @click.option(
     "--library",
     type=PathType(exists=True, dir_okay=False),
@@ -332,7 +338,7 @@ def command(
     draw, end_s = random.Random(seed), time.monotonic() + limit_s
     results = campaign.Results(
         "failing-calls",
-        tables,
+        partial(tables, "Failing calls", "helper"),
         parameters={"step": step, "seed": seed},
         directory=parent,
         output=output,
@@ -344,9 +350,7 @@ def command(
                 for kind in kinds or (ALLOCATION, EVERY_LATER, *CALLS):
                     result: dict[str, Any] = {"helper": name, "kind": kind}
                     result |= {"failed": 0, "succeeded": 0, "problems": []}
-                    for number in numbers(draw, step):
-                        if time.monotonic() > end_s:
-                            break
+                    for number in numbers(draw, step, end_s):
                         outcome = subject.fail(kind, number)
                         if not outcome.injected:
                             break

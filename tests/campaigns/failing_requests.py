@@ -11,7 +11,6 @@ for the next server.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -26,7 +25,7 @@ from typing import Any
 
 import campaign
 import click
-from failing_calls import ALLOCATION, EVERY_LATER, numbers
+from failing_calls import ALLOCATION, EVERY_LATER, numbers, step_option, tables
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
@@ -36,8 +35,6 @@ from scripted_server import response, scripted_server  # noqa: E402
 
 from btrfs_ublk.base.entry import PathType, run_command  # noqa: E402
 from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.bench.report import Document, Table  # noqa: E402
-from btrfs_ublk.bench.study import Column, table  # noqa: E402
 from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
 from btrfs_ublk.units import GIB, MIB  # noqa: E402
 
@@ -367,24 +364,12 @@ def scene_of(build: Path, directory: Path) -> Iterator[Scene]:
         yield scene
 
 
-def tables(document: Document) -> list[Table]:
-    """The tables of a document of results."""
-    names = {
-        "request": lambda result: str(result["request"]),
-        "what fails": lambda result: str(result["kind"]),
-    }
-    columns = [Column("calls failed", "failed"), Column("it succeeds", "succeeded")]
-    return [table("Failing requests", document["results"], names, columns, left=2)]
-
-
 @click.command(context_settings=campaign.SETTINGS)
 @click.option(
     "--request", "requests", type=click.Choice(sorted(REQUESTS)), multiple=True
 )
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True)
-@click.option(
-    "--step", type=options.COUNT, default=1, help="Fail one of so many calls."
-)
+@step_option
 @click.option(
     "--build",
     type=PathType(exists=True, file_okay=False),
@@ -410,7 +395,7 @@ def command(
     draw, end_s = random.Random(seed), time.monotonic() + limit_s
     results = campaign.Results(
         "failing-requests",
-        tables,
+        partial(tables, "Failing requests", "request"),
         parameters={"step": step, "seed": seed},
         directory=parent,
         output=output,
@@ -419,10 +404,7 @@ def command(
         for name in requests or REQUESTS:
             with tempdir(parent=parent) as directory, scene_of(build, directory) as it:
                 for kind in kinds or KINDS:
-                    at = itertools.takewhile(
-                        lambda _: time.monotonic() < end_s, numbers(draw, step)
-                    )
-                    result = fail(it, name, kind, at)
+                    result = fail(it, name, kind, numbers(draw, step, end_s))
                     if result["failed"]:
                         results.add(result, rounds=result["failed"])
             options.progress(
