@@ -158,6 +158,24 @@ def test_files_of_one_place_count_as_one_host(
     assert [(one["kind"], one["host"]) for one in stats["latencies"]] == [("file", "")]
 
 
+def test_a_file_counts_for_its_file_system_once_it_was_opened(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Before, that is not known without touching what may hang."""
+    path = tmp_path / "a"
+    path.write_bytes(bytes(3 * BLOCK))
+    device = path.stat().st_dev
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(file_source(path, 3 * BLOCK, unit=BLOCK))
+        for offset in range(0, 3 * BLOCK, BLOCK):
+            assert shell.read(source, offset, BLOCK).data == bytes(BLOCK)
+        hosts = shell.stats()["hosts"]
+    assert {name: host["attempts"] for name, host in hosts.items()} == {
+        str(tmp_path): 1,
+        f"device {os.major(device)}:{os.minor(device)}": 2,
+    }
+
+
 def test_a_read_without_a_deadline_waits(
     sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
 ) -> None:

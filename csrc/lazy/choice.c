@@ -20,12 +20,16 @@ enum {
 	CACHES_BEFORE_ORIGIN = 2,
 };
 
-/* Returns false when there is no memory for it. A fetch ends at the host that it began at. */
+/*
+ * Returns false when there is no memory for it. A fetch ends at the host that it began at, so one
+ * that has fetches stays. Of a local file it is another one as soon as its file system is known.
+ */
 static bool find_host(struct core *core, struct mirror *mirror)
 {
+	struct host *before = mirror->host;
 	char text[512], name[512];
 
-	if (mirror->host || !mirror->ops->host)
+	if (!mirror->ops->host || (before && (!mirror->ops->blocking || before->in_flight)))
 		return true;
 	/*
 	 * NB: the name of a directory may be any bytes, and may have been cut, and it is shown in
@@ -35,7 +39,9 @@ static bool find_host(struct core *core, struct mirror *mirror)
 		 mirror->via ? strstr(mirror->via, "://") + 3 :
 			       mirror->ops->host(mirror, text, sizeof(text)));
 	utf8_repair(name);
-	mirror->host = host_get(&core->hosts, name, mirror->ops->blocking);
+	if (before && !strcmp(before->name, name))
+		return true;
+	mirror->host = host_get(&core->hosts, name, mirror->ops->blocking) ?: before;
 	mirror->latency =
 		latency_get(&core->latencies, mirror->ops->name, mirror->ops->blocking ? "" : name);
 	return mirror->host;

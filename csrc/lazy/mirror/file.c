@@ -236,9 +236,9 @@ static void file_done(struct pool_job *done)
 
 /*
  * Writes the name of what may hang as a whole: the file system, as far as it is known without
- * touching it, or else the directory. Returns its length, as snprintf() does.
+ * touching it, or else the directory.
  */
-static int write_place(const struct mirror *mirror, char *text, size_t bytes)
+static void write_place(const struct mirror *mirror, char *text, size_t bytes)
 {
 	const struct file_mirror *file = mirror->private;
 	dev_t device = __atomic_load_n(&file->device, __ATOMIC_RELAXED);
@@ -246,8 +246,9 @@ static int write_place(const struct mirror *mirror, char *text, size_t bytes)
 	int length = end == file->path ? 1 : (int)(end - file->path);
 
 	if (device)
-		return snprintf(text, bytes, "device %u:%u", major(device), minor(device));
-	return snprintf(text, bytes, "%.*s", length, file->path);
+		snprintf(text, bytes, "device %u:%u", major(device), minor(device));
+	else
+		snprintf(text, bytes, "%.*s", length, file->path);
 }
 
 /* Returns an FNV-1a hash that is never 0. */
