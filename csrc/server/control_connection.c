@@ -373,13 +373,16 @@ enum control_action control_finish(struct control_connection *connection,
 {
 	struct control_job *job = connection->job;
 	enum control_action action = CONTROL_GO_ON;
+	uint64_t losses = json_text_losses();
 	json_t *reply;
 
 	connection->job = NULL;
 	connection->wait_left_ms = connection->wait_ms;
 	/* The long line was an ordinary request, such as "stop" with many spaces. */
-	if (!job->reply && job->kind && !job->kind->work && job->kind->answer)
+	if (!job->reply && job->kind && !job->kind->work && job->kind->answer) {
 		action = job->kind->answer(subject, &job->reply);
+		job->reply = control_whole(job->reply, losses);
+	}
 	/* Whoever gets the reply may count on its descriptor being closed here. */
 	reply = json_incref(job->reply);
 	control_job_free(job);

@@ -343,6 +343,7 @@ int main(int argc, char **argv)
 	struct worker *worker;
 	struct io io = {};
 	static char line[LINE_BYTES];
+	bool talks = false;
 	FILE *file;
 	int err;
 
@@ -365,8 +366,10 @@ int main(int argc, char **argv)
 	worker->io_done = io_done;
 	worker->io_back = io_done;
 	err = worker_prepare(worker);
-	if (!err)
+	if (!err) {
 		err = open_control();
+		talks = !err;
+	}
 	if (!err)
 		err = io_uring_queue_init(8, &ring, 0);
 	if (!err && engine.file_count)
@@ -378,13 +381,13 @@ int main(int argc, char **argv)
 			print_line(stats_json(&engine));
 			continue;
 		}
-		if (prepare(line))
-			continue;
 		if (!strcmp(line, "failed\n")) {
 			printf("%lu\n", failing_end());
 			fflush(stdout);
 			continue;
 		}
+		if (prepare(line))
+			continue;
 		if (line[0] == '{') {
 			err = answer_control(&engine, line);
 			if (err)
@@ -408,7 +411,8 @@ int main(int argc, char **argv)
 		ASAN_UNPOISON_MEMORY_REGION(io.data, buffer_bytes);
 	free(io.data);
 	io_uring_queue_exit(&ring);
-	err = err ?: close_control();
+	if (talks)
+		err = close_control() ?: err;
 	engine_close(&engine);
 	return err ? EXIT_FAILED : EXIT_OK;
 }

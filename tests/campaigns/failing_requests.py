@@ -146,8 +146,10 @@ class Scene:
 Attempt = Callable[[], bool]
 
 
-def _same(name: str, **keys: Any) -> Callable[[Scene], Attempt]:
-    """A request whose answer is the same each time."""
+def _same(name: str, *, room: str = "", **keys: Any) -> Callable[[Scene], Attempt]:
+    """A request whose answer is the same each time. Another thread parses one with much
+    ``room``."""
+    keys |= {"room": room} if room else {}
 
     def prepare(scene: Scene) -> Attempt:
         expected = scene.ask(name, **keys)
@@ -268,14 +270,9 @@ def _look_up(scene: Scene) -> Attempt:
     return lambda: scene.ask("map-look-up", mirror=mirror, name="latest") is not None
 
 
-def _long(scene: Scene) -> Attempt:
-    """A line that another thread parses."""
-    return lambda: scene.ask("info", protocol=1, room=" " * 9000) is not None
-
-
 REQUESTS: dict[str, Callable[[Scene], Attempt]] = {
     "info": _same("info"),
-    "info-long": _long,
+    "info-long": _same("info", room=" " * 9000),
     "stats": _same("stats"),
     "map-add": _add,
     "map-add-file": partial(_add, in_file=True),
@@ -344,7 +341,7 @@ def fail(scene: Scene, name: str, kind: str, at: Iterator[int]) -> dict[str, Any
     """Fail calls during requests of a name, those of the numbers that are given. After
     a problem, there is another server."""
     result: dict[str, Any] = {"request": name, "kind": kind, "problems": []}
-    result |= {"failed": 0, "succeeded": 0}
+    result |= {"number": 0, "failed": 0, "succeeded": 0}
     while len(result["problems"]) < _PROBLEMS_MAX:
         try:
             _fail_with_one(scene, name, kind, at, result)
@@ -405,8 +402,9 @@ def command(
             with tempdir(parent=parent) as directory, scene_of(build, directory) as it:
                 for kind in kinds or KINDS:
                     result = fail(it, name, kind, numbers(draw, step, end_s))
-                    if result["failed"]:
-                        results.add(result, rounds=result["failed"])
+                    rounds = result["failed"] + len(result["problems"])
+                    if rounds:
+                        results.add(result, rounds=rounds)
             options.progress(
                 f"{name}: {results.rounds} so far, {len(results.faults)} faults"
             )
