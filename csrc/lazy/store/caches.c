@@ -90,12 +90,15 @@ int new_source_store_caches(struct store *store, const struct new_source *made)
 	return err;
 }
 
-static void add(json_t *text, uint64_t number, const char *words)
+/* What it lacks memory for is counted, see json_text_losses(), or an error. */
+static int add(json_t *text, uint64_t number, const char *words)
 {
 	json_t *mirror = json_array_get(json_object_get(text, "mirrors"), number);
-	json_t *given =
-		words ? json_text_parse(words, strlen(words), JSON_REJECT_DUPLICATES, NULL) : NULL;
+	json_t *given;
 
+	if (!words)
+		return -ENOMEM;
+	given = json_text_parse(words, strlen(words), JSON_REJECT_DUPLICATES, NULL);
 	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
 		json_t *value = json_object_get(given, keys[i]);
 
@@ -103,6 +106,7 @@ static void add(json_t *text, uint64_t number, const char *words)
 			json_object_set(mirror, keys[i], value);
 	}
 	json_decref(given);
+	return 0;
 }
 
 int store_look_for_caches(struct store *store)
@@ -127,8 +131,11 @@ int store_load_caches(struct store *store, uint64_t id, json_t *text)
 	if (err)
 		return err;
 	sqlite3_bind_int64(find, 1, (sqlite3_int64)id);
-	while ((err = sql_step(find)) == 1)
-		add(text, (uint64_t)sqlite3_column_int64(find, 0),
-		    (const char *)sqlite3_column_text(find, 1));
+	while ((err = sql_step(find)) == 1) {
+		err = add(text, (uint64_t)sqlite3_column_int64(find, 0),
+			  (const char *)sqlite3_column_text(find, 1));
+		if (err)
+			return err;
+	}
 	return err;
 }

@@ -37,9 +37,12 @@ int store_reserve_sources(struct store *store, uint64_t count)
 	return 0;
 }
 
+/* What is not as it should be, or could not be had for want of memory. */
 static int damaged(const struct store *store, const char *what, uint64_t number,
 		   struct error *error)
 {
+	if (sqlite3_errcode(store->reader) == SQLITE_NOMEM)
+		return error_set(error, -ENOMEM, "no memory to read map '%s'", store->path);
 	return error_set(error, -EUCLEAN, "map '%s' is damaged: %s %" PRIu64 " is invalid",
 			 store->path, what, number);
 }
