@@ -377,7 +377,7 @@ class Ledger:
             for outcome in outcomes:
                 if outcome.result == "left" and not quietly:
                     log.error("left behind: %s: %s", outcome.entry, outcome.reason)
-            self._release()
+            self._forget()
             return outcomes
 
     def _append(self, record: Details) -> int:
@@ -411,13 +411,6 @@ class Ledger:
                 f"ledger {self.path} belongs to process {self._pid}, not to this one",
                 hint="let each forked child make its own resources",
             )
-
-    def _release(self) -> None:
-        """Unlock and close it. A command that another thread starts has copies of all
-        descriptors for a moment, which would keep the lock."""
-        if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-        self._forget()
 
     def _forget(self) -> None:
         if self._fd >= 0:

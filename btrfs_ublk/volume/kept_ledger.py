@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 from btrfs_ublk.base.gc import collect
@@ -18,9 +19,13 @@ class KeptLedger(Ledger):
     """
 
     def leave(self) -> None:
-        """End the ledger; then the ``with`` blocks of its resources do nothing."""
+        """End the ledger; then the ``with`` blocks of its resources do nothing. It is
+        unlocked explicitly, as a command that another thread starts has copies of all
+        descriptors for a moment, which would keep the lock."""
         with self._lock:
-            self._release()
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._forget()
 
 
 def collect_kept(directory: Path) -> list[Outcome]:
