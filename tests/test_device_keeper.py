@@ -161,6 +161,32 @@ def test_one_that_dies_young_is_replaced_at_once(tmp_path: Path) -> None:
         os.close(fd)
 
 
+def test_one_that_cannot_be_started_delays_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for other descriptors: the one before goes on, and the next succeeds."""
+    keeping = Keeping(DeviceDirectory(tmp_path), [], [], lambda _: None, None, None)
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(2)]
+    try:
+        keeping.keep(fds[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr("btrfs_ublk.device.keeper.helper_path", lambda _: "/none")
+            keeping.keep(fds)
+        keeping.keep(fds)
+        assert keeping.keeper is not None and keeping.keeper.record.fds == fds
+        kill(keeping.keeper.record.process, signal.SIGKILL)
+        keeping.keeper.record.process.wait(timeout_s=TIMEOUT_S)
+        end_s = time.monotonic() + 9
+        while keeping.keeper is None or keeping.keeper.has_ended():
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+            keeping.keep(fds)
+    finally:
+        keeping.drop()
+        for fd in fds:
+            os.close(fd)
+
+
 def test_none_is_left(device: Device) -> None:
     keeper = processes(device.state)["keeper"]
     remove_device("one")

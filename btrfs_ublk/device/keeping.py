@@ -74,7 +74,8 @@ class Keeping:
             self._not_before_s = now_s + _FAILURE_DELAY_S
             return
         free_s = (_FREE_STARTS - 1) * RETRY_S
-        self._not_before_s = max(self._not_before_s, now_s - free_s) + RETRY_S
+        before_s = min(max(self._not_before_s, now_s - free_s), now_s)
+        self._not_before_s = before_s + RETRY_S
         log.info("keeper %d holds %d descriptors", keeper.pid, len(fds))
         pin_program_of(keeper.pid)
         # NB: in this order, there is a recorded keeper that works whenever we die.
