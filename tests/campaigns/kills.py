@@ -315,7 +315,7 @@ class Campaign:
                 f"device {name} is not well",
             )
         # Until it has another keeper, a device does not outlive supervisor and server.
-        soon(lambda: self._all_have(["keepers"]), "no ['keepers'] has come")
+        soon(lambda: self._all_have(["keepers"]), "no keeper has come")
         settled_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         result["settled_s"] = (settled_ns - begin_ns) / 1e9
 

@@ -149,8 +149,9 @@ struct login *login_keep(struct remote *remote);
 /* To be called when it was refused: the next request makes another one. */
 void login_drop(struct remote *remote, const struct login *login);
 /*
- * To be called when a certificate was refused, theirs or ours: its files may be others now. The next
- * request makes another login, but not sooner than some seconds after that was last tried.
+ * To be called when a server's certificate was refused, or ours cannot be used: the files may be
+ * others now. The next request makes another login, but not sooner than some seconds after that was
+ * last tried.
  */
 void login_distrust(struct remote *remote, struct login *login);
 /* The next one that is read shall be another, if a helper is to be asked for it. */
