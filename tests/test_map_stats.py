@@ -19,6 +19,7 @@ _FOUND: dict[str, Any] = {
         "units_fetched": 16000,
         "bytes_fetched": 4 << 20,
         "failures": {"transient": 3, "busy": 0, "changed": 1},
+        "process": {"running": True, "lacks": ["lock", "priority"], "started": 2},
         "hosts": {"mirror.example.org:8311": {"attempts": 16, "open": False}},
         "latencies": [
             {
@@ -44,6 +45,7 @@ def test_every_line_is_a_key_and_a_value() -> None:
     assert ("max", "bytes", "no limit") in found
     assert any(line.split() == ["bytes", "per", "s", "1", "MiB/s"] for line in lines)
     assert ("failures", "3", "transient, 1 changed") in found
+    assert ("process", "running,", "lacks lock and priority, 2 started") in found
     (latency,) = (line for line in lines if "http requests" in line)
     assert latency.endswith("16 to mirror.example.org:8311, p50 2.88 ms, p99 43.4 ms")
     assert lines.count("cache") == 1 and "prefetch" in lines

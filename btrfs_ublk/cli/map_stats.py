@@ -50,10 +50,17 @@ def _rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             for one in value:
                 yield f"{one['kind']} requests", _summary(one)
         elif isinstance(value, Mapping):
-            several = (f"{n:,} {_words(what)}" for what, n in value.items() if n)
+            several = (_one_of(what, n) for what, n in value.items() if n)
             yield _words(name), ", ".join(several) or "0"
         else:
             yield _words(name), _text(name, value)
+
+
+def _one_of(what: str, value: Any) -> str:
+    """Return one of several numbers, truths or lists that a line has."""
+    if isinstance(value, list):
+        return f"{_words(what)} {' and '.join(value)}"
+    return _words(what) if value is True else f"{value:,} {_words(what)}"
 
 
 def _summary(latency: Mapping[str, Any]) -> str:
