@@ -368,19 +368,12 @@ def diff(
     Exit status 1: they differ, or cannot be compared.
     """
     found: list[images.Difference] = []
-
-    def show(difference: images.Difference) -> None:
-        if as_json:
-            found.append(difference)
-        else:
-            click.echo(visible(str(difference)).replace("\n", r"\n"))
-
     with progress(f"compare {first} and {second}", in_bytes=True) as task:
         report = images.diff_images(
             images.parse_source(first),
             images.parse_source(second),
             access,
-            show,
+            found.append,
             directory=directory,
             expect=task.expect,
             progress=task.advance,
@@ -389,7 +382,10 @@ def diff(
     if as_json:
         keys = vars(report) | {"differences": [one.to_dict() for one in found]}
         click.echo(json.dumps(keys))
-    elif report.new_bytes is not None and report.data_bytes is not None:
+        return 1 if report.differences else 0
+    for difference in found:
+        click.echo(visible(str(difference)).replace("\n", r"\n"))
+    if report.new_bytes is not None and report.data_bytes is not None:
         click.echo(
             f"{format_size(report.new_bytes)} of {format_size(report.data_bytes)} of "
             "data are new",
