@@ -109,7 +109,8 @@ def _details(ability: Ability, everything: bool) -> Text:
         lines.append(Text(f"{finding.what}: {finding.reason}"))
         if finding.command:
             lines.append(Text("$ " + finding.command, "bold"))
-        if finding.hint and (everything or not finding.command):
+        says_no_more = finding.hint == f"run {finding.command}"
+        if finding.hint and not says_no_more and (everything or not finding.command):
             lines.append(Text(finding.hint))
     if everything:
         lines += [
