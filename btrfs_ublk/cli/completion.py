@@ -21,8 +21,9 @@ _VARIABLE = "_BTRFS_UBLK_COMPLETE"  # click's variable for completion requests
 def command(context: click.Context, shell: str) -> None:
     """Print a script that has a shell complete commands.
 
-    SHELL is bash, zsh or fish. Commands, options, files, and the names of devices,
-    volumes, suites and peers are completed; the program itself is asked for them.
+    SHELL is bash, zsh or fish. Commands, options, files, and names of devices, volumes,
+    suites and peers are completed, where a command takes nothing else; the program
+    itself is asked for them.
     """
     kind = get_completion_class(shell)
     assert kind is not None, shell

@@ -20,7 +20,7 @@ _WORDS = {True: "ok", False: "WRONG", None: "?"}
 
 @click.group("site-cache", cls=NounGroup, aliases={})
 def command() -> None:
-    """Have caches in front of registries and stores, for many hosts.
+    """Put caches in front of registries and stores.
 
     nginx is the cache. Volumes, images and maps name it with `--via`, or
     /etc/btrfs-ublk/hosts.toml does for all of a host.
