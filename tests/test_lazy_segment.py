@@ -151,6 +151,25 @@ def test_a_source_that_changes(
         assert failures["wrong_digest"] == 3
 
 
+@pytest.mark.parametrize("digests", [False, True])
+def test_a_source_is_another_file_with_the_same_bytes(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path, digests: bool
+) -> None:
+    """As from a backup: digests prove that it is right; nothing else does."""
+    path = virtual.add_file("file", 0, 4 * UNIT, digests=digests)
+    description = describe(lazy(tmp_path, cached=False))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+    shutil.copy2(path, tmp_path / "copy")
+    (tmp_path / "copy").replace(path)
+    with engine_shell(sanitized_build, description) as shell:
+        for offset in (0, 2 * UNIT):
+            answer = shell.request(f"read {offset} {BLOCK}")
+            assert answer == (virtual.content(offset, BLOCK) if digests else errno.EIO)
+        problems = shell.map_request("map-verify", ask=True)["map-verify"]["problems"]
+    assert len(problems) == (not digests)
+
+
 def test_wrong_from_the_first(
     sanitized_build: Path, virtual: VirtualData, tmp_path: Path
 ) -> None:

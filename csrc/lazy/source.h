@@ -164,6 +164,8 @@ struct mirror_ops {
 	 * go on at a time, each is one unit, and the core keeps the deadline with cancel().
 	 */
 	bool blocking;
+	/* Where the source has digests, any object will do that has its bytes. */
+	bool replaceable;
 
 	/*
 	 * Writes to `text`, cut to `bytes`, what failures are counted against: a host and port, or,
@@ -194,6 +196,12 @@ const struct mirror_ops *mirror_kind_find(const char *name);
  */
 int source_parse(const json_t *text, struct source **source, struct error *error);
 void source_free(struct source *source);
+
+/* Whether its object must have the identity that it had at first. */
+static inline bool mirror_is_pinned(const struct mirror *mirror)
+{
+	return !(mirror->ops->replaceable && mirror->source->has_digests);
+}
 
 /* The mirror that has the object: itself, or that behind a cache. */
 static inline struct mirror *mirror_object(struct mirror *mirror)

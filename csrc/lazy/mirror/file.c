@@ -2,8 +2,8 @@
 /*
  * A regular file of this machine: `"path"` (absolute) and `"file_offset"` (bytes, default 0). Its
  * identity is inode, size and time of change; not the device, whose number may be another one after
- * a reboot: btrfs and overlayfs take the next that is free. It is opened for each run, in the host's
- * mount namespace.
+ * a reboot: btrfs and overlayfs take the next that is free. Of a source with digests, another file
+ * does as well, such as one from a backup. It is opened for each run, in the host's mount namespace.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -223,7 +223,7 @@ static void file_done(struct pool_job *done)
 		run->failure = job->failure;
 		run->error = job->error;
 		run->private = NULL;
-		if (!job->err && !job->expected)
+		if (!job->err && !job->expected && mirror_is_pinned(run->mirror))
 			run->identity = strdup(job->found);
 		/* NB: swap the buffers. Copying would take the thread that all units wait for. */
 		if (!job->err)
@@ -266,10 +266,11 @@ static uint64_t place_of(const struct mirror *mirror)
 static void file_start(struct run *run)
 {
 	struct file_run *job = calloc(1, sizeof(*job));
+	const char *pinned = mirror_is_pinned(run->mirror) ? run->mirror->identity : NULL;
 
-	if (job && run->mirror->identity)
-		job->expected = strdup(run->mirror->identity);
-	if (!job || (run->mirror->identity && !job->expected)) {
+	if (job && pinned)
+		job->expected = strdup(pinned);
+	if (!job || (pinned && !job->expected)) {
 		free(job);
 		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory");
 		return;
@@ -313,6 +314,7 @@ static const struct mirror_ops file_ops = {
 	.start = file_start,
 	.cancel = file_cancel,
 	.blocking = true,
+	.replaceable = true,
 	.host = file_host,
 };
 MIRROR_KIND(file_ops);

@@ -49,7 +49,8 @@ static int ask_mirror(const struct map_request *request, const struct source *so
 		snprintf(text, sizeof(text), "mirror %u (%s) has %llu bytes, the source %llu",
 			 mirror->index, mirror->ops->name, (unsigned long long)probe.size,
 			 (unsigned long long)source->object_bytes);
-	else if (identity && probe.identity && strcmp(identity, probe.identity) != 0)
+	else if (identity && probe.identity && strcmp(identity, probe.identity) != 0 &&
+		 mirror_is_pinned(&source->mirrors[mirror->index]))
 		snprintf(text, sizeof(text), "mirror %u (%s) has another object: %s, not %s",
 			 mirror->index, mirror->ops->name, probe.identity, identity);
 	else
