@@ -71,6 +71,9 @@ _EVENTS = ("open", "os.", "shutil.", "subprocess.", "socket.", "fcntl.", "sqlite
 #: A frame of ours in a traceback; but NB: until its first lines have run, a package
 #: cannot keep Python from printing one.
 _OUR_FRAME = re.compile(rf'File "{btrfs_ublk.__path__[0]}/(?!__init__\.py")')
+#: What Python says by itself when it gets INT before that. Of our own, a command never
+#: says it.
+_OF_PYTHON = ("KeyboardInterrupt", "failed to set __main__.__loader__")
 _PROGRAM = Path(sys.executable).with_name("btrfs-ublk")
 _TIMEOUT_S = 240.0
 _SETTLE_S = 10.0
@@ -476,8 +479,7 @@ class Campaign:
 
         status, said = runner.run(scene.words, signalled, starting=scene.starting)
         faults = []
-        # Of our own, a command never says that.
-        early = scene.starting and "KeyboardInterrupt" in said
+        early = scene.starting and any(words in said for words in _OF_PYTHON)
         if not early or _OUR_FRAME.search(said):
             if "Traceback" in said:
                 faults.append(f"a traceback: {said[-300:]}")
