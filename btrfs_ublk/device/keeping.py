@@ -12,9 +12,10 @@ from btrfs_ublk.device.notify import StoredFds
 from btrfs_ublk.device.state import DeviceDirectory, KeeperRecord
 from btrfs_ublk.errors import BtrfsUblkError
 
-#: A device gets this many keepers at once; only later ones have a delay between them,
-#: as without a keeper, the deaths of supervisor and server are the end of a device.
+#: So many keepers are started without a delay, one after the other: a device that has
+#: none does not outlive the deaths of supervisor and server.
 _FREE_STARTS = 5
+#: The delay between later ones.
 RETRY_S = 0.5
 #: The delay after a keeper that cannot be started.
 _FAILURE_DELAY_S = 30.0

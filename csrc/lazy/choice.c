@@ -22,7 +22,7 @@ enum {
 
 /*
  * Returns false when there is no memory for it. A fetch ends at the host that it began at, so one
- * that has fetches stays. Of a local file it is another one as soon as its file system is known.
+ * that has fetches stays. That of a local file becomes its file system once this is known.
  */
 static bool find_host(struct core *core, struct mirror *mirror)
 {
