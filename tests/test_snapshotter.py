@@ -33,7 +33,7 @@ from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.snapshots import MODE, Snapshots
 from btrfs_ublk.containers.store import Kind, SnapshotStore
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel.btrfs import create_subvolume
+from btrfs_ublk.kernel.btrfs import create_subvolume, delete_subvolumes
 
 MIB = 1 << 20
 KILLS = 8
@@ -558,6 +558,28 @@ def test_a_full_disk_is_said_and_removal_makes_room(test_root: Path) -> None:
             client.call("Cleanup")
             client.commit("other", "waiting")
             (client.prepare("again", "other") / "file").write_bytes(bytes(MIB))
+
+
+@native
+def test_what_another_request_has_deleted_is_no_warning(
+    client: Client,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Cleanup lists directories, and meanwhile a removal deletes one of them."""
+
+    def delete_twice(path: Path) -> None:
+        delete_subvolumes(path)
+        delete_subvolumes(path)
+
+    monkeypatch.setattr(
+        "btrfs_ublk.containers.snapshots.delete_subvolumes", delete_twice
+    )
+    client.prepare("active")
+    client.remove("active")
+    assert os.listdir(root / "snapshots") == []
+    assert caplog.messages == []
 
 
 def test_calls_at_once_share_a_sync(

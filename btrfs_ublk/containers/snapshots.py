@@ -180,8 +180,10 @@ class Snapshots:
         try:
             delete_subvolumes(path)
         except BtrfsUblkError as error:
-            # Somebody still uses it; cleanup() tries again.
-            log.warning("%s", error)
+            # Two requests may want it gone. Or somebody still uses it: cleanup() tries
+            # again.
+            if not isinstance(error.__cause__, FileNotFoundError):
+                log.warning("%s", error)
 
     def prepare(
         self, key: str, parent: str, labels: Mapping[str, str]
