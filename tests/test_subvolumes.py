@@ -44,6 +44,12 @@ def test_a_snapshot_is_independent(btrfs: Path) -> None:
     assert os.listdir(btrfs) == ["second"]
 
 
+def test_the_kernel_log_is_named_only_where_it_says_something(btrfs: Path) -> None:
+    with pytest.raises(BtrfsUblkError, match="No such file or directory") as caught:
+        delete_subvolume(btrfs / "missing")
+    assert caught.value.hint is None
+
+
 def test_a_subvolume_can_be_read_only_for_a_while(btrfs: Path) -> None:
     first = create_subvolume(btrfs, "first")
     second = create_snapshot(first, btrfs, "second", read_only=True)

@@ -123,9 +123,11 @@ def _ioctl(path: Path, request: int, argument: bytes, *, what: str) -> bytes:
         fcntl.ioctl(fd, request, answer)
         return bytes(answer)
     except OSError as error:
+        # The kernel's log says nothing of a path that is missing or refused.
+        told = fd >= 0 and error.errno not in (errno.ENOENT, errno.EPERM, errno.EACCES)
         raise BtrfsUblkError(
             f"{what}: {error.strerror}",
-            hint="see the kernel log: dmesg | grep -i btrfs",
+            hint="see the kernel log: dmesg | grep -i btrfs" if told else None,
         ) from error
     finally:
         if fd >= 0:
