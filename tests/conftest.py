@@ -323,7 +323,9 @@ def _is_elsewhere(link: Path, backing: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_left(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
     """Check that a test with a system marker leaves the system as it was. Workers of
     pytest-xdist do not run such tests: there, only check that mounts are the same.
     """
@@ -350,6 +352,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     # 17 s instead of 40 s.
     garbage.freeze()
     yield
+    # pytest keeps what was logged. The traceback of an error there holds a whole server.
+    for record in caplog.get_records("call"):
+        record.msg, record.args, record.exc_info = record.getMessage(), None, None
     # A loop device that udev, say, still has open is detached when that closes it. gRPC
     # closes its four descriptors by a thread, some time after its last user has gone.
     # Nothing else is waited for here: what goes later than its test is a leak.
