@@ -73,12 +73,25 @@ class EngineShell:
             with suppress(BrokenPipeError):  # it has not read all
                 pipe.close()
 
+    def serves(self) -> bool:
+        """Return whether it has started, rather than ended; calls fail no more."""
+        try:
+            return self.failed() >= 0
+        except (ValueError, BrokenPipeError):
+            return False
+
+    def end(self) -> int:
+        """End the process, unless it has; return its exit status."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        status = self._process.wait(SHELL_TIMEOUT_S)
+        self._process.stdout.close()
+        return status
+
     def close(self) -> None:
         """End the process; fail if a sanitizer reports something."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        assert self._process.wait(SHELL_TIMEOUT_S) == 0
-        self._process.stdout.close()
+        assert self.end() == 0
 
     def _line(self, request: str) -> bytes:
         self.send(request)

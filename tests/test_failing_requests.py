@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,28 @@ def test_no_memory_for_a_line(sanitized_build: Path, room: int) -> None:
             assert shell.failed() == 1
             assert "error" in answer or "reply" in answer
             assert shell.map_request("info", room=" " * room)["reply"] == "info"
+
+
+def _fail(build: Path, path: Path, name: str, kind: str, at: Iterator[int]) -> None:
+    with scene_of(build, path) as scene:
+        result = fail(scene, name, kind, at)
+    assert not result["problems"]
+    assert result["failed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "step"),
+    [
+        ("start", ALLOCATION, 500),
+        ("start", EVERY_LATER, 500),
+        ("start", "pread", 2),
+        ("fetch", ALLOCATION, 9000),
+        ("fetch", "open", 2),
+    ],
+)
+def test_calls_that_fail_from_the_start(
+    sanitized_build: Path, tmp_path: Path, name: str, kind: str, step: int
+) -> None:
+    """What has to be read may come late, and an end has a message."""
+    at = numbers(random.Random(1), step)
+    _fail(sanitized_build, tmp_path, name, kind, at)

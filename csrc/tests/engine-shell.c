@@ -336,6 +336,12 @@ static bool prepare(const char *line)
 	return file_to_pass >= 0;
 }
 
+static int failed(int err)
+{
+	msg_error("cannot serve: %s", strerror(-err));
+	return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+}
+
 int main(int argc, char **argv)
 {
 	struct io_uring ring;
@@ -355,11 +361,11 @@ int main(int argc, char **argv)
 	err = description_load(file, argv[1], &engine);
 	fclose(file);
 	if (err)
-		return EXIT_USAGE;
+		return failed(err);
 	err = engine_open(&engine, 1);
 	if (err) {
 		engine_close(&engine);
-		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+		return failed(err);
 	}
 	worker = &engine.workers[0];
 	worker->ring = &ring;
@@ -414,5 +420,5 @@ int main(int argc, char **argv)
 	if (talks)
 		err = close_control() ?: err;
 	engine_close(&engine);
-	return err ? EXIT_FAILED : EXIT_OK;
+	return err ? failed(err) : EXIT_OK;
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -25,36 +26,55 @@ void *NEXT(malloc)(size_t bytes);
 void *NEXT(calloc)(size_t count, size_t bytes);
 void *NEXT(realloc)(void *memory, size_t bytes);
 
-static char wanted[24];
-static unsigned long which, calls, failed;
-static bool armed, all_later;
+/* NB: NULL before the sanitizer is ready, and nothing that it looks at may be read. */
+static struct failing own, *now;
+
+static bool armed(void)
+{
+	return now && __atomic_load_n(&now->armed, __ATOMIC_ACQUIRE);
+}
+
+/* From before main() on, with what a test has prepared. */
+static __attribute__((constructor)) void share(void)
+{
+	const char *path = getenv("FAILING");
+	long fd = path ? syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC) : -1;
+	void *shared = MAP_FAILED;
+
+	if (path)
+		shared = (void *)syscall(SYS_mmap, NULL, sizeof(own), PROT_READ | PROT_WRITE,
+					 MAP_SHARED, fd, 0L);
+	now = shared == MAP_FAILED ? &own : shared;
+	if (fd >= 0)
+		syscall(SYS_close, fd);
+}
 
 void failing_begin(const char *kind, unsigned long nth, bool later)
 {
-	snprintf(wanted, sizeof(wanted), "%s", kind);
-	which = nth;
-	all_later = later;
-	calls = failed = 0;
-	__atomic_store_n(&armed, true, __ATOMIC_RELEASE);
+	snprintf(now->kind, sizeof(now->kind), "%s", kind);
+	now->nth = nth;
+	now->later = later;
+	now->calls = now->failed = 0;
+	__atomic_store_n(&now->armed, true, __ATOMIC_RELEASE);
 }
 
 unsigned long failing_end(void)
 {
-	__atomic_store_n(&armed, false, __ATOMIC_RELEASE);
-	return __atomic_load_n(&failed, __ATOMIC_RELAXED);
+	__atomic_store_n(&now->armed, false, __ATOMIC_RELEASE);
+	return __atomic_load_n(&now->failed, __ATOMIC_RELAXED);
 }
 
 static bool fails(const char *kind, int error)
 {
-	unsigned long call;
+	uint64_t call;
 
 	/* NB: it is also called before main(), and must not allocate. */
-	if (!__atomic_load_n(&armed, __ATOMIC_ACQUIRE) || strcmp(kind, wanted) != 0)
+	if (!armed() || strcmp(kind, now->kind) != 0)
 		return false;
-	call = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
-	if (call < which || (call > which && !all_later))
+	call = __atomic_add_fetch(&now->calls, 1, __ATOMIC_RELAXED);
+	if (call < now->nth || (call > now->nth && !now->later))
 		return false;
-	__atomic_add_fetch(&failed, 1, __ATOMIC_RELAXED);
+	__atomic_add_fetch(&now->failed, 1, __ATOMIC_RELAXED);
 	errno = error;
 	return true;
 }
@@ -111,13 +131,12 @@ static bool is_regular(int fd)
 }
 
 /* NB: with _FILE_OFFSET_BITS=64, headers give these the names of the 64-bit ones. */
-#define SYSTEM_CALL(result, name, number, error, parameters, fd, ...)                            \
-	result name parameters                                                                   \
-	{                                                                                        \
-		if (__atomic_load_n(&armed, __ATOMIC_ACQUIRE) && ((fd) < 0 || is_regular(fd)) && \
-		    fails(#name, error))                                                         \
-			return (result)-1;                                                       \
-		return (result)syscall(number, __VA_ARGS__);                                     \
+#define SYSTEM_CALL(result, name, number, error, parameters, fd, ...)               \
+	result name parameters                                                      \
+	{                                                                           \
+		if (armed() && ((fd) < 0 || is_regular(fd)) && fails(#name, error)) \
+			return (result)-1;                                          \
+		return (result)syscall(number, __VA_ARGS__);                        \
 	}
 
 SYSTEM_CALL(ssize_t, read, SYS_read, EIO, (int fd, void *data, size_t bytes), fd, fd, data, bytes)
@@ -138,6 +157,7 @@ SYSTEM_CALL(void *, mmap, SYS_mmap, ENOMEM,
 SYSTEM_CALL(int, dup, SYS_dup, EMFILE, (int fd), -1, fd)
 SYSTEM_CALL(int, memfd_create, SYS_memfd_create, EMFILE, (const char *name, unsigned flags), -1,
 	    name, flags)
+SYSTEM_CALL(int, eventfd, SYS_eventfd2, EMFILE, (unsigned count, int flags), -1, count, flags)
 SYSTEM_CALL(int, socketpair, SYS_socketpair, EMFILE,
 	    (int domain, int type, int protocol, int ends[2]), -1, domain, type, protocol, ends)
 

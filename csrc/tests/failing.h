@@ -7,6 +7,14 @@
 #define TESTS_FAILING_H
 
 #include <stdbool.h>
+#include <stdint.h>
+
+/* In a file that FAILING names, processes share it with each other and with a test. */
+struct failing {
+	char kind[24];
+	uint64_t nth, calls, failed;
+	bool later, armed;
+};
 
 /*
  * Of those of a kind ("allocation", or the name of a system call), the `nth` from now on (counted

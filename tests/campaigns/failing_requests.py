@@ -6,19 +6,26 @@ allocation meanwhile fails, alone or with all later ones, then the second, until
 answer comes before one has failed; the same for kinds of system calls. The answer must
 be right, or an error with a text; the server must not end, hang, or drop the
 connection; the same request must then succeed; and what was acknowledged must be there
-for the next server.
+for the next server. What fails while a server starts ends it with a message, unless it
+serves as ever; and so it is for the process that asks web servers, of which a read has
+the next one, or fails in time.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import random
 import re
+import socket
+import struct
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +37,17 @@ from failing_calls import ALLOCATION, EVERY_LATER, numbers, step_option, tables
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
-from engine_shell import BLOCK, EngineShell, describe, engine_shell  # noqa: E402
+from engine_shell import (  # noqa: E402
+    BLOCK,
+    EngineShell,
+    describe,
+    engine_shell,
+    start_engine,
+)
+from sanitized_build import SANITIZER_ENVIRONMENT  # noqa: E402
 from scripted_server import response, scripted_server  # noqa: E402
 
+from btrfs_ublk.base.capabilities import FUSE, ROOT, require  # noqa: E402
 from btrfs_ublk.base.entry import PathType, run_command  # noqa: E402
 from btrfs_ublk.bench import options  # noqa: E402
 from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
@@ -41,18 +56,29 @@ from btrfs_ublk.units import GIB, MIB  # noqa: E402
 #: Of csrc/tests/failing.c.
 CALLS = (
     *("open", "read", "write", "pread", "pwrite", "fsync", "fdatasync", "ftruncate"),
-    *("fallocate", "mmap", "dup", "memfd_create", "socketpair"),
+    *("fallocate", "mmap", "dup", "memfd_create", "eventfd", "socketpair"),
 )
 _BLOCKS = 4096  # of the data, each of which is a unit
+_STRIDE = 1021  # from one block that is read to the next
 KINDS = (ALLOCATION, EVERY_LATER, *CALLS)
 _HANGS_S = 60.0
+START_FUSE = "start-fuse"
 #: Of one request and kind of call, until the next one's turn.
 _PROBLEMS_MAX = 5
 _LOG_CHARACTERS = 3000
 #: Of reads; what fails is tried again until then.
 _DEADLINE_S = 1.5
+#: Until it is read again, as the next process to ask servers may have to wait.
+_AGAIN_S = 15.0
+_LATE_S = 1.0  # after its deadline, on a busy machine
+#: ``struct failing`` of csrc/tests/failing.h.
+_FAILING = struct.Struct("24sQQQ??6x")
 #: Where the same data come from a web server, and what requests add.
 _REMOTE, _ADDED = 64 * MIB, 512 * MIB
+
+
+#: What libraries leave when they cannot begin goes with the process.
+_NO_LEAKS = {"ASAN_OPTIONS": "exitcode=99:detect_leaks=0"}
 
 
 class Wrong(Exception):
@@ -66,6 +92,82 @@ def _shape(value: Any) -> Any:
     return "" if value is not None else None
 
 
+class Failing:
+    """Calls that fail from the start of a program on, until they no longer do."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_FAILING.size))
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _FAILING.size)
+        self.calls = 0  # of the kind, when they last ended
+
+    def begin(self, kind: str, number: int) -> None:
+        """As failing_begin()."""
+        name = (ALLOCATION if kind == EVERY_LATER else kind).encode()
+        later = kind == EVERY_LATER
+        self._shared[:] = _FAILING.pack(name, number, 0, 0, later, True)
+
+    def end(self) -> int:
+        """As failing_end()."""
+        *_, self.calls, failed, _later, _armed = _FAILING.unpack(self._shared[:])
+        self._shared[:] = bytes(_FAILING.size)
+        return int(failed)
+
+
+class FuseServer:
+    """A server with a file, which is read without a loop device."""
+
+    def __init__(self, build: Path, directory: Path) -> None:
+        ours, theirs = socket.socketpair()
+        words = ["--front-end=fuse", "--queues=2", f"--control-fd={theirs.fileno()}"]
+        with ours, theirs, (directory / "log").open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [
+                    build / "csrc/tests/failing-server",
+                    *words,
+                    directory / "description",
+                ],
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                env={
+                    "BTRFS_UBLK_FETCH": str(build / "csrc/tools/btrfs-ublk-fetch"),
+                    "FAILING": str(directory / "failing"),
+                    **os.environ,
+                    **SANITIZER_ENVIRONMENT,
+                    **_NO_LEAKS,
+                },
+            )
+            self._owner = ours.makefile("rb")
+
+    def serves(self) -> bool:
+        """Whether it is ready, or else has ended."""
+        line = self._owner.readline()
+        said = json.loads(line or "{}")
+        self._file = said.get("file", "")
+        return bool(said.get("event") == "ready")
+
+    def request(self, line: str) -> bytes:
+        """What is read, as of an EngineShell."""
+        _read, offset, length = line.split()
+        fd = os.open(self._file, os.O_RDONLY)
+        try:
+            return os.pread(fd, int(length), int(offset))
+        finally:
+            os.close(fd)
+
+    def kill(self) -> None:
+        """One that has ended is no error."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """End it, unless it has; return its exit status."""
+        self._process.terminate()
+        status = self._process.wait(_HANGS_S)
+        self._owner.close()
+        return status
+
+
 class Scene:
     """A server with a map of data, from a file and a web server, and with a cache."""
 
@@ -76,6 +178,11 @@ class Scene:
         (directory / "data").write_bytes(data)
         self.acknowledged: dict[int, bytes] = {}
         self._next, self.error = 0, ""
+        files = {name: str(directory / name) for name in ("map", "cache")}
+        lazy = {"kind": "lazy", "length": GIB} | files
+        self._description = describe(lazy | {"deadline_s": _DEADLINE_S})
+        (directory / "description").write_text(json.dumps(describe(lazy)))
+        self.failing = Failing(directory / "failing")
 
     def web(self, request: str) -> bytes:
         """What a web server and registry answers."""
@@ -94,14 +201,41 @@ class Scene:
         return response(f"206 Partial Content\nETag: 1\n{of}", data)
 
     @contextmanager
-    def server(self) -> Iterator[EngineShell]:
+    def server(self, **environment: str) -> Iterator[EngineShell]:
         """A server, which goes on with what the last one has left."""
-        files = {name: str(self.directory / name) for name in ("map", "cache")}
-        keys = {"length": GIB, "deadline_s": _DEADLINE_S}
-        lazy = describe({"kind": "lazy"} | keys | files)
         log = self.directory / "log"
-        with engine_shell(self._build, lazy, log=log) as self.shell:
+        with engine_shell(
+            self._build, self._description, environment=environment, log=log
+        ) as self.shell:
             yield self.shell
+
+    def start(self) -> EngineShell:
+        """A server whose calls fail while it starts."""
+        where = self.directory
+        variables = {"FAILING": str(where / "failing")} | _NO_LEAKS
+        return start_engine(
+            self._build, where / "description", variables, where / "log"
+        )
+
+    def start_fuse(self) -> FuseServer:
+        """The same, with a file."""
+        return FuseServer(self._build, self.directory)
+
+    def failing_fetch(self) -> str:
+        """The program of a process that asks servers, and whose calls fail."""
+        path = self.directory / "fetch"
+        program = self._build / "csrc/tests/failing-fetch"
+        failing = self.directory / "failing"
+        (options,) = _NO_LEAKS.values()
+        path.write_text(
+            f"#!/bin/sh\nASAN_OPTIONS={options} FAILING={failing} exec {program}\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    def files(self) -> set[Path]:
+        """All that there are."""
+        return set(self.directory.rglob("*"))
 
     def begin(self, port: int) -> None:
         """Map what requests are about."""
@@ -112,6 +246,8 @@ class Scene:
         whole = [[0, size["size"], 0, 0], [_REMOTE, size["size"], 1, 0]]
         with self.server():
             self.ask("map-add", sources=[local, remote], mappings=whole)
+            self.read(0)
+            self.read(0, base=_REMOTE)
 
     def log(self) -> str:
         """The end of what the last server said."""
@@ -119,7 +255,7 @@ class Scene:
 
     def number(self) -> int:
         """Of a block that was not asked for so far."""
-        self._next += 1
+        self._next = (self._next + _STRIDE) % _BLOCKS
         return self._next
 
     def ask(self, name: str, /, **keys: Any) -> Any:
@@ -304,32 +440,102 @@ def _check_what_is_left(scene: Scene) -> None:
                 raise Wrong(f"what was added at {offset} is not there")
 
 
+@contextmanager
+def _bounded(server: EngineShell | FuseServer) -> Iterator[None]:
+    """Kill it if it hangs, and raise Wrong if it has gone."""
+    hanging = threading.Timer(_HANGS_S, server.kill)
+    hanging.start()
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        server.kill()
+        raise Wrong(f"the server has ended, or hung: {error}") from error
+    except BaseException:
+        server.kill()
+        raise
+    finally:
+        hanging.cancel()
+
+
 def _round(scene: Scene, attempt: Attempt, kind: str, number: int) -> tuple[int, bool]:
     """How many calls have failed, and whether the request succeeded."""
     name = ALLOCATION if kind == EVERY_LATER else kind
-    hanging = threading.Timer(_HANGS_S, scene.shell.kill)
-    hanging.start()
-    try:
+    with _bounded(scene.shell):
         scene.shell.fail(name, number, later=kind == EVERY_LATER)
         succeeded = attempt()
         failed = scene.shell.failed()
         if not attempt():
             raise Wrong("it does not succeed afterwards")
-    except (ValueError, OSError) as error:
-        raise Wrong("the server has ended, or hung") from error
-    finally:
-        hanging.cancel()
     return failed, succeeded
+
+
+def _start(
+    begin: Callable[[Scene], EngineShell | FuseServer],
+    scene: Scene,
+    kind: str,
+    number: int,
+) -> tuple[int, bool]:
+    """How many calls of a server that starts have failed, and whether it serves. It
+    reads right then, or ends with a message; and so does the next one read."""
+    before = scene.files()
+    scene.failing.begin(kind, number)
+    server = begin(scene)
+    with _bounded(server):
+        serves = server.serves()
+        failed = scene.failing.end()
+        for base in (0, _REMOTE) if serves else ():
+            block = scene.number()
+            got = server.request(f"read {base + block * BLOCK} {BLOCK}")
+            if got != scene.data[block]:
+                raise Wrong(f"it starts, and does not read at {base}")
+        status = server.end()
+    said = serves or " error: " in scene.log()
+    if status not in ((0,) if serves else (1, 2, 3)) or not said:
+        raise Wrong(f"{'it starts, and' if serves else 'it'} ends with status {status}")
+    _check_what_is_left(scene)
+    if more := scene.files() - before:
+        raise Wrong(f"it leaves {more}")
+    return failed, serves
+
+
+def _fetch(scene: Scene, kind: str, number: int) -> tuple[int, bool]:
+    """The same of the process that asks servers, and a read."""
+    with scene.server(BTRFS_UBLK_FETCH=scene.failing_fetch()) as shell, _bounded(shell):
+        scene.failing.begin(kind, number)
+        began_s = time.monotonic()
+        succeeded = scene.read(scene.number(), base=_REMOTE)
+        took_s = time.monotonic() - began_s
+        failed = scene.failing.end()
+        if took_s > _DEADLINE_S + _LATE_S:
+            raise Wrong(f"a read takes {took_s:.1f} s")
+        block = scene.number()
+        while not scene.read(block, base=_REMOTE):
+            if time.monotonic() > began_s + took_s + _AGAIN_S:
+                raise Wrong("it does not read afterwards")
+    if re.search(r"Sanitizer|runtime error|Assertion", scene.log()):
+        raise Wrong("the process has crashed")
+    return failed, succeeded
+
+
+#: Fail calls from the start of a program on.
+STARTS: dict[str, Callable[[Scene, str, int], tuple[int, bool]]] = {
+    "start": partial(_start, Scene.start),
+    START_FUSE: partial(_start, Scene.start_fuse),
+    "fetch": _fetch,
+}
 
 
 def _fail_with_one(
     scene: Scene, name: str, kind: str, at: Iterator[int], result: dict[str, Any]
 ) -> None:
     """Until the last call, with one server; raises Wrong and AssertionError."""
-    with scene.server():
+    with nullcontext() if name in STARTS else scene.server():
         for number in at:
             result["number"] = number
-            failed, succeeded = _round(scene, REQUESTS[name](scene), kind, number)
+            if name in STARTS:
+                failed, succeeded = STARTS[name](scene, kind, number)
+            else:
+                failed, succeeded = _round(scene, REQUESTS[name](scene), kind, number)
             if not failed:
                 break
             result["failed"] += 1
@@ -363,7 +569,7 @@ def scene_of(build: Path, directory: Path) -> Iterator[Scene]:
 
 @click.command(context_settings=campaign.SETTINGS)
 @click.option(
-    "--request", "requests", type=click.Choice(sorted(REQUESTS)), multiple=True
+    "--request", "requests", type=click.Choice([*REQUESTS, *STARTS]), multiple=True
 )
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True)
 @step_option
@@ -387,8 +593,10 @@ def command(
     parent: Path,
     output: Path | None,
 ) -> None:
-    """Fail calls during all requests, else each --request; all kinds of calls, else
-    each --kind."""
+    """Fail calls during all requests and starts, else each --request; all kinds of
+    calls, else each --kind."""
+    if START_FUSE in (requests or STARTS):
+        require(ROOT, FUSE)
     draw, end_s = random.Random(seed), time.monotonic() + limit_s
     results = campaign.Results(
         "failing-requests",
@@ -398,7 +606,7 @@ def command(
         output=output,
     )
     with results:
-        for name in requests or REQUESTS:
+        for name in requests or (*REQUESTS, *STARTS):
             with tempdir(parent=parent) as directory, scene_of(build, directory) as it:
                 for kind in kinds or KINDS:
                     result = fail(it, name, kind, numbers(draw, step, end_s))
