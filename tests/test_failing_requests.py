@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Need
 from engine_shell import describe, engine_shell
 from failing_calls import ALLOCATION, EVERY_LATER, numbers
-from failing_requests import REQUESTS, fail, scene_of
+from failing_requests import REQUESTS, START_FUSE, fail, scene_of
+
+from btrfs_ublk.base.capabilities import FUSE
 
 ZERO = {"kind": "zero", "length": 1 << 20}
 #: One of so many allocations fails.
@@ -64,3 +67,17 @@ def test_calls_that_fail_from_the_start(
     """What has to be read may come late, and an end has a message."""
     at = numbers(random.Random(1), step)
     _fail(sanitized_build, tmp_path, name, kind, at)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("eventfd", 1), ("mmap", 1), (ALLOCATION, 500), (EVERY_LATER, 500)],
+)
+def test_calls_of_a_server_with_a_file(
+    sanitized_build: Path, tmp_path: Path, need: Need, kind: str, step: int
+) -> None:
+    """It could end without a message."""
+    need(FUSE)
+    at = numbers(random.Random(1), step)
+    _fail(sanitized_build, tmp_path, START_FUSE, kind, at)

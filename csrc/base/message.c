@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 static const char *program_name = "btrfs-ublk";
-static bool verbose_enabled;
+static bool verbose_enabled, has_error;
 
 void message_init(const char *program)
 {
@@ -44,6 +44,11 @@ void message_set_verbose(bool verbose)
 	verbose_enabled = verbose;
 }
 
+bool message_has_error(void)
+{
+	return __atomic_load_n(&has_error, __ATOMIC_RELAXED);
+}
+
 /* Writes each message with one call, so that lines of several threads do not mix. */
 static void emit(const char *prefix, const char *format, va_list args)
 {
@@ -63,9 +68,18 @@ static void emit(const char *prefix, const char *format, va_list args)
 		va_end(args);               \
 	}
 
-DEFINE_MESSAGE(msg_error, ": error: ")
 DEFINE_MESSAGE(msg_hint, "  hint: ")
 DEFINE_MESSAGE(msg_warning, ": warning: ")
+
+void msg_error(const char *format, ...)
+{
+	va_list args;
+
+	__atomic_store_n(&has_error, true, __ATOMIC_RELAXED);
+	va_start(args, format);
+	emit(": error: ", format, args);
+	va_end(args);
+}
 
 void msg_debug(const char *format, ...)
 {

@@ -27,6 +27,8 @@ int usage_error(const char *problem, const char *value);
 int hint_usage(void);
 
 void message_set_verbose(bool verbose);
+/* Whether there was an error message. */
+bool message_has_error(void);
 
 void msg_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void msg_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));

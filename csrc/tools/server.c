@@ -104,10 +104,25 @@ static int serve(struct frontend *frontend, struct lifetime *lifetime)
 	return action < 0 ? action : err;
 }
 
+/* Whoever has no memory, or no descriptors, need not say so. */
+static void say_why(int err)
+{
+	if (!message_has_error())
+		msg_error("cannot serve: %s", strerror(-err));
+}
+
 /* Returns an exit status. The front end returns -EOPNOTSUPP only for what the kernel lacks. */
 static int failure_status(int err)
 {
+	say_why(err);
 	return err == -EOPNOTSUPP ? EXIT_CAPABILITY : EXIT_FAILED;
+}
+
+/* Returns an exit status of a description, whose mistakes are the caller's. */
+static int description_status(int err)
+{
+	say_why(err);
+	return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
 }
 
 /* Returns an exit status. */
@@ -166,17 +181,16 @@ static int open_sockets(const struct server_options *options, struct lifetime *l
 static int run_loaded(struct frontend *frontend, struct lifetime *lifetime)
 {
 	int err = frontend->ops->open(frontend);
-	int status = failure_status(err);
+	int status;
 
-	if (!err && check_memory(frontend)) {
+	if (err) {
+		status = failure_status(err);
+	} else if (check_memory(frontend)) {
 		status = EXIT_USAGE;
-	} else if (!err) {
+	} else {
 		dependence_set_own(frontend->ops->number(frontend));
 		err = engine_open(frontend->engine, frontend->queues);
-		if (err)
-			status = err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
-		else
-			status = serve_requests(frontend, lifetime);
+		status = err ? description_status(err) : serve_requests(frontend, lifetime);
 	}
 	frontend->ops->close(frontend);
 	return status;
@@ -189,13 +203,11 @@ static int check_description(const char *path)
 	int err = load(path, &engine);
 
 	if (err)
-		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+		return description_status(err);
 	engine.dry = true;
 	err = engine_open(&engine, 1);
 	engine_close(&engine);
-	if (err)
-		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
-	return EXIT_OK;
+	return err ? description_status(err) : EXIT_OK;
 }
 
 static unsigned default_depth(const struct frontend *frontend, bool waits)
@@ -247,7 +259,9 @@ static int run(const struct server_options *options)
 	struct lifetime lifetime = { .frontend = &frontend, .signal_fd = signal_fd };
 	int err, status;
 
-	if (signal_fd < 0 || !ops)
+	if (signal_fd < 0)
+		return failure_status(signal_fd);
+	if (!ops)
 		return EXIT_FAILED;
 	lifetime_allow_descriptors();
 	/* Do this before there are threads. */
@@ -256,11 +270,11 @@ static int run(const struct server_options *options)
 		return EXIT_USAGE;
 	err = load(options->description, &engine);
 	if (err)
-		return err == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+		return description_status(err);
 	set_sizes(&frontend, options);
 	/* Do this before the sandbox hides the files that it reads. */
 	err = placement_init(&placement, &options->cpus, PLACEMENT_NODES_PATH);
-	status = err ? EXIT_FAILED : run_loaded(&frontend, &lifetime);
+	status = err ? failure_status(err) : run_loaded(&frontend, &lifetime);
 	placement_deinit(&placement);
 	engine_close(&engine);
 	return status;
