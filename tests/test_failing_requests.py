@@ -69,6 +69,13 @@ def test_calls_that_fail_from_the_start(
     _fail(sanitized_build, tmp_path, name, kind, at)
 
 
+def test_no_descriptor_for_the_program_that_fetches(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """The server served without it, so that reads failed until it was restarted."""
+    _fail(sanitized_build, tmp_path, "start", "open", iter([1]))
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("kind", "step"),

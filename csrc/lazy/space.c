@@ -123,28 +123,30 @@ static uint64_t number_in(const char *variable)
  * Who asks servers: a process without privileges; or this one, if the environment says `in-process`.
  * Tests name a program in place of that process there, and how long it stays.
  */
-static bool use_process(void)
+static int use_process(bool *spawns, struct error *error)
 {
 	const char *program = getenv("BTRFS_UBLK_FETCH") ?: "";
+	int err;
 
-	if (!strcmp(program, "in-process"))
-		return false;
-	front_use(*program && strcmp(program, "process") ? program : NULL,
-		  (unsigned)number_in("BTRFS_UBLK_FETCH_IDLE_MS"));
-	return true;
+	*spawns = strcmp(program, "in-process") != 0;
+	if (!*spawns)
+		return 0;
+	err = front_use(*program && strcmp(program, "process") ? program : NULL,
+			(unsigned)number_in("BTRFS_UBLK_FETCH_IDLE_MS"));
+	return err ? error_set(error, err, "cannot open btrfs-ublk-fetch: %s", strerror(-err)) : 0;
 }
 
 static int open_parts(struct space *space, struct error *error)
 {
 	/* The variables are for measuring, and for tests. */
-	const struct fetcher_options fetcher_options = {
-		.spawns = use_process(),
+	struct fetcher_options fetcher_options = {
 		.run_bytes = number_in("BTRFS_UBLK_RUN_BYTES"),
 		.hedge_ms = (unsigned)number_in("BTRFS_UBLK_HEDGE_MS"),
 	};
-	int err;
+	int err = use_process(&fetcher_options.spawns, error);
 
-	err = check_names(space->map_path, error);
+	if (!err)
+		err = check_names(space->map_path, error);
 	if (!err)
 		err = check_place(space->map_path, error);
 	if (!err && space->cache_path)

@@ -636,11 +636,13 @@ static const struct object_front front_ops = {
 	.inquire = front_inquire,
 };
 
-void front_use(const char *program, unsigned idle_ms)
+int front_use(const char *program, unsigned idle_ms)
 {
-	if (object_front)
-		return;
-	life_use(program, idle_ms);
+	int err = object_front ? 0 : life_use(program, idle_ms);
+
+	if (err || object_front)
+		return err;
 	remote_keep_keys();
 	object_front = &front_ops;
+	return 0;
 }

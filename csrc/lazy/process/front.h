@@ -9,9 +9,10 @@
 /*
  * Names the program; NULL: btrfs-ublk-fetch beside this one. It ends after `idle_ms` without work;
  * 0: a minute. To be called before there are mirrors, for fetchers whose options say `spawns`; only
- * the first call counts. Where there is no such program, what servers have cannot be fetched, and
+ * the first success counts. Where there is no such program, what servers have cannot be fetched, and
  * the log says why.
+ * Returns 0, or a negative errno where descriptors or memory lack to open it.
  */
-void front_use(const char *program, unsigned idle_ms);
+int front_use(const char *program, unsigned idle_ms);
 
 #endif

@@ -122,7 +122,7 @@ void question_settle(struct question *question);
 /* Sets the timers up; `front` has its fetcher. */
 void life_init(struct front *front);
 /* As front_use(). */
-void life_use(const char *program, unsigned idle_ms);
+int life_use(const char *program, unsigned idle_ms);
 /* Starts a process if there is none, at once or after a while. */
 void life_need(struct front *front);
 /* Sends what was added for it. */
