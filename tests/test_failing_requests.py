@@ -76,10 +76,15 @@ def test_no_descriptor_for_the_program_that_fetches(
     _fail(sanitized_build, tmp_path, "start", "open", iter([1]))
 
 
+def test_no_descriptor_to_write_to_a_map(sanitized_build: Path, tmp_path: Path) -> None:
+    """SQLite only read it then, and what has to be written failed from then on."""
+    _fail(sanitized_build, tmp_path, "start", "open", iter(range(2, 18)))
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [("eventfd", 1), ("mmap", 1), (ALLOCATION, 500), (EVERY_LATER, 500)],
+    [("eventfd", 1), ("open", 2), ("mmap", 1), (ALLOCATION, 500), (EVERY_LATER, 500)],
 )
 def test_calls_of_a_server_with_a_file(
     sanitized_build: Path, tmp_path: Path, need: Need, kind: str, step: int

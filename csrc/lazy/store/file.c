@@ -155,6 +155,9 @@ int store_file_connect(const struct store *store, sqlite3 **db, struct error *er
 		return error_set(error, -ENOMEM, "no memory for a map");
 	if (rc != SQLITE_OK)
 		return sql_errno(*db);
+	/* Whatever keeps SQLite from opening a file for writing, it is content to read. */
+	if (sqlite3_db_readonly(*db, "main") && !access(store->path, W_OK))
+		return error_set(error, -EMFILE, "cannot open map '%s' for writing", store->path);
 	sqlite3_extended_result_codes(*db, 0);
 	sqlite3_busy_timeout(*db, BUSY_MS);
 	return sql_run(*db, "PRAGMA temp_store=MEMORY; PRAGMA cache_size=-512;"
