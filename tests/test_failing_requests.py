@@ -93,3 +93,16 @@ def test_calls_of_a_server_with_a_file(
     need(FUSE)
     at = numbers(random.Random(1), step)
     _fail(sanitized_build, tmp_path, START_FUSE, kind, at)
+
+
+@pytest.mark.native
+def test_no_memory_to_say_that_it_serves(
+    sanitized_build: Path, tmp_path: Path, need: Need
+) -> None:
+    """It served all the same, and nobody knew."""
+    need(FUSE)
+    with scene_of(sanitized_build, tmp_path) as scene:
+        fail(scene, START_FUSE, EVERY_LATER, iter([10**7]))
+        last = scene.failing.calls
+        at = iter(range(last - 40, last, 3))
+        assert not fail(scene, START_FUSE, EVERY_LATER, at)["problems"]

@@ -116,10 +116,8 @@ static int send_full(struct control_connection *connection, const char *text, si
 static const char no_answer[] =
 	"{\"error\": \"the server could not put its answer together: it is short of memory\"}";
 
-static int send_line(struct control_connection *connection, const json_t *message)
+static int send_line(struct control_connection *connection, const char *line)
 {
-	_cleanup_free_ char *text = json_text_dump(message, JSON_COMPACT);
-	const char *line = text ?: no_answer;
 	int err = send_full(connection, line, strlen(line));
 
 	return err ? err : send_full(connection, "\n", 1);
@@ -127,12 +125,13 @@ static int send_line(struct control_connection *connection, const json_t *messag
 
 int control_send(struct control_connection *connection, json_t *message)
 {
-	int err = connection->fd < 0 ? 0 : send_line(connection, message);
+	_cleanup_free_ char *text = json_text_dump(message, JSON_COMPACT);
+	int err = connection->fd < 0 ? 0 : send_line(connection, text ?: no_answer);
 
 	json_decref(message);
 	if (err)
 		connection->broken = true;
-	return err;
+	return err || text ? err : -ENOMEM;
 }
 
 /* Returns how many requests may come now. At most REQUESTS_AT_ONCE are saved up. */

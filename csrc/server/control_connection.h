@@ -50,7 +50,10 @@ int control_init(struct control_connection *connection, int fd, struct control_p
 /* Closes the connection. A job in progress is finished, and its answer dropped. */
 void control_deinit(struct control_connection *connection);
 
-/* Sends `message` and drops a reference to it, like all json_*_new(). An error sets `broken`. */
+/*
+ * Sends `message` and drops a reference to it, like all json_*_new(). An error sets `broken`, but for
+ * -ENOMEM: the peer was told that there is no message.
+ */
 int control_send(struct control_connection *connection, json_t *message);
 
 /*

@@ -9,6 +9,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "base/json_text.h"
 #include "base/message.h"
 #include "server/control_pool.h"
 #include "server/frontend/frontend.h"
@@ -67,6 +68,7 @@ static int tell(struct lifetime *lifetime, json_t *event)
 int lifetime_announce(struct lifetime *lifetime)
 {
 	struct frontend *frontend = lifetime->frontend;
+	uint64_t losses = json_text_losses();
 	json_t *ready = json_pack("{s:s, s:i, s:s, s:b, s:b}", "event", "ready", "protocol",
 				  CONTROL_PROTOCOL, "front_end", frontend->ops->name, "io_flusher",
 				  (int)sandbox_has_io_flushers(), "safe_stop",
@@ -74,6 +76,8 @@ int lifetime_announce(struct lifetime *lifetime)
 	int err = ready ? frontend->ops->describe(frontend, ready) : -ENOMEM;
 
 	if (!err && json_object_set_new(ready, "placement", placement_json(frontend->placement)))
+		err = -ENOMEM;
+	if (losses != json_text_losses())
 		err = -ENOMEM;
 	lifetime->subject.frontend = frontend;
 	lifetime->subject.ready = ready;
