@@ -1,4 +1,4 @@
-"""Fails each allocation and each system call of requests to a server in turn.
+"""Fails each allocation and system call of a server in turn, at requests and starts.
 
 ``python tests/campaigns/failing_requests.py --help``. A server is asked again and
 again, over a control connection and for what has to be fetched, and the first
