@@ -59,6 +59,7 @@ def _fail(build: Path, path: Path, name: str, kind: str, at: Iterator[int]) -> N
         ("start", "pread", 2),
         ("fetch", ALLOCATION, 9000),
         ("fetch", "open", 2),
+        ("fetch-look-up", ALLOCATION, 9000),
     ],
 )
 def test_calls_that_fail_from_the_start(

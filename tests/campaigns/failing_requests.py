@@ -498,20 +498,22 @@ def _start(
     return failed, serves
 
 
-def _fetch(scene: Scene, kind: str, number: int) -> tuple[int, bool]:
-    """The same of the process that asks servers, and a read."""
+def _fetch(
+    request: Callable[[Scene], Attempt], scene: Scene, kind: str, number: int
+) -> tuple[int, bool]:
+    """The same of the process that asks servers, and a request."""
     with scene.server(BTRFS_UBLK_FETCH=scene.failing_fetch()) as shell, _bounded(shell):
         scene.failing.begin(kind, number)
         began_s = time.monotonic()
-        succeeded = scene.read(scene.number(), base=_REMOTE)
+        succeeded = request(scene)()
         took_s = time.monotonic() - began_s
         failed = scene.failing.end()
         if took_s > _DEADLINE_S + _LATE_S:
-            raise Wrong(f"a read takes {took_s:.1f} s")
-        block = scene.number()
-        while not scene.read(block, base=_REMOTE):
+            raise Wrong(f"it takes {took_s:.1f} s")
+        attempt = request(scene)
+        while not attempt():
             if time.monotonic() > began_s + took_s + _AGAIN_S:
-                raise Wrong("it does not read afterwards")
+                raise Wrong("it does not succeed afterwards")
     if re.search(r"Sanitizer|runtime error|Assertion", scene.log()):
         raise Wrong("the process has crashed")
     return failed, succeeded
@@ -521,7 +523,8 @@ def _fetch(scene: Scene, kind: str, number: int) -> tuple[int, bool]:
 STARTS: dict[str, Callable[[Scene, str, int], tuple[int, bool]]] = {
     "start": partial(_start, Scene.start),
     START_FUSE: partial(_start, Scene.start_fuse),
-    "fetch": _fetch,
+    "fetch": partial(_fetch, _read(_REMOTE)),
+    "fetch-look-up": partial(_fetch, _look_up),
 }
 
 
