@@ -352,7 +352,7 @@ def nothing_left(
     # 17 s instead of 40 s.
     garbage.freeze()
     yield
-    # pytest keeps what was logged. The traceback of an error there holds a whole server.
+    # pytest keeps what was logged. The traceback of an error there may hold a server.
     for record in caplog.get_records("call"):
         record.msg, record.args, record.exc_info = record.getMessage(), None, None
     # A loop device that udev, say, still has open is detached when that closes it. gRPC
