@@ -69,8 +69,8 @@ _LOG_CHARACTERS = 3000
 #: Of reads; what fails is tried again until then.
 _DEADLINE_S = 1.5
 #: Until it is read again, as the next process to ask servers may have to wait.
-_AGAIN_S = 15.0
-_LATE_S = 1.0  # after its deadline, on a busy machine
+_AGAIN_S = 30.0
+_LATE_S = 5.0  # after its deadline, on a busy machine
 #: ``struct failing`` of csrc/tests/failing.h.
 _FAILING = struct.Struct("24sQQQ??6x")
 #: Where the same data come from a web server, and what requests add.
