@@ -44,9 +44,9 @@ SUPER = {
     "array": (811, "B"),
 }
 HEADER = {
-    "fsid": (32, "B"),
+    "fsid": (32, "Q"),
     "bytenr": (48, "Q"),
-    "chunk_tree_uuid": (64, "B"),
+    "chunk_tree_uuid": (64, "Q"),
     "generation": (80, "Q"),
     "owner": (88, "Q"),
     "nritems": (96, "I"),

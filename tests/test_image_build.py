@@ -103,7 +103,7 @@ def test_other_content_gives_another_fsid(sparse_path: Path) -> None:
     tree = small_tree(sparse_path / "tree")
     one = mkimage(sparse_path / "one", directory(tree))
     with (tree / "below/plain").open("r+b") as file:
-        file.write(b"x")
+        file.write(b"something else")
     os.utime(tree / "below/plain", ns=(0, 0))
     other = mkimage(sparse_path / "other", directory(tree))
     assert one["fsid"] != other["fsid"]
