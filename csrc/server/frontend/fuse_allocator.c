@@ -30,12 +30,13 @@ static bool meet_need(struct fuse_queue *queue)
 	return true;
 }
 
-/* Returns whether the queue has more records than it keeps. */
+/* Returns whether the queue has more records than it keeps, one that it did not take among them. */
 static bool look_at(struct fuse_queue *queue, bool time_is_up)
 {
 	unsigned received = relaxed_load(&queue->received);
 
-	if (relaxed_load(&queue->filled) <= FUSE_KEPT_RECORDS)
+	if (relaxed_load(&queue->filled) <= FUSE_KEPT_RECORDS &&
+	    relaxed_load(&queue->need) != FUSE_NEED_MET)
 		return false;
 	if (time_is_up && received == queue->received_before) {
 		relaxed_store(&queue->give_back, true);

@@ -251,23 +251,27 @@ static int allocate_tags(struct fuse_queue *queue)
 	return err;
 }
 
+/* Takes the record that the allocator has filled, if it has. */
+static void take_filled(struct fuse_queue *queue)
+{
+	eventfd_t unused;
+
+	if (__atomic_load_n(&queue->need, __ATOMIC_ACQUIRE) != FUSE_NEED_MET)
+		return;
+	eventfd_read(queue->filled_fd, &unused);
+	free_tag(&queue->tags[queue->filled]);
+	relaxed_store(&queue->filled, queue->filled + 1);
+	relaxed_store(&queue->need, FUSE_NEED_NOTHING);
+}
+
 /* Returns whether there is a free tag whose record has its pages. If not, asks for one. */
 static bool has_free_tag(struct fuse_queue *queue)
 {
-	enum fuse_need need = __atomic_load_n(&queue->need, __ATOMIC_ACQUIRE);
-
-	if (need == FUSE_NEED_MET) {
-		eventfd_t unused;
-
-		eventfd_read(queue->filled_fd, &unused);
-		free_tag(&queue->tags[queue->filled]);
-		relaxed_store(&queue->filled, queue->filled + 1);
-		need = FUSE_NEED_NOTHING;
-		relaxed_store(&queue->need, need);
-	}
+	take_filled(queue);
 	if (queue->free_tags)
 		return true;
-	if (need == FUSE_NEED_NOTHING && queue->filled < queue->journal->depth) {
+	if (relaxed_load(&queue->need) == FUSE_NEED_NOTHING &&
+	    queue->filled < queue->journal->depth) {
 		queue->wanted = queue->tags[queue->filled].record;
 		__atomic_store_n(&queue->need, FUSE_NEED_RECORD, __ATOMIC_RELEASE);
 		eventfd_write(queue->allocator_fd, 1);
@@ -282,6 +286,7 @@ static void give_records_back(struct fuse_queue *queue)
 		return;
 	relaxed_store(&queue->give_back, false);
 	worker_take_back(queue->worker);
+	take_filled(queue);
 	if (queue->running || relaxed_load(&queue->need) != FUSE_NEED_NOTHING)
 		return;
 	while (queue->filled > FUSE_KEPT_RECORDS) {
