@@ -180,8 +180,8 @@ class Snapshots:
         try:
             delete_subvolumes(path)
         except BtrfsUblkError as error:
-            # Two requests may want it gone. Or somebody still uses it: cleanup() tries
-            # again.
+            # It has gone if another request has deleted it meanwhile. While somebody
+            # still uses it, it stays, and cleanup() tries again.
             if not isinstance(error.__cause__, FileNotFoundError):
                 log.warning("%s", error)
 

@@ -104,7 +104,7 @@ static int serve(struct frontend *frontend, struct lifetime *lifetime)
 	return action < 0 ? action : err;
 }
 
-/* Whoever has no memory, or no descriptors, need not say so. */
+/* Functions that only lack memory or descriptors return that, without a message. */
 static void say_why(int err)
 {
 	if (!message_has_error())

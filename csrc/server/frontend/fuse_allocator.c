@@ -30,7 +30,7 @@ static bool meet_need(struct fuse_queue *queue)
 	return true;
 }
 
-/* Returns whether the queue has more records than it keeps, one that it did not take among them. */
+/* Returns whether the queue has more records than it keeps, with the one that it has yet to take. */
 static bool look_at(struct fuse_queue *queue, bool time_is_up)
 {
 	unsigned received = relaxed_load(&queue->received);
