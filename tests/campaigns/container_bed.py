@@ -19,13 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from campaign import environment  # noqa: E402
 from container_peers import PLUGIN, STARGZ, serving  # noqa: E402
-from cri_client import (  # noqa: E402
-    CONFIGURATION,
-    Cri,
-    connected,
-    decode,
-)
-from test_containerd import (  # noqa: E402
+from support.containerd import (  # noqa: E402
     BUSYBOX,
     CONTAINERD,
     IMAGE,
@@ -36,7 +30,13 @@ from test_containerd import (  # noqa: E402
     layer,
     write_image,
 )
-from waiting import wait_until  # noqa: E402
+from support.cri_client import (  # noqa: E402
+    CONFIGURATION,
+    Cri,
+    connected,
+    decode,
+)
+from support.waiting import wait_until  # noqa: E402
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT  # noqa: E402
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE  # noqa: E402

@@ -1,5 +1,5 @@
 """stargz-snapshotter, to be compared with: its library at the version that
-``tests/stargz/go.mod`` names, and images of it whose starts were recorded."""
+``tests/campaigns/stargz/go.mod`` names, and images of it whose starts were recorded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from container_images import APPLICATIONS
-from test_containerd import TIMEOUT_S, Host
-from waiting import wait_until
+from support.containerd import TIMEOUT_S, Host
+from support.waiting import wait_until
 
 from btrfs_ublk.base.process import run, spawn
 from btrfs_ublk.errors import CommandError
 from btrfs_ublk.kernel.temporary import tempdir
 
 STARGZ = "stargz"
-_MODULE = Path(__file__).parents[1] / "stargz"
+_MODULE = Path(__file__).with_name("stargz")
 _LIBRARY = "github.com/containerd/stargz-snapshotter "
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _CONVERT_S = 1800.0
@@ -51,7 +51,7 @@ def _version() -> str:
 
 @dataclass(frozen=True)
 class Built:
-    """The program of ``tests/stargz``, which go makes outside of the tree."""
+    """The program of ``tests/campaigns/stargz``, which go makes outside of the tree."""
 
     path: Path
 

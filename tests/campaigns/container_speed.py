@@ -33,12 +33,12 @@ from container_bed import NEEDS, OVERLAYFS, bed, pod, run_until_end, running
 from container_images import APPLICATIONS, BALLAST, KEPT, SKOPEO, Made, make_images
 from container_peers import PROGRAM, STARGZ, is_built, make_optimized
 from container_weights import WEIGHED, bystanders, cpu_s, weigh
-from cri_client import Cri
 from image_start import far
-from snapshotter_client import Client
-from stopping import ending_with_us, stop
-from test_containerd import CONTAINERD, NAME, TIMEOUT_S
-from waiting import wait_until
+from support.containerd import CONTAINERD, NAME, TIMEOUT_S
+from support.cri_client import Cri
+from support.snapshotter_client import Client
+from support.stopping import ending_with_us, stop
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import require
 from btrfs_ublk.base.entry import PathType, run_command

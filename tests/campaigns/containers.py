@@ -40,12 +40,12 @@ from verified_reads import drop_pages
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cri_client import CONFIGURATION, Cri, connected  # noqa: E402
-from lazy_images import Image, Place  # noqa: E402
-from loops import new_btrfs  # noqa: E402
-from registry_server import REGISTRY, registry_server  # noqa: E402
-from stopping import stop  # noqa: E402
-from test_containerd import BUSYBOX, CONTAINERD, RUNC, Host  # noqa: E402
+from support.containerd import BUSYBOX, CONTAINERD, RUNC, Host  # noqa: E402
+from support.cri_client import CONFIGURATION, Cri, connected  # noqa: E402
+from support.lazy_images import Image, Place  # noqa: E402
+from support.loops import new_btrfs  # noqa: E402
+from support.registry_server import REGISTRY, registry_server  # noqa: E402
+from support.stopping import stop  # noqa: E402
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require  # noqa: E402
 from btrfs_ublk.base.entry import run_command  # noqa: E402

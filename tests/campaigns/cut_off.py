@@ -36,10 +36,10 @@ import click
 PROJECT = Path(__file__).parents[2]
 sys.path += [str(PROJECT / "tests"), str(PROJECT / "scripts/lib")]
 
-from logged_disk import MAKE, FileSystem, Replay  # noqa: E402
-from nbd_disk import LoggedDisk, nbd_disk  # noqa: E402
-from power_loss import SECTOR  # noqa: E402
 from power_work import VOLUMES  # noqa: E402
+from support.logged_disk import MAKE, FileSystem, Replay  # noqa: E402
+from support.nbd_disk import LoggedDisk, nbd_disk  # noqa: E402
+from support.power_loss import SECTOR  # noqa: E402
 from vmlib import accel, children, command, initramfs, kernel  # noqa: E402
 from vmlib.machine import QEMU, Machine, qemu_argv  # noqa: E402
 

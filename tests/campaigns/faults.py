@@ -37,9 +37,9 @@ from verified_reads import verified_reads
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from logged_disk import MAKE, logged_disk  # noqa: E402
-from registry_server import REGISTRY  # noqa: E402
-from s3_server import WEED  # noqa: E402
+from support.logged_disk import MAKE, logged_disk  # noqa: E402
+from support.registry_server import REGISTRY  # noqa: E402
+from support.s3_server import WEED  # noqa: E402
 
 from btrfs_ublk.base.capabilities import (  # noqa: E402
     FUSE,

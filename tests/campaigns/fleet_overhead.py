@@ -28,10 +28,10 @@ import click
 PROJECT = Path(__file__).parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
-from fetch_shell import FetchShell, fetch_shell  # noqa: E402
 from fleet import NODES, UNIT  # noqa: E402
-from site_cache_ring import ring  # noqa: E402
-from web_server import web_server  # noqa: E402
+from support.fetch_shell import FetchShell, fetch_shell  # noqa: E402
+from support.site_cache_ring import ring  # noqa: E402
+from support.web_server import web_server  # noqa: E402
 
 from btrfs_ublk.base.entry import run_command  # noqa: E402
 from btrfs_ublk.bench.stats import bootstrap_interval  # noqa: E402

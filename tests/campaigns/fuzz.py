@@ -2,8 +2,9 @@
 
 ``python tests/campaigns/fuzz.py --help``. Each target is a program of csrc/tests, built
 with clang's libFuzzer, AddressSanitizer and UBSan, in build/fuzz. What it begins with
-is in tests/fuzz/TARGET: text as it is, and bytes in hexadecimal digits. An input that
-fails is kept in build/fuzz/found, and belongs to tests/fuzz/TARGET when it is mended.
+is in tests/campaigns/corpora/TARGET: text as it is, and bytes in hexadecimal digits. An
+input that fails is kept in build/fuzz/found, and belongs to corpora/TARGET when it is
+mended.
 What a run has found to reach other code is kept as well, so that the next one goes on.
 """
 
@@ -44,9 +45,9 @@ from btrfs_ublk.kernel.temporary import tempdir
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
-from selections import select  # noqa: E402
+from support.selections import select  # noqa: E402
 
-CORPORA = PROJECT / "tests/fuzz"
+CORPORA = PROJECT / "tests/campaigns/corpora"
 BUILD = PROJECT / "build/fuzz"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _FOUND = BUILD / "found"

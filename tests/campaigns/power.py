@@ -28,8 +28,6 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from image_support import tagged_image  # noqa: E402
-from logged_disk import FileSystem, Replay, mounted_disk, recording  # noqa: E402
 from power_work import (  # noqa: E402
     ANY,
     CONTAINERS,
@@ -44,7 +42,14 @@ from power_work import (  # noqa: E402
     known,
     write_synced,
 )
-from registry_server import REGISTRY, Registry, registry_server  # noqa: E402
+from support.image_support import tagged_image  # noqa: E402
+from support.logged_disk import (  # noqa: E402
+    FileSystem,
+    Replay,
+    mounted_disk,
+    recording,
+)
+from support.registry_server import REGISTRY, Registry, registry_server  # noqa: E402
 
 from btrfs_ublk.base.capabilities import (  # noqa: E402
     BTRFS,

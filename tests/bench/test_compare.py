@@ -1,0 +1,355 @@
+"""Comparing peers: order, ratios, bars; and real ones in turn."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.needs import Need
+
+from btrfs_ublk.base.capabilities import Fio
+from btrfs_ublk.bench import commands, report
+from btrfs_ublk.bench.commands.compare import Plan, blocks, command, compare
+from btrfs_ublk.bench.compare import ratio_of, tables
+from btrfs_ublk.bench.content import STAMPS, write_content
+from btrfs_ublk.bench.fio import WRITTEN_BLOCK, parse_workload
+from btrfs_ublk.bench.peer import Subject, all_peers
+from btrfs_ublk.bench.reading import measure
+from btrfs_ublk.bench.report import Document
+from btrfs_ublk.bench.suite import Bar, Comparison, suite_names
+from btrfs_ublk.errors import (
+    BtrfsUblkError,
+    CapabilityError,
+    LeftoverError,
+    UsageError,
+)
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.server import ZeroSegment
+from btrfs_ublk.units import KIB, MIB
+
+SIZE = 16 * MIB
+PLAN = Plan(turns=20, runtime_s=0.5, size_bytes=SIZE, queues=None, depth=None, seed=1)
+
+
+class TestWorkloads:
+    def test_names(self) -> None:
+        workload = parse_workload("randread-uring-d64-j2")
+        assert (workload.engine, workload.depth, workload.jobs) == ("io_uring", 64, 2)
+        assert workload.name == "randread-uring-d64-j2" and not workload.is_mapped
+        assert parse_workload("seqread-1m").block_bytes == MIB
+        mapped = parse_workload("randread-mmap-j3")
+        assert (mapped.jobs, mapped.block_bytes) == (3, 4 * KIB) and mapped.is_mapped
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("", "randread", "randread-psync-d4", "randread-uring-d0", "write-psync"),
+            *("randread-psync-j0", "randread-psync-j999", "randread-psync-x"),
+        ],
+    )
+    def test_what_means_nothing_is_refused(self, name: str) -> None:
+        with pytest.raises(UsageError):
+            parse_workload(name)
+
+    def test_what_fio_is_told(self, tmp_path: Path) -> None:
+        def argv(name: str) -> str:
+            words = parse_workload(name).argv(
+                tmp_path / "x",
+                size_bytes=SIZE,
+                direct=True,
+                ramp_s=0.25,
+                runtime_s=1.5,
+                output=tmp_path / "out",
+            )
+            return " ".join(map(str, words))
+
+        text = argv("randread-uring-d8-j2")
+        for word in (
+            *("--direct=1", "--iodepth=8", "--numjobs=2", "--bs=4096", "--readonly"),
+            *("--rw=randread", "--ramp_time=250ms", "--runtime=1500ms"),
+        ):
+            assert word in text.split()
+        assert "--direct=0" in argv("randread-mmap") and "--rw=read " in argv(
+            "seqread-1m"
+        )
+
+
+class TestOrder:
+    WORKLOADS = ["randread-psync", "seqread-1m"]
+
+    def test_each_block_has_every_peer_once(self) -> None:
+        order = list(blocks(["a", "b", "c"], self.WORKLOADS, PLAN))
+        assert len(order) == 20 * 2 * 3
+        seen = set()
+        for start in range(0, len(order), 3):
+            block = order[start : start + 3]
+            assert len({(turn, workload) for turn, workload, _ in block}) == 1
+            names = tuple(name for *_, name in block)
+            assert sorted(names) == ["a", "b", "c"]
+            seen.add(names)
+        assert len(seen) == 6
+
+    def test_the_seed_decides(self) -> None:
+        again = list(blocks("abc", self.WORKLOADS, PLAN))
+        assert again == list(blocks("abc", self.WORKLOADS, PLAN))
+        other = Plan(20, 0.5, SIZE, None, None, seed=2)
+        assert again != list(blocks("abc", self.WORKLOADS, other))
+
+
+def row(peer: str, turn: int, iops: float, **more: Any) -> dict[str, Any]:
+    numbers = {"p50_us": 5.0, "p99_us": 50.0, "fio_us": 4.0, "server_us": 2.0}
+    numbers |= {"kernel_us": 1.0, "cpu_us": 7.0, "cores": 0.5, "other_cores": 0.1}
+    return {
+        **{"comparison": "all", "run": "1", "peer": peer, "turn": turn, "status": "ok"},
+        **{"workload": "randread-psync", "iops": iops},
+        **numbers,
+        **more,
+    }
+
+
+def document(results: Sequence[dict[str, Any]], bars: Sequence[Bar] = ()) -> Document:
+    comparison = Comparison("all", ["a", "b", "c"], ["randread-psync"], bars)
+    parameters = {"comparisons": [comparison.to_dict()]}
+    return {"parameters": parameters, "results": list(results)}
+
+
+class TestTables:
+    def test_ratios_are_those_of_the_same_turns(self) -> None:
+        """A turn in which all was slow says as much as one in which nothing was."""
+        a = [row("a", 1, 100), row("a", 2, 10), row("a", 3, 50)]
+        b = [row("b", 1, 50), row("b", 2, 5), row("b", 3, 25), row("b", 4, 999)]
+        assert ratio_of(b, a, "iops")[:3] == pytest.approx((0.5, 0.5, 0.5))
+        elsewhere = [result | {"run": "2"} for result in b]
+        assert ratio_of(elsewhere, a, "iops")[0] != ratio_of(elsewhere, a, "iops")[0]
+
+    def test_the_first_peer_is_what_others_are_held_against(self) -> None:
+        results = [row("b", 1, 50), row("a", 1, 100), row("b", 2, 50), row("a", 2, 100)]
+        (table,) = tables(document(results))
+        assert [cells[0] for cells in table.rows] == ["a", "b"]
+        shown = [dict(zip(table.columns, cells)) for cells in table.rows]
+        assert [cells["ratio"] for cells in shown] == ["1.00", "0.50"]
+        assert [cells["95 %"] for cells in shown] == ["-", "0.50 - 0.50"]
+        assert shown[1]["IOPS"] == "50" and shown[1]["server us"] == "2.0"
+
+    def test_bars(self) -> None:
+        bars = [
+            Bar("b", "randread-psync", 1.1),
+            Bar("b", "randread-psync", 1.3),
+            Bar("b", "randread-psync", 2.0, of="per_core"),
+            Bar("c", "randread-psync", 1.0),
+        ]
+        results = [row("a", 1, 100), row("b", 1, 120, cpu_us=3.5)]
+        *_, table = tables(document(results, bars))
+        assert [(cells[5], cells[7]) for cells in table.rows] == [
+            *(("1.20", "met"), ("1.20", "missed"), ("2.00", "met")),
+            ("-", "not measured"),
+        ]
+
+    def test_what_was_not_measured_has_its_reason(self) -> None:
+        skipped = {"comparison": "all", "peer": "c", "status": "skipped"}
+        failed = row("b", 1, 0) | {"status": "failed", "reason": "wrong\ndata"}
+        results = [row("a", 1, 100), skipped | {"reason": "no c"}, failed]
+        first, last = tables(document(results))
+        assert [cells[0] for cells in first.rows] == ["a"]
+        assert list(last.rows) == [
+            *(("c", "-", "no c"), ("b", "randread-psync", "wrong"))
+        ]
+
+    def test_without_cpu_times_there_are_dashes(self) -> None:
+        result = row("a", 1, 100)
+        for name in ("fio_us", "server_us", "kernel_us", "cpu_us", "cores"):
+            del result[name]
+        (table,) = tables(document([result]))
+        assert list(table.rows[0]).count("-") >= 5
+
+
+class TestMeasure:
+    @pytest.fixture(autouse=True)
+    def _needs(self, need: Need) -> None:
+        need(Fio("psync"))
+
+    def measure(self, path: Path, subject: Subject) -> dict[str, Any]:
+        return measure(
+            subject,
+            parse_workload("randread-psync"),
+            size_bytes=SIZE,
+            runtime_s=0.5,
+            output=path / "fio.json",
+            chances=random.Random(1),
+        )
+
+    def test_plausible_figures(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        write_content(path, STAMPS, SIZE)
+        result = self.measure(tmp_path, Subject(path, STAMPS, direct=False))
+        assert 1000 < result["iops"] < 1e8
+        assert result["bytes_per_s"] == result["iops"] * 4096
+        assert 0 < result["p50_us"] <= result["p99_us"]
+        if "cpu_us" in result:  # a busy machine may be too slow to watch
+            assert 0 <= result["server_us"] == 0 < result["fio_us"] <= result["cpu_us"]
+
+    def test_what_is_only_read_is_never_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        write_content(path, STAMPS, SIZE)
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match="must not be written"):
+            measure(
+                Subject(path, STAMPS, direct=False),
+                parse_workload("randwrite-psync"),
+                size_bytes=SIZE,
+                runtime_s=0.5,
+                output=tmp_path / "fio.json",
+                chances=random.Random(1),
+            )
+        assert path.read_bytes() == before
+
+    def test_what_is_written_is_checked(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        write_content(path, STAMPS, SIZE)
+        result = measure(
+            Subject(path, STAMPS, direct=False, writable=True),
+            parse_workload("seqwrite-1m"),
+            size_bytes=SIZE,
+            runtime_s=0.5,
+            output=tmp_path / "fio.json",
+            chances=random.Random(1),
+        )
+        assert result["iops"] > 10 and path.read_bytes()[:4096] == WRITTEN_BLOCK
+        assert path.stat().st_size == SIZE
+
+    def test_wrong_data_are_an_error(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"\1" * SIZE)
+        wrong = ZeroSegment(offset=0, length=SIZE)
+        with pytest.raises(BtrfsUblkError, match="byte 0 is 01, not 00"):
+            self.measure(tmp_path, Subject(path, wrong, direct=False))
+
+
+def test_what_was_measured_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        yield row("tmpfs", 1, 100.0)
+        raise LeftoverError("a mount is left")
+
+    monkeypatch.setattr(commands.compare, "compare", interrupted)
+    done = invoke("tmpfs", "--workload=randread-psync", "--json", "--parent", tmp_path)
+    assert isinstance(done.exception, LeftoverError)
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["iops"] == 100.0
+
+
+def statuses(done: Result) -> dict[str, tuple[str, str | None]]:
+    results = json.loads(done.stdout)["results"]
+    return {x["peer"]: (x["status"], x.get("reason")) for x in results}
+
+
+def invoke(*words: str | Path) -> Result:
+    return CliRunner().invoke(command, list(map(str, words)))
+
+
+@pytest.mark.device
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def _needs(self, need: Need) -> None:
+        need(Fio("psync"))
+
+    def test_peers_in_turn(self, sparse_path: Path, tmp_path: Path) -> None:
+        done = invoke(
+            *("loop", "null_blk", "fuse", "--workload", "randread-psync"),
+            *("--turns=2", "--runtime=0.5", "--size=16M", "--json"),
+            *("--parent", sparse_path),
+        )
+        assert done.exit_code == 0, (done.output, done.exception)
+        document = json.loads(done.stdout)
+        statuses = {(x["peer"], x["status"]) for x in document["results"]}
+        assert ("loop", "ok") in statuses and ("fuse", "ok") in statuses
+        assert document["environment"]["cpu_flags"]
+        path = tmp_path / "document.json"
+        path.write_text(done.stdout)
+        again = CliRunner().invoke(report.command, [str(path)])
+        assert again.exit_code == 0 and "to that of loop" in again.stdout
+
+    def test_one_with_wrong_data_is_left_out(self, sparse_path: Path) -> None:
+        comparison = Comparison("x", ["tmpfs", "loop"], ["randread-psync"])
+        plan = Plan(3, 0.5, SIZE, None, None, seed=1)
+        results = compare(comparison, plan, parent=sparse_path)
+        assert next(results)["status"] == "ok"
+        (source,) = sparse_path.glob("*/disk-0")
+        source.write_bytes(bytes(SIZE))
+        rest = list(results)
+        (failed,) = [x for x in rest if x["status"] == "failed"]
+        assert failed["peer"] == "tmpfs" and "wrong data" in failed["reason"]
+        others = [x for x in rest if x is not failed]
+        assert {(x["peer"], x["status"]) for x in others} <= {("loop", "ok")}
+        assert len(others) >= 2
+
+    def test_a_disk_is_read(self, sparse_path: Path) -> None:
+        """And is as it was. One that is too small is refused; none is a row."""
+        image = sparse_path / "image"
+        write_content(image, STAMPS, SIZE)
+        words = ["tmpfs", "disk", "--workload=randread-psync", "--turns=1", "--json"]
+        words += ["--runtime=0.5", "--parent", str(sparse_path)]
+        with loop_device(image) as device:
+            done = invoke(*words, "--size=16M", "--disk", device.path)
+            small = invoke(*words, "--size=32M", "--disk", device.path)
+        assert statuses(done)["disk"] == ("ok", None)
+        assert image.read_bytes() == STAMPS.content(0, SIZE)
+        assert isinstance(small.exception, UsageError)
+        assert "has 16 MiB, and 32 MiB are to be read" in str(small.exception)
+        status, reason = statuses(invoke(*words, "--size=16M"))["disk"]
+        assert status == "skipped" and "--disk" in str(reason)
+        for path, why in ((image, "no block device"), (sparse_path / "x", "No such")):
+            error = invoke(*words, "--size=16M", "--disk", path).exception
+            assert isinstance(error, UsageError) and why in str(error)
+
+    def test_list(self) -> None:
+        done = invoke("--list")
+        assert done.exit_code == 0
+        for name in [*all_peers(), *suite_names()]:
+            assert name in done.stdout
+        document = json.loads(invoke("--list", "--json").stdout)
+        assert [peer["name"] for peer in document["peers"]] == list(all_peers())
+        assert list(document["suites"]) == suite_names()
+
+    def test_fio_missing_or_too_old(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """It is said at once, and what needs none of it runs all the same."""
+        monkeypatch.setenv("PATH", str(tmp_path))
+        error = invoke("tmpfs", "--parent", tmp_path).exception
+        assert isinstance(error, CapabilityError) and "not on PATH" in str(error)
+        fio = tmp_path / "fio"
+        fio.write_text("#!/bin/sh\necho fio-3.12\n")
+        fio.chmod(0o755)
+        error = invoke("tmpfs", "--parent", tmp_path).exception
+        assert isinstance(error, CapabilityError) and "fio-3.12 is too old" in str(
+            error
+        )
+        assert list(tmp_path.iterdir()) == [fio]
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            [],
+            ["loop", "--suite", "server"],
+            ["lop"],
+            ["--suite", "serve"],
+            ["loop", "--workload", "randread-xsync"],
+            ["loop", "--workload", "randwrite-psync"],
+            ["--suite", "server", "--workload", "seqwrite-1m"],
+            ["--suite", "ls-lr", "--workload", "randread-psync"],
+            ["loop", "--scale", "2"],
+            ["loop", "--size", "17"],
+            ["loop", "--turns", "0"],
+        ],
+    )
+    def test_wrong_usage(self, words: list[str]) -> None:
+        done = invoke(*words)
+        error = done.exception
+        assert isinstance(error, UsageError) or done.exit_code == 2

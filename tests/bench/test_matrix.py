@@ -1,0 +1,418 @@
+"""The matrix: which runs, in which order, how often; its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.matrix_support import ENVIRONMENT, full_row, runs_in
+
+from btrfs_ublk.bench.commands.matrix import (
+    Progress,
+    Runner,
+    duration,
+    is_settled,
+)
+from btrfs_ublk.bench.config import Configuration, configuration_of
+from btrfs_ublk.bench.environment import environment, environment_id
+from btrfs_ublk.bench.matrices import MATRICES, Matrix, parse_filters, run_key
+from btrfs_ublk.bench.results import open_results
+from btrfs_ublk.bench.run import Row
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.mount import mounted
+
+QUICK = MATRICES["quick"].with_options(front_end="fuse")
+
+
+class TestMatrices:
+    def test_the_full_one(self) -> None:
+        full = MATRICES["full"]
+        assert len(set(full.configurations)) == len(full.configurations) == 96
+        assert full.least >= 10 and full.most == 30
+        assert {each.runtime_s for each in full.configurations} == {10}
+        assert {each.direct for each in full.configurations} == {True}
+        counts = Counter((each.engine, each.depth) for each in full.configurations)
+        assert counts == {
+            ("io_uring", 4): 24,
+            ("io_uring", 16): 24,
+            ("mmap", 8): 24,
+            ("psync", 8): 24,
+        }
+
+    def test_the_quick_one_is_part_of_it_but_for_the_time(self) -> None:
+        quick = MATRICES["quick"].with_options(front_end="auto", runtime_s=10.0)
+        assert set(quick.configurations) < set(MATRICES["full"].configurations)
+        assert len(set(quick.configurations)) == len(quick.configurations)
+
+    def test_each_block_has_all_in_an_order_of_its_own(self) -> None:
+        orders = [QUICK.order(block, seed=5) for block in range(1, 5)]
+        for order in orders:
+            assert set(order) == set(QUICK.configurations)
+            assert len(order) == len(QUICK.configurations)
+        assert len({tuple(order) for order in orders}) == 4
+        assert orders[0] == QUICK.order(1, seed=5) != QUICK.order(1, seed=6)
+
+    def test_filters(self) -> None:
+        filters = parse_filters(
+            ["fio.engine=psync", "fio.engine=mmap", "btrfs.virtual_data_size=4EiB"]
+        )
+        chosen = MATRICES["full"].selected(filters)
+        assert len(chosen) == 16
+        assert {each.engine for each in chosen} == {"psync", "mmap"}
+        assert MATRICES["full"].selected({}) == list(MATRICES["full"].configurations)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("fio.engine", "not KEY=VALUE"),
+            ("engine=psync", "there is no key 'engine'"),
+            ("fio.jobs=many", "fio.jobs is 'many'"),
+        ],
+    )
+    def test_wrong_filters(self, text: str, message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            parse_filters([text])
+
+    def test_a_filter_that_nothing_passes_tells_what_there_is(self) -> None:
+        with pytest.raises(UsageError, match="no configuration") as caught:
+            QUICK.selected(parse_filters(["fio.jobs=3"]))
+        assert caught.value.hint == "fio.jobs: 1, 2"
+
+    def test_other_options_make_another_matrix(self) -> None:
+        same = MATRICES["quick"].with_options(front_end="fuse", least=7, most=9)
+        assert (same.least, same.most) == (7, 9)
+        assert same.fingerprint() == QUICK.fingerprint()
+        for other in (
+            QUICK.with_options(front_end="ublk"),
+            QUICK.with_options(front_end="fuse", source="pattern"),
+            QUICK.with_options(front_end="fuse", runtime_s=1.0),
+        ):
+            assert other.fingerprint() != QUICK.fingerprint()
+        with pytest.raises(UsageError, match="5 repeats at least, 4 at most"):
+            QUICK.with_options(front_end="fuse", least=5, most=4)
+
+
+def rows(*iops: float | str) -> list[Row]:
+    return [
+        (
+            {"status": value, "total_iops": None}
+            if isinstance(value, str)
+            else {"status": "ok", "total_iops": value}
+        )
+        for value in iops
+    ]
+
+
+class TestSettled:
+    @pytest.mark.parametrize(
+        ("found", "settled"),
+        [
+            (rows(), False),
+            (rows(100, 100), False),
+            (rows(100, 101, 100), True),
+            (rows(100, 150, 60), False),
+            (rows(100, 150, 60, 90, 130), True),
+            (rows("failed", "void", "failed"), True),
+            (rows("rejected", "rejected", "rejected"), False),
+            (rows("failed", "failed", 100), False),
+            (rows("failed", 100, 100), True),
+        ],
+    )
+    def test_it(self, found: list[Row], settled: bool) -> None:
+        assert is_settled(found, least=3, most=5, tolerance=0.03) is settled
+
+
+SMALL = Matrix("small", QUICK.configurations[:4], least=2, most=6)
+
+
+def run_all(
+    path: Path,
+    measure: Callable[[Configuration], Row],
+    *,
+    matrix: Matrix = SMALL,
+    stop_after: int = 1000,
+    **options: Any,
+) -> list[Progress]:
+    """Go on with a file; stop as a kill would, between two runs."""
+    with open_results(path, matrix, seed=1) as results:
+        runner = Runner(
+            matrix,
+            results,
+            environment=ENVIRONMENT,
+            seed=1,
+            tolerance=0.03,
+            measure=measure,
+            **({"selected": matrix.configurations} | options),
+        )
+        steps = []
+        for step in runner.run():
+            steps.append(step)
+            if step.row is not None:
+                stop_after -= 1
+                if stop_after == 0:
+                    break
+        return steps
+
+
+class Machine:
+    """Its figures depend on nothing but the configuration and how often it ran."""
+
+    def __init__(self, noisy: Configuration | None = None) -> None:
+        self.noisy = noisy
+        self.count: Counter[Configuration] = Counter()
+
+    def __call__(self, configuration: Configuration) -> Row:
+        self.count[configuration] += 1
+        noise = random.Random(self.count[configuration]).uniform(0.5, 2)
+        factor = noise if configuration == self.noisy else 1.0
+        return full_row(configuration, iops=1000.0 * factor)
+
+
+class TestRunner:
+    def test_a_steady_matrix_takes_the_least(self, tmp_path: Path) -> None:
+        steps = run_all(tmp_path / "r", Machine())
+        runs = runs_in(tmp_path / "r")
+        assert len(runs) == 8 and len({run["key"] for run in runs}) == 8
+        for block in (1, 2):
+            order = [configuration_of(r) for r in runs if r["block"] == block]
+            assert order == SMALL.order(block, seed=1)
+        assert [step.done for step in steps] == list(range(9))
+        assert {step.planned for step in steps} == {8} and steps[-1].left_s == 0
+
+    def test_what_is_noisy_goes_on_alone(self, tmp_path: Path) -> None:
+        noisy = SMALL.configurations[2]
+        run_all(tmp_path / "r", Machine(noisy))
+        counts = Counter(configuration_of(run) for run in runs_in(tmp_path / "r"))
+        assert counts.pop(noisy) == 6 and set(counts.values()) == {2}
+
+    @pytest.mark.parametrize("torn", [False, True])
+    def test_killed_twice_it_has_the_same_runs(
+        self, tmp_path: Path, torn: bool
+    ) -> None:
+        noisy = SMALL.configurations[2]
+        run_all(tmp_path / "whole", Machine(noisy))
+        machine, path = Machine(noisy), tmp_path / "killed"
+        for stop_after in (3, 6, 1000):
+            run_all(path, machine, stop_after=stop_after)
+            if torn and stop_after < 1000:
+                # The kill came while the last line was written.
+                text = path.read_bytes()
+                last = configuration_of(runs_in(path)[-1])
+                machine.count[last] -= 1
+                path.write_bytes(text[:-20])
+        assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+
+    def test_failures_count_as_turns_and_may_be_tried_again(
+        self, tmp_path: Path
+    ) -> None:
+        path, good = tmp_path / "r", Machine()
+
+        def fail(configuration: Configuration) -> Row:
+            return full_row(configuration, iops=None, status="failed")
+
+        run_all(path, fail)
+        assert len(runs_in(path)) == 8
+        assert run_all(path, good) == []
+        steps = run_all(path, good, retry=True)
+        assert len(runs_in(path)) == 16 and steps[-1].done == 8
+        with open_results(path, SMALL, seed=1) as results:
+            assert {row["status"] for row in results.rows.values()} == {"ok"}
+            assert len(results.rows) == 8
+
+    def test_parts_may_be_run_one_after_the_other(self, tmp_path: Path) -> None:
+        path = tmp_path / "r"
+        for selected in (SMALL.configurations[:1], SMALL.configurations):
+            run_all(path, Machine(), selected=selected)
+        assert len({run["key"] for run in runs_in(path)}) == len(runs_in(path)) == 8
+
+    def test_another_environment_has_runs_of_its_own(self, tmp_path: Path) -> None:
+        run_all(tmp_path / "r", Machine())
+
+        def elsewhere(configuration: Configuration) -> Row:
+            return full_row(configuration) | {"environment": "other"}
+
+        with open_results(tmp_path / "r", SMALL, seed=1) as results:
+            runner = Runner(
+                SMALL,
+                results,
+                selected=SMALL.configurations,
+                environment="other",
+                seed=1,
+                tolerance=0.03,
+                measure=elsewhere,
+            )
+            assert len(list(runner.run())) == 9
+        assert len(runs_in(tmp_path / "r")) == 16
+
+
+class TestResults:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / "results.jsonl"
+        run_all(path, Machine())
+        return path
+
+    def test_each_run_is_on_disk_before_the_next(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        synced: list[int] = []
+        real = os.fsync
+
+        def fsync(fd: int) -> None:
+            synced.append(os.fstat(fd).st_size)
+            real(fd)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        path = tmp_path / "r"
+        sizes = []
+
+        def measure(configuration: Configuration) -> Row:
+            sizes.append(path.stat().st_size)
+            return full_row(configuration)
+
+        run_all(path, measure)
+        assert len(sizes) == 8 and set(sizes) <= set(synced)
+
+    def test_a_torn_line_is_dropped(self, path: Path) -> None:
+        whole = path.read_bytes()
+        for tail in (b'{"kind": "run", "key', b"{}", b"\0\0\0"):
+            path.write_bytes(whole + tail)
+            with open_results(path, SMALL, seed=1) as results:
+                assert len(results.rows) == 8
+            assert path.read_bytes() == whole
+
+    def test_the_first_line_may_be_torn(self, path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:40])
+        with open_results(path, SMALL, seed=1) as results:
+            assert results.rows == {}
+        assert json.loads(path.read_text())["matrix"] == "small"
+
+    @pytest.mark.parametrize(
+        ("number", "line", "message"),
+        [
+            (3, "not JSON", "line 3 is no JSON: 'not JSON'"),
+            (3, "[]", "line 3 is not of a matrix"),
+            (2, '{"total_iops": 3}', "line 2 is not of a matrix"),
+            (2, '{"kind": "matrix"}', "line 2 is of the kind matrix"),
+            (4, '{"kind": "run", "status": "ok"}', "line 4 is not a run"),
+            (1, '{"kind": "environment"}', "line 1 is of the kind environment"),
+        ],
+    )
+    def test_a_foreign_line_is_named(
+        self, path: Path, number: int, line: str, message: str
+    ) -> None:
+        lines = path.read_text().splitlines()
+        lines.insert(number - 1, line)
+        before = "\n".join(lines) + "\n"
+        path.write_text(before)
+        with pytest.raises(UsageError, match=message):
+            with open_results(path, SMALL, seed=1):
+                pass
+        assert path.read_text() == before
+
+    @pytest.mark.parametrize(
+        "changed",
+        [{"fio.jobs": 9}, {"block": 9}, {"environment": "x"}, {"total_iops": None}],
+    )
+    def test_a_changed_line_is_named(self, path: Path, changed: dict[str, Any]) -> None:
+        lines = path.read_text().splitlines()
+        lines[2] = json.dumps(json.loads(lines[2]) | changed)
+        path.write_text("\n".join(lines) + "\n")
+        with pytest.raises(UsageError, match="line 3"):
+            with open_results(path, SMALL, seed=1):
+                pass
+
+    def test_a_run_of_another_matrix_is_named(self, path: Path) -> None:
+        row = full_row(QUICK.configurations[8])
+        key = run_key(QUICK.configurations[8], environment=ENVIRONMENT, block=1)
+        with path.open("a") as file:
+            file.write(json.dumps({"kind": "run", "key": key, "block": 1} | row) + "\n")
+        with pytest.raises(UsageError, match="line 10 is not a run of this matrix"):
+            with open_results(path, SMALL, seed=1):
+                pass
+
+    @pytest.mark.parametrize(
+        ("matrix", "seed", "message"),
+        [
+            (QUICK, 1, "line 1 is of another matrix: its matrix is 'small'"),
+            (SMALL, 2, "its seed is 1, not 2"),
+            (
+                SMALL.with_options(front_end="ublk"),
+                1,
+                "its front_end is 'fuse', not 'ublk'",
+            ),
+            (
+                SMALL.with_options(front_end="fuse", runtime_s=9.0),
+                1,
+                "its fio.runtime is 2, not 9",
+            ),
+            (
+                Matrix("small", QUICK.configurations[:3], 2, 6),
+                1,
+                "its fingerprint is",
+            ),
+        ],
+    )
+    def test_another_matrix_is_refused(
+        self, path: Path, matrix: Matrix, seed: int, message: str
+    ) -> None:
+        with pytest.raises(UsageError, match=message):
+            with open_results(path, matrix, seed=seed):
+                pass
+
+    def test_another_version_is_refused(self, path: Path) -> None:
+        path.write_text(path.read_text().replace('"version": 1', '"version": 7', 1))
+        with pytest.raises(UsageError, match="line 1 .* version is 7, not 1"):
+            with open_results(path, SMALL, seed=1):
+                pass
+
+    def test_one_writer_at_a_time(self, path: Path) -> None:
+        with open_results(path, SMALL, seed=1):
+            with pytest.raises(BtrfsUblkError, match="another process"):
+                with open_results(path, SMALL, seed=1):
+                    pass
+
+    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="No such file"):
+            with open_results(tmp_path / "no" / "r", SMALL, seed=1):
+                pass
+
+    @pytest.mark.device
+    def test_on_a_full_disk_it_stops_and_goes_on(self, tmp_path: Path) -> None:
+        machine = Machine()
+
+        def measure(configuration: Configuration) -> Row:
+            return machine(configuration) | {"reason": "long " * 200}
+
+        size = ["size=4k"]  # the first line and some runs
+        with mounted("tmpfs", tmp_path, fs_type="tmpfs", options=size) as disk:
+            path = tmp_path / "results.jsonl"
+            with pytest.raises(BtrfsUblkError, match="results.jsonl: No space") as info:
+                run_all(path, measure)
+            assert "goes on" in str(info.value.hint)
+            assert 1 < machine.count.total() < 8
+            disk.remount(options=["size=1m"])
+            run_all(path, measure)
+            # The run whose line did not fit is made again.
+            assert len(runs_in(path)) == 8 and machine.count.total() == 9
+
+
+def test_environments_are_told_apart(tmp_path: Path) -> None:
+    record = environment(tmp_path)
+    same = record | {"time": "later", "load": [9.0] * 3, "file_system_free_bytes": 1}
+    assert environment_id(record) == environment_id(same)
+    for name, value in (("kernel", "7.9"), ("fio", "fio-9"), ("mitigations", {})):
+        if record[name] != value:
+            assert environment_id(record | {name: value}) != environment_id(record)
+
+
+def test_durations_are_read_at_a_glance() -> None:
+    assert [duration(s) for s in (0.4, 89, 300, 12345)] == [
+        *("0 s", "89 s", "5 min", "3 h 26 min")
+    ]

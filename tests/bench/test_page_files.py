@@ -1,0 +1,294 @@
+"""Which files the report takes, what it refuses, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.paths import PROJECT
+from support.report_support import (
+    HOSTILE,
+    comparison,
+    hostile_comparison,
+    matrix_lines,
+    page_of,
+    record,
+    write_document,
+    write_lines,
+)
+
+from btrfs_ublk.base import capabilities
+from btrfs_ublk.bench.commands import report
+from btrfs_ublk.bench.page.build import build, render, write_whole
+from btrfs_ublk.bench.page.inputs import DocumentData, clean, read_inputs
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+
+pytestmark = pytest.mark.thorough
+
+RESULTS = PROJECT / "benchmark_matrix_results"
+Record = dict[str, Any]
+
+
+ODD_VALUES = (None, True, "", "x", -1, 0, 1e308, float("inf"), [], {}, [{}], {"a": 1})
+
+
+def change(data: st.DataObject, value: Record) -> None:
+    """One value anywhere within becomes an odd one, or is gone."""
+    at: Any = value
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        key = data.draw(st.sampled_from(keys))
+        below = at[key]
+        if not isinstance(below, dict | list) or not below or data.draw(st.booleans()):
+            break
+        at = below
+    if isinstance(at, dict) and data.draw(st.booleans()):
+        del at[key]
+    else:
+        at[key] = data.draw(st.sampled_from(ODD_VALUES))
+
+
+class TestInputs:
+    def test_all_kinds(self, tmp_path: Path) -> None:
+        paths = [
+            write_document(tmp_path / "compare.json", comparison()),
+            write_lines(tmp_path / "m.jsonl", matrix_lines("quick", blocks=1)),
+            write_lines(tmp_path / "bare.jsonl", [matrix_lines("quick")[5]]),
+            *sorted((RESULTS / "native-2cpu").glob("*.json")),
+        ]
+        found = read_inputs(paths)
+        assert [each.name for each in found] == [path.name for path in paths]
+        chapters = build(found).chapters
+        assert all(chapter.blocks for chapter in chapters)
+
+    def test_environments_of_one_file_are_told_apart(self, tmp_path: Path) -> None:
+        lines = matrix_lines("quick", blocks=1)
+        other = matrix_lines("quick", blocks=1, environment=record(guest="icount"))
+        path = write_lines(tmp_path / "m.jsonl", [*lines, *other[1:]])
+        page = page_of([path])
+        assert [section.labels[0] for section in page.sections] == [
+            *("native", "icount")
+        ]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda lines: [], "x.jsonl: it is empty"),
+            (lambda lines: ["{", *lines], "x.jsonl: line 1 is no JSON"),
+            (
+                lambda lines: [*lines[:3], lines[3][:40], *lines[4:]],
+                "line 4 is no JSON",
+            ),
+            (lambda lines: [*lines[:3], "[1]", *lines[3:]], "line 4 is no run"),
+            (lambda lines: [*lines, '{"kind": "suite"}'], "line 20 is no run"),
+            (lambda lines: [*lines, lines[0]], "line 20 is of the kind matrix"),
+            (
+                lambda lines: [lines[0].replace('"version": 1', '"version": 9')]
+                + lines[1:],
+                "line 1 is of version 9, not 1",
+            ),
+            (
+                lambda lines: [lines[0].replace("quick", "slow"), *lines[1:]],
+                "line 1 is of a matrix that there is not: 'slow'",
+            ),
+            (
+                lambda lines: [lines[0].replace("quick", "full"), *lines[1:]],
+                "line 1 is of another matrix that was called full",
+            ),
+            (
+                lambda lines: [lines[0].replace("fuse", "ublk"), *lines[1:]],
+                "line 1 is of another matrix",
+            ),
+            (
+                lambda lines: (
+                    [*lines[:5], lines[5].replace("e-0", "e-1"), lines[6]]
+                    if "e-0" in lines[5]
+                    else [*lines[:5], re.sub(r'"block": 1', '"block": 2', lines[5])]
+                ),
+                "line 6 is not a run of this matrix",
+            ),
+            (
+                lambda lines: [lines[0], lines[1].replace("6.99", '6.9"'), *lines[2:]],
+                "line 2 is no JSON",
+            ),
+        ],
+    )
+    def test_bad_lines_are_named(
+        self,
+        tmp_path: Path,
+        change: Callable[[list[str]], list[str]],
+        message: str,
+    ) -> None:
+        lines = [json.dumps(line) for line in matrix_lines("quick", blocks=1)]
+        path = tmp_path / "x.jsonl"
+        path.write_text("".join(f"{line}\n" for line in change(lines)))
+        with pytest.raises(UsageError, match=re.escape(message)):
+            read_inputs([path])
+
+    def test_a_last_line_without_an_end_is_left_out(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = write_lines(tmp_path / "x.jsonl", matrix_lines("quick", blocks=1))
+        content = path.read_bytes()
+        path.write_bytes(content[:-9])
+        (found,) = read_inputs([path])
+        assert not isinstance(found, DocumentData) and len(found.rows) == 16
+        assert "x.jsonl, line 19 has no end" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ('{"benchmark": "compare", "results": []}', "has no environment, version"),
+            ('{"benchmark": "compare",\n "results": [', "line 2 is no JSON"),
+            ('{"version": 1, "benchmark": "x", "results": [NaN]}', "NaN is no number"),
+            ('{"a": 1}', "x.json: line 1 is no run"),
+            ("\x00\x01", "x.json: there is no run"),
+        ],
+    )
+    def test_bad_documents_are_named(
+        self, tmp_path: Path, text: str, message: str
+    ) -> None:
+        path = tmp_path / "x.json"
+        path.write_text(text)
+        with pytest.raises(UsageError, match=re.escape(message)) as caught:
+            read_inputs([path])
+        assert str(path) in caught.value.message
+
+    def test_other_bytes_are_no_text(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.json"
+        path.write_bytes(b'{"a":\n\xff\xfe}')
+        with pytest.raises(UsageError, match="line 2 is no text"):
+            read_inputs([path])
+        with pytest.raises(UsageError, match="cannot be read: No such file"):
+            read_inputs([tmp_path / "nothing"])
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"version": 2}, "of version 2, not 1"),
+            ({"benchmark": "nothing"}, "no benchmark 'nothing'"),
+            ({"environment": {}}, "its environment has no kernel"),
+            ({"results": [{}]}, "does not hold what its benchmark writes: KeyError"),
+            ({"parameters": {}}, "does not hold what its benchmark writes"),
+        ],
+    )
+    def test_changed_documents_are_named(
+        self, tmp_path: Path, changed: Record, message: str
+    ) -> None:
+        path = write_document(tmp_path / "x.json", comparison() | changed)
+        with pytest.raises(UsageError, match=re.escape(message)) as caught:
+            read_inputs([path])
+        assert str(path) in caught.value.message
+
+    @settings(max_examples=60)
+    @given(data=st.data())
+    def test_whatever_is_changed_is_shown_or_refused(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        """One value of a document or of a line becomes another: there is a page, or an
+        error that names the file.
+        """
+        path = tmp_path_factory.getbasetemp() / "x.json"
+        if data.draw(st.booleans()):
+            lines = matrix_lines("quick", blocks=1)[:6]
+            change(data, data.draw(st.sampled_from(lines)))
+            write_lines(path, lines)
+        else:
+            made = comparison(peers=("loop", "ublk"), turns=2)
+            change(data, made)
+            write_document(path, made)
+        try:
+            text = render(page_of([path]), command="")
+        except UsageError as error:
+            assert "x.json" in error.message
+        else:
+            assert text.endswith("</html>\n")
+
+    @pytest.mark.parametrize("text", ["[" * 100_000, '{"benchmark": ' * 100_000])
+    def test_depths(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "x.json"
+        path.write_text(f"{text}\n")
+        with pytest.raises(UsageError, match="x.json"):
+            read_inputs([path])
+
+    def test_characters_that_no_page_may_have(self) -> None:
+        assert clean("a\x00b\u202ec\nd é") == "a\ufffdb\ufffdc\nd é"
+
+
+class TestCommand:
+    def run(self, *words: object) -> Any:
+        return CliRunner().invoke(report.command, [str(word) for word in words])
+
+    def test_page_and_plots(self, tmp_path: Path) -> None:
+        path = write_document(tmp_path / "x.json", comparison())
+        page, plots = tmp_path / "made.html", tmp_path / "new" / "plots"
+        done = self.run(path, "-o", page, "--plots", plots)
+        assert done.exit_code == 0, done.output + repr(done.exception)
+        text = page.read_text()
+        assert "btrfs-ublk bench report x.json -o made.html --plots plots" in text
+        names = sorted(each.name for each in plots.iterdir())
+        assert names[:2] == ["x-01.png", "x-01.svg"]
+        assert sorted(p.name for p in tmp_path.iterdir()) == [
+            *("made.html", "new", "x.json")
+        ]
+        assert page.stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+    def test_nothing_from_a_file_is_code(self, tmp_path: Path) -> None:
+        path = tmp_path / f"{HOSTILE.replace('/', '')}.json"
+        write_document(path, hostile_comparison())
+        page = tmp_path / "made.html"
+        assert self.run(path, "-o", page).exit_code == 0
+        text = page.read_text()
+        assert "<script" not in text and "<img" not in text and "<b>" not in text
+        assert "&lt;script&gt;" in text and "\u202e" not in text
+
+    def test_a_bad_file_leaves_what_was_there(self, tmp_path: Path) -> None:
+        good = write_document(tmp_path / "good.json", comparison(turns=1))
+        bad = tmp_path / "bad.json"
+        bad.write_text("{}")
+        page, plots = tmp_path / "made.html", tmp_path / "plots"
+        page.write_text("before")
+        done = self.run(good, bad, "-o", page, "--plots", plots)
+        assert isinstance(done.exception, UsageError)
+        assert f"{bad}: line 1 is no run" in str(done.exception)
+        assert page.read_text() == "before" and not plots.exists()
+
+    def test_results_are_not_overwritten(self, tmp_path: Path) -> None:
+        path = write_document(tmp_path / "x.json", comparison(turns=1))
+        (tmp_path / "link").symlink_to(path)
+        done = self.run(path, "-o", tmp_path / "link")
+        assert isinstance(done.exception, UsageError)
+        assert "would be overwritten" in str(done.exception)
+        done = self.run(path, "-o", tmp_path / "no" / "page.html")
+        assert "there is no directory" in str(done.exception)
+
+    def test_a_page_is_there_as_a_whole_or_not(self, tmp_path: Path) -> None:
+        path = tmp_path / "page.html"
+        path.mkdir()
+        with pytest.raises(BtrfsUblkError, match="cannot be written"):
+            write_whole(path, b"text")
+        assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
+
+    def test_a_missing_library(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(capabilities, "find_spec", lambda name: None)
+        done = self.run(tmp_path / "x.json")
+        assert isinstance(done.exception, CapabilityError)
+        assert "matplotlib is needed here" in str(done.exception)
+        assert "scripts/setup --bench" in str(done.exception)
+
+    def test_usage(self) -> None:
+        assert self.run().exit_code == 2
+
+
+def current_umask() -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(r"Umask:\s*(\d+)", text)[1], 8)  # type: ignore[index]

@@ -1,0 +1,224 @@
+"""Every peer, one contract: the right bytes and nothing left, or a reason."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.needs import Need
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK
+from btrfs_ublk.base.readers import read_buffered, read_direct
+from btrfs_ublk.bench.content import STAMPS, check_blocks, write_content
+from btrfs_ublk.bench.peer import (
+    Peer,
+    Setting,
+    Subject,
+    all_peers,
+    setting,
+    why_not,
+)
+from btrfs_ublk.bench.peers.others import RUBLK
+from btrfs_ublk.bench.reading import BATCH, READING, _reader
+from btrfs_ublk.bench.resources.kernel_module import LoadableModule
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+from btrfs_ublk.units import BLOCK_BYTES, MIB
+
+SIZE = 24 * MIB
+
+
+def assert_contract(names: Iterable[str], where: Path) -> set[str]:
+    """Those that can run here do, all at once; their names."""
+    known = all_peers()
+    reasons = {known[name]: why_not(known[name]) for name in names}
+    with setting(where, size_bytes=SIZE, queues=1, depth=16) as common:
+        with ExitStack() as stack:
+            for peer, reason in reasons.items():
+                assert peer.layer in ("device", "file")
+                assert peer.description and "\n" not in peer.description
+                if reason is not None:
+                    assert len(reason) > 10
+                    continue
+                try:
+                    subject = stack.enter_context(peer.serving(common))
+                except CapabilityError as error:
+                    reasons[peer] = str(error)
+                    continue
+                assert_right(peer, subject)
+        # Nothing is taken down before its time.
+        assert common.directory.exists()
+    return {peer.name for peer, reason in reasons.items() if reason is None}
+
+
+def assert_right(peer: Peer, subject: Subject) -> None:
+    check_blocks(
+        subject.path,
+        subject.content,
+        SIZE,
+        read=read_direct if subject.direct else read_buffered,
+        samples=50,
+        chances=random.Random(3),
+    )
+    assert subject.path.is_block_device() == (peer.layer == "device")
+    for pid in subject.server_pids:
+        assert psutil.Process(pid).cmdline()
+
+
+@pytest.mark.thorough
+@pytest.mark.device
+@pytest.mark.parametrize("name", all_peers())
+def test_a_peer(name: str, sparse_path: Path) -> None:
+    assert_contract([name], sparse_path)
+
+
+@pytest.mark.device
+def test_a_server_in_batch_policy(sparse_path: Path, need: Need) -> None:
+    """All threads of it have the policy, from the first turn on."""
+    need(FUSE)
+    policies: set[int] = set()
+
+    @contextmanager
+    def serving(common: Setting) -> Iterator[Subject]:
+        with all_peers()["fuse"].serving(common) as subject:
+            yield subject
+            (pid,) = subject.server_pids
+            tasks = map(int, os.listdir(f"/proc/{pid}/task"))
+            policies.update(map(os.sched_getscheduler, tasks))
+
+    peer = replace(all_peers()["fuse"], serving=serving)
+    with setting(sparse_path, size_bytes=SIZE, runtime_s=0.1) as common:
+        with _reader(peer, False, BATCH).serving(common):
+            pass
+    assert policies == {os.SCHED_BATCH}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("name", ["fuse-least", "fuse-least-passthrough"])
+@pytest.mark.usefixtures("sanitized_helpers")
+def test_stand_ins_under_sanitizers(name: str, sparse_path: Path) -> None:
+    """An answer that is lost would hang whoever asked, so that no test could end."""
+    assert_contract([name], sparse_path)
+
+
+@pytest.mark.device
+def test_all_at_once(sparse_path: Path) -> None:
+    ran = assert_contract(all_peers(), sparse_path)
+    assert {"loop", "btrfs-loop", "tmpfs", "dev-zero"} <= ran
+
+
+@pytest.mark.ublk
+def test_all_at_once_with_ublk(need: Need, sparse_path: Path) -> None:
+    """Those that the other tests leave out: with ublk, with modules of the VM, and what
+    is off elsewhere.
+    """
+    need(UBLK)
+    names = [
+        name
+        for name, peer in all_peers().items()
+        if UBLK in peer.needs or any(isinstance(x, LoadableModule) for x in peer.needs)
+    ]
+    names.append("fuse-least-io-uring")
+    # One module makes that disk and the peer of this name, and only one at a time.
+    names.remove("null_blk")
+    ran = assert_contract(names, sparse_path) | assert_contract(
+        ["null_blk"], sparse_path
+    )
+    assert {"ublk", "ublk-clone", "ublk-file", "ublk-file-clone"} <= ran
+    if RUBLK.probe() is None:
+        assert {"rublk-null", "rublk-loop"} <= ran
+    if os.environ.get("BTRFS_UBLK_IN_VM") == "1":
+        assert {"brd", "btrfs-brd", "null_blk"} <= ran
+        if Path("/sys/module/fuse/parameters/enable_uring").exists():
+            assert "fuse-least-io-uring" in ran
+
+
+def test_unknown_peers_are_refused() -> None:
+    for name in ("lop", "slowed:lop", "slow:loop", ":loop"):
+        with pytest.raises(UsageError, match=f"no peer {name!r}\n.*loop"):
+            READING.find(["loop", name])
+    with pytest.raises(UsageError, match="twice\n.*again:loop"):
+        READING.find(["loop", "loop"])
+    found = READING.find(["loop", "again:loop", "slowed:loop"])
+    assert [each.name for each in found] == ["loop", "again:loop", "slowed:loop"]
+
+
+@pytest.mark.device
+def test_what_is_cached_can_be_mapped(need: Need, sparse_path: Path) -> None:
+    """The kernel maps what it reads past the page cache for nobody (MAP_SHARED)."""
+    need(ROOT, FUSE, LOOP)
+    known = all_peers()
+    for name, expected in {
+        "fuse-plain-file": False,
+        "fuse-plain-file-cached": True,
+    }.items():
+        with setting(sparse_path, size_bytes=SIZE) as common:
+            with (
+                known[name].serving(common) as subject,
+                subject.path.open("rb") as file,
+            ):
+                assert subject.mappable == expected
+                try:
+                    with mmap.mmap(file.fileno(), SIZE, prot=mmap.PROT_READ) as memory:
+                        assert memory[-MIB:] == STAMPS.content(SIZE - MIB, MIB)
+                except OSError as error:
+                    assert not expected and error.errno == errno.ENODEV
+                else:
+                    assert expected
+
+
+def test_rublk_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "rublk"
+    monkeypatch.setenv(RUBLK.variable, str(path))
+    assert f"not at {path}, as {RUBLK.variable} says" in str(RUBLK.probe())
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    assert RUBLK.probe() is None and RUBLK.path() == str(path)
+
+
+class TestStamps:
+    def test_no_two_blocks_are_alike(self) -> None:
+        data = STAMPS.content(0, 4 * MIB)
+        blocks = [data[at : at + BLOCK_BYTES] for at in range(0, 4 * MIB, BLOCK_BYTES)]
+        assert len(set(blocks)) == len(blocks)
+        for block in blocks[:: len(blocks) - 1]:
+            assert len(zlib.compress(block)) > 4000
+
+    @given(st.integers(0, 3 * MIB), st.integers(1, 9000))
+    def test_a_part_is_a_part_of_the_whole(self, offset: int, length: int) -> None:
+        whole = STAMPS.content(0, 4 * MIB)
+        assert STAMPS.content(offset, length) == whole[offset : offset + length]
+
+    def test_one_wrong_byte_is_found_and_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        write_content(path, STAMPS, SIZE)
+
+        def check() -> None:
+            check_blocks(
+                *(path, STAMPS, SIZE),
+                read=read_buffered,
+                samples=2,
+                chances=random.Random(1),
+            )
+
+        check()
+        with path.open("r+b") as file:
+            file.seek(SIZE - 3)
+            byte = STAMPS.content(SIZE - 3, 1)[0] ^ 1
+            file.write(bytes([byte]))
+        with pytest.raises(BtrfsUblkError, match=f"byte {SIZE - 3} is {byte:02x}"):
+            check()
+
+    def test_what_is_too_small_cannot_be_filled(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError):
+            write_content(Path("/dev/full"), STAMPS, MIB)

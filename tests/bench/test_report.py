@@ -1,0 +1,266 @@
+"""The benchmarks' pure parts: quantiles, documents, tables; and what they print."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import random
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support.paths import TESTS
+
+from btrfs_ublk.bench import options, report, seed
+from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
+from btrfs_ublk.bench.mappings import command as mappings_command
+from btrfs_ublk.bench.report import Document, make_document, merged, number, show
+from btrfs_ublk.bench.stats import (
+    bootstrap_interval,
+    grouped,
+    latency_record,
+    median_of,
+    quantile,
+)
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import EIB, GIB, TIB
+
+
+class TestStats:
+    def test_quantiles_of_known_data(self) -> None:
+        values = list(range(1, 101))
+        assert [quantile(values, share) for share in (0.01, 0.07, 0.5, 0.99, 1)] == [
+            *(1, 7, 50, 99, 100)
+        ]
+        assert quantile([5], 0.001) == 5
+        for share in (0, -1, 1.1):
+            with pytest.raises(ValueError):
+                quantile(values, share)
+        with pytest.raises(ValueError):
+            quantile([], 0.5)
+
+    @given(
+        st.lists(st.integers(), min_size=1),
+        st.floats(min_value=0, max_value=1, exclude_min=True),
+    )
+    def test_quantiles_are_ranks(self, values: list[int], share: float) -> None:
+        values.sort()
+        found = quantile(values, share)
+        covered = sum(value <= found for value in values)
+        assert found in values and covered >= share * len(values) - 1e-6
+        assert quantile(values, 1) == values[-1]
+
+    def test_latencies_in_microseconds(self) -> None:
+        latencies = list(range(1000, 1001000, 1000))
+        random.Random(1).shuffle(latencies)
+        assert latency_record(latencies) == {
+            "p50_us": 500,
+            "p99_us": 990,
+            "p99.9_us": 999,
+            "max_us": 1000,
+        }
+
+    def test_groups_keep_the_order_of_the_first(self) -> None:
+        assert grouped([3, 1, 5, 2], lambda number: number % 2) == {
+            1: [3, 1, 5],
+            0: [2],
+        }
+
+    def test_medians_skip_what_is_missing(self) -> None:
+        results = [{"a": 1}, {"a": 3}, {"b": 9}]
+        assert median_of(results, "a") == 2
+        assert math.isnan(median_of(results, "c"))
+        assert number(median_of(results, "c")) == "-"
+
+
+class TestBootstrapInterval:
+    def test_of_a_median(self) -> None:
+        chances = random.Random(5)
+        values = [chances.gauss(100, 10) for _ in range(400)]
+        low, high = bootstrap_interval(values)
+        # The median's standard error is 1.25 * 10 / 20.
+        assert 98 < low < 100 < high < 102
+        assert high - low == pytest.approx(2 * 1.96 * 0.627, rel=0.3)
+        assert bootstrap_interval(values) == (low, high)
+        narrow = bootstrap_interval(values, confidence=0.5)
+        assert low < narrow[0] < narrow[1] < high
+
+    def test_of_a_ratio_it_covers_the_true_one_that_often(self) -> None:
+        chances = random.Random(7)
+        covered = 0
+        for _ in range(200):
+            values = [chances.gauss(150, 15) for _ in range(20)]
+            baseline = [chances.gauss(100, 10) for _ in range(20)]
+            low, high = bootstrap_interval(values, baseline, resamples=200)
+            covered += low <= 1.5 <= high
+        assert 180 <= covered <= 199
+
+    def test_pairs_leave_out_what_slowed_both_down(self) -> None:
+        chances = random.Random(9)
+        baseline = [100 * chances.uniform(0.2, 1) for _ in range(20)]
+        values = [1.5 * each for each in baseline]
+        assert bootstrap_interval(values, baseline, paired=True) == pytest.approx(
+            (1.5, 1.5)
+        )
+        low, high = bootstrap_interval(values, baseline)
+        assert low < 1.3 and high > 1.7
+
+    def test_of_too_few_there_is_none(self) -> None:
+        for values, baseline in (([1], None), ([1], [1, 2]), ([1, 2], [1])):
+            assert all(map(math.isnan, bootstrap_interval(values, baseline)))
+        # A constant is known, however few there are.
+        assert bootstrap_interval([2, 2], [1, 1]) == (2, 2)
+        assert bootstrap_interval([1, 2], [0, 0]) == (math.inf, math.inf)
+
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        with pytest.raises(ValueError):
+            bootstrap_interval([1, 2], confidence=1)
+        with pytest.raises(ValueError):
+            bootstrap_interval([1, 2], [1, 2, 3], paired=True)
+
+
+class TestEnvironment:
+    def test_it_names_neither_host_nor_paths(self, tmp_path: Path) -> None:
+        record = environment(tmp_path)
+        assert record["kernel"] == platform.release() and record["cpus"] >= 1
+        assert len(record["load"]) == 3
+        assert 0 < record["file_system_free_bytes"] <= record["file_system_bytes"]
+        text = json.dumps(record)
+        assert str(tmp_path) not in text and str(TESTS) not in text
+        # Not as a part of another word: hosts have names such as "vm".
+        assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
+
+    def test_a_busy_process_is_seen(self) -> None:
+        with watched() as record:
+            assert "busy_cores" not in record
+            sum(range(5_000_000))
+        assert record["busy_cores"] > 0 and record["load"] >= 0
+
+    def test_without_patience_nobody_waits(self) -> None:
+        assert wait_until_quiet(timeout_s=0) is False
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Document:
+    results = [
+        {
+            "mappings": 1234567,
+            "threads": "[one]",
+            "load": load,
+            "add_s": 0.2 * load,
+            "load_s": 0.1,
+            "lookup_ns": 50,
+        }
+        for load in (1.0, 2.0, 4.0)
+    ]
+    return make_document(
+        "mappings", parameters={}, directory=tmp_path, results=list(results)
+    )
+
+
+def shown(document: Document) -> str:
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        show(document, console)
+    return capture.get()
+
+
+class TestReport:
+    def test_tables_are_made_of_documents(self, document: Document) -> None:
+        text = shown(json.loads(json.dumps(document)))
+        environment_lines, table = text.split("\n\n")
+        assert platform.release() in environment_lines and "load" in environment_lines
+        last = table.splitlines()[-1]
+        assert last.split()[:3] == ["1,234,567", "[one]", "3"]
+        assert "400.0 (200.0)" in last
+        assert last.endswith("2.0")
+
+    def test_a_vm_is_named(self, document: Document) -> None:
+        assert "VM" not in shown(document).partition("\n\n")[0]
+        flags = ["avx2", "fsrm"]
+        document["environment"] |= {"guest": "icount", "cpu": "Q", "cpu_flags": flags}
+        assert "VM that counts instructions: 1 is 1 ns, Q without erms" in shown(
+            document
+        )
+
+    def test_documents_of_one_machine_become_one(self, document: Document) -> None:
+        joined = merged([document, document])
+        assert joined["results"] == document["results"] * 2
+        assert len(document["results"]) == 3
+        with pytest.raises(UsageError, match="seed"):
+            merged([document, document | {"benchmark": "seed"}])
+        elsewhere = document["environment"] | {"kernel": "0.01"}
+        with pytest.raises(UsageError, match="0.01"):
+            merged([document, document | {"environment": elsewhere}])
+
+    @pytest.mark.parametrize("name", [None, "nothing", "..ledger", "os.path"])
+    def test_unknown_benchmarks_are_refused(
+        self, document: Document, name: Any
+    ) -> None:
+        with pytest.raises(UsageError, match="no benchmark"):
+            shown(document | {"benchmark": name})
+
+    def test_its_command(self, document: Document, tmp_path: Path) -> None:
+        path = tmp_path / "document.json"
+        path.write_text(json.dumps(document))
+        done = CliRunner().invoke(report.command, [str(path), str(path)])
+        assert done.exit_code == 0 and "1,234,567    [one]      6" in done.stdout
+        done = CliRunner().invoke(report.command, ["--json", str(path), str(path)])
+        assert len(json.loads(done.stdout)["results"]) == 6
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"results": []}'])
+    def test_its_command_refuses_other_files(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "document.json"
+        path.write_text(text)
+        done = CliRunner().invoke(report.command, [str(path)])
+        assert isinstance(done.exception, UsageError)
+        assert "not what a benchmark printed" in str(done.exception)
+
+
+class TestOptions:
+    def parse(self, *words: str) -> tuple[Any, Any]:
+        @click.command()
+        @click.option("--size", callback=options.parse_size, default="4K")
+        @click.option("--seed", "seeds", callback=seed.parse_seed_sizes, multiple=True)
+        def command(size: int, seeds: list[seed.SeedSize]) -> tuple[Any, Any]:
+            return size, seeds
+
+        answer: tuple[Any, Any] = command(list(words), standalone_mode=False)
+        return answer
+
+    def test_sizes(self) -> None:
+        assert self.parse() == (4096, [])
+        assert self.parse("--seed", "4E", "--seed=4T:4G", "--size", "16K") == (
+            16384,
+            [(4 * EIB, None), (4 * TIB, 4 * GIB)],
+        )
+
+    @pytest.mark.parametrize(
+        "words", [["--size", "5"], ["--seed", "4E:"], ["--seed=x"], ["--seed=:4G"]]
+    )
+    def test_wrong_sizes_name_the_option(self, words: list[str]) -> None:
+        with pytest.raises(UsageError, match="--s[ie][ze]"):
+            self.parse(*words)
+
+    def test_sizes_are_told_apart(self) -> None:
+        names = [seed.seed_name(size) for size in (275 * GIB, 250 * TIB, 4 * EIB)]
+        assert names == ["275 GiB", "250 TiB", "4 EiB"]
+
+
+def test_mappings_prints_tables_and_json() -> None:
+    words = ["--mappings", "50", "--lookups", "100", "--repeats", "2"]
+    done = CliRunner().invoke(mappings_command, words)
+    assert done.exit_code == 0, done.output
+    assert "found/us" in done.stdout
+    done = CliRunner().invoke(mappings_command, [*words, "--json"])
+    results = json.loads(done.stdout)["results"]
+    assert [result["threads"] for result in results] == [1, 2] * 2
+    assert CliRunner().invoke(mappings_command, ["--mappings", "0"]).exit_code == 2

@@ -1,0 +1,132 @@
+"""The offline check: healthy seeds are clean, other file systems are told apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.image_edit import Editor
+from support.mkseed_support import CHUNK, EIB, GIB, MAX_SIZE, MIB, TIB, mkseed
+from support.needs import Need
+
+from btrfs_ublk.base.capabilities import BTRFS_PROGS
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.seed.check import SeedReport, check_seed, check_with_progs
+
+pytestmark = pytest.mark.usefixtures("sanitized_helpers")
+
+
+@pytest.fixture
+def seed(sparse_path: Path) -> Path:
+    """20 GiB in five chunks; all trees are one leaf each."""
+    path = sparse_path / "seed.img"
+    mkseed("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only", path)
+    return path
+
+
+# Healthy ones
+
+
+@pytest.mark.parametrize("profile", ["single", "dup"])
+@pytest.mark.parametrize("metadata_only", [True, False])
+@pytest.mark.parametrize(
+    "size", [4 * MIB, 4 * GIB + 4096, 275 * GIB, CHUNK + 4096, 4 * EIB, MAX_SIZE]
+)
+def test_seeds_are_clean(
+    sparse_path: Path, size: int, metadata_only: bool, profile: str
+) -> None:
+    path = sparse_path / "seed.img"
+    options = ["--metadata-only"] if metadata_only else []
+    about = mkseed(
+        *(f"--virtual-data-size={size}", f"--metadata-profile={profile}"),
+        *(*options, path),
+    )
+    report = check_seed(path)
+    assert report.violations == () and report.notes == ()
+    assert report.clean and report.seeding and report.strategy == "mega-extent"
+    assert report.tree_blocks * 16384 == about["metadata_bytes"]
+    assert report.extents == report.references == report.tree_blocks + about["chunks"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    blocks=st.integers(MIB // 1024, 16 * TIB // 4096),
+    chunk=st.sampled_from([4 * GIB, 12 * GIB, 256 * GIB, TIB]),
+    name=st.text(
+        st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1
+    ).filter(lambda name: name not in (".", "..") and len(name.encode()) <= 255),
+)
+def test_any_seed_is_clean(
+    tmp_path_factory: pytest.TempPathFactory, blocks: int, chunk: int, name: str
+) -> None:
+    path = tmp_path_factory.mktemp("seed") / "seed.img"
+    mkseed(
+        *(f"--virtual-data-size={blocks * 4096}", f"--chunk-size={chunk}"),
+        *(f"--virtual-data-filename={name}", "--metadata-only", path),
+    )
+    assert check_seed(path).violations == ()
+
+
+# Other file systems, and what is in use
+
+
+@pytest.mark.parametrize("name", ["no-such-file", "."])
+def test_what_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BtrfsUblkError):
+        check_seed(tmp_path / name)
+
+
+# btrfs-progs, and the command line
+
+
+def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "seed", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_progs_see_metadata_only_images_at_full_size(
+    sparse_path: Path, need: Need
+) -> None:
+    need(BTRFS_PROGS)
+    path = sparse_path / "seed.img"
+    mkseed("--metadata-only", path)
+    assert check_with_progs(path).clean is True
+    with Editor(path) as image:
+        image.set_super("bytes_used", 1 << 40)
+    report = check_with_progs(path)
+    assert report.clean is False and report.output
+
+
+def test_the_command_reports_both(seed: Path, need: Need) -> None:
+    need(BTRFS_PROGS)
+    done = cli("check", seed)
+    assert done.returncode == 0, done.stderr
+    assert "clean, strategy mega-extent" in done.stdout
+    assert "btrfs check: clean" in done.stdout
+    done = cli("check", "--json", seed)
+    answer = json.loads(done.stdout)
+    assert answer.pop("btrfs_check") == {"clean": True, "reason": None, "output": []}
+    report = SeedReport.from_json(json.dumps(answer))
+    assert report.clean and report.path == seed
+
+    with Editor(seed) as image:
+        image.set_super("flags", 1)
+    done = cli("check", "--no-btrfs-check", seed)
+    assert done.returncode == 1
+    assert done.stdout.startswith("seeding: superblock: not a seed")
+    assert "btrfs check: left out" in done.stdout and "1 violation;" in done.stdout
+
+
+def test_without_progs_it_says_so(seed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    report = check_with_progs(seed)
+    assert report.clean is None and "btrfs-progs" in str(report.reason)

@@ -1,0 +1,214 @@
+"""Damaged and arbitrary images: inspect and check say what is wrong, or that nothing
+is, within bounded time, and never crash.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.image_edit import Editor, with_checksum
+from support.mkseed_support import GIB, KIB, MIB, mkseed
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+
+ENVIRONMENT = SANITIZER_ENVIRONMENT | {
+    # More memory than this at once would be for what an image claims, not for what is
+    # in it.
+    "ASAN_OPTIONS": SANITIZER_ENVIRONMENT["ASAN_OPTIONS"]
+    + ":max_allocation_size_mb=256",
+}
+
+
+@pytest.fixture(scope="module")
+def seed(test_root: Path) -> Iterator[Path]:
+    path = test_root / "fuzz-seed.img"
+    mkseed("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only", path)
+    yield path
+    path.unlink()
+
+
+def look(build: Path, image: Path) -> list[int]:
+    """The exit statuses of inspect and check."""
+    statuses = []
+    for command in ("inspect", "check"):
+        done = subprocess.run(
+            [build / "csrc/tools/btrfs-ublk-checkseed", command, "--json", image],
+            capture_output=True,
+            timeout=60,
+            env=os.environ | ENVIRONMENT,
+        )
+        assert done.returncode in (0, 1), (done.returncode, done.stderr.decode())
+        if done.returncode and command == "inspect":
+            assert b"btrfs-ublk-checkseed: error: " in done.stderr
+        statuses.append(done.returncode)
+    # What is clean can be inspected.
+    assert statuses != [1, 0]
+    return statuses
+
+
+def copy(seed: Path, to: Path) -> Path:
+    """With its holes: image files are sparse."""
+    with seed.open("rb") as source, to.open("wb") as target:
+        end = os.fstat(source.fileno()).st_size
+        os.truncate(target.fileno(), end)
+        for start, length in ((64 * KIB, 4 * KIB), (64 * MIB, 4 * KIB), (MIB, 5 * MIB)):
+            target.seek(start)
+            target.write(os.pread(source.fileno(), length, start))
+        target.seek(256 * GIB)
+        target.write(os.pread(source.fileno(), 4 * KIB, 256 * GIB))
+    return to
+
+
+def test_a_copy_is_still_clean(
+    seed: Path, sparse_path: Path, sanitized_build: Path
+) -> None:
+    assert look(sanitized_build, copy(seed, sparse_path / "image")) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        *(0, 1, 64 * KIB, 64 * KIB + 4095, 68 * KIB, MIB, MIB + 1, MIB + 16 * KIB),
+        *(5 * MIB, 5 * MIB + 5000, 5 * MIB + 48 * KIB, 6 * MIB),
+        *(64 * MIB, 64 * MIB + 100, 256 * GIB, 256 * GIB + 4095),
+    ],
+)
+def test_truncated_images(
+    seed: Path, sparse_path: Path, sanitized_build: Path, size: int
+) -> None:
+    image = copy(seed, sparse_path / "image")
+    os.truncate(image, size)
+    inspected, checked = look(sanitized_build, image)
+    assert checked == 1
+    # Without a copy of the superblock it can still be inspected.
+    assert inspected == (0 if size >= 6 * MIB else 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_flipped_bits(
+    seed: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    sanitized_build: Path,
+    data: st.DataObject,
+) -> None:
+    """Without a new checksum, each one in what is stored is found."""
+    image = copy(seed, tmp_path_factory.mktemp("flip") / "image")
+    with Editor(image) as editor:
+        blocks = sorted(editor.roots.values())
+        start, length = data.draw(
+            st.sampled_from(
+                [(64 * KIB, 4 * KIB), (64 * MIB, 4 * KIB)]
+                + [(bytenr, 16 * KIB) for bytenr in blocks]
+            )
+        )
+        # Of the checksum's field, crc32c uses the first four bytes.
+        at = start + data.draw(
+            st.one_of(st.integers(0, 3), st.integers(32, length - 1))
+        )
+        byte = editor.read(at, 1)
+        byte[0] ^= 1 << data.draw(st.integers(0, 7))
+        editor.write(at, byte)
+    assert look(sanitized_build, image)[1] == 1
+    shutil.rmtree(image.parent)
+
+
+def test_changed_bytes_with_good_checksums(
+    seed: Path, sparse_path: Path, sanitized_build: Path
+) -> None:
+    """A few by way of the program; fuzz-reader does many in one process."""
+    generator = random.Random(20261120)
+    for _ in range(25):
+        image = copy(seed, sparse_path / "image")
+        with Editor(image) as editor:
+            places = [(64 * KIB, 4096), *((b, 16384) for b in editor.roots.values())]
+            for _ in range(generator.randrange(1, 4)):
+                offset, length = generator.choice(places)
+                block = editor.read(offset, length)
+                for _ in range(generator.randrange(1, 3)):
+                    # Where fields are, mostly: the front and the end of a block.
+                    place = generator.choice([32, 101, length - 900])
+                    at = min(place + generator.randrange(900), length - 1)
+                    block[at] = generator.choice([0, 1, 0x7F, 0xFF, block[at] ^ 4])
+                editor.write(offset, with_checksum(block))
+        look(sanitized_build, image)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    content=st.binary(max_size=8192),
+    offset=st.sampled_from([0, 64 * KIB, 64 * KIB + 32, MIB]),
+)
+def test_arbitrary_files(
+    tmp_path_factory: pytest.TempPathFactory,
+    sanitized_build: Path,
+    content: bytes,
+    offset: int,
+) -> None:
+    image = tmp_path_factory.mktemp("any") / "image"
+    with image.open("wb") as file:
+        file.seek(offset)
+        file.write(content)
+    assert look(sanitized_build, image) == [1, 1]
+    shutil.rmtree(image.parent)
+
+
+@settings(max_examples=15, deadline=None)
+@given(super_bytes=st.binary(min_size=2000, max_size=3000))
+def test_arbitrary_superblocks(
+    seed: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    sanitized_build: Path,
+    super_bytes: bytes,
+) -> None:
+    """With the magic number and a good checksum, so that all of it is looked at."""
+    image = copy(seed, tmp_path_factory.mktemp("super") / "image")
+    with Editor(image) as editor:
+        block = editor.read(64 * KIB, 4096)
+        block[80 : 80 + len(super_bytes)] = super_bytes
+        block[196:198] = bytes(2)  # crc32c
+        editor.write(64 * KIB, with_checksum(block))
+    assert look(sanitized_build, image) == [1, 1]
+    shutil.rmtree(image.parent)
+
+
+@pytest.mark.parametrize("options", [[], ["--metadata-profile=dup"]])
+def test_many_changes_in_one_process(
+    sparse_path: Path, sanitized_build: Path, options: list[str]
+) -> None:
+    image = sparse_path / "seed.img"
+    mkseed(
+        *("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only"),
+        *(*options, image),
+    )
+    run_fuzzer(sanitized_build, 4000, image)
+
+
+def test_many_changes_of_higher_trees(sparse_path: Path, sanitized_build: Path) -> None:
+    """Directories, shared extents, DUP, and trees of two levels."""
+    image = sparse_path / "image"
+    subprocess.run(
+        [sanitized_build / "csrc/tests/format-image", "1000", image],
+        check=True,
+        timeout=60,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    run_fuzzer(sanitized_build, 700, image)
+
+
+def run_fuzzer(build: Path, iterations: int, image: Path) -> None:
+    done = subprocess.run(
+        [build / "csrc/tests/fuzz-reader", "--iterations", str(iterations), image],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,199 @@
+"""The layout that is printed of seeds and of other file systems."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from support.mkseed_support import CHUNK, EIB, GIB, MIB, NAME, TIB, mkseed
+from support.needs import Need
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+
+from btrfs_ublk.base.capabilities import MKFS_BTRFS
+from btrfs_ublk.base.helpers import CHECKSEED, HELPERS_VARIABLE, helper_path
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.seed.inspect import ChunkSum, SeedLayout, VirtualFile, inspect_seed
+
+
+@pytest.fixture(autouse=True)
+def sanitized_helpers(
+    sanitized_build: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
+    for name, value in SANITIZER_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    yield
+
+
+def test_a_full_disk_below_the_output(tmp_path: Path) -> None:
+    path = tmp_path / "seed.img"
+    mkseed("--metadata-only", path)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [helper_path(CHECKSEED), "inspect", path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and "No space left on device" in done.stderr
+
+
+def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
+    path = tmp_path / "seed.img"
+    fsid = "00112233-4455-6677-8899-aabbccddeeff"
+    about = mkseed(*("--label=a label", "--metadata-only", f"--fsid={fsid}", path))
+    layout = inspect_seed(path)
+    assert layout == SeedLayout(
+        path=path,
+        fsid=UUID(fsid),
+        device_uuid=UUID(about["device_uuid"]),
+        label="a label",
+        generation=1,
+        device_bytes=4 * EIB + 512 * GIB,
+        file_bytes=256 * GIB + 65536,
+        used_bytes=4 * EIB + about["metadata_bytes"],
+        node_bytes=16384,
+        checksum="crc32c",
+        flags=("WRITTEN", "SEEDING"),
+        incompat_flags=(
+            *("MIXED_BACKREF", "DEFAULT_SUBVOL", "BIG_METADATA", "EXTENDED_IREF"),
+            *("SKINNY_METADATA", "NO_HOLES"),
+        ),
+        compat_ro_flags=(
+            *("FREE_SPACE_TREE", "FREE_SPACE_TREE_VALID", "BLOCK_GROUP_TREE"),
+        ),
+        seeding=True,
+        strategy="mega-extent",
+        subvolumes=2,
+        default_subvolume=256,
+        chunks=(
+            ChunkSum("SYSTEM", "SINGLE", 1, 4 * MIB, 4 * MIB, 4 * MIB),
+            ChunkSum("METADATA", "SINGLE", 1, 8 * MIB, 8 * MIB, 8 * MIB),
+            ChunkSum("DATA", "RAID0", 1, MIB, MIB, MIB),
+            ChunkSum("DATA", "SINGLE", 16449, 4 * EIB, 64 * TIB, CHUNK),
+        ),
+        data_extents=16449,
+        data_extent_bytes=4 * EIB,
+        tree_blocks=about["metadata_bytes"] // 16384,
+        new_files_nodatasum=False,
+        virtual_data=VirtualFile(
+            filename=NAME,
+            inode=257,
+            size=4 * EIB,
+            extents=16449,
+            preallocated_extents=0,
+            device_offset=512 * GIB,
+            flags=("NODATASUM", "NODATACOW", "IMMUTABLE"),
+        ),
+    )
+    assert json.loads(json.dumps(layout.to_dict()))["fsid"] == fsid
+
+
+def test_options_show(tmp_path: Path) -> None:
+    path = tmp_path / "seed.img"
+    mkseed(
+        *("--metadata-profile=dup", "--inherit-nodatasum=on", "--metadata-only"),
+        *("--virtual-data-size=1G", "--virtual-data-filename=ä\n\x1b[1m", path),
+    )
+    layout = inspect_seed(path)
+    assert [(chunk.type, chunk.profile) for chunk in layout.chunks] == [
+        ("SYSTEM", "DUP"),
+        ("METADATA", "DUP"),
+        ("DATA", "SINGLE"),
+    ]
+    assert layout.new_files_nodatasum
+    assert layout.virtual_data and layout.virtual_data.filename == "ä\n\x1b[1m"
+    done = subprocess.run(
+        [helper_path(CHECKSEED), "inspect", path], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0
+    # Terminals are left alone.
+    assert b"\x1b" not in done.stdout and b"\\x0a\\x1b[1m: inode 257" in done.stdout
+
+
+def mkfs(path: Path, *options: str, size: int = GIB, devices: int = 1) -> list[Path]:
+    images = [path / f"image-{n}" for n in range(devices)]
+    for image in images:
+        image.touch()
+        os.truncate(image, size)
+    subprocess.run(
+        ["mkfs.btrfs", "-q", *options, *images],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return images
+
+
+def test_two_devices_are_not_supported(sparse_path: Path, need: Need) -> None:
+    need(MKFS_BTRFS)
+    first, second = mkfs(sparse_path, devices=2)
+    for image in (first, second):
+        with pytest.raises(BtrfsUblkError, match="the file system has 2 devices"):
+            inspect_seed(image)
+
+
+def test_damage_is_named(sparse_path: Path) -> None:
+    path = sparse_path / "seed.img"
+    mkseed("--virtual-data-size=1G", "--metadata-only", path)
+    with path.open("r+b") as file:
+        file.seek(5 * MIB + 4000)
+        file.write(b"damage")
+    with pytest.raises(BtrfsUblkError, match="the checksum is wrong") as caught:
+        inspect_seed(path)
+    assert "check` lists all that is wrong" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "inspect or check is missing"),
+        (["look", "x"], "neither inspect nor check"),
+        (["inspect"], "IMAGE is missing"),
+        (["check", ""], "IMAGE is missing"),
+        (["check", "a", "b"], "one IMAGE only"),
+        (["--frob", "check", "a"], "no such option"),
+        (["--json=yes", "check", "a"], "no such option"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str) -> None:
+    done = subprocess.run(
+        [helper_path(CHECKSEED), *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert message in done.stderr and "hint: " in done.stderr
+
+
+def test_help_and_version() -> None:
+    for option in ("--help", "--version"):
+        done = subprocess.run(
+            [helper_path(CHECKSEED), option], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0 and CHECKSEED in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "seed.img"
+    mkseed("--virtual-data-size=1G", "--metadata-only", path)
+    argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "seed", "inspect", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "strategy      mega-extent" in done.stdout
+    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=60)
+    assert SeedLayout.from_json(done.stdout) == inspect_seed(path)
+
+
+def test_json_of_another_version_is_refused() -> None:
+    fields = {field.name for field in dataclasses.fields(SeedLayout)}
+    assert "virtual_data" in fields
+    for text in ("", "[]", "{}", '{"virtual_data": null, "new": 1}'):
+        with pytest.raises(BtrfsUblkError, match="describes no layout"):
+            SeedLayout.from_json(text)

@@ -1,0 +1,544 @@
+"""The local cache of units: what is put, found, evicted, shared and refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from support.cache_shell import (
+    HEADER_BYTES,
+    CacheShell,
+    cache_shell,
+    key_of,
+    punch_hole,
+    refusal,
+    start_shell,
+)
+
+UNIT = 64 << 10
+SIZE = 10 * UNIT + 5000  # the last of 11 units is short
+#: Where the header stands in the data, and the sums (docs/cache.md).
+DATA_BYTES = 10 * UNIT + 8192
+SUMS_AT = 11 * UNIT
+
+
+def data_file(directory: Path, index: int = 0) -> Path:
+    return directory / f"{key_of(index)}.data"
+
+
+def bits_file(directory: Path, index: int = 0) -> Path:
+    return directory / f"{key_of(index)}.bits"
+
+
+def test_puts_and_reads(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path / "cache") as shell:
+        assert shell.open(0, SIZE, UNIT) == "ok"
+        assert shell.ask("read 0 0 0") == "miss"
+        for unit in (0, 1, 10):
+            assert shell.ask("put 0", unit) == "ok"
+        # At once, before it is durable, and after.
+        for _ in range(2):
+            assert shell.ask("read 0 0 1") == "ok"
+            assert shell.ask("read 0 10 10") == "ok"
+            assert shell.ask("read 0 1 2") == "miss"
+            assert shell.ask("sync") == "ok"
+        stats = shell.stats()
+        assert stats["durable_units"] == 3
+        assert stats["bytes"] == 2 * UNIT + 8192
+        for wrong in ("read 0 10 11", "read 0 3 2"):
+            assert shell.ask(wrong) == "miss"
+        assert shell.ask("put 0 11") == f"error {errno.EINVAL}"
+
+
+def test_survives_its_process(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        shell.ask("put 0 3")
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        assert shell.ask("read 0 3 3") == "ok"
+        assert shell.ask("put 0 10") == "ok"
+        assert shell.ask("sync") == "ok"
+        assert shell.ask("kill") == ""
+        shell.process.wait()
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        assert shell.ask("read 0 3 3") == "ok"
+        assert shell.ask("read 0 10 10") == "ok"
+        # Counted anew.
+        assert shell.stats()["bytes"] == UNIT + 8192
+
+
+def test_is_shared(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as one:
+        with cache_shell(sanitized_build, tmp_path) as other:
+            one.open(0, SIZE, UNIT)
+            other.open(5, SIZE, UNIT, key=key_of(0))
+            one.ask("put 0 1")
+            other.ask("put 5 1")
+            one.ask("put 0 2")
+            one.ask("sync")
+            assert other.ask("read 5 1 2") == "ok"
+            assert other.ask("drop 5 1") == "ok"
+            assert one.ask("read 0 1 1") == "miss"
+            assert one.ask("read 0 2 2") == "ok"
+            other.ask("sync")
+            assert one.stats()["bytes"] == other.stats()["bytes"] == UNIT
+
+
+def test_frees_what_it_drops(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        for unit in range(11):
+            shell.ask("put 0", unit)
+        shell.ask("sync")
+        full = data_file(tmp_path).stat().st_blocks
+        for unit in range(11):
+            assert shell.ask("drop 0", unit) == "ok"
+        assert shell.stats()["bytes"] == 0
+        os.sync()
+        assert full * 512 >= SIZE
+        # What is left is the header, and what a file system needs for itself.
+        assert data_file(tmp_path).stat().st_blocks * 512 <= 2 * 4096
+
+
+def test_keeps_its_cap(sanitized_build: Path, tmp_path: Path) -> None:
+    cap = 16 * UNIT
+    with cache_shell(sanitized_build, tmp_path, max_bytes=cap) as shell:
+        shell.open(0, 100 * UNIT, UNIT)
+        for unit in range(100):
+            assert shell.ask("put 0", unit) == "ok"
+            assert shell.stats()["bytes"] <= cap
+        stats = shell.stats()
+        assert stats["evicted_units"] >= 84
+        assert shell.ask("shrink", 3 * UNIT) == "ok"
+        assert shell.stats()["bytes"] <= 3 * UNIT
+
+
+def test_counts_what_it_evicts_once(sanitized_build: Path, tmp_path: Path) -> None:
+    """A unit that was put again is several times in the queue of who goes first."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, 16 * UNIT, UNIT)
+        for _ in range(8):
+            shell.ask("put 0 0")
+            shell.ask("sync")
+            assert shell.ask("drop 0 0") == "ok"
+        for unit in range(16):
+            shell.ask("put 0", unit)
+        shell.ask("sync")
+        assert shell.stats()["bytes"] == 16 * UNIT
+        assert shell.ask("shrink", 8 * UNIT) == "ok"
+        left = shell.ask("check 0").count("o")
+        stats = shell.stats()
+        assert stats["bytes"] == left * UNIT <= 8 * UNIT
+        assert stats["evicted_units"] == 16 - left
+        assert stats["evicted_bytes"] == (16 - left) * UNIT
+
+
+def test_counts_other_contents(sanitized_build: Path, tmp_path: Path) -> None:
+    """What no server has open counts, and goes, too."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, 8 * UNIT, UNIT)
+        for unit in range(8):
+            shell.ask("put 0", unit)
+    with cache_shell(sanitized_build, tmp_path, max_bytes=9 * UNIT) as shell:
+        shell.open(1, 8 * UNIT, UNIT)
+        assert shell.stats()["bytes"] == 8 * UNIT
+        for unit in range(8):
+            assert shell.ask("put 1", unit) == "ok"
+            shell.ask("sync")
+            # Wanted again: so it is the other's units that are wanted least.
+            shell.ask("read 1 0", unit)
+        shell.ask("sync")
+        assert shell.stats()["bytes"] <= 9 * UNIT
+        assert shell.stats()["evicted_units"] >= 7
+
+
+def test_keeps_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path, max_bytes=8 * UNIT) as shell:
+        shell.open(0, 8 * UNIT, UNIT)
+        shell.open(1, 8 * UNIT, UNIT)
+        (tmp_path / f"{key_of(0)}.pin").touch()
+        for unit in range(8):
+            assert shell.ask("put 0", unit) == "ok"
+        shell.ask("sync")
+        assert shell.ask("put 1 0") == f"error {errno.ENOSPC}"
+        assert shell.stats()["no_room"] == 1
+        assert shell.ask("read 0 0 7") == "ok"
+        (tmp_path / f"{key_of(0)}.pin").unlink()
+        deadline = time.monotonic() + 60
+        while shell.ask("put 1 0") != "ok":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_leaves_a_reserve(sanitized_build: Path, tmp_path: Path) -> None:
+    room = os.statvfs(tmp_path)
+    everything = room.f_blocks * room.f_frsize
+    with cache_shell(sanitized_build, tmp_path, reserve_bytes=everything) as shell:
+        shell.open(0, SIZE, UNIT)
+        assert shell.ask("put 0 0") == f"error {errno.ENOSPC}"
+        assert shell.ask("read 0 0 0") == "miss"
+
+
+def hot_units_left(shell: CacheShell, hot: int) -> int:
+    return sum(shell.ask("read 0", unit, unit) == "ok" for unit in range(hot))
+
+
+def test_scan_leaves_what_is_used(sanitized_build: Path, tmp_path: Path) -> None:
+    """A scan of ten times the cache pushes out itself."""
+    hot, cap = 64, 128
+    with cache_shell(sanitized_build, tmp_path, max_bytes=cap * 4096) as shell:
+        shell.open(0, 2000 * 4096, 4096)
+        for unit in range(hot):
+            assert shell.ask("put 0", unit) == "ok"
+        # Uses count once a second.
+        for _ in range(3):
+            assert hot_units_left(shell, hot) == hot
+            time.sleep(1.2)
+        for unit in range(hot, hot + 10 * cap):
+            assert shell.ask("put 0", unit) == "ok"
+        assert hot_units_left(shell, hot) >= hot * 0.8
+
+
+def test_asking_is_no_use(sanitized_build: Path, tmp_path: Path) -> None:
+    """So a scan takes what somebody has only asked for, as often as that was."""
+    cap = 128
+    with cache_shell(sanitized_build, tmp_path, max_bytes=cap * 4096) as shell:
+        shell.open(0, 2000 * 4096, 4096)
+        for unit in range(64):
+            assert shell.ask("put 0", unit) == "ok"
+        for _ in range(3):
+            assert shell.ask("has 0 0 63") == "ok"
+            time.sleep(1.2)
+        for unit in range(64, 64 + 4 * cap):
+            assert shell.ask("put 0", unit) == "ok"
+        assert hot_units_left(shell, 64) <= 8
+
+
+@pytest.mark.parametrize("wrong", ["link", "file", "mode", "parent"])
+def test_refuses_directories(sanitized_build: Path, tmp_path: Path, wrong: str) -> None:
+    directory = tmp_path / "cache"
+    if wrong == "link":
+        (tmp_path / "real").mkdir(mode=0o700)
+        directory.symlink_to(tmp_path / "real")
+    elif wrong == "file":
+        directory.touch()
+    elif wrong == "mode":
+        directory.mkdir()
+        directory.chmod(0o755)
+    else:
+        directory = tmp_path / "missing" / "cache"
+    assert str(directory) in refusal(sanitized_build, directory)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_makes_its_directory_private(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path / "cache") as shell:
+        shell.stats()
+        assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+def make_unit(build: Path, directory: Path) -> None:
+    with cache_shell(build, directory) as shell:
+        shell.open(0, SIZE, UNIT)
+        shell.ask("put 0 0")
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["no data", "no bits", "data of another", "short", "header", "key", "fifo"],
+)
+def test_discards_what_is_damaged(
+    sanitized_build: Path, tmp_path: Path, damage: str
+) -> None:
+    make_unit(sanitized_build, tmp_path)
+    data, bits = data_file(tmp_path), bits_file(tmp_path)
+    if damage == "no data":
+        data.unlink()
+    elif damage == "no bits":
+        bits.unlink()
+    elif damage == "data of another":
+        size = data.stat().st_size
+        data.unlink()
+        data.touch()
+        os.truncate(data, size)
+    elif damage == "short":
+        os.truncate(bits, bits.stat().st_size - 64)
+    elif damage == "header":
+        overwrite(bits, 20, b"\1")
+    elif damage == "key":
+        data.rename(data_file(tmp_path, 1))
+        bits.rename(bits_file(tmp_path, 1))
+    else:
+        bits.unlink()
+        os.mkfifo(bits)
+    index = 1 if damage == "key" else 0
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.open(index, SIZE, UNIT) == "ok"
+        assert shell.ask("read", index, 0, 0) == "miss"
+        assert shell.ask("put", index, 0) == "ok"
+        assert shell.ask("read", index, 0, 0) == "ok"
+
+
+@pytest.mark.parametrize("ending", ["data", "bits"])
+def test_does_not_believe_what_was_cut(
+    sanitized_build: Path, tmp_path: Path, ending: str
+) -> None:
+    """While it is in use: what is put behind the end would make a hole, of zeroes, of
+    what is missing; and mapped bits that are not there would be SIGBUS.
+    """
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        for unit in (0, 3):
+            assert shell.ask("put 0", unit) == "ok"
+        shell.ask("sync")
+        os.truncate(tmp_path / f"{key_of(0)}.{ending}", 0)
+        if ending == "bits":
+            assert shell.ask("read 0 3 3") == "miss"
+        assert shell.ask("put 0 10") == f"error {errno.EIO}"
+        assert shell.ask("check 0") == "m" * 11
+        shell.ask("sync")
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.open(0, SIZE, UNIT) == "ok"
+        assert shell.ask("check 0") == "m" * 11
+        assert shell.ask("put 0 3") == "ok"
+        assert shell.ask("read 0 3 3") == "ok"
+
+
+def make_hole(data: Path, start: int, *, sums: bool = False) -> None:
+    """Up to the header behind the content; or of all but that."""
+    whole = data.stat().st_size
+    rest = data.read_bytes()[DATA_BYTES:]
+    os.truncate(data, start)
+    os.truncate(data, whole)
+    overwrite(data, DATA_BYTES, rest[:HEADER_BYTES] if sums else rest)
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_drops_what_has_become_a_hole(
+    sanitized_build: Path, tmp_path: Path, sums: bool
+) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        for unit in (0, 1, 4, 10):
+            assert shell.ask("put 0", unit) == "ok"
+    make_hole(data_file(tmp_path), 4 * UNIT + 4096, sums=sums)
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.open(0, SIZE, UNIT) == "ok"
+        assert shell.ask("check 0") == ("rr" if sums else "oo") + "m" * 9
+        assert shell.stats()["bytes"] == 2 * UNIT
+
+
+def spoil(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << offset % 8]))
+
+
+@pytest.mark.parametrize("what", ["data", "sums", "hole"])
+def test_rot_is_not_read(sanitized_build: Path, tmp_path: Path, what: str) -> None:
+    """By any process, and whether the content is open or not."""
+    data = data_file(tmp_path)
+
+    def rot(unit: int) -> None:
+        if what == "hole":
+            punch_hole(data, unit * UNIT, 4096)
+        elif what == "data":
+            spoil(data, unit * UNIT + 4095)
+        else:
+            spoil(data, SUMS_AT + unit * UNIT // 4096 * 4)
+
+    with (
+        cache_shell(sanitized_build, tmp_path) as shell,
+        cache_shell(sanitized_build, tmp_path) as other,
+    ):
+        for each in (shell, other):
+            each.open(0, SIZE, UNIT)
+        for unit in range(11):
+            assert shell.ask("put 0", unit) == "ok"
+        assert shell.ask("sync") == "ok"
+        for unit in (1, 2, 7):
+            rot(unit)
+        for each in (shell, other):
+            assert each.ask("check 0") == "orroooorooo"
+        assert shell.ask("read 0 0 1") == "rotten"
+        # Whoever fetches it drops it, and it is put anew.
+        assert shell.ask("drop 0 1") == shell.ask("put 0 1") == "ok"
+        assert shell.ask("sync") == "ok"
+        assert other.ask("check 0") == "oo" + "roooorooo"
+    rot(3)
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        # Some holes are found when it is opened.
+        assert shell.ask("check 0").replace("m", "r") == "oorrooorooo"
+
+
+def test_a_cut_file_is_not_read(sanitized_build: Path, tmp_path: Path) -> None:
+    """Behind its end there are neither data nor sums."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        for unit in range(11):
+            assert shell.ask("put 0", unit) == "ok"
+        shell.ask("sync")
+        os.truncate(data_file(tmp_path), 4 * UNIT)
+        assert shell.ask("read 0 0 0") == "rotten"
+        assert shell.ask("check 0") == "m" * 11
+
+
+def test_makes_anew_what_is_older(sanitized_build: Path, tmp_path: Path) -> None:
+    """Version 1 had no sums."""
+    make_unit(sanitized_build, tmp_path)
+    header = bytearray(bits_file(tmp_path).read_bytes()[:HEADER_BYTES])
+    header[8] = 1
+    checksum = 0xCBF29CE484222325
+    for byte in header[:-8]:
+        checksum = (checksum ^ byte) * 0x100000001B3 % (1 << 64)
+    header[-8:] = checksum.to_bytes(8, "little")
+    overwrite(bits_file(tmp_path), 0, header)
+    overwrite(data_file(tmp_path), DATA_BYTES, header)
+    os.truncate(data_file(tmp_path), DATA_BYTES + HEADER_BYTES)
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.open(0, SIZE, UNIT) == "ok"
+        assert shell.ask("check 0") == "m" * 11
+        assert shell.ask("put 0 0") == "ok"
+        assert shell.ask("read 0 0 0") == "ok"
+
+
+def test_answers_while_a_content_is_opened(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """A supervisor kills a server that says nothing, and holes take minutes to find."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, SIZE, UNIT)
+        assert shell.ask("put 0 0") == "ok"
+    make_hole(data_file(tmp_path), 0)
+    with (
+        cache_shell(sanitized_build, tmp_path) as shell,
+        bits_file(tmp_path).open("rb") as bits,
+    ):
+        fcntl.flock(bits, fcntl.LOCK_EX)
+        shell.send("later open 0", key_of(0), SIZE, UNIT)
+        while not wants_lock(shell.process.pid):
+            time.sleep(0.01)
+        assert shell.stats()["open_contents"] == 0
+        fcntl.flock(bits, fcntl.LOCK_UN)
+        assert shell.answer() == "ok"
+        assert shell.stats()["open_contents"] == 1
+
+
+def wants_lock(pid: int) -> bool:
+    """Whether it waits for a lock of a file."""
+    locks = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f" {pid} " in line for line in locks)
+
+
+def test_leaves_what_is_newer(sanitized_build: Path, tmp_path: Path) -> None:
+    make_unit(sanitized_build, tmp_path)
+    overwrite(bits_file(tmp_path), 8, b"\3")
+    before = bits_file(tmp_path).read_bytes()
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.open(0, SIZE, UNIT) == f"error {errno.EPROTONOSUPPORT}"
+    assert bits_file(tmp_path).read_bytes() == before
+
+
+def test_refuses_another_shape(sanitized_build: Path, tmp_path: Path) -> None:
+    make_unit(sanitized_build, tmp_path)
+    with cache_shell(sanitized_build, tmp_path) as one:
+        one.open(0, SIZE, UNIT)
+        with cache_shell(sanitized_build, tmp_path) as other:
+            # In use as it is by somebody else.
+            assert other.open(0, SIZE, UNIT // 2) == f"error {errno.EBUSY}"
+        assert one.ask("read 0 0 0") == "ok"
+
+
+def test_last_group_ends_with_the_source(sanitized_build: Path, tmp_path: Path) -> None:
+    units = 449  # one more than a group has
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.open(0, units * 4096 - 4000, 4096) == "ok"
+        for unit in (447, 448):
+            assert shell.ask("put 0", unit) == "ok"
+        assert shell.ask("read 0 447 448") == "ok"
+    assert bits_file(tmp_path).stat().st_size == HEADER_BYTES + 2 * 64
+
+
+def test_many_at_once(sanitized_build: Path, tmp_path: Path) -> None:
+    """Readers, putters, droppers and evictors in three processes: no wrong byte."""
+    shells = [
+        start_shell(sanitized_build, tmp_path, max_bytes=6_000_000) for _ in range(3)
+    ]
+    try:
+        for shell in shells:
+            assert shell.open(0, 1_000_000, UNIT) == "ok"
+            assert shell.open(1, 20_000_001, 4096) == "ok"
+        for shell in shells:
+            shell.send("stress 4 4")
+        for shell in shells:
+            reads, hits, changed, puts, wrong = map(int, shell.answer().split())
+            assert wrong == 0
+            assert hits and puts and reads >= hits + changed
+        for shell in shells:
+            stats = shell.stats()
+            assert stats["failed"] == 0
+            assert stats["evicted_units"]
+            shell.close()
+    finally:
+        for shell in shells:
+            shell.kill()
+
+
+def test_syncs_while_others_put(sanitized_build: Path, tmp_path: Path) -> None:
+    """It waits for two batches, not until none is left: others go on putting."""
+    slow = {
+        "LD_PRELOAD": str(sanitized_build / "csrc/tests/fail-writes.so"),
+        "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
+        "SYNC_MS": "50",
+    }
+    with cache_shell(sanitized_build, tmp_path, environment=slow) as shell:
+        shell.open(0, 1 << 30, 4096)
+        shell.open(1, 1 << 30, 4096)
+        shell.send("later stress 60 8")
+        while not shell.stats()["pending_units"]:
+            time.sleep(0.01)
+        last = (1 << 30) // 4096 - 1
+        assert shell.ask("put 1", last) == "ok"
+        before = int(shell.ask("batches"))
+        assert shell.ask("sync") == "ok"
+        assert int(shell.ask("batches")) - before < 10  # it may wake up late
+        shell.send("end")
+        assert shell.answer().split()[-1] == "0"
+        with bits_file(tmp_path, 1).open("rb") as bits:
+            bits.seek(HEADER_BYTES + last // 448 * 64 + 8 + last % 448 // 8)
+            assert bits.read(1)[0] >> last % 448 % 8 & 1
+
+
+def test_killed_at_any_moment(sanitized_build: Path, tmp_path: Path) -> None:
+    """Processes that die in the midst leave neither a lock nor a wrong bit."""
+    with cache_shell(sanitized_build, tmp_path, max_bytes=3_000_000) as survivor:
+        survivor.open(0, 5_000_000, 4096)
+        for number in range(12):
+            victim = start_shell(sanitized_build, tmp_path, max_bytes=3_000_000)
+            with victim.process:
+                victim.open(0, 5_000_000, 4096)
+                victim.send("stress 10 4")
+                survivor.send("stress 1 2")
+                time.sleep(0.1 + number * 0.07)
+                victim.kill()
+            assert survivor.answer().split()[-1] == "0"
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        shell.open(0, 5_000_000, 4096)
+        answers = [shell.ask("read 0", unit, unit) for unit in range(5_000_000 // 4096)]
+    assert set(answers) == {"ok", "miss"}

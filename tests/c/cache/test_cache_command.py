@@ -1,0 +1,439 @@
+"""``btrfs-ublk cache``, while servers use the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from support.cache_shell import CacheShell, cache_shell, key_of, refusal, start_shell
+from support.paths import CHILDREN
+
+from btrfs_ublk.cli.cache import command, parse_age
+from btrfs_ublk.content.cache import Cache, Status, map_digests, root_digest
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.units import KIB
+from btrfs_ublk.volume import VolumeDefinition
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE, VolumeDirectory
+
+UNIT = 64 * KIB
+SIZE = 10 * UNIT + 5000
+
+#: Those of a map's that count here.
+TABLES = """
+CREATE TABLE sources(id INTEGER PRIMARY KEY, key BLOB, list INTEGER);
+CREATE TABLE digests(page INTEGER PRIMARY KEY, list BLOB);
+CREATE TABLE pins(
+    source INTEGER, unit INTEGER, digest BLOB, PRIMARY KEY(source, unit)
+) WITHOUT ROWID;
+"""
+
+pytestmark = pytest.mark.usefixtures("sanitized_helpers")
+
+
+def run_cache(directory: Path, *words: object, status: int = 0) -> Any:
+    """What it prints, parsed; errors are raised as the command's own."""
+    argv = [str(words[0]), "-d", str(directory), *map(str, words[1:]), "--json"]
+    result = CliRunner().invoke(
+        command, argv, standalone_mode=False, catch_exceptions=False
+    )
+    assert (result.return_value or 0) == status, result.output
+    return json.loads(result.output)
+
+
+def fill(shell: CacheShell, index: int = 0, key: str = "") -> None:
+    assert shell.open(index, SIZE, UNIT, key=key) == "ok"
+    for unit in range(11):
+        assert shell.ask("put", index, unit) == "ok"
+    assert shell.ask("sync") == "ok"
+
+
+def test_status_of_a_cache_in_use(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        shell.open(1, SIZE, UNIT)
+        shell.ask("put 1 10")
+        shell.ask("sync")
+        Cache(tmp_path).pin(key_of(1))
+        status = run_cache(tmp_path, "status")
+        assert status["cached_bytes"] == 10 * UNIT + 2 * 8192
+        first, second = status["contents"]
+        assert first["key"] == key_of(0) and second["key"] == key_of(1)
+        assert (first["cached_units"], first["units"], first["size"]) == (11, 11, SIZE)
+        assert (first["pinned"], second["pinned"]) == (False, True)
+        assert first["in_use"] and second["cached_bytes"] == 8192
+        assert abs(time.time() - first["last_use_s"]) < 60
+    assert not run_cache(tmp_path, "status")["contents"][0]["in_use"]
+
+
+def test_prints_for_people(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        result = CliRunner().invoke(command, ["status", "-d", str(tmp_path)])
+        assert f"{key_of(0)}  648 KiB of 644.9 KiB (100 %)" in result.output
+        assert "in use" in result.output
+
+
+def test_tells_what_is_damaged(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+    os.truncate(tmp_path / f"{key_of(0)}.data", 4096)
+    status = run_cache(tmp_path, "status", status=1)
+    assert status["broken"][0]["key"] == key_of(0)
+    assert "wrong size" in status["broken"][0]["error"]
+    run_cache(tmp_path, "verify", status=1)
+    run_cache(tmp_path, "prune", "--content", key_of(0))
+    assert run_cache(tmp_path, "status")["contents"] == []
+
+
+def test_prunes_under_a_server(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        fill(shell, 1)
+        report = run_cache(tmp_path, "prune", "--to", f"{8 * UNIT}")
+        assert report["cached_bytes"] <= 8 * UNIT
+        assert set(shell.ask("check 0") + shell.ask("check 1")) == {"o", "m"}
+        run_cache(tmp_path, "prune", "--content", key_of(0))
+        assert shell.ask("check 0") == "m" * 11
+        # It goes on as if nothing had been.
+        assert shell.ask("put 0 5") == "ok"
+        assert shell.ask("read 0 5 5") == "ok"
+    run_cache(tmp_path, "prune", "--content", key_of(0), "--content", key_of(1))
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "state"}
+
+
+def test_prunes_by_age(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        fill(shell, 1)
+    old = time.time() - 40 * 86400
+    os.utime(tmp_path / f"{key_of(1)}.data", (old, old))
+    assert run_cache(tmp_path, "prune", "--older-than", "41d")["evicted_bytes"] == 0
+    run_cache(tmp_path, "prune", "--older-than", "39d")
+    assert [one["key"] for one in run_cache(tmp_path, "status")["contents"]] == [
+        key_of(0)
+    ]
+
+
+def test_prunes_by_age_what_others_prune_and_pin(
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is removed as it comes to it, one is pinned, and the third is its own."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        for index in range(3):
+            fill(shell, index)
+    cache = Cache(tmp_path)
+    before = cache.status()
+
+    def late(_cache: Cache) -> Status:
+        monkeypatch.undo()
+        cache.remove(key_of(0))
+        cache.pin(key_of(1))
+        return before
+
+    monkeypatch.setattr(Cache, "status", late)
+    assert set(cache.remove_older(-60, now_s=time.time())) == {key_of(2)}
+    assert [one.key for one in cache.status().contents] == [key_of(1)]
+    cache.unpin(key_of(1))
+    monkeypatch.setattr(Cache, "remove", lambda cache, _key: cache.pin("no key"))
+    with pytest.raises(UsageError, match="no key"):
+        cache.remove_older(-60, now_s=time.time())
+
+
+def test_drops_more_than_a_command_line_holds(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        many = os.sysconf("SC_ARG_MAX") // 9 * [3]
+        Cache(tmp_path).drop(key_of(0), [*many, 10])
+        assert shell.ask("check 0") == "ooomoooooom"
+
+
+def test_leaves_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        cache = Cache(tmp_path)
+        cache.pin(key_of(0))
+        assert run_cache(tmp_path, "prune", "--to", "0")["evicted_bytes"] == 0
+        with pytest.raises(BtrfsUblkError, match="is pinned") as refused:
+            cache.remove(key_of(0))
+        assert "unpin" in str(refused.value.hint)
+        cache.unpin(key_of(0))
+        assert run_cache(tmp_path, "prune", "--to", "0")["cached_bytes"] == 0
+
+
+def limit(directory: Path, *words: str) -> None:
+    CliRunner().invoke(
+        command,
+        ["limit", "-d", str(directory), *words],
+        standalone_mode=False,
+        catch_exceptions=False,
+    )
+
+
+def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    limit(directory, "--max", f"{20 * UNIT}", "--reserve", "4096")
+    # NB: a shell with limits of its own would not look at those.
+    with cache_shell(sanitized_build, directory, reserve_bytes=0) as shell:
+        fill(shell)
+        stats = shell.stats()
+        assert (stats["max_bytes"], stats["reserve_bytes"]) == (20 * UNIT, 4096)
+        limit(directory, "--max", f"{4 * UNIT}", "--reserve", "4096")
+        assert run_cache(directory, "status")["cached_bytes"] <= 4 * UNIT
+        deadline = time.monotonic() + 40
+        while shell.stats()["max_bytes"] != 4 * UNIT:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        fill(shell, 1)
+        assert shell.stats()["bytes"] <= 4 * UNIT
+        (directory / "limits").write_text("{}")
+    assert "limits" in refusal(sanitized_build, directory, reserve_bytes=0)
+
+
+def test_limits_that_change_within_a_second(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Some file systems have whole seconds only, and give inodes anew at once."""
+
+    def say(max_bytes: int) -> None:
+        text = f'{{"version": 1, "max_bytes": {max_bytes}, "reserve_bytes": 4096}}'
+        (tmp_path / "limits").write_text(text)
+        os.utime(tmp_path / "limits", (1_000_000_000, 1_000_000_000))
+
+    say(4096000)
+    with cache_shell(sanitized_build, tmp_path, reserve_bytes=0) as shell:
+        assert shell.stats()["max_bytes"] == 4096000
+        say(8192000)
+        deadline = time.monotonic() + 40
+        while shell.stats()["max_bytes"] != 8192000:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_limits_of_the_first_version_hold(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Contents have had another one since."""
+    (tmp_path / "limits").write_text(
+        '{"version": 1, "max_bytes": 4096000, "reserve_bytes": 4096}'
+    )
+    with cache_shell(sanitized_build, tmp_path, reserve_bytes=0) as shell:
+        stats = shell.stats()
+    assert (stats["max_bytes"], stats["reserve_bytes"]) == (4096000, 4096)
+
+
+def test_a_cache_to_limit_is_made_or_refused(tmp_path: Path) -> None:
+    limit(tmp_path / "a/b", "--max", "1M")
+    assert (tmp_path / "a/b/limits").exists()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(BtrfsUblkError, match=f"{path}.*[Nn]ot a directory"):
+            limit(path, "--max", "1M")
+
+
+def digests_of(directory: Path, key: str) -> bytes:
+    data = (directory / f"{key}.data").read_bytes()[:SIZE]
+    return b"".join(
+        hashlib.sha256(data[at : at + UNIT]).digest() for at in range(0, SIZE, UNIT)
+    )
+
+
+def spoil(directory: Path, key: str, unit: int) -> None:
+    with (directory / f"{key}.data").open("r+b") as file:
+        file.seek(unit * UNIT + 77)
+        file.write(b"wrong")
+
+
+def keyed_by_content(build: Path, tmp_path: Path) -> tuple[Path, str, bytes]:
+    """A cache whose content has the key that its digests give it."""
+    with cache_shell(build, tmp_path / "first") as shell:
+        fill(shell)
+    # NB: what cache-shell puts follows from the key; only the digests count here.
+    digests = digests_of(tmp_path / "first", key_of(0))
+    return tmp_path / "first", key_of(0), digests
+
+
+def test_verifies_against_a_map(sanitized_build: Path, tmp_path: Path) -> None:
+    directory, key, digests = keyed_by_content(sanitized_build, tmp_path)
+    path = tmp_path / "map"
+    connection = sqlite3.connect(path)
+    connection.executescript(TABLES)
+    connection.execute("INSERT INTO sources VALUES (3, ?, 3)", (bytes.fromhex(key),))
+    connection.execute("INSERT INTO digests VALUES (?, ?)", (3 << 32, digests))
+    other = bytes.fromhex(key_of(1))
+    connection.execute("INSERT INTO sources VALUES (4, ?, NULL)", (other,))
+    connection.execute("INSERT INTO pins VALUES (4, 2, ?)", (bytes(32),))
+    connection.commit()
+    connection.close()
+    with map_digests(path) as known:
+        assert known[key_of(1)](2) == bytes(32)
+        assert known[key_of(1)](3) is None
+    with cache_shell(sanitized_build, directory) as shell:
+        shell.open(0, SIZE, UNIT)
+        assert run_cache(directory, "verify", "--map", path)["right"] == 11
+        spoil(directory, key, 4)
+        report = run_cache(directory, "verify", "--map", path, status=1)
+        assert report["wrong"] == [[key, 4]] and report["right"] == 10
+        assert shell.ask("check 0") == "oooomoooooo"
+        assert run_cache(directory, "verify", "--map", path)["clean"]
+
+
+@contextmanager
+def pinning(path: Path, *, checkpoint_pages: int) -> Iterator[None]:
+    """A process that pins the same units of two sources, one commit after the other."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(TABLES)
+    script = CHILDREN / "pinning.py"
+    argv = [sys.executable, script, path, str(checkpoint_pages), key_of(0), key_of(1)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "pinning\n"
+            yield
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("checkpoint_pages", [0, 300])
+def test_copies_a_map_that_is_written_to(tmp_path: Path, checkpoint_pages: int) -> None:
+    path = tmp_path / "map"
+    pinned = 0
+    with pinning(path, checkpoint_pages=checkpoint_pages):
+        while pinned < 1000:
+            with map_digests(path) as known:
+                one, other = known[key_of(0)], known[key_of(1)]
+                units = next(unit for unit in count() if one(unit) is None)
+                assert other(units - 1) == bytes(32) and other(units) is None
+            assert units >= pinned
+            pinned = units
+
+
+def test_verifies_what_other_maps_have(
+    sanitized_build: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, key, digests = keyed_by_content(sanitized_build, tmp_path)
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    with closing(sqlite3.connect(good)) as connection:
+        connection.executescript(TABLES)
+        connection.execute(
+            "INSERT INTO sources VALUES (1, ?, 1)", (bytes.fromhex(key),)
+        )
+        connection.execute("INSERT INTO digests VALUES (?, ?)", (1 << 32, digests))
+        connection.commit()
+    bad.write_text("no map")
+    report = run_cache(directory, "verify", "--map", bad, "--map", good, status=1)
+    assert report["unread_maps"] == [str(bad)]
+    assert f"cannot read map '{bad}'" in caplog.text
+    assert report["right"] == 11 and report["clean"]
+
+
+def test_verifies_against_a_list(sanitized_build: Path, tmp_path: Path) -> None:
+    digests = bytes(range(32)) * 11
+    key = root_digest(SIZE, UNIT, digests)
+    path = tmp_path / "digests"
+    path.write_bytes(digests)
+    directory = tmp_path / "cache"
+    with cache_shell(sanitized_build, directory) as shell:
+        fill(shell, key=key)
+        # The right list of another content: so all that is there is wrong.
+        report = run_cache(directory, "verify", "--digests", path, status=1)
+        assert report["wrong"] == [[key, unit] for unit in range(11)]
+        assert shell.ask("check 0") == "m" * 11
+    path.write_bytes(digests[:-1] + b"x")
+    with pytest.raises(UsageError, match="not the list of digests"):
+        run_cache(directory, "verify", "--digests", path)
+
+
+def test_drops_nothing_without_digests(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        report = run_cache(tmp_path, "verify")
+        assert report["unknown"] == 11 and report["clean"]
+
+
+def test_verifies_by_checksums(sanitized_build: Path, tmp_path: Path) -> None:
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        fill(shell)
+        spoil(tmp_path, key_of(0), 4)
+        report = run_cache(tmp_path, "verify", status=1)
+        assert report["wrong"] == [[key_of(0), 4]] and report["unknown"] == 10
+        assert shell.ask("check 0") == "oooomoooooo"
+        assert run_cache(tmp_path, "verify")["clean"]
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["prune"], "nothing to do"),
+        (["prune", "--older-than", "3 weeks"], "is not an age"),
+        (["prune", "--to", "much"], "--to"),
+        (["prune", "--content", "ab"], "64 hexadecimal digits"),
+        (["prune", "--content", "a" * 64], "has no content"),
+    ],
+)
+def test_refuses(tmp_path: Path, words: list[str], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        run_cache(tmp_path, *words)
+
+
+def test_a_map_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="'/nonexistent' does not exist"):
+        run_cache(tmp_path, "verify", "--map", "/nonexistent")
+
+
+def test_those_of_volumes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VOLUMES_VARIABLE, str(tmp_path))
+    for name in ("one", "two", "damaged"):
+        volume = VolumeDirectory(tmp_path / name)
+        volume.path.mkdir()
+        volume.write_definition(VolumeDefinition())
+        if name == "damaged":
+            (volume.path / "definition.toml").write_text("size = [")
+    (tmp_path / "one/cache").mkdir()
+    with pytest.raises(UsageError, match="there is no cache") as refused:
+        run_cache(tmp_path / "none", "status")
+    hint = refused.value.hint or ""
+    assert "-d DIRECTORY" in hint and hint.endswith(f": {tmp_path}/one/cache")
+
+
+def test_makes_no_cache(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no cache"):
+        run_cache(tmp_path / "none", "status")
+    assert not (tmp_path / "none").exists()
+
+
+def test_ages() -> None:
+    assert parse_age("90m") == 5400
+    assert parse_age("1.5d") == 129600
+
+
+def test_shares_a_cache_that_is_stressed(sanitized_build: Path, tmp_path: Path) -> None:
+    shell = start_shell(sanitized_build, tmp_path)
+    try:
+        shell.open(0, SIZE, UNIT)
+        shell.send("stress 3 3")
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:
+            run_cache(tmp_path, "prune", "--to", 3 * UNIT)
+            run_cache(tmp_path, "verify")
+        assert shell.answer().split()[-1] == "0"
+        shell.close()
+    finally:
+        shell.kill()

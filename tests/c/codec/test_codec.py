@@ -1,0 +1,341 @@
+"""Compressed sources: indexes, and what is decoded by them; in a sanitizer build."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import random
+import sqlite3
+import struct
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import compressed
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.store_shell import StoreShell, root_of, units_of
+
+from btrfs_ublk.content import digest_file, digest_indexed, make_index
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.units import KIB, MIB
+
+pytestmark = pytest.mark.usefixtures("sanitized_helpers")
+
+UNIT = 64 * KIB
+SIZE = 3 * MIB + 4321
+DATA = compressed.content(SIZE)
+HEADER = struct.Struct("<8sII16s5Q")
+POINT = struct.Struct("<QQII")
+
+#: Codec, and what makes an object of some bytes.
+OBJECTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", lambda data: gzip.compress(data, 6)),
+    "gzip-1": ("gzip", lambda data: gzip.compress(data, 1)),
+    "members": ("gzip", compressed.members),
+    "stored": ("gzip", compressed.stored),
+    "flushed": ("gzip", compressed.flushed),
+    "padded": ("gzip", lambda data: gzip.compress(data) + bytes(1000)),
+    "seekable": ("zstd", lambda data: compressed.seekable(data, UNIT)),
+    "sums": ("zstd", lambda data: compressed.seekable(data, 100_001, sums=True)),
+    "large": ("zstd", lambda data: compressed.seekable(data, MIB)),
+    "tiny": ("zstd", lambda data: compressed.seekable(data, 5000)),
+    "frames": ("zstd", lambda data: b"".join(compressed.frames(data, UNIT))),
+    "skippable": (
+        "zstd",
+        lambda data: compressed.SKIPPABLE.join(compressed.frames(data, 99_999))
+        + compressed.SKIPPABLE,
+    ),
+}
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def indexed(path: Path, codec: str, *, spacing: int = 100_000) -> Path:
+    output = path.with_name(f"{path.name}.index")
+    made = make_index(path, output, codec=codec, spacing_bytes=spacing)
+    assert made.coded_size == path.stat().st_size
+    assert made.index_size == output.stat().st_size
+    return output
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_what_is_read_is_what_was_compressed(tmp_path: Path, name: str) -> None:
+    codec, compress = OBJECTS[name]
+    path = write(tmp_path / "object", compress(DATA))
+    index = indexed(path, codec)
+    plain = write(tmp_path / "plain", DATA)
+    for unit in (4 * KIB, UNIT, MIB):
+        expected = digest_file(plain, unit_bytes=unit)
+        assert digest_indexed(path, index, unit_bytes=unit) == expected
+
+
+def test_points_are_spaced_as_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path / "object", gzip.compress(DATA))
+    counts = [
+        make_index(path, tmp_path / "index", codec="gzip", spacing_bytes=spacing).points
+        for spacing in (1, 200_000, 16 * MIB)
+    ]
+    assert counts[0] > counts[1] > counts[2] == 1
+    assert 1 + SIZE // 400_000 <= counts[1] <= 1 + SIZE // 200_000
+
+
+BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "no gzip": ("gzip", lambda: DATA, "cannot be decoded as gzip"),
+    "cut": ("gzip", lambda: gzip.compress(DATA)[:-9], "it is cut"),
+    "sum": (
+        "gzip",
+        lambda: gzip.compress(DATA)[:-8] + bytes(8),
+        "incorrect data check",
+    ),
+    "nothing": ("gzip", lambda: gzip.compress(b""), "has no content"),
+    "no zstd": ("zstd", lambda: DATA, "no frame of zstd at 0"),
+    "cut frame": ("zstd", lambda: compressed.zstd(DATA)[:-5], "no frame of zstd at 0"),
+    "one frame": (
+        "zstd",
+        lambda: compressed.zstd(bytes(17 * MIB)),
+        "would decode them",
+    ),
+    "window": (
+        "zstd",
+        lambda: compressed.zstd(DATA, "--long=27"),
+        "a frame cannot be decoded: Frame requires too much memory",
+    ),
+    "no frame": ("zstd", lambda: compressed.SKIPPABLE, "has no content"),
+    "table": (
+        "zstd",
+        lambda: compressed.seekable(DATA, UNIT)[5:],
+        "table of frames is damaged",
+    ),
+    "codec": ("lz4", lambda: DATA, "unknown codec 'lz4'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_objects_that_have_no_index(tmp_path: Path, name: str) -> None:
+    codec, make, says = BAD[name]
+    path = write(tmp_path / "object", make())
+    with pytest.raises(BtrfsUblkError, match=says):
+        make_index(path, tmp_path / "index", codec=codec)
+    assert not (tmp_path / "index").exists()
+
+
+def test_what_does_not_belong_together(tmp_path: Path) -> None:
+    path = write(tmp_path / "object", gzip.compress(DATA))
+    index = indexed(path, "gzip")
+    with pytest.raises(BtrfsUblkError, match="it is no index"):
+        digest_indexed(path, path)
+    other = write(tmp_path / "other", gzip.compress(DATA[::-1]))
+    with pytest.raises(BtrfsUblkError, match="is an index of [0-9]+ bytes, and"):
+        digest_indexed(other, index)
+    same = write(tmp_path / "same", bytes(path.stat().st_size))
+    with pytest.raises(BtrfsUblkError, match="at 0 is not what the index says"):
+        digest_indexed(same, index)
+    with pytest.raises(UsageError, match="3 bytes"):
+        digest_indexed(path, index, unit_bytes=3)
+
+
+# In a map.
+
+
+def source_of(path: Path, codec: str, index: Path, **keys: Any) -> dict[str, Any]:
+    return {
+        **{"kind": "file", "path": str(path), "unit": UNIT},
+        **{"codec": codec, "index": {"path": str(index)}},
+        **keys,
+    }
+
+
+def add(shell: StoreShell, source: dict[str, Any]) -> dict[str, Any]:
+    return shell.add([[0, 4 * KIB, 0, 0]], source)
+
+
+@pytest.fixture
+def gzipped(tmp_path: Path) -> tuple[Path, Path]:
+    path = write(tmp_path / "object", gzip.compress(DATA))
+    return path, indexed(path, "gzip")
+
+
+def version_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_map_keeps_the_index(
+    sanitized_build: Path, tmp_path: Path, gzipped: tuple[Path, Path]
+) -> None:
+    path, index = gzipped
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        shell.add([[MIB, 4 * KIB, 0, 0]], {"kind": "memset", "byte": 1, "size": MIB})
+    assert version_of(tmp_path / "map") == 1  # as long as older servers understand it
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        assert add(shell, source_of(path, "gzip", index))["added"] == [[0, False]]
+        assert add(shell, source_of(path, "gzip", index))["added"] == [[0, True]]
+    assert version_of(tmp_path / "map") == 2
+    digest = hashlib.sha256(index.read_bytes()).hexdigest()
+    index.unlink()
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        text = shell.ask(source=2)["source"]
+        assert (text["codec"], text["index"]) == ("gzip", digest)
+        assert (text["size"], text["coded_size"]) == (SIZE, path.stat().st_size)
+        assert add(shell, text)["added"] == [[0, True]]
+        unknown = add(shell, text | {"index": "0" * 64})
+        assert "the map has no such source" in unknown["text"]
+
+
+def test_a_damaged_index_is_not_loaded(
+    sanitized_build: Path, tmp_path: Path, gzipped: tuple[Path, Path]
+) -> None:
+    path, index = gzipped
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        add(shell, source_of(path, "gzip", index))
+    with closing(sqlite3.connect(tmp_path / "map")) as db, db:
+        part = bytearray(db.execute("SELECT part FROM layouts").fetchone()[0])
+        part[HEADER.size + POINT.size] ^= 255
+        part[HEADER.size + POINT.size + 7] ^= 128
+        db.execute("UPDATE layouts SET part = ?", (bytes(part),))
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        assert "of the index is wrong" in shell.opened["text"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"codec": "lz4"}, '"codec" is "lz4", which is unknown'),
+        ({"codec": 7}, '"codec" is no string'),
+        ({"codec": "zstd"}, "is an index for the codec gzip, not for zstd"),
+        ({"index": "0" * 64}, 'the codec gzip needs "index": {"path": FILE}'),
+        ({"index": {"path": "/nowhere/i"}}, "cannot open index '/nowhere/i'"),
+        ({"index": {"path": "relative"}}, "is not absolute"),
+        ({"index": {"path": "/dev/null"}}, "is no regular file"),
+        ({"size": 17}, f'"size" is 17, and the index says {SIZE}'),
+        ({"coded_size": 17}, 'unknown key "coded_size"'),
+        ({"kind": "pattern", "path": None}, "a computed source has no codec"),
+        ({"codec": None}, 'an "index" without a "codec"'),
+    ],
+)
+def test_what_is_not_added(
+    sanitized_build: Path,
+    tmp_path: Path,
+    gzipped: tuple[Path, Path],
+    keys: dict[str, Any],
+    says: str,
+) -> None:
+    source = source_of(gzipped[0], "gzip", gzipped[1]) | keys
+    source = {key: value for key, value in source.items() if value is not None}
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        answer = add(shell, source)
+        assert says in answer["text"]
+    assert version_of(tmp_path / "map") == 1
+
+
+def lie(index: Path, at: int, value: int) -> None:
+    """Change one of the numbers of the header."""
+    data = bytearray(index.read_bytes())
+    fields = list(HEADER.unpack_from(data))
+    fields[4 + at] = value
+    HEADER.pack_into(data, 0, *fields)
+    index.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [
+        (0, 0, "the index says that 0 bytes come of"),
+        (0, 1 << 63, "bytes come of"),
+        (0, SIZE + (17 << 20), "the next one is too far away"),
+        (0, 10, "it is behind the end"),
+        (1, 0, "bytes come of 0"),
+        (2, 1 << 40, "bytes come of"),
+        (3, 0, "the index has 0 points"),
+        (3, 1 << 60, "at most 1048576"),
+        (3, 5, "the index is damaged"),
+        (4, 1 << 50, "at most"),
+    ],
+)
+def test_numbers_that_lie(
+    sanitized_build: Path,
+    tmp_path: Path,
+    gzipped: tuple[Path, Path],
+    at: int,
+    value: int,
+    says: str,
+) -> None:
+    path, index = gzipped
+    lie(index, at, value)
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        assert says in add(shell, source_of(path, "gzip", index))["text"]
+
+
+def test_few_points_of_very_much(sanitized_build: Path, tmp_path: Path) -> None:
+    """16 TiB, of which no unit is looked at that needs what the one before needs."""
+    points, span = 1 << 20, 16 * MIB
+    coded = 2 * points
+    index = tmp_path / "index"
+    header = (b"BUindex\0", 1, 0, b"zstd", points * span, coded, coded, points, 0)
+    index.write_bytes(
+        HEADER.pack(*header)
+        + b"".join(POINT.pack(i * span, i * 16, 0, 0) for i in range(points))
+    )
+    source = source_of(tmp_path / "none", "zstd", index, unit=4 * KIB)
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        assert add(shell, source)["added"] == [[0, False]]
+
+
+def test_a_unit_that_needs_too_much(sanitized_build: Path, tmp_path: Path) -> None:
+    """Its frame says that little comes out of nine megabytes."""
+    noise = random.Random(3).randbytes(9 * MIB)
+    path = write(tmp_path / "object", b"".join(compressed.frames(noise, 9 * MIB)))
+    index = indexed(path, "zstd")
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        text = add(shell, source_of(path, "zstd", index))["text"]
+    assert "need more than 8388608 of the object" in text
+
+
+def test_digests_are_those_of_what_is_read(
+    sanitized_build: Path, tmp_path: Path, gzipped: tuple[Path, Path]
+) -> None:
+    path, index = gzipped
+    digests = digest_indexed(path, index, unit_bytes=UNIT)
+    assert digests.root == root_of(
+        units_of(DATA, UNIT), size_bytes=SIZE, unit_bytes=UNIT
+    )
+    digests.write(tmp_path / "digests")
+    source = source_of(path, "gzip", index, digests={"path": f"{tmp_path}/digests"})
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        assert "added" in add(shell, source | {"root": digests.root})
+        assert shell.ask(source=1)["has_digests"]
+
+
+@pytest.mark.parametrize("name", ["gzip", "members", "seekable", "skippable"])
+def test_many_changes(sanitized_build: Path, tmp_path: Path, name: str) -> None:
+    codec, compress = OBJECTS[name]
+    path = write(tmp_path / "object", compress(DATA[:MIB]))
+    indexed(path, codec, spacing=50_000)
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/fuzz-codec", "--iterations", "600", path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_windows_have_only_what_is_needed(tmp_path: Path) -> None:
+    """What nothing refers to is zeroes, so an index is smaller than its windows."""
+    words = [random.Random(n).randbytes(12).hex() for n in range(1000)]
+    text = " ".join(random.Random(1).choices(words, k=250_000)).encode()
+    path = write(tmp_path / "object", gzip.compress(text))
+    index = indexed(path, "gzip", spacing=MIB)
+    points = HEADER.unpack_from(index.read_bytes())[7]
+    # The windows themselves would be compressed to 5 KiB or more each.
+    assert points > 4 and index.stat().st_size < points * 24 * KIB
+    digests = digest_indexed(path, index, unit_bytes=UNIT)
+    assert digests.units == b"".join(units_of(text, UNIT))

@@ -1,0 +1,245 @@
+"""Lazy segments over compressed sources that a server of HTTP has."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import compressed
+from support.engine_shell import EngineShell, describe, engine_shell
+from support.needs import Need
+from support.store_shell import StoreShell, units_of
+from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.waiting import wait_until
+from support.web_server import NGINX, WebServer, web_server
+
+from btrfs_ublk.content import make_index
+from btrfs_ublk.units import KIB
+
+pytestmark = pytest.mark.usefixtures("sanitized_helpers")
+
+SIZE = 24 * UNIT
+DATA = compressed.content(SIZE - 1234, seed=5)
+DEADLINE_S = 4.0
+OBJECTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "members": ("gzip", compressed.members),
+    "aligned": ("zstd", lambda data: compressed.seekable(data, UNIT)),
+    "unaligned": ("zstd", lambda data: compressed.seekable(data, 99_999, sums=True)),
+}
+
+
+@pytest.fixture
+def web(need: Need, tmp_path: Path) -> Iterator[WebServer]:
+    need(NGINX)
+    with web_server(tmp_path / "web") as server:
+        yield server
+
+
+@pytest.fixture(params=["gzip", "members", "aligned", "unaligned"])
+def codec(request: pytest.FixtureRequest, web: WebServer) -> str:
+    """The codec of an object that the server has; its index is beside it."""
+    name, compress = OBJECTS[request.param]
+    write(web, compress(DATA), name)
+    return name
+
+
+def write(web: WebServer, data: bytes, codec: str) -> None:
+    path = web.files / "object"
+    path.write_bytes(data)
+    make_index(path, web.root / "index", codec=codec, spacing_bytes=100 * KIB)
+
+
+def source_of(web: WebServer, codec: str, *, digests: bool) -> dict[str, Any]:
+    source: dict[str, Any] = {
+        **{"kind": "http", "url": web.url("files/object"), "unit": UNIT},
+        **{"codec": codec, "index": {"path": str(web.root / "index")}},
+    }
+    if digests:
+        source["digests"] = [unit.hex() for unit in units_of(DATA, UNIT)]
+    return source
+
+
+def lazy(directory: Path, **keys: Any) -> dict[str, Any]:
+    paths = {"map": str(directory / "map"), "cache": str(directory / "cache")}
+    return {"kind": "lazy", "length": SIZE, "deadline_s": DEADLINE_S, **paths, **keys}
+
+
+def read_at_random(shell: EngineShell, virtual: VirtualData, seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(60):
+        length = draw.choice([1, 1, 3, 16, 33]) * BLOCK
+        offset = draw.randrange((SIZE - length) // BLOCK) * BLOCK
+        answer = shell.request(f"read {offset} {length}")
+        assert answer == virtual.content(offset, length), (offset, length)
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_random_reads_cold_and_cached(
+    sanitized_build: Path, web: WebServer, tmp_path: Path, codec: str, digests: bool
+) -> None:
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(source_of(web, codec, digests=digests), DATA, 0)
+    description = describe(lazy(tmp_path))
+    with engine_shell(sanitized_build, description) as shell:
+        read_at_random(shell, virtual, 1)
+        for offset in range(0, SIZE, UNIT):
+            answer = shell.request(f"read {offset} {UNIT}")
+            assert answer == virtual.content(offset, UNIT), offset
+        counts = shell.stats()["lazy"][0]["fetcher"]
+        assert counts["read_errors"] == counts["retries"] == 0
+        if digests:
+            assert counts["units_verified"] == SIZE // UNIT
+        else:
+            assert counts["units_pinned"] == SIZE // UNIT
+    # All is in the cache, decoded.
+    (web.files / "object").unlink()
+    with engine_shell(sanitized_build, description) as shell:
+        read_at_random(shell, virtual, 2)
+        assert shell.stats()["lazy"][0]["fetcher"]["units_fetched"] == 0
+
+
+def test_only_what_is_needed_is_fetched(
+    sanitized_build: Path, web: WebServer, tmp_path: Path
+) -> None:
+    write(web, compressed.seekable(DATA, UNIT), "zstd")
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(source_of(web, "zstd", digests=True), DATA, 0)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        offset = 17 * UNIT + 5 * BLOCK
+        answer = shell.request(f"read {offset} {BLOCK}")
+        assert answer == virtual.content(offset, BLOCK)
+    frames = [len(frame) for frame in compressed.frames(DATA, UNIT)]
+    start = sum(frames[:17])
+    wanted = f"bytes={start}-{start + frames[17] - 1}"
+    assert [one["range"] for one in web.served()] == [wanted]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "unaligned"], indirect=True)
+@pytest.mark.parametrize("how", ["flip", "zeroes", "bomb", "another"])
+@pytest.mark.parametrize("digests", [False, True])
+def test_another_object_is_never_read(
+    sanitized_build: Path,
+    web: WebServer,
+    tmp_path: Path,
+    codec: str,
+    digests: bool,
+    how: str,
+) -> None:
+    """It has the size that the index says, and other bytes."""
+    path = web.files / "object"
+    good = path.read_bytes()
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(source_of(web, codec, digests=digests), DATA, 0)
+    bad = {
+        # Often enough that hardly a unit is left as it was.
+        "flip": bytes(x ^ (at % 64 == 40) for at, x in enumerate(good)),
+        "zeroes": bytes(len(good)),
+        "bomb": gzip.compress(bytes(64 << 20), 9),
+        "another": (
+            gzip.compress(DATA[::-1])
+            if codec == "gzip"
+            else compressed.seekable(DATA[::-1], UNIT)
+        ),
+    }[how]
+    path.write_bytes((bad + bytes(len(good)))[: len(good)])
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        answers = {
+            at: shell.request(f"read {at} {BLOCK}") for at in range(0, SIZE, 9 * UNIT)
+        }
+    if digests:
+        # Some zeroes are right all the same.
+        for at, answer in answers.items():
+            assert answer in (errno.EIO, virtual.content(at, BLOCK)), at
+    if digests or how == "zeroes":
+        assert errno.EIO in answers.values()
+    # What was refused was not kept either.
+    path.write_bytes(good)
+    if digests:
+        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+            read_at_random(shell, virtual, 3)
+
+
+def test_a_table_that_lies(
+    sanitized_build: Path, web: WebServer, tmp_path: Path
+) -> None:
+    """It says that a frame is longer, and the next one shorter, than they are."""
+    data = bytearray(compressed.seekable(DATA, UNIT))
+    table = len(data) - 9 - 8 * (SIZE // UNIT)
+    for number, change in ((3, 1000), (4, -1000)):
+        entry = table + 8 * number + 4
+        size = int.from_bytes(data[entry : entry + 4], "little") + change
+        data[entry : entry + 4] = size.to_bytes(4, "little")
+    write(web, bytes(data), "zstd")
+    source = source_of(web, "zstd", digests=False) | {"unit": BLOCK}
+    with StoreShell(sanitized_build, tmp_path / "map") as shell:
+        assert "added" in shell.add([[0, SIZE, 0, 0]], source)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as engine:
+        assert engine.request(f"read {5 * UNIT - BLOCK} {BLOCK}") == errno.EIO
+        assert engine.request(f"read {8 * UNIT} {BLOCK}") == DATA[8 * UNIT :][:BLOCK]
+
+
+def test_memory_is_bounded(
+    sanitized_build: Path, web: WebServer, tmp_path: Path
+) -> None:
+    """Many units at once, each of which needs a frame that is much larger."""
+    data = compressed.seekable(DATA, 12 * UNIT)
+    write(web, data, "zstd")
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(source_of(web, "zstd", digests=True), DATA, 0)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        lines = [f"read {offset} {UNIT}" for offset in range(0, SIZE, UNIT)]
+        for line in lines:
+            shell.send(line)
+        answers = {shell.answer(line) for line in lines}
+        # They come in any order.
+        expected = {virtual.content(at, UNIT) for at in range(0, SIZE, UNIT)}
+        assert answers == expected
+
+
+@pytest.mark.parametrize("how", ["in order", "at once", "completed"])
+def test_what_neighbours_need_is_fetched_once(
+    sanitized_build: Path, web: WebServer, tmp_path: Path, how: str
+) -> None:
+    """Each unit needs what lies between two points, and begins and ends within that."""
+    stored = gzip.compress(DATA)
+    write(web, stored, "gzip")
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(source_of(web, "gzip", digests=True), DATA, 0)
+    keys = {"complete": 1 << 30} if how == "completed" else {}
+    description = describe(lazy(tmp_path, **keys))
+    with engine_shell(sanitized_build, description) as shell:
+
+        def counts() -> dict[str, int]:
+            found: dict[str, int] = shell.stats()["lazy"][0]["fetcher"]
+            return found
+
+        # The first answer says which object it is, and is not shared.
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+        lines = [f"read {at} {UNIT}" for at in range(0, SIZE, UNIT)]
+        if how == "completed":
+            wait_until(lambda: counts()["units_stored"] == SIZE // UNIT, timeout_s=30)
+        elif how == "at once":
+            for line in lines:
+                shell.send(line)
+            for line in lines:
+                shell.answer(line)
+        else:
+            for at, line in enumerate(lines):
+                assert shell.request(line) == virtual.content(at * UNIT, UNIT)
+        after = counts()
+        assert after["read_errors"] == after["retries"] == 0
+        assert after["bytes_fetched"] == len(DATA)
+    sizes = [
+        int(last) - int(first) + 1
+        for first, last in (
+            one["range"].removeprefix("bytes=").split("-") for one in web.served()
+        )
+    ]
+    assert sum(sizes) == after["coded_bytes_fetched"]
+    assert sum(sizes[1:]) <= 1.05 * len(stored), f"{sizes} of {len(stored)} bytes"

@@ -1,0 +1,199 @@
+"""Background completion: what a map names comes into the cache by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_shell import EngineShell, describe, engine_shell
+from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
+from support.scripted_server import ScriptedServer, scripted_server
+from support.waiting import wait_until
+
+from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.content.completion import Completion
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.server import LazySegment
+from btrfs_ublk.units import KIB
+
+#: PREFETCH_AT_ONCE_DEFAULT in csrc/lazy/prefetch.h.
+AT_ONCE = 32
+
+
+@pytest.fixture
+def origin() -> Origin:
+    return Origin()
+
+
+@pytest.fixture
+def web(origin: Origin) -> Iterator[ScriptedServer]:
+    with scripted_server(origin) as server:
+        yield server
+        origin.go_on.set()
+
+
+def described(tmp_path: Path, complete: int | str = 1 << 40) -> dict[str, Any]:
+    """Describe a device that is completed; by default as fast as it can be."""
+    return describe(
+        {
+            "kind": "lazy",
+            "length": SIZE,
+            "map": str(tmp_path / "map"),
+            "cache": str(tmp_path / "cache"),
+            "complete": complete,
+        }
+    )
+
+
+def add(shell: EngineShell, web: ScriptedServer, *mappings: tuple[int, int]) -> None:
+    """Map pieces of the source, each (offset, length), where they are in it."""
+    pieces = mappings or ((0, SIZE),)
+    reply = shell.map_request(
+        "map-add",
+        sources=[source_of(web.url())],
+        mappings=[[at, length, 0, at] for at, length in pieces],
+    )
+    assert "error" not in reply, reply
+
+
+def state(shell: EngineShell) -> Completion:
+    found = Completion.parse(shell.stats()["lazy"][0]["complete"])
+    assert found is not None
+    return found
+
+
+def until(shell: EngineShell, *states: str) -> Completion:
+    wait_until(lambda: state(shell).state in states)
+    return state(shell)
+
+
+@pytest.mark.parametrize("complete", [1 << 40, "idle"])
+def test_all_comes_and_the_server_is_not_needed_any_more(
+    sanitized_build: Path,
+    tmp_path: Path,
+    origin: Origin,
+    complete: int | str,
+) -> None:
+    with scripted_server(origin) as web:
+        with engine_shell(sanitized_build, described(tmp_path, complete)) as shell:
+            add(shell, web)
+            wait_until(lambda: state(shell).done_units == UNITS)
+            done = until(shell, "done")
+            assert (done.units, done.bytes, done.done_bytes) == (UNITS, SIZE, SIZE)
+            assert done.fetched_bytes == SIZE and not done.failed_units
+    # In the order of the virtual data, but for those that are under way at a time.
+    assert sorted(origin.asked) == list(range(UNITS))
+    assert all(abs(unit - i) < AT_ONCE for i, unit in enumerate(origin.asked))
+    with engine_shell(sanitized_build, described(tmp_path, complete)) as shell:
+        assert until(shell, "done").fetched_bytes == 0
+        for at in range(0, SIZE, UNIT):
+            assert shell.request(f"read {at} {UNIT}") == DATA[at : at + UNIT]
+
+
+def test_goes_on_after_a_kill(
+    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
+) -> None:
+    """What the cache has is not fetched again."""
+    origin.delay_s = 0.02
+    with engine_shell(sanitized_build, described(tmp_path, 8 * UNIT)) as shell:
+        add(shell, web)
+        wait_until(lambda: len(origin.asked) >= 12)
+        # Units are durable a moment after they are put in.
+        wait_until(lambda: state(shell).done_units >= 8)
+        shell.map_request("map-stats")
+    before = len(origin.asked)
+    with engine_shell(sanitized_build, described(tmp_path)) as shell:
+        assert until(shell, "done").done_units == UNITS
+    assert len(origin.asked) - before <= UNITS - 8
+
+
+def test_what_fails_is_tried_again(
+    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
+) -> None:
+    """All else comes meanwhile, and readers get it."""
+    origin.bad = {3, 4, 60}
+    with engine_shell(sanitized_build, described(tmp_path)) as shell:
+        add(shell, web)
+        found = until(shell, "retrying")
+        assert found.why and found.failed_units >= 3
+        wait_until(lambda: state(shell).done_units == UNITS - 3)
+        assert shell.request(f"read {5 * UNIT} {UNIT}") == DATA[5 * UNIT : 6 * UNIT]
+        origin.bad = set()
+        # Its mirror is left alone for a while after what it said.
+        wait_until(lambda: state(shell).state == "done", timeout_s=150)
+        assert state(shell).done_units == UNITS
+
+
+def test_what_has_no_room_is_not_fetched(
+    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
+) -> None:
+    """Nothing is evicted for it; what a reader wants comes in, as ever."""
+    cache = Cache(tmp_path / "cache")
+    with engine_shell(sanitized_build, described(tmp_path)) as shell:
+        shell.stats()  # it has made its cache
+        cache.limit(max_bytes=16 * UNIT, reserve_bytes=None)
+        add(shell, web)
+        found = until(shell, "full")
+        assert found.why and 8 <= found.done_units <= 16
+        asked = len(origin.asked)
+        assert asked == found.done_units
+        about = shell.stats()["lazy"][0]["cache"]
+        assert about["evicted_units"] == 0 and about["bytes"] <= 16 * UNIT
+        last = SIZE - UNIT
+        assert shell.request(f"read {last} {UNIT}") == DATA[last:]
+        cache.limit(max_bytes=0, reserve_bytes=None)
+        wait_until(lambda: state(shell).done_units == UNITS)
+
+
+def test_waits_for_readers(
+    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
+) -> None:
+    origin.held_units = 1
+    with engine_shell(sanitized_build, described(tmp_path)) as shell:
+        add(shell, web)
+        shell.send(f"read 0 {4 * KIB}")
+        wait_until(lambda: origin.asked)
+        # More than it waits after its start.
+        time.sleep(2.5)
+        assert origin.asked == [0]
+        origin.go_on.set()
+        assert shell.answer(f"read 0 {4 * KIB}") == DATA[: 4 * KIB]
+        assert until(shell, "done").done_units == UNITS
+
+
+def test_keeps_to_its_rate(
+    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
+) -> None:
+    """It may be slower than that, so only this is asserted."""
+    rate = 16 * UNIT
+    with engine_shell(sanitized_build, described(tmp_path, rate)) as shell:
+        began_s = time.monotonic()
+        add(shell, web, (0, 32 * UNIT))
+        until(shell, "done")
+        took_s = time.monotonic() - began_s
+    assert len(origin.asked) == 32
+    # The first unit costs nothing, and a pause of 50 ms may be caught up.
+    assert took_s > (32 * UNIT - UNIT) / rate - 0.2
+
+
+def test_pieces_of_units(
+    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
+) -> None:
+    """A unit that several mappings name is fetched once; what none names is not."""
+    pieces = [(at, UNIT // 4) for at in range(0, 8 * UNIT, UNIT // 2)]
+    tail = (20 * UNIT + 4096, 2 * UNIT)
+    with engine_shell(sanitized_build, described(tmp_path)) as shell:
+        add(shell, web, *pieces, tail)
+        until(shell, "done")
+    assert sorted(origin.asked) == [*range(8), 20, 21, 22]
+
+
+@pytest.mark.parametrize("value", [0, -1, "fast", True, 1.5])
+def test_refuses_other_values(value: Any) -> None:
+    with pytest.raises(UsageError, match="complete is"):
+        LazySegment(offset=0, length=4096, map="m", cache="c", complete=value)
+    with pytest.raises(UsageError, match="complete needs a cache"):
+        LazySegment(offset=0, length=4096, map="m", complete="idle")

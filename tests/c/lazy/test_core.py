@@ -1,0 +1,47 @@
+"""The core of the fetcher, driven at random (csrc/tests/core-shell.c)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+
+TURNS = 100_000
+
+
+def run(build: Path, *arguments: str | Path) -> list[int]:
+    """Return how many subscriptions were served, failed, and were ended; the units of
+    the longest run, how many runs have waited for memory; hedges, and those that were
+    first."""
+    result = subprocess.run(
+        [build / "csrc/tests/core-shell", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [int(word) for word in result.stdout.split()]
+
+
+@pytest.mark.parametrize("units", [1, 2, 32])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_ends_leave_nothing_behind(
+    sanitized_build: Path, tmp_path: Path, seed: int, cached: bool, units: int
+) -> None:
+    """The program itself checks the data, that no subscription is called after its
+    end, also when another one's callback ends it, and that no unit is left. Runs that
+    break off make the next ones shorter."""
+    cache = [tmp_path / "cache"] if cached else []
+    words = [str(seed), str(TURNS), str(units)]
+    found = run(sanitized_build, *words, *cache)
+    delivered, failed, ended, longest, resumed, hedges, won = found
+    assert delivered and failed and ended
+    assert cached or hedges > won > 0
+    assert longest == units or 4 < longest < units
+    assert bool(resumed) == (units > 1)

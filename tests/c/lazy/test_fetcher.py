@@ -1,0 +1,273 @@
+"""The fetcher, through fetch-shell in a sanitizer build, with local files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fetch_shell import fetch_shell
+
+BLOCK = 4096
+EIO = -errno.EIO
+
+
+def file_source(path: Path, size: int, *, unit: int = 65536) -> dict[str, Any]:
+    return {"size": size, "unit": unit, "kind": "file", "path": str(path)}
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % BLOCK)
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> tuple[Path, bytes]:
+    data = random.Random(1).randbytes(1_234_567)
+    path = tmp_path / "source"
+    path.write_bytes(data)
+    return path, data
+
+
+def test_reads_are_byte_exact(
+    sanitized_build: Path, content: tuple[Path, bytes]
+) -> None:
+    path, data = content
+    draw = random.Random(2)
+    blocks = len(padded(data)) // BLOCK
+    with fetch_shell(sanitized_build) as shell:
+        for unit in (4096, 65536, 1 << 20):
+            source = shell.add(file_source(path, len(data), unit=unit))
+            wanted = {}
+            for _ in range(100):
+                first = draw.randrange(blocks)
+                count = draw.randint(1, min(blocks - first, 64))
+                number = shell.begin(source, first * BLOCK, count * BLOCK)
+                wanted[number] = padded(data)[first * BLOCK :][: count * BLOCK]
+            answers = shell.finish()
+            assert {number: answer.data for number, answer in answers.items()} == wanted
+        assert shell.stats()["read_errors"] == 0
+
+
+def test_one_unit_is_fetched_once(
+    sanitized_build: Path, content: tuple[Path, bytes]
+) -> None:
+    path, data = content
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(file_source(path, len(data)))
+        for _ in range(64):
+            shell.begin(source, 0, BLOCK)
+        assert {answer.data for answer in shell.finish().values()} == {data[:BLOCK]}
+        assert shell.stats()["units_fetched"] == 1
+
+
+def test_more_units_than_memory(
+    sanitized_build: Path, content: tuple[Path, bytes]
+) -> None:
+    path, data = content
+    with fetch_shell(sanitized_build, "buffer=65536", "transfers=2") as shell:
+        source = shell.add(file_source(path, len(data), unit=32768))
+        answer = shell.read(source, 0, len(padded(data)))
+        assert answer.data == padded(data)
+        assert shell.stats()["buffer_bytes"] <= 65536
+
+
+def test_another_mirror_is_asked(
+    sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    path, data = content
+    (tmp_path / "short").write_bytes(data[:-1])
+    mirrors = [
+        {"kind": "file", "path": str(tmp_path / name)}
+        for name in ("missing", "short", path.name)
+    ]
+    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+        source = shell.add({"size": len(data), "unit": 65536, "mirrors": mirrors})
+        assert shell.read(source, 0, BLOCK).data == data[:BLOCK]
+        failures = shell.stats()["failures"]
+        assert (failures["gone"], failures["wrong_answer"]) == (1, 1)
+
+
+def test_no_mirror_is_left(sanitized_build: Path, tmp_path: Path) -> None:
+    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+        source = shell.add(file_source(tmp_path / "missing", 1 << 20))
+        answer = shell.read(source, 0, BLOCK, deadline_s=120)
+        assert answer.result == EIO and answer.ms < 60_000
+        # Nothing is remembered: it is there now.
+        (tmp_path / "missing").write_bytes(bytes(1 << 20))
+        assert shell.read(source, 0, BLOCK).data == bytes(BLOCK)
+    assert "missing" in (tmp_path / "log").read_text()
+
+
+def test_a_changed_file_is_an_error(
+    sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    path, data = content
+    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+        source = shell.add(file_source(path, len(data)))
+        assert shell.read(source, 0, BLOCK).data == data[:BLOCK]
+        path.write_bytes(data[::-1])
+        assert shell.read(source, 512 * 1024, BLOCK).result == EIO
+        assert shell.stats()["failures"]["changed"] == 1
+    assert "changed" in (tmp_path / "log").read_text()
+
+
+def test_what_has_changed_is_asked_again(
+    sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    """The old one may have been put back meanwhile."""
+    path, data = content
+    away = tmp_path / "away"
+    log = tmp_path / "log"
+    with fetch_shell(sanitized_build, "changed=500", log=log) as shell:
+        source = shell.add(file_source(path, len(data)))
+        assert shell.read(source, 0, BLOCK).data == data[:BLOCK]
+        path.rename(away)
+        path.write_bytes(data[::-1])
+        for _ in range(2):
+            assert shell.read(source, 512 * 1024, BLOCK).result == EIO
+            time.sleep(0.6)
+        assert shell.stats()["failures"]["changed"] == 2
+        away.rename(path)
+        answer = shell.read(source, 512 * 1024, BLOCK)
+        assert answer.data == data[512 * 1024 :][:BLOCK]
+    assert log.read_text().count("event=mirror_changed") == 1
+
+
+def test_files_of_one_place_count_as_one_host(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Statistics are a text that can be sent, however many files there are."""
+    with fetch_shell(sanitized_build) as shell:
+        for directory in range(150):
+            (tmp_path / str(directory)).mkdir()
+            for name in "ab":
+                path = tmp_path / str(directory) / name
+                path.write_bytes(bytes(BLOCK))
+                source = shell.add(file_source(path, BLOCK, unit=BLOCK))
+                assert shell.read(source, 0, BLOCK).data == bytes(BLOCK)
+        stats = shell.stats()
+    assert list(stats["hosts"]) == [
+        str(tmp_path / str(at)) for at in range(127, -1, -1)
+    ]
+    assert {host["attempts"] for host in stats["hosts"].values()} == {2}
+    assert stats["hosts_known"] == 150
+    assert [(one["kind"], one["host"]) for one in stats["latencies"]] == [("file", "")]
+
+
+def test_a_file_counts_for_its_file_system_once_it_was_opened(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Before, that is not known without touching what may hang."""
+    path = tmp_path / "a"
+    path.write_bytes(bytes(3 * BLOCK))
+    device = path.stat().st_dev
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(file_source(path, 3 * BLOCK, unit=BLOCK))
+        for offset in range(0, 3 * BLOCK, BLOCK):
+            assert shell.read(source, offset, BLOCK).data == bytes(BLOCK)
+        hosts = shell.stats()["hosts"]
+    assert {name: host["attempts"] for name, host in hosts.items()} == {
+        str(tmp_path): 1,
+        f"device {os.major(device)}:{os.minor(device)}": 2,
+    }
+
+
+def test_a_read_without_a_deadline_waits(
+    sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    path, data = content
+    away = tmp_path / "away"
+    path.rename(away)
+    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+        source = shell.add(file_source(path, len(data)))
+        number = shell.begin(source, 0, BLOCK, deadline_s=None)
+        time.sleep(0.3)
+        away.rename(path)
+        assert shell.finish()[number].data == data[:BLOCK]
+
+
+def test_a_file_that_never_answers(
+    sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    """A device is no source; and it must not be waited for either."""
+    path, data = content
+    os.mkfifo(tmp_path / "fifo")
+    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+        source = shell.add(file_source(tmp_path / "fifo", len(data)))
+        assert shell.read(source, 0, BLOCK, deadline_s=2).result == EIO
+
+
+def test_what_is_waited_for_fails_at_the_end(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+        source = shell.add(file_source(tmp_path / "missing", 1 << 20))
+        shell.begin(source, 0, BLOCK, deadline_s=None)
+
+
+def test_prefetch(sanitized_build: Path, content: tuple[Path, bytes]) -> None:
+    path, data = content
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(file_source(path, len(data)))
+        shell.prefetch(source, 0, 1 << 19)
+        end = time.monotonic() + 30
+        while shell.stats()["units_prefetched"] < 8:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert shell.read(source, 0, 1 << 19).data == data[: 1 << 19]
+        assert shell.stats()["units_fetched"] == 8
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"kind": "file", "path": "/x"}, '"size" is missing'),
+        ({"size": 0, "kind": "file", "path": "/x"}, '"size" is 0'),
+        ({"size": -1, "kind": "file", "path": "/x"}, "must not be negative"),
+        ({"size": 1, "kind": "ftp"}, 'unknown kind of mirror "ftp"'),
+        ({"size": 1}, '"kind" is missing'),
+        ({"size": 1, "unit": 12288, "kind": "memset", "byte": 1}, "power of two"),
+        ({"size": 1, "kind": "memset", "byte": 256}, "0 to 255"),
+        ({"size": 1, "kind": "memset", "byte": 1, "x": 1}, 'unknown key "x"'),
+        ({"size": 1, "mirrors": []}, "1 to 16 mirrors"),
+        ({"size": 1, "mirrors": {}}, "must be a list"),
+        ({"size": 1, "mirrors": [1]}, "not an object"),
+        ({"size": 1, "mirrors": [{"kind": "file"}]}, '"path" is missing'),
+        ({"size": 1, "mirrors": [], "kind": "file"}, 'unknown key "kind"'),
+        ({"size": 1, "kind": "file", "path": "x"}, "must begin with /"),
+        ({"size": 1, "kind": "file", "path": "/a\0b"}, "not JSON"),
+        (
+            {"size": 1 << 62, "kind": "file", "path": "/x", "file_offset": 1 << 62},
+            "beyond what a file can hold",
+        ),
+        (
+            {
+                "size": 1,
+                "mirrors": [{"kind": "memset", "byte": 1}, {"kind": "pattern"}],
+            },
+            "it must be the only one",
+        ),
+        ([], "must be a JSON object"),
+    ],
+)
+def test_refused_sources(
+    sanitized_build: Path, source: dict[str, Any], message: str
+) -> None:
+    with fetch_shell(sanitized_build) as shell:
+        assert message in shell.ask({"source": source})["error"]
+
+
+def test_probe(sanitized_build: Path, content: tuple[Path, bytes]) -> None:
+    path, data = content
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(file_source(path, 1))
+        answer = shell.ask({"probe": 1, "source": source})
+        assert answer["size"] == len(data)
+        assert f"size {len(data)}" in answer["identity"]
+        missing = shell.add(file_source(path.with_name("missing"), 1))
+        answer = shell.ask({"probe": 1, "source": missing})
+        assert answer["result"] == -errno.ENOENT and "missing" in answer["error"]

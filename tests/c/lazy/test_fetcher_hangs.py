@@ -1,0 +1,418 @@
+"""Attempts that hang, and who waits for them: fetch-shell, in a sanitizer build."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fetch_shell import FetchShell, fetch_shell
+from support.scripted_server import ScriptedServer, response, scripted_server
+from support.waiting import in_some_round, wait_until
+
+UNIT = 4096
+UNITS = 256
+DATA = b"".join(number.to_bytes(2, "little") * (UNIT // 2) for number in range(UNITS))
+
+
+def answer(first: int, last: int) -> bytes:
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
+    return response(f'{head}\nETag: "1"', DATA[first : last + 1])
+
+
+def ranged(request: str) -> bytes:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    return answer(int(found[1]), int(found[2]))
+
+
+@dataclass
+class Origin:
+    """Answers ranges of DATA: first `errors` times with 500; while `hangs` is set,
+    only at the end.
+    """
+
+    errors: int = 0
+    hangs: threading.Event = field(default_factory=threading.Event)
+    end: threading.Event = field(default_factory=threading.Event)
+    hanging: list[str] = field(default_factory=list)  #: without an answer until then
+
+    def __call__(self, request: str) -> bytes:
+        if self.hangs.is_set():
+            self.hanging.append(request)
+            self.end.wait()
+        elif self.errors:
+            self.errors -= 1
+            return response("500 Internal Server Error")
+        return ranged(request)
+
+
+@contextmanager
+def hanging_origin() -> Iterator[tuple[Origin, ScriptedServer]]:
+    origin = Origin()
+    with scripted_server(origin) as server:
+        try:
+            yield origin, server
+        finally:
+            origin.end.set()
+
+
+def source(server: ScriptedServer) -> dict[str, Any]:
+    keys = {"kind": "http", "url": server.url(), "proxy": "none"}
+    return {"size": len(DATA), "unit": UNIT, **keys}
+
+
+@contextmanager
+def listening(talk: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port, each connection to which is a thread's; these have ended afterwards."""
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    threads.append(threading.Thread(target=talk, args=(client,)))
+                    threads[-1].start()
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            for thread in threads:
+                thread.join()
+
+
+def wait_for_requests(server: ScriptedServer, count: int) -> None:
+    wait_until(lambda: len(server.requests) >= count)
+
+
+def heal_after_prefetch(
+    shell: FetchShell, origin: Origin, server: ScriptedServer, units: int
+) -> int:
+    """A source of which the first units are being fetched by attempts that hang."""
+    number = shell.add(source(server))
+    assert shell.read(number, len(DATA) - UNIT, UNIT).data == DATA[-UNIT:]
+    origin.hangs.set()
+    shell.prefetch(number, 0, units * UNIT)
+    wait_until(lambda: len(origin.hanging) == units)
+    origin.hangs.clear()
+    return number
+
+
+@pytest.mark.parametrize("deadline_s", [3, None])
+def test_a_reader_does_not_inherit_a_hung_prefetch(
+    sanitized_build: Path, tmp_path: Path, deadline_s: float | None
+) -> None:
+    def check(times: int) -> None:
+        with (
+            hanging_origin() as (origin, server),
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            number = heal_after_prefetch(shell, origin, server, 1)
+            in_time_s = deadline_s and times * deadline_s
+            read = shell.read(number, 0, UNIT, deadline_s=in_time_s)
+            assert read.data == DATA[:UNIT]
+        assert "given up" in (tmp_path / "log").read_text()
+
+    in_some_round(check)
+
+
+def test_hung_prefetches_are_in_nobodys_way(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """More of them than a host that fails may have of what is waited for."""
+    options = ("transfers=8", "run=1")
+
+    def check(_: int) -> None:
+        with (
+            hanging_origin() as (origin, server),
+            fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+        ):
+            number = heal_after_prefetch(shell, origin, server, 4)
+            origin.errors = 3
+            for at in range(64, 72):
+                shell.begin(number, at * UNIT, UNIT)
+            reads = shell.finish().values()
+            assert {read.result for read in reads} == {0}
+            # They are given up after 5 s, in which a machine may stand still.
+            assert shell.stats()["units_in_flight"] == 4
+
+    in_some_round(check)
+
+
+def test_a_prefetch_that_hangs_ends_by_itself(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with (
+        hanging_origin() as (origin, server),
+        fetch_shell(sanitized_build, "run=1", log=tmp_path / "log") as shell,
+    ):
+        heal_after_prefetch(shell, origin, server, 2)
+        assert shell.stats()["units_in_flight"] == 2
+        wait_until(lambda: shell.stats()["units_in_flight"] == 0)
+
+
+def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) -> None:
+    """The unit that came is gone from memory before the one that hangs is given up."""
+    end = threading.Event()
+
+    def script(request: str) -> bytes:
+        if f"bytes=0-{UNIT - 1}" in request:
+            end.wait()
+        return ranged(request)
+
+    options = (f"buffer={3 * UNIT}", "transfers=3")
+    with (
+        scripted_server(script) as server,
+        fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+    ):
+        try:
+            number = shell.add(source(server))
+            late = shell.begin(number, 0, 2 * UNIT, deadline_s=3)
+            wait_for_requests(server, 2)
+            good = [shell.begin(number, at * UNIT, UNIT) for at in range(8, 16)]
+            answers = shell.finish()
+        finally:
+            end.set()
+        assert answers[late].result == -errno.EIO
+        assert all(answers[read].result == 0 for read in good)
+
+
+def test_a_token_that_nobody_waits_for(sanitized_build: Path, tmp_path: Path) -> None:
+    """A request for one is not kept beyond those who want it, so the shell can end."""
+    end = threading.Event()
+
+    def hang(_: str) -> bytes:
+        end.wait()
+        return b""
+
+    with (
+        scripted_server(hang) as tokens,
+        scripted_server(lambda _: refused) as registry,
+        ExitStack() as stack,
+    ):
+        stack.callback(end.set)
+        shell = stack.enter_context(fetch_shell(sanitized_build, log=tmp_path / "log"))
+        realm = f'realm="{tokens.url("token")}",service="it"'
+        refused = response(f"401 No\nWWW-Authenticate: Bearer {realm}")
+        keys = {
+            "kind": "oci",
+            "registry": f"127.0.0.1:{registry.port}",
+            "repository": "some/image",
+            "digest": f"sha256:{'0' * 64}",
+            "insecure": True,
+        }
+        number = shell.add({"size": len(DATA), "unit": UNIT, **keys})
+        shell.prefetch(number, 0, UNIT)  # which has much time for it
+        wait_for_requests(tokens, 1)
+        for at in (0, 1):
+            shell.begin(number, at * UNIT, UNIT, deadline_s=1)
+        assert {read.result for read in shell.finish().values()} == {-errno.EIO}
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_attempt_does_not_take_all_the_time(
+    sanitized_build: Path, tmp_path: Path, others: int
+) -> None:
+    """The first request hangs; the next one, or one to another mirror, is answered."""
+
+    def check(times: int) -> None:
+        deadline_s = 4 * times
+        with (
+            hanging_origin() as (origin, server),
+            scripted_server(ranged) as other,
+            fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell,
+        ):
+            keys = {"kind": "http", "proxy": "none"}
+            mirrors = [
+                {**keys, "url": each.url()} for each in [server, other][: 1 + others]
+            ]
+            number = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+            origin.hangs.set()
+            read = shell.begin(number, 0, UNIT, deadline_s=deadline_s)
+            wait_until(lambda: len(origin.hanging) == 1)
+            origin.hangs.clear()
+            answer = shell.finish()[read]
+            assert answer.data == DATA[:UNIT]
+            assert answer.ms < (700 if others else 950) * deadline_s
+
+    in_some_round(check)
+
+
+def test_a_retry_trusts_no_kept_connection(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """All that are kept have gone dead without a word; new ones are good."""
+
+    def check(times: int) -> None:
+        dead = threading.Event()
+        end = threading.Event()
+        kept: list[socket.socket] = []
+
+        def talk(client: socket.socket) -> None:
+            with client, suppress(OSError):
+                while request := client.recv(65536):
+                    if dead.is_set() and client in kept:
+                        end.wait()
+                        return
+                    kept.append(client)
+                    head, _, body = ranged(request.decode()).partition(b"\r\n\r\n")
+                    head = head.replace(b"Connection: close", b"Connection: keep-alive")
+                    client.sendall(head + b"\r\n\r\n" + body)
+
+        with (
+            listening(talk) as port,
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            url = f"http://127.0.0.1:{port}/object"
+            keys = {"kind": "http", "url": url, "proxy": "none"}
+            number = shell.add({"size": len(DATA), "unit": UNIT, **keys})
+            for at in range(0, 64):
+                shell.begin(number, at * UNIT, UNIT)
+            assert {read.result for read in shell.finish().values()} == {0}
+            assert len(set(kept)) > 4  # at a time
+            dead.set()
+            try:
+                read = shell.read(number, 100 * UNIT, UNIT, deadline_s=4 * times)
+            finally:
+                end.set()
+            assert read.data == DATA[100 * UNIT : 101 * UNIT]
+
+    in_some_round(check)
+
+
+def test_a_slow_prefetch_is_not_given_up(sanitized_build: Path, tmp_path: Path) -> None:
+    """Who joins it has half of the deadline for each piece, not for all of them."""
+
+    def check(times: int) -> None:
+        def slowly(_: str) -> Iterator[bytes]:
+            whole = answer(0, UNIT - 1)
+            for at in range(0, len(whole), 700):
+                yield whole[at : at + 700]
+                time.sleep(0.4 * times)
+
+        with (
+            scripted_server(slowly) as server,
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            number = shell.add(source(server))
+            shell.prefetch(number, 0, UNIT)
+            wait_until(lambda: bool(server.requests))
+            read = shell.read(number, 0, UNIT, deadline_s=4 * times)
+            assert read.data == DATA[:UNIT]
+            assert len(server.requests) == 1
+
+    in_some_round(check)
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["86400", "Fri, 31 Dec 2066 23:59:59 GMT", "9" * 40, "-7", "in a while", ""],
+)
+def test_a_busy_server_is_not_left_alone_for_long(
+    sanitized_build: Path, after: str
+) -> None:
+    """Whatever it asks for: readers wait for it, and it may be well again."""
+
+    def busy_once(head: str) -> bytes:
+        if len(server.requests) == 1:
+            return response(f"503 Service Unavailable\nRetry-After: {after}")
+        return ranged(head)
+
+    with scripted_server(busy_once) as server, fetch_shell(sanitized_build) as shell:
+        number = shell.add(source(server))
+        assert shell.read(number, 0, UNIT, deadline_s=60).data == DATA[:UNIT]
+
+
+def wait_for_stats(
+    shell: FetchShell, condition: Callable[[dict[str, Any]], bool]
+) -> None:
+    wait_until(lambda: condition(shell.stats()))
+
+
+def test_a_read_that_ends_begins_no_other_unit(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """One unit of a read rests. The other one can begin only when the read ends, and
+    would fail at once: nobody may end the same read a second time.
+    """
+    large = 16 * UNIT
+    release = threading.Event()
+
+    def script(request: str) -> bytes:
+        if f"bytes={2 * UNIT}-" in request:
+            release.wait()
+            return ranged(request).replace(b'ETag: "1"', b'ETag: "2"')
+        if f"bytes={3 * UNIT}-" in request:
+            return response("503 Service Unavailable\nRetry-After: 60")
+        return ranged(request)
+
+    with (
+        scripted_server(script) as server,
+        hanging_origin() as (hanging, hanging_server),
+        ExitStack() as stack,
+    ):
+        stack.callback(release.set)
+        options = [f"buffer={large + 2 * UNIT}"]
+        shell = stack.enter_context(
+            fetch_shell(sanitized_build, *options, log=tmp_path / "log")
+        )
+        number = shell.add(source(server))
+        assert shell.read(number, 9 * UNIT, UNIT).data == DATA[9 * UNIT :][:UNIT]
+        shell.begin(number, 2 * UNIT, UNIT)
+        wait_for_requests(server, 2)
+        shell.begin(number, 3 * UNIT, UNIT)
+        wait_for_stats(shell, lambda stats: stats["failures"]["busy"] == 1)
+        # Unit 1 rests now, because its mirror is busy.
+        shell.begin(number, UNIT, UNIT)
+        # One large unit takes the memory, and the next one is the first to wait for it.
+        hanging.hangs.set()
+        shell.begin(shell.add(source(hanging_server) | {"unit": large}), 0, UNIT)
+        absent = {"kind": "file", "path": str(tmp_path / "absent")}
+        shell.begin(shell.add({"size": large, "unit": large, **absent}), 0, UNIT)
+        # Unit 0 waits behind it.
+        shell.begin(number, 0, 2 * UNIT)
+        release.set()
+        wait_for_stats(shell, lambda stats: stats["failures"]["changed"] == 1)
+        wait_for_stats(shell, lambda stats: stats["units_queued"] == 2)
+    # At the end of input, all reads were failed in the order in which they had begun.
+
+
+def test_a_late_read_leaves_its_turn_to_the_next(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """It waited for more memory than there is. The next one needs less."""
+    large = 16 * UNIT
+    absent = {"kind": "file", "path": str(tmp_path / "absent")}
+    (tmp_path / "small").write_bytes(DATA)
+    small = {"kind": "file", "path": str(tmp_path / "small")}
+    with (
+        hanging_origin() as (hanging, hanging_server),
+        fetch_shell(
+            sanitized_build, f"buffer={large + UNIT}", log=tmp_path / "log"
+        ) as shell,
+    ):
+        hanging.hangs.set()
+        hung = shell.add(source(hanging_server) | {"unit": large})
+        late = shell.add({"size": large, "unit": large, **absent})
+        next_one = shell.add({"size": len(DATA), "unit": UNIT, **small})
+        shell.begin(hung, 0, UNIT)
+        shell.begin(late, 0, UNIT, deadline_s=1)
+        number = shell.begin(next_one, 0, UNIT, deadline_s=60)
+        wait_for_stats(shell, lambda stats: stats["deadlines_missed"] == 1)
+        wait_for_stats(shell, lambda stats: stats["reads_waiting"] == 1)
+        hanging.end.set()
+        assert shell.finish()[number].data == DATA[:UNIT]

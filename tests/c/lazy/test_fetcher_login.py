@@ -1,0 +1,246 @@
+"""Credentials that cannot be read for a while: fetch-shell, in a sanitizer build."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fetch_shell import FetchShell, fetch_shell
+from support.scripted_server import ScriptedServer, response, scripted_server
+
+UNIT = 4096
+UNITS = 16
+RELOAD_S = 5  # how long files are believed to be what they were
+DATA = b"".join(bytes([number]) * UNIT for number in range(UNITS))
+
+
+@pytest.fixture(autouse=True, params=["process", "in-process"])
+def who_asks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fetch process, which has its credentials from here; or the fetcher itself."""
+    monkeypatch.setenv("BTRFS_UBLK_FETCH", request.param)
+
+
+class Guarded:
+    """Serves units of DATA to those who come with `token`; None: to all."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+    def __call__(self, request: str) -> bytes:
+        if self.token and f"Authorization: Bearer {self.token}\r\n" not in request:
+            return response("401 Unauthorized")
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        what = f"Content-Range: bytes {first}-{last}/{len(DATA)}"
+        return response(f"206 Partial Content\n{what}", DATA[first : last + 1])
+
+
+def with_token(server: ScriptedServer, file: Path) -> dict[str, Any]:
+    keys = {"kind": "http", "url": server.url(), "bearer_token_file": str(file)}
+    return {"size": len(DATA), "unit": UNIT, "proxy": "none", **keys}
+
+
+def write_secret(path: Path, text: str) -> None:
+    """As most programs do it: for a moment, it is empty."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def read_meanwhile(shell: FetchShell, source: int, unit: int) -> Iterator[None]:
+    """A read that has no credentials, and comes to a good end once there are some."""
+    number = shell.begin(source, unit * UNIT, UNIT, deadline_s=60)
+    end = time.monotonic() + 60
+    while not shell.stats()["failures"]["no_login"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    yield
+    assert shell.finish()[number].data == DATA[unit * UNIT :][:UNIT]
+
+
+def test_what_was_read_before_is_used(sanitized_build: Path, tmp_path: Path) -> None:
+    """Until the server refuses it: then a read waits for what is new."""
+    file = tmp_path / "token"
+    write_secret(file, "0ne\n")
+    guarded = Guarded("0ne")
+    with (
+        scripted_server(guarded) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, file))
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        file.unlink()
+        time.sleep(RELOAD_S + 0.2)
+        assert shell.read(source, UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+        assert sum(shell.stats()["failures"].values()) == 0
+        guarded.token = "tw0"
+        with read_meanwhile(shell, source, 2):
+            write_secret(file, "tw0\n")
+    (kept,) = re.findall("event=login_kept .*", (tmp_path / "log").read_text())
+    assert f"cannot open '{file}'" in kept
+
+
+@pytest.mark.parametrize("before", [None, "", "two\x01words\n"])
+def test_a_read_waits_for_credentials(
+    sanitized_build: Path, tmp_path: Path, before: str | None
+) -> None:
+    file = tmp_path / "token"
+    if before is not None:
+        write_secret(file, before)
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, file))
+        with read_meanwhile(shell, source, 0):
+            write_secret(file, "t0ken\n")
+        stats = shell.stats()
+    (host,) = stats["hosts"].values()
+    assert host["failures"] == 0  # nobody has asked it
+    assert "event=fetch_failed" in (tmp_path / "log").read_text()
+
+
+def test_a_read_does_not_wait_for_ever(sanitized_build: Path, tmp_path: Path) -> None:
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, tmp_path / "missing"))
+        answer = shell.read(source, 0, UNIT, deadline_s=1)
+        assert answer.result == -errno.EIO and answer.ms > 900
+        # What is wrong from the start is said at once to whoever adds it.
+        probe = shell.ask({"probe": 1, "source": source})
+        assert f"cannot open '{tmp_path / 'missing'}'" in probe["error"]
+
+
+def test_what_a_server_refuses_is_not_tried_again(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    write_secret(tmp_path / "token", "wrong\n")
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(with_token(server, tmp_path / "token"))
+        answer = shell.read(source, 0, UNIT, deadline_s=120)
+        assert answer.result == -errno.EIO and answer.ms < 60_000
+        assert len(server.requests) == 2  # the second time with what is in the file now
+
+
+def test_another_mirror_needs_no_credentials(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with (
+        scripted_server(Guarded("t0ken")) as server,
+        scripted_server(Guarded(None)) as other,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        keys = {"kind": "http", "proxy": "none"}
+        token = {"url": server.url(), "bearer_token_file": str(tmp_path / "missing")}
+        mirrors = [keys | token, keys | {"url": other.url()}]
+        source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+        # It could wait for half of that for credentials.
+        answer = shell.read(source, 0, UNIT, deadline_s=120)
+        assert answer.data == DATA[:UNIT] and answer.ms < 30_000
+        assert shell.stats()["failures"]["no_login"] == 1
+
+
+def test_a_helper_that_fails_once(
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = tmp_path / "again"
+    said = json.dumps({"Username": "reader", "Secret": "s3cret"})
+    helper = tmp_path / "docker-credential-tests"
+    helper.write_text(
+        f"#!/bin/sh\n[ -e {again} ] || {{ touch {again}; exit 1; }}\necho '{said}'\n",
+        encoding="utf-8",
+    )
+    helper.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_secret(tmp_path / "config.json", '{"credsStore": "tests"}')
+    with (
+        scripted_server(Guarded(None)) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        keys = {
+            "kind": "oci",
+            "registry": f"127.0.0.1:{server.port}",
+            "repository": "some/image",
+            "digest": f"sha256:{'0' * 64}",
+            "docker_config": str(tmp_path / "config.json"),
+            "insecure": True,
+        }
+        source = shell.add({"size": len(DATA), "unit": UNIT, "proxy": "none", **keys})
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        assert shell.stats()["failures"]["no_login"] == 1
+
+
+HELPER = """#!/bin/sh
+echo run >> {runs}
+echo '{{"Username": "reader", "Secret": "s3cret"}}'
+"""
+
+
+@pytest.fixture
+def helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A login by a helper; return the file that has a line for each of its runs."""
+    runs = tmp_path / "runs"
+    runs.touch()
+    helper = tmp_path / "docker-credential-tests"
+    helper.write_text(HELPER.format(runs=runs))
+    helper.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_secret(tmp_path / "config.json", '{"credsStore": "tests"}')
+    return runs
+
+
+def blob(port: int, config: Path) -> dict[str, Any]:
+    where = {"kind": "oci", "registry": f"127.0.0.1:{port}", "repository": "a/b"}
+    what = {"digest": f"sha256:{'0' * 64}", "docker_config": str(config)}
+    known = {"size": len(DATA), "unit": UNIT, "proxy": "none", "insecure": True}
+    return where | what | known
+
+
+def test_many_sources_have_one_run_of_a_helper(
+    sanitized_build: Path, helped: Path, tmp_path: Path
+) -> None:
+    began_s = time.monotonic()
+    with (
+        scripted_server(Guarded(None)) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = blob(server.port, tmp_path / "config.json")
+        reads = [shell.begin(shell.add(source), 0, UNIT) for _ in range(20)]
+        answers = shell.finish()
+        assert all(answers[read].data == DATA[:UNIT] for read in reads)
+    # One for who was first; on a slow machine, answers become old meanwhile.
+    allowed = 4 + (time.monotonic() - began_s) / RELOAD_S
+    assert len(helped.read_bytes().splitlines()) <= allowed
+
+
+def test_a_refused_login_does_not_run_its_helper_again_and_again(
+    sanitized_build: Path, helped: Path, tmp_path: Path
+) -> None:
+    def refuse(_: str) -> bytes:
+        return response('401 No\nWWW-Authenticate: Basic realm="x"')
+
+    began_s = time.monotonic()
+    with (
+        scripted_server(refuse) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        source = shell.add(blob(server.port, tmp_path / "config.json"))
+        for _ in range(40):
+            assert shell.read(source, 0, UNIT, deadline_s=0.3).result == -errno.EIO
+    runs = len(helped.read_bytes().splitlines())
+    assert 2 <= runs <= 10 + 1 + (time.monotonic() - began_s) / 5
+    assert len(server.requests) > runs

@@ -1,0 +1,154 @@
+"""Which of several mirrors is asked first: fetch-shell, in a sanitizer build."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.fetch_shell import FetchShell, fetch_shell
+from support.scripted_server import Script, ScriptedServer, response, scripted_server
+from support.waiting import in_some_round
+
+UNIT = 4096
+UNITS = 64
+DATA = b"".join(bytes([number]) * UNIT for number in range(UNITS))
+#: Answers in a row, until others come first; and for how long, here.
+UNHEALTHY_FAILURES = 3
+UNHEALTHY_S = 1.0
+
+
+def good(request: str) -> bytes:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    first, last = int(found[1]), int(found[2])
+    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
+    return response(head, DATA[first : last + 1])
+
+
+def always(head: str) -> Script:
+    return lambda _: response(head)
+
+
+@dataclass
+class Mirrors:
+    """Of one source: `near` comes first in its list."""
+
+    shell: FetchShell
+    near: ScriptedServer
+    far: ScriptedServer
+    source: int
+
+    def read(self, first: int, count: int) -> None:
+        """Units, one after the other."""
+        for at in range(first * UNIT, (first + count) * UNIT, UNIT):
+            assert self.shell.read(self.source, at, UNIT).data == DATA[at : at + UNIT]
+
+    def read_at_once(self, first: int, count: int, *, deadline_s: float) -> None:
+        ats = range(first * UNIT, (first + count) * UNIT, UNIT)
+        reads = {
+            self.shell.begin(self.source, at, UNIT, deadline_s=deadline_s): at
+            for at in ats
+        }
+        for number, answer in self.shell.finish().items():
+            assert answer.data == DATA[reads[number] :][:UNIT]
+
+    def asked(self) -> tuple[int, int]:
+        """Requests since the last time."""
+        counts = len(self.near.requests), len(self.far.requests)
+        self.near.requests.clear()
+        self.far.requests.clear()
+        return counts
+
+
+@contextmanager
+def two_mirrors(build: Path, log: Path, unhealthy_s: float) -> Iterator[Mirrors]:
+    # Second requests (test_hedging.py) would count.
+    options = f"unhealthy={round(unhealthy_s * 1000)}", "hedge=60000"
+    with (
+        scripted_server(good) as near,
+        scripted_server(good) as far,
+        fetch_shell(build, *options, log=log) as shell,
+    ):
+        keys = {"kind": "http", "proxy": "none"}
+        places = [{**keys, "url": each.url()} for each in (near, far)]
+        source = {"size": len(DATA), "unit": UNIT, "mirrors": places}
+        yield Mirrors(shell, near, far, shell.add(source))
+
+
+FAILURES = [
+    "500 Internal Server Error",
+    "200 OK",
+    "403 Forbidden",
+    "404 Not Found",
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_is_preferred_again_when_it_is_well(
+    sanitized_build: Path, tmp_path: Path, failure: str
+) -> None:
+    def check(times: int) -> None:
+        unhealthy_s = UNHEALTHY_S * times
+        with two_mirrors(sanitized_build, tmp_path / "log", unhealthy_s) as mirrors:
+            mirrors.near.script = always(failure)
+            mirrors.read(0, 8)
+            assert mirrors.asked() == (UNHEALTHY_FAILURES, 8)
+            mirrors.near.script = good
+            time.sleep(unhealthy_s + 0.1)
+            mirrors.read(8, 8)
+            assert mirrors.asked() == (8, 0)
+
+    in_some_round(check)
+
+
+@contextmanager
+def hanging(server: ScriptedServer) -> Iterator[None]:
+    end = threading.Event()
+
+    def hang(_: str) -> bytes:
+        end.wait()
+        return b""
+
+    server.script = hang
+    try:
+        yield
+    finally:
+        end.set()
+
+
+@pytest.mark.parametrize("failure", FAILURES[:2])
+def test_one_unit_tries_whether_it_is_well(
+    sanitized_build: Path, tmp_path: Path, failure: str
+) -> None:
+    def check(times: int) -> None:
+        unhealthy_s = UNHEALTHY_S * times
+        with two_mirrors(sanitized_build, tmp_path / "log", unhealthy_s) as mirrors:
+            mirrors.near.script = always(failure)
+            mirrors.read(0, UNHEALTHY_FAILURES)
+            mirrors.asked()
+            time.sleep(unhealthy_s + 0.1)
+            with hanging(mirrors.near):
+                mirrors.read_at_once(8, 8, deadline_s=4 * times)
+                assert mirrors.asked() == (1, 8)
+
+    in_some_round(check)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_is_asked_when_others_fail(
+    sanitized_build: Path, tmp_path: Path, failure: str
+) -> None:
+    with two_mirrors(sanitized_build, tmp_path / "log", 600) as mirrors:
+        mirrors.near.script = always(failure)
+        mirrors.read(0, UNHEALTHY_FAILURES)
+        mirrors.asked()
+        mirrors.near.script = good
+        mirrors.far.script = always("404 Not Found")
+        mirrors.read(8, 1)
+        assert mirrors.asked() == (1, 1)

@@ -1,0 +1,408 @@
+"""Runs: requests for several units, with answers that break off or are wrong within."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_shell import EngineShell, describe, engine_shell
+from support.fetch_shell import FetchShell, fetch_shell
+from support.scripted_server import ScriptedServer, response, scripted_server
+from support.store_shell import root_of, units_of
+from support.virtual_data import VirtualData
+from support.waiting import wait_until
+
+UNIT = 4096
+UNITS = 64
+SIZE = UNITS * UNIT
+DATA = random.Random(12).randbytes(SIZE)
+MIB = 1 << 20
+
+Range = tuple[int, int]
+Bytes = bytes | Iterable[bytes]
+
+
+def range_of(request: str) -> Range:
+    """First and last unit that a request asks for."""
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found, request
+    return int(found[1]) // UNIT, int(found[2]) // UNIT
+
+
+def answer(request: str, data: bytes = DATA, *, etag: str = "1") -> tuple[bytes, bytes]:
+    """Head and body of a right answer."""
+    first, last = range_of(request)
+    body = data[first * UNIT : (last + 1) * UNIT]
+    at = f"{first * UNIT}-{first * UNIT + len(body) - 1}/{len(data)}"
+    head = f'206 Partial Content\nContent-Range: bytes {at}\nETag: "{etag}"'
+    whole = response(head, body)
+    return whole[: -len(body)], body
+
+
+def right(request: str) -> bytes:
+    return b"".join(answer(request))
+
+
+def source(server: ScriptedServer, **keys: Any) -> dict[str, Any]:
+    url = {"kind": "http", "url": server.url(), "proxy": "none"}
+    return {"size": SIZE, "unit": UNIT, **url, **keys}
+
+
+def asked(server: ScriptedServer) -> list[Range]:
+    return [range_of(request) for request in server.requests]
+
+
+def wait_for_units(shell: FetchShell, count: int) -> dict[str, Any]:
+    wait_until(lambda: bool(shell.stats()["units_fetched"] >= count))
+    return shell.stats()
+
+
+class Once:
+    """Answers the first request with ``script``, and others rightly."""
+
+    def __init__(self, script: Callable[[str], Bytes]) -> None:
+        self._script = script
+        self._lock = threading.Lock()
+        self._first = True
+
+    def __call__(self, request: str) -> Bytes:
+        with self._lock:
+            first, self._first = self._first, False
+        return self._script(request) if first else right(request)
+
+
+@pytest.mark.usefixtures("carrier")
+@pytest.mark.parametrize("units", range(4))
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_what_is_cut_off_costs_what_lacks(
+    sanitized_build: Path, tmp_path: Path, units: int, more: int
+) -> None:
+    """Each unit that came is there; the one that was arriving has failed, and comes
+    alone when it is wanted; those behind it come together."""
+    came = units * UNIT + more
+
+    def cut(request: str) -> bytes:
+        head, body = answer(request)
+        return head + body[: max(came, 0)]
+
+    with (
+        scripted_server(Once(cut)) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        shell.prefetch(number, 0, 6 * UNIT)
+        whole = max(came, 0) // UNIT
+        if came > 0:
+            stats = wait_for_units(shell, 5)
+            assert stats["units_fetched"] == 5
+            again = [(whole + 1, 5)]
+        else:  # it was refused as a whole, and nobody waits for any of it
+            wait_until(lambda: bool(shell.stats()["failures"]["transient"]))
+            again = []
+        assert asked(server) == [(0, 5), *again]
+        assert shell.read(number, 0, 6 * UNIT).data == DATA[: 6 * UNIT]
+        later = asked(server)[1 + len(again) :]
+        if came > 0:
+            assert later == [(whole, whole)]
+        assert shell.stats()["failures"]["transient"] == 1
+
+
+def test_many_cuts(sanitized_build: Path, tmp_path: Path) -> None:
+    """At places drawn at random, of most answers: no byte is wrong."""
+    draw = random.Random(3)
+
+    def some(request: str) -> bytes:
+        head, body = answer(request)
+        return head + body[: draw.choice([draw.randrange(len(body)), len(body)])]
+
+    with (
+        scripted_server(some) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        shell.prefetch(number, 0, SIZE)
+        for unit in range(0, UNITS, 8):
+            wanted = DATA[unit * UNIT :][: 8 * UNIT]
+            assert shell.read(number, unit * UNIT, 8 * UNIT).data == wanted
+
+
+@pytest.mark.usefixtures("carrier")
+@pytest.mark.parametrize(
+    ("fault", "failure"),
+    [
+        ("200 OK", "wrong_answer"),
+        ("another range", "wrong_answer"),
+        ("another object", "changed"),
+        ("404 Not Found", "gone"),
+        ("503 Busy\nRetry-After: 1", "busy"),
+    ],
+)
+def test_what_is_refused_is_refused_once(
+    sanitized_build: Path, tmp_path: Path, fault: str, failure: str
+) -> None:
+    """And nothing of it is delivered, although its bytes may be right."""
+
+    def refused(request: str) -> bytes:
+        first, last = range_of(request)
+        body = DATA[first * UNIT : (last + 1) * UNIT]
+        if fault == "another range":
+            at = f"{UNIT}-{UNIT + len(body) - 1}/{SIZE}"
+            return response(f"206 Partial Content\nContent-Range: bytes {at}", body)
+        if fault == "another object":
+            return b"".join(answer(request, DATA[::-1], etag="2"))
+        return response(fault, DATA if fault[0] == "2" else b"")
+
+    with (
+        scripted_server(right) as server,
+        fetch_shell(sanitized_build, "changed=100", log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        assert shell.read(number, SIZE - UNIT, UNIT).data == DATA[-UNIT:]
+        server.script = Once(refused)
+        shell.prefetch(number, 0, 8 * UNIT)
+        wait_until(lambda: bool(shell.stats()["failures"][failure]))
+        stats = shell.stats()
+        assert stats["units_fetched"] == 1 and stats["failures"][failure] == 1
+        time.sleep(0.2)  # until it is asked again
+        assert shell.read(number, 0, 8 * UNIT).data == DATA[: 8 * UNIT]
+
+
+def test_units_are_delivered_while_others_arrive(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """To readers that came later; one who leaves changes nothing for others."""
+    go_on = [threading.Event() for _ in range(3)]
+
+    def slow(request: str) -> Iterable[bytes]:
+        head, body = answer(request)
+        yield head + body[: UNIT + 100]
+        go_on[0].wait(60)
+        yield body[UNIT + 100 : 3 * UNIT]
+        go_on[1].wait(60)
+        yield body[3 * UNIT :]
+
+    with (
+        scripted_server(slow) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        shell.prefetch(number, 0, 8 * UNIT)
+        assert shell.read(number, 0, UNIT).data == DATA[:UNIT]
+        leaves = shell.begin(number, UNIT, UNIT, deadline_s=0.3)
+        stays = shell.begin(number, 2 * UNIT, UNIT, deadline_s=60)
+        wait_until(lambda: bool(shell.stats()["deadlines_missed"]))
+        go_on[0].set()
+        answers = shell.finish()
+        assert answers[leaves].result < 0
+        assert answers[stays].data == DATA[2 * UNIT :][:UNIT]
+        go_on[1].set()
+        wait_for_units(shell, 8)
+        assert asked(server)[0] == (0, 7)
+
+
+def test_a_reader_far_behind_does_not_wait(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """What comes in drops is waited for by nobody who has a quicker way; and what is
+    behind that is not asked for twice."""
+    unit, far = 64 << 10, 12
+    data = random.Random(9).randbytes(MIB)
+    end = threading.Event()
+
+    def drip(request: str) -> Iterable[bytes]:
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        at = f"Content-Range: bytes {first}-{last}/{MIB}"
+        whole = response(f"206 P\n{at}", data[first : last + 1])
+        if last - first < 14 * unit:
+            yield whole
+            return
+        yield whole[: 2 * unit]
+        for place in range(2 * unit, len(whole), 4096):
+            if end.wait(0.1):
+                return
+            yield whole[place : place + 4096]
+
+    with (
+        scripted_server(drip) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server, size=MIB, unit=unit))
+        shell.prefetch(number, 0, 15 * unit)
+        wait_for_units(shell, 2)
+        try:
+            read = shell.read(number, far * unit, 4096)
+            assert read.data == data[far * unit :][:4096]
+        finally:
+            end.set()
+        ranges = [re.findall(r"bytes=(\d+)-", x)[0] for x in server.requests]
+        assert [int(first) // unit for first in ranges] == [0, far]
+
+
+def test_wrong_bytes_cost_their_unit(sanitized_build: Path, tmp_path: Path) -> None:
+    """It comes again, alone; its neighbours are right, and are not asked for again."""
+    bad = 20
+
+    def corrupt(request: str) -> bytes:
+        first, last = range_of(request)
+        broken = bytearray(DATA)
+        if first < bad <= last:
+            broken[bad * UNIT + 7] ^= 1
+        return b"".join(answer(request, bytes(broken)))
+
+    with scripted_server(corrupt) as server:
+        with lazy_shell(sanitized_build, tmp_path, server) as shell:
+            read_in_order(shell)
+            fetcher = shell.stats()["lazy"][0]["fetcher"]
+        assert fetcher["failures"]["wrong_digest"] == 1
+        assert fetcher["units_fetched"] == UNITS + 1
+        assert (bad, bad) in asked(server)
+
+
+def lazy_shell(build: Path, directory: Path, server: ScriptedServer) -> Any:
+    """A lazy segment of all units, with digests and a cache."""
+    virtual = VirtualData(build, directory, SIZE)
+    units = units_of(DATA, UNIT)
+    digests = [unit.hex() for unit in units]
+    root = root_of(units, size_bytes=SIZE, unit_bytes=UNIT)
+    virtual.add(source(server, digests=digests, root=root), DATA, 0)
+    paths = {"map": str(virtual.map), "cache": str(directory / "cache")}
+    return engine_shell(build, describe({"kind": "lazy", "length": SIZE} | paths))
+
+
+def read_in_order(shell: EngineShell) -> None:
+    for unit in range(UNITS):
+        wanted = DATA[unit * UNIT :][:UNIT]
+        assert shell.request(f"read {unit * UNIT} {UNIT}") == wanted
+
+
+@pytest.mark.usefixtures("carrier")
+def test_few_requests_for_who_reads_in_order(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    with scripted_server(right) as server:
+        with lazy_shell(sanitized_build, tmp_path, server) as shell:
+            read_in_order(shell)
+            fetcher = shell.stats()["lazy"][0]["fetcher"]
+    assert fetcher["units_fetched"] == UNITS
+    assert fetcher["attempts"] == len(server.requests) <= UNITS // 8
+
+
+@pytest.mark.parametrize("rate", [None, 8 * SIZE])
+def test_few_requests_for_a_prefetch(
+    sanitized_build: Path, tmp_path: Path, rate: int | None
+) -> None:
+    keys = {} if rate is None else {"bytes_per_s": rate}
+    with scripted_server(right) as server:
+        with lazy_shell(sanitized_build, tmp_path, server) as shell:
+            shell.map_request("prefetch-start", **keys)
+
+            def stored() -> int:
+                return int(shell.stats()["lazy"][0]["fetcher"]["units_stored"])
+
+            wait_until(lambda: stored() == UNITS)
+    assert len(server.requests) <= UNITS // 8
+
+
+def test_runs_can_be_turned_off(
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BTRFS_UBLK_RUN_BYTES", "1")
+    with scripted_server(right) as server:
+        with lazy_shell(sanitized_build, tmp_path, server) as shell:
+            read_in_order(shell)
+    assert sorted(asked(server)) == [(unit, unit) for unit in range(UNITS)]
+
+
+def test_nobody_gets_what_nobody_wants(sanitized_build: Path) -> None:
+    """Readers of single units that are near each other; and a gap ends a run."""
+    with (
+        scripted_server(right) as server,
+        fetch_shell(sanitized_build) as shell,
+    ):
+        number = shell.add(source(server))
+        for unit in (0, 2, 3, 7):
+            shell.begin(number, unit * UNIT, UNIT)
+        assert len(shell.finish()) == 4
+        assert sorted(asked(server)) == [(unit, unit) for unit in (0, 2, 3, 7)]
+        shell.prefetch(number, 8 * UNIT, 4 * UNIT)
+        wait_for_units(shell, 8)
+        shell.prefetch(number, 16 * UNIT, 2 * UNIT)
+        wait_for_units(shell, 10)
+        shell.prefetch(number, 15 * UNIT, 6 * UNIT)  # two of them are there
+        wait_for_units(shell, 14)
+        assert sorted(asked(server))[4:] == [(8, 11), (15, 15), (16, 17), (18, 20)]
+
+
+@pytest.mark.usefixtures("carrier")
+def test_memory_is_bounded(sanitized_build: Path, tmp_path: Path) -> None:
+    """A run takes the memory of a unit at a time, and waits where there is none: that
+    of two units here, half of which is for those who read."""
+    unit = 64 << 10
+    data = random.Random(8).randbytes(MIB)
+
+    def whole(request: str) -> bytes:
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        at = f"Content-Range: bytes {first}-{last}/{MIB}"
+        return response(f"206 P\n{at}", data[first : last + 1])
+
+    options = (f"buffer={6 * unit}", "transfers=8")
+    with (
+        scripted_server(whole) as server,
+        fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server, size=MIB, unit=unit))
+        shell.prefetch(number, 0, 8 * unit)
+        most = 0
+
+        def is_done() -> bool:
+            nonlocal most
+            stats = shell.stats()
+            most = max(most, stats["buffer_bytes"])
+            return bool(stats["units_fetched"] >= 8)
+
+        wait_until(is_done)
+        assert most <= 3 * unit
+        assert shell.read(number, 0, MIB).data == data
+        assert shell.stats()["buffer_bytes"] <= 6 * unit
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_does_not_say_its_length_comes_unit_by_unit(
+    sanitized_build: Path, tmp_path: Path, more: int
+) -> None:
+    """Else units would be delivered, and pinned, before it is known that the response
+    is longer than it should be."""
+
+    def chunked(request: str) -> bytes:
+        head, body = answer(request)
+        head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
+        pieces = [body[at : at + UNIT] for at in range(0, len(body), UNIT)]
+        pieces += [b"x"] * more
+        coded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        return head + coded + b"0\r\n\r\n"
+
+    with (
+        scripted_server(chunked) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        shell.prefetch(number, 0, 6 * UNIT)
+        read = shell.read(number, 0, 6 * UNIT, deadline_s=3 if more else 60)
+        stats = shell.stats()
+    assert read.result == (-5 if more else 0)
+    assert more or read.data == DATA[: 6 * UNIT]
+    assert stats["units_fetched"] == (0 if more else 6)
+    long = [range_ for range_ in asked(server) if range_[0] != range_[1]]
+    assert len(long) <= 2  # of our client, and of libcurl, which it leaves it to
+    assert bool(stats["failures"]["wrong_answer"]) == bool(more)
+    assert stats["failures"]["transient"] == 0

@@ -1,0 +1,290 @@
+"""Lazy segments that are served over HTTP: from a good server, and from bad ones."""
+
+from __future__ import annotations
+
+import errno
+import random
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_shell import describe, engine_shell
+from support.fetch_shell import fetch_shell
+from support.needs import Need
+from support.scripted_server import response, scripted_server
+from support.store_shell import root_of, units_of
+from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.waiting import in_some_round
+from support.web_server import NGINX, WebServer, web_server
+
+SIZE = 64 * UNIT
+DEADLINE_S = 6.0  # more than a host is left alone
+
+
+@pytest.fixture
+def data() -> bytes:
+    return random.Random(11).randbytes(SIZE - 1234)
+
+
+@pytest.fixture
+def web(need: Need, tmp_path: Path) -> Iterator[WebServer]:
+    need(NGINX)
+    with web_server(tmp_path / "web") as server:
+        yield server
+
+
+def http_source(url: str, data: bytes, *, digests: bool = False) -> dict[str, Any]:
+    source = {"size": len(data), "unit": UNIT, "kind": "http", "url": url}
+    if digests:
+        units = units_of(data, UNIT)
+        source["digests"] = [unit.hex() for unit in units]
+        source["root"] = root_of(units, size_bytes=len(data), unit_bytes=UNIT)
+    return source
+
+
+def lazy(directory: Path, **keys: Any) -> dict[str, Any]:
+    paths = {"map": str(directory / "map"), "cache": str(directory / "cache")}
+    return {"kind": "lazy", "length": SIZE} | paths | keys
+
+
+def test_cold_then_cached(
+    sanitized_build: Path, web: WebServer, tmp_path: Path, data: bytes
+) -> None:
+    (web.files / "object").write_bytes(data)
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(http_source(web.url("files/object"), data), data, 0)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        for offset in range(0, SIZE, 4 * BLOCK):
+            answer = shell.request(f"read {offset} {4 * BLOCK}")
+            assert answer == virtual.content(offset, 4 * BLOCK)
+        fetcher = shell.stats()["lazy"][0]["fetcher"]
+    assert fetcher["units_fetched"] == fetcher["units_pinned"] == SIZE // UNIT
+    (web.files / "object").unlink()
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        draw = random.Random(1)
+        for _ in range(100):
+            offset = draw.randrange(SIZE // BLOCK - 16) * BLOCK
+            answer = shell.request(f"read {offset} {16 * BLOCK}")
+            assert answer == virtual.content(offset, 16 * BLOCK)
+        # The first one has the cache's files opened.
+        assert shell.stats()["lazy"][0]["fetcher"]["reads"] == 1
+
+
+def test_random_reads_fetch_nothing_ahead(
+    sanitized_build: Path, web: WebServer, tmp_path: Path, data: bytes
+) -> None:
+    """However close to each other they may come to be by chance."""
+    (web.files / "object").write_bytes(data)
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    virtual.add(http_source(web.url("files/object"), data), data, 0)
+    offsets = list(range(0, SIZE, UNIT))
+    random.Random(3).shuffle(offsets)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        for offset in offsets:
+            wanted = virtual.content(offset, BLOCK)
+            assert shell.request(f"read {offset} {BLOCK}") == wanted
+        fetcher = shell.stats()["lazy"][0]["fetcher"]
+    assert fetcher["units_prefetched"] == 0
+    assert fetcher["units_fetched"] == SIZE // UNIT
+
+
+@dataclass
+class Fault:
+    """Of a share of the answers, when it is on."""
+
+    kind: str
+    percent: int
+    data: bytes
+    on: bool = True
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(f"{self.kind} {self.percent}")
+
+    def __call__(self, request: str) -> bytes:
+        found = re.search(r"Range: bytes=(\d+)-(\d+)", request, re.IGNORECASE)
+        assert found, request
+        first, last = int(found[1]), int(found[2])
+        body = self.data[first : last + 1]
+        head = (
+            '206 Partial Content\nETag: "one"\n'
+            f"Content-Range: bytes {first}-{last}/{len(self.data)}"
+        )
+        if not self.on or self._draw.randrange(100) >= self.percent:
+            return response(head, body)
+        match self.kind:
+            case "late":
+                time.sleep(0.02)
+                return response(head, body)
+            case "5xx":
+                return response("500 Internal Server Error")
+            case "reset":
+                return b""
+            case "short":
+                return response(head, body[: len(body) // 2], length=len(body))
+            case "length":
+                return response(head, body + b"more")
+            case "corrupt":
+                return response(head, bytes([body[0] ^ 1]) + body[1:])
+            case "hang":
+                while self.on:
+                    time.sleep(0.1)
+                return b""
+        raise AssertionError(self.kind)
+
+
+KINDS = ["5xx", "reset", "short", "length", "corrupt"]
+
+
+def test_who_reads_in_order_waits_for_few(
+    sanitized_build: Path, tmp_path: Path, data: bytes
+) -> None:
+    """Where an answer takes its time. One that comes at once may be faster than the
+    threads that fetch ahead, on a busy machine.
+    """
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    with scripted_server(Fault("late", 100, data)) as server:
+        virtual.add(http_source(server.url(), data), data, 0)
+        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+            for offset in range(0, SIZE, 4 * BLOCK):
+                answer = shell.request(f"read {offset} {4 * BLOCK}")
+                assert answer == virtual.content(offset, 4 * BLOCK)
+            fetcher = shell.stats()["lazy"][0]["fetcher"]
+    assert fetcher["units_fetched"] == SIZE // UNIT
+    assert fetcher["units_prefetched"] > SIZE // UNIT // 2
+
+
+def test_a_mirror_of_wrong_content_does_not_stay_the_first(
+    sanitized_build: Path, tmp_path: Path, data: bytes
+) -> None:
+    """Each unit would come twice, the first time in vain."""
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    with (
+        scripted_server(Fault("corrupt", 100, data)) as bad,
+        scripted_server(Fault("corrupt", 0, data)) as good,
+    ):
+        source = http_source("", data, digests=True)
+        places = [{"kind": source.pop("kind"), "url": bad.url()}]
+        places.append(places[0] | {"url": good.url()})
+        del source["url"]
+        virtual.add(source | {"mirrors": places}, data, 0)
+        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+            for offset in range(0, SIZE, 4 * UNIT):  # too far apart to read ahead
+                wanted = virtual.content(offset, BLOCK)
+                assert shell.request(f"read {offset} {BLOCK}") == wanted
+        assert (len(bad.requests), len(good.requests)) == (3, SIZE // UNIT // 4)
+
+
+def test_a_host_that_hangs_does_not_stop_others(
+    sanitized_build: Path, tmp_path: Path, data: bytes
+) -> None:
+    def check(times: int) -> None:
+        deadline_s = 4 * times
+        hanging, good = Fault("hang", 100, data), Fault("5xx", 0, data)
+        with (
+            scripted_server(hanging) as bad_server,
+            scripted_server(good) as good_server,
+            fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        ):
+            bad = [
+                shell.add(http_source(bad_server.url(str(number)), data))
+                for number in range(4)
+            ]
+            other = shell.add(http_source(good_server.url(), data))
+            for source in bad:
+                for unit in range(64):
+                    shell.begin(source, unit * UNIT, BLOCK, deadline_s=deadline_s)
+            reads = [
+                shell.begin(other, unit * UNIT, BLOCK, deadline_s=deadline_s)
+                for unit in range(60)
+            ]
+            try:
+                answers = shell.finish()
+            finally:
+                hanging.on = False
+        for unit, number in enumerate(reads):
+            assert answers[number].data == data[unit * UNIT :][:BLOCK]
+        # They are in the order in which they came.
+        assert {*list(answers)[: len(reads)]} == {*reads}
+        failed = [answers[number].result for number in answers.keys() - set(reads)]
+        assert failed == 4 * 64 * [-errno.EIO]
+
+    in_some_round(check)
+
+
+def test_two_objects_under_one_name(sanitized_build: Path, tmp_path: Path) -> None:
+    """Both come at once, of servers that differ; nothing of one of them is pinned."""
+    contents = {etag: random.Random(etag).randbytes(2 * UNIT) for etag in "ab"}
+    both_asked = threading.Barrier(2)
+
+    def answer(request: str, etag: str) -> bytes:
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        head = f"206 P\nContent-Range: bytes {first}-{last}/{2 * UNIT}"
+        return response(f'{head}\nETag: "{etag}"', contents[etag][first : last + 1])
+
+    def differ(request: str) -> bytes:
+        with suppress(threading.BrokenBarrierError):
+            both_asked.wait(10)
+        return answer(request, "a" if "bytes=0-" in request else "b")
+
+    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
+    with scripted_server(differ) as server:
+        virtual.add(http_source(server.url(), contents["a"]), contents["a"], 0)
+        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+            assert shell.request(f"read 0 {2 * UNIT}") == errno.EIO
+        with closing(sqlite3.connect(virtual.map)) as map_file:
+            ((identity,),) = map_file.execute("SELECT identity FROM identities")
+        etag = identity.split('"')[1]
+        server.script = lambda request: answer(request, etag)
+        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+            assert shell.request(f"read 0 {2 * UNIT}") == contents[etag]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_faults(
+    sanitized_build: Path, tmp_path: Path, data: bytes, kind: str
+) -> None:
+    faults(sanitized_build, tmp_path, data, kind, 10)
+
+
+def test_nothing_but_faults(sanitized_build: Path, tmp_path: Path, data: bytes) -> None:
+    """All kinds at the same time, each with a own server: most of it is waiting."""
+    kinds = [*KINDS, "hang"]
+    with ThreadPoolExecutor(len(kinds)) as threads:
+        running = []
+        for kind in kinds:
+            (tmp_path / kind).mkdir()
+            words = (sanitized_build, tmp_path / kind, data, kind, 100)
+            running.append(threads.submit(faults, *words))
+    failed = {kind: x.exception() for kind, x in zip(kinds, running) if x.exception()}
+    assert failed == {}
+
+
+def faults(build: Path, tmp_path: Path, data: bytes, kind: str, percent: int) -> None:
+    """No wrong byte; what fails, fails in time; and all is well when they are over."""
+    virtual = VirtualData(build, tmp_path, SIZE)
+    fault = Fault(kind, percent, data)
+    with scripted_server(fault) as server:
+        virtual.add(http_source(server.url(), data, digests=True), data, 0)
+        deadline_s = DEADLINE_S if percent == 100 else 60
+        segment = describe(lazy(tmp_path, deadline_s=deadline_s))
+        with engine_shell(build, segment) as shell:
+            failed = 0
+            for unit in range(0, 64, 32 if percent == 100 else 1):
+                answer = shell.request(f"read {unit * UNIT} {BLOCK}")
+                failed += answer == errno.EIO
+                assert answer in (errno.EIO, virtual.content(unit * UNIT, BLOCK))
+            assert failed == (2 if percent == 100 else 0)
+            fault.on = False
+            for unit in range(64):
+                wanted = virtual.content(unit * UNIT, UNIT)
+                assert shell.request(f"read {unit * UNIT} {UNIT}") == wanted

@@ -1,0 +1,395 @@
+"""Lazy segments, through engine-shell in a sanitizer build."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cache_shell import punch_hole
+from support.engine_shell import EngineShell, describe, engine_shell
+from support.needs import inapplicable
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.virtual_data import BLOCK, UNIT, VirtualData
+
+from btrfs_ublk.kernel.page_cache import resident_bytes
+
+RWF_DONTCACHE = 0x80  # Linux 6.14
+SIZE = 64 * UNIT  # of the virtual data
+
+
+def lazy(tmp_path: Path, *, cached: bool = True, **keys: Any) -> dict[str, Any]:
+    segment = {"kind": "lazy", "length": SIZE, "map": str(tmp_path / "map")}
+    if cached:
+        segment["cache"] = str(tmp_path / "cache")
+    return segment | keys
+
+
+@pytest.fixture
+def virtual(sanitized_build: Path, tmp_path: Path) -> VirtualData:
+    return VirtualData(sanitized_build, tmp_path, SIZE)
+
+
+@pytest.fixture
+def filled(virtual: VirtualData) -> VirtualData:
+    virtual.fill()
+    return virtual
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_byte_exact(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, cached: bool
+) -> None:
+    description = describe(lazy(tmp_path, cached=cached))
+    for seed in (3, 3):  # the second one finds what the first has cached
+        with engine_shell(sanitized_build, description) as shell:
+            draw = random.Random(seed)
+            for _ in range(300):
+                offset = draw.randrange(22 * UNIT // BLOCK) * BLOCK
+                length = draw.choice([1, 1, 2, 16, 33, 100]) * BLOCK
+                answer = shell.request(f"read {offset} {length}")
+                assert answer == filled.content(offset, length), (offset, length)
+            lazy_stats = shell.stats()["lazy"][0]["fetcher"]
+    assert lazy_stats["deadlines_missed"] == 0
+    if cached:
+        assert lazy_stats["units_fetched"] == 0
+
+
+def test_all_is_there_without_the_sources(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path
+) -> None:
+    description = describe(lazy(tmp_path))
+    with engine_shell(sanitized_build, description) as shell:
+        for unit in range(22):
+            shell.request(f"read {unit * UNIT} {UNIT}")
+            for block in range(0, UNIT, BLOCK):
+                shell.request(f"read {unit * UNIT + block} {BLOCK}")
+    for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
+        (tmp_path / name).unlink()
+    with engine_shell(sanitized_build, description) as shell:
+        for offset in range(0, 22 * UNIT, BLOCK):
+            answer = shell.request(f"read {offset} {BLOCK}")
+            assert answer == filled.content(offset, BLOCK), offset
+
+
+@pytest.mark.parametrize("policy", ["error", "zero"])
+def test_what_is_not_mapped(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, policy: str
+) -> None:
+    description = describe(lazy(tmp_path, unmapped=policy))
+    with engine_shell(sanitized_build, description) as shell:
+        whole = 8 * UNIT
+        answer = shell.request(f"read 0 {whole}")
+        if policy == "error":
+            assert answer == errno.EIO
+        else:
+            wanted = (block or bytes(BLOCK) for block in filled.blocks)
+            assert answer == b"".join(wanted)[:whole]
+        answer = shell.request(f"read {40 * UNIT} {BLOCK}")
+        assert answer == (errno.EIO if policy == "error" else bytes(BLOCK))
+
+
+def test_a_part_of_the_virtual_data(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path
+) -> None:
+    """Two segments show ranges of one map, which is opened once."""
+    parts = [
+        lazy(tmp_path, length=UNIT, map_offset=4 * UNIT),
+        {"kind": "zero", "length": UNIT},
+        lazy(tmp_path, length=2 * UNIT, map_offset=8 * UNIT),
+    ]
+    with engine_shell(sanitized_build, describe(*parts)) as shell:
+        wanted = filled.content(4 * UNIT, UNIT)
+        assert shell.request(f"read 0 {UNIT}") == wanted
+        wanted = filled.content(8 * UNIT, 2 * UNIT)
+        assert shell.request(f"read {2 * UNIT} {2 * UNIT}") == wanted
+        assert len(shell.stats()["lazy"]) == 1
+
+
+@pytest.mark.parametrize("other", ["./map", "link/map", "hard"])
+def test_a_map_has_one_name(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, other: str
+) -> None:
+    """It would be opened twice: two servers' worth of locks and additions in one."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "hard").hardlink_to(filled.map)
+    parts = [
+        lazy(tmp_path, length=UNIT),
+        lazy(tmp_path, length=UNIT, map=f"{tmp_path}/{other}"),
+    ]
+    said = refusal(sanitized_build, tmp_path, describe(*parts))
+    assert f"'{tmp_path}/{other}' is the same file as '{filled.map}'" in said
+
+
+def test_a_source_that_changes(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
+) -> None:
+    """An error, never other bytes; also when it looks as before, and in another run."""
+    path = virtual.add_file("file", 0, 4 * UNIT)
+    before = path.stat()
+    description = describe(lazy(tmp_path, cached=False))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+    path.write_bytes(bytes(4 * UNIT))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == errno.EIO
+    # The pinned digest knows it even where the identity says nothing.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == errno.EIO
+        failures = shell.stats()["lazy"][0]["fetcher"]["failures"]
+        assert failures["wrong_digest"] == 3
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_a_source_is_another_file_with_the_same_bytes(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path, digests: bool
+) -> None:
+    """As from a backup: digests prove that it is right; nothing else does."""
+    path = virtual.add_file("file", 0, 4 * UNIT, digests=digests)
+    description = describe(lazy(tmp_path, cached=False))
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+    shutil.copy2(path, tmp_path / "copy")
+    (tmp_path / "copy").replace(path)
+    with engine_shell(sanitized_build, description) as shell:
+        for offset in (0, 2 * UNIT):
+            answer = shell.request(f"read {offset} {BLOCK}")
+            assert answer == (virtual.content(offset, BLOCK) if digests else errno.EIO)
+        problems = shell.map_request("map-verify", ask=True)["map-verify"]["problems"]
+    assert len(problems) == (not digests)
+
+
+def test_wrong_from_the_first(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
+) -> None:
+    path = virtual.add_file("file", 0, 4 * UNIT, digests=True)
+    data = bytearray(path.read_bytes())
+    data[UNIT] ^= 1
+    path.write_bytes(data)
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        assert shell.request(f"read {UNIT} {BLOCK}") == errno.EIO
+        assert shell.request(f"read {UNIT - BLOCK} {2 * BLOCK}") == errno.EIO
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+
+
+def test_a_cache_that_lost_its_content(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path
+) -> None:
+    """What cannot be read there is fetched."""
+    description = describe(lazy(tmp_path))
+    offset = 7 * UNIT + BLOCK  # the first unit of "digests"
+    with engine_shell(sanitized_build, description) as shell:
+        assert shell.request(f"read {offset} {UNIT}") == filled.content(offset, UNIT)
+        # NB: what is put there later makes the file long again.
+        wait_until_stored(shell)
+        for path in (tmp_path / "cache").glob("*.data"):
+            os.truncate(path, 0)
+        assert shell.request(f"read {offset} {UNIT}") == filled.content(offset, UNIT)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def cache_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Read by system calls, or through the ring (features.md)."""
+    if request.param == "memory":
+        yield tmp_path / "cache"
+        return
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="btrfs-ublk-") as directory:
+        yield Path(directory)
+
+
+def spoil(cache: Path, draw: random.Random) -> None:
+    """Flip bits and punch holes, in data and sums."""
+    for path in cache.glob("*.data"):
+        size = path.stat().st_size
+        for _ in range(3):
+            hole = draw.randrange(size // BLOCK + 1) * BLOCK
+            punch_hole(path, hole, draw.choice([1, 16]) * BLOCK)
+        with path.open("r+b") as file:
+            for _ in range(20):
+                at = draw.randrange(size)
+                file.seek(at)
+                byte = file.read(1)[0] ^ 1 << draw.randrange(8)
+                file.seek(at)
+                file.write(bytes([byte]))
+
+
+def test_rot_in_the_cache(
+    sanitized_build: Path, filled: VirtualData, tmp_path: Path, cache_path: Path
+) -> None:
+    """It is fetched again, or EIO where that cannot be; never delivered."""
+    draw = random.Random(11)
+    segment = lazy(tmp_path, cache=str(cache_path))
+    blocks = [at * BLOCK for at, block in enumerate(filled.blocks) if block]
+    with engine_shell(sanitized_build, describe(segment)) as shell:
+        for _ in range(8):
+            spoil(cache_path, draw)
+            for offset in draw.sample(blocks, len(blocks)):
+                answer = shell.request(f"read {offset} {BLOCK}")
+                assert answer == filled.content(offset, BLOCK), offset
+            wait_until_stored(shell)
+        stats = shell.stats()["lazy"][0]
+        assert stats["cache"]["dropped_units"] > 20
+        for offset in blocks:
+            shell.request(f"read {offset} {BLOCK}")
+        again = shell.stats()["lazy"][0]["cache"]["dropped_units"]
+        assert again == stats["cache"]["dropped_units"]
+    # And without its sources.
+    for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
+        (tmp_path / name).unlink()
+    with engine_shell(
+        sanitized_build, describe(segment | {"deadline_s": 0.5})
+    ) as shell:
+        spoil(cache_path, draw)
+        failed = 0
+        for offset in draw.sample(blocks, len(blocks)):
+            answer = shell.request(f"read {offset} {BLOCK}")
+            assert answer in (filled.content(offset, BLOCK), errno.EIO), offset
+            failed += answer == errno.EIO
+            if failed > 10:
+                break
+        assert failed
+
+
+def test_what_the_page_cache_keeps(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
+) -> None:
+    """Long reads leave nothing, as readers have what was read; unless others share the
+    content. NB: nothing stays of a read that is late, which the fetcher answers.
+    """
+    virtual.add_file("plain", 0, SIZE)
+    other_map = Path(shutil.copy(virtual.map, tmp_path / "other"))
+    with ExitStack() as stack:
+        cache = stack.enter_context(
+            tempfile.TemporaryDirectory(dir="/var/tmp", prefix="btrfs-ublk-")
+        )
+
+        def shell(path: Path) -> AbstractContextManager[EngineShell]:
+            segment = lazy(tmp_path, map=str(path), cache=cache)
+            return engine_shell(
+                sanitized_build,
+                describe(segment),
+                environment={"BTRFS_UBLK_CACHED_READS": "chosen"},
+            )
+
+        def read_all(shell: EngineShell, length: int) -> None:
+            for offset in range(0, SIZE, length):
+                wanted = virtual.content(offset, length)
+                assert shell.request(f"read {offset} {length}") == wanted
+
+        with shell(virtual.map) as filling:
+            read_all(filling, UNIT)
+            wait_until_stored(filling)
+        (data,) = Path(cache).glob("*.data")
+        file = stack.enter_context(data.open("rb"))
+        try:
+            os.preadv(file.fileno(), [bytearray(BLOCK)], 0, RWF_DONTCACHE)
+        except OSError:
+            inapplicable(f"{data} cannot be read with RWF_DONTCACHE")
+
+        def forget() -> None:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert resident_bytes(data) < SIZE / 4
+
+        with shell(virtual.map) as alone:
+            # The first reads open the content, and are answered by the fetcher.
+            read_all(alone, UNIT)
+            forget()
+            read_all(alone, UNIT)
+            assert resident_bytes(data) < SIZE / 4
+            with shell(other_map) as other:
+                other.request(f"read 0 {UNIT}")
+                read_all(alone, UNIT)
+            assert resident_bytes(data) > SIZE * 3 / 4
+            forget()
+            read_all(alone, BLOCK)
+            assert resident_bytes(data) > SIZE * 3 / 4
+            assert not alone.stats()["lazy"][0]["fetcher"]["units_fetched"]
+
+
+def test_ends_while_prefetched_units_rest(
+    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
+) -> None:
+    """They wait for their next attempt, and nobody for them: they must not leak."""
+    url = "http://127.0.0.1:9/none"
+    virtual.add(
+        {"size": SIZE, "unit": UNIT, "kind": "http", "url": url}, bytes(SIZE), 0
+    )
+    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        shell.map_request("prefetch-start")
+        end = time.monotonic() + 60
+        while not shell.stats()["lazy"][0]["fetcher"]["failures"]["transient"]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def wait_until_stored(shell: EngineShell) -> None:
+    end = time.monotonic() + 60
+    while True:
+        fetcher = shell.stats()["lazy"][0]["fetcher"]
+        under_way = fetcher["units_queued"] + fetcher["units_in_flight"]
+        if not under_way and fetcher["units_stored"] == fetcher["units_fetched"]:
+            break
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_deadline(sanitized_build: Path, virtual: VirtualData, tmp_path: Path) -> None:
+    virtual.add_file("file", 0, 4 * UNIT)
+    path = tmp_path / "file"
+    # NB: a busy machine needs some of it for a read that succeeds, too.
+    description = describe(lazy(tmp_path, deadline_s=3))
+    with engine_shell(sanitized_build, description) as shell:
+        path.rename(tmp_path / "away")
+        assert shell.request(f"read 0 {BLOCK}") == errno.EIO
+        (tmp_path / "away").rename(path)
+        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"map": ""}, "non-empty string"),
+        ({"map": "/nonexistent/map"}, "/nonexistent"),
+        ({"cache": "/nonexistent/a/cache"}, "/nonexistent"),
+        ({"map_offset": 1}, "not a multiple of 4096"),
+        ({"map_offset": (1 << 63) - 4096}, "beyond 8 EiB"),
+        ({"unmapped": "ones"}, '"error" or "zero"'),
+        ({"deadline_s": 0}, "positive number"),
+        ({"deadline_s": "1"}, "positive number"),
+        ({"deadline_s": 1e9}, "positive number"),
+        ({"colour": 1}, 'unknown key "colour"'),
+    ],
+)
+def test_refused(
+    sanitized_build: Path, tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(
+        sanitized_build, tmp_path, describe(lazy(tmp_path, **keys))
+    )
+
+
+def refusal(build: Path, tmp_path: Path, description: dict[str, Any]) -> str:
+    path = tmp_path / "description"
+    path.write_text(json.dumps(description))
+    done = subprocess.run(
+        [build / "csrc/tests/engine-shell", path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+        timeout=30,
+    )
+    assert done.returncode in (1, 2), done.stderr
+    return done.stderr

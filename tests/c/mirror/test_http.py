@@ -1,0 +1,467 @@
+"""Mirrors behind HTTP, mostly from a real server."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from fault_proxy import FaultProxy, Faults
+from support.mirror_shell import Answer, MirrorShell, mirror_shell, refusal
+from support.needs import Need, inapplicable
+from support.scripted_server import ScriptedServer, response, scripted_server
+from support.web_server import NGINX, WebServer, web_server
+
+from btrfs_ublk.base.capabilities import ROOT
+
+pytestmark = pytest.mark.usefixtures("carrier")
+
+SIZE = 1 << 20
+UNIT = 64 << 10
+DATA = random.Random(1).randbytes(SIZE)
+
+Shell = Callable[..., AbstractContextManager[MirrorShell]]
+
+
+@pytest.fixture(scope="module")
+def web(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[WebServer]:
+    need: Need = request.getfixturevalue("need")
+    need(NGINX)
+    with web_server(tmp_path_factory.mktemp("web")) as server:
+        (server.files / "object").write_bytes(DATA)
+        yield server
+
+
+@pytest.fixture
+def shell(sanitized_build: Path, tmp_path: Path) -> Shell:
+    """shell(url, **keys): a mirror of an object of SIZE bytes."""
+
+    def make(url: str, **keys: object) -> AbstractContextManager[MirrorShell]:
+        size = keys.pop("size", SIZE)
+        environment = keys.pop("environment", None)
+        return mirror_shell(
+            sanitized_build,
+            tmp_path,
+            {"kind": "http", "url": url, **keys},
+            size=size,  # type: ignore[arg-type]
+            environment=environment,  # type: ignore[arg-type]
+        )
+
+    return make
+
+
+def secret(path: Path, text: str) -> str:
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_reads_what_is_there(shell: Shell, web: WebServer) -> None:
+    with shell(web.url("files/object")) as mirror:
+        probed = mirror.probe()
+        assert probed["size"] == SIZE
+        assert probed["identity"].startswith('etag "')
+        for offset, length in ((0, 4096), (SIZE - 1, 1), (12345, 54321), (0, SIZE)):
+            answer = mirror.fetch(offset, length)
+            assert answer.data == DATA[offset : offset + length]
+            assert answer.identity == probed["identity"]
+
+
+def test_keeps_its_connections(shell: Shell, web: WebServer) -> None:
+    before = len(web.served())
+    with shell(web.url("files/object")) as mirror:
+        for i in range(8):
+            assert mirror.fetch(i * UNIT, UNIT).data == DATA[i * UNIT :][:UNIT]
+    assert len({x["connection"] for x in web.served()[before:]}) == 1
+
+
+def test_shares_one_http2_connection(shell: Shell, web: WebServer) -> None:
+    before = len(web.served())
+    with shell(web.tls_url("files/object"), ca_file=str(web.ca)) as mirror:
+        answers = mirror.fetch_many(0, UNIT, 16)
+    assert [x.data for x in answers] == [DATA[i * UNIT :][:UNIT] for i in range(16)]
+    served = web.served()[before:]
+    assert {x["protocol"] for x in served} == {"HTTP/2.0"}
+    assert len({x["connection"] for x in served}) == 1
+
+
+def test_a_certificate_must_be_known(shell: Shell, web: WebServer) -> None:
+    with shell(web.tls_url("files/object")) as mirror:
+        answer = mirror.fetch(0, UNIT)
+        assert (answer.failure, answer.data) == ("denied", None)
+        assert "certificate" in answer.text
+        assert mirror.probe()["result"] < 0
+
+
+def test_shows_its_own_certificate(shell: Shell, web: WebServer) -> None:
+    url = web.tls_url("mutual/object")
+    with shell(url, ca_file=str(web.ca)) as mirror:
+        assert mirror.fetch(0, UNIT).failure == "denied"
+    with shell(url, ca_file=str(web.ca), client_cert=str(web.client)) as mirror:
+        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+
+
+def test_a_key_that_others_can_read_is_refused(
+    shell: Shell, web: WebServer, tmp_path: Path
+) -> None:
+    key = tmp_path / "client.pem"
+    key.write_bytes(web.client.read_bytes())
+    key.chmod(0o640)
+    url = web.tls_url("mutual/object")
+    with shell(url, ca_file=str(web.ca), client_cert=str(key)) as mirror:
+        answer = mirror.fetch(0, UNIT)
+    assert answer.failure == "no_login"
+    assert "open to others (mode 640)" in answer.text
+    assert "chmod 600" in answer.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "failure", "text"),
+    [
+        ("whole/object", "wrong", "HTTP status 200"),
+        ("coded/object", "wrong", "in the coding 'gzip'"),
+        ("files/missing", "gone", "HTTP status 404"),
+        ("basic/object", "denied", "HTTP status 401"),
+        ("broken", "transient", "HTTP status 500"),
+        ("busy", "busy", "HTTP status 503"),
+        ("limited", "busy", "HTTP status 429"),
+        ("loop", "wrong", "too many redirects"),
+        ("to-file", "wrong", "no http or https URL"),
+    ],
+)
+def test_says_how_it_failed(
+    shell: Shell, web: WebServer, path: str, failure: str, text: str
+) -> None:
+    with shell(web.url(path)) as mirror:
+        answer = mirror.fetch(0, UNIT)
+        assert (answer.failure, answer.data) == (failure, None)
+        assert text in answer.text
+        assert web.url(path) in answer.text
+        assert text in mirror.probe()["text"]
+    assert answer.retry_after_ms == {"busy": 7000, "limited": 3000}.get(path, 0)
+
+
+def test_follows_redirects_but_not_out_of_tls(shell: Shell, web: WebServer) -> None:
+    with shell(web.url("moved/object")) as mirror:
+        assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+    with shell(web.url("to-tls/object"), ca_file=str(web.ca)) as mirror:
+        assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+    with shell(web.tls_url("to-plain/object"), ca_file=str(web.ca)) as mirror:
+        answer = mirror.fetch(0, UNIT)
+        assert answer.failure == "wrong"
+        assert "from https to http" in answer.text
+
+
+def test_a_slow_server_is_given_up_at_the_deadline(
+    shell: Shell, web: WebServer
+) -> None:
+    with shell(web.url("slow/object")) as mirror:
+        start = time.monotonic()
+        # Long enough to read the login before, on a busy machine.
+        answer = mirror.fetch(0, UNIT, timeout_ms=2000)
+        assert time.monotonic() - start > 1.9
+        assert (answer.failure, answer.result) == ("transient", -110)
+        cancelled = mirror.cancel(0, UNIT, after_ms=100)
+        assert cancelled.result == -125
+
+
+def test_knows_an_object_again(shell: Shell, web: WebServer) -> None:
+    path = web.files / "changing"
+    path.write_bytes(DATA)
+    with shell(web.url("files/changing")) as mirror:
+        identity = mirror.fetch(0, UNIT).identity
+        assert identity
+        mirror.pin(identity)
+        assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+        path.write_bytes(DATA[::-1])
+        os.utime(path, (1, 1))
+        answer = mirror.fetch(0, UNIT)
+        assert (answer.failure, answer.data) == ("changed", None)
+        assert identity in answer.text
+
+
+def test_knows_it_by_its_date_where_it_has_no_tag(shell: Shell, web: WebServer) -> None:
+    path = web.files / "dated"
+    path.write_bytes(DATA)
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    with shell(web.url("weak/dated")) as mirror:
+        identity = mirror.fetch(0, UNIT).identity
+        assert identity == "modified Sun, 09 Sep 2001 01:46:40 GMT"
+        mirror.pin(identity)
+        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+        os.utime(path, (1_000_000_001, 1_000_000_001))
+        assert mirror.fetch(0, UNIT).failure == "changed"
+    with shell(web.url("anonymous/dated")) as mirror:
+        assert mirror.fetch(0, UNIT) == Answer(data=DATA[:UNIT], result=0)
+
+
+def test_somebody_on_the_way_is_no_other_object(shell: Shell) -> None:
+    """Such as a network that wants a login first: it says so of any address."""
+    page = response("200 OK", b"please log in")
+    with scripted_server(lambda _: page) as server, shell(server.url()) as mirror:
+        mirror.pin('etag "1"')
+        assert mirror.fetch(0, UNIT).failure == "wrong"
+        server.script = lambda _: response('200 OK\nETag: "2"', b"another one")
+        assert mirror.fetch(0, UNIT).failure == "changed"
+
+
+def test_another_size_is_another_object(shell: Shell, web: WebServer) -> None:
+    with shell(web.url("files/object"), size=SIZE + 4096) as mirror:
+        assert mirror.fetch(0, UNIT).failure == "changed"
+        assert mirror.fetch(SIZE, 4096).failure == "changed"
+
+
+def test_the_password_is_read_when_it_is_needed(
+    shell: Shell, web: WebServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    with shell(web.url("basic/object"), basic_auth_file=str(file)) as mirror:
+        answer = mirror.fetch(0, UNIT)
+        assert answer.failure == "no_login"
+        assert f"cannot open '{file}'" in answer.text
+        secret(file, "reader:wrong\n")
+        assert mirror.fetch(0, UNIT).failure == "denied"
+        secret(file, "reader:s3cret\n")  # at once, though it was read just now
+        answers = mirror.fetch_many(0, UNIT, 8)
+        assert [x.data for x in answers] == [DATA[i * UNIT :][:UNIT] for i in range(8)]
+
+
+def test_credentials_go_to_nobody_else(shell: Shell, tmp_path: Path) -> None:
+    def ok(request: str) -> bytes:
+        head = f"206 Partial\nContent-Range: bytes 0-{UNIT - 1}/{SIZE}"
+        return response(head, DATA[:UNIT])
+
+    token = secret(tmp_path / "token", "t0ken\n")
+    headers = secret(tmp_path / "headers", "# two\nX-Key: k3y\nX-Other: v4lue\n")
+    with scripted_server(ok) as other:
+        there = f"302 Found\nLocation: {other.url('there?sig=s1gned')}"
+        with scripted_server(lambda _: response(there)) as home:
+            url = home.url("object?q=qu3ry")
+            keys = {"bearer_token_file": token, "headers_file": headers}
+            with shell(url, **keys) as mirror:
+                assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+                other.script = lambda _: response("500 Oh")
+                answer = mirror.fetch(0, UNIT)
+    assert "Authorization: Bearer t0ken\r\n" in home.requests[0]
+    assert "X-Key: k3y\r\n" in home.requests[0]
+    for unwanted in ("t0ken", "k3y", "v4lue"):
+        assert unwanted not in "".join(other.requests)
+    said = answer.text + answer.hint
+    assert f"{other.url('there')}: HTTP status 500" in said
+    for hidden in ("s1gned", "qu3ry", "t0ken", "k3y"):
+        assert hidden not in said
+
+
+def test_a_new_token_is_tried_when_the_old_one_is_refused(
+    shell: Shell, tmp_path: Path
+) -> None:
+    good = "one"
+
+    def check(request: str) -> bytes:
+        if f"Bearer {good}\r\n" not in request:
+            return response("401 No", b"x" * 100)
+        return response(f"206 Here\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
+
+    file = tmp_path / "token"
+    secret(file, "one")
+    with scripted_server(check) as server:
+        with shell(server.url(), bearer_token_file=str(file)) as mirror:
+            assert mirror.fetch(0, 10).data == DATA[:10]
+            good = "two"
+            secret(file, "two")
+            assert mirror.fetch(0, 10).data == DATA[:10]
+            assert len(server.requests) == 3
+            good = "three"
+            assert mirror.fetch(0, 10).failure == "denied"
+
+
+def test_a_signed_url_is_in_a_file(sanitized_build: Path, tmp_path: Path) -> None:
+    """Which is read again when the signature is no good any more."""
+    good = "s1gned"
+
+    def check(request: str) -> bytes:
+        if f"GET /object?sig={good} " not in request:
+            return response("403 No")
+        return response(f"206 Here\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
+
+    file = tmp_path / "url"
+    with scripted_server(check) as server:
+        secret(file, f"{server.url('object?sig=s1gned')}\n")
+        keys = {"kind": "http", "url_file": str(file)}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            assert mirror.fetch(0, 10).data == DATA[:10]
+            good = "s3cond"
+            refused = mirror.fetch(0, 10)
+            assert refused.failure == "denied"
+            assert f"{server.url('object')}: HTTP status 403" in refused.text
+            assert "s1gned" not in refused.text + refused.hint
+            secret(file, server.url("object?sig=s3cond"))
+            assert mirror.fetch(0, 10).data == DATA[:10]
+            secret(file, "no url: s3cret")
+            good = "third"
+            refused = mirror.fetch(0, 10)
+            assert f'"{file}" is no URL with a scheme' in refused.text
+            assert "s3cret" not in refused.text + refused.hint
+    file.chmod(0o644)
+    with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+        assert str(file) in mirror.probe()["text"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({}, '"url"'),
+        ({"url": "http://h/x", "url_file": "/u"}, "exclude each other"),
+        ({"url_file": "u"}, "no absolute path"),
+        ({"url": "object"}, "no URL with a scheme"),
+        ({"url": "file:///etc/passwd"}, "must be http or https"),
+        ({"url": "ftp://localhost/x"}, "must be http or https"),
+        ({"url": "gopher7://localhost/x"}, "must be http or https"),
+        ({"url": "http:///x"}, "no host"),
+        ({"url": "http://"}, "is no valid URL"),
+        ({"url": "http://localhost:99999/x"}, "is no valid URL"),
+        ({"url": "http://u:p4ss@localhost/x"}, "a user or a password"),
+        ({"url": "http://localhost/x#y"}, "fragment"),
+        ({"url": "http://localhost/x", "ca_file": "ca.pem"}, "no absolute path"),
+        ({"url": "http://localhost/x", "client_key": "/k"}, 'without "client_cert"'),
+        ({"url": "http://localhost/x", "proxy": "socks5://h:1"}, "http or https"),
+        (
+            {"url": "http://localhost/x", "proxy": "http://u:p4ss@h:1"},
+            "in the environment of the server: http_proxy",
+        ),
+        ({"url": "http://localhost/x", "headers": "X: y"}, "headers"),
+        (
+            {
+                "url": "http://localhost/x",
+                "bearer_token_file": "/a",
+                "basic_auth_file": "/b",
+            },
+            "exclude each other",
+        ),
+    ],
+)
+def test_refuses_wrong_keys(
+    sanitized_build: Path, tmp_path: Path, keys: dict[str, str], text: str
+) -> None:
+    said = refusal(sanitized_build, tmp_path, {"kind": "http", **keys})
+    assert text in said
+    assert "p4ss" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no colon\n", 'no "Name: value"'),
+        ("X-Empty:\n", "without a value"),
+        ("two words: x\n", 'no "Name: value"'),
+        ("", "is empty"),
+    ],
+)
+def test_refuses_files_of_headers_that_make_no_sense(
+    shell: Shell, tmp_path: Path, text: str, said: str
+) -> None:
+    file = secret(tmp_path / "headers", text)
+    with shell("http://127.0.0.1:9/", headers_file=file) as mirror:
+        answer = mirror.fetch(0, 100)
+    assert answer.failure == "no_login"
+    assert said in answer.text
+
+
+def test_goes_through_a_proxy(shell: Shell, web: WebServer) -> None:
+    seen: ScriptedServer
+    with scripted_server(lambda _: response("500 Proxy")) as seen:
+        proxy = f"http://127.0.0.1:{seen.port}"
+        with shell("http://far.invalid/object", proxy=proxy) as mirror:
+            assert "HTTP status 500" in mirror.fetch(0, 100).text
+        environment = {"http_proxy": proxy, "no_proxy": ""}
+        with shell("http://far.invalid/o", environment=environment) as mirror:
+            assert "HTTP status 500" in mirror.fetch(0, 100).text
+        url = web.url("files/object")
+        with shell(url, environment=environment, proxy="none") as mirror:
+            assert mirror.fetch(0, 100).data == DATA[:100]
+    assert [x.split()[1] for x in seen.requests] == [
+        "http://far.invalid/object",
+        "http://far.invalid/o",
+    ]
+
+
+def test_logs_in_to_a_proxy_of_the_environment(shell: Shell) -> None:
+    with scripted_server(lambda _: response("500 Proxy")) as seen:
+        proxy = f"http://user:p4ss@127.0.0.1:{seen.port}"
+        environment = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": ""}
+        for scheme in ("http", "https"):
+            with shell(f"{scheme}://far.invalid/o", environment=environment) as mirror:
+                assert "p4ss" not in mirror.fetch(0, 100).text
+    assert [x.split()[0] for x in seen.requests] == ["GET", "CONNECT"]
+    login = b64encode(b"user:p4ss").decode()
+    for request in seen.requests:
+        assert f"Proxy-Authorization: Basic {login}\r\n" in request
+
+
+def test_nobody_there_and_no_such_host(shell: Shell) -> None:
+    with shell("http://127.0.0.1:9/object") as mirror:
+        answer = mirror.fetch(0, 100)
+        assert (answer.failure, answer.result) == ("transient", -113)
+    with shell("http://nowhere.invalid/object") as mirror:
+        assert mirror.fetch(0, 100, timeout_ms=5000).failure == "transient"
+
+
+@pytest.mark.parametrize(
+    "kind", ["error-503", "reset", "short", "wrong-length", "hang"]
+)
+def test_survives_a_bad_network(shell: Shell, web: WebServer, kind: str) -> None:
+    upstream = ("127.0.0.1", web.port)
+    faults = Faults(kind=kind, share=0.5, hang_s=8)  # type: ignore[arg-type]
+    with FaultProxy(upstream, faults=faults) as proxy:
+        with shell(proxy.url("/files/object")) as mirror:
+            answers = mirror.fetch_many(0, UNIT, 16, timeout_ms=6000)
+            for i, answer in enumerate(answers):
+                assert answer.data in (None, DATA[i * UNIT :][:UNIT])
+            assert proxy.counts.injected[kind] == sum(x.data is None for x in answers)
+            proxy.heal()
+            assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+
+
+def test_a_process_with_credentials_leaves_no_core(
+    shell: Shell, tmp_path: Path
+) -> None:
+    def limit(pid: int) -> int:
+        return resource.prlimit(pid, resource.RLIMIT_CORE)[0]
+
+    token = secret(tmp_path / "token", "t0ken\n")
+    with shell("http://127.0.0.1:9/") as mirror:
+        mirror.probe()
+        assert limit(mirror.pid) == resource.getrlimit(resource.RLIMIT_CORE)[0]
+    with shell("http://127.0.0.1:9/", bearer_token_file=token) as mirror:
+        mirror.probe()
+        assert limit(mirror.pid) in (0, 1)
+        status = Path(f"/proc/{mirror.pid}/environ").stat()
+        assert status.st_uid == 0
+
+
+def test_trusts_what_the_system_does(
+    sanitized_build: Path, web: WebServer, tmp_path: Path, need: Need
+) -> None:
+    """That trusts no server here, so in a mount namespace of its own another file
+    is in the place of the system's.
+    """
+    need(ROOT)
+    bundle = Path("/etc/ssl/certs/ca-certificates.crt")
+    if not bundle.exists():
+        inapplicable("the system has its certificates elsewhere")
+    keys = {"kind": "http", "url": web.tls_url("files/object")}
+    covered = f'mount --bind {web.ca} {bundle} && exec "$@"'
+    before = ["unshare", "--mount", "sh", "-c", covered, "sh"]
+    for prefix, failure in ((before, ""), ([], "denied")):
+        with mirror_shell(
+            sanitized_build, tmp_path, keys, size=SIZE, prefix=prefix
+        ) as mirror:
+            assert mirror.fetch(0, UNIT).failure == failure

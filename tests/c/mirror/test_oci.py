@@ -1,0 +1,402 @@
+"""Blobs of a real container registry, behind tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import pytest
+from support.mirror_shell import MirrorShell, mirror_shell, refusal
+from support.needs import Need
+from support.registry_server import (
+    IDENTITY_TOKEN,
+    PASSWORD,
+    REGISTRY,
+    USER,
+    Registry,
+    certify,
+    registry_fixture,
+    registry_server,
+)
+from support.scripted_server import response, scripted_server
+from support.waiting import in_some_round, wait_until
+
+SIZE = 300_000
+UNIT = 64 << 10
+DATA = random.Random(2).randbytes(SIZE)
+REPOSITORY = "some/image"
+DIGEST = f"sha256:{'0' * 64}"
+
+Shell = Callable[..., AbstractContextManager[MirrorShell]]
+
+
+registry = registry_fixture()
+
+
+@pytest.fixture(scope="module")
+def digest(registry: Registry) -> str:
+    return registry.push(REPOSITORY, DATA)
+
+
+@pytest.fixture(autouse=True)
+def as_usual(request: pytest.FixtureRequest) -> None:
+    if "registry" in request.fixturenames:
+        tokens = request.getfixturevalue("registry").tokens
+        tokens.anonymous, tokens.expires_in_s, tokens.life_s = False, 300, 300
+        tokens.requests.clear()
+
+
+@pytest.fixture
+def shell(sanitized_build: Path, tmp_path: Path) -> Shell:
+    """shell(registry, digest, **keys)"""
+
+    def make(
+        host: str, digest: str, **keys: object
+    ) -> AbstractContextManager[MirrorShell]:
+        environment = keys.pop("environment", {"HOME": str(tmp_path)})
+        return mirror_shell(
+            sanitized_build,
+            tmp_path,
+            {
+                "kind": "oci",
+                "registry": host,
+                "repository": REPOSITORY,
+                "digest": digest,
+                "insecure": True,
+                **keys,
+            },
+            size=SIZE,
+            environment=environment,  # type: ignore[arg-type]
+        )
+
+    return make
+
+
+def config(path: Path, content: object) -> str:
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def helper(directory: Path, script: str) -> dict[str, str]:
+    """An environment in which docker-credential-tests runs that."""
+    path = directory / "docker-credential-tests"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return {"PATH": f"{directory}:/usr/bin:/bin", "HOME": str(directory)}
+
+
+def whole(mirror: MirrorShell) -> None:
+    count = SIZE // UNIT
+    answers = mirror.fetch_many(0, UNIT, count)
+    assert [x.data for x in answers] == [DATA[i * UNIT :][:UNIT] for i in range(count)]
+    tail = SIZE - count * UNIT
+    assert mirror.fetch(count * UNIT, tail).data == DATA[-tail:]
+
+
+def test_trusts_another_authority_once_its_file_has_that(
+    shell: Shell, tmp_path: Path, need: Need
+) -> None:
+    """What was read with the last login, five minutes ago at most, counts no longer."""
+    need(REGISTRY)
+    root, trusted = tmp_path / "registry", tmp_path / "trusted.pem"
+    root.mkdir()
+    with registry_server(root, tls=True) as registry:
+        digest = registry.push(REPOSITORY, DATA)
+        shutil.copy(registry.ca_file, trusted)
+        with shell(
+            registry.host, digest, insecure=False, ca_file=str(trusted)
+        ) as mirror:
+            whole(mirror)
+            certify(root)
+            registry.restart(away_s=0)
+            assert mirror.fetch(0, UNIT).failure in ("denied", "transient")
+            assert mirror.fetch(0, UNIT).failure == "denied"
+            shutil.copy(registry.ca_file, trusted)
+            wait_until(lambda: mirror.fetch(0, UNIT).data, timeout_s=30)
+            whole(mirror)
+
+
+AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"auth": AUTH},
+        {"username": USER, "password": PASSWORD},
+        {"identitytoken": IDENTITY_TOKEN},
+    ],
+)
+def test_gets_one_token_for_all(
+    shell: Shell, registry: Registry, digest: str, tmp_path: Path, entry: object
+) -> None:
+    path = config(tmp_path / "config.json", {"auths": {registry.host: entry}})
+    with shell(registry.host, digest, docker_config=path) as mirror:
+        assert mirror.probe() == {"result": 0, "size": SIZE, "identity": None}
+        whole(mirror)
+    assert len(registry.tokens.requests) == 1
+    assert f"scope=repository%3A{REPOSITORY.replace('/', '%2F')}%3Apull" in (
+        registry.tokens.requests[0]
+    )
+
+
+def test_one_token_for_those_who_come_at_once(
+    shell: Shell, registry: Registry, digest: str
+) -> None:
+    registry.tokens.anonymous = True
+    with shell(registry.host, digest) as mirror:
+        whole(mirror)
+    assert len(registry.tokens.requests) == 1
+
+
+def test_finds_dockers_own_file(
+    shell: Shell, registry: Registry, digest: str, tmp_path: Path
+) -> None:
+    (tmp_path / ".docker").mkdir()
+    auths = {"auths": {f"https://{registry.host}/v1/": {"auth": AUTH}}}
+    config(tmp_path / ".docker" / "config.json", auths)
+    with shell(registry.host, digest) as mirror:
+        whole(mirror)
+    environment = {"DOCKER_CONFIG": str(tmp_path / ".docker"), "HOME": "/nonexistent"}
+    with shell(registry.host, digest, environment=environment) as mirror:
+        whole(mirror)
+    with shell(registry.host, digest, environment={"HOME": "/nonexistent"}) as mirror:
+        answer = mirror.fetch(0, UNIT)
+        assert answer.failure == "denied"
+        assert "/token: HTTP status 401" in answer.text
+
+
+@pytest.mark.parametrize("key", ["credHelpers", "credsStore"])
+def test_asks_a_credential_helper(
+    shell: Shell, registry: Registry, digest: str, tmp_path: Path, key: str
+) -> None:
+    answer = json.dumps({"ServerURL": "x", "Username": USER, "Secret": PASSWORD})
+    environment = helper(
+        tmp_path, f"read host; echo \"$1 $host\" >>{tmp_path}/asked; echo '{answer}'"
+    )
+    value: object = {registry.host: "tests"} if key == "credHelpers" else "tests"
+    path = config(tmp_path / "config.json", {key: value})
+    keys = {"docker_config": path, "environment": environment}
+    with shell(registry.host, digest, **keys) as mirror:
+        whole(mirror)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert set(asked) == {f"get {registry.host}"}
+    assert len(asked) <= 2  # before the registry wants a token, and then
+
+
+def test_a_helper_inherits_nothing(
+    shell: Shell, registry: Registry, digest: str, tmp_path: Path
+) -> None:
+    environment = helper(
+        tmp_path, f"ls -l /proc/$$/fd >{tmp_path}/open; cat >{tmp_path}/input; exit 1"
+    )
+    path = config(tmp_path / "config.json", {"credsStore": "tests"})
+    keys = {"docker_config": path, "environment": environment}
+    with shell(registry.host, digest, **keys) as mirror:
+        assert mirror.fetch(0, UNIT).failure == "no_login"
+    links = (tmp_path / "open").read_text().splitlines()[1:]
+    # The shell's own: its script, and where it puts what ls says.
+    own = (str(tmp_path / "docker-credential-tests"), str(tmp_path / "open"))
+    found = [x for x in links if not x.endswith(own)]
+    assert len(found) <= 3 and all("socket:" in x or "/dev/null" in x for x in found)
+    assert (tmp_path / "input").read_text() == registry.host
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("echo s3cret; exit 3", "ended with status 3"),
+        ("kill -9 $$", "status 137"),
+        ("echo s3cret", "without a user and a secret"),
+        ('echo \'{"Username": "s3cret"}\'', "without a user and a secret"),
+        ("yes s3cret", "File too large"),
+        ("echo credentials not found in native keychain; exit 1", "HTTP status 401"),
+    ],
+)
+def test_says_what_is_wrong_with_a_helper(
+    shell: Shell,
+    registry: Registry,
+    digest: str,
+    tmp_path: Path,
+    script: str,
+    text: str,
+) -> None:
+    environment = helper(tmp_path, script)
+    path = config(tmp_path / "config.json", {"credsStore": "tests"})
+    keys = {"docker_config": path, "environment": environment}
+    with shell(registry.host, digest, **keys) as mirror:
+        answer = mirror.fetch(0, UNIT)
+    assert answer.failure == ("denied" if "HTTP status" in text else "no_login")
+    assert text in answer.text
+    assert "s3cret" not in answer.text + answer.hint
+
+
+def test_a_helper_that_hangs_keeps_nobody_beyond_its_deadline(
+    shell: Shell, registry: Registry, digest: str, tmp_path: Path
+) -> None:
+    environment = helper(tmp_path, "sleep 77 & sleep 77")
+    path = config(tmp_path / "config.json", {"credsStore": "tests"})
+    keys = {"docker_config": path, "environment": environment}
+    with shell(registry.host, digest, **keys) as mirror:
+
+        def check(_: int) -> None:
+            start = time.monotonic()
+            answer = mirror.fetch(0, UNIT, timeout_ms=500)
+            assert answer.result == -110
+            assert "in time" in answer.text
+            # Less than what a helper may take without a deadline, HELPER_TIMEOUT_MS.
+            assert time.monotonic() - start < 9
+
+        in_some_round(check)
+        assert mirror.cancel(0, UNIT, after_ms=100).result == -125
+    # All of the helper's group was killed, and is not waited for.
+    end = time.monotonic() + 30
+    while b"sleep\x0077\x00" in command_lines():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def command_lines() -> Iterator[bytes]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            yield path.read_bytes()
+
+
+def test_renews_a_token_before_it_ends(
+    shell: Shell, registry: Registry, digest: str
+) -> None:
+    registry.tokens.anonymous = True
+    registry.tokens.expires_in_s = 2
+    start = time.monotonic()
+    with shell(registry.host, digest) as mirror:
+        for _ in range(5):
+            assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+            time.sleep(0.5)
+    took_s = time.monotonic() - start
+    assert 2 <= len(registry.tokens.requests) <= 1 + took_s / 2
+
+
+def test_renews_a_token_that_is_refused(
+    shell: Shell, registry: Registry, digest: str
+) -> None:
+    registry.tokens.anonymous = True
+    registry.tokens.life_s = 2  # though it says 300; in whole seconds: 1 at least
+    start = time.monotonic()
+    with shell(registry.host, digest) as mirror:
+        while len(registry.tokens.requests) < 4:
+            assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+            assert time.monotonic() < start + 60
+            time.sleep(0.1)
+    assert time.monotonic() - start > 3
+
+
+def test_a_blob_that_is_not_there(shell: Shell, registry: Registry) -> None:
+    registry.tokens.anonymous = True
+    with shell(registry.host, DIGEST) as mirror:
+        assert mirror.fetch(0, UNIT).failure == "gone"
+
+
+def test_gives_the_token_to_the_registry_only(shell: Shell) -> None:
+    head = f"206 P\nContent-Range: bytes 0-9/{SIZE}"
+    tokens = response("200 OK", b'{"token": "t0ken"}')
+    with (
+        scripted_server(lambda _: response(head, DATA[:10])) as store,
+        scripted_server(lambda _: tokens) as token_server,
+    ):
+        challenge = f'Bearer realm="{token_server.url("t")}",service="x y"'
+
+        def answer(request: str) -> bytes:
+            if "Bearer t0ken" not in request:
+                return response(f"401 No\nWWW-Authenticate: {challenge}")
+            return response(f"307 There\nLocation: {store.url('blob?signature=1')}")
+
+        with scripted_server(answer) as home:
+            with shell(f"127.0.0.1:{home.port}", DIGEST) as mirror:
+                assert mirror.fetch(0, 10).data == DATA[:10]
+                assert mirror.fetch(0, 10).data == DATA[:10]
+    assert "service=x%20y&scope=repository%3Asome%2Fimage%3Apull" in (
+        token_server.requests[0]
+    )
+    assert len(token_server.requests) == 1
+    assert len(store.requests) == 2
+    assert "uthorization" not in "".join(store.requests)
+
+
+def test_a_registry_with_a_password_and_no_tokens(shell: Shell, tmp_path: Path) -> None:
+    def answer(request: str) -> bytes:
+        if f"Basic {AUTH}" not in request:
+            return response('401 No\nWWW-Authenticate: Basic realm="x"')
+        return response(f"206 P\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
+
+    with scripted_server(answer) as home:
+        host = f"127.0.0.1:{home.port}"
+        path = config(tmp_path / "config.json", {"auths": {host: {"auth": AUTH}}})
+        with shell(host, DIGEST, docker_config=path) as mirror:
+            assert mirror.fetch(0, 10).data == DATA[:10]
+            assert mirror.fetch(0, 10).data == DATA[:10]
+    assert len(home.requests) == 3
+    assert AUTH not in home.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("challenge", "tokens", "text"),
+    [
+        ('Bearer realm="http://far.invalid/t"', "", "without TLS"),
+        ('Bearer realm="file:///etc/passwd"', "", "no URL"),
+        ("Bearer service=x", "", "is not valid"),
+        ('Bearer realm="TOKENS', "", "is not valid"),
+        ('Bearer realm="TOKENS"', "{}", "without a token"),
+        ('Bearer realm="TOKENS"', '{"token": "a\\nb"}', "without a token"),
+        ('Bearer realm="TOKENS"', "x" * 300_000, "more than was asked for"),
+    ],
+)
+def test_token_servers_that_make_no_sense(
+    shell: Shell, challenge: str, tokens: str, text: str
+) -> None:
+    with scripted_server(lambda _: response("200 OK", tokens.encode())) as server:
+        said = challenge.replace("TOKENS", server.url("t"))
+        refused = response(f"401 No\nWWW-Authenticate: {said}")
+        with scripted_server(lambda _: refused) as home:
+            with shell(f"127.0.0.1:{home.port}", DIGEST) as mirror:
+                answer = mirror.fetch(0, 10)
+                assert text in mirror.probe()["text"]
+    assert text in answer.text
+    assert answer.failure in ("denied", "wrong")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"registry": "far.invalid"}, '"insecure" is for registries on loopback'),
+        ({"registry": "127.0.0.1.far.invalid"}, "loopback"),
+        ({"registry": "user@localhost"}, "no host[:port]"),
+        ({"registry": "localhost/x"}, "no host[:port]"),
+        ({"repository": "../x"}, '"repository"'),
+        ({"repository": "a//b"}, '"repository"'),
+        ({"repository": "A"}, '"repository"'),
+        ({"digest": "sha256:abc"}, "64 hexadecimal digits"),
+        ({"digest": f"md5:{'0' * 32}"}, "64 hexadecimal digits"),
+        ({"digest": f"sha256:{'G' * 64}"}, "64 hexadecimal digits"),
+        ({"docker_config": "config.json"}, "no absolute path"),
+        ({"password": "x"}, "password"),
+    ],
+)
+def test_refuses_wrong_keys(
+    sanitized_build: Path, tmp_path: Path, changes: dict[str, str], text: str
+) -> None:
+    keys: dict[str, object] = {
+        "kind": "oci",
+        "registry": "localhost:5000",
+        "repository": "x",
+        "digest": DIGEST,
+        "insecure": True,
+    }
+    assert text in refusal(sanitized_build, tmp_path, keys | changes)

@@ -1,0 +1,217 @@
+"""Objects of a real S3 store, with signed requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from support.mirror_shell import MirrorShell, mirror_shell, refusal
+from support.needs import Need
+from support.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    PUBLIC_BUCKET,
+    SECRET_KEY,
+    WEED,
+    S3Server,
+    s3_server,
+)
+from support.scripted_server import response, scripted_server
+
+SIZE = 300_000
+UNIT = 64 << 10
+DATA = random.Random(3).randbytes(SIZE)
+#: All that has to be escaped, and what must not be.
+KEY = "a dir/ünd+more/100%_~x(1).img"
+
+Shell = Callable[..., AbstractContextManager[MirrorShell]]
+
+
+@pytest.fixture(scope="module")
+def store(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[S3Server]:
+    need: Need = request.getfixturevalue("need")
+    need(WEED)
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        for bucket in (BUCKET, PUBLIC_BUCKET):
+            server.put(bucket, "object", DATA)
+            server.put(bucket, quote(KEY, safe="/~"), DATA)
+        yield server
+
+
+@pytest.fixture
+def shell(sanitized_build: Path, tmp_path: Path) -> Shell:
+    """shell(endpoint, bucket, key, **keys)"""
+
+    def make(
+        endpoint: str, bucket: str, key: str, **keys: object
+    ) -> AbstractContextManager[MirrorShell]:
+        extra = keys.pop("environment", {})
+        assert isinstance(extra, dict)
+        return mirror_shell(
+            sanitized_build,
+            tmp_path,
+            {
+                "kind": "s3",
+                "endpoint": endpoint,
+                "bucket": bucket,
+                "key": key,
+                **keys,
+            },
+            size=SIZE,
+            environment={"HOME": str(tmp_path), **extra},
+        )
+
+    return make
+
+
+def credentials(
+    path: Path, *, profile: str = "default", secret: str = SECRET_KEY
+) -> str:
+    path.touch(mode=0o600)
+    path.write_text(
+        "# not these\n[other]\naws_access_key_id = x\naws_secret_access_key = y\n"
+        f"[{profile}]\naws_access_key_id={ACCESS_KEY}\n"
+        f"  aws_secret_access_key = {secret}  \nregion = nowhere\n",
+        encoding="utf-8",
+    )
+    return str(path)
+
+
+def whole(mirror: MirrorShell) -> None:
+    count = SIZE // UNIT
+    answers = mirror.fetch_many(0, UNIT, count)
+    assert [x.data for x in answers] == [DATA[i * UNIT :][:UNIT] for i in range(count)]
+    tail = SIZE - count * UNIT
+    assert mirror.fetch(count * UNIT, tail).data == DATA[-tail:]
+
+
+@pytest.mark.parametrize("path_style", [True, False])
+@pytest.mark.parametrize("key", ["object", KEY])
+def test_reads_with_a_signature(
+    shell: Shell, store: S3Server, tmp_path: Path, key: str, path_style: bool
+) -> None:
+    file = credentials(tmp_path / "credentials")
+    keys = {"credentials_file": file, "path_style": path_style}
+    bucket = BUCKET if path_style else PUBLIC_BUCKET
+    with shell(store.endpoint, bucket, key, **keys) as mirror:
+        probed = mirror.probe()
+        assert probed["size"] == SIZE
+        assert probed["identity"].startswith('etag "')
+        whole(mirror)
+
+
+def test_reads_without_one(shell: Shell, store: S3Server) -> None:
+    with shell(store.endpoint, PUBLIC_BUCKET, KEY, anonymous=True) as mirror:
+        whole(mirror)
+    with shell(store.endpoint, BUCKET, "object", anonymous=True) as mirror:
+        assert mirror.fetch(0, UNIT).failure == "denied"
+
+
+def test_finds_credentials_as_other_tools_do(
+    shell: Shell, store: S3Server, tmp_path: Path
+) -> None:
+    where = (store.endpoint, BUCKET, "object")
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    with shell(*where, environment=keys) as mirror:
+        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+    with shell(*where) as mirror:
+        answer = mirror.fetch(0, UNIT)
+        assert answer.failure == "no_login"
+        assert "no credentials for S3" in answer.text
+        assert "anonymous" in answer.hint
+    (tmp_path / ".aws").mkdir()
+    file = credentials(tmp_path / ".aws" / "credentials", profile="tests")
+    for environment, extra in (
+        ({"AWS_PROFILE": "tests"}, {}),
+        ({}, {"profile": "tests"}),
+        ({"AWS_SHARED_CREDENTIALS_FILE": file, "HOME": "/"}, {"profile": "tests"}),
+    ):
+        with shell(*where, environment=environment, **extra) as mirror:
+            assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+    with shell(*where) as mirror:
+        assert "no key for the profile 'default'" in mirror.fetch(0, UNIT).text
+
+
+def test_a_renewed_key_costs_no_read(
+    shell: Shell, store: S3Server, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+    credentials(file, secret="wrong")
+    path = {"credentials_file": str(file)}
+    with shell(store.endpoint, BUCKET, "object", **path) as mirror:
+        answer = mirror.fetch(0, UNIT)
+        assert answer.failure == "denied"
+        assert "HTTP status 403" in answer.text
+        credentials(file)
+        whole(mirror)
+
+
+def test_says_what_is_not_there(shell: Shell, store: S3Server, tmp_path: Path) -> None:
+    file = credentials(tmp_path / "credentials")
+    with shell(store.endpoint, BUCKET, "nothing", credentials_file=file) as mirror:
+        assert mirror.fetch(0, UNIT).failure == "gone"
+    with shell(store.endpoint, "no-bucket", "x", credentials_file=file) as mirror:
+        assert mirror.fetch(0, UNIT).failure in ("gone", "denied")
+
+
+def test_notices_another_object(shell: Shell, store: S3Server, tmp_path: Path) -> None:
+    file = credentials(tmp_path / "credentials")
+    store.put(BUCKET, "changing", DATA)
+    with shell(store.endpoint, BUCKET, "changing", credentials_file=file) as mirror:
+        identity = mirror.fetch(0, UNIT).identity
+        assert identity
+        mirror.pin(identity)
+        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+        store.put(BUCKET, "changing", DATA[::-1])
+        answer = mirror.fetch(0, UNIT)
+        assert (answer.failure, answer.data) == ("changed", None)
+
+
+def test_signs_a_session_and_names_a_version(shell: Shell) -> None:
+    keys = {
+        "AWS_ACCESS_KEY_ID": "AKID",
+        "AWS_SECRET_ACCESS_KEY": "s3cr3t",
+        "AWS_SESSION_TOKEN": "s3ssion",
+    }
+    answer = response(f'206 P\nETag: "x"\nContent-Range: bytes 0-9/{SIZE}', DATA[:10])
+    with scripted_server(lambda _: answer) as server:
+        endpoint = f"http://127.0.0.1:{server.port}/"
+        extra = {"region": "eu-test-1", "version_id": "a/b=", "environment": keys}
+        with shell(endpoint, "bucket", "../k", **extra) as mirror:
+            assert mirror.fetch(0, 10).data == DATA[:10]
+    request = server.requests[0]
+    assert request.startswith("GET /bucket/../k?versionId=a%2Fb%3D HTTP/1.1\r\n")
+    assert "\r\nx-amz-security-token: s3ssion\r\n" in request
+    signed = request.split("SignedHeaders=")[1].split(",")[0]
+    assert {"host", "x-amz-date", "x-amz-security-token"} <= set(signed.split(";"))
+    assert "/eu-test-1/s3/aws4_request" in request
+    assert "s3cr3t" not in request
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"bucket": "a/b"}, '"bucket"'),
+        ({"bucket": "UPPER"}, '"bucket"'),
+        ({"bucket": "x"}, '"bucket"'),
+        ({"key": "k" * 1025}, "the limit is 1024"),
+        ({"region": "x/y"}, '"region"'),
+        ({"endpoint": "ftp://localhost"}, "http or https"),
+        ({"endpoint": "http://k:s@localhost"}, "a user or a password"),
+        ({"endpoint": "http://localhost/path"}, "more than scheme and host"),
+        ({"credentials_file": "relative"}, "no absolute path"),
+        ({"anonymous": True, "profile": "x"}, "exclude each other"),
+        ({"secret_key": "x"}, "secret_key"),
+    ],
+)
+def test_refuses_wrong_keys(
+    sanitized_build: Path, tmp_path: Path, changes: dict[str, object], text: str
+) -> None:
+    keys: dict[str, object] = {"kind": "s3", "bucket": "bucket", "key": "k"}
+    assert text in refusal(sanitized_build, tmp_path, keys | changes)

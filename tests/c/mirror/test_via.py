@@ -1,0 +1,588 @@
+"""Caches in front of mirrors (docs/design/hosts.md), with fetch-shell, sanitized."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from support.engine_shell import describe, engine_shell
+from support.fetch_shell import FetchShell, fetch_shell
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.scripted_server import ScriptedServer, response, scripted_server
+from support.store_shell import StoreShell, units_of
+from support.waiting import in_some_round
+
+UNIT = 64 << 10
+#: Hosts agree on a cache for as much of an object.
+PART = 4 << 20
+PARTS = 12
+SIZE = PARTS * PART
+ETAG = '"of-the-source"'
+
+
+def content(offset: int, length: int) -> bytes:
+    return bytes([offset // UNIT % 251]) * length
+
+
+def good(request: str) -> bytes:
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found
+    first, last = int(found[1]), int(found[2])
+    head = (
+        f"206 Partial Content\nETag: {ETAG}\nContent-Range: bytes {first}-{last}/{SIZE}"
+    )
+    return response(head, content(first, last + 1 - first))
+
+
+def header(request: str, name: str) -> str | None:
+    found = re.search(rf"(?im)^{name}: (.*)\r$", request)
+    return found[1] if found else None
+
+
+class Site:
+    """An origin, caches in front of it, and a fetcher."""
+
+    def __init__(
+        self, shell: FetchShell, origin: ScriptedServer, caches: list[ScriptedServer]
+    ) -> None:
+        self.shell, self.origin, self.caches = shell, origin, caches
+        self.urls = [each.url("").rstrip("/") for each in caches]
+
+    def mirror(self, **keys: Any) -> dict[str, Any]:
+        return {
+            "kind": "http",
+            "url": self.origin.url("a/b?c=d"),
+            "via": self.urls,
+        } | keys
+
+    def add(self, *, pinned: bool = True, **keys: Any) -> int:
+        mirror = self.mirror(**keys)
+        source = self.shell.add({"size": SIZE, "unit": UNIT, "mirrors": [mirror]})
+        if pinned:
+            self.shell.pin(source, f"etag {ETAG}")
+        return source
+
+    def read(self, source: int, offset: int = 0) -> float:
+        answer = self.shell.read(source, offset, UNIT)
+        assert answer.data == content(offset, UNIT)
+        return answer.ms
+
+    def asked(self) -> tuple[int, list[int]]:
+        """Requests since the last time: of the origin, and of each cache."""
+        counts = len(self.origin.requests), [len(each.requests) for each in self.caches]
+        for each in (self.origin, *self.caches):
+            each.requests.clear()
+        return counts
+
+    def failures(self) -> dict[str, int]:
+        found: dict[str, int] = self.shell.stats()["failures"]
+        return {name: count for name, count in found.items() if count}
+
+
+@contextmanager
+def made_site(build: Path, log: Path, count: int) -> Iterator[Site]:
+    with ExitStack() as stack:
+        origin = stack.enter_context(scripted_server(good))
+        caches = [stack.enter_context(scripted_server(good)) for _ in range(count)]
+        # Without second requests, which test_hedging.py has: these tests count.
+        option = "hedge=60000"
+        shell = stack.enter_context(fetch_shell(build, option, log=log))
+        yield Site(shell, origin, caches)
+
+
+@pytest.fixture
+def site(
+    request: pytest.FixtureRequest, sanitized_build: Path, tmp_path: Path
+) -> Iterator[Site]:
+    count = getattr(request, "param", 3)
+    with made_site(sanitized_build, tmp_path / "log", count) as site:
+        yield site
+
+
+def test_a_cache_gets_the_request_of_its_origin(site: Site, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    token.chmod(0o600)
+    source = site.add(bearer_token_file=str(token))
+    site.read(source, UNIT)
+    (request,) = [one for each in site.caches for one in each.requests]
+    assert request.startswith("GET /a/b?c=d HTTP/1.1\r\n")
+    assert header(request, "host") == f"127.0.0.1:{site.origin.port}"
+    assert header(request, "authorization") == "Bearer t0ken"
+    assert header(request, "range") == f"bytes={UNIT}-{2 * UNIT - 1}"
+    # nginx would begin its slices at the first byte of the object.
+    assert header(request, "if-range") is None
+    assert site.asked()[0] == 0
+
+
+def test_a_login_of_libcurl_goes_to_the_cache_as_well(
+    site: Site, tmp_path: Path
+) -> None:
+    basic = tmp_path / "basic"
+    basic.write_text("me:secret\n")
+    basic.chmod(0o600)
+    site.read(site.add(basic_auth_file=str(basic)))
+    (request,) = [one for each in site.caches for one in each.requests]
+    assert header(request, "host") == f"127.0.0.1:{site.origin.port}"
+    assert header(request, "authorization") == "Basic bWU6c2VjcmV0"
+
+
+def test_the_origin_says_first_what_its_object_is(site: Site) -> None:
+    source = site.add(pinned=False)
+    site.read(source)
+    assert site.asked() == (1, [0, 0, 0])
+    site.read(source, UNIT)
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (0, 1)
+
+
+def test_a_probe_goes_to_the_origin(site: Site) -> None:
+    source = site.add(pinned=False)
+    answer = site.shell.ask({"probe": 1, "source": source, "timeout_ms": 5000})
+    assert answer["size"] == SIZE
+    assert site.asked() == (1, [0, 0, 0])
+
+
+def choices(site: Site, source: int) -> list[int]:
+    """Which cache is asked for each part of the object."""
+    found = []
+    for offset in range(0, SIZE, PART):
+        site.read(source, offset)
+        site.read(source, offset + PART - UNIT)
+        origin, caches = site.asked()
+        assert origin == 0
+        found.append(caches.index(2))  # both units of a part
+    return found
+
+
+def test_hosts_agree_on_a_cache(site: Site) -> None:
+    chosen = choices(site, site.add())
+    assert len(set(chosen)) > 1
+    other = site.mirror(via=site.urls[::-1], url=site.origin.url("a/b?signature=x"))
+    assert choices(site, site.add(**other)) == chosen
+    # Without one of them, only its part goes elsewhere.
+    fewer = choices(site, site.add(via=site.urls[:2]))
+    for before, after in zip(chosen, fewer, strict=True):
+        assert before in (2, after)
+    assert choices(site, site.add(url=site.origin.url("another"))) != chosen
+
+
+def test_what_a_cache_lacks_is_no_failure(site: Site) -> None:
+    for cache in site.caches:
+        cache.script = lambda _: response("404 Not Found")
+    source = site.add()
+    for number in range(8):
+        site.read(source, number * UNIT)
+    # Two of them are asked each time, since none has failed.
+    origin, caches = site.asked()
+    assert (origin, sorted(caches)) == (8, [0, 8, 8])
+    assert site.failures() == {"absent": 16}
+    for cache in site.caches:
+        cache.script = good
+    site.read(source, 8 * UNIT)
+    assert site.asked()[0] == 0
+
+
+def test_a_cache_that_says_later_is_asked_again(site: Site) -> None:
+    """A site cache does so while its origin sends a slice."""
+    said: list[str] = []
+
+    def later(request: str) -> bytes:
+        said.append(request)
+        return response("425 Too Early") if len(said) < 6 else good(request)
+
+    for cache in site.caches:
+        cache.script = later
+    site.read(site.add())
+    origin, caches = site.asked()
+    assert (origin, sorted(caches)) == (0, [0, 0, 6])
+    assert site.failures() == {"later": 5}
+    assert all(each["failures"] == 0 for each in site.shell.stats()["hosts"].values())
+
+
+def test_a_cache_that_says_later_for_long_is_left(site: Site) -> None:
+    for cache in site.caches:
+        cache.script = lambda _: response("425 Too Early")
+    site.read(site.add())
+    origin, caches = site.asked()
+    assert origin == 1 and sorted(caches)[:2] == [0, 0]
+    assert set(site.failures()) == {"later"}
+
+
+def test_an_answer_that_ends_between_slices_is_no_failure(site: Site) -> None:
+    """As that of a site cache that lacks the next one."""
+
+    def cut(request: str) -> bytes:
+        head, _, body = good(request).partition(b"\r\n\r\n")
+        return head + b"\r\n\r\n" + body[:UNIT]
+
+    for cache in site.caches:
+        cache.script = cut
+    source = site.add()
+    site.shell.prefetch(source, 0, 4 * UNIT)
+    for number in range(4):
+        site.read(source, number * UNIT)
+    assert site.asked()[0] == 0
+    assert set(site.failures()) <= {"later"}
+
+
+def test_only_the_origin_can_say_that_an_object_is_gone(site: Site) -> None:
+    for each in (site.origin, *site.caches):
+        each.script = lambda _: response("404 Not Found")
+    answer = site.shell.read(site.add(), 0, UNIT)
+    assert answer.result == -5
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (1, 2)
+
+
+@pytest.mark.parametrize("head", ["502 Bad Gateway", "200 OK", "504 Gateway Timeout"])
+def test_a_cache_that_fails_is_left_alone(site: Site, head: str) -> None:
+    for cache in site.caches:
+        cache.script = lambda _: response(head)
+    source = site.add()
+    for number in range(8):
+        site.read(source, number * UNIT)
+    origin, caches = site.asked()
+    # Three failures each, and then others come first.
+    assert (origin, sorted(caches)) == (8, [3, 3, 3])
+
+
+@pytest.mark.parametrize("site", [1], indirect=True)
+def test_a_cache_with_another_version_is_left_alone(site: Site) -> None:
+    site.caches[0].script = lambda request: good(request).replace(
+        ETAG.encode(), b'"another"'
+    )
+    source = site.add()
+    for number in range(4):
+        site.read(source, number * UNIT)
+    assert site.asked() == (4, [1])
+    assert site.failures() == {"changed": 1}
+
+
+def test_a_silent_cache_costs_bounded_time(site: Site) -> None:
+    end = Event()
+
+    def hang(_: str) -> bytes:
+        end.wait()
+        return b""
+
+    source = site.add()
+    site.read(source)
+    _, caches = site.asked()
+    site.caches[caches.index(1)].script = hang
+    try:
+        # All at once: three failures in a row, and the cache is left alone.
+        reads = {
+            site.shell.begin(source, number * UNIT, UNIT, deadline_s=120): number * UNIT
+            for number in range(1, 6)
+        }
+        for number, answer in site.shell.finish().items():
+            assert answer.data == content(reads[number], UNIT)
+            assert 900 < answer.ms < 60_000  # at least the wait, and no deadline
+        origin, after = site.asked()
+        assert (origin, after[caches.index(1)]) == (0, 5)
+        site.read(source, 6 * UNIT)
+        origin, after = site.asked()
+        assert (origin, after[caches.index(1)]) == (0, 0)
+    finally:
+        end.set()
+
+
+def test_dead_caches_leave_the_origin(site: Site) -> None:
+    source = site.add(via=["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    for number in range(8):
+        site.read(source, number * UNIT)
+    assert site.asked()[0] == 8
+
+
+def test_a_dead_origin_leaves_the_caches(site: Site) -> None:
+    source = site.add(url="http://127.0.0.1:1/gone")
+    for number in range(8):
+        site.read(source, number * UNIT)
+    assert sum(site.asked()[1]) == 8
+
+
+def test_a_challenge_of_a_cache_is_not_believed(site: Site, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    name = f"127.0.0.1:{site.origin.port}"
+    config.write_text('{"auths": {"%s": {"auth": "bWU6c2VjcmV0"}}}' % name)
+    config.chmod(0o600)
+    with scripted_server(lambda _: response("200 OK", b'{"token": "x"}')) as evil:
+        challenge = f'401 Unauthorized\nWWW-Authenticate: Bearer realm="{evil.url()}"'
+        for cache in site.caches:
+            cache.script = lambda _: response(challenge)
+        blob = {
+            "kind": "oci",
+            "registry": name,
+            "repository": "some/image",
+            "digest": "sha256:" + "0" * 64,
+            "insecure": True,
+            "docker_config": str(config),
+            "via": site.urls,
+        }
+        source = site.shell.add({"size": SIZE, "unit": UNIT, "mirrors": [blob]})
+        site.read(source)
+        assert evil.requests == []
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (1, 1)
+
+
+def test_a_renewed_login_is_used_at_the_cache(site: Site, tmp_path: Path) -> None:
+    """The origin's refusal renews it, and only that."""
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    token.chmod(0o600)
+
+    def guarded(request: str) -> bytes:
+        if header(request, "authorization") != "Bearer new":
+            token.write_text("new\n")
+            return response("401 Unauthorized")
+        return good(request)
+
+    for each in (site.origin, *site.caches):
+        each.script = guarded
+    site.read(site.add(bearer_token_file=str(token)))
+    origin, caches = site.asked()
+    assert (origin, sum(caches)) == (1, 2)
+
+
+def test_redirects_of_a_cache(site: Site, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    token.chmod(0o600)
+    with scripted_server(good) as elsewhere:
+        targets = {
+            # The plain client leaves the first redirect of a host to libcurl.
+            "relative": ("/moved", 3),
+            "absolute": (site.origin.url("moved"), 2),
+            "elsewhere": (elsewhere.url("moved"), 1),
+        }
+        target = ""
+
+        def script(request: str) -> bytes:
+            if request.startswith("GET /moved "):
+                return good(request)
+            return response(f"307 Temporary Redirect\nLocation: {target}")
+
+        for cache in site.caches:
+            cache.script = script
+        source = site.add(bearer_token_file=str(token))
+        for number, (kind, (target, requests)) in enumerate(targets.items()):
+            site.read(source, number * UNIT)
+            origin, caches = site.asked()
+            assert (origin, sum(caches)) == (0, requests), kind
+        (request,) = elsewhere.requests
+        assert header(request, "host") == f"127.0.0.1:{elsewhere.port}"
+        assert header(request, "authorization") is None
+
+
+PLAIN = "http://cache.example:3128"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"via": "http://cache"}, '"via" must be a list'),
+        ({"via": []}, '"via" must be a list'),
+        ({"via": [3]}, '"via" must be a list of URLs'),
+        ({"via": ["cache:3128"]}, '"via" is no URL with a scheme'),
+        ({"via": ["http://cache/path"]}, "more than scheme, host and port"),
+        ({"via": ["http://me:pw@cache"]}, "has a user or a password"),
+        ({"via": [PLAIN], "bearer_token_file": "/t"}, "without TLS"),
+        ({"via": [PLAIN], "via_plain": 1}, '"via_plain" must be true or false'),
+    ],
+)
+def test_bad_keys_are_refused(site: Site, keys: dict[str, Any], words: str) -> None:
+    mirror = site.mirror(url="https://origin.example/a", **keys)
+    answer = site.shell.ask({"source": {"size": SIZE, "mirrors": [mirror]}})
+    assert words in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"via": [PLAIN]},
+        {"via": [PLAIN], "bearer_token_file": "/t", "via_plain": True},
+        {"via": ["https://cache.example"], "bearer_token_file": "/t"},
+        {"via": [f"http://cache{number}" for number in range(100)]},
+    ],
+)
+def test_keys_that_are_right(site: Site, keys: dict[str, Any]) -> None:
+    mirror = site.mirror(url="https://origin.example/a", **keys)
+    assert "source" in site.shell.ask({"source": {"size": SIZE, "mirrors": [mirror]}})
+
+
+def test_other_kinds_take_no_caches(site: Site) -> None:
+    source = {"size": SIZE, "kind": "file", "path": "/f", "via": ["http://cache"]}
+    answer = site.shell.ask({"source": source})
+    assert "unknown key" in answer["error"]
+
+
+# With a map, whose digests decide
+
+
+def digested(url: str, data: bytes, **keys: Any) -> dict[str, Any]:
+    units = [unit.hex() for unit in units_of(data, UNIT)]
+    source = {"size": len(data), "unit": UNIT, "digests": units}
+    return source | {"kind": "http", "url": url} | keys
+
+
+def wrong(request: str) -> bytes:
+    head, _, body = good(request).partition(b"\r\n\r\n")
+    return head + b"\r\n\r\n" + b"\xff" * len(body)
+
+
+@pytest.mark.parametrize("named", ["in the map", "for the device"])
+def test_wrong_bytes_of_a_cache_are_never_delivered(
+    sanitized_build: Path, tmp_path: Path, named: str
+) -> None:
+    data = b"".join(content(at, UNIT) for at in range(0, PART, UNIT))
+    with scripted_server(good) as origin, scripted_server(wrong) as cache:
+        caches = [cache.url("").rstrip("/")]
+        keys: dict[str, Any] = {"via": caches} if named == "in the map" else {}
+        with StoreShell(sanitized_build, tmp_path / "map") as store:
+            source = digested(origin.url(), data, **keys) | {"size": SIZE}
+            source["digests"] += ["00" * 32] * ((SIZE - PART) // UNIT)
+            store.add([[0, PART, 0, 0]], source)
+        lazy = {"kind": "lazy", "length": PART, "map": str(tmp_path / "map")}
+        if named == "for the device":
+            lazy["via"] = [{"for": "127.0.0.*", "caches": caches}]
+        with engine_shell(sanitized_build, describe(lazy)) as shell:
+            for offset in range(0, PART, UNIT):
+                assert shell.request(f"read {offset} 4096") == data[offset:][:4096]
+            stats = shell.stats()["lazy"][0]["fetcher"]
+        units = PART // UNIT
+        # It has given three wrong answers in a row, and is left alone.
+        assert stats["failures"]["wrong_digest"] == len(cache.requests) == 3
+        assert len(origin.requests) == units
+        assert stats["read_errors"] == 0
+
+
+def test_a_right_cache_serves_all_that_has_digests(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Without a request to the origin, which nobody needs to say what is right."""
+    data = b"".join(content(at, UNIT) for at in range(0, PART, UNIT))
+    with scripted_server(good) as cache:
+        source = digested("http://127.0.0.1:1/gone", data) | {"size": SIZE}
+        source["digests"] += ["00" * 32] * ((SIZE - PART) // UNIT)
+        source["via"] = [cache.url("").rstrip("/")]
+        with StoreShell(sanitized_build, tmp_path / "map") as store:
+            store.add([[0, PART, 0, 0]], source)
+        lazy = {"kind": "lazy", "length": PART, "map": str(tmp_path / "map")}
+        with engine_shell(sanitized_build, describe(lazy)) as shell:
+            for offset in range(0, PART, UNIT):
+                assert shell.request(f"read {offset} 4096") == data[offset:][:4096]
+    with sqlite3.connect(tmp_path / "map") as db:
+        # A cache says nothing that is pinned.
+        assert list(db.execute("SELECT * FROM identities")) == []
+    db.close()
+
+
+def test_segments_with_other_rules_are_refused(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """The rules are those of the server, so one segment's would replace another's."""
+    segments = [
+        {"kind": "lazy", "length": PART, "map": str(tmp_path / name)}
+        | {"via": [{"for": name, "caches": ["http://127.0.0.1:1"]}]}
+        for name in ("one", "two")
+    ]
+    description = tmp_path / "description"
+    description.write_text(json.dumps(describe(*segments)))
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/engine-shell", description],
+        env=os.environ | SANITIZER_ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode != 0
+    assert '"via" has other rules than before' in done.stderr
+
+
+def test_a_slow_cache_does_not_send_all_to_the_origin(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    def check(_: int) -> None:
+        with made_site(sanitized_build, tmp_path / "log", 1) as site:
+            source = site.add()
+            for number in range(20):  # so that it is known to be quick
+                site.read(source, number * UNIT)
+            site.asked()
+            order = count()
+
+            def slow(request: str) -> bytes:
+                # One after the other; half of them take longer than the 2 s of silence.
+                time.sleep(1 + 0.1 * next(order))
+                return good(request)
+
+            site.caches[0].script = slow
+            reads = {
+                site.shell.begin(source, number * UNIT, UNIT): number * UNIT
+                for number in range(20, 40)
+            }
+            for number, answer in site.shell.finish().items():
+                assert answer.data == content(reads[number], UNIT)
+            assert site.asked()[0] == 0
+
+    in_some_round(check)
+
+
+def test_a_slow_cache_that_dies_does_not_send_all_to_the_origin(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Those that had waited on for it go to another one."""
+
+    def check(_: int) -> None:
+        with made_site(sanitized_build, tmp_path / "log", 2) as site:
+            source = site.add()
+            for number in range(20):  # so that it is known to be quick
+                site.read(source, number * UNIT)
+            _, caches = site.asked()
+            order = count()
+            dies_s = time.monotonic() + 3.5
+
+            def dying(request: str) -> bytes:
+                if next(order) == 0:
+                    time.sleep(1)  # it is slow, and not dead, for the others
+                    return good(request)
+                time.sleep(max(dies_s - time.monotonic(), 0))
+                return b""
+
+            site.caches[caches.index(20)].script = dying
+            reads = {
+                site.shell.begin(source, number * UNIT, UNIT): number * UNIT
+                for number in range(20, 36)
+            }
+            for number, answer in site.shell.finish().items():
+                assert answer.data == content(reads[number], UNIT)
+            origin, after = site.asked()
+            assert origin == 0
+            assert after[caches.index(0)] > 0
+
+    in_some_round(check)
+
+
+def test_caches_rest_when_the_origin_is_out(site: Site) -> None:
+    source = site.add()
+    site.origin.script = lambda _: response("403 Forbidden")
+    for cache in site.caches:
+        cache.script = lambda _: response("503 Service Unavailable")
+    answer = site.shell.read(source, 0, UNIT, deadline_s=2)
+    assert answer.result == -5
+    origin, caches = site.asked()
+    assert origin == 1
+    assert sum(caches) < 100  # not as fast as they refuse

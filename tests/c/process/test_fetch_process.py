@@ -1,0 +1,496 @@
+"""The fetch process: what it may not do, what it may say, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_shell import describe, engine_shell
+from support.fetch_process import (
+    DATA,
+    UNIT,
+    server_of,
+    source_of,
+)
+from support.fetch_shell import FetchShell, fetch_shell
+from support.lying_fetcher import INQUIRY_LIES, LIES, PROBE_LIES, program
+from support.refused_calls import refusing
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.scripted_server import ScriptedServer, scripted_server
+from support.store_shell import root_of, units_of
+from support.virtual_data import VirtualData
+
+from btrfs_ublk.units import MIB
+
+#: What it must be able to do, of what confine-shell tries.
+ALLOWED = {"mmap", "open", "socket", "routes", "pair", "thread"} | {
+    "/etc/resolv.conf",
+    "/etc/passwd",
+}
+#: With Landlock 4 and later.
+OTHER_ERRNO = {
+    "local-socket": errno.EAFNOSUPPORT,
+    "packets": errno.EPROTONOSUPPORT,
+    "other-protocol": errno.EPROTONOSUPPORT,
+    "other-netlink": errno.EPROTONOSUPPORT,
+    "datagram-pair": errno.EAFNOSUPPORT,
+    "io_uring": errno.ENOSYS,
+    "write": errno.EACCES,
+    "create": errno.EACCES,
+    "listen": errno.EACCES,  # to bind is
+    "/etc/shadow": errno.EACCES,
+    "/proc/self/mem": errno.EACCES,
+    "/root": errno.EACCES,
+}
+
+#: landlock_create_ruleset(2) and its two others, on a kernel without them.
+NO_LANDLOCK = dict.fromkeys((444, 445, 446), errno.ENOSYS)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_it_may_not_do(sanitized_build: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "map"
+    secret.write_bytes(b"x")
+    secret.chmod(0o600)
+    files = [
+        "/etc/resolv.conf",
+        "/etc/passwd",
+        "/etc/shadow",
+        "/root",
+        "/proc/self/mem",
+    ]
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/confine-shell", "process", *files, secret],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = {
+        name: int(number) for name, number in map(str.split, done.stdout.splitlines())
+    }
+    # Without Landlock, DAC alone is what keeps these files from it.
+    has_landlock = not found.pop("lacks") & 4
+    other = OTHER_ERRNO | {str(secret): errno.EACCES}
+    if not has_landlock:
+        del other["/proc/self/mem"], other["listen"]
+        found.pop("/proc/self/mem")
+    assert {name for name, number in found.items() if not number} == ALLOWED
+    refused = {name: number for name, number in found.items() if number}
+    assert refused == {name: other.get(name, errno.EPERM) for name in refused}
+    assert not list(tmp_path.glob("confine-shell*"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "terminal", "full"])
+def test_what_lacks_is_said_to_any_output(
+    sanitized_build: Path, tmp_path: Path, kind: str
+) -> None:
+    """Although a process that is confined may not write to files."""
+    if kind == "pipe":
+        ours, theirs = os.pipe()
+    elif kind == "terminal":
+        ours, theirs = pty.openpty()
+    else:
+        path = "/dev/full" if kind == "full" else str(tmp_path / "said")
+        theirs = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        ours = os.open(path, os.O_RDONLY)
+    try:
+        done = subprocess.run(
+            refusing(NO_LANDLOCK)
+            + [str(sanitized_build / "csrc/tools/btrfs-ublk-fetch"), "--check"],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            env=os.environ | SANITIZER_ENVIRONMENT,
+        )
+        if kind == "full":
+            assert done.returncode == 1
+            assert "cannot say what is lacking: No space left" in done.stderr
+        else:
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "landlock" in os.read(ours, 100).decode().split()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def processes_of(parent: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def process_of(shell: FetchShell) -> int:
+    (pid,) = processes_of(shell.pid)
+    return pid
+
+
+def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> None:
+    with fetch_shell(sanitized_build) as shell:
+        with suppress(PermissionError):  # it takes CAP_SYS_RESOURCE
+            Path(f"/proc/{shell.pid}/oom_score_adj").write_text("-500")
+        source = shell.add(source_of(server))
+        assert not processes_of(shell.pid)  # nobody has needed it yet
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        pid = process_of(shell)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        stats = shell.stats()["process"]
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= 0
+    assert stats["started"] == 1 and stats["running"] and not stats["died"]
+    assert set(stats["lacks"]) <= {"landlock", "lock"}
+    if os.geteuid() == 0:
+        assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"65534"}
+        assert not status["Groups"].strip()
+    assert not int(status["CapEff"], 16) | int(status["CapPrm"], 16)
+    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    assert b"PATH=" not in environment and b"HOME=" not in environment
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_threads_of_other_servers_do_not_count(
+    sanitized_build: Path, server: ScriptedServer
+) -> None:
+    """The limit is one of all processes of that user, on the whole machine."""
+    with fetch_shell(sanitized_build) as shell:
+        assert shell.read(shell.add(source_of(server)), 0, UNIT).data == DATA[:UNIT]
+        limits = Path(f"/proc/{process_of(shell)}/limits").read_text()
+    numbers = [
+        int(Path(f"/proc/sys/kernel/{name}").read_text())
+        for name in ("threads-max", "pid_max")
+    ]
+    if os.geteuid() == 0:
+        (line,) = (x for x in limits.splitlines() if x.startswith("Max processes"))
+        assert line.split()[2:4] == [str(min(numbers) // 2)] * 2
+
+
+def test_its_start_makes_nobody_late(
+    sanitized_build: Path, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Else a second request would be made, and the host be held for slow."""
+    slow = tmp_path / "slow"
+    fetch = sanitized_build / "csrc/tools/btrfs-ublk-fetch"
+    # Longer than a mirror may be silent.
+    slow.write_text(f"#!/bin/sh\nsleep 4\nexec {fetch}\n")
+    slow.chmod(0o755)
+    with scripted_server(server_of) as other:
+        mirrors = [{"kind": "http", "url": each.url()} for each in (server, other)]
+        # A second request would come before the process, and after any slow answer.
+        with fetch_shell(sanitized_build, "hedge=2500", program=slow) as shell:
+            source = shell.add(source_of(server, mirrors=mirrors))
+            answer = shell.read(source, 0, UNIT)
+            stats = shell.stats()
+    assert answer.data == DATA[:UNIT]
+    assert not stats["hedges"] and stats["attempts"] == 1
+
+
+def test_it_ends_when_there_is_nothing_to_do(
+    sanitized_build: Path, server: ScriptedServer, tmp_path: Path
+) -> None:
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    virtual.add(source_of(server), DATA, 0)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
+    environment = {"BTRFS_UBLK_FETCH_IDLE_MS": "300"}
+    with engine_shell(
+        sanitized_build, describe(segment), environment=environment
+    ) as shell:
+        for unit in range(2):
+            assert (
+                shell.request(f"read {unit * UNIT} {UNIT}")
+                == DATA[unit * UNIT :][:UNIT]
+            )
+            end_s = time.monotonic() + 60
+            while shell.stats()["lazy"][0]["fetcher"]["process"]["running"]:
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+        stats = shell.stats()["lazy"][0]["fetcher"]["process"]
+    assert (stats["started"], stats["died"], stats["failed"]) == (2, 0, 0)
+
+
+def probe(shell: FetchShell, source: int, *, timeout_s: float = 20) -> dict[str, Any]:
+    return shell.ask(
+        {"probe": 1, "source": source, "timeout_ms": round(timeout_s * 1000)}
+    )
+
+
+def test_it_probes(sanitized_build: Path, server: ScriptedServer) -> None:
+    """So that the server reads nothing of what is answered. It forgets the mirrors."""
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        for _ in range(3):
+            answer = probe(shell, source)
+            assert answer["size"] == len(DATA)
+            assert answer["identity"] == 'etag "one"'
+        (pid,) = processes_of(shell.pid)
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        assert processes_of(shell.pid) == [pid]
+        # The last of its slots is as good as the first.
+        os.kill(pid, signal.SIGKILL)
+        assert probe(shell, source)["size"] == len(DATA)
+
+
+def test_local_sources_start_none(sanitized_build: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(DATA)
+    mirror = {"kind": "file", "path": str(tmp_path / "file")}
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add({"size": len(DATA), "mirrors": [mirror]})
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        assert not processes_of(shell.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_it_dies_or_hangs_under_reads(
+    sanitized_build: Path, server: ScriptedServer, tmp_path: Path, number: int
+) -> None:
+    log = tmp_path / "log"
+    with fetch_shell(sanitized_build, log=log) as shell:
+        source = shell.add(source_of(server))
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        pid = process_of(shell)
+        os.kill(pid, number)
+        reads = {n: shell.begin(source, n * UNIT, UNIT) for n in range(1, 9)}
+        answers = shell.finish()
+        for n, read in reads.items():
+            assert answers[read].data == DATA[n * UNIT :][:UNIT]
+        stats = shell.stats()["process"]
+        assert stats["died"] == 1 and stats["started"] == 2
+        assert process_of(shell) != pid
+    assert "event=fetch_process_died" in log.read_text()
+
+
+def test_the_next_one_need_not_have_the_first_mirror(
+    sanitized_build: Path, server: ScriptedServer
+) -> None:
+    """Mirrors keep their numbers, and it has only those that are asked for again."""
+    with fetch_shell(sanitized_build) as shell:
+        first, second = shell.add(source_of(server)), shell.add(source_of(server))
+        assert shell.read(first, 0, UNIT).data == DATA[:UNIT]
+        assert shell.read(second, 0, UNIT).data == DATA[:UNIT]
+        os.kill(process_of(shell), signal.SIGKILL)
+        answer = shell.read(second, UNIT, UNIT, deadline_s=60)
+        assert answer.data == DATA[UNIT:][:UNIT]
+        assert shell.stats()["process"]["died"] == 1
+
+
+@pytest.mark.parametrize(
+    "line", ['ETag: "a\tb"', 'ETag: "\x7f"', "Last-Modified: \x01"]
+)
+def test_no_identity_kills_it(sanitized_build: Path, line: str) -> None:
+    """A text with control characters names nothing, and is not passed on."""
+
+    def named(request: str) -> bytes:
+        return server_of(request).replace(b'ETag: "one"', line.encode())
+
+    with scripted_server(named) as server, fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        assert shell.read(source, 0, UNIT, deadline_s=60).data == DATA[:UNIT]
+        assert not shell.stats()["process"]["died"]
+
+
+def test_it_does_not_outlive_its_server(
+    sanitized_build: Path, server: ScriptedServer
+) -> None:
+    """Although it cannot see that the stream has ended."""
+    with pytest.raises(BrokenPipeError), fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
+        pid = process_of(shell)
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(shell.pid, signal.SIGKILL)
+        end_s = time.monotonic() + 60
+        while is_alive(pid) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert not is_alive(pid)
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_costs_its_process(
+    sanitized_build: Path, tmp_path: Path, lie: str
+) -> None:
+    """And no more: the next one is asked. A sanitizer's report would fail the shell."""
+    lying = program(tmp_path, lie, DATA)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        mirror = {"kind": "http", "url": "http://127.0.0.1:1/"}
+        source = shell.add({"size": MIB, "unit": MIB, "mirrors": [mirror]})
+        assert shell.read(source, 0, 4096, deadline_s=60).data == DATA[:4096]
+        assert shell.stats()["process"]["died"] == 1
+
+
+def test_its_failures_are_not_those_of_hosts(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Else breakers would open, which have reads fail before their deadlines."""
+    lying = program(tmp_path, "its end", DATA, times=1000)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        mirror = {"kind": "http", "url": "http://127.0.0.1:1/"}
+        source = shell.add({"size": MIB, "unit": UNIT, "mirrors": [mirror]})
+        assert shell.read(source, 0, UNIT, deadline_s=8).result == -errno.EIO
+        stats = shell.stats()
+    # The last attempt may end by the deadline, before the process does.
+    (host,) = stats["hosts"].values()
+    assert host["failures"] <= 1 < stats["process"]["died"]
+
+
+def test_a_mirror_of_its_own_is_asked_instead(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """Whatever the process does, it fails nothing that a local mirror has."""
+    (tmp_path / "file").write_bytes(DATA)
+    lying = program(tmp_path, "nothing", DATA, times=1000)
+    mirrors = [
+        {"kind": "http", "url": "http://127.0.0.1:1/"},
+        {"kind": "file", "path": str(tmp_path / "file")},
+    ]
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        source = shell.add({"size": MIB, "unit": UNIT, "mirrors": mirrors})
+        assert shell.read(source, 0, UNIT, deadline_s=60).data == DATA[:UNIT]
+
+
+NOWHERE = {"size": MIB, "kind": "http", "url": "http://127.0.0.1:1/"}
+
+
+@pytest.mark.parametrize("lie", INQUIRY_LIES | PROBE_LIES)
+def test_a_lie_about_an_inquiry_costs_its_process(
+    sanitized_build: Path, tmp_path: Path, lie: str
+) -> None:
+    with fetch_shell(sanitized_build, program=program(tmp_path, lie, DATA)) as shell:
+        answer = probe(shell, shell.add(NOWHERE))
+        assert (answer.get("size"), answer.get("identity")) == (len(DATA), "etag x")
+        assert shell.stats()["process"]["died"] == 1
+
+
+def test_a_process_that_always_lies(sanitized_build: Path, tmp_path: Path) -> None:
+    lying = program(tmp_path, "its end", DATA, times=1000)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        answer = probe(shell, shell.add(NOWHERE))
+        assert answer["error"] == "the fetch process has failed: it has died"
+        assert shell.stats()["process"]["started"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        ("no answer", "not done in time: the fetch process says nothing"),
+        ("a text for terminals", "red?[31m"),
+        ("an answer twice", "wrong"),
+    ],
+)
+def test_what_it_may_say_of_a_probe(
+    sanitized_build: Path, tmp_path: Path, lie: str, message: str
+) -> None:
+    lying = program(tmp_path, lie, DATA, times=1000)
+    with fetch_shell(sanitized_build, program=lying) as shell:
+        answer = probe(shell, shell.add(NOWHERE), timeout_s=1)
+        assert answer["error"] == message
+
+
+def test_it_hangs_at_a_probe(sanitized_build: Path, server: ScriptedServer) -> None:
+    """The probe ends at its deadline, and the next one has another process."""
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server))
+        assert probe(shell, source)["size"] == len(DATA)
+        pid = process_of(shell)
+        os.kill(pid, signal.SIGSTOP)
+        assert probe(shell, source, timeout_s=1)["result"] == -errno.ETIMEDOUT
+        assert probe(shell, source)["size"] == len(DATA)
+        assert process_of(shell) != pid
+
+
+def test_no_program(sanitized_build: Path, tmp_path: Path) -> None:
+    with fetch_shell(sanitized_build, program=tmp_path / "missing") as shell:
+        answer = probe(shell, shell.add(NOWHERE))
+        assert f"cannot open '{tmp_path / 'missing'}'" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        ("a document", None),
+        ("no document", "the mirror's answer for 'latest' is no JSON object"),
+        ("a long document", "the fetch process has failed"),
+        ("no size", "is no JSON object"),
+    ],
+)
+def test_what_it_says_of_a_name(
+    sanitized_build: Path, tmp_path: Path, lie: str, message: str | None
+) -> None:
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    lying = program(tmp_path, lie, DATA, times=1000)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
+    mirror = {"kind": "oci", "registry": "127.0.0.1:1", "repository": "a"}
+    with engine_shell(
+        sanitized_build,
+        describe(segment),
+        environment={"BTRFS_UBLK_FETCH": str(lying)},
+    ) as shell:
+        answer = shell.map_request("map-look-up", mirror=mirror, name="latest")
+    if message:
+        assert message in answer["error"]
+    else:
+        assert answer["map-look-up"]["found"] == {"one": 1}
+
+
+@pytest.mark.parametrize(
+    ("lie", "bytes_"), [("no size", 0), ("an endless size", 2**64 - 1)]
+)
+def test_sizes_that_no_source_has(
+    sanitized_build: Path, tmp_path: Path, lie: str, bytes_: int
+) -> None:
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    lying = program(tmp_path, lie, DATA, times=1000)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
+    source = {"kind": "http", "url": "http://127.0.0.1:1/"}
+    with engine_shell(
+        sanitized_build,
+        describe(segment),
+        environment={"BTRFS_UBLK_FETCH": str(lying)},
+    ) as shell:
+        answer = shell.map_request(
+            "map-add", sources=[source], mappings=[[0, None, 0, 0]]
+        )
+    assert f"the source has {bytes_} bytes" in answer["error"]
+
+
+@pytest.mark.parametrize("lie", ["other bytes", "bytes that change"])
+def test_no_wrong_byte(sanitized_build: Path, tmp_path: Path, lie: str) -> None:
+    units = units_of(DATA, UNIT)
+    source = {
+        **{"size": MIB, "unit": UNIT, "kind": "http", "url": "http://127.0.0.1:1/"},
+        **{"digests": [unit.hex() for unit in units]},
+        "root": root_of(units, size_bytes=MIB, unit_bytes=UNIT),
+    }
+    virtual = VirtualData(sanitized_build, tmp_path, MIB)
+    virtual.add(source, DATA, 0)
+    lying = program(tmp_path, lie, DATA, times=1000)
+    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map), "deadline_s": 2}
+    with engine_shell(
+        sanitized_build,
+        describe(segment),
+        environment={"BTRFS_UBLK_FETCH": str(lying)},
+    ) as shell:
+        for unit in range(4):
+            answer = shell.request(f"read {unit * UNIT} {UNIT}")
+            assert answer in (DATA[unit * UNIT :][:UNIT], -errno.EIO, errno.EIO)
+        stats = shell.stats()["lazy"][0]["fetcher"]
+    assert lie != "other bytes" or stats["failures"]["wrong_digest"]

@@ -1,0 +1,562 @@
+"""The map file (csrc/lazy/store/): what is added, and what is there afterwards."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.scripted_server import response, scripted_server
+from support.store_shell import StoreShell, root_of, units_of
+
+BLOCK = 4096
+MIB = 1 << 20
+MEMSET = {"kind": "memset", "size": 1 << 40, "byte": 7}
+PATTERN = {"kind": "pattern", "size": 1 << 40}
+DIGEST = "ab" * 32
+
+Open = Callable[..., AbstractContextManager[StoreShell]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "it.map"
+
+
+@pytest.fixture
+def shell(sanitized_build: Path, path: Path) -> Iterator[StoreShell]:
+    with StoreShell(sanitized_build, path) as opened:
+        assert "error" not in opened.opened, opened.opened
+        yield opened
+
+
+@pytest.fixture
+def again(sanitized_build: Path, path: Path) -> Open:
+    return lambda: StoreShell(sanitized_build, path)
+
+
+def file_source(path: Path, **keys: Any) -> dict[str, Any]:
+    return {"kind": "file", "path": str(path), **keys}
+
+
+def added(*pairs: tuple[int, bool]) -> dict[str, Any]:
+    return {"added": [list(pair) for pair in pairs]}
+
+
+# What is added
+
+
+def test_what_was_added_is_there_after_a_restart(again: Open, path: Path) -> None:
+    with again() as shell:
+        assert shell.opened["mappings"] == shell.opened["sources"] == 0
+        reply = shell.add([[8192, 4096, 0, 0], [0, 8192, 1, 4096]], MEMSET, PATTERN)
+        assert reply == added((8192, False), (0, False))
+        expected = [[0, 8192, 2, 4096], [8192, 4096, 1, 0]]
+        assert shell.list() == expected
+        shell.kill()
+    with again() as shell:
+        assert (shell.opened["mappings"], shell.opened["sources"]) == (2, 2)
+        assert shell.list() == expected
+        assert shell.ask(check=True) == {"ok": True}
+    assert (path.stat().st_mode & 0o777, list(path.parent.iterdir())) == (0o600, [path])
+
+
+def test_a_repetition_changes_nothing(shell: StoreShell) -> None:
+    sources = [MEMSET, {"size": 1 << 40, "unit": 262144, "mirrors": [PATTERN | {}]}]
+    del sources[1]["mirrors"][0]["size"]  # type: ignore[attr-defined]
+    first = shell.add([[0, 4096, 0, 0], [4096, 4096, 1, 0]], *sources)
+    assert first == added((0, False), (4096, False))
+    # The same sources in other words.
+    again = shell.add(
+        [[4096, 4096, 0, 0], [0, 4096, 1, 0], [8192, 4096, 0, 0]],
+        PATTERN,
+        MEMSET | {"unit": 262144},
+    )
+    assert again == added((4096, True), (0, True), (8192, False))
+    assert shell.list() == [[0, 4096, 1, 0], [4096, 4096, 2, 0], [8192, 4096, 2, 0]]
+    # And twice in one request, which also describes one source twice.
+    twice = shell.add([[MIB, 4096, 0, 0], [MIB, 4096, 1, 0]], MEMSET, MEMSET)
+    assert twice == added((MIB, False), (MIB, True))
+    other = MEMSET | {"byte": 8}
+    twice = shell.add([[2 * MIB, 4096, 1, 0], [2 * MIB, 4096, 0, 0]], other, other)
+    assert twice == added((2 * MIB, False), (2 * MIB, True))
+    assert shell.ask(source=4) == {"error": "ENOENT", "text": "", "hint": ""}
+
+
+def test_sources_that_nothing_is_mapped_to_stay_out(shell: StoreShell) -> None:
+    shell.add([[0, 4096, 1, 0]], PATTERN, MEMSET)
+    assert shell.ask(source=1)["source"]["mirrors"][0]["kind"] == "memset"
+    assert "error" in shell.ask(source=2)
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        [4096, 4096, 0, 4096],  # the same range, to something else
+        [0, 8192, 0, 0],
+        [8192, 8192, 0, 0],
+        [4096, 4096, 1, 0],
+        [8192, 4096, 0, 8192],
+    ],
+)
+def test_the_mapping_in_the_way_is_named(
+    shell: StoreShell, mapping: list[int | None]
+) -> None:
+    shell.add([[4096, 8192, 0, 0]], MEMSET)
+    reply = shell.add([[MIB, 4096, 0, 0], mapping], MEMSET, PATTERN)
+    assert reply["error"] == "EEXIST"
+    assert "8192 bytes at 4096, to source 1 at 0" in reply["text"]
+    assert (reply["of"], reply["number"]) == ("mapping", 1)
+    # All or none: neither the other mapping nor the other source is there.
+    assert shell.list() == [[4096, 8192, 1, 0]]
+    assert "error" in shell.ask(source=2)
+    assert shell.add([[MIB, 4096, 0, 0]], PATTERN) == added((MIB, False))
+
+
+def test_mappings_of_one_request_do_not_overlap_either(shell: StoreShell) -> None:
+    reply = shell.add([[4096, 8192, 0, 0], [8192, 8192, 0, 0]], MEMSET)
+    assert reply["error"] == "EEXIST" and "8192 bytes at 4096" in reply["text"]
+    assert shell.list() == []
+
+
+@pytest.mark.parametrize(
+    ("mapping", "text"),
+    [
+        ([1, 4096, 0, 0], "multiples of 4096"),
+        ([0, 4095, 0, 0], "multiples of 4096"),
+        ([0, 4096, 0, 512], "multiples of 4096"),
+        ([0, 0, 0, 0], "length is 0"),
+        ([0, 1 << 41, 0, 0], "of a source that has"),
+        ([0, 4096, 0, 1 << 40], "of a source that has"),
+        ([0, 4096, 0, (1 << 63) - 4096], "of a source that has"),
+        ([(1 << 63) - 4096, 8192, 0, 0], "behind 2^63"),
+        ([0, (1 << 63) - 4096, 0, 4096], "of a source that has"),
+        ([0, 4096, 1, 0], "source 1 is not among the 1"),
+        ([None, 4096, 0, 0], "alignment"),
+    ],
+)
+def test_ranges_that_make_no_sense(
+    shell: StoreShell, mapping: list[int | None], text: str
+) -> None:
+    reply = shell.add([mapping], MEMSET)
+    assert reply["error"] == "EINVAL" and text in reply["text"], reply
+    assert shell.list() == []
+
+
+def test_the_last_block_of_a_source_may_be_short(
+    shell: StoreShell, tmp_path: Path
+) -> None:
+    source = {"kind": "memset", "size": 5000, "byte": 1}
+    assert shell.add([[0, 8192, 0, 0]], source) == added((0, False))
+    assert shell.add([[MIB, 12288, 0, 0]], source)["error"] == "EINVAL"
+
+
+def test_offsets_are_found(shell: StoreShell) -> None:
+    shell.add([[8192, 4096, 0, 0]], MEMSET)
+    room = [0, 32768, 4096]
+    reply = shell.add(
+        [[None, 8192, 0, 0], [None, 8192, 0, 8192], [16384 + 4096, 4096, 0, 0]],
+        PATTERN,
+        room=room,
+    )
+    assert reply == added((0, False), (12288, False), (20480, False))
+    # Of what is mapped to the same already, that is the place.
+    assert shell.add([[None, 8192, 0, 8192]], PATTERN, room=room) == added(
+        (12288, True)
+    )
+    assert shell.add([[None, 8192, 0, 0]], MEMSET, room=room) == added((24576, False))
+    full = shell.add([[None, 4096, 0, 0]], MEMSET | {"byte": 9}, room=room)
+    assert (
+        full["error"] == "ENOSPC" and "4 KiB are free from 0 to 32768" in full["text"]
+    )
+    assert shell.add([[None, 4096, 0, 4096]], MEMSET, room=[0, 1 << 50, MIB]) == added(
+        (MIB, False)
+    )
+    for bad in ([0, 1 << 50, 0], [0, 1 << 50, 100], [8192, 4096, 4096]):
+        assert "error" in shell.add([[None, 4096, 0, MIB]], MEMSET, room=bad)
+
+
+class Model:
+    """Blocks that are mapped, and to what."""
+
+    def __init__(self) -> None:
+        self.mappings: dict[int, tuple[int, int, int]] = {}
+
+    def conflict(self, offset: int, length: int) -> list[int]:
+        return [
+            at
+            for at, (size, _, _) in self.mappings.items()
+            if at < offset + length and offset < at + size
+        ]
+
+    def add(self, batch: list[tuple[int, int, int, int]]) -> bool:
+        before = dict(self.mappings)
+        for offset, *rest in batch:
+            if self.mappings.get(offset) == tuple(rest):
+                continue
+            if self.conflict(offset, rest[0]):
+                self.mappings = before
+                return False
+            self.mappings[offset] = (rest[0], rest[1], rest[2])
+        return True
+
+
+BATCHES = st.lists(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30), st.integers(1, 4), st.integers(0, 1), st.integers(0, 2)
+        ).map(lambda x: (x[0] * BLOCK, x[1] * BLOCK, x[2], x[3] * BLOCK)),
+        min_size=1,
+        max_size=5,
+    ),
+    max_size=15,
+)
+
+
+@given(BATCHES, st.integers(0, 15))
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_all_or_none_whatever_is_asked(
+    sanitized_build: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[list[tuple[int, int, int, int]]],
+    kill_after: int,
+) -> None:
+    path = tmp_path_factory.mktemp("map") / "it.map"
+    model = Model()
+    ids: list[int] = []  # of our two sources, in the order in which they came in
+
+    def expected() -> list[list[int]]:
+        return [
+            [at, length, ids.index(source) + 1, source_at]
+            for at, (length, source, source_at) in sorted(model.mappings.items())
+        ]
+
+    for number, batch in enumerate(batches):
+        with StoreShell(sanitized_build, path) as shell:
+            assert shell.list() == expected()
+            reply = shell.add([list(row) for row in batch], MEMSET, PATTERN)
+            assert ("added" in reply) == model.add(batch), reply
+            if "added" in reply:
+                for _, _, source, _ in batch:
+                    if source not in ids:
+                        ids.append(source)
+            assert shell.list() == expected()
+            if number == kill_after:
+                shell.kill()
+                break
+
+
+def test_a_file_that_was_moved_is_noticed(shell: StoreShell, path: Path) -> None:
+    shell.add([[0, 4096, 0, 0]], MEMSET)
+    assert shell.ask(check=True) == {"ok": True}
+    path.rename(path.with_name("elsewhere"))
+    assert "moved or removed" in shell.ask(check=True)["text"]
+    path.with_name("elsewhere").rename(path)
+    assert shell.ask(check=True) == {"ok": True}
+    # The lock did not go with the connection that had checked.
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        with sqlite3.connect(path, timeout=0) as connection:
+            connection.execute("SELECT * FROM mappings").fetchall()
+
+
+# Digests and pins
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(9 * MIB + 12345))
+    return path
+
+
+def digests_of(path: Path, unit_bytes: int) -> tuple[list[bytes], str]:
+    digests = units_of(path.read_bytes(), unit_bytes)
+    size = path.stat().st_size
+    return digests, root_of(digests, size_bytes=size, unit_bytes=unit_bytes)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_digests_come_with_a_source(
+    again: Open, data: Path, tmp_path: Path, inline: bool
+) -> None:
+    unit = 4096
+    digests, root = digests_of(data, unit)
+    (tmp_path / "digests").write_bytes(b"".join(digests))
+    source = file_source(
+        data,
+        size=data.stat().st_size,
+        unit=unit,
+        digests=(
+            [digest.hex() for digest in digests]
+            if inline
+            else {"path": str(tmp_path / "digests")}
+        ),
+    )
+    with again() as shell:
+        assert "added" in shell.add([[0, MIB, 0, 0]], source)
+    with again() as shell:
+        for unit_number in (0, 1, 125, 126, 127, 252, len(digests) - 1):
+            found = shell.ask(digest=[1, unit_number])["digest"]
+            assert found == digests[unit_number].hex()
+        assert shell.ask(digest=[1, len(digests)])["error"] == "EUCLEAN"
+        shown = shell.ask(source=1)
+        assert shown["has_digests"] and shown["key"] == root
+        # Shown without them; and so it may be named again.
+        assert shown["source"]["root"] == root and "digests" not in shown["source"]
+        assert shell.add([[MIB, MIB, 0, 0]], shown["source"]) == added((MIB, False))
+        assert shell.ask(check_digests=1) == {"ok": True}
+        # Another mirror of the same content shares them.
+        other = source | {"path": "/else", "root": root}
+        del other["digests"]
+        assert "added" in shell.add([[2 * MIB, MIB, 0, 0]], other)
+        assert shell.ask(digest=[2, 3])["digest"] == digests[3].hex()
+        assert shell.ask(check_digests=2) == {"ok": True}
+        for wrong in ({"size": source["size"] - 1}, {"unit": 8192}):
+            reply = shell.add([[3 * MIB, MIB, 0, 0]], other | wrong)
+            assert reply["error"] == "EINVAL" and "without digests" in reply["text"]
+
+
+def test_a_file_of_half_digests(shell: StoreShell, tmp_path: Path) -> None:
+    (tmp_path / "digests").write_bytes(bytes(4 * 32 - 1))
+    source = {"kind": "file", "path": "/nowhere", "size": 16000, "unit": 4096}
+    source["digests"] = {"path": str(tmp_path / "digests")}
+    reply = shell.add([[0, 4096, 0, 0]], source)
+    assert reply["error"] == "EINVAL"
+    assert "127 bytes, no multiple of the 32" in reply["text"]
+
+
+def test_digests_that_vanish_meanwhile(shell: StoreShell, tmp_path: Path) -> None:
+    """Between two looks at them, the next source's size is asked for."""
+    digests = tmp_path / "digests"
+    digests.write_bytes(bytes(4 * 32))
+    source = {"kind": "file", "path": "/nowhere", "size": 16000, "unit": 4096}
+    source["digests"] = {"path": str(digests)}
+
+    def answer(_: str) -> bytes:
+        os.truncate(digests, 32)
+        return response("206 Partial Content\nContent-Range: bytes 0-0/4096", b"x")
+
+    with scripted_server(answer) as server:
+        other = {"kind": "http", "url": server.url()}
+        reply = shell.add([[0, 4096, 0, 0]], source, other)
+    assert reply["text"].startswith(f"cannot read digests {digests}: "), reply
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"digests": []}, "0 digests for 4 units of 4096 bytes (16000 bytes in all)"),
+        ({"digests": [DIGEST] * 3}, "3 digests for 4 units"),
+        ({"digests": [DIGEST] * 5}, "5 digests for 4 units"),
+        ({"digests": [DIGEST] * 3 + ["ab" * 31]}, "digest 3 is not 64"),
+        ({"digests": [DIGEST] * 3 + ["AB" * 32]}, "digest 3 is not 64"),
+        ({"digests": [DIGEST] * 3 + [7]}, "digest 3 is not 64"),
+        ({"digests": DIGEST * 4}, '"digests" must be a list'),
+        ({"digests": {}}, '"path" is missing'),
+        ({"digests": {"path": "relative"}}, "not absolute"),
+        ({"digests": {"path": "/nowhere/at/all"}}, "/nowhere/at/all"),
+        ({"digests": {"path": "/dev/null"}}, "no regular file"),
+        ({"digests": {"path": "/x", "more": 1}}, 'unknown key "more"'),
+        ({"root": "12"}, '"root" is not 64'),
+        ({"root": "cd" * 32}, f'"root" is {"cd" * 32}, but the digests have'),
+        ({"root": "cd" * 32, "digests": None}, '"digests" must be a list'),
+        ({"unit": 5000}, '"unit" is 5000'),
+        ({"size": 0}, '"size" is 0'),
+        ({"size": -1}, "negative"),
+        ({"other": 1}, 'unknown key "other"'),
+        ({"kind": "ftp"}, 'unknown kind of mirror "ftp"'),
+    ],
+)
+def test_digests_and_keys_that_make_no_sense(
+    shell: StoreShell, change: dict[str, Any], text: str
+) -> None:
+    source = {"kind": "file", "path": "/nowhere", "size": 16000, "unit": 4096}
+    reply = shell.add([[0, 4096, 0, 0]], source | {"digests": [DIGEST] * 4} | change)
+    assert reply["error"] in ("EINVAL", "ENOENT") and text in reply["text"], reply
+    assert shell.list() == []
+
+
+def test_a_root_alone_vouches_for_nothing(shell: StoreShell, data: Path) -> None:
+    source = file_source(data, size=data.stat().st_size, root=DIGEST)
+    assert "without digests" in shell.add([[0, 4096, 0, 0]], source)["text"]
+    reply = shell.add([[0, 4096, 0, 0]], MEMSET | {"digests": [DIGEST]})
+    assert "computed source has no digests" in reply["text"]
+
+
+def test_sizes_are_asked_for_sixteen_at_a_time(shell: StoreShell) -> None:
+    together = threading.Barrier(16)
+
+    def answer(request: str) -> bytes:
+        together.wait(60)
+        size = int(request.split()[1].removeprefix("/"))
+        return response(f"206 Partial Content\nContent-Range: bytes 0-0/{size}", b"x")
+
+    with scripted_server(answer) as server:
+        urls = [server.url(str(BLOCK * (1 + number))) for number in range(32)]
+        reply = shell.add(
+            [[MIB * number, BLOCK, number, 0] for number in range(32)],
+            *({"kind": "http", "url": url} for url in urls),
+        )
+    assert reply == added(*((MIB * number, False) for number in range(32)))
+    assert len(server.requests) == 32 and together.n_waiting == 0
+    for number, url in enumerate(urls):
+        shown = shell.ask(source=1 + number)
+        assert shown["size"] == BLOCK * (1 + number)
+        assert shown["source"]["mirrors"] == [{"kind": "http", "url": url}]
+
+
+def test_the_first_source_that_does_not_answer_is_named(shell: StoreShell) -> None:
+    """Whichever fails first: 5 comes long before 3."""
+
+    def answer(request: str) -> bytes:
+        number = int(request.split()[1].removeprefix("/"))
+        if number == 3:
+            time.sleep(0.3)
+        if number in (3, 5):
+            return response("404 Not Found")
+        return response("206 Partial Content\nContent-Range: bytes 0-0/4096", b"x")
+
+    with scripted_server(answer) as server:
+        reply = shell.add(
+            [[0, BLOCK, 0, 0]],
+            *({"kind": "http", "url": server.url(str(x))} for x in range(100)),
+        )
+        assert "404" in reply["text"], reply
+        assert len(server.requests) < 100
+    assert shell.list() == []
+
+
+def test_the_size_is_asked_for(again: Open, data: Path) -> None:
+    source = file_source(data, unit=65536)
+    with again() as shell:
+        assert "added" in shell.add([[0, 4096, 0, 0]], source)
+        shown = shell.ask(source=1)
+        assert shown["size"] == data.stat().st_size
+        assert shown["source"]["size"] == data.stat().st_size
+        assert shown["identities"] != [None] and not shown["has_digests"]
+        # From now on it is known, and the same, whatever becomes of the file.
+        data.unlink()
+        assert shell.add([[0, 4096, 0, 0]], source) == added((0, True))
+        reply = shell.add([[MIB, 4096, 0, 0]], file_source(data, unit=4096))
+        assert "cannot ask for the size" in reply["text"] and str(data) in reply["text"]
+        assert "check the path" in reply["hint"]
+        nobody = {"kind": "http", "url": "http://127.0.0.1:1/x"}
+        reply = shell.add([[MIB, 4096, 0, 0]], nobody)
+        assert "does the server run" in reply["hint"], reply
+        reply = shell.add([[MIB, 4096, 0, 0]], {"kind": "pattern"})
+        assert "has no end" in reply["text"] and "--size" in reply["hint"]
+    with again() as shell:
+        assert shell.ask(source=1) == shown
+        # With its size, it is the same source.
+        assert shell.add([[0, 4096, 0, 0]], shown["source"]) == added((0, True))
+
+
+def test_digests_make_another_source_of_the_same_file(
+    shell: StoreShell, data: Path
+) -> None:
+    digests, root = digests_of(data, 65536)
+    plain = file_source(data, unit=65536)
+    shell.add([[0, 4096, 0, 0]], plain)
+    given = plain | {"digests": [digest.hex() for digest in digests]}
+    assert shell.add([[0, 4096, 0, 0]], given)["error"] == "EEXIST"
+    assert shell.add([[MIB, 4096, 0, 0]], given) == added((MIB, False))
+    assert shell.ask(source=2)["key"] == root
+    assert shell.ask(digest=[1, 0]) == {"digest": None}
+    assert shell.ask(digest=[2, 0]) == {"digest": digests[0].hex()}
+
+
+def test_pins_last(again: Open, data: Path) -> None:
+    other = "cd" * 32
+    with again() as shell:
+        shell.add([[0, 4096, 0, 0]], file_source(data, size=data.stat().st_size))
+        assert shell.ask(digest=[1, 5]) == {"digest": None}
+        assert shell.ask(pin=[1, 5, DIGEST], threads=40) == {"ok": True}
+        assert shell.ask(identity=[1, 0, "as it is"]) == {"ok": True}
+        shell.kill()
+    with again() as shell:
+        assert shell.ask(digest=[1, 5]) == {"digest": DIGEST}
+        assert shell.ask(digest=[1, 45]) == {"digest": None}
+        assert shell.ask(pins=1) == {"pins": 40}
+        assert shell.ask(source=1)["identities"] == ["as it is"]
+        # The same again is no mistake; another one is.
+        assert shell.ask(pin=[1, 5, DIGEST]) == {"ok": True}
+        assert shell.ask(pin=[1, 5, other])["error"] == "ESTALE"
+        assert shell.ask(pin=[1, 40, other], threads=10)["error"] == "ESTALE"
+        assert shell.ask(digest=[1, 44]) == {"digest": DIGEST}
+        assert shell.ask(digest=[1, 45]) == {"digest": other}  # who had a right to
+        assert shell.ask(identity=[1, 0, "as it is"]) == {"ok": True}
+        assert shell.ask(identity=[1, 0, "changed"])["error"] == "ESTALE"
+
+
+def test_a_large_batch_takes_seconds(again: Open) -> None:
+    """NB: under a sanitizer; see btrfs_ublk/bench/mappings.py for times that count."""
+    with again() as shell:
+        assert shell.ask(random=[100_000, MEMSET])["seconds"] < 100
+        assert shell.ask(random=[100_000, MEMSET])["seconds"] < 100  # a repetition
+        assert shell.ask(random=[10, PATTERN])["error"] == "EEXIST"
+    with again() as shell:
+        assert shell.opened["mappings"] == 100_000
+
+
+# The file
+
+
+def test_one_server_at_a_time(shell: StoreShell, again: Open, path: Path) -> None:
+    shell.add([[0, 4096, 0, 0]], MEMSET)
+    with again() as other:
+        assert other.opened["error"] == "EBUSY" and str(path) in other.opened["text"]
+    assert shell.add([[4096, 4096, 0, 0]], MEMSET) == added((4096, False))
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        with sqlite3.connect(path, timeout=0) as connection:
+            connection.execute("SELECT * FROM mappings").fetchall()
+
+
+# Caches in front of mirrors
+
+
+def test_caches_are_no_part_of_a_source(again: Open, path: Path) -> None:
+    plain = {"kind": "http", "url": "http://origin.example/a", "size": MIB}
+    with again() as shell:
+        assert shell.add([[0, MIB, 0, 0]], plain) == added((0, False))
+        for caches in (["http://one.example"], ["http://two.example:3128"]):
+            source = {**plain, "via": caches}
+            assert shell.add([[0, MIB, 0, 0]], source) == added((0, True))
+        other = {**plain, "url": "http://origin.example/b", "via": ["http://b.example"]}
+        assert shell.add([[MIB, MIB, 0, 0]], other) == added((MIB, False))
+    with again() as shell:
+        assert shell.opened["sources"] == 2
+    with sqlite3.connect(path) as db:
+        texts = [text for (text,) in db.execute("SELECT text FROM sources")]
+        caches = list(db.execute("SELECT source, mirror, text FROM caches"))
+        # Older servers read it: they refuse other versions, and unknown keys.
+        assert list(db.execute("PRAGMA user_version")) == [(1,)]
+    db.close()
+    assert not any("via" in text for text in texts)
+    assert caches == [
+        (1, 0, '{"via":["http://two.example:3128"]}'),
+        (2, 0, '{"via":["http://b.example"]}'),
+    ]
+
+
+def test_caches_of_the_map_are_used(again: Open, path: Path) -> None:
+    """A row that no server can have written shows that it is read."""
+    with again() as shell:
+        source = {"kind": "http", "url": "http://a.example/", "size": MIB}
+        shell.add([[0, MIB, 0, 0]], {**source, "via": ["http://cache.example"]})
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE caches SET text = ?", ('{"via": ["http://cache/path"]}',))
+    db.close()
+    with again() as shell:
+        assert "more than scheme, host and port" in str(shell.opened)

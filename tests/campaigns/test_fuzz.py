@@ -1,0 +1,108 @@
+"""What fuzzers look at, in a short form: scripts/torture fuzz does it by the million.
+
+Each target of tests/campaigns/fuzz.py runs with any compiler, on inputs that are made
+at random from its corpus, which also has each input that has failed once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from fuzz import CORPORA, LIBFUZZER, TARGETS, unpack_corpus
+from fuzz_documents import TARGETS as DOCUMENTS
+from fuzz_documents import take as take_document
+from support.needs import Need
+from support.paths import PROJECT
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+
+#: They have tests of their own, on more objects.
+OTHERS = {"codec": "test_codec.py", "head": "test_http1_head.py"}
+OTHERS |= {"reader": "test_seed_fuzz.py", "tar": "test_image_sources.py"}
+TIMEOUT_S = 250
+#: What takes the place of parts of documents.
+WORDS = (
+    b"[",
+    b"{",
+    b'"',
+    b"]",
+    b"}",
+    b"null",
+    b"-1",
+    b"1e999",
+    b"\xff",
+    b"\\ud800",
+    b"\0",
+)
+WORDS += (
+    b"9" * 5000,
+    b"[" * 3000,
+    b"true",
+    b'""',
+    b"[]",
+    b"{}",
+    b",",
+    b"\n",
+    b"=",
+    b"#",
+)
+
+
+@pytest.mark.parametrize("name", sorted(set(TARGETS) - set(OTHERS)))
+def test_random_inputs(sanitized_build: Path, tmp_path: Path, name: str) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    unpack_corpus(name, corpus)
+    target = TARGETS[name]
+    words: list[str | Path] = ["--iterations", str(target.quick)]
+    if any(corpus.iterdir()):
+        words += ["--corpus", corpus]
+    if target.subjects:
+        words += target.subjects(tmp_path)
+    done = subprocess.run(
+        [sanitized_build / f"csrc/tests/fuzz-{name}", *words],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_all_targets_are_fuzzed() -> None:
+    programs = {path.stem for path in (PROJECT / "csrc/tests").glob("fuzz-*.c")}
+    assert programs == {f"fuzz-{name}" for name in TARGETS}
+    assert {path.name for path in CORPORA.iterdir()} <= set(TARGETS)
+    for name, test in OTHERS.items():
+        assert f"fuzz-{name}" in (PROJECT / "tests" / test).read_text()
+
+
+@pytest.mark.parametrize("name", sorted(DOCUMENTS))
+def test_changed_documents(tmp_path: Path, name: str) -> None:
+    """scripts/torture fuzz-documents in a short form, without a view of coverage."""
+    draw = random.Random(1)
+    for example in DOCUMENTS[name].examples:
+        take_document(name, example, tmp_path)
+        for _ in range(300):
+            changed = bytearray(example)
+            for _ in range(draw.randrange(1, 5)):
+                at = draw.randrange(len(changed))
+                part = draw.choice(WORDS)
+                changed[at : at + draw.randrange(len(part) + 1)] = part
+            take_document(name, bytes(changed), tmp_path)
+
+
+def test_with_libfuzzer(need: Need, tmp_path: Path) -> None:
+    need(LIBFUZZER)
+    done = subprocess.run(
+        [str(PROJECT / "scripts/torture"), "fuzz", "head", "--executions=2000"]
+        + ["--seed=3", f"--corpus={tmp_path}"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fuzz: 2000 rounds with seed 3" in done.stderr

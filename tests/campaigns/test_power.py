@@ -1,0 +1,229 @@
+"""The campaign of power cuts (campaigns/power.py) in a short form, the disk that it
+records, and what is gone for good once a command says so."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from support.image_support import ordinary_image
+from support.logged_disk import FileSystem, Replay, mounted_disk, recording
+from support.nbd_disk import nbd_disk
+from support.needs import Need
+from support.paths import PROJECT
+from support.power_loss import RECORD, SYNC, WRITE
+from support.registry_server import REGISTRY
+
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
+from btrfs_ublk.containers.snapshots import Snapshots
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.kernel.btrfs import create_subvolume
+from btrfs_ublk.units import GIB, MIB, TIB
+from btrfs_ublk.volume import VolumeDefinition, down_volume, remove_volume, up_volume
+from btrfs_ublk.volume.forks import FORK_MODES, ForkMode, make_fork, remove_fork
+from btrfs_ublk.volume.store import volume_directories
+
+TIMEOUT_S = 280
+BLOCK = 4096
+DATA = "application/octet-stream"
+native = pytest.mark.device
+
+
+class Cut:
+    """A disk at ``disk``, and what is left of it when its power goes."""
+
+    def __init__(self, top: Path, kind: FileSystem) -> None:
+        self._top, self._kind = top, kind
+        self.disk = top / "disk"
+        self._position = 0
+
+    def now(self) -> None:
+        self._position = (self._top / "log").stat().st_size
+
+    @contextmanager
+    def state(self) -> Iterator[Path]:
+        """Mount what the disk has when all is lost that no flush has followed."""
+        top = self._top
+        replay = Replay(top / "initial", top / "log", top / "work")
+        replay.advance(replay.count(self._position))
+        replay.lay_out(self._top / "state", "none", random.Random(1))
+        with mounted_disk(self._top / "state", self.disk, self._kind) as mount:
+            yield mount
+
+
+@native
+@pytest.mark.parametrize("kind", ["btrfs", "ext4"])
+def test_a_removed_volume_stays_removed(
+    sparse_path: Path, kind: FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = Cut(sparse_path, kind)
+    monkeypatch.setenv(VOLUMES_VARIABLE, str(cut.disk / "volumes"))
+    definition = VolumeDefinition(
+        size_bytes=TIB, writable_bytes=256 * MIB, mount=sparse_path / "mnt"
+    )
+    with recording(sparse_path, kind, size_bytes=2 * GIB):
+        up_volume("it", definition)
+        down_volume("it")
+        os.sync()
+        remove_volume("it")
+        cut.now()
+    with cut.state():
+        assert not list(volume_directories())
+
+
+@native
+@pytest.mark.parametrize("mode", FORK_MODES)
+def test_a_removed_fork_stays_removed(sparse_path: Path, mode: ForkMode) -> None:
+    cut = Cut(sparse_path, "btrfs")
+    with recording(sparse_path, "btrfs", size_bytes=GIB) as mount:
+        (mount / "layers").mkdir()
+        create_subvolume(mount / "layers", "1")
+        make_fork(mount, "it", mount / "layers/1", mode=mode)
+        remove_fork(mount, "it")
+        cut.now()
+    with cut.state() as mount:
+        assert (mount / "layers/1").exists()
+        assert not (mount / "forks/it").exists()
+        assert not (mount / "overlays/it").exists()
+
+
+@native
+def test_a_snapshot_keeps_its_mode(sparse_path: Path) -> None:
+    cut = Cut(sparse_path, "btrfs")
+    before = os.umask(0o077)
+    try:
+        with recording(sparse_path, "btrfs", size_bytes=GIB) as mount:
+            with closing(Snapshots(mount / "root")) as snapshots:
+                snapshots.prepare("it", "", {})
+                cut.now()
+    finally:
+        os.umask(before)
+    with cut.state() as mount, closing(Snapshots(mount / "root")) as snapshots:
+        (found,) = snapshots.mounts("it")
+        assert Path(found.source).stat().st_mode & 0o777 == 0o755
+
+
+@native
+@pytest.mark.parametrize("kind", ["btrfs", "ext4"])
+def test_an_image_that_has_a_name_is_whole(sparse_path: Path, kind: FileSystem) -> None:
+    """Also the one before, whose index was replaced."""
+    cut = Cut(sparse_path, kind)
+    data = random.Random(1).randbytes(MIB)
+    with recording(sparse_path, kind, size_bytes=GIB) as mount:
+        for tag in ("1", "2"):
+            layout = Layout.made(mount / "deep/layout")
+            with layout.adding(DATA) as (file, made):
+                file.write(data + tag.encode())
+            ordinary_image(layout, {"file": tag.encode()})
+            layout.tag(made[0], tag)
+        cut.now()
+    with cut.state() as mount:
+        layout = Layout.opened(mount / "deep/layout")
+        for tag in ("1", "2"):
+            assert layout.verify(layout.find(tag)).stat().st_size == MIB + 1
+        blobs = list((layout.path / "blobs/sha256").iterdir())
+        assert len(blobs) == 8
+        for blob in blobs:
+            assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+
+
+def test_what_a_disk_may_hold(tmp_path: Path) -> None:
+    """Writes before the last flush are whole; others in any blocks, each in order."""
+    initial, log, state = (tmp_path / name for name in ("initial", "log", "state"))
+    initial.write_bytes(bytes(8 * BLOCK))
+
+    def record(kind: int, offset: int = 0, data: bytes = b"") -> bytes:
+        return RECORD.pack(kind, 0, 1, offset, 0, len(data)) + data
+
+    log.write_bytes(
+        record(WRITE, 0, b"a" * 2 * BLOCK)
+        + record(SYNC)
+        + record(WRITE, BLOCK, b"b" * 3 * BLOCK)
+        + record(WRITE, BLOCK, b"c" * 2 * BLOCK)
+        + record(WRITE, 0, b"cut off")[:-1]
+    )
+    replay = Replay(initial, log, tmp_path / "work")
+    assert len(replay.records) == 4 and replay.under_way() == [0, 1, 0, 1, 2]
+    assert replay.count(replay.records[2].end) == 3
+    replay.advance(4)
+    source, seen = random.Random(1), set()
+    for mode in ("none", "all", *["some"] * 300):
+        replay.lay_out(state, mode, source)
+        content = state.read_bytes()
+        blocks = [content[at : at + BLOCK] for at in range(0, 8 * BLOCK, BLOCK)]
+        assert all(block == block[:1] * BLOCK for block in blocks)
+        letters = b"".join(block[:1] for block in blocks).replace(b"\0", b".").decode()
+        expected = {"none": ["aa......"], "all": ["accb...."]}
+        assert letters in expected.get(mode, [letters])
+        seen.add(letters)
+    first = {letters[0] for letters in seen}
+    assert first == {"a"} and {letters[1] for letters in seen} == set("abc")
+    # The third block may have the second write without the first, and both or none.
+    assert {letters[2:4] for letters in seen} == {a + b for a in ".bc" for b in ".b"}
+
+
+def test_sectors_are_torn_but_not_superblocks(tmp_path: Path) -> None:
+    (tmp_path / "initial").write_bytes(bytes(2 * BLOCK))
+    superblock = bytes(64) + b"_BHRfS_M" + bytes([1]) * (BLOCK - 72)
+    written = superblock + bytes([2]) * BLOCK
+    head = RECORD.pack(WRITE, 0, 1, 0, 0, len(written))
+    (tmp_path / "log").write_bytes(head + written)
+    replay = Replay(
+        *(tmp_path / name for name in ("initial", "log", "work")), sector_bytes=512
+    )
+    replay.advance(1)
+    source, torn = random.Random(1), set()
+    for _ in range(100):
+        replay.lay_out(tmp_path / "state", "some", source)
+        content = (tmp_path / "state").read_bytes()
+        assert content[:BLOCK] in (bytes(BLOCK), superblock)
+        sectors = [content[at : at + 512] for at in range(BLOCK, 2 * BLOCK, 512)]
+        assert all(sector in (bytes(512), bytes([2]) * 512) for sector in sectors)
+        torn.add(sum(sector[0] == 2 for sector in sectors))
+    assert {0, 3, 4, 5, 8} <= torn
+
+
+def test_a_disk_for_qemu_logs_what_is_written(tmp_path: Path, need: Need) -> None:
+    need(Program("nbdcopy", "libnbd-bin"))
+    disk, log, data = (tmp_path / name for name in ("disk", "log", "data"))
+    data.write_bytes(random.Random(1).randbytes(3 * MIB))
+    for path in (disk, tmp_path / "initial"):
+        path.write_bytes(bytes(4 * MIB))
+    with nbd_disk(disk, log, tmp_path / "nbd") as served:
+        uri = f"nbd+unix:///?socket={tmp_path / 'nbd'}"
+        subprocess.run(["nbdcopy", "--flush", data, uri], check=True, timeout=60)
+        assert served.under_way == 0
+    assert disk.read_bytes() == data.read_bytes() + bytes(MIB)
+    replay = Replay(tmp_path / "initial", log, tmp_path / "work")
+    *writes, last = replay.records
+    assert last.kind == SYNC and {each.kind for each in writes} == {WRITE}
+    replay.advance(len(writes))
+    replay.lay_out(tmp_path / "state", "none", random.Random(1))
+    assert (tmp_path / "state").read_bytes() == bytes(4 * MIB)
+    replay.advance(len(writes) + 1)
+    replay.lay_out(tmp_path / "state", "none", random.Random(1))
+    assert (tmp_path / "state").read_bytes() == disk.read_bytes()
+
+
+@native
+@pytest.mark.fuse
+def test_cuts_in_a_short_form(sparse_path: Path, need: Need) -> None:
+    need(REGISTRY)
+    done = subprocess.run(
+        [
+            *(PROJECT / "scripts/torture", "power", "--seed=3", "--steps=13"),
+            *("--rounds=6", "--up-every=3", "--parent", sparse_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 rounds with seed 3" in done.stderr and " 0 failures" in done.stderr

@@ -1,0 +1,405 @@
+"""``btrfs-ublk image commit``: what others make of the image is what the fork shows."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.image_forks import (
+    CHANGED_BIG,
+    base_tree,
+    change,
+    each_mode,
+    fetched_bytes,
+    fork,
+    up,
+)
+from support.image_support import LAYER, PLATFORM
+from support.needs import Need
+from support.registry_server import REGISTRY, registry_server
+from support.volume_support import NAME, Place, image_place
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Program
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
+from btrfs_ublk.image.diff import Difference, diff_images
+from btrfs_ublk.image.documents import CONFIG, MANIFEST, digest_of, to_bytes
+from btrfs_ublk.image.layer import Changes, changes_of_overlay, write_layer
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.reference import LayoutName, Reference, parse_layout
+from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume
+from btrfs_ublk.kernel.send import parse_stream
+from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.volume import ForkMode
+from btrfs_ublk.volume import commit as commit_module
+from btrfs_ublk.volume import commit_fork, forks_of_image
+
+SKOPEO = Program("skopeo", package="skopeo")
+NO_ACCESS = RegistryAccess()
+
+
+def ordinary_image(layout: Layout, tree: Path) -> None:
+    """Have an image of two layers, the second of which removes something."""
+    first = io.BytesIO()
+    with tarfile.open(fileobj=first, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.add(tree, ".")
+    second = io.BytesIO()
+    with tarfile.open(fileobj=second, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("usr/lib/deep/.wh.er"))
+    tars = [each.getvalue() for each in (first, second)]
+    about = {
+        **PLATFORM,
+        "rootfs": {"type": "layers", "diff_ids": [digest_of(x) for x in tars]},
+        "history": [
+            {"created_by": "one"},
+            {"created_by": "env", "empty_layer": True},
+            {"created_by": "two"},
+            {"created_by": "cmd", "empty_layer": True},
+        ],
+        "config": {"Cmd": ["/bin/sh"]},
+    }
+    blobs = [layout.add(LAYER, gzip.compress(x, mtime=0)) for x in tars]
+    document = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": dict(layout.add(CONFIG, to_bytes(about)).raw),
+        "layers": [dict(each.raw) for each in blobs],
+    }
+    layout.tag(layout.add(MANIFEST, to_bytes(document), platform=PLATFORM), "app")
+
+
+@pytest.fixture
+def place(
+    need: Need,
+    sparse_path: Path,
+    front_end: FrontEndName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Place]:
+    """An image of two layers that is up, from the layout ``built``."""
+    need(ROOT, BTRFS, LOOP)
+    found = image_place(sparse_path, monkeypatch, front_end)
+    ordinary_image(Layout.made(sparse_path / "source"), base_tree(sparse_path))
+    image = build_image(
+        LayoutName(sparse_path / "source", "app"),
+        sparse_path / "built",
+        BuildOptions(compression="none"),
+        platform="linux/amd64",
+    )
+    up(found, str(image.name))
+    yield found
+    found.take_all_down()
+
+
+def commit(
+    place: Place, name: str, path: str, compression: Compression = "gzip"
+) -> CommittedImage:
+    target = LayoutName(place.root / path, "made")
+    return commit_fork(NAME, name, target, compression=compression, base=place.base)[0]
+
+
+def differences(place: Place, image: str, tree: Path) -> list[Difference]:
+    """What differs between a fork, and what the image becomes when it is sealed."""
+    sealed = place.root / f"{Path(image).name.partition(':')[0]}-sealed"
+    made = build_image(
+        parse_layout(image), sealed, BuildOptions(), platform="linux/amd64"
+    )
+    found: list[Difference] = []
+    diff_images(made.name, tree, NO_ACCESS, found.append)
+    return found
+
+
+def members(layout: Path, digest: str) -> list[tarfile.TarInfo]:
+    data = Layout.opened(layout).blob(digest).read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return tar.getmembers()
+
+
+@each_mode
+def test_the_image_is_what_the_fork_shows(place: Place, mode: ForkMode) -> None:
+    one = fork(place, "one", mode)
+    change(one, mode)
+    image = commit(place, "one", "out")
+    assert differences(place, image.name, one) == []
+    again = commit(place, "one", "again")
+    assert again.digest == image.digest
+    assert os.listdir(place.target / "commits") == []
+    with_zstd = commit(place, "one", "out-zstd", "zstd")
+    assert differences(place, with_zstd.name, one) == []
+
+
+@each_mode
+def test_no_data_of_the_image_are_read(place: Place, mode: ForkMode) -> None:
+    one = fork(place, "one", mode)
+    before = fetched_bytes(place)
+    (one / "etc/new").write_text("new\n")
+    (one / "etc/gone").unlink()
+    (one / "etc/motd").write_text("changed\n")
+    image = commit(place, "one", "out")
+    assert fetched_bytes(place) == before
+    names = [each.name for each in members(place.root / "out", image.layer)]
+    expected = [".", "etc", "etc/.wh.gone", "etc/motd", "etc/new"]
+    assert [name for name in names if not name.startswith(("usr", "var"))] == expected
+    assert differences(place, image.name, one) == []
+
+
+@each_mode
+def test_a_fork_that_is_as_the_image(place: Place, mode: ForkMode) -> None:
+    one = fork(place, "one", mode)
+    for path in one.rglob("*"):  # Reading changes times of access.
+        if path.is_file():
+            path.read_bytes()
+    image = commit(place, "one", "out")
+    assert [each.name for each in members(place.root / "out", image.layer)] == ["."]
+    assert differences(place, image.name, one) == []
+
+
+def test_a_fork_of_an_earlier_layer(place: Place) -> None:
+    from btrfs_ublk.volume import fork_image
+    from btrfs_ublk.volume.store import volume_directory
+
+    image = volume_directory(NAME, place.base).made().image
+    assert image is not None
+    one = fork_image(NAME, "one", layer=image["layers"][0], base=place.base)
+    (one / "usr/lib/deep/er/new").write_text("new\n")
+    made = commit(place, "one", "out")
+    assert differences(place, made.name, one) == []
+    layout = Layout.opened(place.root / "out")
+    document = json.loads(layout.read(layout.find("made")))
+    assert len(document["layers"]) == 2
+    assert all("annotations" not in each for each in document["layers"])
+    config = json.loads(layout.blob(document["config"]["digest"]).read_bytes())
+    words = [each["created_by"] for each in config["history"]]
+    assert words == ["one", "env", "btrfs-ublk image commit"]
+    assert config["config"] == {"Cmd": ["/bin/sh"]} and "created" not in config
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_others_can_read_it(place: Place, need: Need, compression: Compression) -> None:
+    need(SKOPEO)
+    one = fork(place, "one", "overlay")
+    change(one, "overlay")
+    image = commit(place, "one", "out", compression)
+    copied = place.root / "copied"
+    # It reads all blobs, and compares them with manifest and config.
+    commands = [
+        ["inspect", image.name],
+        ["copy", image.name, f"oci:{copied}:made"],
+        ["copy", image.name, f"docker-archive:{place.root}/archive.tar:made:1"],
+    ]
+    # Images of Docker's own form have no layers of zstd.
+    for words in commands[: 3 if compression == "gzip" else 2]:
+        subprocess.run(
+            ["skopeo", "--override-os=linux", "--override-arch=amd64", *words],
+            check=True,
+            timeout=120,
+        )
+    assert differences(place, f"oci:{copied}:made", one) == []
+    assert differences(place, f"oci:{copied}:made", place.target / "rootfs/") != []
+
+
+def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> None:
+    need(REGISTRY)
+    with registry_server(place.root, tls=True) as registry:
+        access = RegistryAccess(ca_file=registry.ca_file)
+        layout = Layout.opened(place.root / "built")
+        there = Reference(registry.host, "some/app", "1")
+        with open_repository(there, access, writing=True) as repository:
+            push_image(layout, layout.find("app"), there, repository)
+        place.take_all_down()
+        shutil.rmtree(place.base)
+        (place.root / "etc").mkdir()
+        (place.root / "etc/images.toml").write_text(
+            f'[[allow]]\nfrom = "{there.place}"\n'
+        )
+        from btrfs_ublk.volume import up_volume
+
+        definition = place.definition(image=str(there), image_ca_file=registry.ca_file)
+        up_volume(NAME, definition, base=place.base)
+        one = fork(place, "one", "snapshot")
+        change(one, "snapshot")
+        for repository_name in ("some/app", "another/app"):
+            name = f"{registry.host}/{repository_name}:2"
+            done = place.command("commit", NAME, "one", "-t", name, noun="image")
+            assert done.returncode == 0, done.stderr
+            target = Reference(registry.host, repository_name, "2")
+            made = build_image(
+                target,
+                place.root / repository_name.replace("/", "-"),
+                BuildOptions(),
+                platform="linux/amd64",
+                access=access,
+            )
+            found: list[Difference] = []
+            diff_images(made.name, one, NO_ACCESS, found.append)
+            assert found == []
+            with open_repository(target, access) as opened:
+                document = json.loads(opened.document("2").data)
+            new = (document["layers"][-1], document["config"])
+        done = place.command(
+            *("commit", NAME, "one", "-t", f"{registry.host}/third/app:2", "--json"),
+            noun="image",
+        )
+        report = json.loads(done.stdout)
+        assert report["sent_bytes"] == sum(each["size"] for each in new)
+        # The tag names another image now.
+        with open_repository(there, access, writing=True) as opened:
+            opened.put_document("1", MANIFEST, opened.document("2").data)
+        fork(place, "two", "overlay")
+        made = place.command("commit", NAME, "two", "-t", name, noun="image")
+        assert made.returncode == 0, made.stderr  # its layers begin alike
+        config = layout.add(CONFIG, b'{"rootfs": {"diff_ids": []}}')
+        other = to_bytes(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": dict(config.raw),
+                "layers": [],
+            }
+        )
+        with open_repository(there, access, writing=True) as opened:
+            opened.upload_bytes(config, layout.read(config))
+            opened.put_document("1", MANIFEST, other)
+        done = place.command("commit", NAME, "two", "-t", name, noun="image")
+        assert done.returncode == 2 and "has no ordinary image" in done.stderr
+
+
+def test_what_a_layer_cannot_hold(place: Place) -> None:
+    one = fork(place, "one", "snapshot")
+    (one / "etc/.wh.mine").write_text("")
+    with pytest.raises(UsageError, match="/etc/.wh.mine' cannot be in a layer"):
+        commit(place, "one", "out")
+    assert not os.path.lexists(place.root / "out")
+    (one / "etc/.wh.mine").unlink()
+    create_subvolume(one, "nested")
+    with pytest.raises(UsageError, match="has subvolumes of its own"):
+        commit(place, "one", "out")
+    with pytest.raises(UsageError, match="no fork 'two'"):
+        commit(place, "two", "out")
+    assert os.listdir(place.target / "commits") == []
+    create_snapshot(place.target / "forks/one", place.target / "forks", "copy")
+    with pytest.raises(UsageError, match="which layer fork 'copy' was made of"):
+        commit(place, "copy", "out")
+
+
+def test_what_a_killed_command_left_is_removed(place: Place) -> None:
+    one = fork(place, "one", "snapshot")
+    left = place.target / "commits"
+    left.mkdir()
+    create_snapshot(one, left, "left", read_only=True)
+    commit(place, "one", "out")
+    assert os.listdir(left) == []
+
+
+def test_a_commit_that_ends_stops_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends when another is about to make its snapshot. The end takes no lock."""
+    fork(place, "one", "overlay")
+    (found,) = forks_of_image(NAME, base=place.base)
+    with ExitStack() as first:
+        first.enter_context(
+            commit_module._moment(NAME, found, place.target, place.base)
+        )
+
+        def late(*words: Any, **options: Any) -> Path:
+            first.close()
+            return create_snapshot(*words, **options)
+
+        monkeypatch.setattr(commit_module, "create_snapshot", late)
+        commit(place, "one", "out")
+    commits = place.target / "commits"
+    assert os.listdir(commits) == [] and commits.stat().st_mode & 0o777 == 0o700
+
+
+def test_data_that_cannot_be_read(place: Place) -> None:
+    """Nothing is named, and nothing left."""
+    one = fork(place, "one", "snapshot")
+    (one / "big").chmod(0o600)
+    for path in (place.root / "built/blobs/sha256").iterdir():
+        if path.stat().st_size >= len(CHANGED_BIG):
+            path.chmod(0o600)
+            os.truncate(path, 0)
+    with pytest.raises(BtrfsUblkError, match="cannot read .*/big: Input/output error"):
+        commit(place, "one", "out")
+    assert not os.path.lexists(place.root / "out")
+    assert os.listdir(place.target / "commits") == []
+
+
+def test_what_a_stream_names() -> None:
+    def command(number: int, *attributes: tuple[int, bytes]) -> bytes:
+        data = b"".join(struct.pack("<HH", a, len(b)) + b for a, b in attributes)
+        return struct.pack("<IHI", len(data), number, 0) + data
+
+    path, to, link = 15, 16, 17
+    parts = [
+        struct.pack("<13sI", b"btrfs-stream\0", 1),
+        command(2, (path, b"the subvolume")),
+        command(9, (path, b"from"), (to, b"to")),
+        command(10, (path, b"new"), (link, b"unchanged")),
+        command(20, (path, b"to"), (11, bytes(12))),
+        command(20, (path, b"only-read")),
+        command(21),
+    ]
+    found = parse_stream(io.BytesIO(b"".join(parts)))
+    assert found.paths == {b"from", b"to", b"new"}
+    assert found.attributes == {b"only-read"}
+    with pytest.raises(EOFError, match="ends early"):
+        parse_stream(io.BytesIO(b"".join(parts[:-1])))
+    with pytest.raises(ValueError, match="begins with"):
+        parse_stream(io.BytesIO(b"x" * 17))
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes whiteouts")
+
+
+@as_root
+def test_the_upper_directory_of_an_overlay_as_a_layer(tmp_path: Path) -> None:
+    """No mount is needed for this part."""
+    upper = Path(os.path.join(tmp_path, "upper"))
+    (upper / "opaque/in").mkdir(parents=True)
+    (upper / "opaque/in/file").write_text("x")
+    os.mknod(upper / "gone", 0o20000, 0)
+    os.mknod(upper / "opaque/gone-too", 0o20000, 0)
+    (upper / "!first").write_text("sorted before whiteouts by its bytes")
+    os.setxattr(upper / "opaque", "trusted.overlay.opaque", b"y")
+    os.setxattr(upper / "opaque/in", "trusted.overlay.origin", b"something")
+    with socket.socket(socket.AF_UNIX) as left_out:
+        left_out.bind(str(upper / "s"))
+    changes = changes_of_overlay(upper)
+    assert changes.removed == {b"gone", b"opaque/gone-too"}
+    tars = []
+    for _ in range(2):
+        out = io.BytesIO()
+        assert write_layer(upper, changes, out) == 1
+        tars.append(out.getvalue())
+    assert tars[0] == tars[1]
+    with tarfile.open(fileobj=io.BytesIO(tars[0])) as tar:
+        found = tar.getmembers()
+    assert [each.name for each in found] == [
+        *(".", ".wh.gone", "!first", "opaque"),
+        *("opaque/.wh..wh..opq", "opaque/.wh.gone-too", "opaque/in", "opaque/in/file"),
+    ]
+    assert not any("overlay" in key for each in found for key in each.pax_headers)
+
+
+def test_a_layer_of_nothing(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    assert write_layer(tmp_path, Changes(), out) == 0
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
+        assert tar.getnames() == ["."]

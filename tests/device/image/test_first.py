@@ -1,0 +1,241 @@
+"""Images whose data begin with what a trace of another build has read."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.image_support import ordinary_image
+from support.needs import Need
+from support.volume_support import NAME, Place
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Helper
+from btrfs_ublk.base.helpers import MKIMAGE
+from btrfs_ublk.content.trace import Trace
+from btrfs_ublk.device import device_map
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
+from btrfs_ublk.image.check import check_image
+from btrfs_ublk.image.diff import Difference, diff_images
+from btrfs_ublk.image.first import Range, traced_ranges
+from btrfs_ublk.image.inspect import inspect_image
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.reference import LayoutName
+from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume import detach_image, down_volume, up_volume
+
+ACCESS = RegistryAccess()
+UNIT = 4 * KIB
+
+
+@pytest.fixture(autouse=True)
+def helper(need: Need, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    need(Helper(MKIMAGE))
+    monkeypatch.setenv(IMAGES_VARIABLE, str(tmp_path / "images"))
+
+
+def tree(path: Path) -> Path:
+    some = random.Random(3)
+    (path / "bin").mkdir(parents=True)
+    for name in "abcdefgh":
+        (path / name).write_bytes(some.randbytes(300_000))
+    (path / "bin/tool").write_bytes(bytes(40_000) + some.randbytes(90_000))
+    with open(path / "sparse", "wb") as file:
+        file.truncate(8 * MIB)
+        file.seek(3 * MIB + 5000)
+        file.write(some.randbytes(200_000))
+    (path / "small").write_text("inline\n")
+    os.link(path / "bin/tool", path / "same")
+    (path / "again").write_bytes((path / "c").read_bytes())
+    (path / os.fsdecode(b"\xff")).write_bytes(some.randbytes(50_000))
+    return path
+
+
+def record(path: Path, root: str | None, *reads: tuple[int, int]) -> Path:
+    """Write a trace of (unit, count) of the data of an image."""
+    source = {"source": 1, "size": 1, "unit": UNIT, "root": root, "mirrors": []}
+    lines: list[object] = [{"format": "btrfs-ublk trace", "version": 1}, source]
+    lines += [[1, unit, count, at] for at, (unit, count) in enumerate(reads)]
+    lines.append({"end": True, "units": len(reads), "lost": 0, "seconds": 1.0})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def root_of(image: BuiltImage) -> str:
+    return inspect_image(image.name, ACCESS).header.root
+
+
+def everything(image: BuiltImage) -> list[Range]:
+    """Return what lies in the data of an image, in the order in which it lies there."""
+    path = image.name.path.with_name("all.trace")
+    trace = Trace.load(record(path, root_of(image), (0, 1 << 20)))
+    return traced_ranges(trace, image.name.path, image.name, ACCESS)
+
+
+def build(source: Path, output: Path, **options: Any) -> BuiltImage:
+    return build_image(source, output, BuildOptions(unit_bytes=UNIT, **options))
+
+
+def assert_equal(one: BuiltImage, other: BuiltImage) -> None:
+    found: list[Difference] = []
+    diff_images(one.name, other.name, ACCESS, found.append)
+    assert not found
+    assert check_image(other.name, ACCESS).clean
+
+
+@pytest.mark.parametrize("compression", ["zstd:1", "none"])
+def test_what_is_first_lies_in_front_in_that_order(
+    tmp_path: Path, compression: str
+) -> None:
+    source = tree(tmp_path / "tree")
+    before = build(source, tmp_path / "before", compression=compression)
+    first = [
+        ("g", 0, 1),
+        ("sparse", 3 * MIB, MIB),
+        ("missing", 0, 100),
+        ("a", 200_000, 100_000),
+        ("bin/tool", 0, 1 << 40),
+        ("small", 0, 7),
+        ("g", 0, 300_000),
+    ]
+    after = build(source, tmp_path / "after", compression=compression, first=first)
+    assert before.first_bytes == 0 < after.first_bytes
+    assert before.data_bytes == after.data_bytes
+    assert_equal(before, after)
+    names = list(dict.fromkeys(each.path for each in everything(after)))
+    assert names[:5] == ["g", "sparse", "a", "bin/tool", "same"]
+
+
+def test_two_builds_with_a_trace_are_identical(tmp_path: Path) -> None:
+    source = tree(tmp_path / "tree")
+    first = [(name, 0, 300_000) for name in "hca"]
+    made = [
+        build(source, tmp_path / str(threads), threads=threads, first=first)
+        for threads in (1, 2)
+    ]
+    assert made[0].digest == made[1].digest
+
+
+def test_a_trace_of_units_becomes_ranges_of_files(tmp_path: Path) -> None:
+    source = tree(tmp_path / "tree")
+    image = build(source, tmp_path / "image", compression="none")
+    rows = everything(image)
+    assert {each.path for each in rows} == {
+        *"abcdefgh", "again", "same", "bin/tool", "sparse"
+    }  # fmt: skip
+    # Both files that share their content, and both names of one file, are there.
+    assert Range("c", 0, 300_000) in rows and Range("again", 0, 300_000) in rows
+    trace = Trace.load(
+        record(tmp_path / "trace", root_of(image), (200, 1), (0, 1), (200, 2))
+    )
+    found = traced_ranges(trace, tmp_path / "image", None, ACCESS)
+    assert len(found) == len(set(found))
+    assert {each.path for each in found} < {each.path for each in rows}
+    again = build(source, tmp_path / "other", compression="none", first=found)
+    assert {each.path for each in everything(again)[: len(found)]} == {
+        each.path for each in found
+    }
+
+
+def test_layers_of_an_image(tmp_path: Path) -> None:
+    """Only what is left of a file in the last layer that has it comes first."""
+    some = random.Random(4)
+    old, new, kept = (some.randbytes(200_000) for _ in range(3))
+    layout = Layout.made(tmp_path / "ordinary")
+    layout.tag(
+        ordinary_image(layout, {"a": old, "kept": kept}, {"a": new, "b": old}), "app"
+    )
+    name = LayoutName(tmp_path / "ordinary", "app")
+    options = BuildOptions(
+        unit_bytes=UNIT, compression="none", first=[("a", 0, 200_000)]
+    )
+    made = build_image(name, tmp_path / "sealed", options, platform="linux/amd64")
+    (blob,) = (
+        path
+        for path in (tmp_path / "sealed/blobs/sha256").iterdir()
+        if path.stat().st_size == made.data_bytes
+    )
+    assert made.first_bytes == 200_704
+    assert blob.read_bytes()[:200_000] == new
+    assert check_image(made.name, ACCESS).clean
+
+
+def test_what_a_trace_is_of_is_found(tmp_path: Path) -> None:
+    source = tree(tmp_path / "tree")
+    image = build(source, tmp_path / "image")
+    trace = Trace.load(record(tmp_path / "trace", root_of(image), (0, 3)))
+    found = traced_ranges(trace, tmp_path / "image", None, ACCESS)
+    assert found and found == traced_ranges(
+        trace, tmp_path / "other", image.name, ACCESS
+    )
+    with pytest.raises(UsageError, match="is not among .*, nor in .*/other"):
+        traced_ranges(trace, tmp_path / "other", None, ACCESS)
+    other = build(source, tmp_path / "other", compression="none")
+    with pytest.raises(UsageError, match="was not recorded of oci:.*/other:latest"):
+        traced_ranges(trace, tmp_path / "other", other.name, ACCESS)
+
+
+def test_packs_without_anything_first_are_as_before(tmp_path: Path) -> None:
+    image = build(tree(tmp_path / "tree"), tmp_path / "image")
+    header = inspect_image(image.name, ACCESS).header
+    assert b"first_bytes" not in header.to_line()
+
+
+@pytest.fixture
+def place(need: Need, sparse_path: Path) -> Iterator[Place]:
+    need(ROOT, BTRFS, LOOP, FUSE)
+    found = Place(sparse_path, "fuse")
+    yield found
+    found.take_all_down()
+
+
+@pytest.mark.fuse
+def test_a_volume_fetches_it_at_once(place: Place) -> None:
+    source = tree(place.root / "tree")
+    image = build(source, place.root / "image", first=[("f", 0, 300_000)])
+    units = -(-image.first_bytes // UNIT)
+    for _ in range(2):  # The second time, all of it is in the cache.
+        up_volume(NAME, place.definition(image=str(image.name)), base=place.base)
+        deadline = time.monotonic() + 60
+        while (done := device_map(NAME).prefetch_status()) is None or done.is_running:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert done.is_complete and done.units == units
+        # Read-ahead ends with a mapping.
+        ends = [each.end for each in device_map(NAME).list()]
+        assert ends == [image.first_bytes, image.data_bytes]
+        assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
+        assert place.command("down", NAME).returncode == 0
+
+
+@pytest.mark.fuse
+def test_a_detached_volume_fetches_nothing_first(place: Place) -> None:
+    source = tree(place.root / "tree")
+    image = build(source, place.root / "image", first=[("f", 0, 300_000)])
+    assert image.first_bytes > 0
+    definition = place.definition(image=str(image.name))
+    up_volume(NAME, definition, base=place.base)
+    detach_image(NAME, base=place.base)
+    down_volume(NAME, base=place.base)
+    up_volume(NAME, definition, base=place.base)
+    assert device_map(NAME).prefetch_status() is None
+    assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
+
+
+def test_usage(tmp_path: Path, need: Need) -> None:
+    place = Place(tmp_path, "fuse")
+    source = tree(tmp_path / "tree")
+    words = ("build", source, "--output", tmp_path / "image")
+    done = place.command(*words, "--traced", "oci:x", noun="image")
+    assert done.returncode == 2 and "--trace" in done.stderr
+    done = place.command(*words, "--trace", source / "small", noun="image")
+    assert done.returncode == 2 and "not a trace" in done.stderr
+    assert not (tmp_path / "image").exists()

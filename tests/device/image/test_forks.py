@@ -1,0 +1,509 @@
+"""Forks of a sealed image, as snapshots and as overlays: what is read, and who sees
+what; that they are kept, limited, and removed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.image_forks import (
+    BIG,
+    SMALL_FILES,
+    each_mode,
+    fetched_bytes,
+    fork,
+    up,
+)
+from support.stopping import killed_at_event
+from support.volume_support import NAME, Place
+
+from btrfs_ublk.base.signals import deferred, interruptible
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
+from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
+from btrfs_ublk.kernel.btrfs import commit_transaction, create_snapshot, filesystem_uuid
+from btrfs_ublk.kernel.mount import mount_now, unmount_now
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume import (
+    ForkMode,
+    apply_delta,
+    down_volume,
+)
+from btrfs_ublk.volume import forks as fork_module
+from btrfs_ublk.volume import forks_of_image, remove_volume, unfork_image, write_delta
+from btrfs_ublk.volume.device import find_device
+from btrfs_ublk.volume.mounts import mounts_of
+from btrfs_ublk.volume.store import volume_directory
+
+
+@contextmanager
+def using(directory: Path, *before: str) -> Iterator[int]:
+    """Run a process whose working directory is this one."""
+    process = subprocess.Popen(
+        [*before, "sh", "-c", "echo ready; exec sleep 100"],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_only_readers_of_data_fetch_them(place: Place) -> None:
+    """No data come by mount, lists, quotas, forks, clones, first writes, or a delta."""
+    top = place.target
+    subprocess.run(["ls", "-lR", top], check=True, stdout=subprocess.DEVNULL)
+    path = fork(place, "one", "snapshot", quota_bytes=MIB)
+    with open(path / "clone", "wb") as new, open(path / "big", "rb") as old:
+        fcntl.ioctl(new.fileno(), 0x40049409, old.fileno())  # FICLONE
+    with open(path / "big", "r+b") as file:
+        os.pwrite(file.fileno(), b"x" * 4 * KIB, MIB)
+    commit_transaction(top)
+    (layer,) = (top / "layers").iterdir()
+    read_only = top / "read-only"
+    argv = ["btrfs", "subvolume", "snapshot", "-r", path, read_only]
+    subprocess.run(argv, check=True, capture_output=True)
+    argv = ["btrfs", "send", "-q", "-p", layer, read_only]
+    delta = subprocess.run(argv, check=True, capture_output=True).stdout
+    assert b"x" * 4 * KIB in delta and len(delta) < len(BIG) // 8
+    assert fetched_bytes(place) == 0
+    assert (path / "big").read_bytes()[: 64 * KIB] == BIG[: 64 * KIB]
+    assert fetched_bytes(place) > 0
+    argv = ["btrfs", "subvolume", "delete", read_only]
+    subprocess.run(argv, check=True, capture_output=True)
+
+
+@each_mode
+def test_a_fork_can_be_written_to_and_fetches_nothing(
+    place: Place, mode: ForkMode
+) -> None:
+    before = fetched_bytes(place)
+    one, two = fork(place, "one", mode), fork(place, "two", mode)
+    with open(one / "big", "r+b") as file:
+        os.pwrite(file.fileno(), b"x" * 4 * KIB, MIB)
+    (one / "etc/motd").write_text("changed\n")
+    (one / "etc/3").unlink()
+    with open(one / "clone", "wb") as new, open(one / "big", "rb") as old:
+        fcntl.ioctl(new.fileno(), 0x40049409, old.fileno())  # FICLONE
+    commit_transaction(place.target)
+    assert fetched_bytes(place) == before
+    expected = BIG[:MIB] + b"x" * 4 * KIB + BIG[MIB + 4 * KIB :]
+    assert (one / "clone").read_bytes() == (one / "big").read_bytes() == expected
+    assert (two / "big").read_bytes() == BIG
+    assert (two / "etc/motd").read_text() == "hello\n"
+    assert (two / "etc/3").exists() and not (one / "etc/3").exists()
+    top = one.stat()
+    assert (top.st_mode & 0o7777, top.st_uid, top.st_gid) == (0o751, 3, 4)
+    assert os.getxattr(one, "user.of") == b"top"
+
+
+def test_new_files_of_an_overlay_have_inode_numbers_of_their_own(place: Place) -> None:
+    """Both sides have one device number, so `cp` and `mv` would take two files with
+    the same number for one."""
+    one = fork(place, "one", "overlay")
+    old = {path.lstat().st_ino for path in one.rglob("*")}
+    for number in range(3 * SMALL_FILES):
+        (one / f"new-{number}").write_text("new")
+    new = {path.lstat().st_ino for path in one.glob("new-*")}
+    assert len(new) == 3 * SMALL_FILES and not old & new
+    assert len({path.lstat().st_dev for path in one.iterdir() if path.is_file()}) == 1
+    for path in sorted((one / "etc").iterdir()):
+        shutil.copyfile(one / "new-0", path)
+        assert path.read_text() == "new"
+
+
+def test_overlays_share_the_page_cache(place: Place) -> None:
+    """What one has read, the next does not read from the device."""
+    paths = [fork(place, name, "overlay") / "big" for name in ("one", "two")]
+    device = find_device(volume_directory(NAME, place.base))
+    assert device is not None and device.path is not None
+    read_file = Path("/sys/class/block") / device.path.name / "stat"
+
+    def sectors() -> int:
+        return int(read_file.read_text().split()[2])
+
+    assert paths[0].read_bytes() == BIG
+    before = sectors()
+    assert paths[1].read_bytes() == BIG
+    assert sectors() == before
+
+
+@each_mode
+def test_forks_are_kept(place: Place, mode: ForkMode) -> None:
+    one = fork(place, "one", mode)
+    (one / "etc/motd").write_text("changed\n")
+    (one / "etc/3").unlink()
+    up(place)  # changes nothing
+    assert (one / "etc/motd").read_text() == "changed\n"
+    for _ in range(2):
+        assert down_volume(NAME, base=place.base)
+        assert not os.path.lexists(one)
+        up(place)
+        assert (one / "etc/motd").read_text() == "changed\n"
+        assert not (one / "etc/3").exists() and (one / "etc/4").exists()
+    (found,) = forks_of_image(NAME, base=place.base)
+    assert (found.name, found.mode, found.path) == ("one", mode, one)
+    assert found.is_mounted and found.used_bytes is None and found.quota_bytes is None
+    (layer,) = (place.target / "layers").iterdir()
+    assert found.layer == layer
+
+
+def test_up_mounts_what_is_missing(place: Place) -> None:
+    one, two = (fork(place, name, "overlay") for name in ("one", "two"))
+    (one / "etc/motd").write_text("changed\n")
+    unmount_now(one)
+    found = forks_of_image(NAME, base=place.base)
+    assert [each.is_mounted for each in found] == [False, True]
+    with pytest.raises(UsageError, match="already") as taken:
+        fork(place, "one", "overlay")
+    assert "`btrfs-ublk volume up`" in str(taken.value.hint)
+    up(place)
+    assert (one / "etc/motd").read_text() == "changed\n"
+    fsid = filesystem_uuid(place.target)
+    assert [x.target for x in mounts_of(fsid)] == [place.target, two, one]
+
+
+def test_one_broken_overlay_stops_no_other(place: Place) -> None:
+    fork(place, "one", "overlay")
+    two = fork(place, "two", "overlay")
+    down_volume(NAME, base=place.base)
+    up(place)
+    for name in ("one", "two"):
+        unmount_now(place.target / "forks" / name)
+    fork_module.upper_of(place.target, "one").rmdir()
+    up(place)
+    assert (two / "etc/motd").read_text() == "hello\n"
+    unfork_image(NAME, "one", base=place.base)
+    assert not os.path.lexists(place.target / "overlays/one")
+
+
+def test_an_overlay_is_durable_when_it_is_made(place: Place) -> None:
+    """What lies on the disk at this moment is what there is after a power loss."""
+    fork(place, "one", "overlay")
+    disk = volume_directory(NAME, place.base).sprout_image
+    copy = place.root / "after-power-loss.img"
+    subprocess.run(["cp", "--sparse=always", disk, copy], check=True, timeout=60)
+    down_volume(NAME, base=place.base)
+    subprocess.run(["cp", "--sparse=always", copy, disk], check=True, timeout=60)
+    up(place)
+    (found,) = forks_of_image(NAME, base=place.base)
+    assert (found.name, found.mode, found.is_mounted) == ("one", "overlay", True)
+    assert (found.path / "etc/motd").read_text() == "hello\n"
+
+
+def test_what_a_killed_command_left_is_removed(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    (layer,) = (place.target / "layers").iterdir()
+    fork(place, "zero", "overlay")
+    overlays = place.target / "overlays"
+    create_snapshot(layer, overlays, "one")
+    create_snapshot(layer, overlays, "two")
+    fork(place, "one", "overlay")
+    up(place)
+    assert sorted(os.listdir(overlays)) == ["one", "zero"]
+    assert "removed fork two, which a command left half made" in caplog.text
+    assert caplog.text.count("removed fork") == 1
+
+
+def test_a_signal_while_an_overlay_is_mounted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the overlay is there, which is then taken away."""
+    forks, overlays = place.target / "forks", place.target / "overlays"
+
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        with deferred():
+            signal.raise_signal(signal.SIGHUP)
+            mount_now(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module, "mount_now", interrupted)
+        with pytest.raises(KeyboardInterrupt) as raised, interruptible():
+            fork(place, "one", "overlay")
+        assert not getattr(raised.value, "__notes__", None)
+        assert os.listdir(forks) == os.listdir(overlays) == []
+    fork(place, "one", "overlay")
+    write_delta(NAME, "one", place.root / "delta", base=place.base)
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module, "mount_now", interrupted)
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            apply_delta(NAME, place.root / "delta", "two", base=place.base)
+    assert os.listdir(forks) == os.listdir(overlays) == ["one"]
+
+
+def test_a_signal_comes_after_a_fork_was_removed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork(place, "one", "overlay")
+
+    def interrupted(target: Path) -> None:
+        unmount_now(target)
+        signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setattr(fork_module, "unmount_now", interrupted)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        unfork_image(NAME, "one", base=place.base)
+    for name in ("forks", "overlays"):
+        assert os.listdir(place.target / name) == []
+
+
+@pytest.mark.parametrize(
+    "step", ["_unmount", "_discard", "is_subvolume", "delete_subvolumes"]
+)
+def test_the_name_of_a_fork_whose_removal_was_killed_is_free(
+    place: Place, step: str
+) -> None:
+    fork(place, "one", "overlay")
+    real, is_begun = getattr(fork_module, step), False
+    unmount = fork_module._unmount
+
+    def unmounted(target: Path) -> None:
+        nonlocal is_begun
+        unmount(target)
+        is_begun = True
+        if step == "_unmount":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(*arguments: Any) -> Any:
+        done = real(*arguments)
+        if is_begun:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    def remove() -> None:
+        setattr(fork_module, step, dying)
+        fork_module._unmount = unmounted
+        fork_module.remove_fork(place.target, "one")
+
+    assert killed_at_event(0, remove)
+    if step == "_unmount":  # it is not removed yet
+        up(place)
+        unfork_image(NAME, "one", base=place.base)
+    assert forks_of_image(NAME, base=place.base) == []
+    path = fork(place, "one", "overlay")
+    assert (path / "etc/motd").read_text() == "hello\n"
+
+
+def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:
+    one, two = (fork(place, name, "overlay") for name in ("one", "two"))
+    with using(one / "etc") as pid:
+        with pytest.raises(LeftoverError, match=f"pid {pid} .*forks/one/etc"):
+            down_volume(NAME, base=place.base)
+        assert (two / "etc/motd").exists()
+        with pytest.raises(LeftoverError, match=f"was not removed: pid {pid} "):
+            unfork_image(NAME, "one", base=place.base)
+        unfork_image(NAME, "two", base=place.base)
+    unshare = ("unshare", "--mount", "--propagation", "private")
+    with using(Path("/"), *unshare) as pid:
+        with pytest.raises(LeftoverError, match=f"another mount namespace.*{pid}"):
+            down_volume(NAME, base=place.base)
+        with pytest.raises(LeftoverError, match=f"was not removed: pid {pid} "):
+            unfork_image(NAME, "one", base=place.base)
+    assert down_volume(NAME, base=place.base)
+
+
+def test_copies_of_mounts_that_go_by_themselves_are_waited_for(place: Place) -> None:
+    """A server of another volume has one for a moment, when it starts."""
+    fork(place, "one", "overlay")
+
+    def copy_mounts() -> subprocess.Popen[bytes]:
+        words = "echo ready; exec sleep 0.3"
+        process = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", words],
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        return process
+
+    with copy_mounts():
+        unfork_image(NAME, "one", base=place.base)
+    with copy_mounts():
+        assert down_volume(NAME, base=place.base)
+
+
+def test_down_waits_for_users_that_come_late(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come when it has looked for users, and when some overlays are gone."""
+    monkeypatch.setattr("btrfs_ublk.volume.down.wait_for_users", lambda *_, **__: [])
+    one, two = (fork(place, name, "overlay") for name in ("one", "two"))
+    with using(one / "etc") as pid:
+        with pytest.raises(LeftoverError, match=f"is still up: .*pid {pid} "):
+            down_volume(NAME, base=place.base)
+        fsid = filesystem_uuid(place.target)
+        there = {each.target for each in mounts_of(fsid, fs_type="overlay")}
+        assert there == {one, two}
+        assert (two / "etc/motd").read_text() == "hello\n"
+    with subprocess.Popen(["sleep", "0.3"], cwd=one):
+        assert down_volume(NAME, base=place.base)
+
+
+@each_mode
+def test_a_fork_is_removed_with_all_it_has(place: Place, mode: ForkMode) -> None:
+    one = fork(place, "one", mode)
+    (one / "etc/new").write_text("new")
+    bound = place.root / "bound"
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", one, bound], check=True, timeout=60)
+    with pytest.raises(LeftoverError, match="it is mounted at .*bound as well"):
+        unfork_image(NAME, "one", base=place.base)
+    subprocess.run(["umount", bound], check=True, timeout=60)
+    unfork_image(NAME, "one", base=place.base)
+    assert os.listdir(one.parent) == [] and forks_of_image(NAME, base=place.base) == []
+    overlays = place.target / "overlays"
+    assert not overlays.exists() or os.listdir(overlays) == []
+    with pytest.raises(UsageError, match="no fork 'one'.*"):
+        unfork_image(NAME, "one", base=place.base)
+    again = fork(place, "one", mode)
+    assert not (again / "etc/new").exists()
+
+
+@each_mode
+def test_a_quota_is_right_to_the_block(place: Place, mode: ForkMode) -> None:
+    limit = 4 * MIB
+    one = fork(place, "one", mode, limit)
+    other = fork(place, "other", mode)
+    before = fetched_bytes(place)
+    (other / "more").write_bytes(os.urandom(2 * limit))
+    with pytest.raises(OSError) as caught, open(one / "new", "wb", 0) as file:
+        for _ in range(2 * limit // (4 * KIB)):
+            os.write(file.fileno(), os.urandom(4 * KIB))
+            os.fsync(file.fileno())
+    assert caught.value.errno == errno.EDQUOT
+    commit_transaction(place.target)
+    forks = {x.name: x for x in forks_of_image(NAME, base=place.base)}
+    used = forks["one"].used_bytes
+    assert used is not None and limit - 256 * KIB < used <= limit
+    assert forks["one"].quota_bytes == limit and forks["other"].quota_bytes is None
+    assert (forks["other"].used_bytes or 0) >= 2 * limit
+    assert fetched_bytes(place) == before
+    (one / "new").unlink()
+    commit_transaction(place.target)
+    (one / "new").write_bytes(os.urandom(MIB))
+    down_volume(NAME, base=place.base)
+    up(place)
+    assert forks_of_image(NAME, base=place.base)[0].quota_bytes == limit
+
+
+def test_of_a_fork_that_fails_only_enabled_quotas_stay(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork(place, "other", "overlay")
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module, "WORK", "no/such")
+        with pytest.raises(BtrfsUblkError, match="cannot make .*: No such file"):
+            fork(place, "one", "overlay", 4 * MIB)
+    for directory in ("forks", "overlays"):
+        assert os.listdir(place.target / directory) == ["other"]
+    fsid = filesystem_uuid(place.target)
+    mode = Path(f"/sys/fs/btrfs/{fsid}/qgroups/mode").read_text()
+    assert mode.strip() == "squota"
+
+
+def test_where_there_are_no_simple_quotas(place: Place) -> None:
+    with pytest.raises(UsageError, match="quota of 4K is too small"):
+        fork(place, "one", "snapshot", 4 * KIB)
+    subprocess.run(["btrfs", "quota", "enable", place.target], check=True, timeout=60)
+    with pytest.raises(CapabilityError, match="has quotas of the other kind"):
+        fork(place, "one", "snapshot", 4 * MIB)
+    assert not (place.target / "forks").exists()
+
+
+def test_a_kernel_without_simple_quotas(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know the number of the ioctl's command."""
+    monkeypatch.setattr("btrfs_ublk.kernel.btrfs._ENABLE_SIMPLE_QUOTA", 77)
+    with pytest.raises(CapabilityError, match="no fork can have a quota") as caught:
+        fork(place, "one", "overlay", 4 * MIB)
+    assert "Linux 6.7" in str(caught.value)
+    assert not (place.target / "overlays").exists()
+
+
+def test_overlays_have_checksums_as_the_image_has(place: Place) -> None:
+    """Otherwise copy-up would read the file instead of cloning it."""
+    fork(place, "one", "overlay")
+    upper = fork_module.upper_of(place.target, "one")
+    for path in (upper, upper.with_name("work")):
+        assert not get_attributes(path) & NO_COW
+
+
+def test_names_and_places_that_cannot_be(place: Place) -> None:
+    with pytest.raises(UsageError, match="cannot have a comma, a colon"):
+        fork(place, "a:b", "overlay")
+    fork(place, "a:b", "snapshot")
+    with pytest.raises(UsageError, match="a:b already"):
+        fork(place, "a:b", "snapshot")
+    fork(place, "one", "overlay")
+    with pytest.raises(UsageError, match="one already"):
+        fork(place, "one", "snapshot")
+    blocked = place.target / "overlays/two"
+    blocked.mkdir()
+    with pytest.raises(BtrfsUblkError, match="two already"):
+        fork(place, "two", "overlay")
+
+
+@pytest.mark.parametrize("name", fork_module.OUR_DIRECTORIES)
+def test_symbolic_links_are_not_followed(tmp_path: Path, name: str) -> None:
+    """What is below our directories is deleted, and mounted over."""
+    mount, elsewhere = tmp_path / "mount", tmp_path / "elsewhere"
+    (elsewhere / "one").mkdir(parents=True)
+    mount.mkdir()
+    (mount / name).symlink_to(elsewhere)
+    for use in (
+        lambda: fork_module.make_fork(mount, "one", tmp_path),
+        lambda: fork_module.mount_overlays(mount),
+        lambda: fork_module.list_forks(mount),
+        lambda: fork_module.remove_fork(mount, "one"),
+        lambda: fork_module.make_directory(mount / name, 0o700),
+    ):
+        with pytest.raises(BtrfsUblkError, match="link to .*/elsewhere, and not foll"):
+            use()
+    assert os.listdir(elsewhere) == ["one"]
+
+
+def test_an_image_that_brings_our_directories_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No formatter makes such an image, so another name stands for these."""
+    volume = volume_directory(NAME, place.base)
+    image = volume.definition().image
+    down_volume(NAME, base=place.base)
+    monkeypatch.setattr("btrfs_ublk.volume.image.OUR_DIRECTORIES", ("rootfs",))
+    up(place)  # it was looked at when the volume was made
+    down_volume(NAME, base=place.base)
+    remove_volume(NAME, base=place.base)
+    with pytest.raises(BtrfsUblkError, match="the image has 'rootfs' at its top"):
+        up(place, image)
+    assert not os.path.lexists(volume.path)
+
+
+def test_the_commands(place: Place) -> None:
+    done = place.command(
+        *("fork", NAME, "one", "--mode=overlay", "--quota=16M"), noun="image"
+    )
+    one = place.target / "forks/one"
+    assert (done.returncode, done.stdout) == (0, f"{one}\n"), done.stderr
+    place.command("fork", NAME, "two", "--mode=snapshot", noun="image")
+    done = place.command("forks", NAME, noun="image")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:2] for row in rows[1:]] == [["one", "overlay"], ["two", "snapshot"]]
+    assert "16 MiB" in done.stdout and str(one) in done.stdout
+    done = place.command("unfork", NAME, "one", noun="image")
+    assert done.returncode == 2 and "use --yes" in done.stderr
+    done = place.command("unfork", NAME, "one", "--yes", noun="image")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert os.listdir(one.parent) == ["two"]

@@ -1,0 +1,292 @@
+"""Volumes of images: from a layout or a registry, lazily, with forks that are kept.
+
+These images are of the other formatter, whose seed has one file of virtual data: where
+bytes come from, and what is kept, is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.needs import Need
+from support.registry_server import REGISTRY, Registry, registry_server
+from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
+from support.volume_support import NAME, Place, image_place
+from support.web_server import NGINX, web_server
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.build import BuiltImage, seal
+from btrfs_ublk.image.documents import digest_of
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.reference import Reference
+from btrfs_ublk.image.source import OpenedSource
+from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.kernel.btrfs import create_subvolume, reached_inode, set_read_only
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume import (
+    VolumeDefinition,
+    down_volume,
+    fork_image,
+    remove_volume,
+    show_volume,
+    up_volume,
+)
+from btrfs_ublk.volume.store import volume_directory
+
+DATA = random.Random(5).randbytes(8 * MIB)
+UNIT = 64 * KIB
+CHAIN = digest_of(b"the only layer")
+
+
+def image_of_a_file(path: Path) -> tuple[BuiltImage, int]:
+    """Make an image; return it, and the inode of its file."""
+    made = path.with_name("made")
+    made.mkdir()
+    seed = make_seed(made / "seed.img", virtual_data_size=len(DATA), metadata_only=True)
+    (made / "data").write_bytes(DATA)
+    units = [DATA[at : at + UNIT] for at in range(0, len(DATA), UNIT)]
+    (made / "digests").write_bytes(
+        b"".join(hashlib.sha256(unit).digest() for unit in units)
+    )
+    report: dict[str, Any] = {
+        "device_bytes": seed.device_bytes,
+        "fsid": str(seed.fsid),
+        "unit": UNIT,
+        "layers": [{"chain_id": CHAIN, "diff_id": CHAIN, "subvolume": 256}],
+        "counts": {"first_bytes": 0},
+    }
+    opened = OpenedSource(layers=(), config={"os": "linux", "architecture": "amd64"})
+    image = seal(Layout.made(path), made, report, opened, "app")
+    return image, seed.virtual_data.inode
+
+
+@pytest.fixture
+def place(
+    need: Need,
+    sparse_path: Path,
+    front_end: FrontEndName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Place]:
+    need(ROOT, BTRFS, LOOP)
+    found = image_place(sparse_path, monkeypatch, front_end)
+    yield found
+    found.take_all_down()
+
+
+@pytest.fixture
+def registry(need: Need, tmp_path: Path) -> Iterator[Registry]:
+    need(REGISTRY)
+    with registry_server(tmp_path, tls=True) as server:
+        yield server
+
+
+def content(mount: Path, inode: int) -> bytes:
+    with reached_inode(mount, inode) as path:
+        return path.read_bytes()
+
+
+def fork_and_write(place: Place) -> None:
+    """Do what has its layers in the image of mkimage by hand: make one, and a fork."""
+    (place.target / "layers").mkdir()
+    layer = create_subvolume(place.target / "layers", CHAIN)
+    (layer / "os-release").write_text("ID=base\n")
+    set_read_only(layer)
+    one = fork_image(NAME, "one", base=place.base)
+    assert one == place.target / "forks" / "one"
+    (one / "os-release").write_text("ID=changed\n")
+    two = fork_image(NAME, "two", layer=CHAIN, base=place.base)
+    assert (two / "os-release").read_text() == "ID=base\n"
+    with pytest.raises(UsageError, match="already"):
+        fork_image(NAME, "one", base=place.base)
+    with pytest.raises(UsageError, match="has no layer"):
+        fork_image(NAME, "three", layer=digest_of(b""), base=place.base)
+    for name in ("", ".", "a/b", "a" * 256):
+        with pytest.raises(UsageError, match="cannot be the name of a fork"):
+            fork_image(NAME, name, base=place.base)
+
+
+def test_from_a_layout(place: Place) -> None:
+    image, inode = image_of_a_file(place.root / "image")
+    definition = place.definition(image=str(image.name))
+    volume = up_volume(NAME, definition, base=place.base)
+    assert volume.mount == place.target and volume.size_bytes == len(DATA)
+    assert content(place.target, inode) == DATA
+    fork_and_write(place)
+    assert up_volume(NAME, definition, base=place.base).is_up  # changes nothing
+    assert down_volume(NAME, base=place.base)
+    with pytest.raises(UsageError, match="is down"):
+        fork_image(NAME, "late", base=place.base)
+
+    up_volume(NAME, definition, base=place.base)
+    forks = place.target / "forks"
+    assert (forks / "one/os-release").read_text() == "ID=changed\n"
+    assert (forks / "two/os-release").read_text() == "ID=base\n"
+    assert content(place.target, inode) == DATA
+    with pytest.raises(UsageError, match="was made of oci:.*, not of none"):
+        up_volume(NAME, place.definition(), base=place.base)
+    down_volume(NAME, base=place.base)
+    remove_volume(NAME, base=place.base)
+
+
+def test_from_a_registry(place: Place, registry: Registry) -> None:
+    image, inode = image_of_a_file(place.root / "image")
+    target = Reference(registry.host, "some/app", "1")
+    layout = Layout.opened(image.name.path)
+    with open_repository(
+        target, RegistryAccess(ca_file=registry.ca_file), writing=True
+    ) as repository:
+        push_image(layout, layout.find("app"), target, repository)
+    definition = place.definition(image=str(target), image_ca_file=registry.ca_file)
+    with pytest.raises(BtrfsUblkError, match="no sealed image may come from"):
+        up_volume(NAME, definition, base=place.base)
+    assert not os.path.lexists(volume_directory(NAME, place.base).path)
+    (place.root / "etc").mkdir()
+    (place.root / "etc/images.toml").write_text(f'[[allow]]\nfrom = "{target.place}"\n')
+    up_volume(NAME, definition, base=place.base)
+    cached = show_volume(NAME, base=place.base)
+    assert cached.is_up
+    assert content(place.target, inode) == DATA
+    fork_and_write(place)
+    down_volume(NAME, base=place.base)
+    up_volume(NAME, definition, base=place.base)
+    assert (place.target / "forks/one/os-release").read_text() == "ID=changed\n"
+    assert content(place.target, inode) == DATA
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
+def test_from_a_bucket(
+    need: Need, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says where the store is and who asks it is kept with the volume."""
+    need(WEED)
+    image, inode = image_of_a_file(place.root / "image")
+    target = Reference(f"s3://{BUCKET}", "images/app", "1")
+    layout = Layout.opened(image.name.path)
+    keys = place.root / "credentials"
+    keys.touch(mode=0o600)
+    keys.write_text(
+        f"[default]\naws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}"
+    )
+    with s3_server(tmp_path) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+        with open_repository(target, RegistryAccess(), writing=True) as repository:
+            push_image(layout, layout.find("app"), target, repository)
+        (place.root / "etc").mkdir()
+        (place.root / "etc/images.toml").write_text(
+            f'[[allow]]\nfrom = "{target.place}"\n'
+        )
+        definition = place.definition(image=str(target))
+        up_volume(NAME, definition, base=place.base)
+        assert content(place.target, inode)[: 2 * MIB] == DATA[: 2 * MIB]
+        down_volume(NAME, base=place.base)
+        for name in ("AWS_ENDPOINT_URL", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.delenv(name)
+        up_volume(NAME, definition, base=place.base)
+        assert content(place.target, inode) == DATA
+        fork_and_write(place)
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
+def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
+    need(NGINX)
+    with web_server(tmp_path) as server:
+        image, inode = image_of_a_file(server.files / "app")
+        name = f"{server.tls_url('files/app')}@{image.sealed}"
+        definition = place.definition(image=name, image_ca_file=server.ca)
+        up_volume(NAME, definition, base=place.base)
+        assert content(place.target, inode) == DATA
+        ranges = [
+            x for x in server.served() if x["path"].startswith("/files/app/blobs")
+        ]
+        assert any(x["status"] == "206" for x in ranges)
+
+
+def test_the_commands_do_the_same(place: Place, registry: Registry) -> None:
+    image, inode = image_of_a_file(place.root / "image")
+    ca = ("--ca-file", registry.ca_file)
+    name = f"{registry.host}/some/app:1"
+    assert place.command("push", image.name, name, *ca, noun="image").returncode == 0
+    by_digest = f"{registry.host}/some/app@{image.sealed}"
+    if place.front_end == "fuse":
+        done = place.command(
+            *("up", by_digest, NAME, *ca, "--writable=256M"),
+            *("--mount", place.target),
+            noun="image",
+        )
+        assert (done.returncode, done.stdout) == (0, f"{place.target}\n"), done.stderr
+    else:
+        place.command(
+            *("up", NAME, "--image", by_digest, "--image-ca-file", registry.ca_file),
+            *("--front-end=ublk", "--writable=256M", "--mount", place.target),
+        )
+    assert content(place.target, inode) == DATA
+    fork_and_write(place)
+    done = place.command("fork", NAME, "three", noun="image")
+    assert done.stdout == f"{place.target}/forks/three\n", done.stderr
+    assert place.command("down", NAME, noun="image").returncode == 0
+    # What it is made of is kept, so that the name will do.
+    done = place.command("up", NAME)
+    assert done.returncode == 0, done.stderr
+    text = (place.target / "forks/one/os-release").read_text()
+    assert text == "ID=changed\n"
+    done = place.command("up", name, NAME, *ca, noun="image")
+    assert done.returncode == 2 and "was made of" in done.stderr
+
+
+def test_changed_data_are_not_delivered(place: Place) -> None:
+    image, inode = image_of_a_file(place.root / "image")
+    layout = Layout.opened(image.name.path)
+    path = layout.blob(digest_of(DATA))
+    path.chmod(0o600)
+    with open(path, "r+b") as file:
+        file.seek(3 * UNIT + 5)
+        file.write(bytes([DATA[3 * UNIT + 5] ^ 1]))
+    up_volume(NAME, place.definition(image=str(image.name)), base=place.base)
+    with reached_inode(place.target, inode) as at, open(at, "rb") as file:
+        assert os.pread(file.fileno(), UNIT, 0) == DATA[:UNIT]
+        with pytest.raises(OSError, match="Input/output error"):
+            os.pread(file.fileno(), UNIT, 3 * UNIT)
+        assert os.pread(file.fileno(), UNIT, 6 * UNIT) == DATA[6 * UNIT : 7 * UNIT]
+
+
+def test_a_changed_pack_is_refused_before_anything_is_made(place: Place) -> None:
+    image, _ = image_of_a_file(place.root / "image")
+    layout = Layout.opened(image.name.path)
+    (pack,) = (
+        path
+        for path in (layout.path / "blobs/sha256").iterdir()
+        if path.stat().st_size == image.pack_bytes
+    )
+    pack.chmod(0o600)
+    pack.write_bytes(pack.read_bytes()[:-1] + b"x")
+    with pytest.raises(BtrfsUblkError, match="it was changed, or is damaged"):
+        up_volume(NAME, place.definition(image=str(image.name)), base=place.base)
+    assert not os.path.lexists(volume_directory(NAME, place.base).path)
+
+
+def test_a_volume_without_an_image_has_no_layers(place: Place) -> None:
+    up_volume(NAME, place.definition(), base=place.base)
+    with pytest.raises(UsageError, match="was not made of an image"):
+        fork_image(NAME, "one", base=place.base)
+    other = place.definition(image=f"oci:{place.root}/nothing:app")
+    with pytest.raises(UsageError, match="was made of no image"):
+        up_volume(NAME, other, base=place.base)
+
+
+def test_names_of_images_in_definitions() -> None:
+    with pytest.raises(UsageError, match="is not an absolute path"):
+        VolumeDefinition(image="oci:here:app")
+    with pytest.raises(UsageError, match="names no image"):
+        VolumeDefinition(image="nothing")

@@ -1,0 +1,221 @@
+"""Reads of lazy segments that the fetcher answers itself, over the FUSE connection of
+the thread that has received them: while servers are killed and replaced, and where
+there are fewer records than readers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.fuse_servers import TIMEOUT_S, Servers
+from support.needs import Need
+from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.scripted_server import scripted_server
+from support.store_shell import root_of, units_of
+from support.virtual_data import VirtualData
+from support.waiting import wait_until
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
+from btrfs_ublk.server import BlockServer, Description, LazySegment
+from btrfs_ublk.units import BLOCK_BYTES
+
+pytestmark = pytest.mark.fuse
+
+READERS = 16
+FEW = ("--queues", "1", "--depth", "2")
+
+
+@pytest.fixture
+def origin(need: Need) -> Iterator[Origin]:
+    need(FUSE, LOOP)
+    origin = Origin()
+    yield origin
+    origin.go_on.set()
+
+
+@pytest.fixture
+def description(
+    sanitized_build: Path, sparse_path: Path, origin: Origin
+) -> Iterator[Description]:
+    """A source of the origin, with digests and without a cache."""
+    with scripted_server(origin) as server:
+        source = source_of(server.url())
+        units = units_of(DATA, UNIT)
+        root = root_of(units, size_bytes=SIZE, unit_bytes=UNIT)
+        virtual = VirtualData(sanitized_build, sparse_path, SIZE)
+        virtual.add(source | {"root": root}, DATA, 0)
+        segment = LazySegment(offset=0, length=SIZE, map=str(virtual.map))
+        yield Description(SIZE, [segment])
+        origin.go_on.set()
+
+
+@pytest.fixture
+def sanitized(sanitized_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
+    for name, value in SANITIZER_ENVIRONMENT.items():
+        # The leak checker needs /proc, which the server's namespace lacks.
+        value = value.replace("detect_leaks=1", "detect_leaks=0")
+        monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def reading(path: str) -> Iterator[dict[int, Future[bytes]]]:
+    """Reads of a block each, of as many units, by offset."""
+    blocks = UNIT // BLOCK_BYTES
+    at = [unit * UNIT + unit % blocks * BLOCK_BYTES for unit in range(READERS)]
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with ThreadPoolExecutor(READERS) as pool:
+            yield {each: pool.submit(os.pread, fd, BLOCK_BYTES, each) for each in at}
+    finally:
+        os.close(fd)
+
+
+def _asks_more(origin: Origin, before: int) -> bool:
+    return len(origin.asked) > before
+
+
+def must_be_right(reads: dict[int, Future[bytes]]) -> None:
+    for offset, read in reads.items():
+        found = read.result(timeout=TIMEOUT_S)
+        assert found == DATA[offset : offset + BLOCK_BYTES], offset
+
+
+@pytest.mark.parametrize("options", [(), FEW])
+def test_a_killed_server_leaves_its_reads_to_the_next(
+    sanitized: None,
+    sparse_path: Path,
+    description: Description,
+    origin: Origin,
+    options: Sequence[str],
+) -> None:
+    origin.held_units = UNITS
+    servers = Servers(sparse_path, description)
+    with ExitStack() as stack:
+        stack.callback(servers.close)
+        ready = servers.start("--recovery", "auto", *options)
+        kept = stack.enter_context(servers.keep(ready))
+        stack.callback(origin.go_on.set)
+        reads = stack.enter_context(reading(ready["file"]))
+        for _ in range(3):
+
+            wait_until(partial(_asks_more, origin, len(origin.asked)))
+            servers.kill()
+            servers.take_over(kept)
+        origin.go_on.set()
+        must_be_right(reads)
+
+
+@pytest.mark.parametrize("options", [(), FEW])
+def test_a_server_that_leaves_answers_first(
+    sanitized: None,
+    sparse_path: Path,
+    description: Description,
+    origin: Origin,
+    options: Sequence[str],
+) -> None:
+    """What it has received, it waits for; the rest is the next one's."""
+    origin.held_units = UNITS
+    address = str(sparse_path / "socket")
+    servers = Servers(sparse_path, description)
+    with ExitStack() as stack:
+        stack.callback(servers.close)
+        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(address)
+        listening.listen()
+        listen = ["--listen-fd", str(listening.fileno())]
+        ready = servers.start(
+            *("--recovery", "auto", *listen, *options), keep=[listening.fileno()]
+        )
+        kept = stack.enter_context(servers.keep(ready))
+        stack.callback(origin.go_on.set)
+        reads = stack.enter_context(reading(ready["file"]))
+        wait_until(lambda: bool(origin.asked))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address)
+            client.sendall(b'{"request": "handover"}\n')
+            assert json.loads(client.recv(4096))["reply"] == "handover"
+            assert servers.running.poll() is None
+            origin.go_on.set()
+            assert servers.running.wait(TIMEOUT_S) == 4, servers.errors()
+        servers.kill()
+        servers.take_over(kept)
+        must_be_right(reads)
+
+
+def test_a_server_that_is_stopped_fails_them(
+    sanitized: None, sparse_path: Path, description: Description, origin: Origin
+) -> None:
+    origin.held_units = UNITS
+    servers = Servers(sparse_path, description)
+    with ExitStack() as stack:
+        stack.callback(servers.close)
+        ready = servers.start()
+        stack.callback(origin.go_on.set)
+        reads = stack.enter_context(reading(ready["file"]))
+        wait_until(lambda: bool(origin.asked))
+        servers.running.terminate()
+        wait_until(lambda: "the device is in use" in servers.errors())
+        servers.running.terminate()
+        for read in reads.values():
+            assert isinstance(read.exception(timeout=TIMEOUT_S), OSError)
+        origin.go_on.set()
+        assert servers.running.wait(TIMEOUT_S) == 0, servers.errors()
+
+
+def test_fewer_records_than_readers(
+    sanitized: None, sparse_path: Path, description: Description, origin: Origin
+) -> None:
+    """A thread that has lent all its records waits for them."""
+    servers = Servers(sparse_path, description)
+    with ExitStack() as stack:
+        stack.callback(servers.close)
+        ready = servers.start(*FEW)
+        for _ in range(3):
+            with reading(ready["file"]) as reads:
+                must_be_right(reads)
+
+
+def _sleeps(pid: int) -> int:
+    """Count how often threads of the front end, named as the server, began to wait."""
+    count = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        if (thread / "comm").read_text().startswith("btrfs-ublk"):
+            status = (thread / "status").read_text()
+            count += int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+    return count
+
+
+def test_who_has_received_a_read_is_not_woken_for_its_answer(
+    description: Description,
+) -> None:
+    with BlockServer(description, front_end="fuse") as server:
+        assert server.file is not None
+        reads = server.stats().kinds["lazy"].reads
+        fd = os.open(server.file, os.O_RDONLY)
+        try:
+            before = _sleeps(server.pid)
+            for unit in random.Random(1).sample(range(UNITS), UNITS):
+                found = os.pread(fd, BLOCK_BYTES, unit * UNIT)
+                assert found == DATA[unit * UNIT : unit * UNIT + BLOCK_BYTES]
+            slept = _sleeps(server.pid) - before
+        finally:
+            os.close(fd)
+        stats = server.stats()
+    assert stats.kinds["lazy"].reads == reads + UNITS
+    assert stats.kinds["lazy"].latency.reads.count == stats.kinds["lazy"].reads
+    assert all(queue.in_flight == 0 for queue in stats.queues)
+    assert 1 <= max(queue.max_in_flight for queue in stats.queues)
+    # Once for each read, and a few times for what else there is.
+    assert slept < 1.5 * UNITS, slept

@@ -1,0 +1,235 @@
+"""``btrfs-ublk map``, on devices of ``btrfs-ublk device``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.device_support import description_file, device_command, map_command
+from support.needs import Need
+
+from btrfs_ublk.base.capabilities import FUSE, ROOT
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.device import show_device
+from btrfs_ublk.server import Description, LazySegment
+from btrfs_ublk.units import GIB, KIB, MIB
+
+NAME = "map-command"
+
+
+def good(*arguments: str | Path, stdin: str = "") -> str:
+    done = map_command(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(3 * MIB + 77))
+    return path
+
+
+@pytest.fixture
+def device(
+    need: Need, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    need(ROOT, FUSE)
+    monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    segment = LazySegment(
+        offset=0,
+        length=GIB,
+        map=str(tmp_path / "it.map"),
+        cache=str(tmp_path / "cache"),
+        deadline_s=5,
+    )
+    description = description_file(tmp_path, Description(GIB, [segment]))
+    done = device_command("up", NAME, description, "--front-end", "fuse")
+    assert done.returncode == 0, done.stderr
+    yield Path(done.stdout.strip())
+    done = device_command("down", NAME)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_from_digest_to_drain(device: Path, data: Path, tmp_path: Path) -> None:
+    digests = tmp_path / "digests"
+    root = good("digest", data, "--unit", "64K", "-o", digests).strip()
+    assert digests.stat().st_size == 32 * 49
+    given = "--unit", "64K", "--digests", digests, "--root", root
+    words = good("add", NAME, "--file", data, "--offset", "1M", *given).split()
+    assert words == [str(MIB), str(3 * MIB + 4096), "mapped"]
+    assert "already" in good("add", NAME, "--file", data, "--offset", "1M", *given)
+    expected = data.read_bytes()
+    assert read_direct(device, MIB, 3 * MIB) == expected[: 3 * MIB]
+
+    listed = json.loads(good("list", NAME, "--json"))
+    assert [(x["offset"], x["digests"]) for x in listed] == [(MIB, "given")]
+    assert "given" in good("list", NAME)
+    shown = json.loads(good("show", NAME, "2M", "--json"))
+    assert shown["source"]["description"]["root"] == root
+    assert "it.map" in good("stats", NAME) and "mirrors" in good("show", NAME, "2M")
+    drained = json.loads(good("drain", NAME, "--json"))
+    assert drained["fetched_bytes"] + drained["cached_bytes"] == len(expected)
+    assert drained["failed_units"] == 0
+    assert good("verify", NAME, "--ask") == "all is well\n"
+    data.write_bytes(b"another")
+    done = map_command("verify", NAME, "--ask")
+    assert done.returncode == 1 and "source 1: mirror 0 (file)" in done.stdout
+    assert read_direct(device, MIB, 3 * MIB) == expected[: 3 * MIB]
+
+
+def test_a_compressed_file_from_index_to_drain(device: Path, tmp_path: Path) -> None:
+    expected = os.urandom(MIB) + bytes(MIB) + b"words " * 100_000 + os.urandom(777)
+    path, index = tmp_path / "data.gz", tmp_path / "index"
+    path.write_bytes(gzip.compress(expected))
+    words = good("index", path, "--codec", "gzip", "--spacing", "256K", "-o", index)
+    assert words.startswith("2.573 MiB come of 1.00") and "points take" in words
+    digests = tmp_path / "digests"
+    root = good("digest", path, "--index", index, "-o", digests).strip()
+    given = "--codec", "gzip", "--index", index, "--digests", digests, "--root", root
+    length = -(-len(expected) // 4096) * 4096
+    words = good("add", NAME, "--file", path, "--offset", "0", *given)
+    assert words.split() == ["0", str(length), "mapped"]
+    assert "already" in good("add", NAME, "--file", path, "--offset", "0", *given)
+    padded = expected + bytes(length - len(expected))
+    for offset in (length - 4096, MIB - 4096, 0):
+        assert read_direct(device, offset, 4096) == padded[offset:][:4096]
+    assert json.loads(good("drain", NAME, "--json"))["failed_units"] == 0
+    assert good("verify", NAME, "--ask") == "all is well\n"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert read_direct(device, 0, length) == padded  # of the cache
+
+
+def test_other_sources_and_a_restart(device: Path, data: Path, tmp_path: Path) -> None:
+    good("add", NAME, "--memset", "97", "--size", "1M", "--offset", "0")
+    good("add", NAME, "--pattern", "--size", "1G", "--length", "1M")
+    source = tmp_path / "source.json"
+    source.write_text(json.dumps({"kind": "file", "path": str(data)}))
+    good("add", NAME, "--source", source, "--alignment", "64M", "--length", "3M")
+    mirrors = (
+        "--file",
+        "/nowhere",
+        "--mirror",
+        json.dumps({"kind": "file", "path": str(data)}),
+    )
+    size = str(data.stat().st_size)
+    good("add", NAME, *mirrors, "--size", size, "--start", "128M")
+    assert read_direct(device, 0, 4096) == b"a" * 4096
+    assert read_direct(device, MIB + 8, 0) == b""
+    assert read_direct(device, MIB, 4096)[8:16] == (8).to_bytes(8, "little")
+    for offset in (64 * MIB, 128 * MIB):
+        assert read_direct(device, offset, 4096) == data.read_bytes()[:4096]
+    before = good("list", NAME)
+    server = show_device(NAME).state.server
+    assert server is not None
+    os.kill(server.pid, 9)
+    assert server.wait(timeout_s=60)  # else it may be taken for one that serves
+    done = device_command("recover", NAME)
+    assert done.returncode == 0, done.stderr
+    assert good("list", NAME) == before
+
+
+def test_bulk(device: Path) -> None:
+    lines = [json.dumps({"kind": "memset", "size": GIB, "byte": 7})]
+    lines += [json.dumps([None, 4096, 0, 4096 * number]) for number in range(3000)]
+    said = good("add", NAME, "--bulk", "-", stdin="\n".join(lines))
+    assert said == "3000 mappings, 0 of them were there already\n"
+    said = good("add", NAME, "--bulk", "-", "--json", stdin="\n".join(lines))
+    assert [x["offset"] for x in json.loads(said)] == [4096 * x for x in range(3000)]
+    assert all(x["existed"] for x in json.loads(said))
+    done = map_command(
+        "add", NAME, "--bulk", "-", stdin=lines[0] + "\n[0, 4096, 0, 0]\n" * 9
+    )
+    assert done.returncode == 0
+    done = map_command(
+        "add", NAME, "--bulk", "-", stdin=lines[0] + "\n[0, 4096, 0, 4096]"
+    )
+    assert done.returncode == 1 and "are mapped already" in done.stderr
+    blamed = (
+        (
+            [lines[0], '{"kind": "file", "path": "/none"}'],
+            "source 1 (counted from 0): c",
+        ),
+        ([*lines[:2], "[0, 4096, 0, 4096]"], "mapping 1 (counted from 0): 4096 bytes"),
+    )
+    for several, message in blamed:
+        done = map_command("add", NAME, "--bulk", "-", stdin="\n".join(several))
+        assert f"error: {message}" in done.stderr
+    for wrong in ("[1]", "7", "{", '["a", 1, 2, 3]'):
+        done = map_command("add", NAME, "--bulk", "-", stdin=wrong)
+        assert done.returncode == 2 and "line 1" in done.stderr, done.stderr
+
+
+def test_wrong_usage(device: Path, data: Path) -> None:
+    for words, message in (
+        (["add", NAME], "one source is needed"),
+        (
+            ["add", NAME, "--memset", "1"],
+            "of kind memset has no end\n  hint: say how la",
+        ),
+        (["add", NAME, "--memset", "1", "--pattern", "--size", "1M"], "only one"),
+        (["add", NAME, "--file", data, "--offset", "5"], "multiples of 4096"),
+        (["add", NAME, "--file", data, "--offset", "x"], "not a size"),
+        (["add", NAME, "--file", data, "--offset", "70T"], "could never be read"),
+        (["add", NAME, "--file", data, "--offset", "8E"], "'8E' is too large"),
+        (["list", NAME, "--start", "99E"], "'99E' is too large"),
+        (["list", NAME, "--start=2G", "--end=1G"], "--start 2G is beyond --end 1G"),
+        (["drain", NAME, "--start=2G", "--end=1G"], "--start 2G is beyond --end 1G"),
+        (["add", NAME, "--pattern", "--size=4K", "--start=2G", "--end=1G"], "beyond"),
+        (["add", NAME, "--file", data, "--source-offset", "4M"], "nothing from"),
+        (["add", NAME, "--file", "/no\udcff"], r"'/no\udcff' is not UTF-8"),
+        (["list", NAME, "--map", "/no\udcff"], r"'/no\udcff' is not UTF-8"),
+        (["add", NAME, "--mirror", "7", "--size", "4K"], "not a JSON object"),
+        (["add", NAME, "--file", data, "--unit", "5000"], '"unit" is 5000'),
+        (["add", NAME, "--bulk", "-", "--size", "4K"], "--bulk says all"),
+        (["add", "no-such", "--pattern", "--size", "4K"], "no-such"),
+        (["show", NAME], "either OFFSET or --source"),
+        (["digest", data, "--unit", "3K"], "a power of two"),
+        (["digest", "/nowhere"], "File '/nowhere' does not exist"),
+    ):
+        done = map_command(*words)
+        assert done.returncode == 2 and message in done.stderr, (words, done.stderr)
+    assert json.loads(good("list", NAME, "--json")) == []
+    done = map_command("add", NAME, "--file", "/nowhere")
+    assert done.returncode == 1 and "'/nowhere': No such file" in done.stderr
+    done = map_command("show", NAME, "0")
+    assert done.returncode == 1 and "nothing is mapped at 0" in done.stderr
+
+
+def test_a_socket_that_is_a_symbolic_link(device: Path, tmp_path: Path) -> None:
+    assert device.is_block_device()
+    control = tmp_path / "run" / "devices" / NAME / "control"
+    control.rename(control.with_name("elsewhere"))
+    control.symlink_to("elsewhere")
+    done = map_command("list", NAME)
+    assert done.returncode == 1 and "is a symbolic link" in done.stderr
+    control.with_name("elsewhere").replace(control)
+    assert json.loads(good("list", NAME, "--json")) == []
+
+
+def test_a_device_without_a_map(
+    need: Need, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(ROOT, FUSE)
+    monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    path = description_file(tmp_path)
+    done = device_command("up", NAME, path, "--front-end", "fuse")
+    assert done.returncode == 0, done.stderr
+    try:
+        done = map_command("list", NAME)
+        assert done.returncode == 2 and "none of its segments is lazy" in done.stderr
+    finally:
+        device_command("down", NAME)
+
+
+def test_root_of_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    text = good("digest", tmp_path / "empty", "--json")
+    found = json.loads(text)
+    assert (found["size"], found["unit"]) == (0, 256 * KIB)

@@ -1,0 +1,574 @@
+"""Prefetching into the cache, by trace or by range; and traces of first reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.device_support import description_file, device_command
+from support.needs import Need, Serve
+from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.scripted_server import ScriptedServer, scripted_server
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.content import (
+    Addition,
+    MapClient,
+    Prefetch,
+    Trace,
+    TraceSource,
+    TraceWriter,
+)
+from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.content.maps import Refused
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.ops.monitor.metrics import metrics_text
+from btrfs_ublk.server import BlockServer, Description, LazySegment
+from btrfs_ublk.units import MIB
+
+NAME = "prefetched"
+TIMEOUT_S = 60
+BLOCK = 4096  # of traces
+
+fuse = pytest.mark.fuse
+
+
+@pytest.fixture
+def origin() -> Origin:
+    return Origin()
+
+
+@pytest.fixture
+def web(origin: Origin) -> Iterator[ScriptedServer]:
+    with scripted_server(origin) as server:
+        yield server
+        origin.go_on.set()
+
+
+def describe(directory: Path, *, cached: bool = True) -> Description:
+    segment = LazySegment(
+        offset=0,
+        length=SIZE,
+        map=str(directory / "it.map"),
+        cache=str(directory / "cache") if cached else None,
+        deadline_s=20,
+    )
+    return Description(SIZE, [segment])
+
+
+def until_over(client: MapClient, begun: Prefetch) -> Prefetch:
+    now: Prefetch | None = begun
+    end_s = time.monotonic() + TIMEOUT_S
+    while now is not None and now.is_running:
+        assert time.monotonic() < end_s, now
+        now = client.prefetch_status(follow=begun.id)
+    assert now is not None and now.id == begun.id
+    return now
+
+
+def test_records_and_replays(
+    serve: Serve,
+    sanitized_helpers: None,
+    sparse_path: Path,
+    origin: Origin,
+    web: ScriptedServer,
+) -> None:
+    """By each front end; then the source is gone, and nobody misses it."""
+    draw = random.Random(1)
+    order = draw.sample(range(UNITS), 24)
+    directories = [sparse_path / name for name in ("one", "other")]
+    for directory in directories:
+        directory.mkdir()
+    with serve(describe(directories[0])) as server:
+        server.map_add([source_of(web.url())], [Addition(offset=0)])
+        client = server.map()
+        for keys in ({}, {"unit": UNIT}):  # clients of 0.1.0, and of others
+            with pytest.raises(UsageError, match="blocks of 4096 bytes, which") as old:
+                client._request("trace-start", **keys)
+            assert "version of the server" in str(old.value.hint)
+        for _ in range(2):  # what is cached already is noted as well
+            number, block_bytes = client.trace_start()
+            assert block_bytes == BLOCK
+            with pytest.raises(Refused, match="another recording"):
+                client.trace_start()
+            for unit in [*order, *order[:5]]:
+                wanted = DATA[unit * UNIT :][:4096]
+                assert read_direct(server.device, unit * UNIT, 4096) == wanted
+            page = client.trace_read(number, 0, stop=True)
+            noted = [number * BLOCK for _, number, _ in page["reads"]]
+            assert noted == [unit * UNIT for unit in order]
+            times = [at_ms for _, _, at_ms in page["reads"]]
+            assert times == sorted(times) and page["lost"] == 0
+        with pytest.raises(Refused, match="is over"):
+            client.trace_read(number, 0)
+        number, _ = client.trace_start(limit=3)
+        for unit in order[:8]:
+            read_direct(server.device, unit * UNIT, 4096)
+        page = client.trace_read(number, 0, stop=True)
+        assert len(page["reads"]) == 3 and page["lost"] == 5
+    origin.asked.clear()
+    with serve(describe(directories[1])) as server:
+        server.map_add([source_of(web.url())], [Addition(offset=0)])
+        client = server.map()
+        (source,) = client.sources()
+        extents = [(source["id"], unit * UNIT, UNIT) for unit in order]
+        begun = client.prefetch(extents, at_once=1, follow=True)
+        ended = until_over(client, begun)
+        assert ended.is_complete and ended.percent == 100
+        assert (ended.units, ended.fetched_units) == (24, 24)
+        assert list(dict.fromkeys(origin.asked)) == order
+        assert server.stats().lazy[0].fetcher.retries >= len(origin.asked) - 24
+        # Once more: all is there. Then the rest of it.
+        ended = until_over(client, client.prefetch(extents))
+        assert (ended.cached_units, ended.fetched_units) == (24, 0)
+        ended = until_over(client, client.prefetch(start=0, end=SIZE))
+        assert (ended.cached_units, ended.fetched_units) == (24, 40)
+        assert set(origin.asked) == set(range(UNITS))
+    origin.bad = set(range(UNITS))
+    with serve(describe(directories[1])) as server:
+        assert read_direct(server.device, 0, SIZE) == DATA
+
+
+@pytest.fixture
+def server(
+    need: Need, sanitized_helpers: None, sparse_path: Path, web: ScriptedServer
+) -> Iterator[BlockServer]:
+    need(FUSE, LOOP)
+    with BlockServer(describe(sparse_path), front_end="fuse") as made:
+        made.map_add([source_of(web.url())], [Addition(offset=0)])
+        yield made
+
+
+@fuse
+def test_readers_come_first(server: BlockServer, origin: Origin) -> None:
+    """Sixteen units are fetched ahead at a time; none of them is answered before."""
+    client = server.map()
+    origin.held_units = 48
+    begun = client.prefetch(start=0, end=48 * UNIT, at_once=16)
+    wait_until(lambda: len(origin.asked) == 16)
+    for unit in (57, 55, 53):
+        wanted = DATA[unit * UNIT :][:4096]
+        assert read_direct(server.device, unit * UNIT, 4096) == wanted
+    now = client.prefetch_status()
+    assert now is not None and now.id == begun.id and now.is_running, now
+    # Nor did a reader wait until one of them was given up.
+    assert len(origin.asked) == len(set(origin.asked)), origin.asked
+    origin.go_on.set()
+    assert until_over(client, begun).is_complete
+
+
+@fuse
+def test_keeps_to_its_rate(server: BlockServer) -> None:
+    client = server.map()
+    begun = client.prefetch(bytes_per_s=2 * MIB)
+    with pytest.raises(Refused, match="running already"):
+        client.prefetch()
+    ended = until_over(client, begun)
+    assert ended.fetched_bytes == SIZE and ended.bytes_per_s == 2 * MIB
+    assert ended.seconds > 1.8
+
+
+@fuse
+def test_goes_on_after_failures(server: BlockServer, origin: Origin) -> None:
+    client = server.map()
+    origin.bad = {3, 40, 41}
+    ended = until_over(client, client.prefetch())
+    assert (ended.fetched_units, ended.failed_units) == (61, 3)
+    assert ended.state == "done" and not ended.is_complete
+    origin.bad = set()
+    ended = until_over(client, client.prefetch())
+    assert (ended.cached_units, ended.fetched_units) == (61, 3)
+    assert ended.is_complete
+
+
+@fuse
+def test_drops_what_is_not_begun(server: BlockServer, origin: Origin) -> None:
+    client = server.map()
+    assert client.prefetch_status() is None and client.prefetch_cancel() is None
+    origin.held_units = UNITS
+    begun = client.prefetch(at_once=4)
+    wait_until(lambda: len(origin.asked) >= 4)
+    ended = client.prefetch_cancel()
+    assert ended is not None and ended.id == begun.id
+    assert ended.state == "cancelled" and ended.percent < 100
+    origin.go_on.set()
+    time.sleep(1)
+    assert len(origin.asked) <= 8
+    for keys in ({"at_once": 0}, {"at_once": 65}, {"extents": [(1, -1, 5)]}):
+        with pytest.raises(UsageError):
+            client.prefetch(**keys)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="no source 9"):
+        client.prefetch([(9, 0, UNIT)])
+    assert until_over(client, client.prefetch()).is_complete
+
+
+@fuse
+def test_needs_a_cache(need: Need, sparse_path: Path, web: ScriptedServer) -> None:
+    need(FUSE, LOOP)
+    uncached = describe(sparse_path, cached=False)
+    with BlockServer(uncached, front_end="fuse") as server:
+        server.map_add([source_of(web.url())], [Addition(offset=0)])
+        with pytest.raises(Refused, match="no cache to prefetch into"):
+            server.map().prefetch()
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+@contextmanager
+def begun(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while not what():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def device(
+    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch, web: ScriptedServer
+) -> Iterator[Path]:
+    need(FUSE, LOOP)
+    monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(sparse_path / "run"))
+    (sparse_path / "run").mkdir(mode=0o700)
+    path = description_file(sparse_path, describe(sparse_path))
+    done = device_command("up", NAME, path, "--front-end", "fuse")
+    assert done.returncode == 0, done.stderr
+    block_device = Path(done.stdout.strip())
+    try:
+        source = sparse_path / "source.json"
+        # As signed URLs are; and its secret is nobody else's.
+        source.write_text(json.dumps(source_of(web.url("object?signature=s3cret"))))
+        done = run("map", "add", NAME, "--source", source)
+        assert done.returncode == 0, done.stderr
+        yield block_device
+    finally:
+        device_command("down", NAME)
+
+
+@fuse
+@pytest.mark.parametrize("how", ["drain", "prefetch"])
+def test_what_has_no_room_is_not_fetched(
+    server: BlockServer, sparse_path: Path, origin: Origin, how: str
+) -> None:
+    """Nor is anything evicted for it; once there is more room, the rest comes."""
+    cache, client = Cache(sparse_path / "cache"), server.map()
+
+    def fetch() -> tuple[int, int, int]:
+        """Units that were cached, fetched, and left out."""
+        origin.asked.clear()
+        if how == "drain":
+            drained = client.drain()
+            assert not drained.failed_units and drained.holds_bytes < 40 * MIB
+            cached = drained.cached_bytes // UNIT
+            fetched, left_out = drained.fetched_bytes // UNIT, drained.uncached_units
+        else:
+            ended = until_over(client, client.prefetch())
+            cached, fetched = ended.cached_units, ended.fetched_units
+            left_out = ended.uncached_units
+            assert ended.state == "done" and ended.is_complete == (not left_out)
+        assert len(origin.asked) == fetched
+        return cached, fetched, left_out
+
+    # A 64th part is kept free.
+    cache.limit(max_bytes=17 * UNIT, reserve_bytes=None)
+    assert fetch() == (0, 16, 48)
+    assert sorted(origin.asked) == list(range(16))
+    assert fetch() == (16, 0, 48)
+    assert client.stats()["cache"]["evicted_units"] == 0
+    cache.limit(max_bytes=33 * UNIT, reserve_bytes=None)
+    assert fetch() == (16, 16, 32)
+    disk = os.statvfs(sparse_path)
+    cache.limit(max_bytes=0, reserve_bytes=disk.f_blocks * disk.f_frsize)
+    assert fetch() == (32, 0, 32)
+    cache.limit(max_bytes=66 * UNIT, reserve_bytes=0)
+    assert fetch() == (32, 32, 0)
+    assert client.stats()["cache"]["evicted_units"] == 0
+
+
+@fuse
+def test_a_drain_keeps_to_the_room_that_its_first_answer_found(
+    server: BlockServer, sparse_path: Path, origin: Origin
+) -> None:
+    """A request ends after a second: the next one evicts nothing of what it fetched."""
+    Cache(sparse_path / "cache").limit(max_bytes=49 * UNIT, reserve_bytes=None)
+    origin.delay_s = 1.1
+    places: list[int] = []
+    drained = server.map().drain(progress=lambda at, _: places.append(at))
+    assert places
+    assert drained.fetched_bytes == 48 * UNIT and drained.uncached_units == 16
+    assert sorted(origin.asked) == list(range(48))
+    assert server.map().stats()["cache"]["evicted_units"] == 0
+
+
+@fuse
+def test_others_make_room_unless_they_are_pinned(
+    need: Need, sanitized_helpers: None, sparse_path: Path, web: ScriptedServer
+) -> None:
+    need(FUSE, LOOP)
+    other = sparse_path / "other"
+    other.write_bytes(random.Random(5).randbytes(SIZE))
+    described = describe(sparse_path)
+    segment = replace(described.segments[0], length=2 * SIZE)
+    cache = Cache(sparse_path / "cache")
+    with BlockServer(Description(2 * SIZE, [segment]), front_end="fuse") as server:
+        client = server.map()
+        server.map_add(
+            [
+                source_of(web.url()),
+                {"kind": "file", "path": str(other), "unit": UNIT},
+            ],
+            [Addition(offset=0), Addition(offset=SIZE, source=1)],
+        )
+        cache.limit(max_bytes=66 * UNIT, reserve_bytes=None)
+        assert client.drain(start=SIZE).uncached_units == 0
+        (old,) = cache.status().contents
+        assert client.drain(start=0, end=32 * UNIT).uncached_units == 0
+        ended = until_over(client, client.prefetch(start=0, end=32 * UNIT))
+        assert (ended.cached_units, ended.fetched_units) == (32, 0)
+
+        cache.pin(old.key)
+        (old,) = [x for x in cache.status().contents if x.key == old.key]
+        assert 0 < old.cached_units <= 33
+        drained = client.drain(start=0, end=SIZE)
+        assert drained.cached_bytes == 32 * UNIT
+        assert drained.fetched_bytes <= UNIT and drained.uncached_units >= 31
+        (still,) = [x for x in cache.status().contents if x.key == old.key]
+        assert still.cached_units == old.cached_units
+        assert client.stats()["cache"]["no_room"] == 0
+
+
+@fuse
+def test_commands_say_how_much_the_cache_can_hold(
+    device: Path, sparse_path: Path, origin: Origin
+) -> None:
+    Cache(sparse_path / "cache").limit(max_bytes=2 * MIB, reserve_bytes=None)
+    for words in (["map", "drain", NAME], ["prefetch", NAME, "--all"]):
+        done = run(*words)
+        assert done.returncode == 1, done.stderr
+        assert "for 33 there was no room\n" in done.stdout
+        assert done.stdout.count("the cache can hold 1.969 MiB besides") == 1
+        assert "btrfs-ublk cache limit" in done.stdout
+    assert len(origin.asked) == 31
+
+
+@fuse
+def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
+    trace = sparse_path / "trace"
+    order = [9, 2, 3, 4, 30]
+    blocks = UNIT // BLOCK
+    with begun("trace", "record", NAME, "-o", trace, "--json") as recorder:
+        assert recorder.stderr is not None
+        assert recorder.stderr.readline() == "recording\n"
+        for unit in order:
+            read_direct(device, unit * UNIT, UNIT)
+        recorder.send_signal(signal.SIGINT)
+        said = recorder.communicate(timeout=TIMEOUT_S)[0]
+    assert recorder.returncode == 0 and json.loads(said) == {
+        "units": 5 * blocks,
+        "lost": 0,
+    }
+    text = trace.read_text()
+    assert "s3cret" not in text and "/object" in text
+    assert f"[1,{2 * blocks},{3 * blocks}," in text
+    done = run("trace", "record", NAME, "-o", trace, "--until-idle", "0.5")
+    assert done.returncode == 0 and done.stdout == "0 blocks were read\n"
+    trace.write_text(text)
+
+    asked = len(origin.asked)
+    done = run("prefetch", NAME, "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    assert "5 were cached, 0 fetched" in done.stdout and len(origin.asked) == asked
+    other = text.replace("/object", "/elsewhere").replace('"root":"', '"root":"f')
+    trace.write_text(other)
+    done = run("prefetch", NAME, "--trace", trace)
+    assert done.returncode == 1 and "none of the sources" in done.stderr
+    assert f"{5 * blocks} units are left out" in done.stderr
+
+    rate = "--rate", "64K"
+    done = run("prefetch", NAME, "--all", *rate, "--no-wait", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["state"] == "running"
+    labels = f'device="{NAME}",map="{sparse_path / "it.map"}"'
+    assert f"btrfs_ublk_prefetch_running{{{labels}}} 1.0" in metrics_text()
+    assert " %" in run("top", "--count", "1").stdout
+    assert "running: " in run("prefetch", NAME, "--status").stdout
+    assert '"state": "running"' in run("map", "stats", NAME, "--json").stdout
+    assert "cancelled: " in run("prefetch", NAME, "--cancel").stdout
+
+    def state() -> Any:
+        return json.loads(run("prefetch", NAME, "--status", "--json").stdout)["state"]
+
+    for how, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        with begun("prefetch", NAME, "--offset", "0", *rate) as client:
+            wait_until(lambda: state() == "running")
+            client.send_signal(how)
+            assert client.wait(TIMEOUT_S) == status
+        wait_until(lambda: state() == "cancelled")
+
+    done = run("prefetch", NAME, "--offset", "0", "--length", "1M")
+    assert done.returncode == 0 and "done: 100.0 % of 16 units" in done.stdout
+    origin.bad = {63}
+    done = run("prefetch", NAME, "--all", "--json")
+    assert done.returncode == 1 and json.loads(done.stdout)["failed_units"] == 1
+    log = (sparse_path / "run" / "devices" / NAME / "log").read_text()
+    assert " event=fetch_failed source=1 unit=63 mirror=0 kind=http " in log
+    assert "s3cret" not in log
+    for words in ([], ["--all", "--status"], ["--trace", sparse_path / "none"]):
+        assert run("prefetch", NAME, *words).returncode == 2
+
+
+URL = "https://one@example.org:8443/image?token=s3cret#x"
+
+
+def description(**keys: Any) -> dict[str, Any]:
+    mirror = {"kind": "http", "url": URL, "bearer_token_file": "/secret"}
+    return {"size": 5 * UNIT, "unit": UNIT, "mirrors": [mirror]} | keys
+
+
+def write(path: Path, source: TraceSource) -> None:
+    with path.open("w") as file:
+        writer = TraceWriter(file)
+        writer.add([(7, 3, 0), (7, 4, 1), (7, 1, 5), (7, 2, 9)], lambda _: source)
+        writer.end(lost=2, seconds=1.5)
+
+
+def test_traces_name_what_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    source = TraceSource.describe(description(root="ab"))
+    assert source.mirrors == (
+        {"kind": "http", "url": "https://example.org:8443/image"},
+    )
+    write(path, source)
+    trace = Trace.load(path)
+    assert (trace.units, trace.lost, trace.sources) == (4, 2, {7: source})
+    renewed = URL.replace("s3cret", "another")
+    mirrors = [{"kind": "file", "path": "/x"}, {"kind": "http", "url": renewed}]
+    by_mirror = TraceSource.describe(description(mirrors=mirrors))
+    by_root = TraceSource.describe(description(root="ab", mirrors=[]))
+    changed = TraceSource.describe(description(root="cd"))
+    wanted = [(2, 3 * UNIT, 2 * UNIT), (2, UNIT, 2 * UNIT)]
+    assert trace.extents([(1, changed), (2, by_mirror)]) == (wanted, {})
+    assert trace.extents([(1, by_mirror), (2, by_root)]) == (wanted, {})
+    assert trace.extents([(1, changed)]) == ([], {7: 4})
+
+
+def test_units_come_once_where_a_trace_has_blocks(tmp_path: Path) -> None:
+    """In the order of their first reads, and none behind the end of the source."""
+    path = tmp_path / "trace"
+    source = TraceSource.describe(description(root="ab", unit=BLOCK))
+    blocks = UNIT // BLOCK
+    reads = [(7, 3 * blocks + 1, 0), (7, blocks, 1), (7, 3 * blocks, 2)]
+    reads += [(7, 2 * blocks + at, 3) for at in (1, 2, 5)] + [(7, 99 * blocks, 4)]
+    with path.open("w") as file:
+        writer = TraceWriter(file)
+        writer.add(reads, lambda _: source)
+        writer.end(lost=0, seconds=1.5)
+    mapped = TraceSource.describe(description(root="ab"))
+    wanted = [(2, 3 * UNIT, UNIT), (2, UNIT, 2 * UNIT)]
+    assert Trace.load(path).extents([(2, mapped)]) == (wanted, {})
+
+
+class Interrupted(io.StringIO):
+    """Ctrl-C comes when line ``at`` was written."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._left = at
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self._left -= 1
+        if self._left == -1:
+            signal.raise_signal(signal.SIGINT)
+        return written
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_traces_are_whole_after_a_signal(tmp_path: Path, at: int) -> None:
+    """At each question for a source, and at each line that is written."""
+    reads = [(7, 3, 0), (8, 4, 1), (7, 1, 5)]
+    source = TraceSource.describe(description())
+    asked = 0
+
+    def describe_once(_: int) -> TraceSource:
+        nonlocal asked
+        asked += 1
+        if asked == at - 4:
+            raise KeyboardInterrupt
+        return source
+
+    file = Interrupted(at + 1 if at < 5 else -1)  # after the head
+    writer = TraceWriter(file)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add(reads, describe_once)
+    writer.add(reads[writer.units :], describe_once)
+    writer.end(lost=0, seconds=1.5)
+    (tmp_path / "trace").write_text(file.getvalue())
+    trace = Trace.load(tmp_path / "trace")
+    assert [(run.source, run.unit, run.at_ms) for run in trace.reads] == reads
+    assert set(trace.sources) == {7, 8} and trace.lost == 0
+
+
+def test_a_recording_without_a_client_ends(sanitized_build: Path) -> None:
+    """While threads read, and without another recording."""
+    done = subprocess.run(
+        [sanitized_build / "csrc/tests/trace-shell", "1000"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "asked: on\nleft: over\nthe next: on\n"
+
+
+def test_refuses_what_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    write(path, TraceSource.describe(description()))
+    text = path.read_text()
+    path.write_text(text[: text.rindex("[") + 4])
+    trace = Trace.load(path)  # cut off
+    assert (trace.units, trace.lost) == (2, None)
+    for wrong, why in (
+        ("", "not a trace"),
+        ("{}\n", "not a trace"),
+        (text.replace('"version":2', '"version":3'), "of version 3"),
+        (text.replace("[7,", "[8,"), "line 3"),
+        (text.replace("[7,", "[7,-"), "line 3"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(UsageError, match=why):
+            Trace.load(path)

@@ -1,0 +1,162 @@
+"""Read-ahead of a sprout: it is set last, it holds, and page faults fetch no more."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.needs import Need
+from support.paths import TESTS
+
+from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, FUSE, LOOP
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
+from btrfs_ublk.server import FrontEndName, MemsetSegment
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume.sprout import DEFAULT_READ_AHEAD_BYTES, sprout
+from btrfs_ublk.volume.temporary import Volume, volume
+
+SIZE = 64 * MIB
+#: Makes one volume after another where /sys is read-only, as in a container.
+_IN_A_CONTAINER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_read_ahead import KIB, made_volume
+from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.kernel.read_ahead import get_read_ahead
+from btrfs_ublk.volume.sprout import DEFAULT_READ_AHEAD_BYTES
+
+target = Path(sys.argv[1])
+for size in (DEFAULT_READ_AHEAD_BYTES, None, 64 * KIB):
+    try:
+        with made_volume(target, "fuse", size):
+            print(get_read_ahead(target))
+    except CapabilityError as error:
+        print(error.message)
+"""
+#: What btrfs sets itself.
+KERNEL_BYTES = 4 * MIB
+
+
+@pytest.fixture
+def target(sparse_path: Path, need: Need) -> Path:
+    need(BTRFS, LOOP)
+    path = sparse_path / "mnt"
+    path.mkdir()
+    return path
+
+
+@contextmanager
+def made_volume(
+    target: Path, front_end: FrontEndName, read_ahead_bytes: int | None
+) -> Iterator[Volume]:
+    with volume(
+        target,
+        [MemsetSegment(offset=0, length=SIZE, byte=97)],
+        virtual_data_size=SIZE,
+        parent=target.parent,
+        front_end=front_end,
+        read_ahead_bytes=read_ahead_bytes,
+    ) as made:
+        yield made
+
+
+def fetched_by_a_fault(made: Volume, path: Path) -> int:
+    """Bytes that the server delivers for one page in the middle of a mapped file."""
+
+    def delivered() -> int:
+        stats = made.server.stats()
+        return stats.kinds["memset"].read_bytes
+
+    before = delivered()
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as memory:
+            assert memory[SIZE // 2] == 97
+    finally:
+        os.close(fd)
+    return delivered() - before
+
+
+@pytest.mark.parametrize("size", [0, 32 * KIB, DEFAULT_READ_AHEAD_BYTES, MIB])
+def test_a_page_fault_fetches_that_much(
+    front_end: FrontEndName, target: Path, size: int
+) -> None:
+    with made_volume(target, front_end, size) as made:
+        clone = made.clone("clone", offset=0, size_bytes=SIZE)
+        assert get_read_ahead(target) == size
+        # The block device's own, which plays no part.
+        block = Path("/sys/block", made.server.device.name)
+        (block / "queue/read_ahead_kb").write_text("8")
+        assert fetched_by_a_fault(made, clone) == max(size, mmap.PAGESIZE)
+
+
+def test_without_it_the_kernel_s_own_holds(
+    front_end: FrontEndName, target: Path
+) -> None:
+    with made_volume(target, front_end, None) as made:
+        clone = made.clone("clone", offset=0, size_bytes=SIZE)
+        assert get_read_ahead(target) == KERNEL_BYTES
+        assert fetched_by_a_fault(made, clone) > DEFAULT_READ_AHEAD_BYTES
+
+
+def test_where_sys_is_read_only_the_default_is_a_wish(target: Path, need: Need) -> None:
+    need(FUSE)
+    closed = 'mount -o remount,bind,ro /sys && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", closed, "sh", sys.executable]
+        + ["-c", _IN_A_CONTAINER, target, TESTS, TESTS / "device/lazy"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    by_default, left, asked = done.stdout.splitlines()
+    assert by_default == left == str(KERNEL_BYTES)
+    assert asked.startswith("cannot write /sys") and "Read-only" in asked
+    assert done.stderr.startswith("read-ahead stays the kernel's: cannot write")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_it_holds_whatever_is_done_with_the_sprout(
+    front_end: FrontEndName, target: Path, need: Need
+) -> None:
+    need(BTRFS_PROGS)
+    with made_volume(target, front_end, 256 * KIB) as made:
+        clone = made.clone("clone", offset=0, size_bytes=SIZE)
+        (target / "file").write_bytes(bytes(MIB))
+        for argv in (
+            ["btrfs", "subvolume", "snapshot", target, target / "snapshot"],
+            ["mount", "-o", "remount,ro", target],
+            ["mount", "-o", "remount,rw", target],
+            ["btrfs", "filesystem", "resize", "2:max", target],
+            ["sync", "--file-system", target],
+        ):
+            subprocess.run(argv, check=True, capture_output=True, timeout=60)
+            assert get_read_ahead(target) == 256 * KIB, argv
+        assert fetched_by_a_fault(made, clone) == 256 * KIB
+        # Of the seed's own, which the sprout took over, nothing is left.
+        assert not Path("/sys/fs/btrfs", str(made.seed.fsid)).exists()
+        set_read_ahead(target, 64 * KIB)
+        assert get_read_ahead(target) == 64 * KIB
+
+
+@pytest.mark.parametrize("size", [-4096, 1000, 4097, 2 << 30])
+def test_what_cannot_be_set_is_refused_before_anything_is_made(
+    target: Path, size: int
+) -> None:
+    with pytest.raises(UsageError, match="the read-ahead cannot be"):
+        with sprout(Path("/dev/null"), target, read_ahead_bytes=size):
+            pass
+
+
+def test_other_file_systems_have_none() -> None:
+    with pytest.raises(BtrfsUblkError, match="on no btrfs"):
+        set_read_ahead(Path("/proc"), 128 * KIB)

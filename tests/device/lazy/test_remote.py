@@ -1,0 +1,182 @@
+"""A device whose data are at three places at once, each of another kind and behind
+credentials; and what becomes of the credentials.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.device_support import description_file, device_command, map_command
+from support.needs import Need
+from support.registry_server import PASSWORD, REGISTRY, USER, registry_server
+from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
+from support.web_server import NGINX, web_server
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.content import Addition, digest_file
+from btrfs_ublk.server import BlockServer, Description, LazySegment
+from btrfs_ublk.units import KIB
+
+#: One front end: the servers take too long to start in an emulated machine, and what is
+#: tested here has nothing to do with it but for what the owner of "fuse" opens.
+pytestmark = pytest.mark.fuse
+
+UNIT = 64 * KIB
+SIZE = 40 * UNIT
+DATA = random.Random(6).randbytes(SIZE)
+REPOSITORY = "some/image"
+SECRETS = ("s3cret", PASSWORD, SECRET_KEY)
+
+
+@dataclass
+class Places:
+    """Mirrors of DATA, and what ends the server of each."""
+
+    mirrors: dict[str, dict[str, Any]]
+    ends: dict[str, ExitStack]
+    directory: Path
+
+
+def _secret(path: Path, text: str) -> str:
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def places(need: Need, sparse_path: Path) -> Iterator[Places]:
+    need(FUSE, LOOP, NGINX, REGISTRY, WEED)
+    ends = {kind: ExitStack() for kind in ("http", "oci", "s3")}
+    roots = {kind: sparse_path / kind for kind in ends}
+    for root in roots.values():
+        root.mkdir()
+    with ExitStack() as stack:
+        for end in ends.values():
+            stack.enter_context(end)
+        web = ends["http"].enter_context(web_server(roots["http"]))
+        (web.files / "object").write_bytes(DATA)
+        registry = ends["oci"].enter_context(registry_server(roots["oci"]))
+        digest = registry.push(REPOSITORY, DATA)
+        config = (
+            f'"{registry.host}": {{"username": "{USER}", "password": "{PASSWORD}"}}'
+        )
+        store = ends["s3"].enter_context(s3_server(roots["s3"]))
+        store.put(BUCKET, "object", DATA)
+        keys = f"aws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\n"
+        mirrors = {
+            "http": {
+                "url": web.tls_url("basic/object"),
+                "ca_file": str(web.ca),
+                "basic_auth_file": _secret(sparse_path / "basic", "reader:s3cret\n"),
+            },
+            "oci": {
+                "registry": registry.host,
+                "repository": REPOSITORY,
+                "digest": digest,
+                "insecure": True,
+                "docker_config": _secret(
+                    sparse_path / "config.json", f'{{"auths": {{{config}}}}}'
+                ),
+            },
+            "s3": {
+                "endpoint": store.endpoint,
+                "bucket": BUCKET,
+                "key": "object",
+                "credentials_file": _secret(sparse_path / "aws", f"[default]\n{keys}"),
+            },
+        }
+        yield Places(mirrors, ends, sparse_path)
+
+
+def _serve(places: Places) -> BlockServer:
+    segment = LazySegment(
+        offset=0, length=SIZE, map=str(places.directory / "map"), deadline_s=20
+    )
+    return BlockServer(Description(SIZE, [segment]), front_end="fuse")
+
+
+def _source(mirrors: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    units = [
+        hashlib.sha256(DATA[at : at + UNIT]).hexdigest() for at in range(0, SIZE, UNIT)
+    ]
+    return {
+        "size": SIZE,
+        "unit": UNIT,
+        "mirrors": [{"kind": kind, **keys} for kind, keys in mirrors.items()],
+        "digests": units,
+    }
+
+
+def test_goes_on_with_what_is_left(places: Places) -> None:
+    with _serve(places) as server:
+        server.map_add([_source(places.mirrors)], [Addition(offset=0, length=SIZE)])
+        third = SIZE // 4 // UNIT * UNIT
+        for start, gone in enumerate((None, "http", "oci")):
+            if gone:
+                places.ends[gone].close()
+            at = start * third
+            assert read_direct(server.device, at, third) == DATA[at : at + third]
+
+
+def test_added_by_command(places: Places) -> None:
+    """What the command's options say of a store and of a registry, in one device."""
+    digests = places.directory / "digests"
+    (places.directory / "data").write_bytes(DATA)
+    digest_file(places.directory / "data", unit_bytes=UNIT).write(digests)
+    s3, oci = places.mirrors["s3"], places.mirrors["oci"]
+    added = [
+        ("--s3", f"s3://{BUCKET}/object", "--endpoint", s3["endpoint"], "--path-style")
+        + ("--credentials-file", s3["credentials_file"], "--profile", "default"),
+        ("--oci", f"{oci['registry']}/{REPOSITORY}@{oci['digest']}", "--insecure")
+        + ("--docker-config", oci["docker_config"]),
+    ]
+    segment = LazySegment(offset=0, length=2 * SIZE, map=str(places.directory / "map"))
+    path = description_file(places.directory, Description(2 * SIZE, [segment]))
+    made = device_command("up", "remote", path, "--front-end", "fuse")
+    assert made.returncode == 0, made.stderr
+    try:
+        for number, options in enumerate(added):
+            done = map_command("add", "remote", *options, "--unit", "64K")
+            # The size was asked for, of the place that was named.
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.split()[:2] == [str(number * SIZE), str(SIZE)]
+            given = ("--digests", digests, "--offset", str(number * SIZE))
+            done = map_command("add", "remote", *options, "--unit", "64K", *given)
+            assert done.returncode == 1 and "mapped already" in done.stderr
+        assert read_direct(Path(made.stdout.strip()), 0, 2 * SIZE) == DATA * 2
+        for words, message in (
+            (["--oci", "host/name"], "neither REGISTRY/REPOSITORY:TAG nor @DIGEST"),
+            (["--s3", "bucket"], "not BUCKET/KEY"),
+            (["--url", "http://localhost/x", "--region", "x"], "is about --s3"),
+        ):
+            done = map_command("add", "remote", *words)
+            assert done.returncode == 2 and message in done.stderr, done.stderr
+    finally:
+        device_command("down", "remote")
+
+
+@pytest.mark.parametrize("kind", ["http", "oci", "s3"])
+def test_keeps_its_secrets(places: Places, kind: str) -> None:
+    with _serve(places) as server:
+        source = _source({kind: places.mirrors[kind]})
+        server.map_add([source], [Addition(offset=0, length=SIZE)])
+        assert read_direct(server.device, 0, SIZE) == DATA
+        process = Path(f"/proc/{server.pid}")
+        limits = (process / "limits").read_text(encoding="utf-8").splitlines()
+        (core,) = [line for line in limits if line.startswith("Max core file size")]
+        assert core.split()[4] in ("0", "1")
+        # The owner of a FUSE front end has to open these.
+        assert list((process / "fd").iterdir())
+        shown = [(process / name).read_bytes() for name in ("cmdline", "environ")]
+        shown += [file.read_bytes() for file in places.directory.glob("map*")]
+        shown.append(repr((dict(server.stats()), server.map().show(offset=0))).encode())
+        for secret in SECRETS:
+            assert not any(secret.encode() in text for text in shown)

@@ -1,0 +1,383 @@
+"""``btrfs-ublk device``: what stands above all front ends, tried with one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.device_support import (
+    DESCRIPTION,
+    description_file,
+    device_command,
+    kill_server,
+    kill_supervisor,
+    wait_for,
+)
+from support.needs import Need
+from support.server_process import ControlClient
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.device import (
+    DeviceOptions,
+    add_device,
+    collect_devices,
+    lifecycle,
+    list_devices,
+    recover_device,
+    remove_device,
+    show_device,
+    supervised_device,
+)
+from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.device.state import (
+    DeviceDirectory,
+    device_directory,
+    devices_directory,
+)
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.server import Description, FileSegment, FrontEndName
+from btrfs_ublk.units import MIB
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.usefixtures("no_devices"),
+]
+
+
+@pytest.fixture
+def front_end(need: Need) -> FrontEndName:
+    """That which most machines have."""
+    need(FUSE, LOOP)
+    return "fuse"
+
+
+@pytest.fixture
+def options(front_end: FrontEndName) -> DeviceOptions:
+    return DeviceOptions(front_end=front_end)
+
+
+def test_a_machine_that_cannot_do_it(options: DeviceOptions, sparse_path: Path) -> None:
+    description = description_file(sparse_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one"]
+        + [description],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"BTRFS_UBLK_HELPERS": str(sparse_path)},
+        timeout=60,
+    )
+    assert done.returncode == 3 and "btrfs-ublk-server is not" in done.stderr
+    assert list_devices() == []
+
+
+def test_a_run_directory_without_room(options: DeviceOptions) -> None:
+    before = os.listdir("/proc/self/fd")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(BtrfsUblkError, match="cannot write .*device.json"):
+            add_device("one", DESCRIPTION, options)
+        # NB: looked at while the error, and all that it refers to, is still there.
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(devices_directory()) == [".lock"]
+
+
+def test_a_name_is_taken_once(options: DeviceOptions) -> None:
+    with supervised_device(DESCRIPTION, options, name="one"):
+        for other in ("fuse", options.front_end):
+            with pytest.raises(UsageError, match="a device 'one' exists already"):
+                add_device("one", DESCRIPTION, DeviceOptions(front_end=other))
+        assert show_device("one").is_well
+
+
+@pytest.mark.parametrize("step", ["wait_until_serving", "look_at"])
+def test_a_block_that_is_interrupted_before_it_begins(
+    options: DeviceOptions, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """At once, and without a device that nobody removes."""
+    went_on = []
+    real = getattr(lifecycle, step)
+
+    def interrupted(*arguments: Any, **keys: Any) -> object:
+        signal.raise_signal(signal.SIGINT)
+        went_on.append(step)
+        return real(*arguments, **keys)
+
+    monkeypatch.setattr(lifecycle, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        with supervised_device(DESCRIPTION, options, name="one"):
+            went_on.append("the block")
+    assert went_on == [] and list_devices() == []
+
+
+def test_two_that_want_one_name_at_once(
+    front_end: FrontEndName, sparse_path: Path
+) -> None:
+    description = description_file(sparse_path)
+    with ThreadPoolExecutor(2) as pool:
+        both = list(
+            pool.map(
+                lambda _: device_command(
+                    "up", "one", description, "--front-end", front_end
+                ),
+                range(2),
+            )
+        )
+    assert sorted(done.returncode for done in both) == [0, 2]
+    (loser,) = [done for done in both if done.returncode]
+    assert "a device 'one' exists already" in loser.stderr
+    assert show_device("one").is_well
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--depth", "0"], "depth 0 is not from 1"),
+        (["--queues", "1000"], "queues 1000 is not from 1"),
+        (["--max-io", "1M", "--max-io", "63K"], "63K"),
+        (["--hang-timeout", "-3"], "'--hang-timeout': -3.0 is not in the range"),
+        (["--server", "/bin/true"], "/bin/true is not a btrfs-ublk-server"),
+        (["--server", "/no/such"], "no program"),
+        (["--recovery", "wishful"], "wishful"),
+    ],
+)
+def test_bad_options(
+    front_end: FrontEndName, sparse_path: Path, arguments: list[str], says: str
+) -> None:
+    description = description_file(sparse_path)
+    done = device_command(
+        "up", "one", description, "--front-end", front_end, *arguments
+    )
+    assert done.returncode in (1, 2) and says in done.stderr, done.stderr
+    assert list_devices() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("", "no JSON"),
+        ('{"version": 1}', "is missing"),
+        (b"\xff".decode("latin-1"), "description"),
+    ],
+)
+def test_bad_descriptions(
+    front_end: FrontEndName, sparse_path: Path, content: str | None, says: str
+) -> None:
+    path = sparse_path / "description.json"
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
+    done = device_command("up", "one", path, "--front-end", front_end)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert list_devices() == []
+
+
+def test_what_the_server_refuses(options: DeviceOptions, sparse_path: Path) -> None:
+    """Its own words are told, and nothing is left."""
+    segment = FileSegment(offset=0, length=MIB, path=str(sparse_path / "missing"))
+    with pytest.raises(BtrfsUblkError, match="cannot open file '.*missing'"):
+        add_device("one", Description(MIB, [segment]), options)
+    assert list_devices() == [] and os.listdir(devices_directory()) == [".lock"]
+
+
+@pytest.mark.parametrize("status", [1, 2, 3])
+def test_the_exit_status_says_whether_it_may_be_tried_again(
+    front_end: FrontEndName, sparse_path: Path, status: int
+) -> None:
+    """systemd does so unless it is what the unit excepts."""
+    program = sparse_path / "server"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {helper_path(SERVER)} "$@"\n'
+        f"echo no luck >&2\nexit {status}\n"
+    )
+    program.chmod(0o755)
+    for command in ("add", "serve"):
+        done = device_command(
+            *(command, "one", description_file(sparse_path)),
+            *("--front-end", front_end, "--server", program),
+        )
+        assert done.returncode == status and "no luck" in done.stderr, done.stderr
+        assert list_devices() == []
+
+
+def test_a_server_that_takes_too_long(
+    options: DeviceOptions, sparse_path: Path
+) -> None:
+    """Its words are told: nobody can read them later, when all is removed."""
+    program = sparse_path / "server"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {helper_path(SERVER)} "$@"\n'
+        "echo I am thinking >&2\nexec sleep 60\n"
+    )
+    program.chmod(0o755)
+    slow = replace(options, server=program)
+    with pytest.raises(BtrfsUblkError, match="does not serve after 3 s") as caught:
+        add_device("one", DESCRIPTION, slow, timeout_s=3)
+    said = str(caught.value)
+    assert "I am thinking" in said and "is removed again" in said
+    assert "goes on trying" not in said and str(devices_directory()) not in said
+    assert os.listdir(devices_directory()) == [".lock"]
+
+
+def test_what_fails_twice(
+    options: DeviceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first error is told, with the second one as a note."""
+
+    def fail(error: str) -> Callable[..., None]:
+        def failing(*_: object, **__: object) -> None:
+            raise LeftoverError(error)
+
+        return failing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "wait_until_serving", fail("the first"))
+        patch.setattr(lifecycle, "remove_device", fail("the second"))
+        with pytest.raises(LeftoverError, match="the first") as caught:
+            add_device("one", DESCRIPTION, options)
+    assert caught.value.__notes__ == ["while cleaning up after this: the second"]
+
+
+def test_paths_count_from_where_the_command_was_given(
+    front_end: FrontEndName, sparse_path: Path
+) -> None:
+    (sparse_path / "data").write_bytes(bytes(range(256)) * 4096)
+    segment = FileSegment(offset=0, length=MIB, path="data")
+    path = description_file(sparse_path, Description(MIB, [segment]))
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one"),
+            *(path, "--front-end", front_end),
+        ],
+        cwd=sparse_path,
+        check=True,
+    )
+    kill_server("one")
+    device = show_device("one").path
+    assert device is not None and device.read_bytes()[:256] == bytes(range(256))
+
+
+def test_half_made_directories(options: DeviceOptions) -> None:
+    devices = devices_directory()
+    others = [devices / name for name in (".other", ".x.abc", ".x.0123456789abcdeg")]
+    halves = [devices / f".{name}.0123456789abcdef" for name in ("one", "two.three")]
+    for path in (*others, *halves):
+        path.mkdir(mode=0o700)
+        (path / "device.json").write_text("{}")
+    assert list_devices() == []
+    assert [found.result for found in collect_devices(dry_run=True)] == [
+        "would-remove"
+    ] * 2
+    with supervised_device(DESCRIPTION, options, name="one"):
+        assert [found.name for found in collect_devices()] == ["one", "two.three"]
+        assert show_device("one").is_well
+    # Whatever somebody has put there himself stays.
+    for path in others:
+        (path / "device.json").unlink()
+        path.rmdir()
+
+
+def test_a_server_with_many_clients_is_well(front_end: FrontEndName) -> None:
+    """Also for a supervisor that comes then."""
+    wanted = DeviceOptions(front_end=front_end, hang_timeout_s=2)
+    with supervised_device(DESCRIPTION, wanted, name="one") as device:
+        control = device_directory("one").path / "control"
+        with ExitStack() as stack:
+            for _ in range(16):
+                client = stack.enter_context(ControlClient(control))
+                assert client.request("info")["reply"] == "info"
+            time.sleep(4)
+            busy = show_device("one")
+            assert busy.is_well and busy.stats is None
+            kill_supervisor("one")
+            # Clients that are silent for 10 s lose their places.
+            assert recover_device("one")
+        after = show_device("one")
+        assert after.is_well and after.stats
+        assert after.state.server == device.state.server
+        assert after.state.last_end is None
+
+
+@pytest.mark.parametrize("name", ["state.json", "device.json"])
+def test_damaged_files(options: DeviceOptions, name: str) -> None:
+    device = add_device("one", DESCRIPTION, options)
+    kill_supervisor("one")
+    file = device_directory("one").path / name
+    whole = file.read_text()
+    file.write_text("{ damage")
+    assert [found.health for found in list_devices()] == ["damaged"]
+    for command in ("show", "recover", "del", "gc"):
+        done = device_command(command, *(["one"] if command != "gc" else []))
+        assert done.returncode == 1, (command, done.stdout, done.stderr)
+        assert str(file) in done.stdout + done.stderr
+    assert file.read_text() == "{ damage"
+    if name == "state.json":
+        file.unlink()
+    else:
+        file.write_text(whole)
+    assert recover_device("one")
+    after = show_device("one")
+    assert after.is_well and after.path == device.path
+    assert after.state.server == device.state.server
+    remove_device("one")
+
+
+@pytest.mark.parametrize("error", [BtrfsUblkError("no room"), OSError("no room")])
+def test_a_removal_that_fails_leaves_it_supervised(
+    options: DeviceOptions, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    before = add_device("one", DESCRIPTION, options).state
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceDirectory, "write_state", fail)
+        with pytest.raises(type(error), match="no room"):
+            remove_device("one")
+    gone = (None, before.supervisor)
+    after = wait_for(
+        "one",
+        lambda state: state.status == "serving" and state.supervisor not in gone,
+        timeout_s=30,
+    )
+    assert after.server == before.server and show_device("one").is_well
+    remove_device("one")
+
+
+def test_files_of_a_newer_version(options: DeviceOptions) -> None:
+    add_device("one", DESCRIPTION, options)
+    kill_supervisor("one")
+    file = device_directory("one").path / "state.json"
+    whole = file.read_text()
+    file.write_text(json.dumps(json.loads(whole) | {"version": 2, "new": 1}))
+    with pytest.raises(BtrfsUblkError, match="has version 2 of its format"):
+        remove_device("one")
+    file.write_text(whole)
+    remove_device("one")
+
+
+def test_a_command_at_work_is_not_disturbed(options: DeviceOptions) -> None:
+    add_device("one", DESCRIPTION, options)
+    kill_supervisor("one")
+    lock = lock_file(device_directory("one").lock, timeout_s=5)
+    assert lock is not None
+    with lock:
+        with pytest.raises(BtrfsUblkError, match="another command works on device"):
+            remove_device("one", timeout_s=0.5)
+        assert collect_devices() == []
+    remove_device("one")

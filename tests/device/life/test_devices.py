@@ -1,0 +1,366 @@
+"""Devices that outlive their makers: what their commands do, with each front end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.device_support import (
+    DESCRIPTION,
+    PATTERN,
+    SIZE,
+    TIMEOUT_S,
+    answer,
+    check_content,
+    description_file,
+    device_command,
+    kill,
+    kill_server,
+    kill_supervisor,
+    wait_for,
+)
+from support.needs import Need, may_be_killed
+from support.system_state import SystemState
+
+from btrfs_ublk.base.capabilities import UBLK
+from btrfs_ublk.device import (
+    DeviceOptions,
+    add_device,
+    collect_devices,
+    list_devices,
+    recover_device,
+    remove_device,
+    show_device,
+    supervised_device,
+)
+from btrfs_ublk.device.locks import is_locked
+from btrfs_ublk.device.state import device_directory
+from btrfs_ublk.errors import LeftoverError, UsageError
+from btrfs_ublk.kernel import blockdev, mounted
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
+from btrfs_ublk.units import MIB
+
+CAP_SYS_RESOURCE = 24
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
+
+
+@pytest.fixture
+def options(front_end: FrontEndName) -> DeviceOptions:
+    return DeviceOptions(front_end=front_end)
+
+
+def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:
+    description = description_file(sparse_path)
+    added = device_command("up", "one", description, "--front-end", front_end)
+    assert (added.returncode, added.stderr) == (0, "")
+    path = Path(added.stdout.strip())
+    assert re.fullmatch(r"/dev/(ublkb|loop)[0-9]+", str(path))
+    check_content(path)
+    assert blockdev.size_bytes(path) == SIZE and blockdev.is_read_only(path)
+    (listed,) = answer("list")
+    assert (listed["name"], listed["health"]) == ("one", "serving")
+    shown = answer("show", "one")
+    assert shown["device"] == str(path) and shown["front_end"] == front_end
+    assert shown["stats"] and shown["users"] == []
+    text = device_command("status", "one").stdout
+    assert "serving" in text and str(path) in text
+    assert "one" in device_command("list").stdout
+    assert (
+        device_command("recover", "one").stdout
+        == "device one is healthy: nothing was done\n"
+    )
+    gone = device_command("down", "one")
+    assert (gone.returncode, gone.stdout, gone.stderr) == (0, "", "")
+    assert device_command("status", "one").returncode == 2
+    assert device_command("down", "one").returncode == 2
+    assert answer("list") == [] and answer("gc") == []
+
+
+def test_threads_run_in_real_time_if_wanted(
+    front_end: FrontEndName, sparse_path: Path
+) -> None:
+    """Those of the servers that come later as well."""
+    description = description_file(sparse_path)
+    made = device_command(
+        *("add", "one", description, "--front-end", front_end, "--realtime")
+    )
+    assert made.returncode == 0, made.stderr
+    may_be_killed(front_end)
+    for look in (lambda: show_device("one").state, lambda: kill_server("one")):
+        state = look()
+        assert state.server is not None
+        policies = {
+            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
+            for task in Path(f"/proc/{state.server.pid}/task").iterdir()
+        }
+        assert policies == {os.SCHED_OTHER, os.SCHED_RR}
+
+
+def test_the_oom_killer_takes_others_first(options: DeviceOptions) -> None:
+    """Also than a server that came later."""
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    (line,) = re.findall(r"CapEff:\t(\w+)", Path("/proc/self/status").read_text())
+    expected = min(own, -900) if int(line, 16) >> CAP_SYS_RESOURCE & 1 else own
+    may_be_killed(options.front_end)
+    with supervised_device(DESCRIPTION, options, name="one"):
+        for look in (lambda: show_device("one").state, lambda: kill_server("one")):
+            state = look()
+            for process in (state.supervisor, state.server):
+                assert process is not None
+                score = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
+                assert int(score) == expected
+
+
+def test_directory_and_files(options: DeviceOptions) -> None:
+    with supervised_device(DESCRIPTION, options, name="one"):
+        directory = device_directory("one")
+        assert directory.path.stat().st_mode & 0o777 == 0o700
+        assert {path.name for path in directory.path.iterdir()} == {
+            *("lock", "server.lock", "control", "log"),
+            *("device.json", "description.json", "state.json"),
+        }
+        assert is_locked(directory.lock) and is_locked(directory.server_lock)
+        assert Description.from_json(directory.description.read_text()) == DESCRIPTION
+
+
+#: Where there is ublk, the CPU is most often emulated: each takes seconds of it.
+SEVERAL: dict[FrontEndName, int] = {"fuse": 8, "ublk": 4}
+
+
+def test_several_at_once(front_end: FrontEndName, options: DeviceOptions) -> None:
+    names = [f"device-{number}" for number in range(SEVERAL[front_end])]
+
+    def live(name: str) -> None:
+        device = add_device(name, DESCRIPTION, options, timeout_s=200)
+        assert device.path is not None
+        check_content(device.path)
+        remove_device(name, timeout_s=200)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(live, names))
+    assert list_devices() == []
+
+
+@pytest.mark.ublk
+def test_a_ublk_id_that_is_taken(need: Need) -> None:
+    need(UBLK)
+    wanted = DeviceOptions(front_end="ublk", device_id=7)
+    with supervised_device(DESCRIPTION, wanted) as device:
+        assert device.path == Path("/dev/ublkb7")
+        with pytest.raises(UsageError, match="there is a ublk device 7 already"):
+            add_device("two", DESCRIPTION, wanted)
+
+
+def test_del_of_a_mounted_device(options: DeviceOptions, sparse_path: Path) -> None:
+    target = sparse_path / "mnt"
+    target.mkdir()
+    seed = make_seed(sparse_path / "seed.img", virtual_data_size=1 << 30)
+    with supervised_device(seed.description([]), options, name="one") as device:
+        assert device.path is not None
+        supervisor = device.state.supervisor
+        with mounted(device.path, target, read_only=True):
+            assert show_device("one").users == [f"mounted at {target} (btrfs)"]
+            done = device_command("down", "one")
+            assert done.returncode == 1
+            assert f"mounted at {target}" in done.stderr and "unmount" in done.stderr
+            now = show_device("one")
+            assert now.is_well and now.state.supervisor == supervisor
+            kill_server("one")
+            kill_supervisor("one")
+            kill(show_device("one").state.server, signal.SIGKILL)
+            is_ublk = options.front_end == "ublk"
+            wait_until_dead("one", health="dead" if is_ublk else "lost")
+            (left,) = collect_devices()
+            cure = "recover one" if is_ublk else "unmount it"
+            assert left.result == "left" and cure in str(left.reason)
+            with pytest.raises(LeftoverError, match=f"mounted at {target}"):
+                remove_device("one")
+            if is_ublk:
+                assert recover_device("one")
+                os.listdir(target)
+
+
+def wait_until_dead(name: str, *, health: str = "dead") -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while show_device(name).health != health:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_the_dead_are_collected(options: DeviceOptions) -> None:
+    add_device("one", DESCRIPTION, options)
+    assert collect_devices() == []
+    kill_supervisor("one")
+    assert show_device("one").health == "unsupervised"
+    (left,) = collect_devices()
+    assert left.result == "left" and "runs without a supervisor" in str(left.reason)
+    server = show_device("one").state.server
+    kill(server, signal.SIGKILL)
+    assert server and server.wait(timeout_s=TIMEOUT_S)
+    assert show_device("one").health == "dead"
+    (wanted,) = collect_devices(dry_run=True)
+    assert (wanted.name, wanted.result) == ("one", "would-remove")
+    done = device_command("gc")
+    assert (done.returncode, done.stdout) == (0, "removed      one\n")
+    assert device_command("gc").stdout == "nothing to remove\n"
+
+
+def test_a_stopped_server(options: DeviceOptions) -> None:
+    """Nobody waits for it without end, and it can be removed."""
+    device = add_device("one", DESCRIPTION, options)
+    kill(device.state.server, signal.SIGSTOP)
+    started_s = time.monotonic()
+    assert show_device("one").health == "hanging"
+    assert list_devices()[0].health == "serving"  # it is not asked
+    text = device_command("status", "one")
+    assert text.returncode == 1 and "does not answer" in text.stdout
+    remove_device("one", timeout_s=5)
+    assert time.monotonic() - started_s < 60
+
+
+def test_a_hanging_server_is_replaced(front_end: FrontEndName) -> None:
+    wanted = DeviceOptions(front_end=front_end, hang_timeout_s=2)
+    with supervised_device(DESCRIPTION, wanted, name="one") as device:
+        state = kill_server("one", signal.SIGSTOP)
+        assert state.recoveries == 1 and "did not answer" in str(state.last_end)
+        assert device.path is not None
+        check_content(device.path)
+
+
+def test_a_server_may_hang_if_that_is_wanted(front_end: FrontEndName) -> None:
+    wanted = DeviceOptions(front_end=front_end, hang_timeout_s=0)
+    with supervised_device(DESCRIPTION, wanted, name="one") as device:
+        kill(device.state.server, signal.SIGSTOP)
+        time.sleep(3)
+        kill(device.state.server, signal.SIGCONT)
+        assert show_device("one").state.server == device.state.server
+
+
+#: Each takes seconds where the kernel with ublk is emulated.
+MOMENTS: dict[FrontEndName, int] = {"fuse": 12, "ublk": 2}
+
+
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
+        signal.SIGKILL,
+    ],
+)
+def test_an_interrupted_add(
+    front_end: FrontEndName,
+    sparse_path: Path,
+    state_of_system: Callable[[], SystemState],
+    signum: signal.Signals,
+) -> None:
+    description = description_file(sparse_path)
+    before = state_of_system()
+    started_s = time.monotonic()
+    assert (
+        device_command("up", "one", description, "--front-end", front_end).returncode
+        == 0
+    )
+    whole_s = time.monotonic() - started_s
+    remove_device("one")
+    moments = MOMENTS[front_end]
+    for moment in range(moments):
+        add = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one"),
+                *(description, "--front-end", front_end),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        time.sleep(whole_s * (moment + 1) / (moments + 1))
+        add.send_signal(signum)
+        _, talk = add.communicate(timeout=120)
+        if add.returncode == 0:
+            assert show_device("one").is_well
+            remove_device("one")
+        elif signum == signal.SIGKILL:
+            settle_and_remove()
+        else:
+            assert list_devices() == [], talk
+        assert state_of_system() == before, f"moment {moment}: {talk}"
+
+
+def settle_and_remove() -> None:
+    """After the death of ``add``: a whole device, or nothing that gc does not take."""
+    deadline_s = time.monotonic() + 60
+    while (devices := list_devices()) and devices[0].health not in ("dead", "serving"):
+        assert time.monotonic() < deadline_s, devices
+        time.sleep(0.05)
+    for device in devices:
+        if device.is_well:
+            assert device.path is not None
+            check_content(device.path, PATTERN, parts=1)
+            remove_device("one")
+    assert all(found.result == "removed" for found in collect_devices())
+
+
+def test_in_the_foreground(front_end: FrontEndName, sparse_path: Path) -> None:
+    """As systemd has it: READY=1, TERM leaves the server serving, and it goes on."""
+    address = sparse_path / "notify"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener.bind(str(address))
+    listener.settimeout(60)
+    argv = [
+        *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "serve", "one"),
+        *(description_file(sparse_path), "--front-end", front_end),
+    ]
+    servers = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            argv, env=os.environ | {"NOTIFY_SOCKET": str(address)}
+        )
+        try:
+            while b"READY=1" not in listener.recv(4096):
+                pass
+            servers.append(show_device("one").state.server)
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+        assert show_device("one").health == "unsupervised"
+    listener.close()
+    assert servers[0] == servers[1]
+    other = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
+    argv[-3] = description_file(sparse_path, other)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "serves another description" in done.stderr
+
+
+def test_foreground_takes_over_supervision(options: DeviceOptions) -> None:
+    device = add_device("one", DESCRIPTION, options)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "serve", "one"]
+    )
+    try:
+        state = wait_for(
+            "one",
+            lambda state: state.supervisor not in (None, device.state.supervisor)
+            and state.status == "serving",
+        )
+        assert state.supervisor is not None and state.supervisor.pid == process.pid
+        assert state.server == device.state.server
+        remove_device("one")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

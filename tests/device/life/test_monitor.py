@@ -1,0 +1,593 @@
+"""Metrics and the live table, of devices that run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from support.device_support import answer, description_file, device_command
+from support.paths import PROJECT
+from support.scripted_server import response, scripted_server
+from support.stopping import freeze
+from support.virtual_data import UNIT, VirtualData
+from support.waiting import wait_until
+
+from btrfs_ublk.base.process import ProcessIdentity, readable
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.cli.cache import command as cache
+from btrfs_ublk.cli.top import command as top
+from btrfs_ublk.device import Device, DeviceState
+from btrfs_ublk.device.state import RUN_VARIABLE
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.ops.monitor.exporter import Address, metrics_server
+from btrfs_ublk.ops.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
+from btrfs_ublk.ops.monitor.samples import Sample, take_samples
+from btrfs_ublk.ops.monitor.top import Row, row_of, table_of
+from btrfs_ublk.server import Description, LazySegment, ServerStats
+from btrfs_ublk.server.stats import Counts, Latency
+
+SIZE = 64 * UNIT
+#: Where the data are of a server that has none.
+GONE = 40 * UNIT
+TIMEOUT_S = 60
+
+
+def values(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """By name and labels; the parser refuses what is no such text."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    """The sum of all that have these labels."""
+    found = [
+        number
+        for (metric, those), number in values(text).items()
+        if metric == f"btrfs_ublk_{name}" and frozenset(labels.items()) <= those
+    ]
+    assert found, (name, labels, text)
+    return sum(found)
+
+
+def test_buckets_are_cumulative() -> None:
+    latency = Latency(
+        sum_ns=10, max_ns=2_000_000, buckets=((9_000, 2), (11_000, 3), (2_000_000, 1))
+    )
+    buckets = buckets_of(latency)
+    counts = [count for _, count in buckets]
+    assert counts == sorted(counts) and counts[0] == 2 and counts[1] == 5
+    assert buckets[-1] == ("+Inf", 6.0)
+    assert len(buckets) == len(BUCKETS_S) + 1
+    assert buckets_of(Latency())[-1] == ("+Inf", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("127.0.0.1:9469", "127.0.0.1", 9469), ("[::1]:0", "::1", 0)],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert Address.parse(text) == Address(host, port)
+    assert str(Address.parse(text)) == text
+    assert Address.parse("/run/x").path == Path("/run/x")
+
+
+@pytest.mark.parametrize("text", ["", "9469", ":9469", "host:", "host:99999", "a:-1"])
+def test_refuses_addresses(text: str) -> None:
+    with pytest.raises(UsageError, match="no address"):
+        Address.parse(text)
+
+
+def get(connection: http.client.HTTPConnection) -> str:
+    connection.request("GET", "/metrics")
+    reply = connection.getresponse()
+    assert reply.status == 200
+    assert str(reply.getheader("Content-Type")).startswith("text/plain; version=")
+    return reply.read().decode()
+
+
+@contextmanager
+def exporter(listen: str) -> Iterator[str]:
+    """``btrfs-ublk metrics --listen``, and where it says that it listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "metrics", "--listen", listen],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().removeprefix("listening on ").strip()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_answers_scrapers() -> None:
+    with exporter("127.0.0.1:0") as where:
+        host, _, port = where.rpartition(":")
+        # One that says nothing, and one that says nonsense, are in nobody's way.
+        with socket.create_connection((host, int(port))) as silent:
+            with socket.create_connection((host, int(port))) as loud:
+                loud.sendall(b"\0" * 1000 + b"\r\n\r\n")
+            for _ in range(3):
+                values(get(http.client.HTTPConnection(host, int(port), timeout=30)))
+            silent.close()
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def test_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    # What a killed one has left.
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with exporter(str(path)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        values(get(UnixConnection(path)))
+        with pytest.raises(BtrfsUblkError, match="another program listens"):
+            with metrics_server(Address(path=path)):
+                pass
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(UsageError, match="is not a socket"):
+        with metrics_server(Address(path=path)):
+            pass
+
+
+def test_address_in_use() -> None:
+    with metrics_server(Address("127.0.0.1")) as (_, where):
+        with pytest.raises(BtrfsUblkError, match="cannot listen on 127.0.0.1"):
+            with metrics_server(where):
+                pass
+
+
+@pytest.fixture
+def lazy_device(
+    sanitized_build: Path,
+    sanitized_helpers: None,
+    sparse_path: Path,
+) -> Iterator[tuple[str, Path, VirtualData]]:
+    virtual = VirtualData(sanitized_build, sparse_path, SIZE)
+    virtual.fill()
+    with scripted_server(lambda _: response("404 Not Found")) as server:
+        mirror = {"kind": "http", "url": server.url()}
+        source = {"size": UNIT, "unit": UNIT, "mirrors": [mirror]}
+        virtual.add(source, bytes(UNIT), GONE)
+        yield from serving(virtual, sparse_path)
+
+
+def serving(
+    virtual: VirtualData, sparse_path: Path
+) -> Iterator[tuple[str, Path, VirtualData]]:
+    segment = LazySegment(
+        offset=0,
+        length=SIZE,
+        map=str(virtual.map),
+        cache=str(virtual.directory / "cache"),
+    )
+    description = description_file(sparse_path, Description(SIZE, [segment]))
+    added = device_command("up", "watched", description, "--front-end", "fuse")
+    assert added.returncode == 0, added.stderr
+    try:
+        yield "watched", Path(added.stdout.strip()), virtual
+    finally:
+        device_command("down", "watched")
+
+
+@pytest.mark.fuse
+def test_metrics_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None:
+    name, path, virtual = lazy_device
+    assert read_direct(path, 4 * UNIT, 3 * UNIT) == virtual.content(4 * UNIT, 3 * UNIT)
+    text = metrics_text()
+    assert value(text, "device_up", device=name) == 1
+    assert value(text, "device_serving", device=name) == 1
+    labels = {"device": name, "kind": "lazy", "operation": "read"}
+    assert value(text, "bytes_total", **labels) >= 3 * UNIT
+    # The server takes the times of a round of answers when it has sent all of them.
+    wait_until(lambda: value(metrics_text(), "request_seconds_count", **labels) >= 1)
+    assert value(text, "fetched_units_total", map=str(virtual.map)) >= 3
+    assert value(text, "mappings", map=str(virtual.map)) > 10
+    labels = {"map": str(virtual.map), "kind": "file", "host": ""}
+    fetched = value(text, "fetched_units_total", map=str(virtual.map))
+    assert value(text, "fetch_seconds_count", **labels) == fetched
+    assert 0 < value(text, "fetch_seconds_sum", **labels) < 60
+    with pytest.raises(OSError):
+        read_direct(path, SIZE - UNIT, 4096)
+    assert value(metrics_text(), "errors_total", device=name, kind="lazy") >= 1
+    deadline = time.monotonic() + 30
+    cache = str(virtual.directory / "cache")
+    while value(metrics_text(), "cache_bytes", cache=cache) < 3 * UNIT:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.fuse
+def test_metrics_of_the_process_that_asks(
+    lazy_device: tuple[str, Path, VirtualData],
+) -> None:
+    name, path, virtual = lazy_device
+    labels = {"device": name, "map": str(virtual.map)}
+    counts = ("running", "starts_total", "deaths_total", "failures_total")
+
+    def now() -> list[float]:
+        text = metrics_text()
+        return [value(text, f"fetch_process_{count}", **labels) for count in counts]
+
+    assert now() == [0, 0, 0, 0]
+    with pytest.raises(OSError):
+        read_direct(path, GONE, 4096)
+    assert now() == [1, 1, 0, 0]
+    (sample,) = take_samples()
+    assert sample.stats and sample.device.state.server
+    lacks = sample.stats.lazy[0].fetcher.process["lacks"]
+    named = [dict(y) for x, y in values(metrics_text()) if x.endswith("process_lacks")]
+    assert sorted(x["lacks"] for x in named) == sorted(lacks)
+    server = psutil.Process(sample.device.state.server.pid)
+    (process,) = (x for x in server.children() if x.name() == "btrfs-ublk-fetch")
+    process.kill()
+    wait_until(lambda: now() == [0, 1, 1, 0])
+
+
+MONITORING = PROJECT / "packaging/monitoring"
+#: Those of nginx-prometheus-exporter, where nginx has stub_status.
+OF_NGINX = {
+    "nginx_connections_accepted",
+    "nginx_connections_active",
+    "nginx_connections_handled",
+    "nginx_connections_reading",
+    "nginx_connections_waiting",
+    "nginx_connections_writing",
+    "nginx_http_requests_total",
+    "nginx_up",
+}
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def expressions() -> list[str]:
+    """All that the alert rules and the dashboard ask Prometheus."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    targets = [x for panel in dashboard["panels"] for x in panel["targets"]]
+    asked = [str(x["expr"]) for x in (*alert_rules(), *targets)]
+    return asked + [x["query"]["query"] for x in dashboard["templating"]["list"][1:]]
+
+
+def test_alert_rules_are_those_of_the_document() -> None:
+    for rule in alert_rules():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
+    document = MONITORING.parents[1] / "docs/how-to/operating.md"
+    rows = re.findall(
+        r"(?m)^\| [^|]+ \| `([^`]*btrfs_ublk_[^`]*)`", document.read_text()
+    )
+    known = {str(rule["expr"]) for rule in alert_rules()}
+    assert len(rows) > 9 and not set(rows) - known
+
+
+@pytest.fixture
+def promtool(tmp_path: Path) -> Callable[..., str]:
+    """Runs promtool in ``tmp_path``, and returns what it says."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: Debian's prometheus has it, of 96 MB")
+
+    def run(*words: object, stdin: str = "") -> str:
+        argv = ["promtool", *map(str, words)]
+        done = subprocess.run(
+            argv, input=stdin, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.thorough
+def test_prometheus_takes_all_expressions(
+    promtool: Callable[..., str], tmp_path: Path
+) -> None:
+    said = promtool("check", "rules", MONITORING / "alerts.yml")
+    assert f"SUCCESS: {len(alert_rules())} rules found" in said
+    shown = [x for x in expressions() if not x.startswith("label_values(")]
+    rules = [
+        {
+            "record": f"shown:{number}",
+            "expr": x.replace("$__rate_interval", "1m").replace("$instance", ".*"),
+        }
+        for number, x in enumerate(shown)
+    ]
+    groups = {"groups": [{"name": "shown", "rules": rules}]}
+    (tmp_path / "shown.yml").write_text(yaml.safe_dump(groups))
+    assert f"SUCCESS: {len(shown)} rules" in promtool("check", "rules", "shown.yml")
+
+
+#: Samples of a minute each, and the alerts after 40 minutes.
+FIRING: list[tuple[dict[str, str], set[str]]] = [
+    ({'btrfs_ublk_device_up{device="a"}': "0x60"}, {"BtrfsUblkDeviceDown"}),
+    ({'btrfs_ublk_device_up{device="a"}': "1x60"}, set()),
+    (
+        {'btrfs_ublk_errors_total{device="a",kind="file"}': "0+1x60"},
+        {"BtrfsUblkReadsFail", "BtrfsUblkMetadataFail"},
+    ),
+    (
+        {'btrfs_ublk_fetch_failures_total{reason="wrong_digest"}': "0+1x60"},
+        {"BtrfsUblkWrongContent"},
+    ),
+    (
+        {
+            'btrfs_ublk_host_breaker_open{host="one:3128"}': "1x60",
+            'btrfs_ublk_host_breaker_open{host="origin:443"}': "1x60",
+        },
+        {"SiteCacheLeftAlone"},
+    ),
+    # A quarter of the bytes is the origins; then a tenth; then no cache is there.
+    (
+        {
+            'btrfs_ublk_host_bytes_total{host="one:3128"}': "0+30x60",
+            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
+            'btrfs_ublk_host_attempts_total{host="one:3128"}': "0+1x60",
+        },
+        {"SiteCacheBypassed"},
+    ),
+    (
+        {
+            'btrfs_ublk_host_bytes_total{host="one:3128"}': "0+90x60",
+            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
+            'btrfs_ublk_host_attempts_total{host="one:3128"}': "0+1x60",
+        },
+        set(),
+    ),
+    (
+        {
+            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
+            'btrfs_ublk_host_attempts_total{host="origin:443"}': "0+1x60",
+        },
+        set(),
+    ),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("series, firing", FIRING)
+def test_alerts_fire(
+    promtool: Callable[..., str],
+    tmp_path: Path,
+    series: dict[str, str],
+    firing: set[str],
+) -> None:
+    names = [rule["alert"] for rule in alert_rules()]
+    query = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": x, "values": y} for x, y in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": "40m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{name}"}}', "value": 1}
+                    for name in names
+                    if name in firing
+                ],
+            }
+        ],
+    }
+    assert firing <= set(names)
+    test = {"rule_files": [str(MONITORING / "alerts.yml")], "tests": [case]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    promtool("test", "rules", "test.yml")
+
+
+@pytest.mark.thorough
+@pytest.mark.fuse
+def test_prometheus_takes_all_metrics(
+    promtool: Callable[..., str], lazy_device: tuple[str, Path, VirtualData]
+) -> None:
+    _, path, _ = lazy_device
+    read_direct(path, 4 * UNIT, UNIT)
+    promtool("check", "metrics", stdin=metrics_text())
+
+
+@pytest.mark.fuse
+def test_what_is_watched_exists(lazy_device: tuple[str, Path, VirtualData]) -> None:
+    """Each metric, with each label, of the alert rules and of the dashboard."""
+    _, path, _ = lazy_device
+    read_direct(path, 4 * UNIT, UNIT)
+    with pytest.raises(OSError):
+        read_direct(path, GONE, 4096)
+    there: dict[str, set[str]] = {name: {"instance"} for name in OF_NGINX}
+    for name, labels in values(metrics_text()):
+        there.setdefault(name, {"instance"}).update(key for key, _ in labels)
+    asked = "\n".join(expressions())
+    names = set(re.findall(r"\b(?:btrfs_ublk|nginx)_\w+", asked))
+    assert len(names) > 20
+    assert names - set(there) == set()
+    for name, selector in re.findall(r"\b((?:btrfs_ublk|nginx)_\w+)\{([^}]*)\}", asked):
+        assert set(re.findall(r"(\w+)[=!]", selector)) <= there[name], name
+
+
+@pytest.mark.fuse
+def test_verifies_the_cache_of_a_device(
+    lazy_device: tuple[str, Path, VirtualData],
+) -> None:
+    """With the digests of the map that its server has open, given and pinned."""
+    _, path, virtual = lazy_device
+    for unit in range(4, 12):
+        read_direct(path, unit * UNIT, UNIT)
+    argv = ["verify", "-d", str(virtual.directory / "cache"), "--json"]
+    deadline = time.monotonic() + 30
+    while True:
+        result = CliRunner().invoke(cache, argv, standalone_mode=False)
+        report = json.loads(result.output)
+        if report["right"] >= 8:
+            break
+        assert time.monotonic() < deadline, report
+    assert report["clean"] and not report["unknown"]
+    for data in (virtual.directory / "cache").glob("*.data"):
+        with data.open("r+b") as file:
+            file.write(b"wrong")
+    result = CliRunner().invoke(cache, argv, standalone_mode=False)
+    assert result.return_value == 1
+    assert len(json.loads(result.output)["wrong"]) >= 2
+    for unit in (4, 7, 8):
+        expected = virtual.content(unit * UNIT, UNIT)
+        if isinstance(expected, bytes):
+            assert read_direct(path, unit * UNIT, UNIT) == expected
+
+
+@pytest.mark.fuse
+def test_a_server_that_hangs_is_shown(
+    lazy_device: tuple[str, Path, VirtualData],
+) -> None:
+    name = lazy_device[0]
+    server = answer("status", name)["state"]["server"]["pid"]
+    freeze(server)
+    try:
+        assert value(metrics_text(), "device_up", device=name) == 0
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert value(metrics_text(), "device_up", device=name) == 1
+
+
+@pytest.mark.fuse
+def test_top_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None:
+    name, path, virtual = lazy_device
+    (before,) = take_samples()
+    for unit in range(8, 12):
+        assert read_direct(path, unit * UNIT, UNIT) == virtual.content(
+            unit * UNIT, UNIT
+        )
+    (after,) = take_samples()
+    first, row = row_of(before, None), row_of(after, before)
+    assert math.isnan(first.iops) and math.isnan(first.p99_ms)
+    assert row.name == name and row.health == "serving"
+    assert row.iops > 0 and row.bytes_per_s > UNIT and row.p99_ms > 0
+    assert row.fetched_per_s and row.waiting == 0 and row.hosts_open == 0
+    # Another server has taken over: its numbers begin anew.
+    assert math.isnan(row_of(before, after).iops)
+    result = CliRunner().invoke(top, ["--count", "2", "--interval", "0.2"])
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(rf"^{name} +serving ", result.output, re.MULTILINE)) == 2
+
+
+def sample(reads: int, server: int, at_s: float) -> Sample:
+    """Of a device whose server has that pid, and has counted so much of everything."""
+    counts: dict[str, Any] = {item.name: reads for item in fields(Counts)}
+    stats = ServerStats.parse(counts | {"refused": 0, "kinds": {}, "queues": []})
+    state = DeviceState(status="serving", server=ProcessIdentity(server, 1))
+    shown = Device(name="one", health="serving", state=state, log=Path("log"))
+    return Sample(shown, stats, at_s)
+
+
+def test_top_counts_anew_with_each_server() -> None:
+    before = sample(100, 7, 0.0)
+    assert row_of(sample(300, 7, 2.0), before).iops == 200.0  # reads and writes
+    # More reads than the one before it, but less of something else, maybe.
+    assert math.isnan(row_of(sample(300, 8, 2.0), before).iops)
+    assert math.isnan(row_of(sample(50, 7, 2.0), before).iops)
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 0)],
+)
+def test_how_the_live_table_ends(
+    signum: signal.Signals | None, status: int, tmp_path: Path
+) -> None:
+    """q and Ctrl-C are the ways to leave it; all else is told."""
+    ours, its = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", "top"],
+        stdin=its,
+        stdout=its,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm", RUN_VARIABLE: str(tmp_path / "run")},
+    ) as process:
+        try:
+            said = b""
+            while b"device" not in said:
+                assert readable([ours], timeout_s=TIMEOUT_S), said
+                said += os.read(ours, 4096)
+            settings = termios.tcgetattr(its)
+            if signum is None:
+                os.write(ours, b"xq")
+            else:
+                process.send_signal(signum)
+            assert process.wait(TIMEOUT_S) == status
+            # What is typed is shown again.
+            after = termios.tcgetattr(its)
+            assert after[3] & termios.ECHO and after[
+                3
+            ] | termios.ECHO | termios.ICANON == (
+                settings[3] | termios.ECHO | termios.ICANON
+            )
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(its)
+
+
+@pytest.mark.parametrize(
+    ("width", "without"),
+    [
+        (120, {"hosts off"}),
+        (80, {"hosts off", "prefetch", "in flight", "waiting", "cache"}),
+        (20, {"errors", "bytes/s"}),
+    ],
+)
+def test_top_cuts_no_names_and_no_values(width: int, without: set[str]) -> None:
+    """A narrow terminal has fewer columns."""
+    row = Row(
+        *("demo-volume", "unsupervised", 12345.0, 252e6, 12.25, 63, 1234, 251e6),
+        *(17, 4321, 93_000_000_000, 2, 99.5),
+    )
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table_of([row], console=console))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    if width >= 80:
+        assert len(lines) == 2, lines
+    titles = re.split(r" {2,}", lines[0])
+    assert titles[:2] == ["device", "health"] and not without & set(titles)
+    assert max(map(len, lines)) <= width and "…" not in capture.get()
+    if width >= 80:
+        shown = re.split(r" {2,}", lines[1])
+        assert shown[:5] == ["demo-volume", "unsupervised", "12,345"] + shown[3:5]
+        assert shown[3] == "240.3 MiB" and len(shown) == len(titles)

@@ -1,0 +1,171 @@
+"""Disks of maps and of caches that take no more: what reads get, and what is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.loops import (
+    fill,
+)
+from support.needs import Need
+from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.volume_support import NAME, Place
+
+from btrfs_ublk.base.capabilities import FUSE
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.device import show_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.ops.doctor import diagnose
+from btrfs_ublk.ops.monitor.metrics import metrics_dict
+from btrfs_ublk.server import BlockServer, Description, LazySegment
+from btrfs_ublk.volume import kept_volume, show_volume
+
+pytestmark = pytest.mark.fuse
+
+SIZE = 64 * UNIT
+#: Far longer than anything here takes that does not wait for it.
+DEADLINE_S = 60.0
+
+
+def disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir()
+    options = [f"size={size}", "mode=700"]
+    with mounted("tmpfs", path, fs_type="tmpfs", options=options):
+        yield path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from disk(tmp_path / "disk", "8m")
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from disk(tmp_path / "other", "8m")
+
+
+def problems(server: BlockServer) -> list[str]:
+    return server.stats().lazy[0].disk_problems()
+
+
+def refusing() -> dict[str, float]:
+    """As the exporter has it, by disk."""
+    (metric,) = (x for x in metrics_dict() if x["name"] == "btrfs_ublk_disk_refuses")
+    return {x["labels"]["disk"]: x["value"] for x in metric["samples"]}
+
+
+def describe(virtual: VirtualData, cache: Path | None = None) -> Description:
+    segment = LazySegment(
+        offset=0,
+        length=SIZE,
+        map=str(virtual.map),
+        cache=str(cache) if cache else None,
+        deadline_s=DEADLINE_S,
+    )
+    return Description(SIZE, [segment])
+
+
+def first_failure(device: Path) -> int:
+    """The first unit that cannot be read: the map's log may have room for some."""
+    for unit in range(32):
+        try:
+            read_direct(device, unit * UNIT, BLOCK)
+        except OSError as error:
+            assert error.errno == errno.EIO
+            return unit
+    raise AssertionError("all of it can be read")
+
+
+def test_the_disk_of_the_map_is_full(
+    sanitized_build: Path, sanitized_helpers: None, small_disk: Path
+) -> None:
+    virtual = VirtualData(sanitized_build, small_disk, SIZE)
+    virtual.add_file("plain", 0, 32 * UNIT)
+    virtual.add_file("digests", 32 * UNIT, 16 * UNIT, digests=True)
+    with BlockServer(describe(virtual), front_end="fuse") as server:
+        assert problems(server) == []
+        hog = fill(small_disk)
+        started = time.monotonic()
+        unit = first_failure(server.device)
+        # Asking again would not make room.
+        assert time.monotonic() - started < DEADLINE_S / 2
+        (said,) = problems(server)
+        assert f"disk full: make room in {small_disk};" in said
+        # Nothing has to be kept of what has digests.
+        for at in range(32 * UNIT, 48 * UNIT, UNIT):
+            assert read_direct(server.device, at, UNIT) == virtual.content(at, UNIT)
+        fetcher = server.stats().lazy[0].fetcher
+        assert fetcher.deadlines_missed == 0 and fetcher.failures["local"] >= 1
+        hog.unlink()
+        at = unit * UNIT
+        assert read_direct(server.device, at, UNIT) == virtual.content(at, UNIT)
+        assert problems(server) == []
+
+
+def test_the_disk_of_the_cache_is_full(
+    sanitized_build: Path,
+    sanitized_helpers: None,
+    small_disk: Path,
+    other_disk: Path,
+) -> None:
+    """All is served, uncached."""
+    virtual = VirtualData(sanitized_build, other_disk, SIZE)
+    virtual.add_file("plain", 0, 16 * UNIT)
+    virtual.add_file("digests", 32 * UNIT, 16 * UNIT, digests=True)
+    cache = small_disk / "cache"
+    with BlockServer(describe(virtual, cache), front_end="fuse") as server:
+        fill(small_disk)
+        for first in (0, 32 * UNIT):
+            for at in range(first, first + 16 * UNIT, UNIT):
+                assert read_direct(server.device, at, UNIT) == virtual.content(at, UNIT)
+        # The cache is written after the answer.
+        (said,) = wait_until(
+            lambda: problems(server), timeout_s=DEADLINE_S, what="a full disk"
+        )
+        assert f"disk full: make room in {cache};" in said and "not cached" in said
+        fetcher = server.stats().lazy[0].fetcher
+        assert fetcher.read_errors == 0
+
+
+def test_a_volume_says_so(need: Need, small_disk: Path) -> None:
+    need(FUSE)
+    place = Place(small_disk, "fuse")
+    with kept_volume(
+        NAME, place.definition("one", deadline_s=DEADLINE_S), base=place.base
+    ) as volume:
+        assert volume.disk_problems == [] and diagnose().disk_problems == ()
+        assert refusing() == {"map": 0, "cache": 0}
+        os.sync()
+        hog = fill(small_disk)
+        # Nothing is written to the volume meanwhile, whose own file has no room either.
+        fd = os.open(place.target / "dir/one", os.O_RDONLY | os.O_NOATIME)
+        try:
+            with pytest.raises(OSError) as failed:
+                while os.read(fd, 1 << 16):
+                    pass
+        finally:
+            os.close(fd)
+        assert failed.value.errno == errno.EIO
+        wanted = f"disk full: make room in {volume.directory};"
+        found = show_volume(NAME, base=place.base)
+        assert wanted in str(found.disk_problems) and found.failing
+        assert wanted in place.command("status", NAME).stdout
+        assert refusing()["map"] == 1
+        assert [name for name, _ in diagnose().disk_problems][:1] == [NAME]
+        assert show_device(NAME).stats
+        for words in (["device", "status", NAME], ["doctor"]):
+            argv = [sys.executable, "-m", "btrfs_ublk.cli.main", *words]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+            assert wanted in done.stdout, done
+        hog.unlink()
+        assert place.matches("one")
+        assert refusing()["map"] == 0
+        assert wanted not in str(show_volume(NAME, base=place.base).disk_problems)

@@ -1,0 +1,298 @@
+"""Seeds of the fallocate strategy: made by mkfs.btrfs and the kernel's allocator."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.failing import fail_at
+from support.mkseed_support import btrfs_check
+from support.needs import Need
+from support.system_state import SystemState
+
+from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, UBLK, Helper
+from btrfs_ublk.base.helpers import RESHAPE
+from btrfs_ublk.base.process import run
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel import clone_file, loop_device
+from btrfs_ublk.kernel.attributes import IMMUTABLE, NO_COW, get_attributes
+from btrfs_ublk.physmap import PhysicalMap
+from btrfs_ublk.seed import Seed
+from btrfs_ublk.seed import fallocate as module
+from btrfs_ublk.seed import make_fallocate_seed, make_seed_by
+from btrfs_ublk.server import PatternSegment
+from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, TIB
+from btrfs_ublk.volume.sprout import sprout
+from btrfs_ublk.volume.temporary import volume
+
+START = 512 * GIB
+EXTENT = 256 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _needs(need: Need) -> None:
+    need(MKFS_BTRFS, BTRFS_PROGS, Helper(RESHAPE))
+
+
+@pytest.fixture
+def target(sparse_path: Path) -> Path:
+    path = sparse_path / "mnt"
+    path.mkdir()
+    return path
+
+
+def content(offset: int, length: int) -> bytes:
+    """What a test puts into the virtual file: each 8 bytes hold their file offset."""
+    words = range(offset, offset + length, 8)
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+def assert_clones_read(seed: Seed, target: Path, directory: Path) -> None:
+    """Put numbers behind the virtual data, in the image, where the seed says that these
+    are; clone at the start, middle and end, across each seam between runs, and where
+    chunks and extents begin; read what the kernel finds there.
+    """
+    virtual = seed.virtual_data
+    length = min(64 * KIB, virtual.size)
+    seams = [run.file_offset for run in virtual.runs[1:]]
+    chunk = seam = seed.chunk_bytes
+    if seed.chunks > 1:
+        # In the device, chunks follow each other; in the file, those of the last run.
+        last = virtual.runs[-1]
+        seam = -(-last.physical_offset // chunk) * chunk - last.physical_offset
+        seam += last.file_offset
+    seams += [EXTENT, 2 * EXTENT, 1000 * EXTENT, seam, virtual.size // 2]
+    places = {0, virtual.size - length}
+    for at in seams:
+        place = (at - length // 2) // BLOCK_BYTES * BLOCK_BYTES
+        if 0 <= place <= virtual.size - length:
+            places.add(place)
+    with seed.path.open("r+b") as file:
+        for place in places:
+            for at in range(place, place + length, BLOCK_BYTES):
+                run_of = next(
+                    r for r in virtual.runs if at < r.file_offset + r.size_bytes
+                )
+                file.seek(run_of.physical_offset + at - run_of.file_offset)
+                file.write(content(at, BLOCK_BYTES))
+    with (
+        loop_device(seed.path, read_only=True) as loop,
+        sprout(
+            loop.path,
+            target,
+            parent=directory,
+            validate=lambda at: virtual.assert_matches(
+                PhysicalMap.read(at / virtual.filename)
+            ),
+        ),
+    ):
+        file_path = target / virtual.filename
+        for number, place in enumerate(sorted(places)):
+            clone = target / f"clone-{number}"
+            clone_file(file_path, clone, source_offset=place, size_bytes=length)
+            assert read_direct(clone, 0, length) == content(place, length), place
+        (target / "own").write_bytes(b"own")
+        with (target / "clone-0").open("r+b") as clone_0:
+            clone_0.write(b"overwritten")
+        os.sync()
+        assert (target / "clone-0").read_bytes()[:12] == b"overwritten\0"
+        assert file_path.open("rb").read(16) == content(0, 16)
+        with pytest.raises(PermissionError):
+            file_path.unlink()
+        assert get_attributes(file_path) & (IMMUTABLE | NO_COW) == IMMUTABLE | NO_COW
+        assert not get_attributes(target) & NO_COW
+        assert file_path.stat().st_mode & 0o777 == 0o400
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks"),
+    [
+        (4 * MIB, None),
+        (EXTENT + BLOCK_BYTES, None),
+        (5 * GIB - BLOCK_BYTES, None),
+        (5 * GIB, None),
+        (5 * GIB + EXTENT - BLOCK_BYTES, None),
+        (275 * GIB, None),
+        (64 * GIB + EXTENT + BLOCK_BYTES, None),
+        (300 * GIB + BLOCK_BYTES, None),
+        (275 * GIB, "stretched"),
+        (2 * TIB, "kernel"),
+        (8 * TIB, None),
+    ],
+)
+def test_it_mounts_sprouts_and_clones(
+    sparse_path: Path, target: Path, size: int, chunks: Any
+) -> None:
+    path = sparse_path / "seed.img"
+    seed = make_fallocate_seed(path, virtual_data_size=size, chunks=chunks)
+    assert {*sparse_path.iterdir()} == {target, path}
+    btrfs_check(path)
+    kernel = chunks == "kernel" or (chunks is None and 5 * GIB <= size <= 300 * GIB)
+    virtual = seed.virtual_data
+    assert (virtual.size, seed.strategy) == (size, "fallocate")
+    assert seed.device_bytes == seed.file_bytes == path.stat().st_size
+    assert seed.local_bytes <= seed.device_bytes
+    if kernel:
+        assert len(virtual.runs) <= 4 and seed.chunk_bytes == GIB
+        assert virtual.largest_run.size_bytes >= size * 8 // 10
+    else:
+        assert [*virtual.runs] == [(0, START, size)]
+        assert seed.chunks == 1 and seed.local_bytes <= START
+    assert_clones_read(seed, target, sparse_path)
+
+
+@pytest.mark.thorough
+def test_250_tebibytes(sparse_path: Path, target: Path) -> None:
+    start = time.monotonic()
+    seed = make_fallocate_seed(sparse_path / "seed.img", virtual_data_size=250 * TIB)
+    assert time.monotonic() - start < 150
+    assert [*seed.virtual_data.runs] == [(0, START, 250 * TIB)]
+    assert seed.metadata_bytes < 200 * MIB
+    assert_clones_read(seed, target, sparse_path)
+    btrfs_check(seed.path)
+
+
+def test_what_was_asked_for_is_there(sparse_path: Path) -> None:
+    path = sparse_path / "seed.img"
+    fsid = uuid.uuid4()
+    path.write_text("old")
+    seed = make_seed_by(
+        "fallocate",
+        path,
+        virtual_data_size=GIB,
+        virtual_data_filename="-Ж",
+        label="a label",
+        fsid=fsid,
+        metadata_only=True,
+        force=True,
+    )
+    assert (seed.fsid, seed.label, seed.virtual_data.filename) == (
+        *(fsid, "a label", "-Ж"),
+    )
+    assert path.stat().st_size == seed.file_bytes == seed.local_bytes < START
+    dump = run(["btrfs", "inspect-internal", "dump-super", path], timeout_s=10).stdout
+    assert str(fsid) in dump and "a label" in dump and "SEEDING" in dump
+    description = seed.description([PatternSegment(offset=0, length=GIB)])
+    kinds = [segment.kind for segment in description.segments]
+    assert kinds == ["file", "zero", "pattern", "zero"]
+
+
+def test_the_command_makes_one(sparse_path: Path) -> None:
+    path = sparse_path / "seed.img"
+    argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "seed", "create"]
+    argv += ["--strategy=fallocate", "--json"]
+    done = run([*argv, "--virtual-data-size=5G", path], timeout_s=60)
+    keys = json.loads(done.stdout)
+    assert keys["strategy"] == "fallocate" and len(keys["virtual_data"]["runs"]) == 2
+    refused = run(
+        [*argv, "--virtual-data-size=5G", "--time=0", sparse_path / "other"],
+        timeout_s=60,
+        ok_statuses=[2],
+    )
+    assert "the strategy fallocate has no time" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("keywords", "reason"),
+    [
+        ({"virtual_data_size": GIB + 1}, "not a multiple"),
+        ({"virtual_data_size": 4 * MIB - BLOCK_BYTES}, "not a multiple"),
+        ({"virtual_data_size": 255 * TIB + BLOCK_BYTES}, "mega-extent"),
+        ({"virtual_data_size": 17 * TIB, "chunks": "kernel"}, "too long"),
+        ({"virtual_data_filename": ""}, "not the name"),
+        ({"virtual_data_filename": ".."}, "not the name"),
+        ({"virtual_data_filename": "a/b"}, "not the name"),
+        ({"virtual_data_filename": "ü" * 128}, "256 bytes"),
+        ({"virtual_data_filename": "\udcff"}, "not UTF-8"),
+        ({"label": "x" * 256}, "mkfs.btrfs"),
+        ({"path": "there"}, "exists"),
+        ({"path": "directory", "force": True}, "not a regular file"),
+        ({"path": "nowhere/seed.img"}, "not a directory"),
+        ({"timeout_s": -1.0}, "takes too long"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    sparse_path: Path, keywords: dict[str, Any], reason: str
+) -> None:
+    (sparse_path / "there").write_text("keep")
+    (sparse_path / "directory").mkdir()
+    given: dict[str, Any] = {"virtual_data_size": GIB, "path": "seed.img"} | keywords
+    path = sparse_path / given.pop("path")
+    with pytest.raises(BtrfsUblkError, match=reason):
+        make_fallocate_seed(path, **given)
+    assert sorted(p.name for p in sparse_path.iterdir()) == ["directory", "there"]
+    assert (sparse_path / "there").read_text() == "keep"
+
+
+def test_an_unknown_strategy_is_refused(sparse_path: Path) -> None:
+    with pytest.raises(UsageError, match="no strategy 'magic'"):
+        make_seed_by("magic", sparse_path / "seed.img", virtual_data_size=GIB)
+
+
+def test_a_file_system_that_holds_no_such_file_says_so(sparse_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (GIB, limits[1]))
+    try:
+        with pytest.raises(UsageError, match="File too large"):
+            make_fallocate_seed(sparse_path / "seed.img", virtual_data_size=GIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(sparse_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [BtrfsUblkError("injected"), KeyboardInterrupt()])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tempdir", "_make_sparse", "_format", "_reshape", "loop_device", "mounted"),
+        *("_allocate", "add_attributes", "PhysicalMap.read", "_publish"),
+    ],
+)
+def test_an_error_at_any_step_leaves_nothing(
+    sparse_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state_of_system: Callable[[], SystemState],
+    name: str,
+    when: str,
+    error: BaseException,
+) -> None:
+    fail_at(monkeypatch, module, name, when, error)
+    before = state_of_system()
+    path = sparse_path / "seed.img"
+    with pytest.raises(type(error)) as caught:
+        make_fallocate_seed(path, virtual_data_size=GIB)
+    assert caught.value is error
+    # The result is there as soon as it has its name.
+    path.unlink(missing_ok=not (name == "_publish" and when == "after"))
+    assert state_of_system() == before
+
+
+@pytest.mark.ublk
+@pytest.mark.parametrize("size", [5 * GIB, 400 * GIB])
+def test_a_volume_of_it_reads_as_the_server_defines(
+    need: Need, sparse_path: Path, target: Path, size: int
+) -> None:
+    need(UBLK)
+    numbers = [PatternSegment(offset=0, length=size)]
+    with volume(
+        target,
+        numbers,
+        virtual_data_size=size,
+        strategy="fallocate",
+        parent=sparse_path,
+    ) as made:
+        seams = [run.file_offset for run in made.seed.virtual_data.runs[1:]]
+        for place in (0, *(seam - MIB for seam in seams), size - 2 * MIB):
+            clone = made.clone(f"at-{place}", offset=place, size_bytes=2 * MIB)
+            assert read_direct(clone, 0, 2 * MIB) == content(place, 2 * MIB)

@@ -1,0 +1,421 @@
+"""What only the fuse front end has: a file in a mount of its own, and a loop device."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.needs import Need
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.stopping import freeze
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE, SERVER, helper_path
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.kernel import blockdev, mounted
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.server import (
+    BlockServer,
+    Description,
+    FileSegment,
+    MemsetSegment,
+    PatternSegment,
+    ServerStats,
+    ZeroSegment,
+    choose_front_end,
+    front_ends,
+)
+from btrfs_ublk.server.description import MAX_DEVICE_BYTES
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
+
+pytestmark = pytest.mark.fuse
+
+# linux/falloc.h
+FALLOC_FL_KEEP_SIZE = 1
+FALLOC_FL_PUNCH_HOLE = 2
+
+NOBODY = 65534
+ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
+
+
+@pytest.fixture(autouse=True)
+def fuse(need: Need) -> None:
+    need(FUSE, LOOP)
+
+
+def serve(description: Description, **options: Any) -> BlockServer:
+    return BlockServer(description, front_end="fuse", **options)
+
+
+@contextmanager
+def server_alone(
+    directory: Path, description: Description, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A server without an owner, and its ready line."""
+    path = directory / "description.json"
+    path.write_text(description.to_json())
+    with subprocess.Popen(
+        [helper_path(SERVER), "--front-end", "fuse", *options, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None and server.stderr is not None
+            line = server.stdout.readline()
+            yield server, json.loads(line) if line else {}
+            if server.poll() is None:
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(30) == 0, server.stderr.read()
+        finally:
+            server.kill()
+
+
+def test_the_largest_file() -> None:
+    size = MAX_DEVICE_BYTES
+    pattern = PatternSegment(offset=0, length=size)
+    with serve(Description(size, [pattern])) as server:
+        assert blockdev.size_bytes(server.device) == size
+        for offset in (0, size // 2 // MIB * MIB, size - MIB):
+            expected = pattern.content(offset, MIB)
+            assert read_direct(server.device, offset, MIB) == expected
+
+
+def test_nothing_is_mounted_where_anybody_sees_it() -> None:
+    before = read_mountinfo()
+    with serve(ZEROES) as server:
+        assert read_mountinfo() == before
+        loop = Path("/sys/block") / server.device.name / "loop"
+        tag = process_ledger().entries()[0].tag
+        assert (loop / "backing_file").read_text().strip() == f"/btrfs-ublk-{tag}"
+        assert (loop / "dio").read_text().strip() == "1"
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_the_file_is_what_it_says(sparse_path: Path, read_only: bool) -> None:
+    content = random.Random(4).randbytes(MIB)
+    (sparse_path / "source").write_bytes(content)
+    segment = FileSegment(
+        offset=0,
+        length=MIB,
+        path=str(sparse_path / "source"),
+        writable=not read_only,
+    )
+    description = Description(MIB, [segment], read_only=read_only)
+    with server_alone(sparse_path, description) as (_, ready):
+        file = Path(ready["file"])
+        status = file.stat()
+        assert status.st_mode == 0o100400 if read_only else 0o100600
+        assert (status.st_uid, status.st_size) == (os.geteuid(), MIB)
+        assert status.st_blocks * 512 == MIB  # no holes
+        assert read_direct(file, 0, MIB) == content
+        # As of any file, reads end where it ends; as of a disk, they are of blocks.
+        fd = os.open(file, os.O_RDONLY)
+        assert os.pread(fd, 3 * BLOCK_BYTES, MIB - BLOCK_BYTES) == content[-4096:]
+        assert os.pread(fd, BLOCK_BYTES, MIB) == b""
+        with pytest.raises(OSError) as caught:
+            os.pread(fd, 100, 0)
+        assert caught.value.errno == errno.EINVAL
+        assert os.lseek(fd, 5, os.SEEK_DATA) == 5
+        assert os.lseek(fd, 5, os.SEEK_HOLE) == MIB
+        assert os.fstatvfs(fd).f_bsize == BLOCK_BYTES
+        os.close(fd)
+        for change in (os.truncate, lambda path, _: os.unlink(path)):
+            with pytest.raises(OSError):
+                change(file, 4096)
+        if read_only:
+            with pytest.raises(OSError) as caught:
+                os.open(file, os.O_RDWR)
+            assert caught.value.errno in (errno.EACCES, errno.EROFS)
+    assert (sparse_path / "source").read_bytes() == content
+
+
+def test_writes_holes_and_what_is_refused(sparse_path: Path) -> None:
+    source = sparse_path / "source"
+    source.write_bytes(b"x" * MIB)
+    segments = [
+        FileSegment(offset=0, length=MIB, path=str(source), writable=True),
+        ZeroSegment(offset=MIB, length=MIB),
+    ]
+    description = Description(2 * MIB, segments, read_only=False)
+    with server_alone(sparse_path, description) as (_, ready):
+        fd = os.open(ready["file"], os.O_RDWR)
+        assert os.pwrite(fd, b"y" * 8192, 4096) == 8192
+        os.fsync(fd)
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.fallocate.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 2
+        hole = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+        assert libc.fallocate(fd, hole, 16384, 4096) == 0
+        # Preallocation means nothing here, and the other half takes no writes.
+        assert libc.fallocate(fd, 0, 0, 4096) == -1
+        assert ctypes.get_errno() == errno.EOPNOTSUPP
+        assert libc.fallocate(fd, hole, MIB, 4096) == -1
+        for offset in (MIB, MIB - 4096, 2 * MIB):
+            with pytest.raises(OSError):
+                os.pwrite(fd, bytes(8192), offset)
+        os.close(fd)
+    expected = bytearray(b"x" * MIB)
+    expected[4096:12288] = b"y" * 8192
+    expected[16384:20480] = bytes(4096)
+    # A write that fails may have changed what came before the place where it failed.
+    assert source.read_bytes()[: MIB - 4096] == expected[: MIB - 4096]
+
+
+def test_what_is_no_disk_s_request_is_counted_as_refused(sparse_path: Path) -> None:
+    with server_alone(sparse_path, ZEROES) as (server, ready):
+        fd = os.open(ready["file"], os.O_RDONLY)
+        for offset, length in ((0, 100), (100, BLOCK_BYTES)):
+            with pytest.raises(OSError) as caught:
+                os.pread(fd, length, offset)
+            assert caught.value.errno == errno.EINVAL
+        assert os.pread(fd, BLOCK_BYTES, 0) == bytes(BLOCK_BYTES)
+        os.close(fd)
+        server.send_signal(signal.SIGTERM)
+        assert server.stdout is not None
+        stats = ServerStats.parse(json.loads(server.stdout.readline())["stats"])
+        assert (stats.refused, stats.errors, stats.reads) == (2, 2, 1)
+        assert server.wait(10) == 0
+
+
+def test_nobody_else_gets_at_it(sparse_path: Path) -> None:
+    with server_alone(sparse_path, ZEROES) as (_, ready):
+        done = subprocess.run(
+            ["cat", ready["file"]], user=NOBODY, group=NOBODY, extra_groups=[]
+        )
+        assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-io", "2M"], "at most 1048576 bytes"),
+        (["--id", "3"], "no device number"),
+    ],
+)
+def test_options_that_make_no_sense(
+    sparse_path: Path, options: list[str], message: str
+) -> None:
+    with server_alone(sparse_path, ZEROES, *options) as (server, ready):
+        assert ready == {}
+        assert server.stderr is not None and message in server.stderr.read()
+        assert server.wait(10) == 1
+
+
+def test_a_file_in_use_is_served_until_a_second_signal(sparse_path: Path) -> None:
+    """Who still has it open then gets errors at once; the kernel removes the rest."""
+    with server_alone(sparse_path, ZEROES) as (server, ready):
+        fd = os.open(ready["file"], os.O_RDONLY)
+        server.send_signal(signal.SIGTERM)
+        for _ in range(5):
+            time.sleep(0.1)
+            assert os.pread(fd, 4096, 0) == bytes(4096)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        with pytest.raises(OSError) as caught:
+            os.pread(fd, 4096, 0)
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        os.close(fd)
+
+
+def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
+    """Of so many readers, somebody always has another request."""
+    pattern = PatternSegment(offset=0, length=TIB)
+    description = Description(TIB, [pattern])
+    with (
+        server_alone(sparse_path, description, "--queues=1") as (server, ready),
+        ExitStack() as stack,
+    ):
+        for _ in range(24):
+            # They throw away at once what the server has to make.
+            command = ["dd", f"if={ready['file']}", "of=/dev/null", "bs=1M"]
+            reader = subprocess.Popen(
+                [*command, "iflag=direct"], stderr=subprocess.DEVNULL
+            )
+            stack.callback(reader.wait)
+            stack.callback(reader.kill)
+        time.sleep(0.5)
+        server.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(0.5)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+
+
+def test_a_file_that_is_closed_lets_the_server_end(sparse_path: Path) -> None:
+    with server_alone(sparse_path, ZEROES) as (server, ready):
+        with open(ready["file"], "rb", buffering=0):
+            server.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.wait(0.5)
+        assert server.wait(10) == 0
+
+
+def test_a_server_that_lost_its_connection_says_so(sparse_path: Path) -> None:
+    """An administrator may abort it; fusectl need not be mounted, so do it here."""
+    with ExitStack() as stack:
+        control = sparse_path / "connections"
+        control.mkdir()
+        stack.enter_context(mounted("none", control, fs_type="fusectl"))
+        with server_alone(sparse_path, ZEROES) as (server, ready):
+            number = os.minor(os.stat(ready["file"]).st_dev)
+            (control / str(number) / "abort").write_text("1")
+            assert server.wait(10) == 1
+            assert server.stderr is not None
+            assert "the device has failed" in server.stderr.read()
+
+
+@pytest.mark.parametrize("realtime", [False, True])
+def test_threads_run_in_real_time_if_wanted(realtime: bool) -> None:
+    with serve(ZEROES, queues=3, realtime=realtime) as server:
+        policies = [
+            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
+            for task in Path(f"/proc/{server.pid}/task").iterdir()
+        ]
+        # The first thread waits for its owner, another one for memory.
+        expected = os.SCHED_RR if realtime else os.SCHED_OTHER
+        assert sorted(policies) == sorted([*[os.SCHED_OTHER] * 2, *[expected] * 3])
+
+
+def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
+    sparse_path: Path,
+) -> None:
+    """All but one rest; that one has to call another when it can take no more."""
+    other, main = sparse_path / "other", sparse_path / "main"
+    other.mkdir()
+    main.mkdir()
+    with server_alone(other, ZEROES) as (slow, slow_ready):
+        segments = [
+            FileSegment(offset=0, length=MIB, path=slow_ready["file"]),
+            MemsetSegment(offset=MIB, length=MIB, byte=7),
+        ]
+        description = Description(2 * MIB, segments)
+        options = ("--queues", "3", "--depth", "1")
+        with ThreadPoolExecutor(2) as pool:
+            with server_alone(main, description, *options) as (_, ready):
+                file = Path(ready["file"])
+                # The kernel polls a FUSE file, once, when io_uring reads it: in line.
+                assert read_direct(file, 0, 4096) == bytes(4096)
+                freeze(slow.pid)
+                try:
+                    waiting = pool.submit(read_direct, file, 0, 4096)
+                    time.sleep(0.1)
+                    for _ in range(20):
+                        answer = pool.submit(read_direct, file, MIB, 4096)
+                        assert answer.result(timeout=10) == b"\7" * 4096
+                    assert not waiting.done()
+                finally:
+                    slow.send_signal(signal.SIGCONT)
+                assert waiting.result(timeout=10) == bytes(4096)
+
+
+def test_auto_is_fuse_where_there_is_no_ublk(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing:
+        path = hint = "none"
+
+        def probe(self) -> str | None:
+            return "there is none"
+
+    monkeypatch.setattr(front_ends, "UBLK", Missing())
+    assert choose_front_end("auto").name == "fuse"
+    with serve(ZEROES) as server:
+        assert server.front_end == "fuse"
+    monkeypatch.setattr(front_ends, "FUSE", Missing())
+    with pytest.raises(CapabilityError, match="no ublk .*there is none.*no fuse"):
+        choose_front_end("auto")
+
+
+@pytest.mark.parametrize(
+    ("release", "may_crash"),
+    [
+        ("6.1.0-28-amd64", False),
+        ("6.6.99", False),
+        ("6.7", True),
+        ("6.12.95+deb13-cloud-amd64", True),
+        ("6.14.5", True),
+        ("6.14.6", False),
+        ("6.15.0-rc1", False),
+        ("7.3.4+deb13-cloud-amd64", False),
+        ("what is this", False),
+    ],
+)
+def test_kernels_that_a_killed_ublk_server_may_crash(
+    release: str, may_crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert front_ends.kernel_may_crash(release) == may_crash
+
+    class There:
+        path = cure = "any"
+
+        def probe(self) -> None:
+            pass
+
+    for name in ("UBLK", "FUSE", "LOOP"):
+        monkeypatch.setattr(front_ends, name, There())
+    monkeypatch.setattr("platform.release", lambda: release)
+    monkeypatch.setattr(front_ends, "require", lambda *capabilities: None)
+    assert choose_front_end().name == ("fuse" if may_crash else "ublk")
+    assert choose_front_end("ublk").name == "ublk"
+    assert choose_front_end(only_ublk=True).name == "ublk"
+
+
+def test_under_sanitizers(
+    sanitized_build: Path, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short run of everything, with reads of all sizes from several threads."""
+    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
+    for name, value in SANITIZER_ENVIRONMENT.items():
+        # The leak checker needs /proc, which the server's namespace does not have.
+        monkeypatch.setenv(name, value.replace("detect_leaks=1", "detect_leaks=0"))
+    source = sparse_path / "source"
+    source.write_bytes(random.Random(5).randbytes(MIB))
+    segments = [
+        FileSegment(offset=0, length=MIB, path=str(source), writable=True),
+        MemsetSegment(offset=MIB, length=MIB, byte=7),
+        PatternSegment(offset=2 * MIB, length=TIB),
+    ]
+    size = TIB + 2 * MIB
+    description = Description(size, segments, read_only=False)
+
+    def read(number: int) -> None:
+        chances = random.Random(number)
+        for _ in range(40):
+            length = chances.randrange(1, 300) * BLOCK_BYTES
+            offset = chances.randrange(0, 3 * MIB // BLOCK_BYTES) * BLOCK_BYTES
+            expected = description.content(offset, length)
+            assert read_direct(server.device, offset, length) == expected
+
+    with serve(description, queues=3, depth=4, max_io_bytes=256 * KIB) as server:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(read, range(4)))
+        with server.device.open("r+b", buffering=0) as file:
+            for number in range(64):
+                file.seek(number * 16 * KIB)
+                file.write(bytes([number]) * 16 * KIB)
+            os.fsync(file.fileno())
+    assert source.read_bytes()[-1] == 63
+    # A report shows in the exit status.
+    with server_alone(sparse_path, ZEROES) as (_, ready):
+        assert read_direct(Path(ready["file"]), 0, 4096) == bytes(4096)
+
+
+def test_gc_finds_what_was_left_before_the_loop_device_was_noted() -> None:
+    with serve(ZEROES) as server:
+        (loop,) = [e for e in process_ledger().entries() if e.kind == "loop"]
+        del loop.details["path"]
+        os.kill(server.pid, signal.SIGKILL)
+    assert collect().ledgers == []

@@ -1,0 +1,214 @@
+"""What only ublk devices have: numbers, and records of the driver that carry tags."""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.needs import Need
+from support.server_process import ServerProcess
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP, UBLK
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.kernel import mounted
+from btrfs_ublk.kernel.blockdev import wait_for_node
+from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
+from btrfs_ublk.seed import make_seed
+from btrfs_ublk.server import (
+    BlockServer,
+    Description,
+    FileSegment,
+    ZeroSegment,
+    device_records,
+)
+from btrfs_ublk.server.features import kernel_features
+from btrfs_ublk.server.front_ends import kernel_may_crash
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume.temporary import virtual_file_of
+
+pytestmark = pytest.mark.ublk
+
+ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
+
+serve = functools.partial(BlockServer, front_end="ublk")
+
+
+@pytest.fixture(autouse=True)
+def ublk(need: Need) -> None:
+    need(UBLK)
+
+
+def run_server(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [helper_path(SERVER), *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.gate_ublk
+def test_auto_is_ublk_where_the_kernel_survives_its_servers() -> None:
+    may_crash = kernel_may_crash(platform.release())
+    with BlockServer(ZEROES) as server:
+        assert server.front_end == ("fuse" if may_crash else "ublk")
+
+
+def test_ublk_can_be_asked_for() -> None:
+    with serve(ZEROES) as server:
+        assert server.front_end == "ublk"
+        assert server.device == Path(f"/dev/ublkb{server.device_id}")
+
+
+def test_fuse_can_be_asked_for(need: Need) -> None:
+    need(FUSE, LOOP)
+    with BlockServer(ZEROES, front_end="fuse") as server:
+        assert server.front_end == "fuse" and server.device.name.startswith("loop")
+        assert list_ublk_devices() == []
+
+
+def test_more_queues_than_cpus_are_cut_to_them() -> None:
+    with serve(ZEROES, queues=(os.cpu_count() or 1) + 2, depth=4) as server:
+        (line,) = run_server("--list-devices").stdout.splitlines()
+        assert json.loads(line)["queues"] == os.cpu_count()
+        assert read_direct(server.device, 0, 64 * KIB) == bytes(64 * KIB)
+
+
+def test_threads_that_serve_interrupt_nobody() -> None:
+    with serve(ZEROES, queues=1) as server:
+        threads = [
+            int(task.name) for task in Path(f"/proc/{server.pid}/task").iterdir()
+        ]
+        policies = [os.sched_getscheduler(thread) for thread in threads]
+        assert policies.count(os.SCHED_BATCH) == 1
+
+
+@pytest.mark.gate_ublk
+def test_a_writable_device_flushes(sparse_path: Path) -> None:
+    """What the block layer may rely on, and that a sync arrives as a flush."""
+    path = sparse_path / "file"
+    path.write_bytes(bytes(MIB))
+    writable = Description(
+        MIB,
+        [FileSegment(offset=0, length=MIB, path=str(path), writable=True)],
+        read_only=False,
+    )
+    with serve(writable) as server:
+        queue = Path(f"/sys/block/{server.device.name}/queue")
+        assert (queue / "write_cache").read_text() == "write back\n"
+        assert (queue / "fua").read_text() == "1\n"
+        assert int((queue / "discard_max_bytes").read_text()) > 0
+        assert int((queue / "write_zeroes_max_bytes").read_text()) > 0
+        with server.device.open("r+b", buffering=0) as file:
+            file.write(b"w" * 4096)
+            os.fsync(file.fileno())
+        written = server.stats().kinds["file"]
+        assert written.writes >= 1 and written.flushes >= 1
+    assert path.read_bytes() == b"w" * 4096 + bytes(MIB - 4096)
+
+
+@pytest.mark.gate_ublk
+def test_the_drivers_record() -> None:
+    with serve(ZEROES) as server:
+        (device,) = list_ublk_devices()
+        assert device.size_bytes == MIB and device.read_only
+        assert device.block_path == server.device
+        (record,) = device_records()
+        assert record.server_pid == server.pid and record.state == "live"
+        assert record.tag == process_ledger().entries()[0].tag
+    assert not device.block_path.exists()
+
+
+@pytest.mark.gate_ublk
+def test_a_device_is_deleted_by_its_tag_only() -> None:
+    with serve(ZEROES) as server:
+        (record,) = device_records()
+        wrong = f"{int(record.tag, 16) ^ 1:016x}"
+        done = run_server("--delete-device", str(server.device_id), "--tag", wrong)
+        assert done.returncode == 1
+        assert "left alone" in done.stderr
+        assert read_direct(server.device, 0, 4096) == bytes(4096)
+
+
+def test_a_mounted_device_is_not_deleted(sparse_path: Path) -> None:
+    seed = make_seed(
+        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
+    )
+    target = sparse_path / "mnt"
+    target.mkdir()
+    with serve(seed.description([])) as server:
+        with mounted(server.device, target, read_only=True):
+            (record,) = device_records()
+            done = run_server(
+                "--delete-device", str(server.device_id), "--tag", record.tag
+            )
+            assert done.returncode == 1
+            assert "mounted or in use" in done.stderr
+
+
+def test_a_device_id_that_is_taken_is_refused(sparse_path: Path) -> None:
+    path = sparse_path / "description.json"
+    path.write_text(ZEROES.to_json())
+    with serve(ZEROES) as server:
+        done = run_server("--id", str(server.device_id), str(path))
+        assert done.returncode == 1
+        assert "is taken" in done.stderr
+        assert len(list_ublk_devices()) == 1
+
+
+def test_the_list_is_json_lines() -> None:
+    with serve(ZEROES) as server:
+        done = run_server("--list-devices")
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        assert json.loads(line)["server_pid"] == server.pid
+
+
+def test_a_device_in_use_does_not_stop(sparse_path: Path) -> None:
+    """The server refuses, whatever its owner has looked at before, and serves on."""
+    seed = make_seed(
+        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
+    )
+    target = sparse_path / "mnt"
+    target.mkdir()
+    with ServerProcess(seed.description([]), "--verbose") as server:
+        assert server.wait_ready()["safe_stop"]
+        wait_for_node(server.device, timeout_s=10)
+        with mounted(server.device, target, read_only=True):
+            reply = server.request("stop")
+            assert reply == {"error": "the device is in use", "in_use": True}
+            with virtual_file_of(seed, target) as virtual:
+                assert virtual.exists()
+            assert server.request("info")["reply"] == "info"
+        # Who only has it open does not keep it, as udev would.
+        opened = os.open(server.device, os.O_RDONLY)
+        try:
+            os.close(opened)
+            assert server.request("stop") == {"reply": "stop"}
+            assert server.process.wait(60) == 0
+        finally:
+            assert server.process.stderr is not None
+            words = server.process.stderr.read()
+    offered = {x.name: x.offered for x in kernel_features()[0][0].features}
+    assert ("TRY_STOP_DEV" in words) == bool(offered["safe-stop-dev"])
+    assert not list_ublk_devices()
+
+
+def test_an_open_device_is_stopped() -> None:
+    """Nothing can be read of it then."""
+    with ServerProcess(ZEROES) as server:
+        server.wait_ready()
+        wait_for_node(server.device, timeout_s=10)
+        fd = os.open(server.device, os.O_RDONLY | os.O_DIRECT)
+        try:
+            assert server.request("stop") == {"reply": "stop"}
+            assert server.process.wait(60) == 0
+            assert os.preadv(fd, [mmap.mmap(-1, 4096)], 0) == 0
+        finally:
+            os.close(fd)
+    assert not list_ublk_devices()

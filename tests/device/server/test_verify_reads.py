@@ -1,0 +1,254 @@
+"""The reader that proofs rest on: it must see a wrong byte, an error, a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.needs import Need, inapplicable
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.stopping import freeze
+
+from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.helpers import VERIFY_READS
+from btrfs_ublk.server import BlockServer, Description, PatternSegment
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
+
+BASE = 3 * TIB + 8 * KIB
+HOW = {"direct": ["--depth=64"], "mmap": ["--mmap=3"]}
+Argv = list[str]
+
+
+@pytest.fixture(params=HOW)
+def how(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def helper(sanitized_build: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in SANITIZER_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return str(sanitized_build / "csrc/tools" / VERIFY_READS)
+
+
+@pytest.fixture
+def pattern(sparse_path: Path) -> Path:
+    """4 MiB in which each 8 bytes are their offset plus BASE."""
+    path = sparse_path / "pattern"
+    path.write_bytes(array("Q", range(BASE, BASE + 4 * MIB, 8)).tobytes())
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        inapplicable("the file system of the tests has no O_DIRECT (tmpfs: Linux 6.5)")
+    return path
+
+
+def verify(*argv: str | Path, status: int = 0) -> dict[str, Any]:
+    done = subprocess.run(
+        [*argv, "--duration=1"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == status, done.stderr
+    assert not done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report.pop("event") == "report"
+    return report
+
+
+def test_right_bytes(helper: str, pattern: Path, how: str) -> None:
+    report = verify(helper, *HOW[how], f"--base={BASE}", pattern)
+    assert report["reads"] > 50
+    # All sizes from a block to 1 MiB.
+    assert 4 * BLOCK_BYTES < report["bytes"] / report["reads"] < MIB // 2
+    assert (report["wrong_bytes"], report["errors"], report["hung"]) == (0, 0, 0)
+    assert report["wrong"] == report["failed"] == [] and report["by_error"] == {}
+    assert 0 < report["p50_ns"] <= report["p99_ns"] <= report["max_ns"] < 5e9
+    now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    assert 0 < report["pause_ns"] < 1e9
+    assert now_ns - 5e9 < report["pause_at_ns"] < now_ns
+
+
+def test_wrong_bytes(helper: str, pattern: Path, how: str) -> None:
+    place = 2 * MIB + 5 * 8
+    with pattern.open("r+b") as file:
+        file.seek(place + 2)
+        file.write(b"\xee\xee")
+    report = verify(helper, *HOW[how], f"--base={BASE}", pattern, status=1)
+    assert report["wrong_bytes"] % 2 == 0 and report["wrong_bytes"] > 0
+    expected = BASE + place
+    found = expected & ~0xFFFF0000 | 0xEEEE0000
+    first = report["wrong"][0]
+    assert (first["offset"], report["errors"]) == (place, 0)
+    assert first["expected"] == f"0x{expected:016x}"
+    assert first["found"] == f"0x{found:016x}"
+
+
+def test_the_wrong_place(helper: str, pattern: Path, how: str) -> None:
+    report = verify(
+        helper, *HOW[how], f"--base={BASE + BLOCK_BYTES}", pattern, status=1
+    )
+    assert report["wrong_bytes"] >= report["bytes"] // 8
+    assert len(report["wrong"]) == 8
+
+
+def test_one_byte_all_over(helper: str, sparse_path: Path, how: str) -> None:
+    path = sparse_path / "memset"
+    path.write_bytes(b"a" * MIB)
+    report = verify(helper, *HOW[how], "--memset=97", path)
+    assert report["reads"] > 50 and report["wrong_bytes"] == 0
+    with path.open("r+b") as file:
+        file.seek(12345)
+        file.write(b"b")
+    report = verify(helper, *HOW[how], "--memset=97", path, status=1)
+    assert report["wrong"][0]["offset"] == 12345 // 8 * 8
+    # Nothing of it is looked at beyond --size.
+    assert verify(helper, *HOW[how], "--memset=97", "--size=12K", path)["reads"] > 50
+
+
+@pytest.mark.parametrize(("name", "error"), [("direct", "short"), ("mmap", "SIGBUS")])
+def test_a_short_file(helper: str, pattern: Path, name: str, error: str) -> None:
+    size = 3 * MIB + 3 * BLOCK_BYTES
+    os.truncate(pattern, size)
+    report = verify(
+        helper, *HOW[name], f"--base={BASE}", "--size=4M", pattern, status=1
+    )
+    assert report["reads"] > 50 and report["wrong_bytes"] == 0
+    assert report["by_error"] == {error: report["errors"]} and report["errors"] > 0
+    for failed in report["failed"]:
+        assert failed["offset"] >= size and failed["error"] == error
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["a", "b"], ["--depth=0", "a"], ["--memset=256", "a"], ["--no", "a"]]
+)
+def test_wrong_usage(helper: str, words: Argv) -> None:
+    done = subprocess.run([helper, *words], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and VERIFY_READS in done.stderr and not done.stdout
+
+
+def test_a_file_that_cannot_be_read(helper: str, sparse_path: Path) -> None:
+    missing = sparse_path / "missing"
+    for path, status in ((missing, 1), (sparse_path / "empty", 2)):
+        if status == 2:
+            path.touch()
+        done = subprocess.run(
+            [helper, "--mmap=1", path], capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == status and str(path) in done.stderr
+
+
+@contextmanager
+def driven(*argv: str | Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        try:
+            yield reader
+        finally:
+            reader.kill()
+
+
+def tell(reader: subprocess.Popen[str], line: str) -> None:
+    assert reader.stdin is not None
+    reader.stdin.write(line)
+    reader.stdin.flush()
+
+
+def hear(reader: subprocess.Popen[str]) -> dict[str, Any]:
+    assert reader.stdout is not None
+    event: dict[str, Any] = json.loads(reader.stdout.readline())
+    return event
+
+
+@pytest.mark.parametrize("farewell", ["stop\n", ""])
+def test_it_says_when_reads_are_served(
+    helper: str, pattern: Path, how: str, farewell: str
+) -> None:
+    with driven(helper, *HOW[how], f"--base={BASE}", pattern) as reader:
+        for number in (1, 2):
+            before_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            tell(reader, "mark\n")
+            served = hear(reader)
+            assert (served["event"], served["mark"]) == ("served", number)
+            after_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            assert before_ns < served["at_ns"] < after_ns
+            assert served["wrong_bytes"] == served["errors"] == served["hung"] == 0
+        tell(reader, farewell)
+        assert reader.stdin is not None
+        reader.stdin.close()
+        assert hear(reader)["event"] == "report"
+        assert reader.wait(10) == 0
+
+
+@pytest.mark.fuse
+class TestDevice:
+    """Errors and hangs as a real device has them."""
+
+    @pytest.fixture(autouse=True)
+    def _needs(self, need: Need) -> None:
+        need(FUSE, LOOP)
+
+    def test_errors(self, helper: str, how: str) -> None:
+        half = PatternSegment(offset=0, length=4 * MIB, base=BASE)
+        description = Description.filled(8 * MIB, [half])
+        with BlockServer(description, front_end="fuse") as server:
+            report = verify(
+                helper, *HOW[how], f"--base={BASE}", server.device, status=1
+            )
+        name = {"direct": "EIO", "mmap": "SIGBUS"}[how]
+        assert report["by_error"] == {name: report["errors"]} and report["errors"] > 0
+        assert report["reads"] > 10 and report["wrong_bytes"] == 0
+        if how == "mmap":  # which of its pages; the other says where the read begins
+            assert all(failed["offset"] >= 4 * MIB for failed in report["failed"])
+
+    def test_a_hang_and_its_end(self, helper: str, how: str) -> None:
+        pattern = PatternSegment(offset=0, length=TIB)
+        with (
+            BlockServer(Description(TIB, [pattern]), front_end="fuse") as server,
+            driven(helper, *HOW[how], "--deadline=1", server.device) as reader,
+        ):
+            tell(reader, "mark\n")
+            assert hear(reader)["event"] == "served"
+            freeze(server.pid)
+            try:
+                tell(reader, "mark\n")
+                hung = hear(reader)
+                assert hung["event"] == "hung" and hung["length"] >= BLOCK_BYTES
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            tell(reader, "stop\n")
+            events = []
+            while not events or events[-1]["event"] != "report":
+                events.append(hear(reader))
+            report = events[-1]
+            assert report["hung"] >= 1 and report["errors"] == 0
+            assert report["wrong_bytes"] == 0
+            assert report["max_ns"] > 1e9 and report["pause_ns"] > 0.5e9
+            assert reader.wait(10) == 1
+
+    def test_it_ends_also_when_its_reads_do_not(self, helper: str, how: str) -> None:
+        pattern = PatternSegment(offset=0, length=TIB)
+        with BlockServer(Description(TIB, [pattern]), front_end="fuse") as server:
+            freeze(server.pid)
+            try:
+                argv = [helper, *HOW[how], "--deadline=1", str(server.device)]
+                expected = {"direct": 64, "mmap": 3}[how]
+                with driven(*argv) as reader:
+                    assert {hear(reader)["event"] for _ in range(expected)} == {"hung"}
+                    tell(reader, "stop\n")
+                    report = hear(reader)
+                    assert report["event"] == "report" and report["hung"] == expected
+                    assert report["reads"] == 0 and report["errors"] == 0
+                    os.kill(server.pid, signal.SIGCONT)
+                    assert reader.wait(10) == 1
+            finally:
+                os.kill(server.pid, signal.SIGCONT)

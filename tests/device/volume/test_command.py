@@ -1,0 +1,365 @@
+"""``btrfs-ublk volume``: a volume of what a web server has."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.needs import Need
+from support.volume_support import NAME, TIMEOUT_S, Place
+from support.web_server import NGINX, WebServer, web_server
+
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
+from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.device.state import RUN_VARIABLE
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.testing.range_server_fixtures import range_server
+from btrfs_ublk.units import GIB, MIB, TIB
+from btrfs_ublk.volume import down_volume, kept_volume, list_volumes, remove_volume
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE
+
+CONTENT = os.urandom(3 * MIB + 77)
+
+#: Where /sys is read-only, as in a container; "$@" is the command.
+_IN_A_CONTAINER = """
+mount -o remount,bind,ro /sys
+"$@" up kept --front-end=fuse --size=1G --writable=256M --mount="$TARGET"
+"$@" down kept
+"$@" up kept --read-ahead=64K || echo "exit status $?" >&2
+"$@" up kept --read-ahead=kernel
+"$@" down kept
+"""
+
+
+@pytest.fixture
+def server(need: Need, sparse_path: Path) -> Iterator[WebServer]:
+    need(NGINX)
+    with web_server(sparse_path / "web") as running:
+        (running.files / "big").write_bytes(CONTENT)
+        yield running
+
+
+@pytest.fixture
+def place(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
+    found = Place(sparse_path, "fuse")
+    yield found
+    found.take_all_down()
+
+
+def test_from_a_web_server_to_a_file(place: Place, server: WebServer) -> None:
+    url = server.url("files/big")
+    fuse = ["--size=1G", "--writable=256M", "--front-end=fuse", "--cache-max=2M"]
+    done = place.command(
+        *("up", NAME, *fuse, "--mount", place.target, f"--add-file=big.bin={url}")
+    )
+    assert (done.returncode, done.stdout) == (0, f"{place.target}\n"), done.stderr
+    assert place.command("status", NAME).returncode == 0
+    before = [each for each in server.served() if each["status"] == "206"]
+    assert len(before) * 256 * 1024 < len(CONTENT)  # its size was asked for
+    assert (place.target / "big.bin").read_bytes() == CONTENT
+    found = place.answer("status", NAME)
+    assert found["state"] == "up" and found["mapped_bytes"] >= len(CONTENT)
+    (file,) = found["files"]
+    assert file["origin"] == url and file["size_bytes"] == len(CONTENT)
+    assert [each["name"] for each in place.answer("list")] == [NAME]
+    assert NAME in place.command("list").stdout
+    cloned = place.command("clone", NAME, "part", "--offset=0", "--length=5000")
+    assert Path(cloned.stdout.strip()).read_bytes() == CONTENT[:5000]
+    assert cloned.stderr == "" and found["failing"] is None
+    beyond = place.command("clone", NAME, "beyond", "--offset=2M", "--length=4M")
+    unmapped = 6 * MIB - (len(CONTENT) + 4095) // 4096 * 4096
+    assert f"{unmapped} of {4 * MIB} bytes are not mapped" in beyond.stderr
+    with pytest.raises(OSError, match="Input/output"):
+        Path(beyond.stdout.strip()).read_bytes()
+    assert "reads failed" in place.answer("status", NAME)["failing"]
+    check_that_errors_end_answers(place.target, beyond.stdout.strip())
+    check_that_nothing_is_cloned_beyond_the_end(place)
+    refused = place.command("up", NAME, "--add-file=big.bin=http://localhost/other")
+    assert refused.returncode == 2
+    assert url in refused.stderr and "http://localhost/other" in refused.stderr
+    for options in ([], ["--yes"]):
+        up = place.command("remove", NAME, *options)
+        assert up.returncode == 1 and "Remove" not in up.stderr
+    assert place.answer("down", NAME)["result"] == "down"
+    assert place.command("status", NAME).returncode == 1
+    assert place.command("up", NAME).returncode == 0
+    assert (place.target / "big.bin").read_bytes() == CONTENT
+    assert place.command("down", NAME).returncode == 0
+    # Nobody answers, so it is not removed.
+    asked = place.command("remove", NAME)
+    assert asked.returncode == 2 and "use --yes" in asked.stderr
+    words = [sys.executable, "-m", "btrfs_ublk.cli.main", "volume", "remove", NAME]
+    environment = os.environ | {VOLUMES_VARIABLE: str(place.base)}
+    no = subprocess.run(
+        words, input="n\n", env=environment, capture_output=True, text=True
+    )
+    assert no.returncode == 1 and "error: nothing was removed" in no.stderr
+    assert place.command("remove", NAME, "--yes").returncode == 0
+    assert place.answer("list") == []
+
+
+def check_that_errors_end_answers(target: Path, path: str) -> None:
+    """Of the range server, which serves a file that cannot be read to its end."""
+    with (
+        range_server(target, log=target / "log", timeout_s=30) as running,
+        pytest.raises(http.client.IncompleteRead) as caught,
+        urllib.request.urlopen(running.url(Path(path).name), timeout=30) as answer,
+    ):
+        answer.read()
+    part = caught.value.partial
+    assert part and part == CONTENT[2 * MIB :][: len(part)]
+
+
+def check_that_nothing_is_cloned_beyond_the_end(place: Place) -> None:
+    for offset, length in (
+        (GIB - 4096, MIB),
+        (63 * TIB, 5 * TIB),
+        (70 * TIB, 4096),
+        (0, 1 << 62),
+    ):
+        refused = place.command(
+            "clone", NAME, "none", f"--offset={offset}", f"--length={length}"
+        )
+        assert refused.returncode == 2, refused
+        for number in (offset, length, GIB):
+            assert str(number) in refused.stderr
+        assert not (place.target / "none").exists()
+
+
+def test_definitions_in_files(place: Place, server: WebServer) -> None:
+    definition = place.root / "etc/volumes" / f"{NAME}.toml"
+    definition.parent.mkdir(parents=True)
+    definition.write_text(f"""
+        size = "1G"
+        writable = "256M"
+        mount = "{place.target}"
+        front_end = "fuse"
+        [[file]]
+        path = "a/b/big"
+        url = "{server.url('files/big')}"
+        """)
+    for arguments in ([], ["--file", definition]):
+        refused = place.command("up", NAME, *arguments, "--size=2G")
+        assert refused.returncode == 2 and str(definition) in refused.stderr
+    other = definition.rename(definition.with_name("other.toml"))
+    assert place.command("up", NAME, "--file", other).returncode == 0
+    other.rename(definition)
+    assert place.command("up", NAME).returncode == 0
+    assert (place.target / "a/b/big").read_bytes() == CONTENT
+    with definition.open("a") as file:
+        file.write("[[file]]\npath = 'no'\nurl = '" + server.url("files/no") + "'\n")
+    failed = place.command("up", NAME)
+    assert failed.returncode == 1 and "404" in failed.stderr, failed.stderr
+    # It was up, and is.
+    assert place.command("status", NAME).returncode == 0
+    assert place.command("down", NAME).returncode == 0
+    assert place.command("up", NAME).returncode == 1
+    # It was down, and is.
+    assert place.answer("status", NAME)["state"] == "down"
+
+
+def test_the_cap_of_a_cache_comes_and_goes(place: Place) -> None:
+    """And what somebody has set besides stays."""
+    cache = place.base / NAME / "cache"
+
+    def limits() -> tuple[int, int]:
+        keys = json.loads((cache / "limits").read_text())
+        return keys["max_bytes"], keys["reserve_bytes"]
+
+    def up(*options: str | Path) -> None:
+        done = place.command("up", NAME, *options)
+        assert done.returncode == 0, done.stderr
+
+    good = place.root / "good.toml"
+    good.write_text(place.definition(cache_max_bytes=2 * MIB).to_toml())
+    up("--file", good)
+    assert limits() == (2 * MIB, 0)
+    Cache(cache).limit(max_bytes=MIB, reserve_bytes=4096)
+    up()
+    assert limits() == (2 * MIB, 4096)
+    gone = place.command("up", NAME, "--cache-max=5M", "--add-file=x=/not/there")
+    assert gone.returncode and limits() == (2 * MIB, 4096)
+    up("--cache-max=0")
+    assert limits() == (0, 4096)
+    Cache(cache).limit(max_bytes=MIB, reserve_bytes=4096)
+    assert place.command("down", NAME).returncode == 0
+    up()
+    assert limits() == (MIB, 4096)
+
+
+def test_where_sys_is_read_only(place: Place) -> None:
+    """The default of read-ahead is a wish, and it can be left as it is."""
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", _IN_A_CONTAINER, "sh"]
+        + [sys.executable, "-m", "btrfs_ublk.cli.main", "volume"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={
+            **os.environ,
+            VOLUMES_VARIABLE: str(place.base),
+            "TARGET": str(place.target),
+        },
+    )
+    assert (done.returncode, done.stdout) == (0, f"{place.target}\n" * 2), done.stderr
+    warned, failed, hint, status = done.stderr.splitlines()
+    assert "WARNING: read-ahead stays the kernel's: cannot write /sys" in warned
+    assert "error: cannot write /sys" in failed and "--read-ahead kernel" in hint
+    assert status == "exit status 3"
+
+
+def test_options_of_its_device(place: Place) -> None:
+    """They are kept, refused while it is up, and taken back."""
+    kept = place.base / NAME / "definition.toml"
+    fuse = ("--front-end=fuse", "--size=1G", f"--mount={place.target}")
+    refused = place.command("up", NAME, *fuse, "--queues=257")
+    assert refused.returncode == 2
+    assert "queues 257 is not from 1 to 256" in refused.stderr
+    done = place.command("up", NAME, *fuse, "--realtime", "--queues=2", "--depth=5")
+    assert done.returncode == 0, done.stderr
+    lines = kept.read_text().splitlines()
+    assert {"realtime = true", "queues = 2", "depth = 5"} <= set(lines)
+    assert place.command("up", NAME).returncode == 0
+    for option in ("--no-realtime", "--queues=0", "--depth=6"):
+        refused = place.command("up", NAME, option)
+        assert refused.returncode == 2
+        assert f"volume down {NAME}" in refused.stderr
+    assert place.command("down", NAME).returncode == 0
+    done = place.command("up", NAME, "--no-realtime", "--queues=0", "--depth=0")
+    assert done.returncode == 0, done.stderr
+    assert "realtime = false" in kept.read_text()
+    assert "queues" not in kept.read_text() and "depth" not in kept.read_text()
+    assert "is a new one" not in done.stderr
+
+
+def test_a_name_that_nobody_has_defined(place: Place) -> None:
+    """It may have been misspelt, so it is said that there was none of that name."""
+    done = place.command("up", NAME)
+    assert done.returncode == 0, done.stderr
+    assert f"volume {NAME} is a new one, with nothing in it" in done.stderr
+    again = place.command("up", NAME)
+    assert again.returncode == 0 and "new" not in again.stderr
+    assert place.command("down", NAME).returncode == 0
+    Path(os.environ[RUN_VARIABLE], "volumes").rmdir()  # of mounts by default
+
+
+def test_a_definition_that_makes_no_sense(place: Place) -> None:
+    """The file that is named is the one that is read, and mends it."""
+    good = place.root / "good.toml"
+    good.write_text(place.definition().to_toml())
+    assert place.command("up", NAME, "--file", good).returncode == 0
+    kept = place.base / NAME / "definition.toml"
+    theirs = place.root / "etc/volumes" / f"{NAME}.toml"
+    theirs.parent.mkdir(parents=True)
+    for bad in (kept, theirs):
+        bad.write_text("size = [")
+    refused = place.command("up", NAME, "--file", good)
+    assert refused.returncode == 2 and str(kept) in refused.stderr
+    assert f"volume down {NAME}" in refused.stderr
+    assert place.command("down", NAME).returncode == 0
+    assert place.command("up", NAME, "--file", good).returncode == 0
+    assert place.command("status", NAME).returncode == 0
+    refused = place.command("up", NAME)
+    assert refused.returncode == 2 and str(theirs) in refused.stderr
+
+
+def test_a_mount_point_must_be_an_empty_directory(place: Place) -> None:
+    place.target.touch()
+    refused = place.command("up", NAME, "--front-end=fuse", "--mount", place.target)
+    assert refused.returncode == 2 and "is not a directory" in refused.stderr
+    place.target.unlink()
+    place.target.symlink_to(place.target.name)  # a circle
+    refused = place.command("up", NAME, "--front-end=fuse", "--mount", place.target)
+    assert refused.returncode == 2 and "is not a directory" in refused.stderr
+    place.target.unlink()
+    file = place.root / "file"
+    file.touch()
+    where = ("--mount", place.target, "--cache", file)
+    refused = place.command("up", NAME, "--front-end=fuse", *where)
+    assert f"cache {file} is not a directory" in refused.stderr
+    place.target.mkdir()
+    with kept_volume(NAME, place.definition(), base=place.base):
+        pass
+    (place.target / "mine").touch()
+    refused = place.command("up", NAME)  # where it was
+    assert refused.returncode == 2 and "is not empty" in refused.stderr
+    assert place.state() == "down" and (place.target / "mine").exists()
+
+
+def test_the_file_whose_source_is_refused(place: Place) -> None:
+    files = [f"--add-file=a/good={place.content('good')}"]
+    files += [f"--add-file=b={place.root}/none", f"--add-file=c={place.root}/none"]
+    fuse = ["--size=1G", "--writable=256M", "--front-end=fuse"]
+    refused = place.command("up", NAME, f"--mount={place.target}", *fuse, *files)
+    assert refused.returncode == 1
+    assert "error: file 'b': cannot ask for the size: " in refused.stderr
+    assert not (place.target / "a").exists()
+
+
+def test_a_file_system_without_files_of_that_size(place: Place) -> None:
+    """A limit of the process ends files just as well."""
+    limited = ("prlimit", f"--fsize={TIB}")
+    options = ("--front-end=fuse", "--size=1G", f"--mount={place.target}")
+    failed = place.command("up", NAME, *options, "--writable=2T", before=limited)
+    assert failed.returncode == 1
+    assert f"{place.base / NAME}/sprout.img of 2T: File too large" in failed.stderr
+    assert "on XFS or btrfs" in failed.stderr and "Traceback" not in failed.stderr
+    assert list_volumes(base=place.base) == [] and not place.target.exists()
+
+
+def test_a_name_that_is_no_text(place: Place) -> None:
+    """A definition cannot have it."""
+    mount = place.root / "\udcff"
+    failed = place.command("up", NAME, "--front-end=fuse", f"--mount={mount}")
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert r"/\udcff' is no text in UTF-8" in failed.stderr
+    assert list_volumes(base=place.base) == [] and not mount.exists()
+
+
+def test_a_volume_that_is_damaged(place: Place) -> None:
+    """The others are listed, and it is removed by who knows what that costs."""
+    for name in (NAME, "other"):
+        with kept_volume(name, place.definition(), base=place.base):
+            pass
+    made = place.base / NAME / "volume.json"
+    text = made.read_text()
+    for change in ({"fsid": "none"}, {"fsid": 7}, {"size_bytes": "1G"}, {"seed": []}):
+        made.write_text(json.dumps(json.loads(text) | change))
+        damaged, other = list_volumes(base=place.base)
+        assert (damaged.state, other.state) == ("damaged", "down"), change
+        assert str(made) in (damaged.reason or "")
+        with pytest.raises(BtrfsUblkError, match="cannot be used"):
+            down_volume(NAME, base=place.base)
+    with kept_volume("other", place.definition(), base=place.base):
+        others = place.base / "other" / "volume.json"
+        kept = others.read_text()
+        others.write_text("{")
+        with pytest.raises(LeftoverError, match="is up"):
+            remove_volume("other", base=place.base)
+        others.write_text(kept)
+    (place.base / NAME / "definition.toml").write_text("size = [")
+    asked = place.command("remove", NAME)
+    assert asked.returncode == 2 and "how much is unknown" in asked.stderr
+    remove_volume(NAME, base=place.base)
+
+
+def test_logs(place: Place) -> None:
+    done = place.command("logs", NAME)
+    assert done.returncode == 2 and "there is no volume" in done.stderr
+    fuse = ["--size=1G", "--writable=256M", "--front-end=fuse"]
+    done = place.command("up", NAME, f"--mount={place.target}", *fuse)
+    assert done.returncode == 0, done.stderr
+    done = place.command("logs", NAME)
+    assert done.returncode == 0 and "serves /dev/loop" in done.stdout
+    assert len(place.command("logs", NAME, "-n", "1").stdout.splitlines()) == 1
+    assert place.command("down", NAME).returncode == 0
+    done = place.command("logs", NAME)
+    assert done.returncode == 2 and "is down, and has no log" in done.stderr

@@ -1,0 +1,319 @@
+"""Every step of bringing a volume up fails, is interrupted, or is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from support.paths import TESTS
+from support.system_state import SystemState
+from support.volume_support import NAME, TIMEOUT_S, Place
+
+from btrfs_ublk.base.process import run
+from btrfs_ublk.content.cache import Cache
+from btrfs_ublk.device import list_devices, remove_device
+from btrfs_ublk.device.locks import is_locked, registry_locked
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.kernel.temporary import loops_below
+from btrfs_ublk.units import MIB
+from btrfs_ublk.volume import (
+    clone_in_volume,
+    down_volume,
+    kept_volume,
+    remove_volume,
+    up_volume,
+)
+from btrfs_ublk.volume.make import remove_halves
+from btrfs_ublk.volume.store import volume_directory, volumes_directory
+
+#: What is called when so much has been done, in this order: module and function.
+STEPS = [
+    ("seed", "make_seed"),
+    ("volume.make", "sync"),
+    ("volume.cache", "make_private"),
+    ("device", "add_device"),
+    ("volume.up", "sprout"),
+    ("volume.up", "assert_mapping"),
+    ("volume.up", "sync"),
+    ("volume.up", "loop_device"),
+    ("volume.up", "mounted"),
+    ("volume.up", "filesystem_uuid"),
+    ("volume.up", "apply_read_ahead"),
+    ("device", "device_map"),
+    ("volume.files", "opened_top"),
+    ("volume.files", "clone_beneath"),
+]
+
+#: Makes a volume, and is killed at a step.
+_KILLED = """
+import os, signal, sys
+from importlib import import_module
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from support.volume_support import NAME, Place
+from btrfs_ublk.volume import up_volume
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(import_module("btrfs_ublk." + sys.argv[1]), sys.argv[2], die)
+place = Place(Path(sys.argv[3]), "fuse")
+up_volume(NAME, place.definition("one"), base=place.base)
+"""
+
+
+@pytest.fixture
+def place(sparse_path: Path) -> Iterator[Place]:
+    found = Place(sparse_path, "fuse")
+    # What stays once there was a volume.
+    with registry_locked(volumes_directory(found.base, make=True)):
+        found.content("one")
+    yield found
+    found.take_all_down()
+
+
+def parts(place: Place, state: SystemState) -> tuple[object, ...]:
+    """What a volume may leave; but not other tests' loop devices."""
+    ours = (state.mounts, state.children, state.files, state.ledger_entries)
+    return *ours, loops_below(place.root), list_devices()
+
+
+def fail(*_: object, **__: object) -> None:
+    raise BtrfsUblkError("injected")
+
+
+def interrupt(*_: object, **__: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+    raise BtrfsUblkError("injected")  # where signals are deferred
+
+
+def test_a_step_fails(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    state_of_system: Callable[[], SystemState],
+) -> None:
+    """A new volume leaves nothing."""
+    before = parts(place, state_of_system())
+    for number, (module, function) in enumerate(STEPS):
+        fault = (fail, interrupt)[number % 2]
+        with monkeypatch.context() as patch:
+            patch.setattr(import_module(f"btrfs_ublk.{module}"), function, fault)
+            with pytest.raises((BtrfsUblkError, KeyboardInterrupt)) as raised:
+                up_volume(NAME, place.definition("one"), base=place.base)
+        assert not getattr(raised.value, "__notes__", None), (function, raised.value)
+        assert parts(place, state_of_system()) == before, function
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+    down_volume(NAME, base=place.base)
+    # One that was there is as it was.
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            import_module("btrfs_ublk.volume.files"), "clone_beneath", interrupt
+        )
+        with pytest.raises(KeyboardInterrupt):
+            up_volume(NAME, place.definition("one", "two"), base=place.base)
+    assert place.state() == "down"
+    assert up_volume(NAME, place.definition("one", "two"), base=place.base).is_up
+    assert place.matches("one") and place.matches("two")
+    down_volume(NAME, base=place.base)
+    remove_volume(NAME, base=place.base)
+
+
+def test_killed_at_a_step(
+    place: Place, state_of_system: Callable[[], SystemState]
+) -> None:
+    """The next command puts all in order: up makes it whole, down leaves nothing."""
+    before = parts(place, state_of_system())
+    definition = place.definition("one")
+    for number, step in enumerate(STEPS[1::4]):
+        _kill_at(place, *step)
+        if number % 2 == 0:
+            assert up_volume(NAME, definition, base=place.base).is_up, step
+            assert place.matches("one"), step
+        if place.command("down", NAME).returncode == 0:
+            remove_volume(NAME, base=place.base)
+        else:
+            # It was not there as a whole; the next one takes its rest away.
+            up_volume(NAME, definition, base=place.base)
+            down_volume(NAME, base=place.base)
+            remove_volume(NAME, base=place.base)
+        assert parts(place, state_of_system()) == before, step
+
+
+def _kill_at(place: Place, module: str, function: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, module, function, place.root, TESTS],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_what_cannot_be_taken_down_is_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new volume that somebody uses when its making fails: down ends it later."""
+    users = []
+
+    def use_and_fail(target: Path, *_: object) -> None:
+        users.append(os.open(target, os.O_RDONLY))
+        fail()
+
+    with monkeypatch.context() as patch:
+        module = import_module("btrfs_ublk.volume.up")
+        patch.setattr(module, "apply_read_ahead", use_and_fail)
+        with pytest.raises(BtrfsUblkError, match="injected") as raised:
+            up_volume(NAME, place.definition("one"), base=place.base)
+    assert any("busy" in note for note in raised.value.__notes__)
+    assert place.state() == "up"  # mounted and served, if without its files
+    with pytest.raises(BtrfsUblkError):
+        remove_volume(NAME, base=place.base)
+    os.close(users[0])
+    assert down_volume(NAME, base=place.base)
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+    down_volume(NAME, base=place.base)
+
+
+def test_somebody_opens_the_device_as_it_goes_down(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it is unmounted, and can be repeated."""
+
+    def refuse(_volume: object) -> None:
+        raise LeftoverError("injected", hint="no hint")
+
+    up_volume(NAME, place.definition("one"), base=place.base)
+    with monkeypatch.context() as patch:
+        module = import_module("btrfs_ublk.volume.down")
+        patch.setattr(module, "drop_device", refuse)
+        with pytest.raises(LeftoverError, match="is unmounted, .*: injected") as raised:
+            down_volume(NAME, base=place.base)
+    assert f"then: btrfs-ublk volume down {NAME}" in str(raised.value)
+    assert place.state() == "broken"
+    assert down_volume(NAME, base=place.base) and place.state() == "down"
+
+
+def test_clones_wait_for_whoever_works_on_the_volume(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody takes it down meanwhile."""
+    module = import_module("btrfs_ublk.volume.clone")
+    volume = volume_directory(NAME, place.base)
+
+    def clone(path: str) -> Path:
+        return clone_in_volume(NAME, path, offset=0, size_bytes=5000, base=place.base)
+
+    def clone_locked(*arguments: int, **options: int) -> None:
+        assert is_locked(volume.lock)
+        clone_beneath(*arguments, **options)
+
+    clone_beneath = module.clone_beneath
+    monkeypatch.setattr(module, "clone_beneath", clone_locked)
+    with kept_volume(NAME, place.definition("one"), base=place.base):
+        with ThreadPoolExecutor(1) as pool:
+            with volume.locked(timeout_s=1):
+                waiting = pool.submit(clone, "part")
+                with pytest.raises(TimeoutError):
+                    waiting.result(timeout=0.5)
+            part = waiting.result(timeout=60)
+        assert part.read_bytes() == place.content("one").read_bytes()[:5000]
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.1)
+        with volume.locked(timeout_s=1):
+            with pytest.raises(BtrfsUblkError, match="another command works on"):
+                clone("other")
+    with pytest.raises(UsageError, match="is down"):
+        clone("other")
+
+
+def test_nobody_waits_for_a_removal(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as long as its cache is large, and another one may do a part of it."""
+    up_volume(NAME, place.definition("one"), base=place.base)
+    assert place.matches("one")
+    down_volume(NAME, base=place.base)
+    removed = []
+
+    def remove(path: Path, **options: bool) -> None:
+        with registry_locked(place.base):  # as anybody could
+            pass
+        remove_halves(place.base)  # which leaves alone what we have
+        rmtree(path, **options)
+        removed.append(path.name)
+        raise FileNotFoundError(path)
+
+    rmtree = shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", remove)
+        remove_volume(NAME, base=place.base)
+    assert removed[0] == "cache" and removed[1].startswith(f".{NAME}.")
+    dead = place.base / f".{NAME}.0123456789abcdef"
+    (dead / "cache").mkdir(parents=True)
+    remove_halves(place.base)
+    assert [path.name for path in place.base.iterdir()] == [".lock"]
+
+
+def test_a_cache_that_was_made_for_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is gone, but for one that was there, or has contents."""
+    cache = place.root / "caches/c4"
+    definition = place.definition("one", cache=cache, cache_max_bytes=MIB)
+
+    def read_and_fail(virtual: Path, *_: object, source_offset: int, **__: int) -> None:
+        with virtual.open("rb") as file:
+            file.seek(source_offset)
+            assert file.read(5000) == place.content("one").read_bytes()[:5000]
+        fail()
+
+    def up(fault: Callable[..., None]) -> None:
+        module = import_module("btrfs_ublk.volume.files")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "clone_beneath", fault)
+            with pytest.raises(BtrfsUblkError, match="injected") as raised:
+                up_volume(NAME, definition, base=place.base)
+        assert not getattr(raised.value, "__notes__", None)
+
+    up(fail)
+    assert not cache.parent.exists()
+    cache.mkdir(mode=0o700, parents=True)
+    Cache(cache).limit(max_bytes=7 * MIB, reserve_bytes=0)
+    up(fail)
+    # Somebody else's cap is as it was.
+    assert json.loads((cache / "limits").read_text())["max_bytes"] == 7 * MIB
+    shutil.rmtree(cache)
+    up(read_and_fail)
+    assert len(list(cache.glob("*.data"))) == 1
+
+
+def test_a_directory_that_was_removed_while_it_was_up(place: Place) -> None:
+    """No other volume takes its name, and what was written can still be copied."""
+    up_volume(NAME, place.definition("one"), base=place.base)
+    (place.target / "mine").write_text("written")
+    shutil.rmtree(place.base / NAME)
+    for attempt in (
+        lambda: up_volume(NAME, place.definition("one"), base=place.base),
+        lambda: down_volume(NAME, base=place.base),
+    ):
+        with pytest.raises(BtrfsUblkError, match="was removed while") as raised:
+            attempt()
+        assert str(place.target) in raised.value.message
+        assert f"btrfs-ublk device down {NAME}" in (raised.value.hint or "")
+        assert not (place.base / NAME).exists()
+    assert (place.target / "mine").read_text() == "written"
+    # As the hint says.
+    run(["umount", place.target], timeout_s=10)
+    remove_device(NAME)
+    up_volume(NAME, place.definition("one"), base=place.base)
+    assert place.matches("one")

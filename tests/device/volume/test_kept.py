@@ -1,0 +1,396 @@
+"""Kept volumes, with each front end: down and up, what stays, what is refused."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from support.device_support import kill_server, kill_supervisor
+from support.logged_disk import MAKE, mounted_disk
+from support.needs import Need
+from support.volume_support import CONTENT_BYTES, NAME, Place
+
+from btrfs_ublk.base.capabilities import FUSE, UBLK
+from btrfs_ublk.base.ledger import boot_id
+from btrfs_ublk.base.process import run
+from btrfs_ublk.device import add_device, remove_device, show_device
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.read_ahead import get_read_ahead
+from btrfs_ublk.kernel.temporary import loops_below
+from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.server import Description, FrontEndName, PatternSegment
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume import (
+    VolumeFile,
+    Volumes,
+    clone_in_volume,
+    down_volume,
+    kept_volume,
+    list_volumes,
+    remove_volume,
+    show_volume,
+    up_volume,
+)
+from btrfs_ublk.volume.files import opened_top, opened_virtual_data
+from btrfs_ublk.volume.store import volume_directory
+
+#: For what has nothing to do with the front end: the VM is slow.
+fuse_only = pytest.mark.parametrize(
+    "front_end",
+    [pytest.param("fuse", marks=[pytest.mark.fuse])],
+)
+
+
+@pytest.fixture
+def place(need: Need, front_end: FrontEndName, sparse_path: Path) -> Iterator[Place]:
+    need(UBLK if front_end == "ublk" else FUSE)
+    found = Place(sparse_path, front_end)
+    yield found
+    found.take_all_down()
+
+
+def test_down_and_up_again(place: Place) -> None:
+    """The same data: what was fetched, written, removed."""
+    definition = place.definition("one", "two")
+    seen = []
+    for turn in range(2):
+        with kept_volume(NAME, definition if turn == 0 else None, base=place.base) as v:
+            assert v.is_up and v.mount == place.target and v.reason is None
+            assert get_read_ahead(place.target) == 64 * KIB
+            seen.append((v.fsid, (place.target / "dir").stat().st_ino))
+            assert place.matches("two")
+            if turn == 0:
+                (place.target / "mine").write_text("written")
+                with (place.target / "dir/two").open("r+b") as file:
+                    file.write(place.content("two").read_bytes()[:1])
+                (place.target / "dir/one").unlink()
+        assert not place.target.exists() and place.state() == "down"
+    with kept_volume(NAME, definition, base=place.base) as found:
+        assert seen[0] == seen[1] == (found.fsid, seen[0][1])
+        assert (place.target / "mine").read_text() == "written"
+        # What its user has removed stays so.
+        assert [file.present for file in found.files] == [False, True]
+        # Nor does it come back, or change, when it is up.
+        assert up_volume(NAME, definition, base=place.base) == found
+    remove_volume(NAME, base=place.base)
+    assert list_volumes(base=place.base) == []
+
+
+@fuse_only
+def test_files_are_added_while_it_is_up(place: Place) -> None:
+    with kept_volume(NAME, place.definition("one"), base=place.base):
+        inode = (place.target / "dir/one").stat().st_ino
+        found = up_volume(NAME, place.definition("one", "two"), base=place.base)
+        assert place.matches("two") and len(found.files) == 2
+        assert (place.target / "dir/one").stat().st_ino == inode
+        other = [VolumeFile.parse(f"dir/two={place.content('one')}")]
+        with pytest.raises(UsageError) as refused:
+            up_volume(
+                NAME, place.definition("one", files=tuple(other)), base=place.base
+            )
+        for path in (place.content("one"), place.content("two")):
+            assert str(path) in refused.value.message
+        (place.target / "mine").touch()
+        with pytest.raises(UsageError, match="not of its definition"):
+            mine = VolumeFile.parse(f"mine={place.content('one')}")
+            up_volume(NAME, place.definition(files=(mine,)), base=place.base)
+        (place.target / "out").symlink_to("/")
+        with pytest.raises(UsageError, match="symbolic link is on the way to 'out/x'"):
+            out = VolumeFile.parse(f"out/x={place.content('one')}")
+            up_volume(NAME, place.definition(files=(out,)), base=place.base)
+        # Refused, and all is as it was.
+        assert place.state() == "up" and place.matches("two")
+        offset = found.files[1].offset
+        made = clone_in_volume(
+            NAME, "by-hand", offset=offset, size_bytes=5000, base=place.base
+        )
+        assert made.read_bytes() == place.content("two").read_bytes()[:5000]
+
+
+@fuse_only
+def test_a_volume_is_an_object(place: Place) -> None:
+    volumes = Volumes(place.base)
+    volume = volumes.get(NAME)
+    assert not volume.exists()
+    with volume.mounted(place.definition("one")) as found:
+        assert volume.up() == found and found.is_up and volume.exists()
+        offset = found.files[0].offset
+        made = volume.clone("by-hand", offset=offset, size_bytes=5000)
+        assert made.read_bytes() == place.content("one").read_bytes()[:5000]
+        (mapping,) = volume.map().list()
+        assert mapping.offset == offset
+        assert volume.resize(512 * MIB).writable_bytes == 512 * MIB
+        assert volume.definition().definition.writable_bytes == 512 * MIB
+        # A device of that name is not this volume's in another directory.
+        with pytest.raises(UsageError, match="has no device"):
+            Volumes(place.root / "others").get(NAME).map()
+    assert volume.up().is_up and volume.down() and not volume.down()
+    assert [status.state for status in volumes.list()] == ["down"]
+    assert volume.status() == volumes.list()[0]
+    volume.remove()
+    assert not volume.exists() and list(volumes) == []
+
+
+@fuse_only
+def test_an_empty_file(place: Place) -> None:
+    """Beside one that is fetched, and alone; it is made once, and then its user's."""
+    first, second = (VolumeFile(f"dir/{x}", {"size": 0}) for x in ("nothing", "void"))
+    files = (first, *place.definition("one").files)
+    definition = place.definition(files=files)
+    with kept_volume(NAME, definition, base=place.base) as found:
+        assert (place.target / "dir/nothing").read_bytes() == b""
+        assert (place.target / "dir/nothing").stat().st_mode & 0o777 == 0o644
+        assert place.matches("one")
+        assert [file.size_bytes for file in found.files] == [0, CONTENT_BYTES]
+        (place.target / "dir/nothing").write_text("written")
+        definition = replace(definition, files=(*files, second))
+        assert len(up_volume(NAME, definition, base=place.base).files) == 3
+        assert (place.target / "dir/void").read_bytes() == b""
+        with pytest.raises(UsageError, match="nothing: it is empty"):
+            other = VolumeFile.parse(f"dir/void={place.content('one')}")
+            up_volume(NAME, place.definition(files=(other,)), base=place.base)
+    with kept_volume(NAME, definition, base=place.base):
+        assert (place.target / "dir/nothing").read_text() == "written"
+
+
+@fuse_only
+def test_what_could_not_be_cloned_is_free_again(place: Place) -> None:
+    content = place.content("one")
+    too_long = VolumeFile.parse(f"{'n' * 256}={content}")
+    with kept_volume(NAME, place.definition("one"), base=place.base) as before:
+        first = VolumeFile.parse(f"new/two={content}")
+        failing = place.definition("one", files=(first, too_long))
+        with pytest.raises(BtrfsUblkError, match="too long"):
+            up_volume(NAME, failing, base=place.base)
+        assert not (place.target / "new").exists()
+        assert show_volume(NAME, base=place.base).files == before.files
+        # From elsewhere; and a name may be as long as btrfs lets it be.
+        other = VolumeFile.parse(f"new/two={place.content('two')}")
+        long = VolumeFile.parse(f"{'n' * 255}={content}")
+        up_volume(NAME, place.definition(files=(other, long)), base=place.base)
+        made = (place.target / "new/two").read_bytes()
+        assert made == place.content("two").read_bytes()
+        assert (place.target / long.path).read_bytes() == content.read_bytes()
+
+
+def test_down_names_who_uses_it(place: Place) -> None:
+    volume = volume_directory(NAME, place.base)
+    up_volume(NAME, place.definition("one"), base=place.base)
+    with (place.target / "dir/one").open("rb") as file:
+        with pytest.raises(LeftoverError, match=f"{os.getpid()}"):
+            down_volume(NAME, base=place.base)
+        assert place.state() == "up"
+        assert file.read(77) == place.content("one").read_bytes()[:77]
+    with opened_top(volume, place.target) as top:
+        with opened_virtual_data(volume, top) as virtual, virtual.open("rb") as opened:
+            user = subprocess.Popen(["sleep", "300"], stdin=opened)
+    try:
+        with pytest.raises(LeftoverError, match=f"pid {user.pid} .*no path leads to"):
+            down_volume(NAME, base=place.base)
+    finally:
+        user.kill()
+        user.wait(timeout=60)
+    loops = [device for device, _ in loops_below(place.root)]
+    if place.front_end == "fuse":
+        loops.append(show_volume(NAME, base=place.base).device or Path())
+    for device in loops:
+        with device.open("rb") as opened:
+            user = subprocess.Popen(["sleep", "300"], stdin=opened)
+        try:
+            with pytest.raises(LeftoverError, match=f"still up.*has open {device}"):
+                down_volume(NAME, base=place.base)
+        finally:
+            user.kill()
+            user.wait(timeout=60)
+        assert place.state() == "up" and place.matches("one")
+    again = place.root / "again"
+    again.mkdir()
+    run(["mount", "--bind", place.target, again], timeout_s=60)
+    with pytest.raises(LeftoverError, match=f"mounted at {again} as well"):
+        down_volume(NAME, base=place.base)
+    assert place.state() == "up" and place.matches("one")
+    run(["umount", again], timeout_s=60)
+    with pytest.raises(LeftoverError, match="is up and was not removed"):
+        remove_volume(NAME, base=place.base)
+    assert down_volume(NAME, base=place.base)
+    assert not down_volume(NAME, base=place.base)
+
+
+def in_a_namespace(propagation: str) -> subprocess.Popen[bytes]:
+    """Somebody who has got copies of all mounts."""
+    user = subprocess.Popen(
+        ["unshare", "-m", "--propagation", propagation, "sh", "-c", "echo; read x"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert user.stdout is not None and user.stdout.readline()
+    return user
+
+
+@fuse_only
+def test_down_names_who_has_it_in_another_namespace(place: Place) -> None:
+    shared = place.root / "shared"
+    shared.mkdir()
+    target = shared / "mnt"
+    run(["mount", "--bind", shared, shared], timeout_s=60)
+    users = []
+    try:
+        run(["mount", "--make-shared", shared], timeout_s=60)
+        up_volume(NAME, place.definition("one", mount=target), base=place.base)
+        users += [in_a_namespace("slave"), in_a_namespace("private")]
+        with pytest.raises(LeftoverError) as refused:
+            down_volume(NAME, base=place.base)
+        assert f"pid {users[1].pid} (sh) at {target}" in refused.value.message
+        # The other one's goes along.
+        assert f"pid {users[0].pid} " not in refused.value.message
+        assert place.state() == "up"
+        users[1].communicate(timeout=60)
+        assert down_volume(NAME, base=place.base) and place.state() == "down"
+        assert users[0].poll() is None
+    finally:
+        for user in users:
+            user.communicate(timeout=60)
+        place.take_all_down()
+        run(["umount", shared], timeout_s=60)
+
+
+def test_its_server_and_supervisor_die(place: Place) -> None:
+    up_volume(NAME, place.definition("one"), base=place.base)
+    kill_server(NAME)
+    assert place.state() == "up" and place.matches("one")
+    kill_supervisor(NAME)
+    broken = show_volume(NAME, base=place.base)
+    assert broken.state == "broken" and "unsupervised" in (broken.reason or "")
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+
+
+@fuse_only
+def test_somebody_else_unmounts_it(place: Place) -> None:
+    up_volume(NAME, place.definition("one"), base=place.base)
+    run(["umount", place.target], timeout_s=60)
+    wait_until(
+        lambda: not loops_below(place.root), timeout_s=60, what="its loop device stays"
+    )
+    assert place.state() == "broken"
+    assert up_volume(NAME, place.definition("one"), base=place.base).is_up
+    assert place.matches("one")
+
+
+@fuse_only
+def test_what_cannot_change(place: Place) -> None:
+    definition = place.definition()
+    with kept_volume(NAME, definition, base=place.base):
+        other = place.definition(mount=place.root / "other")
+        with pytest.raises(UsageError, match="is up at .*mnt, not .*other"):
+            up_volume(NAME, other, base=place.base)
+        with pytest.raises(UsageError, match="a deadline of 30 s, not 3 s"):
+            up_volume(NAME, place.definition(deadline_s=3), base=place.base)
+        up_volume(NAME, place.definition(read_ahead_bytes=MIB), base=place.base)
+        assert get_read_ahead(place.target) == MIB
+        missing = (VolumeFile.parse("x=/not/there"),)
+        with pytest.raises(BtrfsUblkError, match="/not/there"):
+            up_volume(NAME, place.definition(files=missing), base=place.base)
+        assert get_read_ahead(place.target) == MIB
+        up_volume(NAME, place.definition(read_ahead_bytes=None), base=place.base)
+        assert get_read_ahead(place.target) == MIB
+    with pytest.raises(UsageError, match="cannot shrink to 128M"):
+        up_volume(NAME, place.definition(writable_bytes=128 * MIB), base=place.base)
+    up_volume(NAME, other, base=place.base)
+    assert show_volume(NAME, base=place.base).mount == place.root / "other"
+
+
+@fuse_only
+def test_its_device_is_served_as_it_is_defined(place: Place) -> None:
+    definition = place.definition(realtime=True, queues=2, depth=5)
+    with kept_volume(NAME, definition, base=place.base):
+        state = show_device(NAME).state
+        assert (state.ready["queues"], state.ready["depth"]) == (2, 5)
+        assert state.server is not None
+        policies = {
+            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
+            for task in Path(f"/proc/{state.server.pid}/task").iterdir()
+        }
+        assert os.SCHED_RR in policies
+        for changed, words in (
+            (replace(definition, realtime=False), "up with realtime True, not False"),
+            (replace(definition, queues=None), "up with queues 2, not the default"),
+            (replace(definition, depth=6), "up with depth 5, not 6"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                up_volume(NAME, changed, base=place.base)
+        assert place.state() == "up"
+
+
+@fuse_only
+def test_after_a_loss_of_power(place: Place) -> None:
+    """What is on disk while it is up, and nothing else, comes up again."""
+    definition = place.definition("one", "two")
+    lost = place.root / "lost"
+    with kept_volume(NAME, definition, base=place.base):
+        (place.target / "mine").write_text("written")
+        run(["sync", "--file-system", place.target], timeout_s=60)
+        run(["cp", "-a", "--sparse=always", place.base, lost], timeout_s=60)
+    for path in (lost / NAME / "session.json", *(lost / NAME / "ledgers").iterdir()):
+        path.write_text(path.read_text().replace(boot_id(), str(UUID(int=0))))
+    with kept_volume(NAME, base=lost):
+        assert (place.target / "mine").read_text() == "written"
+        assert place.matches("one") and place.matches("two")
+        up_volume(NAME, place.definition("one", "three"), base=lost)
+        assert place.matches("three")
+    assert show_volume(NAME, base=lost).state == "down"
+
+
+@fuse_only
+@pytest.mark.parametrize("before_it", ["", "device 0:1 "])
+def test_its_sources_have_another_device_number(
+    place: Place, tmp_path: Path, before_it: str
+) -> None:
+    """As after a reboot: btrfs has the number that is free when it is mounted. Maps of
+    earlier versions have the one of then in a file's identity."""
+    disk, at = place.root / "disk", tmp_path / "at"
+    disk.touch()
+    os.truncate(disk, 256 * MIB)
+    run([*MAKE["btrfs"], disk], timeout_s=60)
+    at.mkdir()
+    file = VolumeFile("data", {"kind": "file", "path": str(at / "data")})
+    content = os.urandom(CONTENT_BYTES)
+    with mounted_disk(disk, at, "btrfs"):
+        (at / "data").write_bytes(content)
+        before = (at / "data").stat().st_dev
+        with kept_volume(NAME, place.definition(files=(file,)), base=place.base):
+            assert (place.target / "data").open("rb").read(1) == content[:1]
+    with closing(sqlite3.connect(place.base / NAME / "map")) as map_file, map_file:
+        map_file.execute("UPDATE identities SET identity = ? || identity", [before_it])
+    with ExitStack() as stack:
+        for number in range(8):
+            (tmp_path / str(number)).mkdir()
+            taken = tmp_path / str(number)
+            stack.enter_context(mounted("none", taken, fs_type="tmpfs"))
+        stack.enter_context(mounted_disk(disk, at, "btrfs"))
+        assert (at / "data").stat().st_dev != before
+        with kept_volume(NAME, base=place.base):
+            assert (place.target / "data").read_bytes() == content
+            done = place.command("verify", NAME, "--ask", noun="map")
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+@fuse_only
+def test_a_device_of_its_name_is_left_alone(place: Place) -> None:
+    pattern = Description(MIB, [PatternSegment(offset=0, length=MIB)])
+    add_device(NAME, pattern)
+    try:
+        with pytest.raises(UsageError, match="does not belong to this volume"):
+            up_volume(NAME, place.definition(), base=place.base)
+        assert show_device(NAME).is_well
+        assert list_volumes(base=place.base) == []
+    finally:
+        remove_device(NAME)

@@ -1,0 +1,261 @@
+"""The surface for other programs, and the examples of its document."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import FrozenInstanceError, replace
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from support.needs import Need
+from support.paths import PROJECT
+from support.web_server import NGINX, web_server
+
+import btrfs_ublk
+from btrfs_ublk import BtrfsUblkError, VolumeDefinition, api, make_seed
+from btrfs_ublk.base.capabilities import FUSE
+from btrfs_ublk.base.ledger import Entry, Ledger
+from btrfs_ublk.base.paths import OptionalPath
+from btrfs_ublk.content.maps import Ask
+from btrfs_ublk.device import DeviceSpec, DeviceState
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE
+
+#: All names that other programs have.
+OFFERED = {name: getattr(api, name) for name in api.__all__}
+_DOCUMENT = PROJECT / "docs" / "how-to" / "python-api.md"
+_EXAMPLES = re.findall(
+    r"^## (.*?)$|^```python\n(.*?)^```$", _DOCUMENT.read_text(), re.M | re.S
+)
+EXAMPLES: list[tuple[str, str]] = []
+for heading, source in _EXAMPLES:
+    if heading:
+        title = heading
+    else:
+        EXAMPLES.append((title, source))
+
+for source in re.findall(
+    r"^```python\n(.*?)^```$", (PROJECT / "README.md").read_text(), re.M | re.S
+):
+    EXAMPLES.append(("README", source))
+
+#: What examples fetch.
+_URL = re.compile(r"http://[a-z0-9.]+:8000/([a-z.]+)")
+
+_USER = """
+import btrfs_ublk
+
+def size(text: str) -> int:
+    return btrfs_ublk.parse_size(text)
+
+with btrfs_ublk.kept_volume("x") as volume:
+    reveal_type(volume)
+btrfs_ublk.kept_volume(3)
+btrfs_ublk.there_is_no_such_name
+"""
+
+
+def test_it_is_imported_when_it_is_wanted() -> None:
+    """The command does not pay for it."""
+    program = (
+        "import btrfs_ublk, sys; from btrfs_ublk import units; "
+        "assert 'btrfs_ublk.api' not in sys.modules; "
+        "from btrfs_ublk import *; kept_volume, BlockServer, UsageError"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_all_is_documented_and_no_module_is_in_its_way() -> None:
+    assert btrfs_ublk.__all__ == api.__all__ == sorted(api.__all__)
+    assert set(api.__all__) <= set(dir(btrfs_ublk))
+    modules = {module.name for module in pkgutil.iter_modules(btrfs_ublk.__path__)}
+    assert not modules & set(api.__all__)
+    for name in api.__all__:
+        thing = getattr(btrfs_ublk, name)
+        assert thing is getattr(importlib.import_module("btrfs_ublk.api"), name)
+        assert thing.__doc__, f"{name} has no docstring"
+    with pytest.raises(AttributeError, match="nonsense"):
+        btrfs_ublk.nonsense  # type: ignore[attr-defined]
+
+
+def functions() -> Iterator[tuple[str, Callable[..., object]]]:
+    """All that can be called, methods as well."""
+    for name, thing in OFFERED.items():
+        if inspect.isfunction(thing):
+            yield name, thing
+        members = inspect.getmembers_static(thing) if inspect.isclass(thing) else []
+        for key, member in members:
+            if isinstance(member, property):
+                member = member.fget
+            function = getattr(member, "__func__", member)  # of a class method
+            if inspect.isfunction(function) and (key == "__init__" or key[0] != "_"):
+                yield f"{name}.{key}", function
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    # NB: at run time array.array has no parameters, and what is only imported for type
+    # checkers is not there; it has to be among what is offered.
+    there = vars(sys.modules[thing.__module__])
+    lacking = {name: each for name, each in OFFERED.items() if name not in there}
+    hints = get_type_hints(thing, localns={**lacking, "array": list})
+    return {name: hint for name, hint in hints.items() if not name.startswith("_")}
+
+
+def test_what_it_takes_and_returns_can_be_named() -> None:
+    """Of functions, methods and attributes, whatever their types are made of."""
+    # Who has a ledger of his own, or makes a Mount or a MapClient, is no other program;
+    # what a device's files hold is for people to read, and changes with versions.
+    ours = (Ledger, Entry, Ask, DeviceSpec, DeviceState, OptionalPath)
+    known = {*map(id, OFFERED.values()), *map(id, ours)}
+    hints = {where: hints_of(function) for where, function in functions()}
+    for name, thing in OFFERED.items():
+        if inspect.isclass(thing):
+            hints[name] = hints_of(thing)
+    missing = {
+        f"{kind.__qualname__}, of {where}"
+        for where, found in hints.items()
+        for hint in found.values()
+        for kind in classes_in(hint)
+        if kind.__module__.startswith("btrfs_ublk.") and id(kind) not in known
+    }
+    assert missing == set()
+
+
+def classes_in(hint: Any) -> list[type]:
+    """Those that a type is made of."""
+    parts = hint if isinstance(hint, list) else get_args(hint)
+    inner = [kind for part in parts for kind in classes_in(part)]
+    return [hint, *inner] if inspect.isclass(hint) else inner
+
+
+def test_a_path_may_be_a_string() -> None:
+    """Whatever takes one takes ``str | PathLike[str]``."""
+    made_here = (
+        *("Device", "FoundDefinition", "KeptVolume", "LoopDevice", "MountInfo"),
+        *("Seed", "Sprout"),
+    )
+    taken = {
+        f"{where}, {name}": [hint, *get_args(hint)]
+        for where, function in functions()
+        for name, hint in hints_of(function).items()
+        if name != "return" and where.split(".")[0] not in made_here
+    }
+    paths = {x for x, kinds in taken.items() if Path in kinds or PathLike[str] in kinds}
+    assert len(paths) > 30
+    assert {x for x in paths if taken[x][1:3] != [str, PathLike[str]]} == set()
+
+
+def test_functions_do_not_stumble_over_strings(tmp_path: Path) -> None:
+    """There is nothing at these paths, nor can there be: a file is in the way."""
+    (tmp_path / "file").touch()
+    nowhere = str(tmp_path / "file" / "below")
+    arguments: dict[str, Any] = {
+        **{"contents": (), "definition": VolumeDefinition(), "name": "none"},
+        **{"offset": 0, "size_bytes": 4096, "source_offset": 0},
+        **{"virtual_data_size": 1 << 30, "writable_bytes": 1 << 20},
+        "seed": make_seed(str(tmp_path / "seed"), virtual_data_size=1 << 30),
+    }
+    called = set()
+    for name, function in functions():
+        parameters = inspect.signature(function).parameters.values()
+        paths = {
+            x
+            for x, hint in hints_of(function).items()
+            if PathLike[str] in get_args(hint)
+        }
+        if not paths or "." in name:
+            continue
+        given = {x: nowhere for x in paths}
+        for x in parameters:
+            if x.default is x.empty and x.name not in paths:
+                given[x.name] = arguments[x.name]
+        called.add(name)
+        with suppress(BtrfsUblkError, OSError), ExitStack() as stack:
+            made = function(**given)
+            if isinstance(made, AbstractContextManager):
+                stack.enter_context(made)
+    assert {"up_volume", "loop_device", "digest_file", "make_seed"} <= called
+
+
+def test_attributes_that_are_paths(tmp_path: Path) -> None:
+    """One type each, whatever was given."""
+    for path in ("/a/b", Path("/a/b"), PurePosixPath("/a/b")):
+        definition = VolumeDefinition(mount=path, cache=path)
+        assert definition == VolumeDefinition(mount=Path("/a/b"), cache=Path("/a/b"))
+        assert isinstance(definition.mount, Path) and repr(definition.mount) in repr(
+            definition
+        )
+        assert replace(definition, mount=None) == VolumeDefinition(cache=path)
+        assert api.DeviceOptions(server=path).server == Path("/a/b")
+        assert api.Volumes(path).get("x") == api.Volumes("/a/b").get("x")
+        segments = [
+            api.FileSegment(offset=0, length=4096, path=path),
+            api.LazySegment(offset=4096, length=4096, map=path, cache=path),
+        ]
+        assert '"/a/b"' in api.Description(8192, segments).to_json()
+    with pytest.raises(FrozenInstanceError):
+        definition.mount = None  # type: ignore[misc]
+    api.Digests(1, 4096, bytes(32)).write(str(tmp_path / "digests"))
+    assert (tmp_path / "digests").read_bytes() == bytes(32)
+
+
+def test_users_are_checked_by_mypy_strict(tmp_path: Path) -> None:
+    assert (Path(btrfs_ublk.__file__).parent / "py.typed").exists()
+    sources = [*(source for _, source in EXAMPLES), _USER]
+    for number, source in enumerate(sources):
+        (tmp_path / f"program_{number}.py").write_text(source)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--config-file=",
+            *tmp_path.iterdir(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=PROJECT,
+        env=os.environ | {"MYPYPATH": str(PROJECT)},
+    )
+    lines = done.stdout.splitlines()
+    errors = [line for line in lines if "error:" in line]
+    user = f"program_{len(sources) - 1}.py"
+    assert all(user in line for line in errors), done.stdout
+    assert [line.split(":")[1] for line in errors] == ["9", "10"], done.stdout
+    assert any("report.KeptVolume" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "number", range(len(EXAMPLES)), ids=lambda number: EXAMPLES[number][0]
+)
+def test_example(need: Need, sparse_path: Path, number: int) -> None:
+    need(FUSE)
+    source = EXAMPLES[number][1]
+    with ExitStack() as stack:
+        wanted = _URL.search(source)
+        if wanted:
+            need(NGINX)
+            server = stack.enter_context(web_server(sparse_path / "web"))
+            (server.files / wanted[1]).write_bytes(os.urandom(1 << 20))
+            source = source.replace(wanted[0], server.url(f"files/{wanted[1]}"))
+        (sparse_path / "mnt").mkdir()
+        subprocess.run(
+            [sys.executable, "-c", source],
+            check=True,
+            timeout=240,
+            cwd=sparse_path,
+            env=os.environ
+            | {VOLUMES_VARIABLE: str(sparse_path / "volumes")}
+            | {"TMPDIR": str(sparse_path)},
+        )

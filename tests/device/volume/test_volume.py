@@ -1,0 +1,256 @@
+"""A whole volume on every front end: what is read through clones is what the server
+defines.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.needs import Need
+from support.system_state import SystemState
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP
+from btrfs_ublk.base.ledger import process_ledger
+from btrfs_ublk.base.readers import READERS, read_direct
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.kernel import clone_range
+from btrfs_ublk.kernel.reflink import match_checksums
+from btrfs_ublk.physmap import PhysicalMap
+from btrfs_ublk.server import (
+    FileSegment,
+    FrontEndName,
+    MemsetSegment,
+    PatternSegment,
+    Segment,
+)
+from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, KIB, MIB, TIB, format_size
+from btrfs_ublk.volume.temporary import Volume, volume
+
+SIZE = 4 * EIB
+CHUNK = 255 * TIB
+
+
+@pytest.fixture(autouse=True)
+def _needs(need: Need) -> None:
+    need(BTRFS, LOOP)
+
+
+@pytest.fixture
+def target(sparse_path: Path) -> Path:
+    path = sparse_path / "mnt"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def made(front_end: FrontEndName, sparse_path: Path, target: Path) -> Iterator[Volume]:
+    """4 EiB: a file, then one byte, then nothing, then numbers up to the end."""
+    source = sparse_path / "source"
+    source.write_bytes(random.Random(2).randbytes(3 * MIB))
+    contents: list[Segment] = [
+        FileSegment(offset=0, length=3 * MIB, path=str(source)),
+        MemsetSegment(offset=3 * MIB, length=5 * MIB, byte=98),
+        PatternSegment(offset=16 * MIB, length=SIZE - 16 * MIB),
+    ]
+    with volume(
+        target,
+        contents,
+        virtual_data_size=SIZE,
+        parent=sparse_path,
+        front_end=front_end,
+    ) as it:
+        yield it
+
+
+def content(made: Volume, offset: int, length: int) -> bytes:
+    """What the server defines for a range of the virtual file."""
+    start = made.seed.virtual_data.device_offset
+    return made.server.description.content(start + offset, length)
+
+
+@pytest.mark.gate_ublk
+def test_clones_read_as_the_server_defines(made: Volume) -> None:
+    """Random ranges of clones from the start, both sides of chunk boundaries, the
+    middle and the end; direct, buffered and mapped.
+    """
+    chances = random.Random(3)
+    size = 2 * MIB
+    places = [0, 2 * MIB, 16 * MIB, CHUNK - MIB, 2 * CHUNK - 64 * KIB]
+    places += [chances.randrange(1, 16449) * CHUNK - MIB for _ in range(4)]
+    places += [SIZE // 2, SIZE - size]
+    for number, place in enumerate(places):
+        clone = made.clone(f"clone-{number}", offset=place, size_bytes=size)
+        for how, read in READERS.items():
+            for _ in range(5):
+                length = chances.randrange(1, 200 * KIB)
+                offset = chances.randrange(0, size - length)
+                expected = content(made, place + offset, length)
+                assert read(clone, offset, length) == expected, (place, how, offset)
+    assert made.server.stats().errors == 0
+
+
+@pytest.mark.parametrize("size", [275 * GIB, 250 * TIB, SIZE], ids=format_size)
+def test_both_sides_of_every_chunk_boundary(
+    front_end: FrontEndName, sparse_path: Path, target: Path, size: int
+) -> None:
+    """One file of clones: start, end, middle, and across each boundary of chunks."""
+    pattern = PatternSegment(offset=0, length=size)
+    length = 2 * BLOCK_BYTES
+    middle = size // 2 // BLOCK_BYTES * BLOCK_BYTES
+    places = [0, middle, size - length]
+    places += [boundary - BLOCK_BYTES for boundary in range(CHUNK, size, CHUNK)]
+    with volume(
+        target,
+        [pattern],
+        virtual_data_size=size,
+        parent=sparse_path,
+        front_end=front_end,
+    ) as made:
+        assert len(places) == 3 + made.seed.chunks - 1
+        path = made.target / "boundaries"
+        with made.virtual_file() as source, path.open("xb") as clone:
+            match_checksums(source, clone.fileno())
+            for number, place in enumerate(places):
+                clone_range(
+                    source,
+                    clone.fileno(),
+                    source_offset=place,
+                    length_bytes=length,
+                    target_offset=number * length,
+                )
+        with path.open("rb") as file:
+            for place in places:
+                assert file.read(length) == pattern.content(place, length), place
+
+
+def test_the_server_keeps_to_the_given_cpus(
+    front_end: FrontEndName, sparse_path: Path, target: Path
+) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with volume(
+        target,
+        [PatternSegment(offset=0, length=MIB)],
+        virtual_data_size=GIB,
+        parent=sparse_path,
+        front_end=front_end,
+        cpus=[cpu],
+    ) as made:
+        assert made.server.placement == [[cpu]]
+        assert made.clone("one", offset=0, size_bytes=MIB).read_bytes()
+
+
+def test_a_clone_may_have_any_size(made: Volume) -> None:
+    for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 100_001):
+        clone = made.clone(f"size-{size}", offset=MIB, size_bytes=size)
+        assert clone.stat().st_size == size
+        assert clone.read_bytes() == content(made, MIB, size)
+
+
+def test_unmapped_data_cannot_be_read_but_overwritten(made: Volume) -> None:
+    clone = made.clone("unmapped", offset=8 * MIB, size_bytes=MIB)
+    with pytest.raises(OSError) as caught:
+        read_direct(clone, 0, BLOCK_BYTES)
+    assert caught.value.errno == errno.EIO
+    with pytest.raises(OSError):
+        clone.read_bytes()
+    with clone.open("r+b", buffering=0) as file:
+        file.write(b"n" * BLOCK_BYTES)
+    assert read_direct(clone, 0, BLOCK_BYTES) == b"n" * BLOCK_BYTES
+    # The volume is as writable as before.
+    (made.target / "other").write_text("written")
+
+
+def test_writes_stay_in_the_clone_that_got_them(made: Volume) -> None:
+    first = made.clone("first", offset=MIB, size_bytes=MIB)
+    second = made.clone("second", offset=MIB, size_bytes=MIB)
+    expected = bytearray(content(made, MIB, MIB))
+    with first.open("r+b", buffering=0) as file:
+        for offset in (0, 300_000, MIB - 10):
+            file.seek(offset)
+            file.write(b"0123456789")
+            expected[offset : offset + 10] = b"0123456789"
+    assert first.read_bytes() == expected
+    assert second.read_bytes() == content(made, MIB, MIB)
+    with made.virtual_file() as virtual:
+        assert read_direct(virtual, MIB, MIB) == content(made, MIB, MIB)
+
+
+def test_the_virtual_file_cannot_be_changed(made: Volume) -> None:
+    with made.virtual_file() as virtual, pytest.raises(PermissionError):
+        virtual.open("r+b")
+
+
+def test_a_file_is_not_replaced_by_a_clone(made: Volume) -> None:
+    (made.target / "there").write_text("keep")
+    with pytest.raises(BtrfsUblkError, match="exists"):
+        made.clone("there", offset=0, size_bytes=4096)
+    assert (made.target / "there").read_text() == "keep"
+
+
+def test_the_map_is_checked_before_use(made: Volume) -> None:
+    with made.virtual_file() as virtual:
+        mapping = PhysicalMap.read(virtual)
+    assert len(mapping) == made.seed.chunks
+    start = made.seed.virtual_data.device_offset
+    assert mapping.largest_contiguous_run() == (0, start, SIZE)
+
+
+@pytest.mark.parametrize("failing", ["seed", "server", "mapping", "sprout"])
+def test_a_failure_at_any_stage_undoes_all(
+    front_end: FrontEndName,
+    sparse_path: Path,
+    target: Path,
+    state_of_system: Callable[[], SystemState],
+    failing: str,
+) -> None:
+    before = state_of_system()
+
+    def fail(stage: str, thing: object) -> None:
+        if stage == failing:
+            raise RuntimeError(stage)
+
+    with pytest.raises(RuntimeError, match=failing):
+        with volume(
+            target,
+            [],
+            virtual_data_size=MIB * 64,
+            parent=sparse_path,
+            front_end=front_end,
+            observe=fail,
+        ):
+            raise AssertionError("it went on")
+    assert state_of_system() == before
+
+
+def test_a_busy_mount_keeps_the_server_and_its_seed(
+    front_end: FrontEndName, sparse_path: Path, target: Path
+) -> None:
+    images = sparse_path / "images"
+    images.mkdir()
+    pattern = PatternSegment(offset=0, length=GIB)
+    with pytest.raises(LeftoverError, match="still mounted and busy"):
+        with volume(
+            target,
+            [pattern],
+            virtual_data_size=GIB,
+            parent=images,
+            front_end=front_end,
+        ) as made:
+            clone = made.clone("clone", offset=BLOCK_BYTES, size_bytes=BLOCK_BYTES)
+            user = subprocess.Popen(["sleep", "60"], cwd=target)
+    content = clone.read_bytes()
+    left = {path.name for path in images.rglob("*.img")}
+    user.kill()
+    user.wait(10)
+    outcomes = process_ledger().sweep()
+    made.server.stop()  # only its descriptors are left to be closed
+    assert content == pattern.content(BLOCK_BYTES, BLOCK_BYTES)
+    assert left == {"seed.img", "writable.img"}
+    assert {outcome.result for outcome in outcomes} == {"removed"}
+    assert process_ledger().entries() == [] and list(images.iterdir()) == []

@@ -1,0 +1,64 @@
+"""The how-tos: every command in them is run, and prints what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.needs import Need
+from support.paths import PROJECT
+from support.podman_support import PODMAN, PRIVATE, place_for_state
+from support.registry_server import REGISTRY
+from support.s3_server import WEED
+from support.transcript import (  # noqa: F401  (a fixture)
+    Step,
+    _environment,
+    nothing_of_a_failure,
+    replay_steps,
+    session,
+    steps,
+)
+from support.web_server import NGINX
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability, Program
+
+_DOCUMENTS = sorted((PROJECT / "docs" / "how-to").glob("*.md"))
+_VM = "vm.md"
+_NEEDED: dict[str, tuple[Capability, ...]] = {
+    "images.md": (REGISTRY, Program("skopeo", "skopeo"), Program("busybox", "busybox")),
+    "ci.md": (REGISTRY, Program("busybox", "busybox"), PODMAN),
+    "podman.md": (REGISTRY, Program("busybox", "busybox"), PODMAN),
+    "registry-and-s3.md": (REGISTRY, WEED),
+    "site-caches.md": (NGINX,),
+}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(
+    "document",
+    [x for x in _DOCUMENTS if x.name != _VM and steps(x)],
+    ids=lambda path: path.stem,
+)
+def test_it_does_what_it_says(document: Path, sparse_path: Path, need: Need) -> None:
+    need(ROOT, BTRFS, LOOP, FUSE, *_NEEDED.get(document.name, ()))
+    directory = sparse_path / "work"
+    directory.mkdir()
+    output = sparse_path / "printed"
+    with (
+        place_for_state(),
+        session(directory, output, environment=_environment(sparse_path)) as shell,
+    ):
+        if document.name in ("ci.md", "podman.md"):
+            private = Step(0, f"cd {sparse_path}\n{PRIVATE}\ncd {PROJECT}", "")
+            replay_steps(document, [private], shell)
+        replay_steps(document, steps(document), shell)
+
+
+@pytest.mark.vm
+@pytest.mark.timeout(600)
+def test_a_machine_of_its_own(sparse_path: Path, need: Need) -> None:
+    need(ROOT)
+    output = sparse_path / "printed"
+    document = PROJECT / "docs" / "how-to" / _VM
+    with session(PROJECT, output, isolated=False) as shell:
+        replay_steps(document, steps(document), shell, timeout_s=250)

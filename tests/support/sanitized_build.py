@@ -1,0 +1,107 @@
+"""The C helpers and test programs under AddressSanitizer and UBSan."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import PROJECT
+
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
+
+#: What nobody has set is the same at each run, and good for nothing.
+_FILL = "-ftrivial-auto-var-init=pattern"
+BUILD_TIMEOUT_S = 300
+#: A virtual environment's own tools are found also when it is not activated.
+SEARCH_PATH = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+)
+
+
+def _run(*argv: str | Path) -> None:
+    done = subprocess.run(
+        [str(word) for word in argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+        env=os.environ | {"PATH": SEARCH_PATH},
+    )
+    assert done.returncode == 0, f"{argv} failed:\n{done.stdout[-4000:]}"
+
+
+@pytest.fixture(scope="session")
+def sanitized_build() -> Path:
+    """Build directory; helpers are in csrc/tools, test programs in csrc/tests.
+
+    It is kept (and brought up to date) between runs, because a fresh one takes ten
+    seconds; BTRFS_UBLK_SANITIZED_BUILD names another place.
+    """
+    if not _has_tools():
+        if os.environ.get("BTRFS_UBLK_REQUIRE") == "1":
+            pytest.fail("meson and ninja are needed for the sanitizer build")
+        pytest.skip("meson and ninja are needed for the sanitizer build")
+    return _build()
+
+
+def _has_tools() -> bool:
+    return all(shutil.which(tool, path=SEARCH_PATH) for tool in ("meson", "ninja"))
+
+
+def _build() -> Path:
+    build = Path(
+        os.environ.get("BTRFS_UBLK_SANITIZED_BUILD", PROJECT / "build" / "sanitized")
+    )
+    if os.environ.get("BTRFS_UBLK_IN_VM") == "1" and (build / "build.ninja").exists():
+        return build  # as the host built it: emulation would take minutes
+    build.parent.mkdir(parents=True, exist_ok=True)
+    with build.with_suffix(".lock").open("w") as lock:  # of several runs of tests
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _bring_up_to_date(build)
+    return build
+
+
+def _bring_up_to_date(build: Path) -> None:
+    if not (build / "build.ninja").exists():
+        _run(
+            "meson",
+            "setup",
+            "-Db_sanitize=address,undefined",
+            "-Db_lundef=false",
+            "-Dtests=true",
+            f"-Dc_args={_FILL}",
+            "--werror",
+            build,
+            PROJECT,
+        )
+    else:  # it may be older than these options
+        _run("ninja", "-C", build, "build.ninja")
+        rules = (build / "build.ninja").read_text(encoding="utf-8")
+        if "csrc/tests/" not in rules or _FILL not in rules:
+            options = ("-Dtests=true", f"-Dc_args={_FILL}")
+            _run("meson", "setup", "--reconfigure", *options, build, PROJECT)
+    _run("ninja", "-C", build)
+
+
+#: Any report ends the program with a status that no test expects.
+SANITIZER_ENVIRONMENT = {
+    "ASAN_OPTIONS": "exitcode=99:detect_leaks=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99:print_stacktrace=1",
+}
+
+
+@pytest.fixture
+def sanitized_helpers(sanitized_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package runs the helpers of that build, whose reports fail them."""
+    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
+    for name, value in SANITIZER_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+if __name__ == "__main__":  # before several runs of tests want it
+    _build()

@@ -1,0 +1,310 @@
+"""podman runs images of volumes, from a store that it only reads."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.image_support import tagged_image
+from support.needs import Need
+from support.paths import PROJECT
+from support.podman_support import PODMAN, PRIVATE, place_for_state
+from support.registry_server import REGISTRY, registry_server
+from support.stopping import killed_at_event
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.cli.podman import command
+from btrfs_ublk.containers import storage_conf
+from btrfs_ublk.containers.podman import PodmanStore
+from btrfs_ublk.containers.storage_conf import StorageConf
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.commit import BaseImage
+from btrfs_ublk.image.documents import CONFIG, MANIFEST
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.reference import parse_reference
+from btrfs_ublk.image.transfer import push_image
+
+TIMEOUT_S = 240
+
+
+def podman(*words: object) -> str:
+    done = CliRunner().invoke(command, [str(x) for x in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+COMMENTED = '# of the user\n[storage]\ndriver = "overlay"\n\n'
+
+
+def test_setup_makes_what_an_interrupted_one_has_not(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    words = ("setup", "--write", "--file", tmp_path / "storage.conf", "--store", store)
+    podman(*words)
+    whole = sorted(store.rglob("*"))
+    files = [path for path in whole if path.is_file() and path.name != ".lock"]
+    assert len(files) == 4
+    for path in files:
+        path.unlink()
+        podman(*words)
+        assert sorted(store.rglob("*")) == whole
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        COMMENTED,
+        f'{COMMENTED}[ storage.options ] # why\nmount_program = "x"',
+        f'{COMMENTED}[storage.options]\nsize = ""\n[storage.options.x]\na = "b"\n',
+    ],
+    ids=["none", "no-options", "options", "more-tables"],
+)
+def test_a_file_is_changed_and_restored(before: str, tmp_path: Path) -> None:
+    file, store = tmp_path / "storage.conf", tmp_path / "store"
+    if before:
+        file.write_text(before)
+        file.chmod(0o600)
+    options = ("setup", "--file", file, "--store", store)
+    printed = podman(*options)
+    assert f'additionalimagestores = ["{store}"]\n' in printed
+    assert not store.exists() and file.exists() is bool(before)
+    podman(*options, "--write")
+    written = file.read_text()
+    assert all(line in written for line in before.splitlines() + printed.splitlines())
+    assert StorageConf.read(file).names(store)
+    assert (store / "overlay-images" / "images.lock").exists()
+    podman(*options, "--write")
+    assert file.read_text() == written
+    podman(*options, "--undo")
+    if before:
+        assert file.read_text().rstrip("\n") == before.rstrip("\n")
+        assert file.stat().st_mode & 0o777 == 0o600
+    else:
+        assert not file.exists()
+    podman(*options, "--undo")
+
+
+def test_a_new_file_begins_with_the_distributions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor, file = tmp_path / "vendor.conf", tmp_path / "storage.conf"
+    text = f'{COMMENTED}[storage.options.overlay]\nmountopt = "nodev"\n'
+    vendor.write_text(text)
+    monkeypatch.setattr(storage_conf, "VENDOR_FILE", vendor)
+    options = ("setup", "--file", file, "--store", tmp_path / "store")
+    podman(*options, "--write")
+    assert file.read_text().startswith(text)
+    assert StorageConf.read(file).names(tmp_path / "store")
+    assert "removed" in podman(*options, "--undo")
+    assert not file.exists() and vendor.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        ('[storage]\ndriver = "vfs"\n', "has the driver 'vfs'"),
+        ("[storage.options]\nadditionalimagestores = ['/mine']\n", '["/mine", "'),
+        ("storage.options.size = ''\n", "a form in which nothing can be added"),
+        ("[storage\n", "is not valid TOML"),
+    ],
+)
+def test_what_is_not_understood_stays(before: str, what: str, tmp_path: Path) -> None:
+    file = tmp_path / "storage.conf"
+    file.write_text(before)
+    with pytest.raises(UsageError) as refused:
+        podman("setup", "--write", "--file", file, "--store", tmp_path / "store")
+    assert what in str(refused.value)
+    assert file.read_text() == before and not (tmp_path / "store").exists()
+
+
+IMAGE = BaseImage(
+    name=parse_reference("localhost/app:1"),
+    media_type=MANIFEST,
+    document=b"{}",
+    config={},
+    config_data=b"{}",
+    config_type=CONFIG,
+    diff_ids=(),
+    layers=(),
+)
+
+
+@pytest.mark.parametrize("failing", ["overlay-layers", "overlay-images"])
+def test_what_was_added_outlives_a_failure(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PodmanStore(tmp_path / "store")
+    store.make()
+    old = store._add("app", ["localhost/app:1"], IMAGE, tmp_path / "sha256:1", 7)
+    usual = store._write
+
+    def write(name: str, records: list[dict[str, Any]]) -> None:
+        if name == failing and len(records) != 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        usual(name, records)
+
+    def paths() -> set[Path]:
+        return {x for x in store.path.rglob("*") if x.suffix != ".lock"}
+
+    before = paths()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", write)
+        with pytest.raises(BtrfsUblkError, match="cannot write to"):
+            store._add("app", ["localhost/app:2"], IMAGE, tmp_path / "sha256:2", 7)
+    assert store.images() == [old] and paths() == before
+    new = store._add("app", ["localhost/app:2"], IMAGE, tmp_path / "sha256:2", 7)
+    assert store.images() == [new]
+    assert [one["id"] for one in store._read("overlay-layers")] == [new.id]
+    assert len(paths()) == len(before)
+
+
+def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
+    """Wherever it was killed, by the next one; but not what is another program's."""
+    store = PodmanStore(tmp_path / "store")
+    store.make()
+    # As podman has the layers of an image: the lowest one's ID is its digest.
+    others = [
+        {"id": "a" * 64, "diff-digest": f"sha256:{'a' * 64}"},
+        {"id": "b" * 64, "parent": "a" * 64, "diff-digest": f"sha256:{'c' * 64}"},
+    ]
+    store._write("overlay-layers", others)
+    store._write("overlay-images", [{"id": "d" * 64, "layer": "b" * 64}])
+    for one in others:
+        (store.path / "overlay" / one["id"]).mkdir()
+    before = sorted(store.path.rglob("*"))
+
+    def add() -> None:
+        with store._locked():
+            store._add("app", ["localhost/app:1"], IMAGE, tmp_path / "tree", 7)
+
+    def remove() -> None:
+        with suppress(UsageError):
+            store.remove("app")
+
+    for act in (add, remove):
+        for number in count(1):
+            if act == remove:
+                add()
+            was_killed = killed_at_event(number, act)
+            assert collect().is_clean
+            # An image that is listed is whole.
+            assert all(Path(one.tree).name == "tree" for one in store.images())
+            assert len(store._read("overlay-images")) == len(store.images()) + 1
+            remove()
+            assert sorted(store.path.rglob("*")) == before, (act, number)
+            assert store._read("overlay-layers") == others
+            if not was_killed:
+                break
+        assert number > 20
+
+
+SCRIPT = r"""
+set -e
+exec 2>&1
+name=$1
+run() { podman run --rm --network none "$@" 2> >(grep -v net_cls >&2); }
+btrfs-ublk podman setup --store $PWD/store --write
+btrfs-ublk volume up app --image oci:$PWD/sealed:app --mount $PWD/mnt \
+    --cache $PWD/cache > said
+btrfs-ublk podman add app --store $PWD/store --name localhost/app:1 --name $name
+podman images --format '{{.Repository}}:{{.Tag}} {{.ReadOnly}}'
+echo from two layers: $(run localhost/app:1)
+echo its own files: $(run localhost/app:1 /bin/sh -c 'echo mine > /motd; cat /motd')
+echo read-only: $(run --read-only localhost/app:1)
+echo the image has: $(cat mnt/rootfs/motd)
+
+# Children of it, and an ordinary one beside it, have the right files.
+echo FROM localhost/app:1 > Containerfile
+echo 'RUN ["/bin/sh", "-c", "echo child > /child"]' >> Containerfile
+podman build --quiet --isolation chroot --network host --tag child . > said
+echo child: $(run localhost/child /bin/sh -c 'cat /child /motd /lower')
+btrfs-ublk podman add app --store $PWD/store --name localhost/app:1
+podman pull --quiet --tls-verify=false $name > said
+echo pulled: $(run $name) $(run $name /bin/sh -c 'cat /lower')
+podman rmi --force $name child > said
+echo still: $(run localhost/app:1)
+
+# Forks, as directories.
+btrfs-ublk image fork app one > said
+echo fork: $(run --rootfs $PWD/mnt/forks/one /bin/sh -c 'echo kept > /motd; cat /motd')
+run --rootfs $PWD/mnt/forks/one:O /bin/sh -c 'echo lost > /motd'
+echo kept: $(cat mnt/forks/one/motd)
+
+btrfs-ublk podman list --store $PWD/store --json > listed
+btrfs-ublk podman remove app --store $PWD/store
+podman images --format '{{.Repository}}:{{.Tag}}'
+btrfs-ublk podman setup --store $PWD/store --undo
+btrfs-ublk volume down app > said && btrfs-ublk volume remove app --yes > said
+"""
+
+
+@pytest.mark.device
+def test_podman_runs_images_of_volumes(
+    sparse_path: Path, need: Need, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(ROOT, BTRFS, LOOP, FUSE, PODMAN, REGISTRY)
+    monkeypatch.setenv("BTRFS_UBLK_VOLUMES_DIR", str(sparse_path / "volumes"))
+    busybox = Path("/bin/busybox").read_bytes()
+    source = tagged_image(
+        sparse_path / "ordinary",
+        {"bin/sh": busybox, "lower": b"lower\n", "motd": b"first\n"},
+        {"motd": b"upper\n", "etc/os-release": b"ID=test\n"},
+        config={"Cmd": ["/bin/sh", "-c", "cat /lower /motd"]},
+    )
+    with registry_server(sparse_path, tls=True) as registry, place_for_state():
+        name = parse_reference(f"{registry.host}/app:1")
+        layout = Layout.opened(source.path)
+        access = RegistryAccess(ca_file=registry.ca_file)
+        with open_repository(name, access, writing=True) as repository:
+            push_image(layout, layout.find("app"), name, repository)
+        build_image(
+            source,
+            sparse_path / "sealed",
+            BuildOptions(),
+            tag="app",
+            platform="linux/amd64",
+        )
+        (sparse_path / "script").write_text(SCRIPT)
+        program: list[str | Path] = [PROJECT / "scripts/isolate", "bash", "-c"]
+        done = subprocess.run(
+            [*program, f"set -e\n{PRIVATE}\nbash script {name}"],
+            cwd=sparse_path,
+            env=os.environ
+            | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    lines = done.stdout.splitlines()
+    for line in (
+        "from two layers: lower upper",
+        "its own files: mine",
+        "read-only: lower upper",
+        "the image has: upper",
+        "child: child upper lower",
+        "pulled: lower upper lower",
+        "still: lower upper",
+        "fork: kept",
+        "kept: kept",
+        "localhost/app:1 true",
+    ):
+        assert line in lines, said
+    (listed,) = json.loads((sparse_path / "listed").read_text())
+    assert listed["volume"] == "app" and listed["names"] == ["localhost/app:1"]
+    assert PodmanStore(sparse_path / "store").images() == []
+    assert not list((sparse_path / "store/overlay/l").iterdir())

@@ -1,0 +1,722 @@
+"""The snapshotter, asked as containerd asks it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from support.loops import fill, new_btrfs
+from support.snapshotter_client import (
+    Client,
+    connected,
+    refused,
+)
+from support.stopping import ending_with_us, stop
+from support.waiting import wait_until
+
+from btrfs_ublk import __version__
+from btrfs_ublk.base.process import run
+from btrfs_ublk.containers.filters import lookup_of, parse_filters
+from btrfs_ublk.containers.service import serving
+from btrfs_ublk.containers.snapshots import MODE, Snapshots
+from btrfs_ublk.containers.store import Kind, SnapshotStore
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.btrfs import create_subvolume, delete_subvolumes
+
+MIB = 1 << 20
+KILLS = 8
+native = pytest.mark.device
+
+
+@pytest.fixture
+def btrfs(test_root: Path) -> Iterator[Path]:
+    with new_btrfs(test_root, size_bytes=1 << 30) as mount:
+        yield mount
+
+
+@pytest.fixture
+def root(btrfs: Path) -> Path:
+    return btrfs / "root"
+
+
+@pytest.fixture
+def client(root: Path) -> Iterator[Client]:
+    socket = root.with_suffix(".sock")
+    with serving(root, socket), connected(socket) as client:
+        yield client
+
+
+@native
+def test_a_layer_upon_a_layer(client: Client, root: Path) -> None:
+    first = client.prepare("first-active", labels={"a": "1"})
+    assert os.stat(first).st_mode & 0o777 == 0o755
+    (first / "file").write_text("first")
+    client.commit("first", "first-active", labels={"b": "2"})
+    second = client.prepare("second", "first", labels={"c": "3"})
+    (second / "file").write_text("second")
+    assert (first / "file").read_text() == "first"
+    with pytest.raises(OSError, match="Read-only"):
+        (first / "other").touch()
+    assert client.names() == {"first": "committed", "second": "active"}
+    assert client.info("first").labels == {"b": "2"}
+    assert client.info("second").parent == "first"
+    assert client.info("second").labels == {"c": "3"}
+    client.remove("second")
+    client.remove("first")
+    assert os.listdir(root / "snapshots") == []
+
+
+@native
+def test_a_view_is_the_committed_subvolume(client: Client, root: Path) -> None:
+    client.prepare("active")
+    client.commit("committed", "active")
+    before = os.listdir(root / "snapshots")
+    (mount,) = client.call("View", key="view", parent="committed").mounts
+    assert mount.options == ["rbind", "ro"]
+    assert client.call("Mounts", key="view").mounts == [mount]
+    assert os.listdir(root / "snapshots") == before
+    client.remove("view")
+    assert os.path.isdir(mount.source)
+    # One of nothing has a directory of its own.
+    (mount,) = client.call("View", key="empty").mounts
+    with pytest.raises(OSError, match="Read-only"):
+        (Path(mount.source) / "file").touch()
+
+
+@native
+def test_what_is_refused(client: Client) -> None:
+    client.prepare("base")
+    client.commit("bottom", "base")
+    client.prepare("active", "bottom")
+    client.call("View", key="view", parent="bottom")
+    code = grpc.StatusCode
+    expected = {
+        code.NOT_FOUND: [
+            lambda: client.info("absent"),
+            lambda: client.prepare("new", "absent"),
+            lambda: client.commit("new", "absent"),
+            lambda: client.remove("absent"),
+            lambda: client.call("Mounts", key="absent"),
+            lambda: client.call("Usage", key="absent"),
+            lambda: client.call("Update", info={"name": "absent"}),
+        ],
+        code.ALREADY_EXISTS: [
+            lambda: client.prepare("active", "bottom"),
+            lambda: client.call("View", key="active", parent="bottom"),
+            lambda: client.prepare("bottom"),
+            lambda: client.commit("bottom", "active"),
+        ],
+        code.FAILED_PRECONDITION: [
+            lambda: client.commit("new", "view"),
+            lambda: client.remove("bottom"),
+            lambda: client.call("Mounts", key="bottom"),
+        ],
+        code.INVALID_ARGUMENT: [
+            lambda: client.prepare("new", "active"),
+            lambda: client.prepare(""),
+            lambda: client.prepare("new", "bottom", labels={MODE: "overlayfs"}),
+            lambda: client.commit("", "active"),
+            lambda: client.commit("new", "active", parent="other"),
+            lambda: client.names("kind=active"),
+            lambda: client.call(
+                "Update", info={"name": "active"}, update_mask={"paths": ["parent"]}
+            ),
+        ],
+    }
+    before = client.names()
+    for status, calls in expected.items():
+        for call in calls:
+            assert refused(call)[0] == status
+    assert client.names() == before
+    text = refused(lambda: client.prepare("new", labels={MODE: "other"}))[1]
+    assert text == f"label {MODE} is 'other'; there are: snapshot, overlay"
+    text = refused(lambda: client.remove("bottom"))[1]
+    assert "cannot remove snapshot 'bottom': it is the parent of 'active'" == text
+
+
+@native
+def test_a_commit_that_is_repeated_meanwhile(client: Client) -> None:
+    for turn in range(10):
+        path = client.prepare(f"active{turn}")
+        (path / "file").touch()
+        done: list[object] = []
+
+        def commit(turn: int = turn, done: list[object] = done) -> None:
+            try:
+                client.commit(f"committed{turn}", f"active{turn}")
+                done.append(None)
+            except grpc.RpcError as error:
+                done.append(error.code())
+
+        threads = [threading.Thread(target=commit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(done) == 4 and done.count(None) == 1
+        with pytest.raises(OSError, match="Read-only"):
+            (path / "other").touch()
+
+
+@native
+def test_labels_change_one_by_one_or_all(client: Client) -> None:
+    client.prepare("one", labels={"a.b": "1", "keep": "2"})
+    created = client.info("one").created_at
+
+    def update(labels: dict[str, str], *paths: str) -> dict[str, str]:
+        info = {"name": "one", "labels": labels, "parent": "ignored"}
+        changed = client.call("Update", info=info, update_mask={"paths": paths}).info
+        assert changed == client.info("one")
+        assert changed.created_at == created and changed.parent == ""
+        return dict(changed.labels)
+
+    assert update({"a.b": "3", "x": "4"}, "labels.a.b") == {"a.b": "3", "keep": "2"}
+    assert update({}, "labels.keep") == {"a.b": "3"}
+    assert update({"x": "5"}, "labels") == {"x": "5"}
+    assert update({"y": "6"}) == {"y": "6"}
+
+
+@native
+def test_what_a_snapshot_has_written_is_its_size(client: Client) -> None:
+    first = client.prepare("a")
+    (first / "file").write_bytes(os.urandom(3 * MIB))
+    client.commit("first", "a")
+    second = client.prepare("b", "first")
+    (second / "more").write_bytes(os.urandom(MIB))
+    client.commit("second", "b")
+    client.call("View", key="view", parent="second")
+    sizes = [client.call("Usage", key=k).size for k in ("first", "second", "view")]
+    assert [size // MIB for size in sizes] == [3, 1, 0]
+
+
+def status(address: Path, *options: str, expected: int) -> str:
+    command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "status"]
+    done = run(
+        [*command, "--socket", address, *options],
+        timeout_s=60,
+        ok_statuses=(expected,),
+    )
+    return done.stdout + done.stderr
+
+
+@native
+def test_status_of_one_that_serves(client: Client, root: Path) -> None:
+    address = root.with_suffix(".sock")
+    path = client.prepare("a")
+    (path / "file").write_bytes(os.urandom(3 * MIB))
+    client.commit("lower", "a")
+    client.prepare("upper", "lower")
+    client.prepare("other", "lower")
+    found = json.loads(status(address, "--json", expected=0))
+    assert found.pop("used_bytes") // MIB == 3
+    assert found == {
+        "socket": str(address),
+        "serves": True,
+        "root": str(root),
+        "version": __version__,
+        "snapshots": {"view": 0, "active": 2, "committed": 1},
+        "layers": {"": {"lazy": 0, "ordinary": 1}},
+        "fallbacks": {},
+        "images": [],
+    }
+    words = status(address, expected=0)
+    assert f"serves {root}, version {__version__}" in words
+    assert "snapshots: 0 view, 2 active, 1 committed; space used: 3" in words
+
+
+@native
+def test_status_waits_for_one_that_starts(root: Path) -> None:
+    address = root.with_suffix(".sock")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(status, address, "--wait", "60", expected=0)
+        assert "no snapshotter answers" in status(address, "--wait=1", expected=1)
+        assert not found.done()
+        with serving(root, address):
+            assert f"serves {root}" in found.result(60)
+
+
+def test_status_where_nobody_serves(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    said = status(path, expected=1)
+    assert f"no snapshotter answers at {path}: No such file or directory\n" in said
+    assert f"btrfs-ublk snapshotter serve --socket {path}" in said
+    path.touch()
+    assert "it is no socket" in status(path, expected=1)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as left:  # as a killed process leaves it
+        left.bind(str(path))
+    found = json.loads(status(path, "--json", expected=1))
+    assert found["serves"] is False and found["socket"] == str(path)
+
+
+@native
+def test_many_are_listed(client: Client) -> None:
+    for number in range(130):
+        client.prepare(f"{number}", labels={"even": str(number % 2 == 0)})
+    assert len(client.names()) == 130
+    assert len(client.names("labels.even==True", "name==1")) == 66
+
+
+@native
+def test_a_subvolume_of_a_container_goes_with_it(client: Client, root: Path) -> None:
+    path = client.prepare("active")
+    inner = create_subvolume(path, "inner")
+    (inner / "file").touch()
+    (path / "directory").mkdir()
+    create_subvolume(create_subvolume(path / "directory", "one"), "two")
+    client.commit("committed", "active")
+    client.remove("committed")
+    assert os.listdir(root / "snapshots") == []
+
+
+@native
+def test_a_subvolume_that_no_path_leads_to_goes_as_well(
+    client: Client, root: Path
+) -> None:
+    """Its path is too long for any call, and what a container has put beside it leads
+    out of the snapshot. The names of files do not matter."""
+    path = client.prepare("active")
+    create_subvolume(path, "inner")
+    outside = create_subvolume(root, "outside")
+    (outside / "file").touch()
+    (path / "link").symlink_to(root)
+    fd = os.open(path / "inner", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for _ in range(20):
+            os.mkdir("d" * 250, dir_fd=fd)
+            deeper = os.open("d" * 250, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = deeper
+        for name in ("one", "two"):
+            create_subvolume(Path(f"/proc/self/fd/{fd}"), name)
+    finally:
+        os.close(fd)
+    client.remove("active")
+    assert os.listdir(root / "snapshots") == []
+    assert (outside / "file").exists()
+
+
+@native
+def test_one_process_has_a_root(client: Client, root: Path) -> None:
+    with pytest.raises(UsageError, match="is served by another process"):
+        with serving(root, root.with_suffix(".other")):
+            pass
+
+
+@native
+def test_the_socket_of_another_root_is_not_taken(client: Client, root: Path) -> None:
+    socket = root.with_suffix(".sock")
+    with pytest.raises(UsageError, match="another process listens on .*root.sock"):
+        with serving(root.with_name("other"), socket):
+            pass
+    with connected(socket) as another:
+        another.prepare("one")
+    assert client.names() == {"one": "active"}
+
+
+@native
+def test_the_directory_of_the_socket_is_made(root: Path) -> None:
+    directory = root.with_name("run") / "btrfs-ublk"
+    with serving(root, directory / "sock"), connected(directory / "sock") as client:
+        client.prepare("one")
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "DROP INDEX of_image; ALTER TABLE snapshots DROP COLUMN image;"
+        "ALTER TABLE snapshots DROP COLUMN layer; DROP TABLE images;"
+        "ALTER TABLE snapshots DROP COLUMN overlay; PRAGMA user_version = 1;",
+        "ALTER TABLE snapshots DROP COLUMN overlay; PRAGMA user_version = 2;",
+    ],
+    ids=["1-no-images", "2-no-overlays"],
+)
+def test_a_file_of_a_version_before(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "snapshots.db"
+    store = SnapshotStore(path)
+    store.add("one", "", Kind.ACTIVE, {"a": "b"})
+    store.close()
+    with sqlite3.connect(path) as old:
+        old.executescript(version)
+    old.close()
+    for _ in range(2):
+        store = SnapshotStore(path)
+        (found,) = store.find()
+        assert (found.name, found.labels, found.image) == ("one", {"a": "b"}, None)
+        assert store.images() == []
+        store.close()
+
+
+@native
+def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
+    snapshots = Snapshots(root)
+    snapshots.prepare("kept", "", {})
+    snapshots.prepare("lost", "", {})
+    snapshots.commit("lower", "lost", {})
+    snapshots.prepare("upper", "lower", {})
+    snapshots.view("shown", "lower", {})
+    lower = snapshots.stat("lower").id
+    kept = snapshots.stat("kept").id
+    snapshots.close()
+    directory = root / "snapshots"
+    create_subvolume(directory, "99")
+    run(["btrfs", "subvolume", "delete", directory / f"{lower}"], timeout_s=60)
+    # As a commit leaves it, when it is killed before its row is written.
+    run(["btrfs", "property", "set", directory / f"{kept}", "ro", "true"], timeout_s=60)
+    snapshots = Snapshots(root)
+    assert [one.name for one in snapshots.find()] == ["kept"]
+    assert os.listdir(directory) == [f"{kept}"]
+    (directory / f"{kept}" / "file").touch()
+    snapshots.close()
+
+
+@native
+def test_a_start_that_fails_closes_what_it_has_opened(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.listdir("/proc/self/fd")
+
+    def fail(*_: object) -> None:
+        raise BtrfsUblkError("the disk is gone")
+
+    monkeypatch.setattr(Snapshots, "_settle", fail)
+    # NB: the error's traceback has the frames, so nothing is closed as garbage.
+    with pytest.raises(BtrfsUblkError, match="the disk is gone"):
+        Snapshots(root)
+    assert os.listdir("/proc/self/fd") == before
+
+
+@native
+def test_a_kill_leaves_nothing_half_made(root: Path) -> None:
+    """Whatever a killed process was doing, each snapshot has its directory after the
+    next start, and each directory its snapshot; committed ones have what they had."""
+    socket = root.with_suffix(".sock")
+    committed: set[str] = set()
+    gone = threading.Event()
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+
+    def work(client: Client, number: int) -> None:
+        for turn in itertools.count():
+            key = f"{number}-{turn}"
+            try:
+                path = client.prepare(f"{key}-active")
+                (path / "file").write_text(key)
+                client.commit(key, f"{key}-active")
+                committed.add(key)
+                client.prepare(f"{key}-upper", key)
+                client.remove(f"{key}-upper")
+            except (grpc.RpcError, OSError):
+                assert gone.wait(60)
+                return
+
+    for number in range(KILLS):
+        gone.clear()
+        command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "serve"]
+        process = subprocess.Popen(
+            ending_with_us([*command, "--root", root, "--socket", socket])
+        )
+        try:
+            with connected(socket) as client:
+                names = client.names()
+                for key in committed:
+                    assert names[key] == "committed"
+                directories = os.listdir(root / "snapshots")
+                assert len(directories) == len(names)
+                worker = threading.Thread(target=work, args=(client, number))
+                worker.start()
+                while not any(key.startswith(f"{number}-") for key in set(committed)):
+                    assert worker.is_alive()
+                threading.Event().wait(moments.uniform(0, 0.2))
+                process.kill()
+                process.wait(60)
+                gone.set()
+                worker.join(60)
+                assert not worker.is_alive()
+        finally:
+            gone.set()
+            stop(process)
+    snapshots = Snapshots(root)
+    for key in committed:
+        path = root / "snapshots" / str(snapshots.stat(key).id) / "file"
+        assert path.read_text() == key
+    snapshots.close()
+
+
+@native
+def test_a_term_ends_it_cleanly(root: Path) -> None:
+    socket = root.with_suffix(".sock")
+    command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "serve"]
+    process = subprocess.Popen(
+        ending_with_us([*command, "--root", root, "--socket", socket]),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with connected(socket) as client:
+            client.prepare("one")
+        process.terminate()
+        _, words = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert b"Traceback" not in words
+        assert not socket.exists()
+    finally:
+        stop(process)
+
+
+def test_a_root_on_no_btrfs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is on no btrfs"):
+        Snapshots(tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_socket_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too long for a socket"):
+        with serving(tmp_path, tmp_path / ("x" * 120)):
+            pass
+
+
+def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "snapshots.db"
+    SnapshotStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 4")
+    connection.close()
+    with pytest.raises(BtrfsUblkError, match="is of version 4"):
+        SnapshotStore(path)
+
+
+def test_a_full_store_says_so(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "snapshots.db")
+    store._connection.execute("PRAGMA max_page_count = 4")
+    with pytest.raises(BtrfsUblkError, match="cannot write .*full"):
+        for number in range(1000):
+            store.add(f"{number}", "", Kind.ACTIVE, {"label": "x" * 1000})
+    store._connection.execute("PRAGMA max_page_count = 4000")
+    store.add("another", "", Kind.ACTIVE, {"label": "x" * 1000})
+    store.close()
+
+
+def test_a_store_maps_no_file(tmp_path: Path) -> None:
+    """Its pages would be SIGBUS to us where the disk is full."""
+    path = tmp_path / "snapshots.db"
+    for number in range(2):
+        store = SnapshotStore(path)
+        store.add(f"{number}", "", Kind.ACTIVE, {})
+        assert not path.with_name(f"{path.name}-shm").exists()
+        assert str(path) not in Path("/proc/self/maps").read_text()
+        store.close()
+
+
+@native
+def test_a_full_disk_is_said_and_removal_makes_room(test_root: Path) -> None:
+    """What is on it stays, and containerd can remove what it does not need."""
+    with new_btrfs(test_root, size_bytes=192 * MIB) as mount:
+        address = mount / "root.sock"
+        with serving(mount / "root", address), connected(address) as client:
+            (client.prepare("layer") / "file").write_text("layer")
+            client.commit("image", "layer")
+            waiting = client.prepare("waiting", "image")
+            (waiting / "new").write_bytes(bytes(MIB))
+            container = client.prepare("container", "image")
+            (container / "subdirectory").mkdir()
+            fill(container)
+            os.sync()
+            fill(container / "subdirectory")
+
+            def ask() -> None:
+                for number in range(200):
+                    client.prepare(f"more-{number}", "image")
+
+            code, said = refused(ask)
+            assert code == grpc.StatusCode.INTERNAL and "full" in said
+            code, said = refused(lambda: client.commit("other", "waiting"))
+            assert code == grpc.StatusCode.INTERNAL and "full" in said
+            assert (waiting / "file").read_text() == "layer"
+            for name, kind in client.names().items():
+                if kind == "active" and name != "waiting":
+                    client.remove(name)
+            client.call("Cleanup")
+            client.commit("other", "waiting")
+            (client.prepare("again", "other") / "file").write_bytes(bytes(MIB))
+
+
+@native
+def test_what_another_request_has_deleted_is_no_warning(
+    client: Client,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Cleanup lists directories, and meanwhile a removal deletes one of them."""
+
+    def delete_twice(path: Path) -> None:
+        delete_subvolumes(path)
+        delete_subvolumes(path)
+
+    monkeypatch.setattr(
+        "btrfs_ublk.containers.snapshots.delete_subvolumes", delete_twice
+    )
+    client.prepare("active")
+    client.remove("active")
+    assert os.listdir(root / "snapshots") == []
+    assert caplog.messages == []
+
+
+def test_calls_at_once_share_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One waits for the disk, and those that come meanwhile wait for the next one."""
+    store = SnapshotStore(tmp_path / "snapshots.db")
+    begun, released, syncs = threading.Event(), threading.Event(), []
+    really_sync = os.fdatasync
+
+    def sync(fd: int) -> None:
+        syncs.append(len(store.find()))
+        begun.set()
+        assert released.wait(60)
+        really_sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    with ThreadPoolExecutor(8) as pool:
+        made = [pool.submit(store.add, "0", "", Kind.ACTIVE, {})]
+        assert begun.wait(60)
+        for number in range(1, 8):
+            made.append(pool.submit(store.add, f"{number}", "", Kind.ACTIVE, {}))
+        wait_until(lambda: len(store.find()) == 8 and store._asked == 8)
+        assert not any(each.done() for each in made)
+        released.set()
+    assert [each.result().name for each in made] == [f"{x}" for x in range(8)]
+    assert syncs == [1, 8]
+    store.close()
+
+
+def test_all_syncs_are_of_one_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells it of a write that has failed, though SQLite was told before;
+    checkpoints leave the log the same file."""
+    path = tmp_path / "snapshots.db"
+    log = path.with_name(f"{path.name}-wal")
+    synced: set[int] = set()
+
+    def sync(fd: int) -> None:
+        assert os.path.samestat(os.fstat(fd), log.stat())
+        synced.add(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    for turn in range(2):  # a file that is new, and one that was closed
+        synced.clear()
+        store = SnapshotStore(path)
+        before = log.stat()
+        for number in range(3):
+            store.add(f"{turn}.{number}", "", Kind.ACTIVE, {"label": "x" * 1000})
+            store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            assert log.stat().st_size == 0
+        store.add(f"{turn}", "", Kind.ACTIVE, {})
+        assert synced == {store._log.fileno()}
+        assert os.path.samestat(log.stat(), before)
+        store.close()
+
+
+def test_after_a_sync_that_failed_nothing_counts_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells one descriptor of the failure, and the next one of none."""
+    store = SnapshotStore(tmp_path / "snapshots.db")
+    store.add("before", "", Kind.ACTIVE, {})
+    begun, released = threading.Event(), threading.Event()
+    failures: list[int] = []
+
+    def sync(fd: int) -> None:
+        begun.set()
+        assert released.wait(60)
+        if not failures:
+            failures.append(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(store.add, "one", "", Kind.ACTIVE, {})]
+        assert begun.wait(60)
+        calls.append(pool.submit(store.add, "two", "", Kind.ACTIVE, {}))
+        calls.append(pool.submit(store.remove, "before"))
+        wait_until(lambda: store._asked == 4)
+        released.set()
+    for call in calls:
+        with pytest.raises(BtrfsUblkError, match="Input/output error") as caught:
+            call.result()
+        assert "restart the snapshotter" in str(caught.value.hint)
+    with pytest.raises(BtrfsUblkError, match="nothing is changed any more"):
+        store.add("three", "", Kind.ACTIVE, {})
+    store.close()  # It leaves the log as it is, and so does its end.
+    vars(store).clear()
+    gc.collect()
+    assert (tmp_path / "snapshots.db-wal").stat().st_size
+
+
+FIELDS = {"name": "n/1", "parent": "", "kind": "active"}
+LABELS = {"a": "1", "containerd.io/gc.root": "yes, it is", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("kind==active", True),
+        ("kind!=active", False),
+        ("kind==view", False),
+        ('parent==""', True),
+        ('parent!=""', False),
+        ('name=="n/1"', True),
+        ("name==n/1,kind==active", True),
+        ("name==n/1,kind==view", False),
+        ("labels.a", True),
+        ("labels.b", False),
+        ("labels.b!=1", True),
+        ("labels.empty", True),
+        ('labels."containerd.io/gc.root"=="yes, it is"', True),
+        ('labels."containerd.io/gc.root"~=^yes', True),
+        ('labels."containerd.io/gc.root"~=|s, .*is$|', True),
+        ("labels.a~=/[02]/", False),
+        (r'name=="n\u002f1"', True),
+        ("other==x", False),
+        ("other", False),
+    ],
+)
+def test_filters(text: str, matches: bool) -> None:
+    assert parse_filters([text])(lookup_of(FIELDS, LABELS)) is matches
+    assert parse_filters([text, "kind==active"])(lookup_of(FIELDS, LABELS))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected the name of a field at character 1"),
+        ("kind==", "expected a value at character 7"),
+        ("kind=active", "expected a comma, or the end at character 5"),
+        ("kind==active,", "expected the name of a field at character 14"),
+        ('labels."a', "expected the name of a field at character 8"),
+        (r'name=="\x"', "expected a text that can be unquoted"),
+        ('name~="("', "is no regular expression"),
+    ],
+)
+def test_wrong_filters(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_filters([text])
+    assert words in str(caught.value)

@@ -1,0 +1,205 @@
+"""Containers as overlays: a commit gives others what the container has seen."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from support.image_forks import base_tree, change
+from support.loops import new_btrfs
+from support.needs import Need
+from support.snapshotter_client import Client, connected, refused
+from support.tree_description import Tree, describe, differences
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
+from btrfs_ublk.base.process import run
+from btrfs_ublk.containers.overlay import merge_overlay
+from btrfs_ublk.containers.service import serving
+from btrfs_ublk.containers.snapshots import MODE, Snapshots
+from btrfs_ublk.containers.store import SNAPSHOT_REF, Kind, RefusedError
+from btrfs_ublk.kernel.btrfs import create_snapshot
+from btrfs_ublk.units import MIB
+
+pytestmark = pytest.mark.device
+OVERLAY = {MODE: "overlay"}
+#: Calls of a merge, before each of which a process may be killed.
+STEPS = ("rename", "unlink", "rmdir", "removexattr", "fchmod", "utime")
+
+
+@pytest.fixture
+def root(need: Need, test_root: Path) -> Iterator[Path]:
+    need(ROOT, BTRFS, LOOP)
+    with new_btrfs(test_root, size_bytes=1 << 30) as mount:
+        yield mount / "root"
+
+
+@contextmanager
+def served(root: Path) -> Iterator[Client]:
+    socket = root.with_suffix(".sock")
+    with serving(root, socket), connected(socket) as client:
+        yield client
+
+
+@contextmanager
+def shown(client: Client, key: str, target: Path) -> Iterator[Path]:
+    """Mount a snapshot as containerd does."""
+    (mount,) = client.call("Mounts", key=key).mounts
+    assert mount.type == "overlay"
+    target.mkdir(exist_ok=True)
+    options = ",".join(mount.options)
+    argv = ["mount", "-t", mount.type, "-o", options, mount.source, target]
+    run(argv, timeout_s=60)
+    try:
+        yield target
+    finally:
+        run(["umount", target], timeout_s=60)
+
+
+def committed(client: Client, work: Path) -> None:
+    """Have a snapshot "image" with a tree."""
+    directory = client.prepare("unpack", labels={**OVERLAY, SNAPSHOT_REF: "sha256:1"})
+    run(["cp", "-a", f"{base_tree(work)}/.", directory], timeout_s=60)
+    client.commit("image", "unpack")
+
+
+def changed(client: Client, key: str, target: Path) -> Tree:
+    client.call("Prepare", key=key, parent="image", labels=OVERLAY)
+    with shown(client, key, target) as one:
+        change(one, "overlay")
+        os.rename(one / "new", one / "renamed")
+        (one / "renamed/file").rename(one / "renamed/again")
+        (one / "var/to-directory/x").unlink()
+        return describe(one)
+
+
+def view(client: Client, key: str, parent: str) -> Path:
+    (mount,) = client.call("View", key=key, parent=parent).mounts
+    return Path(mount.source)
+
+
+def test_a_commit_has_what_was_seen(root: Path, tmp_path: Path) -> None:
+    with served(root) as client:
+        committed(client, tmp_path)
+        seen = changed(client, "container", tmp_path / "mnt")
+        size = client.call("Usage", key="container").size
+        client.commit("changed", "container")
+        found = view(client, "view", "changed")
+        assert differences(seen, describe(found)) == []
+        assert list(found.glob(".btrfs-ublk*")) == []
+        assert abs(client.call("Usage", key="changed").size - size) < MIB
+        # And so has a container upon that, which shows no work of the first one.
+        client.call("Prepare", key="second", parent="changed", labels=OVERLAY)
+        with shown(client, "second", tmp_path / "mnt") as second:
+            assert differences(seen, describe(second)) == []
+            (second / "etc/motd").write_text("second\n")
+        assert (found / "etc/motd").read_text() == "changed\n"
+        client.remove("second")
+
+
+def test_a_killed_merge_goes_on(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        pass
+
+    with served(root) as client:
+        committed(client, tmp_path)
+        seen = changed(client, "container", tmp_path / "mnt")
+    snapshots = Snapshots(root)
+    (one,) = [x for x in snapshots.find() if x.kind is Kind.ACTIVE]
+    snapshots.close()
+    for number in itertools.count():
+        create_snapshot(root / "snapshots" / str(one.id), root, f"try{number}")
+        left = number * 7  # calls before the kill
+
+        with monkeypatch.context() as patch:
+            for name in STEPS:
+                real = getattr(os, name)
+
+                def step(*args: object, real: object = real, **keys: object) -> object:
+                    nonlocal left
+                    left -= 1
+                    if left < 0:
+                        raise Killed
+                    return real(*args, **keys)  # type: ignore[operator]
+
+                patch.setattr(os, name, step)
+            try:
+                merge_overlay(root / f"try{number}")
+            except Killed:
+                pass
+        was_killed = left < 0
+        merge_overlay(root / f"try{number}")
+        found = describe(root / f"try{number}")
+        assert differences(seen, found) == [], number
+        if not was_killed:
+            break
+    assert number > 3
+
+
+def test_a_merge_is_finished_at_the_start(root: Path, tmp_path: Path) -> None:
+    with served(root) as client:
+        committed(client, tmp_path)
+        seen = changed(client, "container", tmp_path / "mnt")
+    snapshots = Snapshots(root)
+    found = snapshots.stat("container")
+    snapshots._store.set_overlay(found.id, "merging")
+    snapshots.close()
+    with served(root) as client:
+        (mount,) = client.call("Mounts", key="container").mounts
+        assert mount.type == "bind"
+        assert differences(seen, describe(Path(mount.source))) == []
+        client.commit("changed", "container")
+
+
+def test_a_merge_that_fails_stops_no_others(root: Path, tmp_path: Path) -> None:
+    with served(root) as client:
+        committed(client, tmp_path)
+        changed(client, "container", tmp_path / "mnt")
+    snapshots = Snapshots(root)
+    found = snapshots.stat("container")
+    snapshots._store.set_overlay(found.id, "merging")
+    upper = snapshots._path(found) / ".btrfs-ublk-overlay/upper"
+    snapshots.close()
+    # The kernel moves no directory that something is mounted at.
+    (upper / "busy").mkdir()
+    run(["mount", "-t", "tmpfs", "none", upper / "busy"], timeout_s=60)
+    try:
+        snapshots = Snapshots(root)
+        snapshots.prepare("other", "image", {})
+        with pytest.raises(RefusedError, match="is being committed"):
+            snapshots.mounts("container")
+        snapshots.close()
+    finally:
+        run(["umount", upper / "busy"], timeout_s=60)
+    snapshots = Snapshots(root)
+    (mount,) = snapshots.mounts("container")
+    snapshots.close()
+    assert (Path(mount.source) / "busy").is_dir()
+
+
+def test_names_of_ours_are_refused(root: Path, tmp_path: Path) -> None:
+    with served(root) as client:
+        committed(client, tmp_path)
+        client.call("Prepare", key="container", parent="image", labels=OVERLAY)
+        with shown(client, "container", tmp_path / "mnt") as one:
+            (one / ".btrfs-ublk-overlay").mkdir()
+        code, _ = refused(lambda: client.commit("no", "container"))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        with shown(client, "container", tmp_path / "mnt") as one:
+            (one / ".btrfs-ublk-overlay").rmdir()
+        client.commit("yes", "container")
+        directory = client.prepare("image-with-it")
+        (directory / ".btrfs-ublk-overlay").mkdir()
+        client.commit("with-it", "image-with-it")
+        code, _ = refused(
+            lambda: client.call("Prepare", key="x", parent="with-it", labels=OVERLAY)
+        )
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "x" not in client.names()
+    assert len(os.listdir(root / "snapshots")) == 3

@@ -1,0 +1,643 @@
+"""A ring of nginx site caches, real origins behind it, and hosts that ask it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import trustme
+from click.testing import CliRunner
+from support.engine_shell import EngineShell, describe, engine_shell
+from support.fetch_shell import FetchShell, fetch_shell
+from support.needs import Need
+from support.registry_server import PASSWORD, REGISTRY, USER, Registry, registry_server
+from support.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    PUBLIC_BUCKET,
+    SECRET_KEY,
+    WEED,
+    s3_server,
+)
+from support.scripted_server import ScriptedServer, response, scripted_server
+from support.site_cache_ring import Ring, check_configuration, ring
+from support.store_shell import StoreShell, units_of
+from support.web_server import NGINX
+
+from btrfs_ublk.cli.main import command
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.ops.site_cache.check import Target, check_site_cache
+from btrfs_ublk.ops.site_cache.config import Node, SiteCache
+
+pytestmark = pytest.mark.usefixtures("nginx")
+
+UNIT = 256 << 10
+UNITS = 16
+SIZE = UNITS * UNIT
+DATA = b"".join(hashlib.sha256(b"%d" % n).digest() * (UNIT // 32) for n in range(UNITS))
+
+
+@pytest.fixture(scope="module")
+def nginx(need: Need) -> None:
+    need(NGINX)
+
+
+def served(request: str) -> bytes:
+    """Answer as a server of ranges, also to HEAD."""
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    if request.startswith("HEAD "):
+        return response('200 OK\nETag: "it"', length=SIZE)
+    if not found:
+        return response('200 OK\nETag: "it"', DATA)
+    first, last = int(found[1]), min(int(found[2]), SIZE - 1)
+    head = (
+        f'206 Partial Content\nETag: "it"\nContent-Range: bytes {first}-{last}/{SIZE}'
+    )
+    return response(head, DATA[first : last + 1])
+
+
+def gets(origin: ScriptedServer) -> list[str]:
+    return [one for one in origin.requests if one.startswith("GET ")]
+
+
+@pytest.fixture
+def origin() -> Iterator[ScriptedServer]:
+    with scripted_server(served) as server:
+        yield server
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, origin: ScriptedServer) -> Iterator[Ring]:
+    url = origin.url("").rstrip("/")
+    with ring(tmp_path, 3, origins=[url], slice_bytes=UNIT) as running:
+        yield running
+
+
+@dataclass
+class Host:
+    """A machine of the site: its fetcher, and what it has read."""
+
+    shell: FetchShell
+    source: int
+
+    def read_all(self, *, deadline_s: float = 30) -> float:
+        """Read all units at once, and return the longest time in ms."""
+        reads = {
+            self.shell.begin(self.source, at, UNIT, deadline_s=deadline_s): at
+            for at in range(0, SIZE, UNIT)
+        }
+        answers = self.shell.finish()
+        for number, at in reads.items():
+            assert answers[number].result == 0
+            assert answers[number].data == DATA[at : at + UNIT], at
+        return max(answer.ms for answer in answers.values())
+
+
+def hosts(
+    stack: ExitStack, build: Path, mirror: dict[str, Any], count: int, tmp_path: Path
+) -> list[Host]:
+    made = []
+    for number in range(count):
+        log = tmp_path / f"log{number}"
+        shell = stack.enter_context(fetch_shell(build, log=log))
+        source = shell.add({"size": SIZE, "unit": UNIT, "mirrors": [mirror]})
+        if mirror["kind"] == "http":
+            shell.pin(source, 'etag "it"')
+        made.append(Host(shell, source))
+    return made
+
+
+def at_once(site: list[Host]) -> float:
+    """Have all hosts read all, and return the longest time of a read in ms."""
+    longest: list[float] = []
+    threads = [
+        threading.Thread(target=lambda host=host: longest.append(host.read_all()))
+        for host in site
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(longest) == len(site)  # nothing was wrong
+    return max(longest)
+
+
+def mirror_of(origin: ScriptedServer, nodes: Ring) -> dict[str, Any]:
+    return {"kind": "http", "url": origin.url(), "via": nodes.urls}
+
+
+def test_four_hosts_cost_the_origin_one(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        at_once(hosts(stack, sanitized_build, mirror, 4, tmp_path))
+        ranges = [re.search(r"(?im)^range: (.*)\r$", one) for one in gets(origin)]
+        asked = sorted(found[1] for found in ranges if found)
+        assert asked == sorted(
+            f"bytes={at}-{at + UNIT - 1}" for at in range(0, SIZE, UNIT)
+        )
+        # Warm, it is asked for nothing; nor with an origin that is gone.
+        origin.requests.clear()
+        origin.script = lambda _: response("503 Service Unavailable")
+        at_once(hosts(stack, sanitized_build, mirror, 2, tmp_path))
+        assert gets(origin) == []
+
+
+def test_a_node_that_is_killed(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        site = hosts(stack, sanitized_build, mirror, 4, tmp_path)
+        site[0].read_all()
+        nodes.kill(1)
+        at_once(site)
+        # Its slices are fetched again, by one of the others.
+        assert len(gets(origin)) <= 2 * UNITS
+
+
+def test_a_node_that_is_silent(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        site = hosts(stack, sanitized_build, mirror, 4, tmp_path)
+        site[0].read_all()
+        nodes.silence(1)
+        at_once(site)  # no read fails, with the deadline that is the default
+        at_once(site)
+
+
+@contextmanager
+def digested_hosts(
+    build: Path, mirror: dict[str, Any], count: int, tmp_path: Path
+) -> Iterator[list[EngineShell]]:
+    """Hosts that know the digest of each unit."""
+    digests = [unit.hex() for unit in units_of(DATA, UNIT)]
+    source = {"size": SIZE, "unit": UNIT, "digests": digests, **mirror}
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            path = tmp_path / f"map{number}"
+            with StoreShell(build, path) as store:
+                store.add([[0, SIZE, 0, 0]], source)
+            lazy = {"kind": "lazy", "length": SIZE, "map": str(path)}
+            made.append(stack.enter_context(engine_shell(build, describe(lazy))))
+        yield made
+
+
+def test_a_node_that_has_stored_wrong_bytes(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    """The other nodes have its slices then, for all hosts, and the origin sends them
+    once."""
+    mirror = mirror_of(origin, nodes)
+    with ExitStack() as stack:
+        hosts(stack, sanitized_build, mirror, 1, tmp_path)[0].read_all()
+    number = max(range(3), key=lambda n: len(list(nodes.roots[n].glob("cache/*/*/*"))))
+    spoilt = nodes.spoil(number)
+    assert 0 < spoilt < UNITS
+    origin.requests.clear()
+    with digested_hosts(sanitized_build, mirror, 4, tmp_path) as site:
+        for shell in site:
+            for at in range(0, SIZE, UNIT):
+                assert shell.request(f"read {at} {UNIT}") == DATA[at : at + UNIT], at
+            stats = shell.stats()["lazy"][0]["fetcher"]
+            assert 0 < stats["failures"]["wrong_digest"]
+            assert stats["read_errors"] == 0
+    assert len(gets(origin)) <= spoilt
+
+
+def test_a_ring_that_is_gone(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
+) -> None:
+    with ExitStack() as stack:
+        mirror = mirror_of(origin, nodes)
+        site = hosts(stack, sanitized_build, mirror, 1, tmp_path)
+        for number in range(3):
+            nodes.kill(number)
+        site[0].read_all()
+        assert len(gets(origin)) == UNITS
+
+
+def test_a_redirecting_origin_is_cached(sanitized_build: Path, tmp_path: Path) -> None:
+    """As registries do that keep their blobs in a store."""
+    with ExitStack() as stack:
+        store = stack.enter_context(scripted_server(served))
+        to = response(f"307 Temporary Redirect\nLocation: {store.url('there?sig=x')}")
+        origin = stack.enter_context(scripted_server(lambda _: to))
+        url = origin.url("").rstrip("/")
+        keys: dict[str, Any] = {"origins": [url], "slice_bytes": UNIT}
+        nodes = stack.enter_context(ring(tmp_path, 2, **keys))
+        token = tmp_path / "token"
+        token.write_text("t0ken\n")
+        token.chmod(0o600)
+        mirror = mirror_of(origin, nodes) | {"bearer_token_file": str(token)}
+        at_once(hosts(stack, sanitized_build, mirror, 3, tmp_path))
+        assert len(gets(store)) == UNITS
+        assert not any("t0ken" in one for one in store.requests)
+        assert all("t0ken" in one for one in gets(origin))
+
+
+def test_a_ring_with_certificates(
+    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer
+) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    paths = {name: tmp_path / name for name in ("ca", "certificate", "key", "token")}
+    authority.cert_pem.write_to_path(paths["ca"])
+    issued.cert_chain_pems[0].write_to_path(paths["certificate"])
+    issued.private_key_pem.write_to_path(paths["key"])
+    paths["token"].write_text("t0ken\n")
+    paths["token"].chmod(0o600)
+    with ExitStack() as stack:
+        keys: dict[str, Any] = {
+            "origins": [origin.url("").rstrip("/")],
+            "slice_bytes": UNIT,
+            "certificate": paths["certificate"],
+            "key": paths["key"],
+        }
+        nodes = stack.enter_context(ring(tmp_path, 2, **keys))
+        mirror = mirror_of(origin, nodes) | {"bearer_token_file": str(paths["token"])}
+        trusting = mirror | {"ca_file": str(paths["ca"])}
+        at_once(hosts(stack, sanitized_build, trusting, 2, tmp_path))
+        assert len(gets(origin)) == UNITS
+        assert all("Authorization: Bearer t0ken" in one for one in gets(origin))
+        # A cache that nobody vouches for gets no token: the origin is asked.
+        origin.requests.clear()
+        at_once(hosts(stack, sanitized_build, mirror, 1, tmp_path))
+        assert len(gets(origin)) == UNITS
+
+
+# A registry with tokens
+
+
+@dataclass
+class Site:
+    registry: Registry
+    nodes: Ring
+    digest: str
+    config: Path
+
+    @property
+    def mirror(self) -> dict[str, Any]:
+        return {
+            "kind": "oci",
+            "registry": self.registry.host,
+            "repository": "some/image",
+            "digest": self.digest,
+            "insecure": True,
+            "docker_config": str(self.config),
+            "via": self.nodes.urls,
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.registry.host}/v2/some/image/blobs/{self.digest}"
+
+    @property
+    def token(self) -> str:
+        return self.registry.tokens.token("repository:some/image:pull")
+
+
+@pytest.fixture
+def site(tmp_path: Path, need: Need) -> Iterator[Site]:
+    need(REGISTRY)
+    home = tmp_path / "registry"
+    home.mkdir()
+    config = tmp_path / "config.json"
+    with registry_server(home) as registry:
+        login = {"username": USER, "password": PASSWORD}
+        config.write_text(json.dumps({"auths": {registry.host: login}}))
+        config.chmod(0o600)
+        keys: dict[str, Any] = {
+            "origins": [f"http://{registry.host}"],
+            "slice_bytes": UNIT,
+        }
+        with ring(tmp_path, 2, **keys) as nodes:
+            digest = registry.push("some/image", DATA)
+            yield Site(registry, nodes, digest, config)
+
+
+def get(site: Site, authorization: str | None) -> int:
+    headers = {"Host": site.registry.host, "Range": f"bytes=0-{UNIT - 1}"}
+    if authorization:
+        headers["Authorization"] = authorization
+    path = site.url.partition(site.registry.host)[2]
+    with requests.get(
+        site.nodes.urls[0] + path, headers=headers, timeout=30, stream=True
+    ) as found:
+        return found.status_code
+
+
+def test_a_registry_behind_a_ring(
+    sanitized_build: Path, tmp_path: Path, site: Site
+) -> None:
+    with ExitStack() as stack:
+        all_hosts = hosts(stack, sanitized_build, site.mirror, 3, tmp_path)
+        at_once(all_hosts)
+        for host in all_hosts:
+            names = set(host.shell.stats()["hosts"])
+            assert {url.partition("://")[2] for url in site.nodes.urls} & names
+    # What is cached is still only for whom the registry allows it.
+    assert get(site, None) == 401
+    assert get(site, "Bearer x") == 401
+    assert get(site, f"Bearer {site.token}") == 206
+    other = site.registry.tokens.token("repository:another/image:pull")
+    assert get(site, f"Bearer {other}") == 401
+
+
+def status(nodes: Ring, origin: ScriptedServer, **headers: str) -> int:
+    """Ask a node for the first unit of the origin's object."""
+    asked = {"Host": f"127.0.0.1:{origin.port}", "Range": f"bytes=0-{UNIT - 1}"}
+    url = nodes.urls[0] + "/object"
+    with requests.get(
+        url, headers=asked | headers, timeout=30, stream=True, allow_redirects=False
+    ) as found:
+        return found.status_code
+
+
+def test_who_is_known_by_another_header_asks_the_origin(
+    origin: ScriptedServer, nodes: Ring
+) -> None:
+    """What the origin says to a caller is remembered by Authorization alone."""
+
+    def guarded(request: str) -> bytes:
+        return served(request) if "a-cookie" in request else response("403 Forbidden")
+
+    origin.script = guarded
+    assert status(nodes, origin, Cookie="a-cookie") == 403
+    assert status(nodes, origin, **{"X-Key": "a-cookie"}) == 403
+    assert status(nodes, origin) == 403
+    origin.script = served
+    assert status(nodes, origin, Authorization="Bearer t") == 206
+
+
+def test_a_redirect_lets_in_only_who_has_a_token(
+    origin: ScriptedServer, nodes: Ring
+) -> None:
+    """It may lead to where the object is, or to a login."""
+
+    def guarded(request: str) -> bytes:
+        if request.split()[1] == "/login":
+            return response("200 OK", b"who are you?")
+        if "Bearer t0ken" in request:
+            return served(request)
+        return response(f"302 Found\nLocation: {origin.url('login')}")
+
+    origin.script = guarded
+    assert status(nodes, origin, Authorization="Bearer t0ken") == 206
+    assert status(nodes, origin) == 403
+    target = Target(nodes.urls[0], origin.url(), UNIT, "t0ken")
+    wrong = [each.text for each in check_site_cache(target) if each.right is False]
+    # It cannot know that this redirect refuses.
+    assert wrong == ["it gives what the origin refuses to a wrong token (HTTP 206)"]
+
+
+def test_check_says_who_gets_what_an_origin_redirects(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        store = stack.enter_context(scripted_server(served))
+        to = response(f"307 Temporary Redirect\nLocation: {store.url('there')}")
+        origin = stack.enter_context(scripted_server(lambda _: to))
+        keys: dict[str, Any] = {"origins": [origin.url("").rstrip("/")]}
+        nodes = stack.enter_context(ring(tmp_path, 1, slice_bytes=UNIT, **keys))
+        target = Target(nodes.urls[0], origin.url(), UNIT)
+        (finding,) = check_site_cache(target)
+        assert finding.right is False and "--token-file" in finding.hint
+        target = Target(nodes.urls[0], origin.url(), UNIT, "t")
+        findings = list(check_site_cache(target))
+        assert [each.name for each in findings if each.right is False] == []
+
+
+def test_check_finds_nothing_wrong(site: Site) -> None:
+    target = Target(site.nodes.urls[0], site.url, UNIT, site.token)
+    findings = list(check_site_cache(target))
+    assert [each.name for each in findings if not each.right] == []
+    names = {each.name for each in findings}
+    assert names == {"answers", "content", "cached", "slice", "authorisation"}
+
+
+def test_the_command_says_what_is_wrong(site: Site, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(site.token)
+    words = ["--object", site.url, "--token-file", str(token), "--unit", "1M"]
+    result = CliRunner().invoke(
+        command, ["site-cache", "check", site.nodes.urls[0], *words]
+    )
+    assert "slices of 256 KiB do not fit units of 1 MiB" in result.output
+    assert "ok    authorisation" in result.output
+    result = CliRunner().invoke(
+        command, ["site-cache", "check", site.nodes.urls[0], *words, "--json"]
+    )
+    wrong = [
+        each["name"] for each in json.loads(result.output) if each["right"] is False
+    ]
+    assert wrong == ["slice"]
+
+
+def findings_about(
+    origin: ScriptedServer, cache: ScriptedServer, token: str | None = None
+) -> dict[str, str]:
+    url = cache.url("").rstrip("/")
+    found = check_site_cache(Target(url, origin.url(), UNIT, token))
+    return {each.name: each.text for each in found if each.right is False}
+
+
+def test_check_finds_what_is_wrong(origin: ScriptedServer) -> None:
+    def guarded(request: str) -> bytes:
+        return served(request) if "Bearer t" in request else response("401 No")
+
+    def stale(request: str) -> bytes:
+        return served(request).replace(DATA[:4], b"\0\0\0\0")
+
+    def miss(request: str) -> bytes:
+        return served(request).replace(b"ETag", b"X-Cache: MISS from here\r\nETag")
+
+    with scripted_server(served) as cache:
+        assert findings_about(origin, cache) == {}
+        cache.script = miss
+        assert "no hit (MISS)" in findings_about(origin, cache)["cached"]
+        cache.script = stale
+        assert "not those of the origin" in findings_about(origin, cache)["content"]
+        cache.script = lambda _: response("421 Misdirected Request")
+        assert "HTTP 421" in findings_about(origin, cache)["answers"]
+        cache.script = lambda _: response("200 OK", DATA)
+        assert "whole object" in findings_about(origin, cache)["answers"]
+        origin.script, cache.script = guarded, served
+        assert (
+            "refuses to no token" in findings_about(origin, cache, "t")["authorisation"]
+        )
+
+
+# An S3 store
+def test_a_store_behind_a_ring(
+    sanitized_build: Path, tmp_path: Path, need: Need
+) -> None:
+    """Signatures cover Host, so it has to pass."""
+    need(WEED)
+    keys = tmp_path / "keys"
+    keys.write_text(
+        f"[default]\naws_access_key_id = {ACCESS_KEY}\n"
+        f"aws_secret_access_key = {SECRET_KEY}\n"
+    )
+    keys.chmod(0o600)
+    with ExitStack() as stack:
+        (tmp_path / "s3").mkdir()
+        store = stack.enter_context(s3_server(tmp_path / "s3"))
+        options: dict[str, Any] = {"origins": [store.endpoint], "slice_bytes": UNIT}
+        nodes = stack.enter_context(ring(tmp_path, 2, public=True, **options))
+        for bucket in (BUCKET, PUBLIC_BUCKET):
+            store.put(bucket, "it", DATA)
+            login = {"anonymous": True}
+            if bucket == BUCKET:
+                login = {"credentials_file": str(keys)}  # type: ignore[dict-item]
+            mirror = {
+                "kind": "s3",
+                "endpoint": store.endpoint,
+                "bucket": bucket,
+                "key": "it",
+                "via": nodes.urls,
+                **login,
+            }
+            site = hosts(stack, sanitized_build, mirror, 2, tmp_path)
+            for host in site:
+                answer = host.shell.ask(
+                    {"probe": 1, "source": host.source, "timeout_ms": 9000}
+                )
+                host.shell.pin(host.source, answer["identity"])
+            at_once(site)
+            for host in site:
+                # Nothing was fetched from the store itself.
+                stats = host.shell.stats()["hosts"]
+                there = stats.get(store.endpoint.partition("://")[2], {})
+                assert there.get("bytes", 0) == 0
+                assert sum(each["bytes"] for each in stats.values()) >= SIZE
+
+
+# The configuration
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"nodes": []}, "a ring needs a node"),
+        ({"nodes": [Node("a"), Node("a")]}, "--nodes names a:3128:3130 twice"),
+        ({"this": Node("b")}, "--this b:3128:3130 is none of the nodes"),
+        ({"max_bytes": 1000}, "--max-size 1000"),
+        ({"nodes": [Node("a"), Node("b", 1, 2)]}, "--this"),
+        (
+            {"origins": ["https://o/path"]},
+            "--origin has more than scheme, host and port",
+        ),
+        ({"certificate": Path("/c")}, "belong together"),
+        ({"directory": Path("/a b;")}, "nginx would misunderstand --directory '/a b;'"),
+        ({"resolvers": ["dns"]}, "--resolver 'dns' is no address"),
+    ],
+)
+def test_bad_settings_are_refused(keys: dict[str, Any], words: str) -> None:
+    good: dict[str, Any] = {
+        "nodes": [Node("127.0.0.1")],
+        "origins": ["https://o"],
+        "slice_bytes": UNIT,
+        "max_bytes": 1 << 30,
+    }
+    with pytest.raises(UsageError, match=re.escape(words)):
+        SiteCache(**(good | keys))
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "a:1:2:3", "a:0", "a;b", "a:7:7"])
+def test_bad_nodes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--nodes {text!r}"):
+        Node.parse(text, "--nodes")
+
+
+def test_the_command_writes_it(tmp_path: Path) -> None:
+    output = tmp_path / "conf"
+    words = ["--nodes", "127.0.0.1,127.0.0.2", "--origin", "https://o.example:5000"]
+    words += ["--unit", "64K", "-o", str(output)]
+    result = CliRunner().invoke(command, ["site-cache", "config", *words])
+    assert result.exception is None, result.output
+    text = output.read_text()
+    assert "slice 65536;" in text
+    assert "server 127.0.0.2:3130" in text
+    assert "allow 127.0.0.2;" in text and "deny all;" in text
+    assert '"o.example:5000" https://btrfs_ublk_origin_0;' in text
+
+    link = tmp_path / "link"
+    link.symlink_to(output)
+    result = CliRunner().invoke(
+        command, ["site-cache", "config", *words, "-o", f"{link}"]
+    )
+    assert isinstance(result.exception, UsageError), result.output
+    assert "is no regular file" in str(result.exception)
+    assert link.is_symlink() and output.read_text() == text
+
+
+def test_a_slice_has_the_size_of_a_unit() -> None:
+    words = ["--nodes", "127.0.0.1", "--origin", "https://o.example", "--unit", "300K"]
+    result = CliRunner().invoke(command, ["site-cache", "config", *words])
+    assert isinstance(result.exception, UsageError), result.output
+    assert str(result.exception).startswith("--unit 300K: a unit cannot have 307200")
+    assert "power of two" in str(result.exception)
+
+
+@pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]"])
+def test_resolvers_of_ipv6_have_brackets(text: str) -> None:
+    cache = SiteCache(
+        [Node("127.0.0.1")], ["https://o"], UNIT, 1 << 30, resolvers=[text]
+    )
+    assert "resolver [2001:db8::1];" in cache.text()
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 50, 1000])
+def test_a_large_ring_has_no_long_configuration(tmp_path: Path, count: int) -> None:
+    """nginx takes it, and hosts can do without each node, and most others stay."""
+    nodes = [Node(f"10.0.{n >> 8}.{n & 255}") for n in range(count)]
+    keys: dict[str, Any] = {"resolvers": ["127.0.0.1"], "directory": tmp_path / "c"}
+    cache = SiteCache(nodes, ["https://127.0.0.1"], UNIT, 1 << 30, **keys)
+    text = cache.text()
+    assert len(text.splitlines()) < 300 + 20 * count
+    lists = {
+        name: set(re.findall(r"server (10\.[0-9.]+):3130", servers))
+        for name, servers in re.findall(r"(?s)upstream (\w+) \{(.*?)\}", text)
+    }
+    chosen = dict(re.findall(r"(?m)^    (\d+) (btrfs_ublk_ring_\d+);$", text))
+    assert len(lists["btrfs_ublk_ring"]) == count
+    assert len(chosen) == (count if count > 1 else 0)
+    for number, name in chosen.items():
+        assert nodes[int(number) - 1].host not in lists[name]
+        assert len(lists[name]) >= count - -(-count // 16)
+    check_configuration(tmp_path, cache)
+
+
+def test_two_nodes_of_one_machine_do_not_collide() -> None:
+    """With an address each, they have the same ports, also that of the fetcher."""
+    nodes = [Node("10.0.0.1"), Node("10.0.0.2")]
+    listens = [
+        re.findall(r"(?m)^    listen (\S+);$", cache.text())
+        for cache in (
+            SiteCache(
+                nodes, ["https://o"], UNIT, 1 << 30, resolvers=["127.0.0.1"], this=this
+            )
+            for this in nodes
+        )
+    ]
+    assert [len(each) for each in listens] == [3, 3]
+    assert not set(listens[0]) & set(listens[1])
+
+
+def test_other_hosts_are_refused(nodes: Ring) -> None:
+    with requests.get(
+        nodes.urls[0] + "/x", headers={"Host": "e.example"}, timeout=9
+    ) as r:
+        assert r.status_code == 421

@@ -1,0 +1,510 @@
+"""The ledger: what is on disk at each moment, and who may touch it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.ledgers import (
+    abandon,
+    enter,
+)
+
+from btrfs_ublk.base import ledger as module
+from btrfs_ublk.base.dead_ledgers import AbandonedLedger, _parse, abandoned_ledgers
+from btrfs_ublk.base.ledger import (
+    Entry,
+    Ledger,
+    open_ledgers,
+    remover,
+    state_directory,
+)
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def things(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A kind whose things are names in this list; "stuck" ones cannot be removed."""
+    present: list[str] = []
+    monkeypatch.setattr(module, "_kinds", {})
+
+    @remover("thing")
+    def remove(entry: Entry) -> bool:
+        name = entry.details["name"]
+        if name.startswith("stuck"):
+            raise LeftoverError(f"{name} is stuck")
+        if name not in present:
+            return False
+        present.remove(name)
+        return True
+
+    @remover("file", survives_reboot=True)
+    def remove_file(entry: Entry) -> bool:
+        return remove(entry)
+
+    @remover("device", reuses_places=True)
+    def remove_device(entry: Entry) -> bool:
+        return remove(entry)
+
+    return present
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    yield ledger
+    ledger.close()
+
+
+def lines(ledger: Ledger) -> list[str]:
+    """The kind of each record: version, enter, amend, strike."""
+    text = ledger.path.read_text()
+    return [next(iter(json.loads(line))) for line in text.splitlines()]
+
+
+def only(directory: Path) -> AbandonedLedger:
+    with closing(abandoned_ledgers(directory)) as found:
+        return next(found)
+
+
+def test_a_copied_descriptor_keeps_no_kept_ledger_locked(
+    tmp_path: Path, things: list[str]
+) -> None:
+    """A command that another thread starts has one until it has called execve(2)."""
+    ledger = KeptLedger(tmp_path)
+    ledger.enter("thing", name="a")
+    things.append("a")
+    copy = os.dup(ledger.fileno())
+    ledger.leave()
+    assert [outcome.result for outcome in collect_kept(tmp_path)] == ["removed"]
+    os.close(copy)
+
+
+def test_ledgers_are_listed_while_others_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by other threads that bring volumes up."""
+    made = [Ledger(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *(Ledger, "is_ours"),
+            property(lambda _: made.append(Ledger(tmp_path)) is None),
+        )
+        assert open_ledgers(tmp_path) == made[:1]
+    for each in made:
+        each.close()
+
+
+def test_a_thing_is_entered_first_and_struck_out_last(
+    ledger: Ledger, things: list[str]
+) -> None:
+    with ledger.holding("thing", name="a") as entry:
+        assert lines(ledger) == ["version", "enter"]
+        assert len(entry.tag) == 16 and int(entry.tag, 16) >= 0
+        things.append("a")
+        ledger.amend(entry, more=1)
+    assert things == []
+    assert lines(ledger) == ["version", "enter", "amend", "strike"]
+    assert ledger.entries() == []
+
+
+def test_an_empty_ledger_goes_away(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert ledger.path.stat().st_mode & 0o777 == 0o600
+    ledger.close()
+    ledger.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_is_not_hidden_by_a_failing_cleanup(
+    ledger: Ledger, things: list[str]
+) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        with ledger.holding("thing", name="stuck"):
+            1 / 0
+    assert any("stuck is stuck" in note for note in caught.value.__notes__)
+    assert [entry.details["name"] for entry in ledger.entries()] == ["stuck"]
+
+
+def test_a_failing_cleanup_alone_is_raised(ledger: Ledger, things: list[str]) -> None:
+    with pytest.raises(LeftoverError, match="stuck is stuck"):
+        with ledger.holding("thing", name="stuck"):
+            pass
+    assert len(ledger.entries()) == 1
+
+
+def test_closing_removes_what_unwinding_missed(
+    tmp_path: Path, things: list[str]
+) -> None:
+    ledger = Ledger(tmp_path)
+    for name in ("a", "b"):
+        things.append(name)
+        ledger.enter("thing", name=name)
+    outcomes = ledger.close()
+    assert [outcome.entry.details["name"] for outcome in outcomes] == ["b", "a"]
+    assert things == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_half_line(
+    ledger: Ledger, things: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ledger.enter("thing", name="a")
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:10]))
+        with pytest.raises(BtrfsUblkError, match="the ledger cannot be written"):
+            ledger.enter("thing", name="b")
+        with pytest.raises(BtrfsUblkError, match="the ledger cannot be written"):
+            ledger.strike(entry)
+    assert lines(ledger) == ["version", "enter"]
+    assert ledger.entries() == [entry]
+    ledger.strike(entry)
+    assert lines(ledger) == ["version", "enter", "strike"]
+
+
+def test_a_live_ledger_is_not_abandoned(ledger: Ledger) -> None:
+    ledger.enter("thing", name="a")
+    with closing(abandoned_ledgers(ledger.path.parent)) as found:
+        assert list(found) == []
+
+
+def test_sweeping_goes_backwards_and_keeps_what_is_stuck(
+    tmp_path: Path, things: list[str]
+) -> None:
+    things += ["a", "c"]
+    path = abandon(
+        tmp_path,
+        *(enter(1, "a"), enter(2, "stuck"), enter(3, "gone"), enter(4, "c")),
+        *({"strike": 4}, enter(5, "c")),
+    )
+    outcomes = only_sweep(tmp_path)
+    assert outcomes == [
+        ("c", "removed"),
+        ("gone", "gone"),
+        ("stuck", "left"),
+        ("a", "removed"),
+    ]
+    assert things == []
+    # The next one sees only what is left.
+    assert path.exists() and only_sweep(tmp_path) == [("stuck", "left")]
+
+
+def test_what_a_stuck_thing_stands_on_is_left(
+    tmp_path: Path, things: list[str]
+) -> None:
+    """Also what that stands on in turn; the rest is removed."""
+    things += ["a", "b", "c", "beside"]
+    abandon(
+        tmp_path,
+        enter(1, "a", path="/a"),
+        enter(2, "beside", path="/a-b"),
+        enter(3, "b", path="/b", on=["none", "/a/sub/file"]),
+        enter(4, "stuck", on="/b"),
+        enter(5, "c", on="/b"),
+    )
+    outcomes = only_sweep(tmp_path)
+    assert outcomes == [
+        ("c", "removed"),
+        ("stuck", "left"),
+        ("b", "left"),
+        ("beside", "removed"),
+        ("a", "left"),
+    ]
+    assert things == ["a", "b"]
+
+
+def test_unwinding_keeps_what_a_stuck_thing_stands_on(
+    ledger: Ledger, things: list[str]
+) -> None:
+    things += ["a", "b"]
+    with pytest.raises(LeftoverError, match="stuck is stuck") as caught:
+        with ledger.holding("thing", name="a", path="/a"):
+            with ledger.holding("thing", name="b", path="/b"):
+                with ledger.holding("thing", name="stuck", on="/a"):
+                    pass
+    assert things == ["a"]
+    assert "something else still uses it: thing name=stuck" in caught.value.__notes__[0]
+
+
+def test_a_device_number_is_used_again(ledger: Ledger, things: list[str]) -> None:
+    """The next one may have the number before the one that had it is struck out."""
+    things += ["before", "next", "on it"]
+    with ledger.holding("device", name="next", path="/dev/loop0"):
+        ledger.enter("device", name="before", path="/dev/loop0")
+    assert things == ["before", "on it"]
+    with pytest.raises(LeftoverError, match="uses it: device name=on it"):
+        with ledger.holding("device", name="x", path="/dev/loop1"):
+            details = {"path": "/dev/loop2", "backing_file": "/dev/loop1"}
+            ledger.enter("device", name="on it", **details)
+
+
+def only_sweep(directory: Path) -> list[tuple[str, str]]:
+    with closing(abandoned_ledgers(directory)) as found:
+        return [
+            (outcome.entry.details["name"], outcome.result)
+            for ledger in found
+            for outcome in ledger.sweep()
+        ]
+
+
+def test_a_torn_last_line_was_never_made(tmp_path: Path, things: list[str]) -> None:
+    things.append("a")
+    path = abandon(tmp_path, enter(1, "a"), tail='{"enter":2,"kind":"thi')
+    assert only_sweep(tmp_path) == [("a", "removed")]
+    assert not path.exists()
+
+
+def test_a_torn_last_line_does_not_swallow_a_strike(
+    tmp_path: Path, things: list[str]
+) -> None:
+    things.append("a")
+    abandon(tmp_path, enter(1, "stuck"), enter(2, "a"), tail='{"ent')
+    assert only_sweep(tmp_path) == [("a", "removed"), ("stuck", "left")]
+    assert only_sweep(tmp_path) == [("stuck", "left")]
+
+
+def test_a_damaged_ledger_is_kept(tmp_path: Path, things: list[str]) -> None:
+    path = abandon(tmp_path, enter(1, "a"))
+    path.write_text(path.read_text() + "not json\n[]\n7\n" + '{"strike":9}\n')
+    assert only(tmp_path).damaged_lines == 4
+    assert only_sweep(tmp_path) == [("a", "gone")]
+    assert path.exists()
+
+
+def test_an_unknown_kind_is_left(tmp_path: Path, things: list[str]) -> None:
+    abandon(tmp_path, enter(1, "a", kind="spaceship"))
+    assert only_sweep(tmp_path) == [("a", "left")]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"version":2,"boot_id":"some boot","pid":1}\n',
+        '{"version":1,"pid":1}\n',
+        '{"versi\n',
+        "[]\n",
+        "",
+    ],
+)
+def test_a_ledger_that_is_not_understood_is_left_as_it_is(
+    tmp_path: Path, things: list[str], header: str
+) -> None:
+    things.append("a")
+    path = abandon(tmp_path, enter(1, "a"), enter(2, "gone"))
+    path.write_text(header + path.read_text().partition("\n")[2])
+    before = path.read_text()
+    assert only(tmp_path).damaged_lines > 0
+    assert only_sweep(tmp_path) == [("gone", "left"), ("a", "left")]
+    assert things == ["a"] and path.read_text() == before
+
+
+def test_a_process_that_died_before_its_first_line_left_nothing(
+    tmp_path: Path,
+) -> None:
+    for text in ("", '{"version":1,"bo'):
+        (tmp_path / "1-dead.ledger").write_text(text)
+        assert only_sweep(tmp_path) == []
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reboot_takes_kernel_things_with_it(
+    tmp_path: Path, things: list[str]
+) -> None:
+    things += ["a", "stuck-file"]
+    path = abandon(tmp_path, enter(1, "a"), enter(2, "stuck-file", kind="file"))
+    path.write_text(path.read_text().replace(module.boot_id(), "another boot"))
+    assert only_sweep(tmp_path) == [("stuck-file", "left"), ("a", "gone")]
+    assert "a" in things
+
+
+def test_two_collectors_do_not_share_a_ledger(
+    tmp_path: Path, things: list[str]
+) -> None:
+    abandon(tmp_path, enter(1, "a"))
+    with closing(abandoned_ledgers(tmp_path)) as first:
+        next(first)
+        assert only_sweep(tmp_path) == []
+
+
+def test_a_forked_child_owns_nothing(ledger: Ledger, things: list[str]) -> None:
+    """It neither undoes its parent's things nor keeps the parent's lock."""
+    things.append("a")
+    context = multiprocessing.get_context("fork")
+    ready, go = context.Event(), context.Event()
+
+    def child() -> None:
+        problems = [] if not ledger.is_ours else ["ours"]
+        ready.set()
+        go.wait(30)
+        try:
+            ledger.enter("thing", name="b")
+        except BtrfsUblkError:
+            pass
+        else:
+            problems.append("entered")
+        os._exit(len(problems))
+
+    with ledger.holding("thing", name="a"):
+        process = context.Process(target=child)
+        process.start()
+        assert ready.wait(30)
+        # The parent's lock goes with the parent's descriptor, not with the child's.
+        os.close(ledger.fileno())
+        ledger._fd = os.open(ledger.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        assert only(ledger.path.parent).entries
+        go.set()
+        process.join(30)
+        assert process.exitcode == 0
+    assert things == []
+
+
+def test_unwinding_in_a_forked_child_undoes_nothing(
+    ledger: Ledger, things: list[str]
+) -> None:
+    things.append("a")
+    with ledger.holding("thing", name="a"):
+        pid = os.fork()
+        if pid == 0:
+            undone = []
+            try:
+                ledger.undo(ledger.entries()[0], undone.append)
+            finally:
+                os._exit(len(undone))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert lines(ledger)[-1] == "enter"
+
+
+def test_threads_may_enter_at_once(ledger: Ledger, things: list[str]) -> None:
+    def work(number: int) -> None:
+        for turn in range(50):
+            with ledger.holding("thing", name=f"{number}-{turn}"):
+                pass
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert lines(ledger).count("enter") == lines(ledger).count("strike") == 200
+
+
+def test_a_long_run_leaves_a_short_file(ledger: Ledger, things: list[str]) -> None:
+    """Whatever is entered all the while."""
+    with ledger.holding("thing", name="outer"):
+        for number in range(3000):
+            with ledger.holding("thing", name=f"first-{number}", padding="x" * 100):
+                with ledger.holding("thing", name=f"second-{number}"):
+                    pass
+        assert ledger.path.stat().st_size < 2 * module._CUT_BYTES
+        assert lines(ledger)[:2] == ["version", "enter"]
+    assert ledger.entries() == []
+
+
+def test_what_is_cut_off_is_nothing_that_is_there(
+    ledger: Ledger, things: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order: the file tells what the process knows, at each moment."""
+    monkeypatch.setattr(module, "_CUT_BYTES", 200)
+    dice = random.Random(8)
+    sizes = []
+    for _ in range(2000):
+        alive = ledger.entries()
+        act = dice.choice(["enter", "strike", "strike", "amend"])
+        if act == "enter" or not alive:
+            ledger.enter("thing", name="any")
+        elif act == "strike":
+            # Mostly the youngest.
+            ledger.strike(alive[-1] if dice.random() < 0.7 else dice.choice(alive))
+        else:
+            ledger.amend(dice.choice(alive), more=dice.randrange(100))
+        _, found, _ = _parse(ledger.path)
+        assert found == ledger.entries()
+        sizes.append(ledger.path.stat().st_size)
+    assert min(sizes[1000:]) < 1000
+
+
+def test_an_unhandled_error_still_sweeps_at_exit(tmp_path: Path) -> None:
+    script = (
+        "from btrfs_ublk.base.ledger import process_ledger, remover\n"
+        "remover('thing')(lambda entry: print('swept') or True)\n"
+        "process_ledger().enter('thing')\n"
+        "1 / 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "BTRFS_UBLK_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "swept\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_state_directory_that_others_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    tmp_path.chmod(mode)
+    monkeypatch.setenv("BTRFS_UBLK_STATE_DIR", str(tmp_path))
+    with pytest.raises(BtrfsUblkError, match="writable for others"):
+        state_directory()
+
+
+def test_the_state_directory_outlives_a_boot_where_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BTRFS_UBLK_STATE_DIR", raising=False)
+    (tmp_path / "file").touch()  # no directory can be made below it, by root either
+    places = tuple(str(tmp_path / name) for name in ("file/state", "var", "run"))
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", places[1:])
+    assert state_directory() == tmp_path / "var"
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", places)
+    assert state_directory() == tmp_path / "var"
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", places[:1])
+    with pytest.raises(
+        BtrfsUblkError, match="cannot make state directory .*file/state"
+    ):
+        state_directory()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_has_one_of_his_own(
+    sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BTRFS_UBLK_STATE_DIR", raising=False)
+    for name in ("of-root", "home"):
+        (sparse_path / name).mkdir(mode=0o700)
+    os.chown(sparse_path / "home", NOBODY, -1)
+    for path in (sparse_path, sparse_path.parent):
+        path.chmod(0o755)
+    monkeypatch.setattr(module, "STATE_DIRECTORIES", (str(sparse_path / "of-root"),))
+    monkeypatch.setenv("XDG_STATE_HOME", str(sparse_path / "home"))
+    assert state_directory() == sparse_path / "of-root"
+    os.seteuid(NOBODY)
+    try:
+        assert state_directory() == sparse_path / "home/btrfs-ublk"
+    finally:
+        os.seteuid(0)
+    assert (sparse_path / "home/btrfs-ublk").stat().st_uid == NOBODY
+
+
+def test_a_symbolic_link_as_state_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.setenv("BTRFS_UBLK_STATE_DIR", str(tmp_path / "link"))
+    with pytest.raises(BtrfsUblkError, match="link is not a directory"):
+        state_directory()

@@ -1,0 +1,64 @@
+"""A library that is missing is named, with what to install: no raw word of a loader."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from btrfs_ublk.base.capabilities import Helper
+from btrfs_ublk.base.helpers import (
+    CHECKSEED,
+    HELPERS_VARIABLE,
+    MKSEED,
+    SERVER,
+    check_helper,
+    helper_path,
+)
+from btrfs_ublk.base.libraries import library_error
+from btrfs_ublk.errors import CapabilityError
+from btrfs_ublk.seed import make_seed
+
+
+@pytest.fixture
+def of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two helpers that need a version of a library that nobody has; another not."""
+    for name in (MKSEED, SERVER, CHECKSEED):
+        shutil.copy(helper_path(name), tmp_path)
+        if name != CHECKSEED:
+            program = (tmp_path / name).read_bytes()
+            assert program.count(b"\0libjansson.so.4\0") == 1
+            other = program.replace(b"\0libjansson.so.4\0", b"\0libjansson.so.7\0")
+            (tmp_path / name).write_bytes(other)
+    monkeypatch.setenv(HELPERS_VARIABLE, str(tmp_path))
+
+
+@pytest.mark.usefixtures("of_another_machine")
+def test_a_helper_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(CapabilityError) as caught:
+        make_seed(tmp_path / "seed", virtual_data_size=1 << 30)
+    assert f"{MKSEED} needs the library libjansson.so.7" in caught.value.message
+    assert "apt-get install libjansson7" in (caught.value.hint or "")
+    assert not (tmp_path / "seed").exists()
+    helper = Helper(MKSEED)
+    assert "libjansson.so.7" in (helper.probe() or "") and "libjansson7" in helper.hint
+    assert Helper(CHECKSEED).probe() is None
+    assert check_helper(CHECKSEED) == tmp_path / CHECKSEED
+
+
+@pytest.mark.parametrize(
+    ("library", "package"),
+    [
+        ("libfuse3.so.3", "libfuse3-3"),
+        ("libsqlite3.so.0", "libsqlite3-0"),
+        ("libcrypto.so.3", "libssl3"),
+        ("libuv.so.1", "libuv1"),
+        ("libnew.so.1", "apt-file search"),
+    ],
+)
+def test_packages(library: str, package: str) -> None:
+    said = f"x: error while loading shared libraries: {library}: cannot open shared "
+    error = library_error("x", f"{said}object file: No such file or directory\n")
+    assert error is not None and package in (error.hint or "")
+    assert library_error("x", "error: none of that\n") is None

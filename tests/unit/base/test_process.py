@@ -1,0 +1,290 @@
+"""run() and spawn(): messages, deadlines, and children that do not outlive us."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from btrfs_ublk.base.ledger import Entry
+from btrfs_ublk.base.process import Child, ProcessIdentity, launch, run, spawn
+from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.errors import CommandError
+from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.users import pids_using
+from btrfs_ublk.server.front_end import end_server
+
+
+def test_output_is_returned() -> None:
+    done = run(["sh", "-c", "cat; echo talk >&2"], timeout_s=10, input="data")
+    assert (done.stdout, done.stderr) == ("data", "talk\n")
+
+
+def test_a_failure_shows_the_command_its_status_and_its_last_words() -> None:
+    script = "seq 100 >&2; echo the reason >&2; exit 3"
+    with pytest.raises(CommandError) as caught:
+        run(["sh", "-c", script], timeout_s=10, hint="try again")
+    message = str(caught.value)
+    assert f"exited with status 3: sh -c '{script}'" in message
+    assert "the reason" in message and "try again" in message
+    assert len(message.splitlines()) < 30
+
+
+def test_expected_statuses_are_no_failure() -> None:
+    assert run(["sh", "-c", "exit 2"], timeout_s=10, ok_statuses=(0, 2)).returncode == 2
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(CommandError, match="no program 'no-such-program'"):
+        run(["no-such-program", "--now"], timeout_s=10)
+    with pytest.raises(
+        CommandError, match="^/etc/passwd cannot be run as a program, wanted for"
+    ):
+        run(["/etc/passwd"], timeout_s=10)
+
+
+def test_a_signal_is_named() -> None:
+    with pytest.raises(CommandError, match="was ended by SIGTERM"):
+        run(["sh", "-c", "kill -TERM $$"], timeout_s=10)
+
+
+def test_a_deadline_kills_the_whole_group(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    start_s = time.monotonic()
+    with pytest.raises(CommandError, match="did not end within 2 s"):
+        run(["sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout_s=2.0)
+    assert time.monotonic() - start_s < 30
+    grandchild = int(pid_file.read_text())
+    with suppress(ProcessLookupError):
+        assert ProcessIdentity.of(grandchild).wait(timeout_s=10)
+
+
+@contextmanager
+def without_first_thread() -> Iterator[Child]:
+    """A process whose first thread has ended, while another one sleeps."""
+    script = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "print('ready', flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with spawn([sys.executable, "-c", script], pipe_stdout=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        stat = Path(f"/proc/{child.pid}/stat")
+        wait_until(
+            lambda: ") Z " in stat.read_text(), timeout_s=30, what="a first thread"
+        )
+        yield child
+
+
+def test_the_end_of_a_process_is_that_of_its_last_thread() -> None:
+    """Until then, it holds its files and locks."""
+    with without_first_thread() as child:
+        assert not child.identity.wait(timeout_s=0.3)
+        assert child.identity.is_alive()
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.identity.wait(timeout_s=30)
+        assert not child.identity.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("end", "signum"),
+    [
+        (lambda identity: identity.stop(timeout_s=30), signal.SIGTERM),
+        (lambda identity: RunningServer(identity).kill(), signal.SIGKILL),
+        (
+            lambda identity: end_server(
+                Entry(1, "server", "tag", {"server": asdict(identity)}), timeout_s=30
+            ),
+            signal.SIGTERM,
+        ),
+    ],
+    ids=["identity", "running", "ledger"],
+)
+def test_the_last_thread_is_ended(
+    end: Callable[[ProcessIdentity], bool], signum: signal.Signals
+) -> None:
+    with without_first_thread() as child:
+        assert end(child.identity)
+        assert child.wait(30) == -signum
+
+
+def test_a_child_is_terminated_at_the_end() -> None:
+    with spawn(["sleep", "60"]) as child:
+        assert child.identity.is_alive()
+    assert not child.identity.is_alive()
+
+
+def test_a_child_that_ignores_sigterm_is_killed() -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    with spawn(["sh", "-c", script], stop_timeout_s=0.3, pipe_stdout=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    assert not child.identity.is_alive()
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["child", "identity"])
+def test_what_is_stopped_ends_in_order(ours: bool) -> None:
+    script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done"
+    with spawn(["sh", "-c", script], pipe_stdout=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGSTOP)
+        start_s = time.monotonic()
+        if ours:
+            child.stop(timeout_s=60)
+        else:
+            assert child.identity.stop(timeout_s=60)
+        assert time.monotonic() - start_s < 30
+        assert child.wait(10) == 7
+
+
+def test_a_child_reads_its_input_and_its_last_words_are_kept() -> None:
+    with spawn(["sh", "-c", "cat >&2"], stdin="some\nwords") as child:
+        assert child.wait(10) == 0
+        assert child.stderr_tail(1) == "words"
+        assert "words" in child.failure("ended")
+
+
+def test_a_child_that_cannot_be_watched_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No descriptor is left for its pidfd, say."""
+    started: list[int] = []
+
+    def fail(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Too many"):
+        launch(["sleep", "60"], pipe_stdout=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_open_files_are_no_hindrance() -> None:
+    """Descriptors above 1023, which select(2) does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"the limit on open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    fds = []
+    try:
+        while not fds or fds[-1] < 1024:
+            fds.append(os.open("/dev/null", os.O_RDONLY))
+        with spawn(["sleep", "60"]) as child:
+            assert child.wait(0.01) is None
+            assert not child.identity.wait(timeout_s=0.01)
+        with pytest.raises(TimeoutError):
+            wait_until(lambda: None, timeout_s=0.01, what="nothing")
+    finally:
+        for fd in fds:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not child.identity.is_alive()
+
+
+def test_a_child_is_stopped_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        with spawn(["sleep", "60"]) as child:
+            1 / 0
+    assert not child.identity.is_alive()
+
+
+def test_ctrl_c_on_the_terminal_does_not_reach_children() -> None:
+    with spawn(["sleep", "60"]) as child:
+        assert os.getpgid(child.pid) != os.getpgrp()
+
+
+def test_children_die_with_a_killed_parent() -> None:
+    script = (
+        "from btrfs_ublk.base.process import spawn\n"
+        "with spawn(['sleep', '60']) as child:\n"
+        "    print(child.pid, flush=True)\n"
+        "    child.wait(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = ProcessIdentity.of(int(parent.stdout.readline()))
+        # The child is setpriv until it has asked for its death signal.
+        deadline_s = time.monotonic() + 60
+        while b"sleep" not in Path(f"/proc/{child.pid}/comm").read_bytes():
+            assert time.monotonic() < deadline_s
+        parent.kill()
+    assert child.wait(timeout_s=10)
+
+
+def test_an_identity_is_not_fooled_by_another_process() -> None:
+    own = ProcessIdentity.of_self()
+    assert own.is_alive()
+    assert not ProcessIdentity(own.pid, own.start_ticks - 1).is_alive()
+    # Not ours to stop either.
+    assert ProcessIdentity(own.pid, own.start_ticks - 1).stop(timeout_s=1)
+
+
+def test_a_zombie_is_not_alive() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        identity = ProcessIdentity.of(process.pid)
+        process.send_signal(signal.SIGKILL)
+        assert identity.wait(timeout_s=10)
+        assert not identity.is_alive()
+
+
+def test_who_uses_a_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    with subprocess.Popen(["sleep", "60"], cwd=tmp_path / "inside") as process:
+        users = pids_using(tmp_path)
+        process.kill()
+    assert list(users) == [process.pid]
+    assert "working directory" in users[process.pid] and "sleep" in users[process.pid]
+
+
+_COUNTING = """
+import os, sys
+from collections import Counter
+from pathlib import Path
+
+from btrfs_ublk.kernel.users import pids_using
+
+read = Counter()
+
+def count(event, details):
+    if event in ("open", "os.listdir") and str(details[0]).startswith("/proc/"):
+        read[str(details[0])] += 1
+
+sys.addaudithook(count)
+print(*pids_using(*map(Path, sys.argv[1:])))
+print(*(each for each in read if not each.endswith("/fd")))
+print(max(read.values()))
+"""
+
+
+def test_looking_for_users_reads_little_of_other_processes(tmp_path: Path) -> None:
+    """With many volumes, there are thousands of processes, and all are looked at."""
+    places = [tmp_path / "one", tmp_path / "other"]
+    for place in places:
+        place.mkdir()
+    with subprocess.Popen(["sleep", "60"], cwd=places[1]) as process:
+        words = [sys.executable, "-c", _COUNTING, *places]
+        lines = run(words, timeout_s=60).stdout.splitlines()
+        process.kill()
+    assert lines[0] == str(process.pid)
+    # Of all others, only the names of their open files are listed, once.
+    assert set(lines[1].split()) == {
+        "/proc/self/mountinfo",
+        f"/proc/{process.pid}/comm",
+    }
+    assert lines[2] == "1"

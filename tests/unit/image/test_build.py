@@ -1,0 +1,365 @@
+"""Sealed images: what was put in is what the kernel shows, and checkers are content."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import adversarial_tree
+from support.refused_calls import install
+from support.sealed_support import (
+    FILES,
+    KIB,
+    TIMEOUT_S,
+    as_root,
+    assemble,
+    btrfs_check,
+    content,
+    directory,
+    layer,
+    mkimage,
+    mkimage_raw,
+    small_tree,
+    three_layers,
+)
+
+from btrfs_ublk.base.capabilities import BTRFS_PROGS
+from btrfs_ublk.base.helpers import MKIMAGE, helper_path
+
+COMPRESSIONS = pytest.mark.parametrize("compression", ["none", "zstd:3"])
+
+
+@COMPRESSIONS
+def test_btrfs_check_is_content_with_a_small_tree(
+    sparse_path: Path, need: Callable[..., None], compression: str
+) -> None:
+    need(BTRFS_PROGS)
+    image = sparse_path / "image"
+    report = mkimage(
+        image, directory(small_tree(sparse_path / "tree")), compression=compression
+    )
+    assert report["counts"]["inline_files"] == 1
+    assert report["counts"]["shared_extents"] > 0
+    assert bool(report["counts"]["compressed_extents"]) == (compression != "none")
+    btrfs_check(assemble(image))
+
+
+def test_an_empty_directory_is_an_image(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    need(BTRFS_PROGS)
+    (sparse_path / "empty").mkdir()
+    report = mkimage(sparse_path / "image", directory(sparse_path / "empty"))
+    assert report["data_bytes"] == 0 and report["inodes"] == 1
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+@as_root
+def test_two_builds_are_equal_whatever_the_threads(sparse_path: Path) -> None:
+    tree = adversarial_tree.make(sparse_path / "tree")
+    small_tree(tree / "small")
+    reports = []
+    for name, threads in (("one", 1), ("two", 2), ("eight", 8)):
+        reports.append(mkimage(sparse_path / name, directory(tree), threads=threads))
+    assert reports[0] == reports[1] == reports[2]
+    for name in ("data", "digests"):
+        first = (sparse_path / "one" / name).read_bytes()
+        assert (sparse_path / "two" / name).read_bytes() == first
+        assert (sparse_path / "eight" / name).read_bytes() == first
+    first_seed = content(sparse_path / "one/seed.img")
+    assert content(sparse_path / "two/seed.img") == first_seed
+    assert content(sparse_path / "eight/seed.img") == first_seed
+
+
+def test_other_content_gives_another_fsid(sparse_path: Path) -> None:
+    tree = small_tree(sparse_path / "tree")
+    one = mkimage(sparse_path / "one", directory(tree))
+    with (tree / "below/plain").open("r+b") as file:
+        file.write(b"something else")
+    os.utime(tree / "below/plain", ns=(0, 0))
+    other = mkimage(sparse_path / "other", directory(tree))
+    assert one["fsid"] != other["fsid"]
+
+
+def test_digests_are_those_of_the_units(sparse_path: Path) -> None:
+    image = sparse_path / "image"
+    report = mkimage(image, directory(small_tree(sparse_path / "tree")), unit=64 * KIB)
+    data = (image / "data").read_bytes()
+    assert len(data) == report["data_bytes"] and len(data) % 4096 == 0
+    units = [data[at : at + 64 * KIB] for at in range(0, len(data), 64 * KIB)]
+    digests = b"".join(hashlib.sha256(unit).digest() for unit in units)
+    assert (image / "digests").read_bytes() == digests
+
+
+def test_one_content_is_used_by_very_many_files(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    """More references than an extent's item has room for, and than one extent gets."""
+    need(BTRFS_PROGS)
+    tree = sparse_path / "tree"
+    tree.mkdir()
+    for number in range(1500):
+        (tree / f"{number}").write_bytes(b"the same" * 1000)
+    report = mkimage(sparse_path / "image", directory(tree), compression="none")
+    assert report["counts"]["extents"] == 2
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+def chain_ids(paths: list[Path]) -> list[str]:
+    chain: list[str] = []
+    for path in paths:
+        diff_id = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        text = f"{chain[-1]} {diff_id}".encode() if chain else b""
+        digest = hashlib.sha256(text).hexdigest()
+        chain.append(f"sha256:{digest}" if chain else diff_id)
+    return chain
+
+
+def test_layers_are_named_by_their_chain_ids(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    need(BTRFS_PROGS)
+    layers = three_layers(sparse_path)
+    report = mkimage(sparse_path / "image", *layers)
+    expected = chain_ids([entry["path"] for entry in layers])
+    assert [entry["name"] for entry in report["layers"]] == expected
+    assert [entry["chain_id"] for entry in report["layers"]] == expected
+    assert [entry["subvolume"] for entry in report["layers"]] == [256, 257, 258]
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+def test_an_image_may_have_many_layers(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    """More than a node of the tree of roots, and more references than an item holds."""
+    need(BTRFS_PROGS)
+    layers = [layer(sparse_path / "0.tar", ("shared", b"shared" * 10000))]
+    for number in range(1, 120):
+        layers.append(
+            layer(sparse_path / f"{number}.tar", (f"file-{number}", b"x" * number))
+        )
+    mkimage(sparse_path / "image", *layers)
+    btrfs_check(assemble(sparse_path / "image"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": []}, '"layers"'),
+        ({"compression": "gzip"}, "gzip"),
+        ({"compression": "zstd:99"}, "zstd:99"),
+        ({"max_inline": 4096}, '"max_inline" is 4096'),
+        ({"unit": 5000}, '"unit" is 5000'),
+        ({"threads": 0}, '"threads" is 0'),
+        ({"checksum": "md5"}, "md5"),
+        ({"label": "two\nlines"}, '"label"'),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_description_is_refused(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "image").mkdir()
+    description: dict[str, Any] = {
+        "layers": [{"kind": "directory", "path": str(tmp_path)}],
+        "output": str(tmp_path / "image"),
+    }
+    done = mkimage_raw(description | change)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("btrfs-ublk-mkimage: error: ") and said in done.stderr
+    assert list((tmp_path / "image").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"kind": "zip"}, "zip"),
+        ({"name": "a/b"}, "a/b"),
+        ({"diff_id": "sha256:12"}, "sha256:12"),
+    ],
+)
+def test_a_wrong_layer_is_refused(
+    tmp_path: Path, entry: dict[str, Any], said: str
+) -> None:
+    description = {
+        "layers": [{"kind": "tar", "path": str(tmp_path)} | entry],
+        "output": str(tmp_path),
+    }
+    done = mkimage_raw(description)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_no_json_is_refused() -> None:
+    done = mkimage_raw("{")
+    assert done.returncode == 2 and "the description: " in done.stderr
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    output = tmp_path / "image"
+    output.mkdir()
+    small_tree(tmp_path / "tree")
+    good = {"kind": "directory", "path": str(tmp_path / "tree")}
+    bad = {"kind": "tar", "path": str(tmp_path / "none.tar")}
+    done = mkimage_raw({"layers": [good, bad], "output": str(output)})
+    assert done.returncode == 1 and "none.tar" in done.stderr
+    assert list(output.iterdir()) == []
+
+
+def _refuse_nameless_files() -> None:
+    """Have the kernel answer O_TMPFILE as file systems do that lack it."""
+    load, equal, both, answer = 0x20, 0x15, 0x45, 0x06  # linux/bpf_common.h
+    nameless, openat, audit_arch = 0o20000000, 257, 0xC000003E
+    program = [
+        (load, 0, 0, 4),
+        (equal, 0, 5, audit_arch),
+        (load, 0, 0, 0),
+        (equal, 0, 3, openat),
+        (load, 0, 0, 32),  # the flags
+        (both, 0, 1, nameless),
+        (answer, 0, 0, 0x00050000 | errno.EOPNOTSUPP),
+        (answer, 0, 0, 0x7FFF0000),
+    ]
+    install(program)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="of that machine's calls")
+def test_a_file_system_may_lack_nameless_files(sparse_path: Path) -> None:
+    """As overlayfs, NFS and 9p do, some of them depending on the kernel."""
+    tree, output = small_tree(sparse_path / "tree"), sparse_path / "image"
+    output.mkdir()
+    done = subprocess.run(
+        [helper_path(MKIMAGE)],
+        input=json.dumps(
+            {
+                "layers": [{"kind": "directory", "path": str(tree)}],
+                "output": str(output),
+            }
+        ),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=_refuse_nameless_files,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in output.iterdir()} == FILES
+
+
+def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"")
+    tree = {"kind": "directory", "path": str(tmp_path)}
+    done = mkimage_raw({"layers": [tree], "output": str(tmp_path)})
+    assert done.returncode == 1 and "is not empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@as_root
+def test_what_btrfs_cannot_hold_is_named(sparse_path: Path) -> None:
+    tree, output = sparse_path / "tree", sparse_path / "image"
+    tree.mkdir()
+    output.mkdir()
+    (tree / "file").touch()
+    os.setxattr(tree / "file", "trusted.large", bytes(20000))
+    entry = {"kind": "directory", "path": str(tree)}
+    done = mkimage_raw({"layers": [entry], "output": str(output)})
+    assert done.returncode == 1 and "file: btrfs cannot hold it" in done.stderr
+    assert list(output.iterdir()) == []
+
+
+def test_a_file_with_too_many_names_is_named(sparse_path: Path) -> None:
+    tree, output = sparse_path / "tree", sparse_path / "image"
+    tree.mkdir()
+    output.mkdir()
+    (tree / "first").touch()
+    for number in range(65535):
+        os.link(tree / "first", tree / f"{number}")
+    entry = {"kind": "directory", "path": str(tree)}
+    done = mkimage_raw({"layers": [entry], "output": str(output)})
+    assert done.returncode == 1 and "it has 65536 names" in done.stderr
+    assert list(output.iterdir()) == []
+
+
+def _truncate(file: Path) -> None:
+    os.truncate(file, 5 * KIB)
+
+
+def _grow(file: Path) -> None:
+    with file.open("ab") as opened:
+        opened.write(b"more")
+
+
+def _overwrite(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.write(b"other")
+
+
+def _replace(file: Path) -> None:
+    file.with_name("link").symlink_to("/etc/passwd")
+    file.with_name("link").rename(file)
+
+
+def _move(file: Path) -> None:
+    file.parent.rename(file.parents[2] / "elsewhere")
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    wanted = file.stat()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it has been closed since
+            if os.path.samestat(descriptor.stat(), wanted):
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_truncate, '"below/file": it became shorter while it was read'),
+        (_grow, '"below/file": it was changed while it was read'),
+        (_overwrite, '"below/file": it was changed while it was read'),
+        (_replace, None),
+        (_move, "a directory in it was moved while it was read"),
+    ],
+)
+def test_a_tree_that_changes_while_it_is_read(
+    sparse_path: Path, change: Callable[[Path], None], said: str | None
+) -> None:
+    """The image has a file as it was when it was opened, or there is none."""
+    file, output = sparse_path / "tree/below/file", sparse_path / "image"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(random.Random(1).randbytes(8192 * KIB) * 4)
+    (sparse_path / "tree/next").touch()
+    output.mkdir()
+    layers = [directory(sparse_path / "tree") | {"path": str(sparse_path / "tree")}]
+    description = {"layers": layers, "output": str(output), "compression": "zstd:15"}
+    with subprocess.Popen(
+        [helper_path(MKIMAGE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(description))
+        child.stdin.close()
+        child.stdin = None
+        while not _has_open(child.pid, file):
+            assert child.poll() is None
+        child.send_signal(signal.SIGSTOP)
+        change(file)
+        child.send_signal(signal.SIGCONT)
+        _, words = child.communicate(timeout=TIMEOUT_S)
+    if said is None:
+        assert child.returncode == 0, words
+    else:
+        assert child.returncode == 1 and said in words
+        assert list(output.iterdir()) == []

@@ -1,0 +1,401 @@
+"""``btrfs-ublk image export``: the tar has what the source had, or there is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support import adversarial_tree
+from support.image_edit import Editor, LeafItem
+from support.image_support import tagged_image
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.sealed_support import assemble, mkimage
+from support.tree_description import describe, differences, tree_of
+
+from btrfs_ublk.base.helpers import READIMAGE
+from btrfs_ublk.cli.image import command
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.documents import InvalidImageError
+from btrfs_ublk.image.pull import open_sealed
+from btrfs_ublk.image.reference import LayoutName
+from btrfs_ublk.units import KIB, MIB
+
+TIMEOUT_S = 300
+SUBVOLUME = 256
+INODE_ITEM, INODE_REF, DIR_INDEX, EXTENT_DATA = 1, 12, 96, 108
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes such trees")
+
+
+@pytest.fixture(autouse=True)
+def temporary(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    path = sparse_path / "temporary"
+    path.mkdir()
+    monkeypatch.setenv("TMPDIR", str(path))
+    yield
+    assert list(path.iterdir()) == []
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A directory that takes attributes of any size, which not every disk's does."""
+    path = Path(tempfile.mkdtemp(prefix="btrfs-ublk-tests-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+def export(*words: object) -> bytes:
+    """The tar that the command prints."""
+    argv = ["export", *map(str, words)]
+    runner = CliRunner()
+    result = runner.invoke(command, argv, standalone_mode=False, catch_exceptions=False)
+    return result.stdout_bytes
+
+
+def exported(image: LayoutName, path: Path, *words: object) -> Path:
+    assert export(image, "-o", path, *words) == b""
+    return path
+
+
+def model_of(build: Path, tar: Path) -> dict[str, Any]:
+    """What the sources of images read in a tar."""
+    done = subprocess.run(
+        [build / "csrc/tests/image-shell", f"tar:{tar}"],
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        env=os.environ | SANITIZER_ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    model: dict[str, Any] = json.loads(done.stdout)
+    return model
+
+
+def small_tree(path: Path) -> Path:
+    (path / "below" / "deeper").mkdir(parents=True)
+    content = random.Random(1).randbytes(300 * KIB)
+    (path / "below" / "content").write_bytes(content + b"tail")
+    (path / "inline").write_bytes(b"a few bytes")
+    (path / "zeroes").write_bytes(bytes(200 * KIB))
+    (path / "link").symlink_to("below/content")
+    with (path / "sparse").open("wb") as file:
+        file.seek(3 * MIB)
+        file.write(b"in the middle")
+        file.truncate(8 * MIB)
+    os.link(path / "inline", path / "below" / "again")
+    os.utime(path / "inline", ns=(1, 1_234_567_890_123_456_789))
+    os.utime(path / "below" / "content", ns=(1, -1_250_000_000))
+    (path / "below").chmod(0o750)
+    return path
+
+
+@pytest.fixture
+def image(sparse_path: Path) -> LayoutName:
+    tree = small_tree(sparse_path / "tree")
+    return build_image(tree, sparse_path / "layout", BuildOptions(), tag="app").name
+
+
+@as_root
+@pytest.mark.usefixtures("sanitized_helpers")
+def test_all_that_trees_can_have(
+    sanitized_build: Path, sparse_path: Path, in_memory: Path
+) -> None:
+    tree = adversarial_tree.make(in_memory / "tree", entries=300, links=100)
+    (tree / "special" / "socket").unlink()  # which no tar has
+    image = build_image(tree, sparse_path / "layout", BuildOptions(threads=2)).name
+    tar = exported(image, sparse_path / "tar")
+    source = describe(tree)
+    assert differences(source, tree_of(model_of(sanitized_build, tar))) == []
+    assert tar.stat().st_size < 16 * MIB  # though one file has 8 TiB
+
+    # Other programs' eyes see the same.
+    again = in_memory / "again"
+    again.mkdir()
+    extract = ["tar", "--extract", f"--file={tar}", f"--directory={again}"]
+    extract += ["--xattrs", "--xattrs-include=*", "--acls", "--numeric-owner"]
+    extract += ["--same-owner", "--preserve-permissions"]
+    subprocess.run(extract, check=True, timeout=TIMEOUT_S)
+    assert differences(source, describe(again)) == []
+
+
+@as_root
+@pytest.mark.usefixtures("sanitized_helpers")
+def test_names_of_attributes_that_tars_are_not_made_for(
+    sanitized_build: Path, sparse_path: Path, in_memory: Path
+) -> None:
+    tree = in_memory / "tree"
+    tree.mkdir()
+    values = {"a=b": b"=\0\xff", "50%=": b"", "25%": b"1", "=": b"12"}
+    for name, value in values.items():
+        os.setxattr(tree, f"trusted.{name}", value)
+    image = build_image(tree, sparse_path / "layout", BuildOptions()).name
+    tar = exported(image, sparse_path / "tar")
+    assert differences(describe(tree), tree_of(model_of(sanitized_build, tar))) == []
+
+
+def test_a_tar_comes_back(sanitized_build: Path, sparse_path: Path) -> None:
+    """Whatever is chosen for the image, the tar has the same bytes."""
+    tree = small_tree(sparse_path / "tree")
+    tar = sparse_path / "source.tar"
+    create = ["tar", "--create", "--format=pax", "--sparse", f"--file={tar}"]
+    subprocess.run([*create, f"--directory={tree}", "."], check=True, timeout=TIMEOUT_S)
+    tars = [
+        exported(
+            build_image(source, sparse_path / str(number), options).name,
+            sparse_path / f"{number}.tar",
+        )
+        for number, (source, options) in enumerate(
+            [
+                (tar, BuildOptions()),
+                (tar, BuildOptions(compression="none", max_inline=0, threads=1)),
+                (sparse_path / "0.tar", BuildOptions()),
+            ]
+        )
+    ]
+    assert len({path.read_bytes() for path in tars}) == 1
+    source, found = (tree_of(model_of(sanitized_build, x)) for x in (tar, tars[0]))
+    assert differences(source, found) == []
+    with tarfile.open(tars[0]) as file:
+        names = file.getnames()
+        sparse = file.extractfile("sparse")
+        assert sparse is not None
+        assert sparse.read() == (tree / "sparse").read_bytes()
+    assert names == [
+        *(".", "below", "below/again", "below/content", "below/deeper", "inline"),
+        *("link", "sparse", "zeroes"),
+    ]
+
+
+def test_to_standard_output(image: LayoutName, sparse_path: Path) -> None:
+    path = exported(image, sparse_path / "tar")
+    assert export(image) == path.read_bytes()
+    before = path.read_bytes()
+    path.write_bytes(b"what was there before")
+    assert exported(image, path).read_bytes() == before
+
+
+def test_layers(sparse_path: Path) -> None:
+    source = tagged_image(
+        sparse_path / "ordinary",
+        {"one": b"1" * 5000, "two": b"2"},
+        {".wh.one": b"", "three": b"3"},
+    )
+    options = BuildOptions()
+    made = build_image(
+        source, sparse_path / "layout", options, platform="linux/amd64"
+    ).name
+    runner = CliRunner()
+    report = runner.invoke(command, ["inspect", str(made), "--json"])
+    layers = json.loads(report.stdout)["layers"]
+
+    def names(*words: object) -> list[str]:
+        with tarfile.open(fileobj=io.BytesIO(export(made, *words))) as tar:
+            return tar.getnames()
+
+    assert names() == [".", "three", "two"]
+    assert names("--layer", layers[0]["chain_id"]) == [".", "one", "two"]
+    with pytest.raises(UsageError, match="has no layer 'other'"):
+        export(made, "--layer", "other")
+
+
+def test_a_damaged_image_gives_no_tar(image: LayoutName, sparse_path: Path) -> None:
+    layout, manifest, _ = open_sealed(image)
+    assert manifest.data is not None
+    with layout.blob(manifest.data.digest).open("r+b") as file:
+        file.seek(5000)
+        file.write(b"something else")
+    path = sparse_path / "tar"
+    with pytest.raises(InvalidImageError, match="unit 0 at offset 0: its digest is"):
+        export(image, "-o", path)
+    assert not path.exists()
+    path.write_bytes(b"what was there before")
+    with pytest.raises(InvalidImageError):
+        export(image, "-o", path)
+    assert path.read_bytes() == b"what was there before"
+
+
+def test_what_cannot_be_written_is_said(image: LayoutName, sparse_path: Path) -> None:
+    (sparse_path / "directory").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        export(image, "-o", sparse_path / "directory")
+    with pytest.raises(UsageError, match="is no directory"):
+        export(image, "--directory", sparse_path / "missing")
+
+
+# ---- Trees that are not as they must be, with right checksums ----
+
+
+class Hostile:
+    """An image of a small tree, all in one leaf, and the helper that reads it."""
+
+    def __init__(self, build: Path, path: Path) -> None:
+        made = path / "made"
+        source = {"kind": "directory", "path": small_tree(path / "tree")}
+        mkimage(made, source, compression="none")
+        self._helper = build / "csrc/tools" / READIMAGE
+        self.image = assemble(made)
+
+    def read(self) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [self._helper, "tar", str(SUBVOLUME), self.image],
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            env=os.environ | SANITIZER_ENVIRONMENT,
+        )
+
+    def refusal(self) -> str:
+        done = self.read()
+        said = done.stderr.decode()
+        assert done.returncode == 1 and said.startswith(f"{READIMAGE}: error: "), said
+        return said.removeprefix(f"{READIMAGE}: error: ").strip()
+
+
+@pytest.fixture
+def hostile(sanitized_build: Path, sparse_path: Path) -> Hostile:
+    return Hostile(sanitized_build, sparse_path)
+
+
+def named(items: list[LeafItem], name: bytes) -> LeafItem:
+    """The directory's item of a name."""
+    (item,) = (x for x in items if x.key[1] == DIR_INDEX and bytes(x.data[30:]) == name)
+    return item
+
+
+def inode_of(items: list[LeafItem], name: bytes, kind: int) -> LeafItem:
+    """The first item of a kind that the inode of a name has."""
+    inode = named(items, name).get("Q", 0)
+    return next(x for x in items if x.key[:2] == (inode, kind))
+
+
+def loop(items: list[LeafItem]) -> None:
+    below = named(items, b"below").get("Q", 0)
+    named(items, b"deeper").set("Q", 0, below)
+
+
+def climb(items: list[LeafItem]) -> None:
+    named(items, b"deeper").data[30:] = b"../etc"
+
+
+def top(items: list[LeafItem]) -> None:
+    named(items, b"deeper").set("Q", 0, 256)
+
+
+def missing(items: list[LeafItem]) -> None:
+    named(items, b"link").set("Q", 0, 9999)
+
+
+def subvolume(items: list[LeafItem]) -> None:
+    named(items, b"deeper").set("B", 8, 132)
+
+
+def twice(items: list[LeafItem]) -> None:
+    named(items, b"zeroes").data[30:] = b"sparse"
+
+
+def odd_mode(items: list[LeafItem]) -> None:
+    inode_of(items, b"link", INODE_ITEM).set("I", 52, 0o150644)
+
+
+def too_large(items: list[LeafItem]) -> None:
+    inode_of(items, b"zeroes", INODE_ITEM).set("Q", 16, 1 << 63)
+
+
+def no_data(items: list[LeafItem]) -> None:
+    extent = inode_of(items, b"content", EXTENT_DATA)
+    extent.set("Q", 21, extent.get("Q", 21) + (1 << 40))
+
+
+def metadata_as_data(items: list[LeafItem]) -> None:
+    inode_of(items, b"content", EXTENT_DATA).set("Q", 21, 65 * MIB)
+
+
+def beyond_extent(items: list[LeafItem]) -> None:
+    inode_of(items, b"content", EXTENT_DATA).set("Q", 37, 1 << 40)
+
+
+def no_zstd(items: list[LeafItem]) -> None:
+    inode_of(items, b"content", EXTENT_DATA).set("B", 16, 3)
+
+
+def lzo(items: list[LeafItem]) -> None:
+    inode_of(items, b"content", EXTENT_DATA).set("B", 16, 2)
+
+
+def long_inline(items: list[LeafItem]) -> None:
+    inode_of(items, b"inline", EXTENT_DATA).set("Q", 8, 1 << 20)
+
+
+def few_links(items: list[LeafItem]) -> None:
+    other = named(items, b"inline").get("Q", 0)
+    named(items, b"link").set("Q", 0, other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (loop, '"below/deeper": '),
+        (climb, '"below": '),
+        (top, '"below": '),
+        (missing, '"link": tree of subvolume 256: there is no item'),
+        (subvolume, '"below": "deeper" in it is another subvolume'),
+        (twice, '"/": "sparse" is twice in it'),
+        (odd_mode, '"link": '),
+        (too_large, '"zeroes": '),
+        (no_data, '"below/content": logical address'),
+        (metadata_as_data, '"below/content": '),
+        (beyond_extent, '"below/content": '),
+        (no_zstd, '"below/content": '),
+        (lzo, '"below/content": its compression has the number 2'),
+        (long_inline, '"below/again": '),
+        (few_links, '"link": inode'),
+    ],
+)
+def test_hostile_trees(hostile: Hostile, damage: Any, said: str) -> None:
+    with Editor(hostile.image) as editor, editor.items(SUBVOLUME) as items:
+        damage(items)
+    assert hostile.refusal().startswith(said)
+
+
+def test_changed_trees(hostile: Hostile) -> None:
+    """Whatever is in a leaf: read or refused, without a crash, leak or hang."""
+    some = random.Random(7)
+    with Editor(hostile.image) as editor:
+        leaf = editor.leaf_of(SUBVOLUME, (0, 0, 0))
+        clean = editor.read(leaf, editor.node_bytes)
+        used = [at for at in range(101, len(clean)) if clean[at]]
+        for _ in range(150):
+            with editor.block(leaf) as block:
+                block[:] = clean
+                for _ in range(some.randrange(1, 4)):
+                    block[some.choice(used)] = some.choice((0, 1, 255, 128))
+            done = hostile.read()
+            assert done.returncode in (0, 1), done.stderr.decode()[-3000:]
+
+
+def test_usage_of_the_helper(hostile: Hostile, sanitized_build: Path) -> None:
+    helper = sanitized_build / "csrc/tools" / READIMAGE
+    for words in ([], ["tar", "x", "y"], ["tar", "4", "y"], ["zip", "256", "y"]):
+        done = subprocess.run(
+            [helper, *words], capture_output=True, timeout=TIMEOUT_S, text=True
+        )
+        assert done.returncode == 2 and "hint: " in done.stderr
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [helper, "tar", str(SUBVOLUME), hostile.image],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "cannot write the tar: No space left on device" in done.stderr

@@ -1,0 +1,385 @@
+"""Indexed images: made of ordinary ones, beside them in a real registry, and read."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import compressed
+from support import indexed_images as made
+from support.image_support import PLATFORM
+from support.indexed_images import (
+    OPTIONS,
+    blob_path,
+    flip,
+    push,
+    pushed,
+)
+from support.lazy_images import Place
+from support.needs import Need
+from support.scripted_server import response, scripted_server
+
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.base.process import run
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image import pull
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.build import build_image
+from btrfs_ublk.image.check import check_image
+from btrfs_ublk.image.commit import find_base
+from btrfs_ublk.image.documents import (
+    CREATED,
+    INDEX,
+    INDEXED,
+    MANIFEST,
+    METADATA,
+    InvalidImageError,
+    describe,
+    digest_of,
+    to_bytes,
+    write_sealed_manifest,
+)
+from btrfs_ublk.image.export import export_image
+from btrfs_ublk.image.indexed import IndexedImage, index_image
+from btrfs_ublk.image.inspect import inspect_image
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pack import read_header, unpack, write_pack
+from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.policy import RefusedImageError
+from btrfs_ublk.image.pull import NotSealedError, look_up, pull_image
+from btrfs_ublk.image.reference import LayoutName, Reference
+from btrfs_ublk.image.registry import RegistryRepository
+from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.units import KIB, MIB
+
+place = made.place  # a fixture
+
+SKOPEO = Program("skopeo", package="skopeo")
+
+
+def exported(name: Any, place: Place) -> str:
+    path = place.path / "exported"
+    with open(path, "wb") as out:
+        export_image(name, place.access, out, directory=place.path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("sanitized_helpers")
+def test_an_index_is_beside_the_image(place: Place, need: Need) -> None:
+    """The tag, and what others see by it, stay. All is pulled by the tag; what is read
+    is what a sealed image of the same layers has."""
+    need(SKOPEO)
+    target, image = pushed(place)
+    with open_repository(target, place.access) as repository:
+        assert repository.document("1").digest == image.subject
+        (one,) = repository.referrers(image.subject)
+        assert one.digest == image.digest and one.raw["artifactType"] == INDEXED
+        assert repository.has_document(image.subject.replace(":", "-"))
+    argv = ["skopeo", "copy", "--src-cert-dir", str(place.path / "certs")]
+    (place.path / "certs").mkdir()
+    (place.path / "certs/ca.crt").write_bytes(place.registry.ca_file.read_bytes())
+    ordinary = LayoutName(place.path / "copied", "app")
+    run([*argv, f"docker://{target}", str(ordinary)], timeout_s=60)
+
+    store = ImageStore()
+    pulled = pull_image(target, place.access, store)
+    assert pulled.digest == image.digest
+    assert pulled.fetched_bytes < image.pack_bytes + 10 * KIB
+    (stored,) = store.images()
+    assert stored.data_bytes == image.data_bytes
+    report = inspect_image(target, place.access).to_dict()
+    assert report["subject"] == image.subject and len(report["sources"]) == 2
+
+    assert check_image(target, place.access, directory=place.path).to_dict()["clean"]
+    built = build_image(ordinary, place.path / "built", OPTIONS)
+    assert exported(target, place) == exported(built.name, place)
+    # Two that are made are equal, also without a registry.
+    again = index_image(ordinary, place.path / "again", OPTIONS)
+    assert again.digest == image.digest
+
+
+def test_a_registry_that_lists_referrers() -> None:
+    """docker-registry does not. What it lists may come in pages; nothing is tagged."""
+    subject = f"sha256:{'1' * 64}"
+    some = [describe(MANIFEST, b"%d" % n, artifactType=INDEXED) for n in range(3)]
+
+    def answer(request: str) -> bytes:
+        if request.startswith("PUT "):
+            return response(f"201 Created\nOCI-Subject: {subject}")
+        second = "last=1" in request
+        manifests = [dict(one.raw) for one in (some[2:] if second else some[:2])]
+        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
+        link = f"/v2/app/referrers/{subject}?last=1"
+        return response(
+            f"200 OK\nContent-Type: {INDEX}"
+            + ("" if second else f'\nLink: <{link}>; rel="next"'),
+            to_bytes(document),
+        )
+
+    with scripted_server(answer) as server:
+        target = Reference(f"127.0.0.1:{server.port}", "app", "1")
+        access = RegistryAccess(insecure=True)
+        with open_repository(target, access, writing=True) as repository:
+            assert repository.referrers(subject) == some
+            repository.put_referrer(some[0], subject, b"0")
+    asked = [request.partition(" HTTP")[0] for request in server.requests]
+    assert asked == [
+        f"GET /v2/app/referrers/{subject}",
+        f"GET /v2/app/referrers/{subject}?last=1",
+        f"PUT /v2/app/manifests/{some[0].digest}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ("303 See Other\nLocation: https://elsewhere.invalid/list", ""),
+        ("200 OK\nContent-Type: text/html", ""),
+        ("406 Not Acceptable", ""),
+        ("403 Forbidden", "HTTP 403"),
+    ],
+)
+@pytest.mark.parametrize("gitlab", [False, True])
+def test_registries_that_list_no_referrers(
+    status: str, why: str, gitlab: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GHCR, Google's and others answer the first request so. GitLab has the subject at
+    the tag that such registries shall have instead."""
+    children = [describe(MANIFEST, b"child", platform=PLATFORM)]
+    index = {
+        "schemaVersion": 2,
+        "mediaType": INDEX,
+        "manifests": [dict(one.raw) for one in children],
+    }
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}
+    kind, data = (INDEX, to_bytes(index)) if gitlab else (MANIFEST, to_bytes(manifest))
+    subject = digest_of(data)
+    tag = subject.replace(":", "-")
+    put: list[bytes] = []
+
+    def answer(request: str) -> bytes:
+        if "/referrers/" in request:
+            return response(status, b"<html>log in</html>")
+        if f"/manifests/{tag} " in request and not gitlab:
+            return response("404 Not Found")
+        return response(f"200 OK\nContent-Type: {kind}", data)
+
+    one = describe(MANIFEST, b"0", artifactType=INDEXED)
+    with scripted_server(answer) as server:
+        target = Reference(f"127.0.0.1:{server.port}", "app", "1")
+        access = RegistryAccess(insecure=True)
+        with open_repository(target, access, writing=True) as repository:
+            if not why:
+                assert repository.referrers(subject) == []
+            if not gitlab:
+                with pytest.raises(NotSealedError) as refused:
+                    look_up(target, repository)
+                text = f"{target} is an ordinary image only"
+                assert refused.value.message.startswith(text)
+                assert why in refused.value.message
+                assert (refused.value.message == text) is (not why)
+            monkeypatch.setattr(repository, "put_document", lambda *x: put.append(x[2]))
+            repository.put_referrer(one, subject, b"0")
+    listed = json.loads(put[-1])["manifests"]
+    assert [each["digest"] for each in listed] == [one.digest]
+
+
+def test_what_is_wrong_with_layers_is_found(place: Place) -> None:
+    target, image = pushed(place)
+    layer = made.layer_of(place.path / "stock")
+    path = blob_path(place, layer.digest)
+    flip(path, layer.size // 2)
+    found = check_image(target, place.access, directory=place.path)
+    assert found.problems[0].startswith(f"layer {layer.digest}: its content has the")
+    path.unlink()
+    found = check_image(target, place.access, directory=place.path)
+    assert found.problem_count == 1
+    assert found.problems[0].startswith(f"layer {layer.digest}: it is not in {target}")
+    assert found.btrfs_check == "left out: layers are missing"
+
+
+def test_an_index_in_a_layout_needs_its_image_there(tmp_path: Path) -> None:
+    """Beside it, the index is complete, and is committed upon that image's layers."""
+    source = made.stock_image(tmp_path / "stock")
+    access, layer = RegistryAccess(), made.layer_of(source.path)
+    beside = index_image(source, source.path, OPTIONS, tag="index").name
+    chain_ids = [x.chain_id for x in inspect_image(beside, access).header.layers]
+    base = find_base(beside, access, chain_ids)
+    assert base.layers[0].digest == layer.digest
+    with pytest.raises(UsageError, match="would lose its name") as refused:
+        index_image(source, source.path, OPTIONS, tag=source.tag)
+    assert refused.value.hint == "choose another name with --tag"
+    alone = index_image(source, tmp_path / "alone", OPTIONS).name
+    with pytest.raises(UsageError, match="is not beside it"):
+        find_base(alone, access, chain_ids)
+    found = check_image(alone, access, directory=tmp_path)
+    assert 1 <= found.problem_count <= len(chain_ids)
+    assert all(x.startswith("layer ") for x in found.problems)
+    assert found.btrfs_check == "left out: layers are missing"
+
+
+def test_who_may_bring_an_index(place: Place) -> None:
+    """The digest of an image says nothing of what refers to it."""
+    target, image = pushed(place)
+    (place.path / "etc/images.toml").unlink()
+    store = ImageStore()
+    with pytest.raises(RefusedImageError, match="there is no") as caught:
+        pull_image(target.at(image.subject), place.access, store)
+    assert caught.value.hint and image.digest in caught.value.hint
+    assert pull_image(target.at(image.digest), place.access, store).why
+    place.allow(keys='keys = ["none.pub"]')
+    with pytest.raises((RefusedImageError, UsageError), match="none.pub"):
+        pull_image(target, place.access, store)
+
+
+def changed_index(image: IndexedImage, path: Path, **changes: Any) -> LayoutName:
+    """Make an artifact whose first source is another."""
+    before, layout = Layout.opened(image.name.path), Layout.made(path)
+    manifest = json.loads(before.read(before.find(image.name.tag)))
+    pack = before.blob(manifest["layers"][0]["digest"])
+    work = path.with_name(f"{path.name}-work")
+    work.mkdir()
+    header, digests = unpack(pack, work / "seed.img")
+    sources = [replace(header.sources[0], **changes), *header.sources[1:]]
+    parts = [work / f"{x}.{n}" for n in range(2) for x in ("index", "selection")]
+    with layout.adding(METADATA) as (file, done):
+        header = replace(header, sources=tuple(sources))
+        write_pack(file, header, work / "seed.img", digests.units, parts)
+    subject = replace(before.find(None), raw=manifest["subject"])
+    data = write_sealed_manifest(done[0], None, subject)
+    layout.add(manifest["config"]["mediaType"], b"{}")
+    layout.tag(layout.add(MANIFEST, data, artifactType=INDEXED), "app")
+    return LayoutName(path, "app")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"layer": f"sha256:{'1' * 64}"}, {"layer_bytes": 7}, {"codec": "zstd"}]
+)
+def test_an_index_of_other_layers(place: Place, changes: dict[str, Any]) -> None:
+    target, image = pushed(place)
+    name = changed_index(image, place.path / "changed", **changes)
+    digest = push(place, name, target)
+    store = ImageStore()
+    with pytest.raises(InvalidImageError, match="has no such layer"):
+        pull_image(target, place.access, store)
+    with pytest.raises(InvalidImageError, match="has no such layer"):
+        pull_image(target.at(digest), place.access, store)
+    assert store.images() == []
+
+
+def test_an_index_goes_only_to_its_image(place: Place) -> None:
+    target, image = pushed(place)
+    nothing = replace(target, tag="nothing")
+    with pytest.raises(UsageError, match=f"is not the image {image.subject}"):
+        push(place, image.name, nothing)
+    other = replace(target, tag="other")
+    tar = made.tar_of(place.path / "stock-trees/last")
+    layers = [(made.GZIP, tar, gzip.compress(tar, mtime=0))]
+    push(place, made.image_of(place.path / "other", layers), other)
+    with pytest.raises(UsageError, match="push it to the repository|is not the image"):
+        push(place, image.name, other)
+    with pytest.raises(UsageError, match="is an ordinary image only"):
+        pull_image(other, place.access, ImageStore())
+    with pytest.raises(UsageError, match="is another image, which would lose its name"):
+        index_image(
+            LayoutName(place.path / "other", "app"), place.path / "other", OPTIONS
+        )
+
+
+def broken_layers() -> dict[str, tuple[str, bytes, bytes, str]]:
+    data = random.Random(9).randbytes(17 * MIB)
+    tar = b"".join([compressed_header(len(data)), data, bytes(10 * KIB)])
+    return {
+        "one frame": (
+            made.ZSTD,
+            tar,
+            compressed.zstd(tar),
+            "cannot be indexed: it: th",
+        ),
+        "plain": (made.PLAIN, tar, tar, "only those that are compressed by gzip or"),
+        "cut": (made.GZIP, tar, gzip.compress(tar, 1)[:-9], "cut|damaged"),
+        "no gzip": (made.GZIP, tar, tar, "cannot be decoded as gzip"),
+        "foreign": ("application/vnd.x.layer", tar, tar, "no tar"),
+        "no tar": (made.GZIP, b"text" * 900, gzip.compress(b"text" * 900), "damaged"),
+    }
+
+
+def compressed_header(length: int) -> bytes:
+    import tarfile
+
+    member = tarfile.TarInfo("big")
+    member.size = length
+    return member.tobuf()
+
+
+@pytest.mark.usefixtures("sanitized_helpers")
+@pytest.mark.parametrize("name", sorted(broken_layers()))
+def test_layers_that_are_refused(tmp_path: Path, name: str) -> None:
+    kind, tar, stored, says = broken_layers()[name]
+    source = made.image_of(tmp_path / "source", [(kind, tar, stored)])
+    with pytest.raises(BtrfsUblkError, match=says):
+        index_image(source, tmp_path / "index", OPTIONS)
+    assert not (tmp_path / "index").exists()
+
+
+def test_indexes_are_small(tmp_path: Path) -> None:
+    """Of compressible content as well, points and windows take 1 % at most."""
+    some = random.Random(6)
+    words = [some.randbytes(6).hex().encode() for _ in range(20_000)]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number in range(400):
+        (tree / str(number)).write_bytes(b" ".join(some.choices(words, k=8000)))
+    tar = made.tar_of(tree)
+    layers = [(made.GZIP, tar, gzip.compress(tar, mtime=0))]
+    source = made.image_of(tmp_path / "source", layers)
+    image = index_image(source, tmp_path / "index", OPTIONS)
+    assert image.index_bytes < image.layer_bytes / 100
+    pack = json.loads(Layout(image.name.path).blob(image.digest).read_bytes())
+    path = Layout(image.name.path).blob(pack["layers"][0]["digest"])
+    assert read_header(path).sources[0].data_bytes >= 400 * 100_000
+
+
+def test_the_newest_index_that_is_allowed_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, image = pushed(place)
+    index = changed_index(image, place.path / "changed", layer_bytes=7)
+    digest = push(place, index, target)
+
+    def taken() -> str:
+        return pull_image(target, place.access, ImageStore()).digest
+
+    # Only the older one is signed; the last in the list is the newer one.
+    monkeypatch.setattr(
+        pull, "signer_of", lambda _, one, keys: keys[0] if one == image.digest else None
+    )
+    (place.path / "etc/none.pub").touch()
+    place.allow(keys='keys = ["none.pub"]')
+    with open_repository(target, place.access) as repository:
+        assert look_up(target, repository)[2].digest == digest
+        listed = repository.referrers(image.subject)
+    assert taken() == image.digest
+
+    # What says when it was made comes first. That is not the clock's time.
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    again = index_image(target, place.path / "again", OPTIONS, access=place.access)
+    assert push(place, again.name, target) == again.digest
+    with open_repository(target, place.access) as repository:
+        (last,) = repository.referrers(image.subject)[2:]
+    assert last.annotations == {CREATED: "1970-01-01T00:00:01+00:00"}
+    one = next(x for x in listed if x.digest == image.digest)
+    dated = {**one.raw, "annotations": {CREATED: "2026-11-25T00:00:00Z"}}
+    monkeypatch.setattr(
+        RegistryRepository,
+        "referrers",
+        lambda *_: [replace(x, raw=dated) if x == one else x for x in listed],
+    )
+    with open_repository(target, place.access) as repository:
+        assert look_up(target, repository)[2].digest == image.digest

@@ -1,0 +1,529 @@
+"""Names, layouts, sources and the store of images."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from support.image_support import (
+    LAYER,
+    ordinary_image,
+    raw_index,
+    sealed_image,
+    tagged_image,
+)
+from support.stopping import killed_at_event
+
+from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.documents import (
+    DATA,
+    INDEX,
+    METADATA,
+    InvalidImageError,
+    choose_platform,
+    describe,
+    describe_blob,
+    digest_of,
+    parse_descriptor,
+    parse_document,
+    parse_sealed_manifest,
+    to_bytes,
+    write_sealed_manifest,
+)
+from btrfs_ublk.image.inspect import inspect_image
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pull import open_sealed
+from btrfs_ublk.image.reference import (
+    LayoutName,
+    Reference,
+    parse_layout,
+    parse_name,
+    parse_reference,
+    parse_source,
+)
+from btrfs_ublk.image.source import OpenedSource, open_source
+from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.transfer import walk
+
+DIGEST = f"sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("example.org/a:b", ("example.org", "a", "b", None)),
+        ("127.0.0.1:5000/a/b-c:1.2", ("127.0.0.1:5000", "a/b-c", "1.2", None)),
+        (f"[::1]:80/a@{DIGEST}", ("[::1]:80", "a", None, DIGEST)),
+        (f"example.org/a:b@{DIGEST}", ("example.org", "a", "b", DIGEST)),
+    ],
+)
+def test_references(text: str, parts: tuple[str, ...]) -> None:
+    assert parse_reference(text) == Reference(*parts)
+    assert str(parse_reference(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "a/b",
+        "example.org/a:",
+        "example.org/A:b",
+        "example.org/a/../b:c",
+        "example.org/-a:c",
+        "example.org/a:.b",
+        f"example.org/a:{'b' * 129}",
+        "example.org/a@sha256:00",
+        f"example.org/a@sha512:{'0' * 128}",
+        "exa mple.org/a:b",
+        "u@example.org/a:b",
+    ],
+)
+def test_what_is_no_reference(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_reference(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("debian", "docker.io/library/debian:latest"),
+        ("debian:13", "docker.io/library/debian:13"),
+        ("team/app", "docker.io/team/app:latest"),
+        ("example.org/app", "example.org/app:latest"),
+        (f"debian@{DIGEST}", f"docker.io/library/debian@{DIGEST}"),
+        ("registry.lan:5000/app", "write registry.lan:5000/app:latest"),
+        ("localhost/app", "write localhost/app:latest"),
+    ],
+)
+def test_a_short_name_is_told_in_full(text: str, full: str) -> None:
+    for parse in (parse_reference, parse_name, parse_source):
+        with pytest.raises(UsageError) as error:
+            parse(text)
+        assert full in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["Not a name", "debian@foo", "localhost:5000"])
+def test_what_docker_would_not_take_is_not_told(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_name(text)
+    assert "docker.io" not in (error.value.hint or "")
+
+
+def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tree").mkdir()
+    assert parse_source("tree") == parse_source("./tree") == tmp_path / "tree"
+    assert parse_source("oci:images:a") == LayoutName(tmp_path / "images", "a")
+    assert parse_layout("oci:images") == LayoutName(tmp_path / "images")
+    assert parse_source("example.org/a:b") == Reference("example.org", "a", "b")
+    for text in ("./gone", "/gone", "gone", "oci:", "oci:a:"):
+        with pytest.raises(UsageError):
+            parse_source(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        {"mediaType": "a", "digest": DIGEST, "size": -1},
+        {"mediaType": "a", "digest": DIGEST, "size": True},
+        {"mediaType": "a", "digest": DIGEST, "size": 1 << 60},
+        {"mediaType": "a", "digest": "sha256:../../etc", "size": 1},
+        {"mediaType": 1, "digest": DIGEST, "size": 1},
+    ],
+)
+def test_what_is_no_descriptor(value: Any) -> None:
+    with pytest.raises(InvalidImageError, match="here"):
+        parse_descriptor(value, "here")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"schemaVersion": 1}', b"[" * 100_000, b" " * (5 << 20)],
+)
+def test_what_is_no_document(data: bytes) -> None:
+    with pytest.raises(InvalidImageError):
+        parse_document(data, "here")
+
+
+def test_platforms_are_chosen(tmp_path: Path) -> None:
+    def one(name: str, **keys: str) -> Any:
+        return describe("m", name.encode(), platform=keys)
+
+    manifests = [
+        one("a", os="linux", architecture="amd64"),
+        one("b", os="linux", architecture="arm", variant="v7"),
+        one("c", os="unknown", architecture="unknown"),
+    ]
+    assert choose_platform(manifests, "linux/arm", "here") == manifests[1]
+    assert choose_platform(manifests, "linux/arm/v7", "here") == manifests[1]
+    with pytest.raises(UsageError) as refused:
+        choose_platform(manifests, "linux/riscv64", "here")
+    assert refused.value.hint and "linux/amd64, linux/arm/v7" in refused.value.hint
+    with pytest.raises(UsageError):
+        choose_platform(manifests, "unknown/unknown", "here")
+
+
+def opened(name: LayoutName, path: Path, platform: str | None = None) -> OpenedSource:
+    return open_source(name, Layout.made(path), RegistryAccess(), platform=platform)
+
+
+def test_layers_of_an_image_have_chain_ids(tmp_path: Path) -> None:
+    name = tagged_image(tmp_path / "a", {"one": b"1"}, {".wh.one": b""})
+    source = opened(name, tmp_path / "b")
+    first, second = source.layers
+    assert first.name == first.diff_id
+    assert second.name == digest_of(f"{first.diff_id} {second.diff_id}".encode())
+    assert first.to_dict()["whiteouts"] is True
+    assert all(layer.path.is_relative_to(tmp_path / "b") for layer in source.layers)
+    assert source.config["architecture"] == "amd64"
+
+
+def test_an_index_is_followed(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path / "a")
+    manifests = [
+        dict(ordinary_image(layout, {"a": b"a"}).raw),
+        dict(ordinary_image(layout, {"b": b"b"}).raw)
+        | {"platform": {"os": "linux", "architecture": "arm64"}},
+    ]
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
+    layout.tag(layout.add(INDEX, to_bytes(index)), "both")
+    name = LayoutName(tmp_path / "a", "both")
+    source = opened(name, tmp_path / "b", "linux/arm64")
+    assert source.ordinary and source.ordinary.digest == manifests[1]["digest"]
+    assert source.ordinary.platform["architecture"] == "arm64"
+    with pytest.raises(UsageError, match="has no image for linux/s390x"):
+        opened(name, tmp_path / "b", "linux/s390x")
+
+
+def test_a_directory_has_no_whiteouts(tmp_path: Path) -> None:
+    source = open_source(tmp_path, Layout.made(tmp_path / "b"), RegistryAccess())
+    assert [layer.to_dict() for layer in source.layers] == [
+        {"kind": "directory", "path": str(tmp_path), "whiteouts": False}
+    ]
+
+
+def changed_image(path: Path, change: Any) -> LayoutName:
+    layout = Layout.made(path)
+    one = ordinary_image(layout, {"a": b"a"})
+    document = json.loads(layout.read(one))
+    change(document, layout)
+    layout.tag(layout.add(one.media_type, to_bytes(document)), "app")
+    return LayoutName(path, "app")
+
+
+def test_images_that_cannot_be_used(tmp_path: Path) -> None:
+    def foreign(document: Any, _layout: Layout) -> None:
+        document["layers"][0]["mediaType"] = "application/x-encrypted"
+
+    def more_layers(document: Any, _layout: Layout) -> None:
+        document["layers"] *= 2
+
+    def no_diff_ids(document: Any, layout: Layout) -> None:
+        document["config"] = dict(layout.add("c", b"{}").raw)
+
+    for number, (change, why) in enumerate(
+        [
+            (foreign, "a layer of the type 'application/x-encrypted'"),
+            (more_layers, "has 2 layers, and its config tells of 1"),
+            (no_diff_ids, "has no diff IDs"),
+        ]
+    ):
+        name = changed_image(tmp_path / str(number), change)
+        with pytest.raises((UsageError, InvalidImageError), match=why):
+            opened(name, tmp_path / f"{number}-out")
+
+
+def test_a_changed_blob_is_noticed(tmp_path: Path) -> None:
+    name = tagged_image(tmp_path / "a", {"one": b"1"})
+    layout = Layout.opened(tmp_path / "a")
+    manifest = json.loads(layout.read(layout.find("app")))
+    path = layout.blob(manifest["layers"][0]["digest"])
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(content)
+    with pytest.raises(InvalidImageError, match="it was changed, or is damaged"):
+        opened(name, tmp_path / "b")
+    path.write_bytes(content[:-1])
+    with pytest.raises(InvalidImageError, match="and its descriptor says"):
+        opened(name, tmp_path / "b")
+    path.unlink()
+    with pytest.raises(InvalidImageError, match="lacks blob"):
+        opened(name, tmp_path / "b")
+
+
+def test_a_layout_is_not_made_over_something_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        Layout.made(tmp_path)
+    with pytest.raises(UsageError, match="is no OCI image layout"):
+        Layout.opened(tmp_path)
+
+
+def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
+    """Before it returns, nobody else could remove what it has made."""
+    path = tmp_path / "layout"
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.endswith("image/layout.py"):
+            return None
+        if event == "line":
+            lines -= 1
+            if lines == 0:
+                signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    for number in itertools.count(1):
+        lines = number
+        sys.settrace(trace)
+        try:
+            with interruptible():
+                Layout.made(path)
+            break
+        except KeyboardInterrupt:
+            assert not path.exists(), f"line {number} of those that ran"
+        finally:
+            sys.settrace(None)
+    assert number > 10
+
+
+@pytest.mark.parametrize("missing", [["blobs/sha256"], ["blobs/sha256", "blobs"]])
+def test_a_layout_that_a_killed_command_began_is_one(
+    tmp_path: Path, missing: list[str]
+) -> None:
+    Layout.made(tmp_path)
+    for directory in missing:
+        (tmp_path / directory).rmdir()
+    layout = Layout.made(tmp_path)
+    assert layout.read(layout.add(LAYER, b"1")) == b"1"
+
+
+def test_what_a_killed_command_left_in_a_layout_goes(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path)
+    dead = tmp_path / "blobs" / ".new-dead"
+    dead.mkdir()
+    (dead / "blob").write_bytes(b"half")
+    with layout.scratch() as living, layout.scratch() as other:
+        assert living.is_dir() and other.is_dir() and not dead.exists()
+        with layout.adding(LAYER) as (file, done):
+            file.write(b"whole")
+        assert layout.read(done[0]) == b"whole" and living.is_dir()
+    assert [x.name for x in (tmp_path / "blobs").iterdir()] == ["sha256"]
+
+
+def test_tags_of_two_writers_are_all_there(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path)
+    one = layout.add(LAYER, b"1")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: Layout(tmp_path).tag(one, f"t{n}"), range(32)))
+    assert len(raw_index(tmp_path)["manifests"]) == 32
+
+
+@pytest.mark.parametrize("before", ["nothing", "directory", "layout"])
+def test_a_build_that_fails_leaves_no_layout(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "layout"
+    if before == "directory":
+        path.mkdir()
+    elif before == "layout":
+        Layout.made(path)
+    (bad := tmp_path / "bad.tar").write_bytes(b"no tar" * 1000)
+    found = set(tmp_path.rglob("*"))
+    with pytest.raises(BtrfsUblkError, match="tar"):
+        build_image(bad, path, BuildOptions())
+    assert set(tmp_path.rglob("*")) == found
+
+
+def test_a_layout_stays_while_another_command_is_at_work(tmp_path: Path) -> None:
+    path = tmp_path / "layout"
+    failed, other = Layout.made(path), Layout.made(path)
+    with other.scratch():
+        failed.remove_if_empty()
+        one = other.add(LAYER, b"1")
+    failed.remove_if_empty()
+    assert other.read(one) == b"1"
+
+
+def test_a_name_that_nobody_could_give_again_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(UsageError, match="'a:b' is no tag"):
+        build_image(source, tmp_path / "layout", BuildOptions(), tag="a:b")
+    with pytest.raises(UsageError, match="first colon ends the directory"):
+        build_image(source, tmp_path / "la:yout", BuildOptions())
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_tags_of_a_layout(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path)
+    with pytest.raises(UsageError, match="has no image"):
+        layout.find(None)
+    one, two = layout.add(LAYER, b"1"), layout.add(LAYER, b"2")
+    layout.tag(one, "a")
+    assert layout.find(None) == layout.find("a") == one
+    layout.tag(two, "b")
+    with pytest.raises(UsageError, match="more than one image") as refused:
+        layout.find(None)
+    assert refused.value.hint and "there are: a, b" in refused.value.hint
+    layout.tag(two, "a")
+    assert layout.find("a") == two and len(raw_index(tmp_path)["manifests"]) == 2
+
+
+def test_a_sealed_image_in_a_layout(tmp_path: Path) -> None:
+    made = sealed_image(tmp_path / "image")
+    layout, manifest, _ = open_sealed(made.name)
+    assert manifest.digest == made.sealed and manifest.data is not None
+    assert {one.digest for one, _ in walk(layout, layout.find("app"))} >= {
+        manifest.pack.digest,
+        manifest.data.digest,
+        made.digest,
+    }
+    report = inspect_image(made.name, RegistryAccess()).to_dict()
+    assert report["data_bytes"] == made.data_bytes
+    # Nothing else is left of making it.
+    assert [x.name for x in (layout.path / "blobs").iterdir()] == ["sha256"]
+    # It is made again of itself: the ordinary image is beside it.
+    source = opened(made.name, tmp_path / "again", "linux/amd64")
+    assert len(source.layers) == 2
+
+
+def test_two_builds_are_identical(tmp_path: Path) -> None:
+    one, two = sealed_image(tmp_path / "one"), sealed_image(tmp_path / "two")
+    assert (one.digest, one.sealed) == (two.digest, two.sealed)
+
+
+def stored(store: ImageStore, path: Path, seed: int) -> str:
+    return pulled(store, sealed_image(path, seed=seed).name)
+
+
+def pulled(store: ImageStore, name: LayoutName) -> str:
+    layout, manifest, data = open_sealed(name)
+    with store.adding() as new:
+        os.link(layout.blob(manifest.pack.digest), new / "pack")
+        return store.add(new, data)
+
+
+def test_gc_keeps_what_is_used_or_pinned(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    assert store.images() == [] and store.collect(()) == []
+    digests = [stored(store, tmp_path / str(seed), seed) for seed in range(4)]
+    for number, digest in enumerate(digests):
+        store.name(f"example.org/a:{number}", digest, pinned=number == 0)
+    store.name("example.org/a:2", digests[1])  # the tag has moved
+    assert [image.names for image in store.images()] == [
+        ("example.org/a:0",),
+        ("example.org/a:1", "example.org/a:2"),
+        ("example.org/a:3",),
+        (),
+    ]
+    planned = store.collect({digests[3]}, dry_run=True)
+    assert {image.digest for image in planned} == {digests[1], digests[2]}
+    assert len(store.images()) == 4
+    store.collect({digests[3]})
+    assert {image.digest for image in store.images()} == {digests[0], digests[3]}
+    assert store.find("example.org/a:1") is None
+    store.pin("example.org/a:0", pinned=False)
+    store.collect(())
+    assert store.images() == []
+    with pytest.raises(UsageError, match="no image was pulled as"):
+        store.pin("example.org/a:0", pinned=True)
+
+
+def test_what_a_dead_command_left_is_removed(tmp_path: Path) -> None:
+    """By the next one that adds an image, and by gc."""
+    store = ImageStore(tmp_path / "store")
+    stored(store, tmp_path / "image", 1)
+    dead = store.path / ".new-1-dead"
+
+    def die() -> None:
+        dead.mkdir(mode=0o700)
+        (dead / "pack").write_bytes(b"half")
+
+    die()
+    with store.adding() as living:
+        assert living.exists() and not dead.exists()
+        die()
+        store.collect(())
+        assert living.exists() and not dead.exists()
+    assert not living.exists()
+
+
+def test_gc_removes_what_a_killed_command_left(tmp_path: Path) -> None:
+    """Wherever it was killed, also gc itself."""
+    image = sealed_image(tmp_path / "image").name
+    store = ImageStore(tmp_path / "store")
+
+    def pull() -> None:
+        store.name("example.org/a:1", pulled(store, image))
+
+    def collect() -> None:
+        store.collect(())
+
+    pull()
+    for command in (pull, collect):
+        for number in itertools.count(1):
+            was_killed = killed_at_event(number, command)
+            collect()
+            assert sorted(os.listdir(store.path)) == [
+                *(".lock", "references.json", "sha256")
+            ], f"{command.__name__} at {number}"
+            names = json.loads((store.path / "references.json").read_text())
+            assert names["references"] == {} and store.images() == []
+            if not was_killed:
+                break
+            if command == collect:
+                pull()
+        assert number > 10
+
+
+def test_the_store_is_closed_to_others(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    digest = stored(store, tmp_path / "image", 1)
+    assert store.path.stat().st_mode & 0o777 == 0o700
+    for path in (store.path / "sha256" / digest[7:]).iterdir():
+        assert path.stat().st_nlink
+    store.path.chmod(0o777)
+    with pytest.raises(Exception, match="is writable for others"):
+        store.images()
+
+
+def test_a_pack_of_any_size_is_not_fetched() -> None:
+    def manifest(pack_bytes: int) -> bytes:
+        return write_sealed_manifest(
+            describe_blob(METADATA, DIGEST, pack_bytes), describe_blob(DATA, DIGEST, 5)
+        )
+
+    assert parse_sealed_manifest(manifest(16 << 30), "it").data_bytes == 5
+    with pytest.raises(InvalidImageError, match="pack of 17179869185 bytes, more than"):
+        parse_sealed_manifest(manifest((16 << 30) + 1), "it")
+
+
+def test_annotations_that_are_no_object_are_refused() -> None:
+    value = {"mediaType": LAYER, "digest": DIGEST, "size": 1}
+    assert parse_descriptor(value | {"annotations": None}, "it").size == 1
+    with pytest.raises(InvalidImageError, match="it has annotations that are no obj"):
+        parse_descriptor(value | {"annotations": ["a"]}, "it")
+
+
+def test_an_index_that_is_too_large_is_not_read_whole(tmp_path: Path) -> None:
+    layout = Layout.made(tmp_path / "layout")
+    with open(layout.path / "index.json", "wb") as file:
+        file.truncate(1 << 44)
+    with pytest.raises(InvalidImageError, match="has more than 4194304 bytes"):
+        layout.images()

@@ -1,0 +1,136 @@
+"""What making images refuses, and what registries say that makes no sense."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.image_support import tagged_image, tar_of
+from support.scripted_server import response, scripted_server
+
+from btrfs_ublk.errors import CommandError, UsageError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
+from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
+from btrfs_ublk.image.connection import Connection
+from btrfs_ublk.volume import VolumeDefinition
+from btrfs_ublk.volume.image import refuse_other_access
+
+
+def built(
+    path: Path, options: BuildOptions = BuildOptions(compression="none")
+) -> BuiltImage:
+    source = tagged_image(path / "source", {"file": b"some bytes"})
+    return build_image(source, path / "made", options)
+
+
+@pytest.mark.parametrize("epoch", ["", "-1", "1.5", "²", "١", "1\n", "9" * 19])
+def test_an_epoch_that_is_no_number_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: str
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+    with pytest.raises(UsageError) as refused:
+        built(tmp_path)
+    assert f"SOURCE_DATE_EPOCH is {epoch!r}" in refused.value.message
+    assert refused.value.hint and "unset it" in refused.value.hint
+
+
+def test_what_mkimage_refuses_is_wrong_usage_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        built(tmp_path, BuildOptions(compression="zstd:99"))
+    assert "zstd:99" in refused.value.message
+    assert "btrfs-ublk-mkimage" not in refused.value.message
+    assert refused.value.message == refused.value.message.strip()
+
+
+def test_what_mkimage_cannot_do_is_a_failure(tmp_path: Path) -> None:
+    tar = tmp_path / "cut.tar"
+    tar.write_bytes(tar_of({"file": b"x" * 5000})[:2000])
+    with pytest.raises(CommandError, match="the tar is damaged") as failed:
+        build_image(tar, tmp_path / "made", BuildOptions())
+    assert "btrfs-ublk-mkimage" not in failed.value.message
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b"7",
+        b'"token"',
+        b'{"token": 7}',
+        b'{"token": ["a"]}',
+        b'{"token": "two words"}',
+        b'{"token": "two\\nlines"}',
+        b'{"token": "' + b"x" * (1 << 20) + b'"}',
+    ],
+)
+def test_a_token_server_that_gives_no_token(answer: bytes, tmp_path: Path) -> None:
+    def registry(request: str) -> bytes:
+        if request.startswith("GET /token"):
+            return response("200 OK", answer)
+        realm = server.url("token")
+        return response(f'401 No\nWWW-Authenticate: Bearer realm="{realm}",service="x"')
+
+    login = tmp_path / "config.json"
+    login.touch(mode=0o600)
+    login.write_text("{}")
+    access = RegistryAccess(docker_config=login, insecure=True)
+    with scripted_server(registry) as server:
+        host = f"127.0.0.1:{server.port}"
+        with Connection(host, "some/image", access) as connection:
+            with pytest.raises(RegistryError, match="answers without a token"):
+                connection.request("GET", "x", what="look", ok=(200,))
+
+
+def test_no_secret_of_a_url_is_logged_or_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A registry refers to a store by a signed URL, and the store does not answer."""
+
+    def registry(_: str) -> bytes:
+        store = "http://us3r:p4ss@127.0.0.1:1/blob?sig=s1gned"
+        return response(f"307 There\nLocation: {store}")
+
+    access = RegistryAccess(insecure=True)
+    with caplog.at_level(logging.DEBUG, "btrfs_ublk"):
+        with scripted_server(registry) as server:
+            host = f"127.0.0.1:{server.port}"
+            with Connection(host, "some/image", access) as connection:
+                with pytest.raises(RegistryError) as failed:
+                    connection.request("GET", "x", what="look", ok=(200,), tries=2)
+    assert "try 1 failed: " in caplog.text and "Connection refused" in caplog.text
+    assert "cannot look: " in failed.value.message
+    for secret in ("us3r", "p4ss", "s1gned"):
+        assert secret not in caplog.text + str(failed.value)
+
+
+def test_no_secret_of_a_url_without_tls_is_said() -> None:
+    with Connection("registry.example.org", "image", RegistryAccess()) as connection:
+        with pytest.raises(RegistryError, match="without TLS") as refused:
+            url = "http://us3r:p4ss@store.example.org/blob?sig=s1gned"
+            connection.request("GET", url, what="look", ok=(200,))
+    assert "store.example.org/blob" in refused.value.message
+    for secret in ("us3r", "p4ss", "s1gned"):
+        assert secret not in refused.value.message
+
+
+def test_how_a_registry_is_asked_stays(tmp_path: Path) -> None:
+    """The mirror in the map has it, so another value would be without effect."""
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    name = "registry.example.org/app:1"
+    plain = VolumeDefinition(image=name)
+    own = VolumeDefinition(image=name, image_ca_file=ca)
+    source: dict[str, Any] = {"kind": "oci", "registry": "registry.example.org"}
+    assert refuse_other_access(source, plain) is None
+    assert refuse_other_access(source | {"ca_file": str(ca)}, own) is None
+    refusal = refuse_other_access(source, own)
+    assert refusal == f"was made with image_ca_file off, and not with {ca}"
+    refusal = refuse_other_access(source | {"insecure": True}, plain)
+    assert refusal == "was made with image_insecure on, and not with off"
+    # It was never asked.
+    assert refuse_other_access({"kind": "file", "path": "/data"}, own) is None
+    assert refuse_other_access(None, own) is None

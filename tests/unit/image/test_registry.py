@@ -1,0 +1,624 @@
+"""Images in a real registry: pushed, looked at, pulled, and used by other clients."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.image_support import raw_index, sealed_image, tagged_image
+from support.needs import Need
+from support.registry_server import (
+    IDENTITY_TOKEN,
+    PASSWORD,
+    REGISTRY,
+    USER,
+    Registry,
+    registry_fixture,
+    registry_server,
+)
+from support.scripted_server import response, scripted_server
+
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.base.process import run
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image import registry as registries
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
+from btrfs_ublk.image.build import BuiltImage
+from btrfs_ublk.image.documents import (
+    ARTIFACT,
+    SEALED_IN,
+    InvalidImageError,
+    describe,
+)
+from btrfs_ublk.image.inspect import inspect_image
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
+from btrfs_ublk.image.pull import pull_image
+from btrfs_ublk.image.reference import Reference, parse_reference
+from btrfs_ublk.image.repository import Repository
+from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.transfer import Pushed, fetch_blob, push_image
+
+SKOPEO = Program("skopeo", package="skopeo")
+AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+
+
+registry = registry_fixture()
+
+
+@pytest.fixture(autouse=True)
+def as_usual(request: pytest.FixtureRequest) -> None:
+    if "registry" in request.fixturenames:
+        tokens = request.getfixturevalue("registry").tokens
+        tokens.anonymous, tokens.expires_in_s, tokens.life_s = False, 300, 300
+        tokens.requests.clear()
+
+
+def config(path: Path, registry: str, entry: object) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(json.dumps({"auths": {registry: entry}}), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def access(registry: Registry, tmp_path: Path) -> RegistryAccess:
+    login = config(tmp_path / "config.json", registry.host, {"auth": AUTH})
+    return RegistryAccess(docker_config=login, insecure=True)
+
+
+@pytest.fixture
+def target(registry: Registry, request: pytest.FixtureRequest) -> Reference:
+    """A repository of the test's own."""
+    name = hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
+    return Reference(registry.host, f"tests/{name}", "app")
+
+
+def pushed(
+    image: BuiltImage,
+    target: Reference,
+    access: RegistryAccess,
+    mount_from: str | None = None,
+) -> Pushed:
+    layout = Layout.opened(image.name.path)
+    with open_repository(target, access, writing=True) as repository:
+        return push_image(
+            layout,
+            layout.find(image.name.tag),
+            target,
+            repository,
+            mount_from=mount_from,
+        )
+
+
+def allowing(target: Reference) -> Policy:
+    return Policy(Path("/nowhere"), (Rule(target.place),))
+
+
+def test_one_name_has_both(
+    target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    done = pushed(image, target, access)
+    assert done.digest == image.digest and done.there == 0
+    with open_repository(target, access) as repository:
+        index = json.loads(repository.document("app").data)
+        ordinary, sealed = index["manifests"]
+        assert sealed["artifactType"] == ARTIFACT and sealed["digest"] == image.sealed
+        assert sealed["platform"] == {"os": "unknown", "architecture": "unknown"}
+        manifest = json.loads(repository.document(ordinary["digest"]).data)
+    # Layers and config are as they were; the layers say where they are sealed.
+    source = tmp_path / "image-source"
+    before = json.loads(
+        Layout(source).blob(raw_index(source)["manifests"][0]["digest"]).read_bytes()
+    )
+    assert manifest["config"] == before["config"]
+    for layer, was in zip(manifest["layers"], before["layers"], strict=True):
+        assert layer.pop("annotations") == {SEALED_IN: image.sealed}
+        assert layer == was
+
+
+def test_a_second_push_sends_nothing(
+    target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    first = pushed(image, target, access)
+    again = pushed(image, target, access)
+    assert first.uploaded == 6
+    assert (again.uploaded, again.uploaded_bytes, again.there) == (0, 0, 6)
+
+
+def test_blobs_are_mounted_from_another_repository(
+    target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+    other = Reference(target.registry, f"{target.repository}/copy", "app")
+    done = pushed(image, other, access, mount_from=target.repository)
+    assert (done.mounted, done.uploaded) == (6, 0)
+    missing = Reference(target.registry, f"{target.repository}/more", "app")
+    done = pushed(image, missing, access, mount_from=f"{target.repository}/nothing")
+    assert (done.mounted, done.uploaded) == (0, 6)
+
+
+def test_pull_moves_metadata_only(
+    target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+    store = ImageStore(tmp_path / "store")
+    pulled = pull_image(target, access, store, policy=allowing(target))
+    assert pulled.digest == image.sealed
+    assert image.pack_bytes < pulled.fetched_bytes < image.pack_bytes + 4096
+    found = store.find(str(target))
+    assert found is not None and found.data_bytes == image.data_bytes
+    assert store.header(found.digest).fsid == image.fsid
+    # Nothing is fetched again but what says that it is the same.
+    again = pull_image(target, access, store, policy=allowing(target))
+    assert again.fetched_bytes < 4096
+    assert [one.names for one in store.images()] == [(str(target),)]
+
+
+def test_by_digest_no_policy_is_needed(
+    target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+    store, policy = ImageStore(tmp_path / "store"), Policy(tmp_path / "images.toml")
+    with pytest.raises(RefusedImageError, match="there is no .*images.toml"):
+        pull_image(target, access, store, policy=policy)
+    assert store.images() == []
+    for digest in (image.digest, image.sealed):
+        pulled = pull_image(target.at(digest), access, store, policy=policy)
+        assert pulled.digest == image.sealed
+        assert pulled.why == "named by its digest"
+
+
+def test_inspect_looks_at_a_registry(
+    target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+    there, here = inspect_image(target, access), inspect_image(image.name, access)
+    assert there.to_dict() | {"name": ""} == here.to_dict() | {"name": ""}
+    assert here.platform == "linux/amd64" and len(here.header.layers) == 2
+
+
+def test_an_ordinary_image_is_no_sealed_one(
+    target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    name = tagged_image(tmp_path / "image", {"a": b"a"})
+    layout = Layout.opened(name.path)
+    with open_repository(target, access, writing=True) as repository:
+        push_image(layout, layout.find("app"), target, repository)
+    with pytest.raises(UsageError, match="is an ordinary image only"):
+        pull_image(target, access, ImageStore(tmp_path / "s"), policy=allowing(target))
+
+
+def copied_by_skopeo(target: Reference, tmp_path: Path, *command: str) -> Path:
+    """Have skopeo copy an image to a layout, and return that."""
+    copied = tmp_path / "copied"
+    login = ["--src-creds", f"{USER}:{PASSWORD}", "--src-tls-verify=false"]
+    names = [f"docker://{target}", f"oci:{copied}:app"]
+    run(["skopeo", *command, *login, *names], timeout_s=60.0)
+    return copied
+
+
+def test_skopeo_carries_the_sealed_image_along(
+    target: Reference, access: RegistryAccess, need: Need, tmp_path: Path
+) -> None:
+    need(SKOPEO)
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+    copied = copied_by_skopeo(target, tmp_path, "copy", "--all")
+    # NB: skopeo writes the index anew, and leaves artifactType out of it.
+    there = Layout.opened(copied).find("app")
+    # And back, from its layout.
+    other = Reference(target.registry, f"{target.repository}/back", "app")
+    layout = Layout.opened(copied)
+    with open_repository(other, access, writing=True) as repository:
+        done = push_image(layout, there, other, repository)
+    assert done.digest == there.digest
+    pulled = pull_image(
+        other, access, ImageStore(tmp_path / "store"), policy=allowing(other)
+    )
+    assert pulled.digest == image.sealed
+
+
+def test_other_clients_see_the_ordinary_image(
+    target: Reference, access: RegistryAccess, need: Need, tmp_path: Path
+) -> None:
+    need(SKOPEO)
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+    platform = ("--override-os=linux", "--override-arch=amd64")
+    copied = copied_by_skopeo(target, tmp_path, *platform, "copy")
+    layout = Layout.opened(copied)
+    manifest = json.loads(layout.read(layout.find("app")))
+    source = Layout(tmp_path / "image-source")
+    before = json.loads(source.read(source.find("app")))
+    assert [x["digest"] for x in manifest["layers"]] == [
+        x["digest"] for x in before["layers"]
+    ]
+    assert manifest["config"] == before["config"]
+
+
+def test_one_token_serves_many_requests(
+    registry: Registry, target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    pushed(sealed_image(tmp_path / "image"), target, access)
+    assert len(registry.tokens.requests) == 1
+
+
+def test_tokens_that_expire_are_renewed(
+    registry: Registry, target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    registry.tokens.life_s = -3600
+    image = sealed_image(tmp_path / "image")
+    with pytest.raises(RegistryError, match="HTTP 401"):
+        pushed(image, target, access)
+    registry.tokens.life_s, registry.tokens.expires_in_s = 300, 1
+    assert pushed(image, target, access).digest == image.digest
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"username": USER, "password": PASSWORD}, {"identitytoken": IDENTITY_TOKEN}],
+)
+def test_logins_of_other_forms(
+    registry: Registry, target: Reference, tmp_path: Path, entry: object
+) -> None:
+    login = config(tmp_path / "config.json", registry.host, entry)
+    access = RegistryAccess(docker_config=login, insecure=True)
+    image = sealed_image(tmp_path / "image")
+    assert pushed(image, target, access).digest == image.digest
+
+
+def test_a_credential_helper_is_asked(
+    registry: Registry,
+    target: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    helper = tmp_path / "docker-credential-tests"
+    answer = json.dumps({"Username": USER, "Secret": PASSWORD})
+    helper.write_text(f"#!/bin/sh\nread -r asked\ntest \"$1 $asked\" = 'get {registry.host}' && echo '{answer}'\n")  # fmt: skip  # noqa: E501
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    login = tmp_path / "config.json"
+    login.touch(mode=0o600)
+    login.write_text(json.dumps({"credHelpers": {registry.host: "tests"}}))
+    access = RegistryAccess(docker_config=login, insecure=True)
+    image = sealed_image(tmp_path / "image")
+    assert pushed(image, target, access).digest == image.digest
+
+
+def test_a_refusal_says_what_to_do(
+    registry: Registry, target: Reference, tmp_path: Path
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    empty = config(tmp_path / "config.json", registry.host, {})
+    with pytest.raises(RegistryError) as refused:
+        pushed(image, target, RegistryAccess(docker_config=empty, insecure=True))
+    assert refused.value.message.startswith(
+        f"{target.place}: cannot get a token: HTTP 401"
+    )
+    assert refused.value.hint and "docker login" in refused.value.hint
+    assert refused.value.status == 401
+
+
+def test_what_is_not_there(target: Reference, access: RegistryAccess) -> None:
+    with pytest.raises(RegistryError) as refused:
+        inspect_image(target, access)
+    assert "cannot get the manifest app: HTTP 404" in refused.value.message
+    assert "MANIFEST_UNKNOWN" in refused.value.message
+
+
+def test_a_login_that_others_may_read_is_refused(
+    registry: Registry, target: Reference, tmp_path: Path
+) -> None:
+    login = config(tmp_path / "config.json", registry.host, {"auth": AUTH})
+    login.chmod(0o644)
+    with pytest.raises(UsageError, match="is open to others"):
+        inspect_image(target, RegistryAccess(docker_config=login, insecure=True))
+
+
+def test_http_is_for_loopback_only() -> None:
+    with pytest.raises(UsageError, match="--insecure is for registries on loopback"):
+        open_repository(
+            parse_reference("registry.example.org/a:b"), RegistryAccess(insecure=True)
+        )
+
+
+def test_tls_is_verified(need: Need, tmp_path: Path) -> None:
+    need(REGISTRY)
+    with registry_server(tmp_path, tls=True) as server:
+        target = Reference(server.host, "some/image", "app")
+        image = sealed_image(tmp_path / "image")
+        with pytest.raises(RegistryError, match="certificate is not valid") as refused:
+            pushed(image, target, RegistryAccess())
+        assert refused.value.hint and "--ca-file" in refused.value.hint
+        access = RegistryAccess(ca_file=server.ca_file)
+        assert pushed(image, target, access).digest == image.digest
+        assert inspect_image(target, access).manifest.digest == image.sealed
+
+
+@contextmanager
+def breaking_proxy(port: int, *, after_bytes: int, breaks: int) -> Iterator[int]:
+    """Stand between a client and a registry; break the first ``breaks`` connections
+    that have moved that many bytes. Yields its port."""
+    left = breaks
+    threads: list[threading.Thread] = []
+
+    def pump(
+        source: socket.socket, sink: socket.socket, peers: list[socket.socket]
+    ) -> None:
+        nonlocal left
+        moved = 0
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+                moved += len(data)
+                if left and moved > after_bytes:
+                    left -= 1
+                    break
+        except OSError:
+            pass
+        for each in peers:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", port))
+            peers = [client, server]
+            opened.extend(peers)
+            for one, other in ((client, server), (server, client)):
+                thread = threading.Thread(target=pump, args=(one, other, peers))
+                thread.start()
+                threads.append(thread)
+
+    opened: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=serve, args=(listener,))
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            for each in opened:
+                try:
+                    each.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+            for thread in threads:
+                thread.join()
+            for each in opened:
+                each.close()
+    assert left == 0, "no connection has moved so much"
+
+
+def test_transfers_that_break_go_on(
+    registry: Registry,
+    target: Reference,
+    access: RegistryAccess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registries, "CHUNK_BYTES", 1 << 20)
+    data = random.Random(3).randbytes(7_000_000)
+    blob = tmp_path / "blob"
+    blob.write_bytes(data)
+    one = describe("application/octet-stream", data)
+    with breaking_proxy(registry.port, after_bytes=1_500_000, breaks=2) as port:
+        near = Reference(f"127.0.0.1:{port}", target.repository, "app")
+        login = config(tmp_path / "near.json", near.registry, {"auth": AUTH})
+        with open_repository(
+            near, RegistryAccess(docker_config=login, insecure=True), writing=True
+        ) as repository:
+            repository.upload(one, blob)
+    with open_repository(target, access) as repository:
+        assert repository.has_blob(one.digest)
+    with breaking_proxy(registry.port, after_bytes=2_500_000, breaks=2) as port:
+        near = Reference(f"127.0.0.1:{port}", target.repository, "app")
+        login = config(tmp_path / "near.json", near.registry, {"auth": AUTH})
+        counted: list[int] = []
+        with open_repository(
+            near, RegistryAccess(docker_config=login, insecure=True)
+        ) as repository:
+            repository.download(one, tmp_path / "got", counted.append)
+    assert (tmp_path / "got").read_bytes() == data
+    assert sum(counted) == len(data)
+
+
+def test_a_download_goes_on_where_an_earlier_one_ended(
+    registry: Registry, target: Reference, access: RegistryAccess, tmp_path: Path
+) -> None:
+    data = random.Random(4).randbytes(3_000_000)
+    one = describe("application/octet-stream", data)
+    registry.push(target.repository, data)
+    part = tmp_path / "part"
+    part.write_bytes(data[:2_000_000])
+    with open_repository(target, access) as repository:
+        repository.download(one, part)
+        assert part.read_bytes() == data
+        part.write_bytes(b"x" + data[1:2_000_000])
+        with pytest.raises(InvalidImageError, match=f"answers for blob {one.digest}"):
+            repository.download(one, part)
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("answer", ["right", "wrong", "too much", "404 Not Found"])
+def test_pull_asks_a_cache_for_the_metadata(
+    target: Reference, access: RegistryAccess, tmp_path: Path, answer: str
+) -> None:
+    image = sealed_image(tmp_path / "image")
+    pushed(image, target, access)
+
+    def cache(request: str) -> bytes:
+        digest = request.split()[1].rpartition("/sha256:")[2]
+        blob = (image.name.path / "blobs/sha256" / digest).read_bytes()
+        bodies = {"right": blob, "wrong": bytes(len(blob)), "too much": blob * 2}
+        if answer not in bodies:
+            return response(answer)
+        return response("200 OK", bodies[answer])
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        store = ImageStore(tmp_path / "store")
+        pulled = pull_image(target, access, store, policy=allowing(target))
+    assert pulled.digest == image.sealed
+    found = store.find(str(target))
+    assert found is not None and found.pack.stat().st_size == image.pack_bytes
+    # Of wrong bytes, it asks whether they are those of a ring's node.
+    assert len(server.requests) == 1 + (answer == "wrong")
+    for request in server.requests:
+        assert f"Host: {target.registry}\r\n" in request
+        assert "Authorization: Bearer " in request
+
+
+def _written_below(directory: Path) -> bool:
+    """Whether we have an open file of some size there, maybe without a name."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if Path(os.readlink(link)).parent == directory and link.stat().st_size:
+                return True
+    return False
+
+
+def test_what_a_cache_sends_is_apart_until_it_is_verified(
+    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
+) -> None:
+    """A killed download must not go on from a cache's bytes with the registry."""
+    data = random.Random(5).randbytes(6_000_000)
+    one = describe("application/octet-stream", data)
+    registry.push(target.repository, data)
+    path = tmp_path / "new" / "part"
+    path.parent.mkdir()
+    seen: list[Path] = []
+
+    def cache(_: str) -> Iterator[bytes]:
+        sent = response("200 OK", data)
+        yield sent[:4_000_000]
+        until_s = time.monotonic() + 9
+        while not _written_below(path.parent):
+            assert time.monotonic() < until_s, "nothing was written"
+            time.sleep(0.01)
+        # Nothing has a name, so a kill would leave nothing.
+        seen.extend(path.parent.iterdir())
+        yield sent[4_000_000:]
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        with open_repository(target, access) as repository:
+            repository.download(one, path)
+    assert seen == []
+    assert path.read_bytes() == data
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_cache_that_lacks_a_slice_is_asked_for_the_rest(
+    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
+) -> None:
+    """A site cache ends its answer there, or says 425 before the first one."""
+    data = random.Random(6).randbytes(1 << 20)
+    one = describe("application/octet-stream", data)
+    registry.push(target.repository, data)
+
+    def cache(request: str) -> bytes:
+        if len(server.requests) == 1:
+            return response("425 Too Early")
+        if len(server.requests) == 2:
+            return response("200 OK", data[: 256 << 10], length=len(data))
+        assert "Range: bytes=262144-\r\n" in request
+        return response("206 Partial Content", data[256 << 10 :])
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        with open_repository(target, access) as repository:
+            repository.download(one, tmp_path / "part")
+    assert len(server.requests) == 3
+    assert (tmp_path / "part").read_bytes() == data
+
+
+def test_a_cache_that_sends_little_each_time_is_left(
+    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
+) -> None:
+    """Else it could have a pull ask for ever."""
+    data = random.Random(7).randbytes(1 << 20)
+    one = describe("application/octet-stream", data)
+    registry.push(target.repository, data)
+
+    def cache(request: str) -> bytes:
+        found = re.search(r"(?i)range: bytes=(\d+)-", request)
+        at = int(found[1]) if found else 0
+        status = "206 Partial Content" if found else "200 OK"
+        return response(status, data[at : at + (4 << 10)], length=len(data) - at)
+
+    with scripted_server(cache) as server:
+        access = replace(access, via=(server.url("").rstrip("/"),))
+        with open_repository(target, access) as repository:
+            repository.download(one, tmp_path / "part")
+    assert len(server.requests) == 16 + 4
+    assert (tmp_path / "part").read_bytes() == data
+
+
+def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -> None:
+    access = replace(access, via=("http://cache.example:3128",))
+    with pytest.raises(UsageError, match="tokens would go to http://cache.example"):
+        open_repository(target, access)
+    open_repository(target, replace(access, via_plain=True)).close()
+
+
+def test_two_that_fetch_one_blob(
+    access: RegistryAccess,
+    target: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Into one layout, as two builds of images that share a layer do: the second one
+    waits, and finds it there."""
+    source, layout = Layout.made(tmp_path / "source"), Layout.made(tmp_path / "layout")
+    one = source.add("application/octet-stream", random.Random(1).randbytes(1 << 20))
+    with open_repository(target, access, writing=True) as repository:
+        repository.upload(one, source.blob(one.digest))
+    download = Repository.download
+    asked = threading.Semaphore(0)
+
+    def slow(self: Repository, *args: object) -> None:
+        asked.release()
+        time.sleep(0.3)  # while it is fetched, the other one comes
+        download(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Repository, "download", slow)
+
+    def fetch() -> None:
+        with open_repository(target, access) as repository:
+            fetch_blob(layout, repository, one)
+
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(fetch) for _ in range(2)]:
+            each.result(timeout=30)
+    assert asked.acquire(blocking=False) and not asked.acquire(blocking=False)
+    assert layout.verify(one)
+    assert not list((layout.path / "blobs").glob(".part-*"))

@@ -1,0 +1,203 @@
+"""New files in directories of other users: whole, and nobody else's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import sys
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from support.attacker import UID, attacking, link_whatever_appears
+from support.stopping import killed_at_event
+
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.content.digests import digest_file
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.new_file import new_file, write_new
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+
+@pytest.fixture(params=["nameless", "named"])
+def any_file_system(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With O_TMPFILE, and where a file system has none."""
+    if request.param == "named":
+        opened = os.open
+
+        def without(
+            path: str, flags: int, *rest: int, dir_fd: int | None = None
+        ) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "no nameless files")
+            return opened(path, flags, *rest, dir_fd=dir_fd)
+
+        monkeypatch.setattr(os, "open", without)
+
+
+@pytest.mark.usefixtures("any_file_system")
+class TestNewFile:
+    def test_it_appears_whole(self, tmp_path: Path) -> None:
+        path = tmp_path / "new"
+        for replace in (False, True):
+            write_new(path, b"text", mode=0o640, replace=replace, synced=True)
+            assert path.read_bytes() == b"text"
+            assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert os.listdir(tmp_path) == ["new"]
+
+    def test_it_has_one_name_where_it_replaces_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever is killed between two names leaves the first one."""
+        named: list[str] = []
+        link = os.link
+
+        def note(source: str, name: str, **keys: Any) -> None:
+            named.append(name)
+            link(source, name, **keys)
+
+        monkeypatch.setattr(os, "link", note)
+        write_new(tmp_path / "new", b"text", replace=True)
+        assert named in (["new"], [])  # without O_TMPFILE, it is no link
+        assert (tmp_path / "new").read_bytes() == b"text"
+
+    def test_errors_name_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "new"
+        with pytest.raises(OSError, match="full") as failed:
+            with new_file(path):
+                raise OSError(errno.ENOSPC, "full")
+        assert failed.value.filename == str(path)
+        with pytest.raises(NotADirectoryError) as failed:
+            (tmp_path / "file").touch()
+            write_new(tmp_path / "file" / "new", b"")
+        assert str(failed.value.filename).startswith(str(tmp_path / "file"))
+
+    def test_what_is_there_stays(self, tmp_path: Path) -> None:
+        path = tmp_path / "there"
+        path.write_bytes(b"before")
+        with pytest.raises(FileExistsError):
+            write_new(path, b"after")
+        for target, kind in (("there", "symbolic link"), ("none", "symbolic link")):
+            (tmp_path / "link").unlink(missing_ok=True)
+            (tmp_path / "link").symlink_to(target)
+            with pytest.raises(FileExistsError, match=kind):
+                write_new(tmp_path / "link", b"after", replace=True)
+        os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(FileExistsError, match="no regular file"):
+            write_new(tmp_path / "fifo", b"after", replace=True)
+        assert path.read_bytes() == b"before"
+        assert sorted(os.listdir(tmp_path)) == ["fifo", "link", "there"]
+
+    @pytest.mark.parametrize("replace", [False, True])
+    def test_after_an_error_all_is_as_before(
+        self, tmp_path: Path, replace: bool
+    ) -> None:
+        path = tmp_path / "file"
+        if replace:
+            path.write_bytes(b"before")
+        with pytest.raises(KeyboardInterrupt), new_file(path, replace=replace) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+        assert os.listdir(tmp_path) == (["file"] if replace else [])
+        assert not replace or path.read_bytes() == b"before"
+
+    def test_interrupted_at_any_line(self, tmp_path: Path) -> None:
+        """What it replaces is there, or what replaces it, and nothing else."""
+        path = tmp_path / "file"
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+            nonlocal lines
+            if not frame.f_code.co_filename.endswith("kernel/new_file.py"):
+                return None
+            lines -= event == "line"
+            if event == "line" and lines == 0:
+                signal.raise_signal(signal.SIGTERM)
+            return trace
+
+        for number in count(1):
+            path.write_bytes(b"before")
+            lines = number
+            sys.settrace(trace)
+            try:
+                with interruptible():
+                    write_new(path, b"after", replace=True)
+                break
+            except KeyboardInterrupt:
+                assert path.read_bytes() in (b"before", b"after")
+                assert os.listdir(tmp_path) == ["file"], f"line {number} that ran"
+            finally:
+                sys.settrace(None)
+        assert number > 20
+
+    def test_gc_removes_what_a_killed_writer_left(self, tmp_path: Path) -> None:
+        """Wherever it was killed, but nothing that another program has named so."""
+        path, other = tmp_path / "file", tmp_path / ".btrfs-ublk-0123456789abcdef.tmp"
+        other.touch()
+        found = set()
+        for number in count(1):
+            path.write_bytes(b"before")
+            was_killed = killed_at_event(
+                number, lambda: write_new(path, b"after", replace=True)
+            )
+            found |= {*os.listdir(tmp_path)} - {path.name, other.name}
+            assert collect().is_clean
+            assert sorted(os.listdir(tmp_path)) == [other.name, path.name], number
+            assert path.read_bytes() in (b"before", b"after")
+            if not was_killed:
+                break
+        assert found
+
+    def test_without_a_place_for_ledgers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A user who has no home can write a file all the same."""
+
+        def refuse() -> None:
+            raise BtrfsUblkError("no state directory")
+
+        monkeypatch.setattr("btrfs_ublk.kernel.new_file.process_ledger", refuse)
+        path = tmp_path / "file"
+        path.write_bytes(b"before")
+        write_new(path, b"after", replace=True)
+        assert path.read_bytes() == b"after" and os.listdir(tmp_path) == ["file"]
+
+    def test_the_umask_is_kept(self, tmp_path: Path) -> None:
+        before = os.umask(0o027)
+        try:
+            write_new(tmp_path / "new", b"")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+    @as_root
+    def test_a_link_that_comes_in_between(self, tmp_path: Path) -> None:
+        """The mode is not given to what another user's link leads to."""
+        victim = tmp_path / "victim"
+        victim.write_bytes(b"root's")
+        victim.chmod(0o600)
+        home = tmp_path / "home"
+        home.mkdir(mode=0o755)
+        os.chown(home, UID, UID)
+        source = tmp_path / "source"
+        source.write_bytes(bytes(4096))
+        digests = digest_file(source)
+        step = link_whatever_appears(victim, frozenset(["link"]))
+        with attacking(home, step):
+            for _ in range(300):
+                try:
+                    digests.write(home / "digests")
+                except FileExistsError:  # his link, seen in time
+                    (home / "digests").unlink(missing_ok=True)
+                except FileNotFoundError:  # he took it away in the midst
+                    pass
+        assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+        assert victim.read_bytes() == b"root's"

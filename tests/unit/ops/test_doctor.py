@@ -1,0 +1,153 @@
+"""What the doctor says of this machine, and of poorer ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import btrfs_ublk
+from btrfs_ublk.base.capabilities import (
+    LOOP,
+    ROOT,
+    UBLK,
+    PythonPackage,
+)
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE, MKSEED, SERVER, helper_path
+from btrfs_ublk.ops.doctor.install import command_for
+
+#: Imports all before it gives root up: the package may be where others cannot read.
+AS_NOBODY = """
+import os, sys
+import btrfs_ublk.cli.main, btrfs_ublk.cli.doctor
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+sys.argv[0] = "btrfs-ublk"
+btrfs_ublk.cli.main.main()
+"""
+
+#: The same, from where there is nothing but the package.
+AS_INSTALLED = """
+import sys
+sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in type(x).__module__]
+sys.path.insert(0, {directory!r})
+import btrfs_ublk.cli.main
+sys.argv[0] = "btrfs-ublk"
+btrfs_ublk.cli.main.main()
+"""
+
+
+def _doctor(
+    *arguments: str, program: tuple[str, ...] = ("-m", "btrfs_ublk.cli.main")
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *program, "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def _abilities(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in json.loads(done.stdout)["abilities"]}
+
+
+def test_it_reads_well_where_there_is_no_terminal() -> None:
+    short, everything = _doctor(), _doctor("--all")
+    for done in (short, everything):
+        assert done.stderr == "" and "\x1b" not in done.stdout
+        lines = done.stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert done.stdout == "\n".join(map(str.rstrip, lines)) + "\n"
+    assert "make and check seeds; " in short.stdout  # what is fine has one line
+    assert len(short.stdout) < len(everything.stdout)
+
+
+def test_what_is_missing_has_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("apt-get", "setpriv"):
+        (tmp_path / name).symlink_to("/bin/true")
+    helpers = tmp_path / "helpers"
+    helpers.mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv(HELPERS_VARIABLE, str(helpers))
+    done = _doctor("--json")
+    assert done.returncode == 3
+    found = _abilities(done)
+    assert {found[x]["answer"] for x in ("seeds", "mount", "benchmarks")} == {"no"}
+    commands = {
+        finding["what"]: finding["command"]
+        for each in found.values()
+        for finding in each["findings"]
+        if finding["ok"] is False
+    }
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    assert commands["fio"] == f"{sudo}apt-get install fio"
+    assert commands["mount"] == f"{sudo}apt-get install mount"
+    assert commands["btrfs"] == f"{sudo}apt-get install btrfs-progs"
+    assert commands[MKSEED] == "scripts/setup --build"
+    text = _doctor().stdout
+    assert "Not yet: make seeds, serve with fuse or ublk, mount." in text
+    assert f"$ {sudo}apt-get install fio" in text
+
+
+@pytest.mark.parametrize("setup", ["--bench", "--test"])
+def test_a_python_package_has_its_set_up(
+    setup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = PythonPackage("a", setup=setup)
+    assert command_for(package) == f"scripts/setup {setup}"
+    assert package.hint == f"run scripts/setup {setup}"
+    monkeypatch.setattr("btrfs_ublk.base.capabilities.checkout", lambda: None)
+    assert package.hint == f"run {sys.executable} -m pip install a"
+
+
+def test_it_loads_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if UBLK.probe() is None or ROOT.probe() is not None:
+        pytest.skip("does not apply: there is nothing that root would load")
+    log = tmp_path / "log"
+    modprobe = tmp_path / "modprobe"
+    modprobe.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    modprobe.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert _abilities(_doctor("--json"))["ublk"]["answer"] == "yes"  # it would come
+    calls = log.read_text().splitlines()
+    assert "--dry-run ublk_drv" in calls
+    assert all(call.startswith("--dry-run ") for call in calls)
+
+
+def test_others_than_root_are_told_what_only_root_may() -> None:
+    if ROOT.probe() is not None:
+        pytest.skip("does not apply: only root can be another user for a while")
+    done = _doctor("--json", program=("-c", AS_NOBODY))
+    assert done.returncode == 3, done.stderr
+    found = _abilities(done)
+    assert found["seeds"]["answer"] == "yes"
+    assert found["mount"]["answer"] == ("root" if LOOP.probe() is None else "no")
+    unseen = [
+        finding["reason"]
+        for finding in found["fuse"]["findings"]
+        if finding["ok"] is None
+    ]
+    assert "only root may open /dev/loop-control" in unseen
+    text = _doctor("--all", program=("-c", AS_NOBODY)).stdout
+    assert "not looked at: use of /dev/loop-control" in " ".join(text.split())
+    assert text.count("sudo ") - text.count("sudo apt-get") == 1
+    assert "run as root" not in text
+
+
+def test_an_installed_package_recommends_no_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HELPERS_VARIABLE, str(helper_path(SERVER).parent))
+    package = Path(btrfs_ublk.__file__).parent
+    (tmp_path / "btrfs_ublk").symlink_to(package)
+    program = ("-c", AS_INSTALLED.format(directory=str(tmp_path)))
+    done = _doctor("--all", program=program)
+    assert done.stdout.startswith("btrfs-ublk "), done.stderr
+    assert "serve with ublk" in done.stdout and "scripts/" not in done.stdout

@@ -1,0 +1,121 @@
+"""Man pages and reference, made of the commands' help."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.needs import Need
+from support.paths import PROJECT
+
+from btrfs_ublk import api
+from btrfs_ublk.base.capabilities import Program
+from btrfs_ublk.ops.manual import (
+    man_pages,
+    markdown,
+    python_reference,
+    read_manual,
+    with_settings,
+)
+from btrfs_ublk.ops.manual.markdown import COMMAND
+from btrfs_ublk.ops.manual.python import COMMAND as PYTHON_COMMAND
+from btrfs_ublk.ops.manual.settings import COMMAND as SETTINGS_COMMAND
+from btrfs_ublk.volume import SETTINGS
+
+_REFERENCES = PROJECT / "docs" / "reference"
+_MANUAL = read_manual()
+_PAGES = man_pages(_MANUAL, date="2026-01-02")
+GROFF = Program("groff", "groff")
+
+
+def test_the_reference_is_current() -> None:
+    written = (_REFERENCES / "commands.md").read_text()
+    assert written == markdown(_MANUAL), f"run {COMMAND}, and commit it"
+
+
+def test_the_reference_of_python_is_current() -> None:
+    written = (_REFERENCES / "python.md").read_text()
+    assert written == python_reference(), f"run {PYTHON_COMMAND}, and commit it"
+
+
+def test_the_table_of_settings_is_current() -> None:
+    written = (_REFERENCES.parent / "volumes.md").read_text()
+    assert written == with_settings(written), f"run {SETTINGS_COMMAND}, and commit it"
+    found = re.findall(r"^\| `(\w+)` \| `--([a-z-]+)` \|", written, re.M)
+    assert [key for key, _ in found] == [key for key in SETTINGS if key != "file"]
+    assert all(option == key.replace("_", "-") for key, option in found)
+
+
+def test_the_reference_of_python_reads_well() -> None:
+    text = python_reference()
+    headings = re.findall(r"^### (\w+)$", text, re.M)
+    assert sorted(headings) == sorted(api.__all__)
+    assert 'def parse_size(text: str, *, what: str = "size") -> int\n' in text
+    assert "@contextmanager\ndef supervised_device(\n" in text
+    assert "    options: DeviceOptions = DeviceOptions(),\n" in text
+    assert "\nSource = dict[str, Any]\n" in text
+    assert '    front_end: Literal["auto", "ublk", "fuse"] = "auto",\n' in text
+    assert "- `VolumeFile.parse(text: str) -> VolumeFile`: " in text
+    assert "\n- `deadline_s`: " in text and "; `None`: it waits for ever." in text
+    assert "; 0: " not in text and "kernel: as" not in text
+    assert "\n- `mount`: The mount point. An absolute path, " in text
+    assert re.search(r"^- `writable_bytes`: .* It can only grow\.$", text, re.M)
+    assert not re.search(r"<(function|object|factory)|(?<!`)``(?!`)", text)
+
+
+def test_every_noun_has_a_page() -> None:
+    expected = {f"{commands[0].path.replace(' ', '-')}.1" for commands in _MANUAL.nouns}
+    assert set(_PAGES) == expected | {"btrfs-ublk.1"}
+    assert {"btrfs-ublk-seed.1", "btrfs-ublk-map-physical.1"} < set(_PAGES)
+
+
+@pytest.mark.parametrize("name", _PAGES)
+def test_page_is_valid(name: str, tmp_path: Path, need: Need) -> None:
+    path = tmp_path / name
+    path.write_text(_PAGES[name])
+    if shutil.which("mandoc"):
+        done = subprocess.run(
+            ["mandoc", "-T", "lint", "-W", "warning", path],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout + done.stderr == ""
+    need(GROFF)
+    shown = subprocess.run(
+        ["groff", "-ww", "-man", "-Tutf8", "-P-cbou", path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert shown.stderr == ""
+    words = " ".join(shown.stdout.replace("-\n", "-").split())
+    assert "\\[" not in words
+    for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "SEE ALSO"):
+        assert heading in words
+
+
+def test_a_page_has_what_help_has() -> None:
+    page = _PAGES["btrfs-ublk-seed.1"]
+    assert r"\fB\-\-metadata\-profile [single|dup]\fR" in page
+    assert ".SS btrfs\\-ublk seed create [OPTIONS] PATH\nWrite a seed image.\n" in page
+    assert r"see \fBbtrfs\-ublk" in page
+    assert '.TH BTRFS\\-UBLK\\-SEED 1 2026-01-02 "btrfs-ublk ' in page
+
+
+def test_pages_are_written(tmp_path: Path) -> None:
+    directory = tmp_path / "share" / "man1"
+    subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.ops.manual", "man", directory],
+        check=True,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1767312000"},
+        timeout=60,
+    )
+    written = {path.name: path.read_text() for path in directory.iterdir()}
+    assert written == _PAGES

@@ -1,0 +1,200 @@
+"""Directories of kept volumes, and what is none: nobody else's is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.stopping import killed_at_event
+
+from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.cli.gc import command as gc_command
+from btrfs_ublk.cli.volume import command
+from btrfs_ublk.device import locks
+from btrfs_ublk.device.locks import registry_locked
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.units import MIB
+from btrfs_ublk.volume import (
+    Volumes,
+    down_volume,
+    find_definition,
+    list_volumes,
+    remove_volume,
+    show_volume,
+)
+from btrfs_ublk.volume.make import prepare_sprout, remove_halves
+from btrfs_ublk.volume.store import VOLUMES_VARIABLE, Session, VolumeDirectory
+
+HALF = ".kept.0123456789abcdef"
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(VOLUMES_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def test_only_halves_of_volumes_are_removed(base: Path) -> None:
+    """The base may be any directory: somebody's home, say."""
+    kept = [".ssh", ".git", ".x.abc", f"{HALF}0", f".{HALF}", HALF.upper()]
+    for name in (*kept, HALF, ".a.b-c.0123456789abcdef", ".locked.0123456789abcdef"):
+        (base / name / "sub").mkdir(parents=True)
+    link = base / ".link.0123456789abcdef"
+    link.symlink_to(base / ".ssh")
+    with VolumeDirectory(base / ".locked.0123456789abcdef").locked(timeout_s=1) as lock:
+        remove_halves(base)
+        assert lock.fileno() >= 0
+    left = {path.name for path in base.iterdir()}
+    assert left == {*kept, link.name, ".locked.0123456789abcdef", ".lock"}
+    assert all((base / name / "sub").is_dir() for name in kept)
+
+
+def test_what_is_no_volume_is_neither_listed_nor_removed(base: Path) -> None:
+    others = [base / name for name in ("volumes", "empty", "images", ".hidden")]
+    for path in others:
+        path.mkdir(mode=0o700)
+    # The directory of all volumes, whose names may be those of files.
+    (base / "volumes/volume.json").mkdir()
+    (base / "images/seed.img").touch()
+    assert list_volumes(base=base) == []
+    for path in others[:3]:
+        for use in (remove_volume, down_volume, show_volume, find_definition):
+            with pytest.raises(UsageError, match="is no volume"):
+                use(path.name, base=base)
+        done = CliRunner().invoke(command, ["remove", path.name, "--yes"])
+        assert isinstance(done.exception, UsageError)
+        assert path.is_dir() and not (path / "lock").exists()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("volume.json",),
+        ("definition.toml", "lock"),
+        ("seed.img", "sprout.img", "ledgers/x"),
+    ],
+)
+def test_what_is_left_of_a_volume_can_be_removed(base: Path, files: list[str]) -> None:
+    """Listed as damaged, however much of it is gone."""
+    path = base / "kept"
+    for name in files:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    assert [volume.state for volume in list_volumes(base=base)] == ["damaged"]
+    remove_volume("kept", base=base)
+    assert [each.name for each in base.iterdir()] == [".lock"]
+
+
+def test_a_signal_comes_after_the_removal(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "kept").mkdir(mode=0o700)
+    (base / "kept/definition.toml").touch()
+    unlink = os.unlink
+
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        unlink(*arguments, **more)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(os, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        remove_volume("kept")
+    assert [each.name for each in base.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("by", ["again", "gc"])
+def test_what_a_killed_removal_left_is_removed(base: Path, by: str) -> None:
+    """Wherever it was killed; by the same command again, and by gc."""
+    seen = set()
+    for number in count(1):
+        for name in ("ledgers", "cache"):
+            (base / "kept" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("definition.toml", "lock", "cache/file"):
+            (base / "kept" / name).touch()
+        was_killed = killed_at_event(number, lambda: remove_volume("kept"))
+        left = [path for path in base.iterdir() if path.name not in ("kept", ".lock")]
+        if by == "gc":
+            listed = CliRunner().invoke(
+                gc_command, ["--dry-run"], standalone_mode=False
+            )
+            assert [str(path) in listed.output for path in left] == [True] * len(left)
+            done = CliRunner().invoke(gc_command, ["--json"], standalone_mode=False)
+            assert done.return_value == 0
+            removed = [{"path": str(path), "result": "removed"} for path in left]
+            assert json.loads(done.output)["volumes"] == removed
+            seen |= {path.name for path in base.iterdir()}
+            if (base / "kept").exists():
+                remove_volume("kept")
+        else:
+            with suppress(UsageError):
+                remove_volume("kept")
+        assert [path.name for path in base.iterdir()] == [".lock"]
+        if not was_killed:
+            break
+    assert seen <= {"kept", ".lock"}
+    assert number > 15
+
+
+def test_gc_tells_what_it_did_before_it_failed(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / HALF).mkdir()
+    monkeypatch.setattr(locks, "_REGISTRY_TIMEOUT_S", 0.1)
+    with registry_locked(base):  # a volume is being made, say
+        done = CliRunner().invoke(gc_command, ["--json"], standalone_mode=False)
+    assert isinstance(done.exception, BtrfsUblkError)
+    assert json.loads(done.output)["volumes"] == []
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:
+    volume = VolumeDirectory(base / "kept")
+    volume.path.mkdir(mode=0o700)
+    session = Session(boot_id="", target="/mnt", made_target=False)
+    lefts = set()
+    for number in count(1):
+        was_killed = killed_at_event(number, lambda: volume.write_session(session))
+        lefts |= set(os.listdir(volume.path))
+        with volume.locked(timeout_s=1):
+            assert set(os.listdir(volume.path)) <= {"lock", "session.json"}
+        if not was_killed:
+            break
+    assert ".session.json.new" in lefts
+
+
+def test_where_a_sprout_cannot_be_made(base: Path) -> None:
+    """It is told as what it is."""
+    volume = VolumeDirectory(base)
+    volume.sprouting.touch()
+    with pytest.raises(BtrfsUblkError, match=f"cannot sprout in {base}: File exists"):
+        prepare_sprout(volume, MIB)
+
+
+def test_volumes_of_a_directory_are_objects(base: Path) -> None:
+    for name in ("b", "a"):
+        (base / name).mkdir(mode=0o700)
+        (base / name / "volume.json").touch()
+    for volumes in (Volumes(), Volumes(base)):
+        assert [volume.name for volume in volumes] == ["a", "b"]
+        assert [status.state for status in volumes.list()] == ["damaged"] * 2
+        assert "a" in volumes and volumes.get("a") in volumes and "c" not in volumes
+        assert volumes.get("a").exists() and not volumes.get("c").exists()
+        assert volumes.get("a").status().state == "damaged"
+        with pytest.raises(UsageError, match="'../a' cannot be the name"):
+            volumes.get("../a")
+    missing = Volumes(base).get("c")
+    for use in (missing.down, missing.remove, missing.status):
+        with pytest.raises(UsageError, match="there is no volume 'c'"):
+            use()
+    with pytest.raises(UsageError, match="has no device"):
+        missing.map()
+    assert missing.definition().file is None
+    Volumes(base).get("b").remove()
+    assert [volume.name for volume in Volumes(base)] == ["a"]
