@@ -16,23 +16,54 @@ static bool is_dots(const char *name, size_t bytes)
 	return bytes == 2 && name[0] == '.' && name[1] == '.';
 }
 
-/* Names of archives are not trusted as far as targets of links are: no ".." at all. */
-static int check_path(const char *path, struct error *error)
+void place_shorten(char *path)
+{
+	char *end = path; /* of what is kept */
+	size_t bytes;
+
+	for (const char *at = path; *at; at += bytes + (at[bytes] == '/')) {
+		bytes = strcspn(at, "/");
+		if (is_dots(at, bytes)) {
+			while (end > path && *--end != '/')
+				;
+		} else if (bytes && !(bytes == 1 && *at == '.')) {
+			if (end > path)
+				*end++ = '/';
+			memmove(end, at, bytes);
+			end += bytes;
+		}
+	}
+	*end = '\0';
+}
+
+static int leads_out(struct error *error, const char *why)
+{
+	error_set_hint(error, "unpack it with `tar --extract`, which leaves such a part of a name "
+			      "out, and make an image of the directory");
+	return error_set(error, -EINVAL, "%s: it leads out of the tree", why);
+}
+
+/*
+ * Where nothing is clamped, names of archives are not trusted as far as targets of links are: no
+ * ".." at all.
+ */
+static int check_path(const struct placement *placement, const char *path, struct error *error)
 {
 	size_t bytes;
 
-	if (*path == '/')
-		return error_set(error, -EINVAL, "the name is absolute: it leads out of the tree");
-	if (!*path)
-		return error_set(error, -EINVAL, "the name is empty");
 	if (strlen(path) > PLACE_PATH_BYTES_MAX)
 		return error_set(error, -ENAMETOOLONG, "the name has more than %d bytes",
 				 PLACE_PATH_BYTES_MAX);
+	if (placement->clamps)
+		return 0;
+	if (*path == '/')
+		return leads_out(error, "the name is absolute");
+	if (!*path)
+		return error_set(error, -EINVAL, "the name is empty");
 	for (const char *at = path; *at; at += bytes + (at[bytes] == '/')) {
 		bytes = strcspn(at, "/");
 		if (is_dots(at, bytes))
-			return error_set(error, -EINVAL,
-					 "the name has a \"..\" in it: it leads out of the tree");
+			return leads_out(error, "the name has a \"..\" in it");
 	}
 	return 0;
 }
@@ -51,9 +82,12 @@ static int go_up(struct walk *walk, struct error *error)
 {
 	const struct model *model = walk->placement->model;
 
-	if (walk->directory == MODEL_ROOT)
+	if (walk->directory == MODEL_ROOT) {
+		if (walk->placement->clamps)
+			return 0; /* as in the root directory */
 		return error_set(error, -EINVAL,
 				 "a symbolic link on the way leads out of the tree");
+	}
 	walk->directory = model_entry(model, model_inode(model, walk->directory)->name)->parent;
 	return 0;
 }
@@ -69,7 +103,7 @@ static int follow(struct walk *walk, const struct model_inode *link, struct erro
 		return error_set(error, -ELOOP, "more than %d symbolic links are on the way",
 				 PLACE_LINKS_MAX);
 	if (*target == '/') {
-		if (walk->placement->absolute == PLACE_REFUSE_ABSOLUTE)
+		if (!walk->placement->clamps)
 			return error_set(
 				error, -EINVAL,
 				"the symbolic link to \"%.*s\" on the way leads out of the tree",
@@ -183,7 +217,7 @@ static void split(const char *path, struct place *place)
 int place_find(const struct placement *placement, const char *path, bool makes_parents,
 	       struct place *place, struct error *error)
 {
-	int err = check_path(path, error);
+	int err = check_path(placement, path, error);
 
 	if (err)
 		return err;

@@ -13,15 +13,13 @@ enum {
 	PLACE_LINKS_MAX = 40, /* symbolic links on the way, as the kernel has it */
 };
 
-/* What links mean whose target begins with "/". */
-enum place_absolute {
-	PLACE_REFUSE_ABSOLUTE,	/* they lead out of the tree */
-	PLACE_ABSOLUTE_IN_TREE, /* the tree is to be the root directory */
-};
-
 struct placement {
 	struct model *model;
-	enum place_absolute absolute;
+	/*
+	 * Whether the tree is to be the root directory: what begins with "/" begins at its top, and
+	 * ".." of the top is the top. Else what leads out of the tree is refused.
+	 */
+	bool clamps;
 	int64_t time_s; /* of directories that are made on the way */
 };
 
@@ -34,8 +32,15 @@ struct place {
 };
 
 /*
- * Resolves a path, which must be relative and without "..". Directories that are missing on the way
- * are made if `makes_parents`. Returns 0 or a negative errno, with an error.
+ * Makes a name of a layer relative, without "." and "..", by its letters alone: clients do this
+ * before they follow links. The top is an empty name.
+ */
+void place_shorten(char *path);
+
+/*
+ * Resolves a path, which must be relative and without ".." unless the placement clamps. Directories
+ * that are missing on the way are made if `makes_parents`. Returns 0 or a negative errno, with an
+ * error.
  */
 int place_find(const struct placement *placement, const char *path, bool makes_parents,
 	       struct place *place, struct error *error);

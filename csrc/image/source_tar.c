@@ -261,13 +261,14 @@ static int take_inode(struct reading *reading, const struct place *place)
 	return err;
 }
 
-static int take_entry(struct reading *reading, const char *path)
+static int take_entry(struct reading *reading, char *path)
 {
 	const char *hard_link = archive_entry_hardlink(reading->entry);
 	struct place place;
 	int err;
 
 	if (reading->options->is_oci_layer) {
+		place_shorten(path);
 		err = place_whiteout(&reading->placement, path, reading->error);
 		if (err)
 			return err < 0 ? err : 0;
@@ -318,12 +319,13 @@ static int read_entries(struct reading *reading, struct source_report *report)
 	while ((ret = next_entry(reading)) > 0) {
 		const char *path = archive_entry_pathname(reading->entry);
 		_cleanup_free_ char *name = strdup(path ? path : "");
+		_cleanup_free_ char *place = strdup(path ? path : "");
 		int err;
 
-		if (!name)
+		if (!name || !place)
 			return error_set(reading->error, -ENOMEM, "no memory for a name");
 		report->entries++;
-		err = take_entry(reading, name);
+		err = take_entry(reading, place);
 		if (err)
 			return source_error_at(reading->error, err, name);
 	}
@@ -391,8 +393,7 @@ int source_read_tar(struct model *model, struct content_sink *sink,
 	*reading = (struct reading){
 		.model = model,
 		.placement = { .model = model,
-			       .absolute = options->is_oci_layer ? PLACE_ABSOLUTE_IN_TREE :
-								   PLACE_REFUSE_ABSOLUTE,
+			       .clamps = options->is_oci_layer,
 			       .time_s = options->time_s },
 		.sink = sink,
 		.options = options,

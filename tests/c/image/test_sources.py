@@ -278,6 +278,58 @@ def test_hostile_entries(
     assert said in refusal(shell, f"tar:{tar}")
 
 
+@pytest.mark.parametrize(
+    ("headers", "there"),
+    [
+        ([directory("/"), entry("/ko-app/app")], {"ko-app", "ko-app/app"}),
+        ([directory("///usr//"), entry("//usr/a")], {"usr", "usr/a"}),
+        ([directory(".//"), entry("/./a")], {"a"}),
+        ([entry("a/../b")], {"b"}),
+        ([entry("../../out"), entry("a/../../b")], {"out", "b"}),
+        # Names are shortened before links are followed, as each client does it.
+        (
+            [directory("d/e"), link("l", "d/e"), entry("l/../x")],
+            {"d", "d/e", "l", "x"},
+        ),
+        ([link("x", "../../d"), entry("x/in")], None),
+        (
+            [directory("d"), link("x", "../../d"), entry("x/in")],
+            {"d", "x", "d/in"},
+        ),
+        ([entry("f"), link("h", "/f", tarfile.LNKTYPE)], {"f", "h"}),
+        ([entry("f"), link("h", "///../f", tarfile.LNKTYPE)], {"f", "h"}),
+        ([entry("d/f"), link("h", "d/../d/./f", tarfile.LNKTYPE)], {"d", "d/f", "h"}),
+        # A target's links are followed first, as containerd and umoci do it.
+        (
+            [
+                entry("d/f"),
+                directory("d/e"),
+                link("l", "/d/e"),
+                link("h", "/l/../f", tarfile.LNKTYPE),
+            ],
+            {"d", "d/e", "d/f", "l", "h"},
+        ),
+    ],
+)
+def test_names_of_a_layer_begin_at_the_top(
+    shell: Shell, tmp_path: Path, headers: list[Member], there: set[str] | None
+) -> None:
+    layer = make_tar(tmp_path / "layer", *headers)
+    if there is None:  # parents that are missing are made where the link leads
+        there = {"x", "d", "d/in"}
+    (model,) = models(shell, f"oci:{layer}")
+    assert names(model) == there
+    if "h" in there:
+        assert len(tree_of(model)[b"h"].names) == 2
+
+
+def test_the_top_has_what_its_entry_says(shell: Shell, tmp_path: Path) -> None:
+    for name in ("/", "//", "./", "a/..", ""):
+        layer = make_tar(tmp_path / "layer", directory(name, uid=7))
+        (model,) = models(shell, f"oci:{layer}")
+        assert {key: x.uid for key, x in tree_of(model).items()} == {b".": 7}
+
+
 def test_links_within_the_tree_are_followed(shell: Shell, tmp_path: Path) -> None:
     tar = make_tar(
         tmp_path / "tar",
@@ -421,6 +473,19 @@ LOWER_NAMES = {"d", "d/one", "d/two", "d/sub", "d/sub/deep", "file", "other"} | 
         # Where other clients put these: the tree is to be the root directory.
         ([entry("to-d/x"), entry("to-root/y")], set(), {"d/x", "d/y"}),
         ([link("third", "file", tarfile.LNKTYPE)], set(), {"third"}),
+        ([entry("/d/.wh.one"), entry("//./.wh.file")], {"d/one", "file"}, set()),
+        ([entry("x/../d/.wh.one"), entry("../.wh.file")], {"d/one", "file"}, set()),
+        (
+            [entry("/d/new"), entry("/d/.wh..wh..opq")],
+            {"d/one", "d/two", "d/sub", "d/sub/deep"},
+            {"d/new"},
+        ),
+        (
+            [entry("/.wh..wh..opq")],
+            LOWER_NAMES,
+            set(),
+        ),
+        ([entry("/.wh..wh.plnk/123.4"), entry("/.wh..wh.aufs")], set(), set()),
         # As a link of the tree is replaced, not followed, when it is named last.
         ([directory("to-d"), entry("to-d/in")], set(), {"to-d/in"}),
         ([entry(".wh..wh.plnk/123.4"), entry(".wh..wh.aufs")], set(), set()),
